@@ -1,0 +1,35 @@
+"""Framing that other serializers put in front of a protobuf message."""
+
+from typing import Final
+
+_MAGIC: Final = 0
+_SCHEMA_ID_BYTES: Final = 4
+
+
+def strip_frame(value: bytes) -> bytes:
+    """Return the message behind Confluent Schema Registry framing, or `value` when there is none.
+
+    The frame is a zero byte, a 4-byte schema id and the message indexes: a zigzag varint count
+    with that many zigzag varints behind it, or a single zero for the first message of the schema
+    (Confluent's "wire format"). No envelope begins with a zero byte, so nothing is guessed.
+    """
+    if len(value) <= 1 + _SCHEMA_ID_BYTES or value[0] != _MAGIC:
+        return value
+    at = 1 + _SCHEMA_ID_BYTES
+    count, at = _zigzag(value, at)
+    for _ in range(min(max(count, 0), len(value))):
+        _, at = _zigzag(value, at)
+    return value[at:] if 0 < at <= len(value) else value
+
+
+def _zigzag(value: bytes, at: int) -> tuple[int, int]:
+    """Read one zigzag varint; the position behind it is past the end when `value` is too short."""
+    number = shift = 0
+    while at < len(value) and shift < 64:
+        byte = value[at]
+        at += 1
+        number |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return (number >> 1) ^ -(number & 1), at
+        shift += 7
+    return 0, len(value) + 1

@@ -1,0 +1,65 @@
+"""What a message may measure, and what Kafka allows as a name and as coordinates."""
+
+import re
+from dataclasses import dataclass
+
+from envelope.errors import EnvelopeError, Reason
+
+MAX_PARTITION = 2**31 - 1
+MAX_OFFSET = 2**63 - 1
+MAX_INDEX = 2**32 - 1
+
+# org.apache.kafka.common.internals.Topic: legal characters, at most 249 of them, neither "." nor "..".
+_TOPIC = re.compile(r"(?!\.{1,2}\Z)[a-zA-Z0-9._-]+\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Upper bounds that are checked before anything of that size is allocated.
+
+    Attributes:
+        hops: Hops in a chain.
+        payload_bytes: Bytes of one payload.
+        overhead_bytes: Bytes that a message may have beside its payload.
+        topic_chars: Characters of a topic name; Kafka's own limit is 249.
+    """
+
+    hops: int = 32
+    payload_bytes: int = 1 << 20
+    overhead_bytes: int = 1 << 16
+    topic_chars: int = 249
+
+    @property
+    def message_bytes(self) -> int:
+        """Bytes of a whole serialized envelope."""
+        return self.payload_bytes + self.overhead_bytes
+
+
+DEFAULT_LIMITS = Limits()
+
+
+def check_topic(topic: str, limits: Limits = DEFAULT_LIMITS) -> str:
+    """Return `topic` if Kafka would accept the name.
+
+    Raises:
+        EnvelopeError: `BAD_TOPIC`. The text gives the length, not the name: it may hold control characters.
+    """
+    if not topic:
+        raise EnvelopeError(Reason.MISSING_FIELD, "a hop has no topic")
+    if len(topic) > limits.topic_chars or not _TOPIC.match(topic):
+        raise EnvelopeError(Reason.BAD_TOPIC, f"a topic name of {len(topic)} characters that Kafka does not allow")
+    return topic
+
+
+def check_coordinates(partition: int | None, offset: int | None) -> tuple[int, int]:
+    """Return the pair if both are present and in Kafka's range.
+
+    Raises:
+        EnvelopeError: `MISSING_FIELD` or `BAD_COORDINATES`.
+    """
+    if partition is None or offset is None:
+        raise EnvelopeError(Reason.MISSING_FIELD, "a hop needs a partition and an offset")
+    # Offset 2**63 - 1 cannot be the offset of a record: the log's end would not fit behind it.
+    if not (0 <= partition <= MAX_PARTITION and 0 <= offset < MAX_OFFSET):
+        raise EnvelopeError(Reason.BAD_COORDINATES, f"partition {partition}, offset {offset}")
+    return partition, offset

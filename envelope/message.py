@@ -1,0 +1,86 @@
+"""The envelope and its hops as plain immutable values."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Self
+
+FORMAT = 1
+"""The format version that this code writes and the newest that it reads."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hop:
+    """One passage through a republish service: the record it read and what it made of it.
+
+    Attributes:
+        topic: Topic of the record that was read.
+        partition: Its partition.
+        offset: Its offset.
+        via: Name of the republisher.
+        index: Which output of that input the message is, from 0; None when the republisher does not say.
+        count: How many outputs there were.
+        rekeyed: The output's key differs from the input's.
+        transparent: A passage through a retry or dead-letter topic, left out of the lineage.
+        topic_id: Kafka's id of the topic, base64 as Kafka's tools print it; empty when unknown.
+        leader_epoch: Leader epoch of the record.
+        timestamp_ms: Timestamp of the record in milliseconds since 1970.
+        cluster: Name of the Kafka cluster; empty when there is only one.
+        unknown: Serialized fields of a newer schema, kept as they came.
+    """
+
+    topic: str
+    partition: int
+    offset: int
+    via: str = ""
+    index: int | None = None
+    count: int | None = None
+    rekeyed: bool = False
+    transparent: bool = False
+    topic_id: str = ""
+    leader_epoch: int | None = None
+    timestamp_ms: int | None = None
+    cluster: str = ""
+    unknown: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """A payload with its identity and the source chain it came through.
+
+    Attributes:
+        payload: The event itself.
+        chain: Hops, first republisher's input first. Empty for a producer that is no republisher.
+        key: The record key it was produced with; None for a null key.
+        event_id: Identity of the event; empty when it has none.
+        event_time_us: Event time in microseconds since 1970.
+        payload_type: Protobuf full name of the payload, or a name the teams agreed on.
+        content_type: Media type of the payload.
+        producer: Producer name (Pulsar PIP-6), with `sequence`.
+        sequence: Sequence number given by that producer.
+        destination: Topic it was produced to; checked on read when present.
+        traceparent: W3C trace context.
+        format: Format version.
+        unknown: Serialized fields of a newer schema, kept as they came.
+    """
+
+    payload: bytes
+    chain: tuple[Hop, ...] = ()
+    key: bytes | None = None
+    event_id: str = ""
+    event_time_us: int | None = None
+    payload_type: str = ""
+    content_type: str = ""
+    producer: str = ""
+    sequence: int | None = None
+    destination: str = ""
+    traceparent: str = ""
+    format: int = FORMAT
+    unknown: bytes = b""
+
+    def with_hop(self, hop: Hop) -> Self:
+        """Return the envelope with `hop` appended to its chain."""
+        return replace(self, chain=(*self.chain, hop))
+
+    def with_chain(self, chain: Iterable[Hop]) -> Self:
+        """Return the envelope with another chain."""
+        return replace(self, chain=tuple(chain))
