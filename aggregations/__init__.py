@@ -1,0 +1,1 @@
+"""Flows, folds, windows and verdicts. Only `aggregations.spark` knows Spark."""

@@ -1,0 +1,1 @@
+"""What a person runs: the command line, the local stack, jobs and their settings."""
