@@ -112,7 +112,7 @@ def append_hop(
         # A singular field that comes twice has its last value.
         tail = pb.Envelope(key=key, destination=destination).SerializeToString() + tail
     if is_sealed(value):
-        crc = google_crc32c.extend(int.from_bytes(value[-4:], "little"), tail)
+        crc: int = google_crc32c.extend(int.from_bytes(value[-4:], "little"), tail)
         return value[:-SEAL_BYTES] + tail + SEAL_TAG + crc.to_bytes(4, "little")
     check_head(value, limits)
     return _seal(HEAD + value[len(HEAD) - 2 :] + tail)
@@ -244,7 +244,8 @@ def _check_sizes(hops: int, payload_bytes: int, limits: Limits) -> None:
 
 
 def _seal(body: bytes) -> bytes:
-    return body + SEAL_TAG + google_crc32c.value(body).to_bytes(4, "little")
+    crc: int = google_crc32c.value(body)
+    return body + SEAL_TAG + crc.to_bytes(4, "little")
 
 
 def _varint(number: int) -> bytes:

@@ -1,0 +1,83 @@
+# Needs Python 3.11+, make and Java 17+. Everything else is fetched: packages into .venv, jars into the cache.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.ONESHELL:
+MAKEFLAGS += --no-print-directory
+export PYTHONUTF8 := 1
+
+PYTHON ?= python3
+JAVA := $(if $(JAVA_HOME),$(JAVA_HOME)/bin/java,java)
+ARGS ?=
+BIN := .venv/bin
+READY := .venv/.ready
+PYTEST := $(BIN)/python -m pytest --no-header
+PACKAGES := envelope persistence aggregations jobs
+FAST := $(wildcard tests/unit tests/property)
+MIDDLE := $(wildcard tests/golden tests/contract tests/simulation tests/docs tests/packaging)
+REAL := $(wildcard tests/spark tests/integration)
+SCHEMA := headwater/envelope/v1/envelope.proto
+
+.PHONY: help demo test check lint tests-fast tests-middle tests-real bench lock proto clean java
+
+help:  ## show this list
+	@grep -hE '^[a-z-]+:.*  ## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*  ## (.*)/  make \1\t\2/' | expand -t 16
+
+demo: $(READY) java  ## real flights, republished and aggregated, with crashes; ARGS='--flights 20000 --json'
+	@$(BIN)/headwater demo $(ARGS)
+
+test: check java  ## everything that proves it: check, contracts, simulation, Spark, a real broker, packaging
+	@$(MAKE) tests-middle
+	@$(MAKE) tests-real
+
+check: lint tests-fast  ## format, lint, types, import direction, unit and property tests; under a minute
+
+lint: $(READY)  ## format, lint, types and import direction
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy $(PACKAGES)
+	$(BIN)/lint-imports --no-logo
+
+tests-fast: $(READY)
+	$(PYTEST) -q -n 2 $(FAST)
+
+tests-middle: $(READY) java
+	$(PYTEST) -q -n 2 $(MIDDLE)
+
+# Spark and the servers take both cores by themselves.
+tests-real: $(READY) java
+	$(PYTEST) $(REAL)
+
+bench: $(READY) java  ## events a second and CPU seconds a million; ARGS='--help'
+	$(BIN)/python -m benchmarks.throughput $(ARGS)
+
+lock: $(READY)  ## pin every dependency again; ARGS=--upgrade takes newer versions
+	$(BIN)/pip install -q 'uv>=0.9,<1'
+	$(BIN)/uv pip compile pyproject.toml --group dev --universal --python-version 3.11 --generate-hashes \
+	  --no-emit-index-url --no-annotate --no-header -q -o requirements.lock $(ARGS)
+
+proto: $(READY)  ## generate envelope/envelope_pb2.py and .pyi from the schema
+	out=$$(mktemp -d); trap 'rm -rf "$$out"' EXIT
+	$(BIN)/python -m grpc_tools.protoc -Iproto --python_out="$$out" --pyi_out="$$out" $(SCHEMA)
+	mv "$$out"/$(dir $(SCHEMA))envelope_pb2.py* envelope/
+
+clean:  ## stop the local stack; remove .venv and everything generated
+	@if [ -x $(BIN)/headwater ] && [ -d .headwater ]; then $(BIN)/headwater stack down || true; fi
+	rm -rf .venv .headwater build dist *.egg-info spark-warehouse .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find $(PACKAGES) tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(READY): requirements.lock pyproject.toml
+	@command -v $(PYTHON) >/dev/null || { echo "headwater needs Python 3.11 or newer; '$(PYTHON)' is not on PATH. Install it, or name it: make PYTHON=/path/to/python3"; exit 1; }
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "headwater needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version 2>&1). Name another: make PYTHON=python3.12"; exit 1; }
+	[ -x $(BIN)/python ] || $(PYTHON) -m venv .venv || { rm -rf .venv; echo "Python's venv module is not complete. On Debian and Ubuntu: apt-get install python3-venv"; exit 1; }
+	if [ -t 1 ]; then quiet=; else quiet=-q; fi
+	echo "Installing the pinned dependencies into .venv (a few minutes the first time) ..."
+	$(BIN)/python -m pip install $$quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e .
+	touch $@
+
+java:
+	@command -v "$(JAVA)" >/dev/null || { echo "headwater needs Java 17 or newer for Spark and Kafka; '$(JAVA)' was not found. On Debian: apt-get install openjdk-17-jre-headless; or set JAVA_HOME"; exit 1; }
+	major=$$("$(JAVA)" -version 2>&1 | sed -nE 's/.* version "([0-9]+).*/\1/p' | head -n 1)
+	[ "$${major:-0}" -ge 17 ] || { echo "headwater needs Java 17 or newer; '$(JAVA)' is Java $${major:-of an unknown version}. Set JAVA_HOME to a newer one"; exit 1; }
