@@ -32,29 +32,6 @@ class Verdict(StrEnum):
     """Cannot be used; a reason code says why. Sent to the dead-letter topic."""
 
     @property
-    def folds(self) -> bool:
-        """Whether the message is folded into the state."""
-        return self in _FOLDS
-
-    @property
-    def drops(self) -> bool:
-        """Whether the message is dropped as one that the state already holds."""
-        return self in _DROPS
-
-    @property
     def diverts(self) -> bool:
-        """Whether the message goes to the dead-letter topic."""
-        return not (self.folds or self.drops)
-
-
-_FOLDS = frozenset(
-    {
-        Verdict.ACCEPTED,
-        Verdict.LATE,
-        Verdict.REDRIVEN,
-        Verdict.NEW_LANE,
-        Verdict.NEW_INCARNATION,
-        Verdict.STALE_INCARNATION,
-    }
-)
-_DROPS = frozenset({Verdict.DUPLICATE, Verdict.DUPLICATE_IN_BATCH, Verdict.BELOW_FLOOR, Verdict.AMBIGUOUS})
+        """Whether the message goes to the dead-letter topic. Folded or dropped otherwise: the decision says."""
+        return self in (Verdict.UNPROVEN, Verdict.REJECTED)

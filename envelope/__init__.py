@@ -1,0 +1,40 @@
+"""The envelope: a message, the chain of records it came through, and what a state holds of it. Pure.
+
+Bytes in and out: `encode`, `decode`, `append_hop`. Where a message stands: `Lineage`, `Standing`.
+What is a duplicate: `Windows`, `Verdict`.
+"""
+
+from envelope.codec import append_hop, decode, encode, encode_hop
+from envelope.errors import EnvelopeError, Reason
+from envelope.limits import DEFAULT_LIMITS, Limits
+from envelope.lineage import Edge, Lineage, Node, Position, Siblings, Standing
+from envelope.message import FORMAT, Envelope, Hop
+from envelope.verdict import Verdict
+from envelope.windows import Decision, HolesFullError, Window, Windows, group_of, in_order
+
+__all__ = [
+    "DEFAULT_LIMITS",
+    "FORMAT",
+    "Decision",
+    "Edge",
+    "Envelope",
+    "EnvelopeError",
+    "HolesFullError",
+    "Hop",
+    "Limits",
+    "Lineage",
+    "Node",
+    "Position",
+    "Reason",
+    "Siblings",
+    "Standing",
+    "Verdict",
+    "Window",
+    "Windows",
+    "append_hop",
+    "decode",
+    "encode",
+    "encode_hop",
+    "group_of",
+    "in_order",
+]

@@ -1,0 +1,204 @@
+"""Where a message came from: its lineage, and what of it says where the message stands.
+
+The lineage is the source chain and, as its last node, the record's own coordinates. Node i and
+node i+1 are joined by an edge: what the republisher that read node i made of it.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import TypeAlias
+from urllib.parse import quote
+
+from envelope.errors import EnvelopeError, Reason
+from envelope.message import Hop
+
+Position: TypeAlias = tuple[int | str, ...]
+"""Root offset, then the fan-out index of every edge; -1 where a republisher gave none. An event id may
+follow where the policy asks for it. Compared lexicographically."""
+
+NO_INDEX = -1
+"""Stands for the index that a foreign republisher did not write."""
+
+
+class Siblings(StrEnum):
+    """What to do with messages of one root that no fan-out index tells apart."""
+
+    EVENT_ID = "event_id"
+    """The event id tells them apart: exact, needs ids that are unique and stable. Without one: as DROP."""
+    GROUP = "group"
+    """Equal positions within one batch are siblings and folded; in a later batch they are dropped."""
+    DROP = "drop"
+    """The second of equal positions is dropped."""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """Coordinates of one record.
+
+    Attributes:
+        topic: Topic.
+        partition: Partition.
+        offset: Offset.
+        topic_id: Kafka's id of the topic; empty when unknown.
+        cluster: Name of the Kafka cluster; empty when there is only one.
+    """
+
+    topic: str
+    partition: int
+    offset: int
+    topic_id: str = ""
+    cluster: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.topic}:{self.partition}:{self.offset}"
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """What a republisher made of the node it read.
+
+    Attributes:
+        via: Its name.
+        index: Which output of that input, from 0; None when it does not say.
+        rekeyed: The output's key differs from the input's.
+        transparent: A retry or redrive passage: this edge and the node behind it are not counted.
+    """
+
+    via: str = ""
+    index: int | None = None
+    rekeyed: bool = False
+    transparent: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Where a message stands at one stage: all that the verdict depends on.
+
+    Attributes:
+        lane: Within it, first deliveries arrive in rising position. Readable, and stored with the state.
+        group: Path, root partition and root topic id: lanes of one group share their positions.
+        position: Position within the lane.
+        transparent: It came by a retry or redrive route.
+        ambiguous: A fan-out index is missing and no event id stands in for it.
+    """
+
+    lane: str
+    group: str
+    position: Position
+    transparent: bool = False
+    ambiguous: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Lineage:
+    """Nodes and the edges between them: `len(nodes) == len(edges) + 1`.
+
+    Build one with `Lineage.of`.
+    """
+
+    nodes: tuple[Node, ...]
+    edges: tuple[Edge, ...] = ()
+
+    @classmethod
+    def of(cls, chain: Iterable[Hop], own: Node) -> "Lineage":
+        """Return the lineage of a record with this source chain and these own coordinates."""
+        hops = tuple(chain)
+        return cls(
+            nodes=(*(Node(hop.topic, hop.partition, hop.offset, hop.topic_id, hop.cluster) for hop in hops), own),
+            edges=tuple(Edge(hop.via, hop.index, hop.rekeyed, hop.transparent) for hop in hops),
+        )
+
+    @property
+    def root(self) -> Node:
+        """The record that caused the event."""
+        return self.nodes[0]
+
+    @property
+    def own(self) -> Node:
+        """The record's own coordinates."""
+        return self.nodes[-1]
+
+    @property
+    def transparent(self) -> bool:
+        """Whether it came by a retry or redrive route."""
+        return any(edge.transparent for edge in self.edges)
+
+    def __str__(self) -> str:
+        return " -> ".join(str(node) for node in self.nodes)
+
+    def reduced(self) -> "Lineage":
+        """Return the lineage without transparent passages.
+
+        A transparent edge takes the node behind it along: A -> retry -> B reads as A -> B with the
+        index of the second edge, and B -> dead letters -> B as the first B.
+        """
+        if not self.transparent:
+            return self
+        kept = [i for i, edge in enumerate(self.edges) if not edge.transparent]
+        return Lineage(
+            nodes=(self.nodes[0], *(self.nodes[i + 1] for i in kept)), edges=tuple(self.edges[i] for i in kept)
+        )
+
+    def check(self) -> "Lineage":
+        """Return the lineage if no topic comes twice in it once transparent passages are left out.
+
+        Raises:
+            EnvelopeError: `CHAIN_LOOP`.
+        """
+        nodes = self.reduced().nodes
+        if len({(node.cluster, node.topic) for node in nodes}) != len(nodes):
+            raise EnvelopeError(Reason.CHAIN_LOOP, f"the chain of {len(self.nodes)} records passes one topic twice")
+        return self
+
+    def resolved(self, topic_ids: Mapping[str, str]) -> "Lineage":
+        """Return the lineage with the root's topic id filled in from `topic_ids` where the root has none."""
+        root = self.root
+        if root.topic_id or not (topic_id := topic_ids.get(root.topic, "")):
+            return self
+        return replace(self, nodes=(replace(root, topic_id=topic_id), *self.nodes[1:]))
+
+    def standing(
+        self,
+        *,
+        rekeyed: bool = False,
+        branch: tuple[str, ...] = (),
+        indices: tuple[int, ...] = (),
+        event_id: str = "",
+    ) -> Standing:
+        """Return where the message stands at a stage.
+
+        Args:
+            rekeyed: The stage's key differs from the record's key.
+            branch: Names of the flow's own branches it went through.
+            indices: Index in each flat-map of the flow it went through.
+            event_id: Identity of the event, to be used when an index is missing; empty for none.
+        """
+        line = self.reduced()
+        position: Position = (
+            line.root.offset,
+            *(NO_INDEX if edge.index is None else edge.index for edge in line.edges),
+            *indices,
+        )
+        missing = any(edge.index is None for edge in line.edges)
+        if missing and event_id:
+            position = (*position, event_id)
+        lane, group = line._names(rekeyed=rekeyed, branch=branch)
+        return Standing(lane, group, position, self.transparent, ambiguous=missing and not event_id)
+
+    def _names(self, *, rekeyed: bool, branch: tuple[str, ...]) -> tuple[str, str]:
+        """Lane and group of a reduced lineage."""
+        changed = [i for i, edge in enumerate(self.edges) if edge.rekeyed]
+        last = len(self.edges) if rekeyed else changed[-1] if changed else 0
+        root = self.root
+        lane = group = f"{_topic(root)}:{root.partition}#{quote(root.topic_id, safe='/+=')}"
+        for i, (edge, node) in enumerate(zip(self.edges, self.nodes[1:], strict=True), start=1):
+            step = f">{quote(edge.via)}>{_topic(node)}"
+            lane += f"{step}:{node.partition}" if i <= last else step
+            group += step
+        tail = "".join(f">{quote(name)}" for name in branch)
+        return lane + tail, group + tail
+
+
+def _topic(node: Node) -> str:
+    return f"{quote(node.cluster)}/{node.topic}" if node.cluster else node.topic

@@ -1,0 +1,184 @@
+"""What a state already holds: a window of positions per lane, and the holes left by dead letters.
+
+The rule is that of an anti-replay window (RFC 4303, RFC 6479): the highest positions are remembered
+one by one, everything at or below the floor only as "below".
+"""
+
+import re
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from envelope.lineage import Position, Siblings, Standing
+from envelope.verdict import Verdict
+
+WINDOW = 32
+"""Positions remembered per lane: the disorder of one lane that is still folded exactly."""
+LANES = 256
+"""Lanes with a window per state; the one longest unused is retired to its floor."""
+HOLES = 1024
+"""Dead-lettered positions per state."""
+
+_PARTITION = re.compile(r"(>[^>:]*):\d+")
+
+
+class HolesFullError(Exception):
+    """A state has as many dead-lettered positions as it may: the job stops rather than forget one."""
+
+
+class Decision(NamedTuple):
+    """A verdict, and whether the message is folded."""
+
+    verdict: Verdict
+    fold: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Positions of one lane.
+
+    Attributes:
+        held: The highest positions folded, ascending.
+        floor: The highest position folded and no longer held; None when all are held.
+        used: Batch that last added to it.
+    """
+
+    held: tuple[Position, ...] = ()
+    floor: Position | None = None
+    used: int = 0
+
+    @property
+    def highest(self) -> Position | None:
+        """The highest position folded; None in an empty window."""
+        return self.held[-1] if self.held else self.floor
+
+    def holds(self, position: Position) -> bool:
+        """Whether `position` is held."""
+        i = bisect_left(self.held, position)
+        return i < len(self.held) and self.held[i] == position
+
+    def reaches(self, position: Position) -> bool:
+        """Whether `position` is at or below the floor."""
+        return self.floor is not None and position <= self.floor
+
+    def adding(self, positions: Iterable[Position], size: int = WINDOW, used: int = 0) -> "Window":
+        """Return the window with these positions held, and the lowest ones evicted beyond `size`.
+
+        Positions at or below the floor change nothing.
+        """
+        fresh = {position for position in positions if not self.reaches(position)}
+        every = sorted(fresh.union(self.held))
+        cut = max(len(every) - size, 0)
+        return Window(tuple(every[cut:]), every[cut - 1] if cut else self.floor, max(self.used, used))
+
+    def retired(self) -> "Window":
+        """Return the window with nothing held and the floor at its highest position."""
+        return Window((), self.highest, self.used)
+
+
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """All that one state knows of what it holds. Immutable.
+
+    Attributes:
+        lanes: Window by lane name.
+        holes: Dead-lettered positions by group name, waiting for a redriven copy.
+    """
+
+    lanes: Mapping[str, Window] = field(default_factory=dict)
+    holes: Mapping[str, frozenset[Position]] = field(default_factory=dict)
+
+    def judge(self, arrivals: Sequence[Standing], siblings: Siblings = Siblings.EVENT_ID) -> list[Decision]:
+        """Decide about the messages of one batch for one key.
+
+        They are taken in the order of `in_order`. Because positions then rise within every lane, what the
+        batch itself adds can neither evict nor overtake what is still to come: each message is judged by the
+        windows as they were before the batch, and by what the batch accepted before it.
+
+        Returns:
+            One decision per arrival, in the order of `arrivals`.
+        """
+        decisions: dict[int, Decision] = {}
+        taken: set[tuple[str, Position]] = set()
+        met: set[str] = set(self.lanes)
+        for i in in_order(arrivals):
+            one = arrivals[i]
+            decision = decisions[i] = self._decide(one, taken, met, siblings)
+            if decision.fold:
+                taken.add((one.group, one.position))
+                met.add(one.lane)
+        return [decisions[i] for i in range(len(arrivals))]
+
+    def _decide(self, one: Standing, taken: set[tuple[str, Position]], met: set[str], siblings: Siblings) -> Decision:
+        window = self.lanes.get(one.lane)
+        if self._holds(one, window):
+            return Decision(Verdict.AMBIGUOUS if one.ambiguous else Verdict.DUPLICATE, fold=False)
+        if (one.group, one.position) in taken:
+            if one.ambiguous:
+                return Decision(Verdict.AMBIGUOUS, fold=siblings is Siblings.GROUP)
+            return Decision(Verdict.DUPLICATE_IN_BATCH, fold=False)
+        if one.position in self.holes.get(one.group, ()):
+            return Decision(Verdict.REDRIVEN, fold=True)
+        if window is None:
+            return Decision(Verdict.NEW_LANE if met and one.lane not in met else Verdict.ACCEPTED, fold=True)
+        if window.reaches(one.position):
+            return Decision(Verdict.UNPROVEN if one.transparent else Verdict.BELOW_FLOOR, fold=False)
+        late = window.highest is not None and one.position < window.highest
+        return Decision(Verdict.LATE if late else Verdict.ACCEPTED, fold=True)
+
+    def _holds(self, one: Standing, window: Window | None) -> bool:
+        if window is not None and window.holds(one.position):
+            return True
+        if len(self.lanes) == (window is not None):
+            return False
+        return any(
+            other.holds(one.position)
+            for lane, other in self.lanes.items()
+            if lane != one.lane and group_of(lane) == one.group
+        )
+
+    def folding(
+        self, folded: Iterable[Standing], *, size: int = WINDOW, lanes: int = LANES, batch: int = 0
+    ) -> tuple["Windows", tuple[str, ...]]:
+        """Return the windows with these messages held and their holes filled, and the lanes that were retired."""
+        positions: dict[str, list[Position]] = {}
+        holes = dict(self.holes)
+        for one in folded:
+            positions.setdefault(one.lane, []).append(one.position)
+            if one.position in holes.get(one.group, ()):
+                holes[one.group] = holes[one.group] - {one.position}
+        known = dict(self.lanes)
+        for lane, added in positions.items():
+            known[lane] = known.get(lane, Window()).adding(added, size, batch)
+        active = [lane for lane, window in known.items() if window.held]
+        retired = sorted(active, key=lambda lane: (known[lane].used, lane))[: max(len(active) - lanes, 0)]
+        for lane in retired:
+            known[lane] = known[lane].retired()
+        return Windows(known, {group: left for group, left in holes.items() if left}), tuple(retired)
+
+    def leaving_hole(self, one: Standing, limit: int = HOLES) -> "Windows":
+        """Return the windows with a hole where `one`, which goes to the dead-letter topic, would have stood.
+
+        Raises:
+            HolesFullError: The state has `limit` holes.
+        """
+        present = self.holes.get(one.group, frozenset())
+        if one.position in present:
+            return self
+        if sum(len(positions) for positions in self.holes.values()) >= limit:
+            raise HolesFullError(
+                f"{limit} dead-lettered messages of one key wait to be redriven; redrive or discard them"
+            )
+        return replace(self, holes={**self.holes, one.group: present | {one.position}})
+
+
+def in_order(arrivals: Sequence[Standing]) -> list[int]:
+    """Return the indices of `arrivals` in the order in which a batch folds them: position, lane, arrival."""
+    return sorted(range(len(arrivals)), key=lambda i: (arrivals[i].position, arrivals[i].lane))
+
+
+def group_of(lane: str) -> str:
+    """Return the group of a lane: its name without the partitions behind the root's."""
+    head, separator, tail = lane.partition(">")
+    return head + _PARTITION.sub(r"\1", separator + tail) if separator and ":" in tail else lane

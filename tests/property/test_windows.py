@@ -1,0 +1,96 @@
+"""The windows against an oracle that remembers every position ever folded."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from envelope import Standing, Verdict, Windows, group_of
+
+LANES = ["a:0#i", "a:1#i", "a:0#i>r>b:0", "a:0#i>r>b:1", "a:0#i>s>b"]
+SIZE = 4
+
+
+def standing(lane: str, *position: int) -> Standing:
+    return Standing(lane, group_of(lane), position)
+
+
+def run(batches: list[list[Standing]], size: int = SIZE) -> tuple[list[tuple[Standing, Verdict, bool]], Windows]:
+    windows, log = Windows(), []
+    for number, batch in enumerate(batches):
+        decisions = windows.judge(batch)
+        log += [(one, decision.verdict, decision.fold) for one, decision in zip(batch, decisions, strict=True)]
+        folded = [one for one, decision in zip(batch, decisions, strict=True) if decision.fold]
+        windows, _ = windows.folding(folded, size=size, batch=number)
+    return log, windows
+
+
+standings = st.builds(standing, st.sampled_from(LANES), st.integers(0, 12), st.integers(0, 2))
+batches = st.lists(st.lists(standings, max_size=8), max_size=8)
+
+
+@settings(max_examples=400)
+@given(batches)
+def test_nothing_is_ever_folded_twice_within_a_lane(history: list[list[Standing]]) -> None:
+    log, _ = run(history)
+    folded = [(one.lane, one.position) for one, _, fold in log if fold]
+    assert len(folded) == len(set(folded))
+
+
+@settings(max_examples=400)
+@given(batches)
+def test_a_duplicate_was_folded_before_and_everything_else_dropped_is_below_the_floor(
+    history: list[list[Standing]],
+) -> None:
+    log, _ = run(history)
+    seen: set[tuple[str, tuple[int | str, ...]]] = set()
+    batch_start = 0
+    for batch in history:
+        entries = sorted(
+            log[batch_start : batch_start + len(batch)], key=lambda entry: (entry[0].position, entry[0].lane)
+        )
+        batch_start += len(batch)
+        for one, verdict, fold in entries:
+            if verdict in (Verdict.DUPLICATE, Verdict.DUPLICATE_IN_BATCH):
+                assert (one.group, one.position) in seen
+            assert fold or verdict in (Verdict.DUPLICATE, Verdict.DUPLICATE_IN_BATCH, Verdict.BELOW_FLOOR)
+            if fold:
+                seen.add((one.group, one.position))
+
+
+@settings(max_examples=300)
+@given(st.data())
+def test_disorder_of_fewer_positions_than_the_window_loses_nothing_and_replays_double_nothing(
+    data: st.DataObject,
+) -> None:
+    offsets = list(range(data.draw(st.integers(1, 20), label="messages")))
+    # First deliveries in order up to a displacement below the window, then any rewinds.
+    order = sorted(offsets, key=lambda offset: (offset + data.draw(st.integers(0, SIZE - 1), label="delay"), offset))
+    deliveries: list[int] = []
+    for offset in order:
+        deliveries.append(offset)
+        if data.draw(st.booleans(), label="rewind"):
+            back = data.draw(st.integers(0, len(deliveries) - 1), label="to")
+            deliveries += deliveries[back:]
+    history: list[list[Standing]] = [[]]
+    for offset in deliveries:
+        if data.draw(st.booleans(), label="border"):
+            history.append([])
+        history[-1].append(standing("a:0#i", offset))
+    log, _ = run(history)
+    assert sorted(one.position[0] for one, _, fold in log if fold) == offsets
+
+
+@settings(max_examples=300)
+@given(batches)
+def test_judging_a_batch_message_by_message_decides_the_same(history: list[list[Standing]]) -> None:
+    """What a batch adds changes nothing for what comes after it in the batch: so a batch may be judged at once."""
+    windows = Windows()
+    for number, batch in enumerate(history):
+        at_once = [decision.fold for decision in windows.judge(batch)]
+        one_by_one, current = [False] * len(batch), windows
+        for i in sorted(range(len(batch)), key=lambda i: (batch[i].position, batch[i].lane)):
+            [decision] = current.judge([batch[i]])
+            one_by_one[i] = decision.fold
+            if decision.fold:
+                current, _ = current.folding([batch[i]], size=SIZE, batch=number)
+        assert at_once == one_by_one
+        windows = current

@@ -1,0 +1,100 @@
+"""Lineage, reduction, position, lane and group."""
+
+import pytest
+
+from envelope import Edge, EnvelopeError, Hop, Lineage, Node, Reason, group_of
+
+A, B, C = Node("a", 2, 17, "idA"), Node("b", 0, 4, "idB"), Node("c", 5, 9, "idC")
+
+
+def line(*hops: Hop, own: Node = C) -> Lineage:
+    return Lineage.of(hops, own)
+
+
+def hop(node: Node, **fields: object) -> Hop:
+    return Hop(node.topic, node.partition, node.offset, topic_id=node.topic_id, **fields)  # type: ignore[arg-type]
+
+
+def test_without_a_chain_the_record_itself_is_the_root() -> None:
+    standing = line(own=A).standing()
+    assert line(own=A).root == A
+    assert (standing.lane, standing.position) == ("a:2#idA", (17,))
+
+
+def test_the_root_is_the_first_hop_and_the_own_coordinates_are_the_last_node() -> None:
+    lineage = line(hop(A, via="r", index=0), hop(B, via="s", index=1))
+    assert str(lineage) == "a:2:17 -> b:0:4 -> c:5:9"
+    assert (lineage.root, lineage.own) == (A, C)
+    assert lineage.standing().position == (17, 0, 1)
+
+
+def test_partitions_are_part_of_the_lane_up_to_the_last_rekeyed_hop_only() -> None:
+    kept = line(hop(A, via="r", index=0), hop(B, via="s", index=0))
+    assert kept.standing().lane == "a:2#idA>r>b>s>c"
+    first = line(hop(A, via="r", index=0, rekeyed=True), hop(B, via="s", index=0))
+    assert first.standing().lane == "a:2#idA>r>b>s>c"
+    second = line(hop(A, via="r", index=0), hop(B, via="s", index=0, rekeyed=True))
+    assert second.standing().lane == "a:2#idA>r>b:0>s>c"
+
+
+def test_a_stage_that_changes_the_key_puts_the_consumed_partition_into_the_lane() -> None:
+    assert line(hop(A, via="r", index=0)).standing(rekeyed=True).lane == "a:2#idA>r>c:5"
+
+
+def test_lanes_of_one_path_root_partition_and_topic_id_are_one_group() -> None:
+    one = line(hop(A, via="r:x>y", index=0)).standing(rekeyed=True)
+    other = line(hop(A, via="r:x>y", index=0), own=Node("c", 6, 1)).standing(rekeyed=True)
+    assert one.lane != other.lane
+    assert one.group == other.group == group_of(one.lane) == group_of(other.lane)
+    assert group_of("a:2#idA") == "a:2#idA"
+
+
+def test_two_republishers_between_the_same_topics_are_two_paths() -> None:
+    assert line(hop(A, via="r", index=0)).standing().group != line(hop(A, via="s", index=0)).standing().group
+
+
+def test_a_retry_passage_reads_as_if_it_had_not_been() -> None:
+    retry = Node("retry", 0, 7)
+    by_retry = line(hop(A, via="r", transparent=True), hop(retry, via="r", index=3))
+    assert by_retry.reduced() == Lineage((A, C), (Edge("r", 3),))
+    assert by_retry.standing().position == line(hop(A, via="r", index=3)).standing().position
+    assert by_retry.standing().transparent
+
+
+def test_a_redrive_from_the_dead_letter_topic_has_the_original_lineage() -> None:
+    dead, again = Node("dead", 0, 3), Node("c", 5, 4711)
+    original = line(hop(A, via="r", index=1))
+    redriven = line(
+        hop(A, via="r", index=1), hop(C, via="dlq", transparent=True), hop(dead, via="dlq", transparent=True), own=again
+    )
+    assert redriven.reduced() == original
+    assert redriven.check() is redriven
+
+
+def test_a_chain_that_comes_back_to_a_topic_is_a_loop() -> None:
+    with pytest.raises(EnvelopeError) as error:
+        line(hop(A, via="r"), hop(B, via="s"), own=Node("a", 1, 99)).check()
+    assert error.value.reason is Reason.CHAIN_LOOP
+
+
+def test_the_same_topic_name_in_another_cluster_is_another_topic() -> None:
+    mirrored = line(hop(A, via="mirror"), own=Node("a", 2, 17, cluster="west"))
+    assert mirrored.check().standing().lane == "a:2#idA>mirror>west/a"
+
+
+def test_an_unknown_root_topic_id_is_resolved_and_a_known_one_kept() -> None:
+    unnamed = Lineage((Node("a", 2, 17), C), (Edge("r", 0),))
+    assert unnamed.resolved({"a": "now"}).standing().lane == "a:2#now>r>c"
+    assert line(hop(A, via="r")).resolved({"a": "now"}).root.topic_id == "idA"
+
+
+def test_a_missing_index_is_ambiguous_unless_the_event_id_stands_in() -> None:
+    foreign = line(hop(A, via="foreign"))
+    assert foreign.standing().ambiguous
+    with_id = foreign.standing(event_id="e-1", indices=(2,))
+    assert (with_id.position, with_id.ambiguous) == ((17, -1, 2, "e-1"), False)
+
+
+def test_branches_of_the_flow_are_part_of_the_path_and_flat_map_indices_of_the_position() -> None:
+    standing = line(own=A).standing(branch=("late one",), indices=(0, 3))
+    assert (standing.lane, standing.position) == ("a:2#idA>late%20one", (17, 0, 3))

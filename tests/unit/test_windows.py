@@ -1,0 +1,110 @@
+"""The window rule, verdict by verdict."""
+
+import pytest
+
+from envelope import Decision, HolesFullError, Siblings, Standing, Verdict, Window, Windows, in_order
+
+
+def at(*position: int | str, lane: str = "a:0#i", group: str | None = None, **fields: bool) -> Standing:
+    return Standing(lane, group or lane.split(">")[0], position, **fields)
+
+
+def verdicts(windows: Windows, *arrivals: Standing, siblings: Siblings = Siblings.EVENT_ID) -> list[str]:
+    return [decision.verdict.value for decision in windows.judge(arrivals, siblings)]
+
+
+def holding(*positions: int, size: int = 4) -> Windows:
+    windows, _ = Windows().folding([at(position) for position in positions], size=size)
+    return windows
+
+
+def test_the_first_message_of_a_state_is_accepted() -> None:
+    assert verdicts(Windows(), at(5)) == ["accepted"]
+
+
+def test_a_held_position_is_a_duplicate_and_a_higher_one_is_not() -> None:
+    assert verdicts(holding(5, 7), at(5), at(6), at(7), at(8)) == ["duplicate", "late", "duplicate", "accepted"]
+
+
+def test_the_window_keeps_the_highest_positions_and_the_floor_is_the_highest_evicted() -> None:
+    window = Window().adding([(n,) for n in range(6)], size=4)
+    assert (window.held, window.floor, window.highest) == (((2,), (3,), (4,), (5,)), (1,), (5,))
+
+
+def test_at_or_below_the_floor_is_dropped_as_unproven_duplicate() -> None:
+    windows = holding(1, 2, 3, 5, 8, 9)
+    assert windows.lanes["a:0#i"].floor == (2,)
+    assert verdicts(windows, at(0), at(2), at(4)) == ["below_floor", "below_floor", "late"]
+
+
+def test_by_a_retry_route_below_the_floor_is_unproven_and_never_dropped_silently() -> None:
+    [decision] = holding(1, 2, 3, 5, 8, 9).judge([at(0, transparent=True)])
+    assert decision == Decision(Verdict.UNPROVEN, fold=False)
+    assert decision.verdict.diverts
+
+
+def test_the_same_position_twice_in_a_batch_is_folded_once_in_the_order_of_positions() -> None:
+    arrivals = [at(9), at(3), at(9), at(3)]
+    assert verdicts(Windows(), *arrivals) == ["accepted", "accepted", "duplicate_in_batch", "duplicate_in_batch"]
+    assert in_order(arrivals) == [1, 3, 0, 2]
+
+
+def test_a_position_held_in_another_lane_of_the_group_is_a_duplicate() -> None:
+    windows, _ = Windows().folding([at(5, lane="a:0#i>r>b:0", group="a:0#i>r>b")])
+    assert verdicts(windows, at(5, lane="a:0#i>r>b:1", group="a:0#i>r>b")) == ["duplicate"]
+    assert verdicts(windows, at(5, lane="a:0#i>s>b:1", group="a:0#i>s>b")) == ["new_lane"]
+    assert verdicts(windows, at(5, lane="a:0#j>r>b:1", group="a:0#j>r>b")) == ["new_lane"]
+
+
+def test_one_batch_with_one_position_in_two_lanes_of_a_group_folds_it_once() -> None:
+    one, other = (at(5, lane=f"a:0#i>r>b:{n}", group="a:0#i>r>b") for n in (0, 1))
+    assert verdicts(Windows(), other, one) == ["duplicate_in_batch", "accepted"]
+
+
+def test_only_the_first_message_of_a_lane_is_called_a_new_lane() -> None:
+    assert verdicts(holding(1), at(0, lane="z"), at(1, lane="z")) == ["new_lane", "accepted"]
+
+
+def test_a_hole_below_the_floor_is_filled_exactly_once() -> None:
+    windows = holding(3, 5, 7, 8, 9).leaving_hole(at(2))
+    assert verdicts(windows, at(2, transparent=True), at(2)) == ["redriven", "duplicate_in_batch"]
+    filled, _ = windows.folding([at(2)], size=4)
+    assert not filled.holes
+    assert verdicts(filled, at(2)) == ["below_floor"]
+
+
+def test_a_hole_above_the_floor_is_held_once_it_is_filled() -> None:
+    windows = holding(3, 9).leaving_hole(at(7))
+    assert verdicts(windows, at(7)) == ["redriven"]
+    filled, _ = windows.folding([at(7)], size=4)
+    assert verdicts(filled, at(7)) == ["duplicate"]
+
+
+def test_more_holes_than_allowed_stop_the_job() -> None:
+    windows = Windows().leaving_hole(at(1), limit=1).leaving_hole(at(1), limit=1)
+    with pytest.raises(HolesFullError, match="redrive"):
+        windows.leaving_hole(at(2), limit=1)
+
+
+def test_the_lane_longest_unused_is_retired_to_its_floor() -> None:
+    windows = Windows()
+    for batch, lane in enumerate(["a", "b", "c"]):
+        windows, retired = windows.folding([at(batch, lane=lane)], lanes=2, batch=batch)
+    assert retired == ("a",)
+    assert windows.lanes["a"] == Window((), (0,), 0)
+    assert verdicts(windows, at(0, lane="a"), at(1, lane="a")) == ["below_floor", "accepted"]
+
+
+@pytest.mark.parametrize(
+    ("siblings", "expected", "later"),
+    [
+        (Siblings.DROP, [True, False], False),
+        (Siblings.GROUP, [True, True], False),
+        (Siblings.EVENT_ID, [True, False], False),
+    ],
+)
+def test_siblings_without_index_or_id_follow_the_policy(siblings: Siblings, expected: list[bool], later: bool) -> None:
+    pair = [at(5, -1, ambiguous=True)] * 2
+    assert [decision.fold for decision in Windows().judge(pair, siblings)] == expected
+    windows, _ = Windows().folding(pair)
+    assert windows.judge(pair[:1], siblings) == [Decision(Verdict.AMBIGUOUS, fold=later)]
