@@ -1,0 +1,187 @@
+"""Jars of Maven Central through the Ivy that PySpark brings: no Maven, no build tool.
+
+A set of jars is resolved once into a directory of the cache and from then on only listed. The
+directory appears by a rename, so that it is complete whenever it is there; a file lock lets
+one process at a time run Ivy, whose own cache is not made for several.
+"""
+
+import fcntl
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+from xml.sax.saxutils import quoteattr
+
+from jobs.java import java
+
+KAFKA_BROKER: Final = ("org.apache.kafka:kafka_2.13:4.3.1", "org.apache.logging.log4j:log4j-slf4j-impl:2.25.4@jar")
+"""The broker, and the binding without which it swallows every message of its log."""
+CASSANDRA: Final = ("org.apache.cassandra:cassandra-all:5.0.9",)
+CONNECTOR: Final = "org.apache.spark:spark-sql-kafka-0-10_2.13"
+CONNECTOR_OF_4_0: Final = "4.0.0"
+"""The connector of Spark 4.0.0 serves every 4.0.x."""
+
+Progress = Callable[[str], None]
+"""Called with the name of each jar as its download begins."""
+
+_COORDINATE: Final = re.compile(r"(?P<org>[\w.-]+):(?P<name>[\w.-]+):(?P<rev>[\w.-]+?)(?P<alone>@jar)?")
+_DOWNLOADING: Final = re.compile(r"downloading \S*/(\S+) \.\.\.")
+
+
+class JarsUnavailable(RuntimeError):
+    """A set of jars could not be resolved; the text names the remedy."""
+
+
+def cache_dir() -> Path:
+    """Where jars are kept: `HEADWATER_CACHE`, else headwater's part of the user's cache directory."""
+    if own := os.environ.get("HEADWATER_CACHE"):
+        return Path(own).expanduser().absolute()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").expanduser() / "headwater"
+
+
+def resolve(name: str, coordinates: Sequence[str], *, progress: Progress | None = None) -> list[Path]:
+    """Return the jars of `coordinates` and of everything they need at run time, sorted by name.
+
+    Resolving takes about a minute the first time and no Java at all afterwards. It may be called
+    by several processes at once. `HEADWATER_IVY_SETTINGS` names an Ivy settings file for those
+    who reach Maven Central by a mirror.
+
+    Args:
+        name: What the set is called in the cache.
+        coordinates: `group:artifact:version`; with `@jar` behind it, that jar without what it needs.
+        progress: Told of every download.
+
+    Raises:
+        JarsUnavailable: A coordinate is malformed, is not found, or the repository is out of reach.
+        JavaUnavailable: Ivy needs Java.
+    """
+    digest = hashlib.sha256("\n".join(coordinates).encode()).hexdigest()[:12]
+    done = cache_dir() / "jars" / f"{name}-{digest}"
+    if not done.is_dir():
+        module = _module(coordinates)
+        done.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(cache_dir() / "jars.lock"):
+            if not done.is_dir():
+                _retrieve(name, module, done, progress)
+    return sorted(done.glob("*.jar"))
+
+
+def kafka_broker(*, progress: Progress | None = None) -> list[Path]:
+    """Return the class path of a Kafka broker."""
+    return resolve("kafka", KAFKA_BROKER, progress=progress)
+
+
+def cassandra(*, progress: Progress | None = None) -> list[Path]:
+    """Return the class path of a Cassandra node."""
+    return resolve("cassandra", CASSANDRA, progress=progress)
+
+
+def kafka_connector(*, progress: Progress | None = None) -> list[Path]:
+    """Return Spark's Kafka connector and what it needs beside PySpark's own jars: the value of `spark.jars`."""
+    ours = {_artifact(jar) for jar in _pyspark_jars().glob("*.jar")}
+    jars = resolve("spark-kafka", [f"{CONNECTOR}:{connector_version()}"], progress=progress)
+    return [jar for jar in jars if _artifact(jar) not in ours]
+
+
+def connector_version() -> str:
+    """Version of the connector for this PySpark: `HEADWATER_SPARK_KAFKA_VERSION`, else derived from it."""
+    if chosen := os.environ.get("HEADWATER_SPARK_KAFKA_VERSION"):
+        return chosen
+    import pyspark
+
+    version: str = pyspark.__version__
+    return CONNECTOR_OF_4_0 if version.startswith("4.0.") else version
+
+
+def _pyspark_jars() -> Path:
+    import pyspark
+
+    return Path(pyspark.__file__).parent / "jars"
+
+
+def _artifact(jar: Path) -> str:
+    """Name of an artifact without its version: `a-b` of `a-b-1.2.jar`."""
+    return re.sub(r"-\d[\w.+-]*$", "", jar.stem)
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with path.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _module(coordinates: Sequence[str]) -> str:
+    """Ivy's description of a module that depends on `coordinates`."""
+    lines = []
+    for coordinate in coordinates:
+        part = _COORDINATE.fullmatch(coordinate)
+        if part is None:
+            raise JarsUnavailable(f"{coordinate!r} is no coordinate: write group:artifact:version")
+        alone = ' transitive="false"' if part["alone"] else ""
+        lines.append(
+            f"<dependency org={quoteattr(part['org'])} name={quoteattr(part['name'])} rev={quoteattr(part['rev'])}"
+            f' conf="default->default"{alone}/>'
+        )
+    return (
+        '<ivy-module version="2.0"><info organisation="headwater" module="jars"/>'
+        f'<configurations><conf name="default"/></configurations><dependencies>{"".join(lines)}</dependencies>'
+        "</ivy-module>"
+    )
+
+
+def _retrieve(name: str, module: str, done: Path, progress: Progress | None) -> None:
+    """Run Ivy and let its result appear as the directory `done`."""
+    work = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=done.parent))
+    try:
+        description = work / "ivy.xml"
+        description.write_text(module)
+        jars = work / "jars"
+        jars.mkdir()
+        _ivy(description, jars, name, progress)
+        jars.rename(done)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _ivy(description: Path, into: Path, name: str, progress: Progress | None) -> None:
+    ivy = next(_pyspark_jars().glob("ivy-*.jar"), None)
+    if ivy is None:
+        raise JarsUnavailable("this PySpark brings no Ivy jar: install the pyspark package of PyPI, 4.0 or newer")
+    home = cache_dir() / "ivy"
+    command = [java(), f"-Divy.default.ivy.user.dir={home}", "-jar", str(ivy), "-ivy", str(description)]
+    if settings := os.environ.get("HEADWATER_IVY_SETTINGS"):
+        command += ["-settings", settings]
+    # Artifacts of one name differ by their classifier (netty's native parts), which the pattern must keep.
+    command += ["-cache", str(home / "cache"), "-confs", "default", "-types", "jar", "bundle"]
+    command += ["-retrieve", f"{into}/[artifact]-[revision](-[classifier]).[ext]"]
+    tail: deque[str] = deque(maxlen=200)
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+    ) as run:
+        assert run.stdout is not None
+        for line in run.stdout:
+            tail.append(line.strip())
+            if progress is not None and (found := _DOWNLOADING.search(line)):
+                progress(found[1])
+    if run.returncode != 0 or not any(into.iterdir()):
+        raise JarsUnavailable(
+            f"the jars of {name} could not be resolved ({_cause(tail)}): check that Maven Central can be reached, name "
+            "a mirror in an Ivy settings file by HEADWATER_IVY_SETTINGS, or copy the cache directory "
+            f"{cache_dir()} from a machine that has them"
+        )
+
+
+def _cause(tail: Sequence[str]) -> str:
+    """The lines of Ivy's output that say what is missing."""
+    said = [
+        line.strip(": ") for line in tail if re.search(r"\S#\S.*not found|FAILED DOWNLOAD|Exception|\[FAILED", line)
+    ]
+    return "; ".join(dict.fromkeys(said[-3:])) or "Ivy does not say why"

@@ -1,0 +1,38 @@
+"""The Java that Spark, Kafka and Cassandra run on."""
+
+import os
+import re
+import shutil
+import subprocess
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+OLDEST: Final = 17
+"""Spark 4 and the jars of Kafka 4 and Cassandra 5 need it."""
+
+
+class JavaUnavailable(RuntimeError):
+    """No Java, or one that is too old; the text names the remedy."""
+
+
+@cache
+def java() -> str:
+    """Return the java command of `JAVA_HOME`, else of `PATH`, after asking it for its version.
+
+    Raises:
+        JavaUnavailable: There is none, it does not start, or it is older than Java 17.
+    """
+    home = os.environ.get("JAVA_HOME")
+    command = str(Path(home) / "bin" / "java") if home else shutil.which("java")
+    remedy = f"install Java {OLDEST} or newer (Debian: openjdk-17-jre-headless), or set JAVA_HOME to one"
+    if command is None or not Path(command).exists():
+        raise JavaUnavailable(f"no Java at {command or 'java on PATH'}: {remedy}")
+    try:
+        answer = subprocess.run([command, "-version"], capture_output=True, text=True, timeout=60, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise JavaUnavailable(f"{command} does not start ({type(error).__name__}): {remedy}") from error
+    found = re.search(r'version "(\d+)', answer.stderr + answer.stdout)
+    if found is None or int(found[1]) < OLDEST:
+        raise JavaUnavailable(f"{command} is Java {found[1] if found else 'of an unknown version'}: {remedy}")
+    return command
