@@ -1,0 +1,98 @@
+"""What a store may raise, named by what the caller does next.
+
+All of them survive pickling (they cross from Spark's workers to the driver), say which flow,
+stage and key they are about and what to do, and never quote a state, a payload or a password.
+"""
+
+from typing import ClassVar, Self
+
+from persistence.names import FlowRef, StageRef
+
+_SHOWN_KEY_BYTES = 64
+
+
+def show_key(key: bytes) -> str:
+    """`repr` of a key, cut to 64 bytes."""
+    return repr(key) if len(key) <= _SHOWN_KEY_BYTES else f"{key[:_SHOWN_KEY_BYTES]!r}... ({len(key)} bytes)"
+
+
+class StoreError(Exception):
+    """Something a store could not do.
+
+    Attributes:
+        what: What happened.
+        remedy: What to do about it.
+        at: Flow or stage it happened to.
+        key: Key of the state, when it is about one.
+    """
+
+    usual_remedy: ClassVar[str] = ""
+
+    def __init__(
+        self,
+        what: str,
+        remedy: str = "",
+        at: FlowRef | StageRef | None = None,
+        key: bytes | None = None,
+    ) -> None:
+        super().__init__(what, remedy, at, key)
+        self.what = what
+        self.remedy = remedy or self.usual_remedy
+        self.at = at
+        self.key = key
+
+    def __str__(self) -> str:
+        place = [str(self.at)] if self.at else []
+        if self.key is not None:
+            place.append(f"key {show_key(self.key)}")
+        parts = [": ".join(filter(None, [", ".join(place), self.what]))]
+        if self.remedy:
+            parts.append(self.remedy)
+        return ". ".join(part.rstrip(".") for part in parts)
+
+
+class Transient(StoreError):
+    """It may work if it is tried again: a timeout, a lock, a server that is starting.
+
+    Whether a write took effect is unknown. The batch is loaded afresh and folded again; what
+    the store already holds is then dropped by the windows.
+    """
+
+    usual_remedy = "The batch is tried again; if it goes on, look at the store's own log"
+
+
+class Terminal(StoreError):
+    """It will not work until somebody changes something: a full disk, a missing right, a wrong URL."""
+
+
+class Corrupt(StoreError):
+    """What is stored cannot be what was written. Never taken for an empty state; the job stops."""
+
+    usual_remedy = "Restore the store from a copy, or rebuild the state into a new generation with `headwater replay`"
+
+
+class Fenced(StoreError):
+    """A newer run of the flow has taken over. This one must stop and write nothing more."""
+
+    usual_remedy = "A newer run of this flow has taken over: stop this one"
+
+    @classmethod
+    def by(cls, at: FlowRef | StageRef, mine: int, newest: int) -> Self:
+        """The error of a run of term `mine` that finds `newest` in the store."""
+        return cls(f"this run has term {mine}, the store has term {newest}", at=at)
+
+
+class Conflict(StoreError):
+    """States changed between the load and the save. The batch is loaded afresh and folded again.
+
+    Attributes:
+        keys: Keys that had changed, in the order of the call.
+    """
+
+    usual_remedy = "The batch is loaded afresh and folded again; if it goes on, another program writes these states"
+
+    def __init__(self, keys: tuple[bytes, ...], at: FlowRef | StageRef | None = None) -> None:
+        count = "1 state has" if len(keys) == 1 else f"{len(keys)} states have"
+        super().__init__(f"{count} changed since they were loaded", at=at, key=keys[0] if keys else None)
+        self.args = (keys, at)
+        self.keys = keys

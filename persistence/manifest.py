@@ -1,0 +1,129 @@
+"""How far a flow's input is folded into one store, and what several stores together say.
+
+With stages in different stores every store has a manifest. They are written downstream-first,
+so at any moment a downstream manifest is at or ahead of the ones upstream of it.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from persistence.errors import Corrupt
+from persistence.names import FlowRef
+from persistence.seal import DamagedError, seal, unseal
+
+SCHEMA = 1
+
+
+class Progress(msgspec.Struct, frozen=True, gc=False):
+    """Progress of one partition.
+
+    Attributes:
+        next_offset: The offset to read next: every record below it is folded, none at or above it.
+    """
+
+    next_offset: int
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """How far the input of a flow is folded into one store.
+
+    Attributes:
+        term: Term of the run that wrote it.
+        batch: Number of the batch within that run.
+        positions: Progress per consumed topic and partition.
+        topic_ids: Current topic id per consumed topic; absent when the broker gives none.
+        incarnations: Per topic every topic id that was seen, consumed or named as a root, in
+            the order of first sight.
+        definitions: Definition hash per stage kept in this store.
+        schema: Version of this layout.
+    """
+
+    term: int
+    batch: int
+    positions: Mapping[str, Mapping[int, Progress]] = {}
+    topic_ids: Mapping[str, str] = {}
+    incarnations: Mapping[str, tuple[str, ...]] = {}
+    definitions: Mapping[str, str] = {}
+    schema: int = SCHEMA
+
+
+_encoder = msgspec.json.Encoder()
+_decoder = msgspec.json.Decoder(Manifest)
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    """Serialize a manifest to one line of JSON that ends in its checksum."""
+    return seal(_encoder.encode(manifest))
+
+
+def decode_manifest(value: bytes, flow: FlowRef) -> Manifest:
+    """Parse what `encode_manifest` wrote.
+
+    Raises:
+        Corrupt: It is damaged, is no manifest, or was written by a newer version.
+    """
+    try:
+        manifest = _decoder.decode(unseal(value))
+    except (DamagedError, msgspec.DecodeError) as error:
+        raise Corrupt(f"the manifest cannot be read: {error}", at=flow) from error
+    if manifest.schema > SCHEMA:
+        raise Corrupt(
+            f"the manifest has schema {manifest.schema}, this code reads {SCHEMA}", "Upgrade headwater", at=flow
+        )
+    return manifest
+
+
+def minimum(manifests: Sequence[Manifest | None]) -> Mapping[str, Mapping[int, int]]:
+    """Where to start so that no store misses a record: per topic and partition the lowest next offset.
+
+    A partition that one of the manifests does not know is left out: it starts at its beginning.
+    Manifests of different incarnations of a topic are compared by age of the incarnation first.
+
+    Args:
+        manifests: One per store, None for a store that has none.
+    """
+    known = [manifest for manifest in manifests if manifest is not None]
+    if not known or len(known) < len(manifests):
+        return {}
+    start: dict[str, dict[int, int]] = {}
+    for topic, partitions in known[0].positions.items():
+        for partition in partitions:
+            places = [_place(manifest, topic, partition, known) for manifest in known]
+            if all(place is not None for place in places):
+                start.setdefault(topic, {})[partition] = min(place for place in places if place)[1]
+    return start
+
+
+def ahead(upstream: Manifest | None, downstream: Manifest | None) -> list[tuple[str, int]]:
+    """Partitions of which the upstream store says that more is folded than the downstream store does.
+
+    Manifests are written downstream-first, so this cannot come from a crash: the downstream
+    store has lost data. Replaying would not refill it, since the upstream states hold those
+    records and would drop them. The flow is refused until it is rebuilt.
+
+    Returns:
+        (topic, partition) pairs, sorted; empty when all is well.
+    """
+    if upstream is None:
+        return []
+    known = [upstream] if downstream is None else [downstream, upstream]
+    found = []
+    for topic, partitions in upstream.positions.items():
+        for partition in partitions:
+            above = _place(upstream, topic, partition, known)
+            below = None if downstream is None else _place(downstream, topic, partition, known)
+            if above is not None and above[1] > 0 and (below is None or above > below):
+                found.append((topic, partition))
+    return sorted(found)
+
+
+def _place(manifest: Manifest, topic: str, partition: int, known: Sequence[Manifest]) -> tuple[int, int] | None:
+    """(age rank of the topic's incarnation, next offset), comparable over the manifests in `known`."""
+    progress = manifest.positions.get(topic, {}).get(partition)
+    if progress is None:
+        return None
+    # Ids are only ever appended to `incarnations`, so the longest list is the youngest and has all of them.
+    order = max((other.incarnations.get(topic, ()) for other in known), key=len)
+    topic_id = manifest.topic_ids.get(topic, "")
+    return (order.index(topic_id) if topic_id in order else -1), progress.next_offset

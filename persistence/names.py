@@ -1,0 +1,64 @@
+"""What a store is asked for: a flow of one generation, and one stage of it."""
+
+import re
+from dataclasses import dataclass
+
+# They become parts of key, table and file names in every store, so no separator and no space.
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,100}\Z")
+
+
+def check_name(kind: str, name: str) -> str:
+    """Return `name` if it can be part of a stored key: 1 to 100 of `A-Z a-z 0-9 _ . -`.
+
+    Raises:
+        ValueError: It cannot.
+    """
+    if not _NAME.match(name):
+        raise ValueError(f"{name[:100]!r} is no name of a {kind}: use 1 to 100 of A-Z a-z 0-9 _ . -")
+    return name
+
+
+@dataclass(frozen=True, slots=True)
+class FlowRef:
+    """One generation of a flow: a complete set of its states, with one term and one manifest a store.
+
+    Attributes:
+        flow: Name of the flow.
+        generation: 1 for the first; a rebuild writes the next one.
+    """
+
+    flow: str
+    generation: int = 1
+
+    def __post_init__(self) -> None:
+        check_name("flow", self.flow)
+        if self.generation < 1:
+            raise ValueError(f"generation {self.generation} of flow {self.flow}: generations count from 1")
+
+    def __str__(self) -> str:
+        return f"flow {self.flow}, generation {self.generation}"
+
+    def stage(self, name: str) -> "StageRef":
+        """Return the stage called `name`."""
+        return StageRef(self.flow, self.generation, name)
+
+
+@dataclass(frozen=True, slots=True)
+class StageRef:
+    """One stage of one generation of a flow: the name space of its states' keys."""
+
+    flow: str
+    generation: int
+    stage: str
+
+    def __post_init__(self) -> None:
+        check_name("stage", self.stage)
+        FlowRef(self.flow, self.generation)
+
+    def __str__(self) -> str:
+        return f"{self.flow_ref}, stage {self.stage}"
+
+    @property
+    def flow_ref(self) -> FlowRef:
+        """The flow that the stage belongs to."""
+        return FlowRef(self.flow, self.generation)

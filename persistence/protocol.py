@@ -1,0 +1,189 @@
+"""What every store promises. The docstring of `StateStore` is the contract, `persistence.contract` the judge."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import msgspec
+
+from persistence.manifest import Manifest, Progress
+from persistence.names import FlowRef, StageRef
+
+__all__ = ["Capabilities", "FlowRef", "Manifest", "Progress", "StageRef", "StateStore", "Stored", "Write"]
+
+
+class Stored(msgspec.Struct, frozen=True, gc=False):
+    """One state as it stands in a store.
+
+    Attributes:
+        version: Number of writes it has had; the first makes it 1.
+        term: Term of the run that wrote it.
+        batch: Batch of that run.
+        value: The state record (`persistence.record`); any bytes to the store.
+    """
+
+    version: int
+    term: int
+    batch: int
+    value: bytes
+
+
+class Write(msgspec.Struct, frozen=True, gc=False):
+    """One state to be replaced.
+
+    Attributes:
+        key: Key of the state within its stage.
+        expected: Version that was loaded; 0 when there was no state.
+        value: The new state record.
+    """
+
+    key: bytes
+    expected: int
+    value: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a store can do beyond the contract, so that tests and preflight ask for it, never for a name.
+
+    Attributes:
+        durable: What was acknowledged survives a crash of every process and a loss of power.
+        ordered_durability: What is left after a crash of the store is an earlier cut of it: no
+            write survives while one acknowledged before it is lost. Two stages in one such store
+            need no durability between their writes.
+        shared: Other processes and, for servers, other machines see the same states.
+        fenced: The term is checked in the same atomic step that writes.
+        atomic_save: One `save` applies all of its writes or none.
+        ordered_scan: `scan` yields keys in ascending order of their bytes.
+        max_key_bytes: Longest key; None without a limit below 32 KiB.
+        max_value_bytes: Longest value; None without a limit below 16 MiB.
+    """
+
+    durable: bool = False
+    ordered_durability: bool = False
+    shared: bool = False
+    fenced: bool = True
+    atomic_save: bool = False
+    ordered_scan: bool = False
+    max_key_bytes: int | None = None
+    max_value_bytes: int | None = None
+
+
+class StateStore(Protocol):
+    """Keeps the states of flows: one value per (flow, generation, stage, key).
+
+    The contract, sentence by sentence (the tests of `persistence.contract` cite the numbers):
+
+    Terms
+      1. `acquire_term` returns a number that this store never returned before for the flow and that is
+         higher than every term it knows and than `above`; it is installed when the call returns.
+      2. `install_term` makes the given term the installed one. Again with the same term: nothing
+         happens. With a lower one: `Fenced`.
+      3. `installed_term` returns the installed term, 0 when there is none.
+      4. Terms of different flows and of different generations of a flow are independent.
+      5. Once a term is installed, no write of a lower term takes effect, not even one that was
+         sent before: it ends in `Fenced` and changes nothing. A store that is not `fenced` may
+         let such a write through within the gap that it documents.
+      6. A write of a term higher than the installed one ends in `Terminal`: the store has lost
+         the term since, so it was emptied or replaced by an older copy while the flow ran.
+
+    States
+      7. `load` returns the states that exist among `keys`; the others are missing in the result.
+         A key may be any bytes, the empty key included, up to the limit in `capabilities`.
+      8. What `save` acknowledged, every later `load` of any handle returns, until it is replaced.
+      9. `save` replaces a state if and only if its version is the `expected` one; the version
+         then becomes `expected + 1`. 0 stands for "no state". Value, version, term and batch
+         change together: a reader sees all of the old or all of the new.
+     10. The same write again (same term, batch and value, found at version `expected + 1`)
+         succeeds and changes nothing: a retried task does no harm.
+     11. If a stored state carries a higher term than the writer's: `Fenced`, before anything else.
+     12. If any other state has another version: `Conflict` with exactly those keys. Whether the
+         writes of the call that did not conflict take effect is the capability `atomic_save`:
+         with it none does, without it each does or does not, as a whole.
+     13. A call may have any number of writes, also none; the store divides them as it needs.
+         The same key twice in one call is a ValueError and nothing is written.
+     14. An unknown outcome (a timeout, a cut connection) is resolved by reading back, never by
+         a blind second write. Where that fails as well the call raises `Transient`: the writes
+         then did or did not take effect, each as a whole.
+     15. States of different stages, generations and flows never touch.
+     16. `scan` yields every state that exists during the whole scan exactly once, as a stream.
+         States written meanwhile may be missing.
+
+    Manifests
+     17. `load_manifest` returns the manifest last saved, equal to what was given, or None.
+     18. `save_manifest` follows 5 and 6 with the manifest's own term. Within a term the batch
+         never goes back: a lower one ends in `Fenced`. The same again succeeds.
+
+    All
+     19. What was acknowledged survives the death of the client (kill -9), and of the server
+         and of the machine when `capabilities.durable`.
+     20. A handle may be used by several threads, and after a fork by the child as well as by the parent.
+     21. `close` releases connections; again it does nothing. It never waits for the network.
+     22. Every failure is one of `persistence.errors`; no message has a secret, a state or a payload in it.
+    """
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What this store can do beyond the contract."""
+        ...
+
+    def acquire_term(self, flow: FlowRef, *, above: int = 0) -> int:
+        """Begin a run: return a new term, already installed here.
+
+        Args:
+            flow: The flow that begins to run.
+            above: Highest term known from other stores. It matters when this one, the authority
+                for terms, was restored from an older copy.
+        """
+        ...
+
+    def install_term(self, flow: FlowRef, term: int) -> None:
+        """Fence every lower term.
+
+        Raises:
+            Fenced: A higher term is installed.
+        """
+        ...
+
+    def installed_term(self, flow: FlowRef) -> int:
+        """Return the installed term, 0 when there is none."""
+        ...
+
+    def load(self, stage: StageRef, keys: Sequence[bytes]) -> dict[bytes, Stored]:
+        """Return the states of `keys`; keys without a state are not in it."""
+        ...
+
+    def save(self, stage: StageRef, writes: Sequence[Write], *, term: int, batch: int) -> None:
+        """Replace states, each on condition of the version that was loaded.
+
+        Raises:
+            Fenced: A higher term is installed, or one of the states was written by one.
+            Conflict: Some states have changed since they were loaded.
+            Terminal: The store does not know this term, or a key or value is too long.
+            ValueError: The same key twice.
+        """
+        ...
+
+    def load_manifest(self, flow: FlowRef) -> Manifest | None:
+        """Return the flow's manifest, None when it has none.
+
+        Raises:
+            Corrupt: It cannot be read.
+        """
+        ...
+
+    def save_manifest(self, flow: FlowRef, manifest: Manifest) -> None:
+        """Replace the flow's manifest.
+
+        Raises:
+            Fenced: A higher term is installed, or a later batch of this term has been saved.
+        """
+        ...
+
+    def scan(self, stage: StageRef) -> Iterator[tuple[bytes, Stored]]:
+        """Yield every state of a stage."""
+        ...
+
+    def close(self) -> None:
+        """Release connections. May be called again."""
+        ...

@@ -1,0 +1,60 @@
+"""Stores by URL. Each scheme names a function by dotted path, so that a driver is imported only when it is used."""
+
+from collections.abc import Callable
+from importlib import import_module, metadata
+from urllib.parse import parse_qsl, urlsplit, urlunsplit
+
+from persistence.errors import Terminal
+from persistence.protocol import StateStore
+
+ENTRY_POINTS = "headwater.stores"
+"""Entry point group of other distributions' stores: scheme = "module:function", the function takes the URL."""
+
+_targets = {
+    "memory": "persistence.memory:open_store",
+    "sqlite": "persistence.sqlite:open_store",
+}
+
+
+def register(scheme: str, target: str) -> None:
+    """Make `scheme` open stores through the function at `target` ("module:function") in this process."""
+    _targets[scheme] = target
+
+
+def schemes() -> list[str]:
+    """The schemes that `open_store` knows, sorted."""
+    return sorted({*_targets, *(point.name for point in metadata.entry_points(group=ENTRY_POINTS))})
+
+
+def open_store(url: str) -> StateStore:
+    """Open the store at `url`.
+
+    Raises:
+        Terminal: No store has this scheme, or its driver is not installed.
+    """
+    scheme = urlsplit(url).scheme
+    target = _targets.get(scheme) or _entry_point(scheme)
+    if target is None:
+        raise Terminal(f"no store has the scheme {scheme!r} (in {redact(url)})", f"Known are: {', '.join(schemes())}")
+    module, _, function = target.partition(":")
+    try:
+        opener: Callable[[str], StateStore] = getattr(import_module(module), function)
+    except ImportError as error:
+        raise Terminal(
+            f"the store {scheme}:// needs a package that is not installed ({error.name or error})",
+            f"pip install 'headwater[{scheme}]'",
+        ) from error
+    return opener(url)
+
+
+def redact(url: str) -> str:
+    """Return `url` without what may be secret: user, password, the values of all options."""
+    parts = urlsplit(url)
+    host = parts.netloc.rpartition("@")[2]
+    options = "&".join(f"{name}=..." for name, _ in parse_qsl(parts.query, keep_blank_values=True))
+    return urlunsplit((parts.scheme, f"...@{host}" if "@" in parts.netloc else host, parts.path, options, ""))
+
+
+def _entry_point(scheme: str) -> str | None:
+    found = metadata.entry_points(group=ENTRY_POINTS, name=scheme)
+    return next((point.value for point in found), None)

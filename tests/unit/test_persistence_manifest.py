@@ -1,0 +1,82 @@
+import pytest
+
+from persistence.errors import Corrupt
+from persistence.manifest import Manifest, Progress, ahead, decode_manifest, encode_manifest, minimum
+from persistence.names import FlowRef
+
+FLOW = FlowRef("fleet")
+
+
+def manifest(topic_id="id1", incarnations=("id1",), **offsets):
+    """`manifest(p0=3, p2=7)`: next offsets of topic `legs`."""
+    return Manifest(
+        term=1,
+        batch=1,
+        positions={"legs": {int(name[1:]): Progress(offset) for name, offset in offsets.items()}},
+        topic_ids={"legs": topic_id},
+        incarnations={"legs": tuple(incarnations)},
+    )
+
+
+def test_a_manifest_comes_back_equal():
+    given = Manifest(
+        term=7,
+        batch=3,
+        positions={"flights.legs": {0: Progress(12), 11: Progress(2**62)}, "b": {}},
+        topic_ids={"flights.legs": "qd5k-u9TRnm"},
+        incarnations={"flights.raw": ("a", "b"), "flights.legs": ("qd5k-u9TRnm",)},
+        definitions={"aircraft": "5f"},
+    )
+    assert decode_manifest(encode_manifest(given), FLOW) == given
+
+
+def test_a_manifest_is_readable_json_with_its_checksum():
+    text = encode_manifest(manifest(p0=3)).decode()
+    assert '"positions":{"legs":{"0":{"next_offset":3}}}' in text
+    assert text.endswith('"}')
+
+
+@pytest.mark.parametrize("damage", ["truncate", "flip", "foreign", "empty", "newer"])
+def test_a_damaged_manifest_is_corrupt_and_never_absent(damage):
+    value = encode_manifest(manifest(p0=3))
+    broken = {
+        "truncate": value[:-5],
+        "flip": value.replace(b":3}", b":4}"),
+        "foreign": b'{"a": 1}',
+        "empty": b"",
+        "newer": encode_manifest(Manifest(term=1, batch=1, schema=2)),
+    }[damage]
+    with pytest.raises(Corrupt, match="flow fleet"):
+        decode_manifest(broken, FLOW)
+
+
+def test_the_start_is_the_minimum_per_partition():
+    assert minimum([manifest(p0=5, p1=9), manifest(p0=7, p1=2)]) == {"legs": {0: 5, 1: 2}}
+
+
+def test_a_partition_or_store_without_a_manifest_starts_at_its_beginning():
+    assert minimum([manifest(p0=5, p1=9), manifest(p0=7)]) == {"legs": {0: 5}}
+    assert minimum([manifest(p0=5), None]) == {}
+    assert minimum([]) == {}
+
+
+def test_an_older_incarnation_is_lower_whatever_its_offset():
+    old = manifest(topic_id="id1", incarnations=("id1",), p0=500)
+    new = manifest(topic_id="id2", incarnations=("id1", "id2"), p0=3)
+    assert minimum([old, new]) == {"legs": {0: 500}}
+    assert ahead(old, new) == []
+    assert ahead(new, old) == [("legs", 0)]
+
+
+def test_downstream_first_leaves_the_downstream_store_at_or_ahead():
+    assert ahead(manifest(p0=5), manifest(p0=5)) == []
+    assert ahead(manifest(p0=5), manifest(p0=8, p1=1)) == []
+    assert ahead(None, manifest(p0=8)) == []
+    assert ahead(None, None) == []
+
+
+def test_an_upstream_store_ahead_means_that_the_downstream_store_lost_data():
+    assert ahead(manifest(p0=5, p1=3), manifest(p0=4, p1=3)) == [("legs", 0)]
+    assert ahead(manifest(p0=5, p1=3), manifest(p0=5)) == [("legs", 1)]
+    assert ahead(manifest(p0=5), None) == [("legs", 0)]
+    assert ahead(manifest(p0=0), None) == []
