@@ -1,0 +1,106 @@
+"""A Kafka broker and its controller in one process (KRaft)."""
+
+import base64
+import subprocess
+import uuid
+from pathlib import Path
+from typing import Final
+
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient
+
+from jobs import jars
+from jobs.java import java
+from jobs.stack import ports
+from jobs.stack.server import Launch, Progress
+from jobs.stack.state import StackError
+
+_PROPERTIES: Final = """\
+process.roles=broker,controller
+node.id=1
+controller.quorum.voters=1@127.0.0.1:{controller}
+listeners=PLAINTEXT://127.0.0.1:{client},CONTROLLER://127.0.0.1:{controller}
+advertised.listeners=PLAINTEXT://127.0.0.1:{client}
+controller.listener.names=CONTROLLER
+log.dirs={data}
+
+# A misspelt topic is an error.
+auto.create.topics.enable=false
+# Records of past years, as data sets have them, are old by their own timestamps: retention would delete them at once.
+log.retention.ms=-1
+
+# One node.
+offsets.topic.replication.factor=1
+transaction.state.log.replication.factor=1
+transaction.state.log.min.isr=1
+share.coordinator.state.topic.replication.factor=1
+share.coordinator.state.topic.min.isr=1
+
+# A laptop: less disk, memory and waiting.
+offsets.topic.num.partitions=4
+transaction.state.log.num.partitions=4
+share.coordinator.state.topic.num.partitions=4
+group.initial.rebalance.delay.ms=0
+num.network.threads=2
+num.io.threads=4
+log.segment.bytes=268435456
+log.index.size.max.bytes=1048576
+log.segment.delete.delay.ms=1000
+log.cleaner.dedupe.buffer.size=16777216
+"""
+
+_LOGGING: Final = """\
+status = error
+appender.out.type = Console
+appender.out.name = out
+appender.out.layout.type = PatternLayout
+appender.out.layout.pattern = %d %p %c{1}: %m%n%throwable{short}
+rootLogger.level = warn
+rootLogger.appenderRef.out.ref = out
+"""
+
+
+def prepare(home: Path, *, heap_mb: int, progress: Progress) -> Launch:
+    """Write the broker's configuration and format its storage on the first start."""
+    found = jars.kafka_broker(progress=lambda jar: progress(f"downloading {jar}"))
+    chosen = ports.remembered(home, ("client", "controller"))
+    properties, logging, data = home / "server.properties", home / "log4j2.properties", home / "data"
+    properties.write_text(_PROPERTIES.format(**chosen, data=data))
+    logging.write_text(_LOGGING)
+    run = (
+        java(),
+        f"-Xmx{heap_mb}m",
+        # The collector that takes the least CPU from whatever else runs on a few cores.
+        "-XX:+UseSerialGC",
+        "-XX:+ExitOnOutOfMemoryError",
+        f"-Dlog4j2.configurationFile={logging}",
+        "-cp",
+        f"{found[0].parent}/*",
+    )
+    if not (data / "meta.properties").exists():
+        _format((*run, "kafka.tools.StorageTool", "format", "-t", _cluster_id(), "-c", str(properties)))
+    address = f"{ports.LOOPBACK}:{chosen['client']}"
+    return Launch((*run, "kafka.Kafka", str(properties)), address, lambda: _is_ready(chosen["client"], address))
+
+
+def _cluster_id() -> str:
+    """A random id as Kafka writes them: 22 characters, none of them a leading dash."""
+    return "h" + base64.urlsafe_b64encode(uuid.uuid4().bytes).decode()[1:22]
+
+
+def _format(command: tuple[str, ...]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    if done.returncode != 0:
+        said = (done.stderr or done.stdout).strip().splitlines()
+        raise StackError(f"Kafka could not format its storage ({said[-1] if said else 'no word why'})")
+
+
+def _is_ready(port: int, address: str) -> bool:
+    """A broker is in its own metadata once it may host partitions."""
+    if ports.is_free(port):
+        return False
+    try:
+        metadata = AdminClient({"bootstrap.servers": address, "log_level": 0}).list_topics(timeout=5)
+    except KafkaException:
+        return False
+    return bool(metadata.brokers)

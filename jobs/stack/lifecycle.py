@@ -1,0 +1,156 @@
+"""Start, find and stop the servers of a stack."""
+
+import fcntl
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from jobs.stack import cassandra as cassandra_server
+from jobs.stack import kafka as kafka_server
+from jobs.stack import process
+from jobs.stack import redis as redis_server
+from jobs.stack.server import Launch, Prepare, Progress
+from jobs.stack.state import ServerState, StackError, StackState
+
+DEFAULT_ROOT: Final = Path(".headwater/stack")
+_SERVERS: Final[dict[str, Prepare]] = {
+    "kafka": kafka_server.prepare,
+    "redis": redis_server.prepare,
+    "cassandra": cassandra_server.prepare,
+}
+_POLL_SECONDS: Final = 0.1
+_STOP_SECONDS: Final = 20.0
+
+
+def up(
+    root: Path,
+    *,
+    kafka: bool = True,
+    redis: bool = False,
+    cassandra: bool = False,
+    heap_mb: int = 512,
+    progress: Progress | None = None,
+) -> StackState:
+    """Start the servers that are asked for and do not run yet; return when each of them serves.
+
+    They outlive this process, and keep data and ports in `root` from one start to the next. Several
+    processes may call this at once; one starts the servers and all return them.
+
+    Args:
+        root: The stack's directory, created when missing.
+        kafka: Whether a Kafka broker is wanted.
+        redis: Whether a Redis server is wanted (Valkey where no redis-server is installed).
+        cassandra: Whether a Cassandra node is wanted.
+        heap_mb: Java heap of each Java server, in MiB.
+        progress: Told what is being waited for.
+
+    Returns:
+        All servers that run in `root`.
+
+    Raises:
+        StackError: A server did not start; what it said is quoted, and it is stopped.
+        JarsUnavailable: Its jars could not be fetched.
+        JavaUnavailable: There is no Java 17 or newer.
+    """
+    say = progress or (lambda _line: None)
+    root = root.absolute()
+    root.mkdir(parents=True, exist_ok=True)
+    wanted = [name for name, asked in (("kafka", kafka), ("redis", redis), ("cassandra", cassandra)) if asked]
+    with _locked(root):
+        state = StackState.load(root)
+        launched: list[tuple[ServerState, Launch]] = []
+        try:
+            for name in wanted:
+                if state.find(name) is None:
+                    server, launch = _launch(name, root, heap_mb, say)
+                    launched.append((server, launch))
+                    state = state.having(server)
+                    state.save()
+            for server, launch in launched:
+                _wait(server, launch)
+                say(f"{server.name}: ready at {server.address}")
+        except BaseException:
+            for server, _ in launched:
+                process.stop(server.pid, server.started, _STOP_SECONDS)
+            StackState.load(root).save()
+            raise
+        return state
+
+
+def down(root: Path) -> list[str]:
+    """Stop every server that was started in `root` and return their names; data and ports stay.
+
+    Raises:
+        StackError: A server did not end, not even by SIGKILL.
+    """
+    root = root.absolute()
+    if not root.is_dir():
+        return []
+    with _locked(root):
+        state = StackState.load(root)
+        for server in reversed(state.servers):
+            process.stop(server.pid, server.started, _STOP_SECONDS)
+            if server.alive:
+                raise StackError(f"{server.name} (pid {server.pid}) does not end: see {server.log}")
+        StackState(root).save()
+        return [server.name for server in state.servers]
+
+
+def status(root: Path) -> StackState | None:
+    """Return the servers that run in `root`, or None when none does."""
+    state = StackState.load(root.absolute())
+    return state if state.servers else None
+
+
+@contextmanager
+def ephemeral(
+    *, kafka: bool = True, redis: bool = False, cassandra: bool = False, heap_mb: int = 512
+) -> Iterator[StackState]:
+    """A stack in a temporary directory that ends, with its data, where the `with` block does."""
+    root = Path(tempfile.mkdtemp(prefix="headwater-stack-"))
+    try:
+        yield up(root, kafka=kafka, redis=redis, cassandra=cassandra, heap_mb=heap_mb)
+    finally:
+        down(root)
+        shutil.rmtree(root, ignore_errors=True)
+
+
+@contextmanager
+def _locked(root: Path) -> Iterator[None]:
+    with (root / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _launch(name: str, root: Path, heap_mb: int, say: Progress) -> tuple[ServerState, Launch]:
+    home = root / name
+    home.mkdir(exist_ok=True)
+    launch = _SERVERS[name](home, heap_mb=heap_mb, progress=lambda line: say(f"{name}: {line}"))
+    log = home / f"{name}.log"
+    log.unlink(missing_ok=True)
+    say(f"{name}: starting")
+    pid = process.spawn(launch.command, log, home, launch.environment)
+    return ServerState(name, pid, process.start_of(pid) or "", launch.address, str(log)), launch
+
+
+def _wait(server: ServerState, launch: Launch) -> None:
+    deadline = time.monotonic() + launch.ready_seconds
+    while not launch.is_ready():
+        if not server.alive:
+            raise StackError(f"{server.name} ended while it started: {_said(server)}")
+        if time.monotonic() > deadline:
+            raise StackError(f"{server.name} is not ready after {launch.ready_seconds:.0f} s: {_said(server)}")
+        time.sleep(_POLL_SECONDS)
+    if not server.alive:
+        raise StackError(f"something else answers at {server.address}, and {server.name} ended: {_said(server)}")
+
+
+def _said(server: ServerState) -> str:
+    """The last errors of its log, else its last lines, and where to read on."""
+    lines = Path(server.log).read_text(errors="replace").splitlines() if Path(server.log).exists() else []
+    errors = [line for line in lines if any(word in line for word in ("ERROR", "FATAL", "Exception", "Error:"))]
+    return f"{' | '.join((errors or lines)[-3:]) or 'it wrote nothing'} (log: {server.log})"

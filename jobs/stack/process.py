@@ -1,0 +1,66 @@
+"""Processes that outlive the command that started them, told apart from later ones by their start time."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+_POLL_SECONDS = 0.05
+
+
+def spawn(command: Sequence[str], log: Path, home: Path, environment: Mapping[str, str] | None = None) -> int:
+    """Start `command` in a session of its own, so that no terminal's Ctrl-C reaches it, and return its pid."""
+    with log.open("ab") as out:
+        child = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            cwd=home,
+            env={**os.environ, **(environment or {})},
+            start_new_session=True,
+        )
+    child.returncode = 0  # It is meant to go on: Popen shall not warn about it.
+    return child.pid
+
+
+def start_of(pid: int) -> str | None:
+    """When the process of that id began, in the system's own words; None when it has ended."""
+    _reap(pid)
+    try:
+        # Fields behind the command's name, which may hold spaces and brackets: state, ..., start time in ticks.
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return None if fields[0] == "Z" else fields[19]
+    except FileNotFoundError:
+        if Path("/proc/self/stat").exists():
+            return None
+    except ProcessLookupError:
+        return None
+    told = subprocess.run(["ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True, check=False)
+    return told.stdout.strip() or None
+
+
+def stop(pid: int, started: str, grace_seconds: float) -> bool:
+    """End that very process: SIGTERM, then SIGKILL after `grace_seconds`. Return whether it ended by itself."""
+    for number, seconds in ((signal.SIGTERM, grace_seconds), (signal.SIGKILL, 10.0)):
+        if start_of(pid) != started:
+            return True
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:
+            return True
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            if start_of(pid) != started:
+                return number is signal.SIGTERM
+            time.sleep(_POLL_SECONDS)
+    return False
+
+
+def _reap(pid: int) -> None:
+    """Collect a child that has ended; another's child is none of ours."""
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(pid, os.WNOHANG)

@@ -1,0 +1,92 @@
+"""What is remembered of the servers that were started, and which of them still run."""
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final, Self
+
+from jobs.stack import process
+
+_FILE: Final = "stack.json"
+
+
+class StackError(RuntimeError):
+    """A server could not be started, reached or stopped; the text names the remedy."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerState:
+    """One server that was started.
+
+    Attributes:
+        name: `kafka`, `redis` or `cassandra`.
+        pid: Its process.
+        started: When that process began, as the system tells it; a reused pid has another one.
+        address: Where clients reach it: `host:port` for Kafka, else a URL.
+        log: What it wrote to its terminal.
+    """
+
+    name: str
+    pid: int
+    started: str
+    address: str
+    log: str
+
+    @property
+    def alive(self) -> bool:
+        """Whether this very process still runs."""
+        return process.start_of(self.pid) == self.started
+
+
+@dataclass(frozen=True, slots=True)
+class StackState:
+    """The servers of one stack, kept as JSON in its root directory."""
+
+    root: Path
+    servers: tuple[ServerState, ...] = ()
+
+    @classmethod
+    def load(cls, root: Path) -> Self:
+        """Return the servers of `root` that are alive; a missing or torn file holds none."""
+        try:
+            told = json.loads((root / _FILE).read_text())
+            servers = tuple(ServerState(**server) for server in told["servers"])
+        except (FileNotFoundError, ValueError, KeyError, TypeError):
+            servers = ()
+        return cls(root, tuple(server for server in servers if server.alive))
+
+    def save(self) -> None:
+        """Replace the file in one step."""
+        draft = self.root / f".{_FILE}.{os.getpid()}"
+        draft.write_text(json.dumps({"servers": [asdict(server) for server in self.servers]}, indent=2) + "\n")
+        draft.replace(self.root / _FILE)
+
+    def having(self, server: ServerState) -> Self:
+        """Return this state with `server` in it."""
+        return type(self)(self.root, (*(other for other in self.servers if other.name != server.name), server))
+
+    def find(self, name: str) -> ServerState | None:
+        """Return the server of that name, if it runs."""
+        return next((server for server in self.servers if server.name == name), None)
+
+    @property
+    def kafka(self) -> str:
+        """Kafka's bootstrap address, `host:port`."""
+        return self._address("kafka")
+
+    @property
+    def redis(self) -> str:
+        """`redis://host:port`, without a database number."""
+        return self._address("redis")
+
+    @property
+    def cassandra(self) -> str:
+        """`cassandra://host:port`, without a keyspace."""
+        return self._address("cassandra")
+
+    def _address(self, name: str) -> str:
+        server = self.find(name)
+        if server is None:
+            raise StackError(f"no {name} runs in {self.root}: start it with `headwater stack up`")
+        return server.address
