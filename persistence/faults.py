@@ -1,0 +1,227 @@
+"""Named points at which every external effect can be made to fail, in tests and in the demo.
+
+An effect that leaves the process (a produce, a write, an offset commit) runs as
+`effect(point, action)`. Normally that only calls the action. With the environment variable
+`HEADWATER_FAULT`, or inside `use(...)`, the effect meets one of four ends:
+
+| outcome | the effect | then |
+|---|---|---|
+| `before` | is not applied | the process dies |
+| `after` | is applied | the process dies |
+| `error` | is not applied | `Transient` is raised |
+| `unanswered` | is applied | `Transient` is raised, as if the answer was lost |
+
+`HEADWATER_FAULT=persist:carrier.after@2,publish.error` kills the process when the states of stage
+`carrier` have been written for the second time, and fails the first publish. A point without a name
+(`persist`) stands for each of its kind. To die is SIGKILL to the process in
+`HEADWATER_FAULT_PID` (the engine sets it for its workers: the driver) and to the process itself.
+"""
+
+import logging
+import os
+import signal
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NoReturn, Protocol, Self, TypeVar
+
+from persistence.errors import Transient
+from persistence.steps import Step
+
+T = TypeVar("T")
+
+SPEC = "HEADWATER_FAULT"
+PID = "HEADWATER_FAULT_PID"
+
+TERM = "term"
+DEAD_LETTER = "dead_letter"
+REPUBLISH_PRODUCE = "republish:produce"
+REPUBLISH_FLUSH = "republish:flush"
+REPUBLISH_DEAD_LETTER = "republish:dead_letter"
+REPUBLISH_COMMIT = "republish:commit"
+
+_POINTS = {
+    TERM: "a run's term is acquired or installed",
+    Step.FETCH: Step.FETCH.text,
+    Step.LOAD.of("STAGE"): Step.LOAD.text,
+    Step.FOLD: Step.FOLD.text,
+    Step.PUBLISH: Step.PUBLISH.text,
+    DEAD_LETTER: "dead letters of a flow are produced and acknowledged, within publish",
+    Step.PERSIST.of("STAGE"): Step.PERSIST.text,
+    Step.MANIFEST.of("STORE"): Step.MANIFEST.text,
+    Step.RETURN: Step.RETURN.text,
+    Step.OFFSETS: Step.OFFSETS.text,
+    REPUBLISH_PRODUCE: "a republisher hands a batch of outputs to its producer",
+    REPUBLISH_FLUSH: "a republisher waits until its outputs are acknowledged",
+    REPUBLISH_DEAD_LETTER: "a republisher's dead letters are produced and acknowledged",
+    REPUBLISH_COMMIT: "a republisher commits its input offsets",
+}
+
+
+def known_points() -> Mapping[str, str]:
+    """Every point with what happens at it; STAGE and STORE stand for a name."""
+    return _POINTS
+
+
+class Outcome(StrEnum):
+    """How an effect ends at a fault; the module's table says what each means."""
+
+    BEFORE = "before"
+    AFTER = "after"
+    ERROR = "error"
+    UNANSWERED = "unanswered"
+
+
+_TEXTS = {Outcome.ERROR: "not applied", Outcome.UNANSWERED: "applied, the answer was lost"}
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One fault: the `nth` time that this process reaches `point` ends in `outcome`."""
+
+    point: str
+    outcome: Outcome
+    nth: int = 1
+
+    def __post_init__(self) -> None:
+        if not _is_known(self.point) or self.nth < 1:
+            raise ValueError(f"no fault point {self.point!r} (time {self.nth}); known: {', '.join(_POINTS)}")
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read `POINT.OUTCOME` or `POINT.OUTCOME@N`.
+
+        Raises:
+            ValueError: It is none, or there is no such point.
+        """
+        place, _, nth = text.strip().partition("@")
+        point, _, outcome = place.rpartition(".")  # stage names may have dots
+        if outcome not in set(Outcome) or not (nth or "1").isdecimal():
+            raise ValueError(f"{text!r} is no fault: write POINT.before, .after, .error or .unanswered, then maybe @N")
+        return cls(point, Outcome(outcome), int(nth or "1"))
+
+    def matches(self, point: str) -> bool:
+        """Whether `point` is this one, or one of its kind."""
+        return point == self.point or point.startswith(f"{self.point}:")
+
+    def __str__(self) -> str:
+        return f"{self.point}.{self.outcome}@{self.nth}"
+
+
+class Faults(Protocol):
+    """What decides how effects end."""
+
+    def effect(self, point: str, action: Callable[[], T]) -> T:
+        """Run `action`, or not, and return what it returns."""
+        ...
+
+
+class NoFaults:
+    """Every effect just happens."""
+
+    def effect(self, point: str, action: Callable[[], T]) -> T:
+        return action()
+
+
+def kill() -> NoReturn:
+    """End the driver and this process as a power loss would: SIGKILL, nothing is flushed or closed."""
+    driver = os.environ.get(PID)
+    if driver and int(driver) != os.getpid():
+        os.kill(int(driver), signal.SIGKILL)
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError("a process outlived its SIGKILL")
+
+
+class Injector:
+    """Ends chosen effects as scripted.
+
+    Args:
+        faults: What to inject. Each counts its own times.
+        crash: What a crash is. It must not return; a simulator raises its own exception.
+
+    Attributes:
+        reached: How often each point was reached, so that a harness can list what there is to break.
+    """
+
+    def __init__(self, faults: Sequence[Fault] = (), crash: Callable[[], NoReturn] = kill) -> None:
+        self.faults = tuple(faults)
+        self.reached: Counter[str] = Counter()
+        self._crash = crash
+        self._times = [0] * len(self.faults)
+        self._lock = threading.Lock()
+
+    def effect(self, point: str, action: Callable[[], T]) -> T:
+        fault = self._due(point)
+        if fault is None:
+            return action()
+        _log.warning("injected fault %s at %s", fault, point)
+        if fault.outcome in (Outcome.AFTER, Outcome.UNANSWERED):
+            action()
+        if fault.outcome in (Outcome.BEFORE, Outcome.AFTER):
+            self._crash()
+        raise Transient(f"injected at {point}: {_TEXTS[fault.outcome]}")
+
+    def _due(self, point: str) -> Fault | None:
+        due = None
+        with self._lock:
+            self.reached[point] += 1
+            for place, fault in enumerate(self.faults):
+                if fault.matches(point):
+                    self._times[place] += 1
+                    if self._times[place] == fault.nth:
+                        due = fault
+        return due
+
+
+F = TypeVar("F", bound=Faults)
+
+_log = logging.getLogger("headwater.faults")
+_current: Faults | None = None
+
+
+def effect(point: str, action: Callable[[], T]) -> T:
+    """Run one external effect through the faults in force.
+
+    Args:
+        point: Name of the point, one of `known_points()`.
+        action: The effect.
+
+    Raises:
+        Transient: By the faults in force, besides whatever `action` raises.
+        ValueError: `HEADWATER_FAULT` names no fault.
+    """
+    global _current
+    if _current is None:
+        _current = from_environment(os.environ)
+    return _current.effect(point, action)
+
+
+def from_environment(environment: Mapping[str, str]) -> Faults:
+    """The faults that `HEADWATER_FAULT` describes.
+
+    Raises:
+        ValueError: It cannot be read, or names an unknown point.
+    """
+    spec = environment.get(SPEC, "").strip()
+    return Injector([Fault.parse(text) for text in spec.split(",")]) if spec else NoFaults()
+
+
+@contextmanager
+def use(faults: F) -> Iterator[F]:
+    """Put `faults` in force for this process until the block ends."""
+    global _current
+    before, _current = _current, faults
+    try:
+        yield faults
+    finally:
+        _current = before
+
+
+def _is_known(point: str) -> bool:
+    kind, _, name = point.partition(":")
+    return point in _POINTS or any(
+        known.startswith(f"{kind}:") and (not name or known.partition(":")[2].isupper()) for known in _POINTS
+    )

@@ -1,0 +1,76 @@
+import pytest
+
+from persistence.commit import commit, store_order
+from persistence.errors import Transient
+from persistence.faults import Fault, Injector, use
+from persistence.steps import Step
+
+
+def a_commit(log):
+    def note(name):
+        return lambda: log.append(name)
+
+    commit(
+        note("publish"),
+        [("first", note("persist first")), ("second", note("persist second")), ("third", note("persist third"))],
+        [("redis", note("manifest redis")), ("cassandra", note("manifest cassandra"))],
+    )
+
+
+IN_ORDER = [
+    "publish",
+    "persist third",
+    "persist second",
+    "persist first",
+    "manifest cassandra",
+    "manifest redis",
+]
+
+
+def test_the_last_stage_is_persisted_first_and_manifests_come_downstream_first():
+    log = []
+    a_commit(log)
+    assert log == IN_ORDER
+
+
+def test_every_effect_passes_its_fault_point():
+    with use(Injector()) as faults:
+        a_commit([])
+    assert list(faults.reached) == [
+        "publish",
+        "persist:third",
+        "persist:second",
+        "persist:first",
+        "manifest:cassandra",
+        "manifest:redis",
+    ]
+
+
+@pytest.mark.parametrize("done", range(len(IN_ORDER)))
+def test_an_error_in_a_step_ends_the_batch_there(done):
+    with use(Injector()) as faults:
+        a_commit([])
+    point = list(faults.reached)[done]
+    log = []
+    with use(Injector([Fault.parse(f"{point}.error")])), pytest.raises(Transient):
+        a_commit(log)
+    assert log == IN_ORDER[:done]
+
+
+def test_steps_are_numbered_as_the_protocol_numbers_them():
+    numbers = [
+        int(line.split(".")[0]) for line in commit.__doc__.splitlines() if line.strip()[:2].rstrip(".").isdigit()
+    ]
+    assert numbers == [step.number for step in Step]
+    for step in Step:
+        assert f"{step.number}. `{step}" in commit.__doc__
+
+
+def test_stores_are_ordered_by_their_first_stage():
+    assert store_order(["a", "a", "b", "c", "c"]) == ["a", "b", "c"]
+    assert store_order([]) == []
+
+
+def test_a_store_that_comes_back_after_another_is_refused():
+    with pytest.raises(ValueError, match="'a' stand before and after"):
+        store_order(["a", "b", "a"])
