@@ -1,0 +1,20 @@
+"""The edge to Kafka: settings, an acknowledged producer, and what is known of topics and groups."""
+
+from persistence.kafka.errors import BrokerError, BrokerRefused, BrokerUnavailable
+from persistence.kafka.producer import AcknowledgedProducer, Message
+from persistence.kafka.settings import SECRET_NAMES, KafkaSettings, SettingsError
+from persistence.kafka.topics import Marks, TopicFacts, Topics
+
+__all__ = [
+    "SECRET_NAMES",
+    "AcknowledgedProducer",
+    "BrokerError",
+    "BrokerRefused",
+    "BrokerUnavailable",
+    "KafkaSettings",
+    "Marks",
+    "Message",
+    "SettingsError",
+    "TopicFacts",
+    "Topics",
+]

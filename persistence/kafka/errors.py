@@ -1,0 +1,101 @@
+"""What can go wrong between us and a broker, named by what the caller does next.
+
+All of them survive pickling (they cross from Spark's workers to the driver), are one line,
+say what was tried and end in the remedy. None quotes a record or a setting's value.
+"""
+
+import re
+from typing import Final
+
+from confluent_kafka import KafkaError
+
+
+class BrokerError(Exception):
+    """A request to Kafka that did not succeed.
+
+    Attributes:
+        what: What was tried, and what the broker or the client answered.
+        remedy: What to do about it.
+    """
+
+    def __init__(self, what: str, remedy: str) -> None:
+        super().__init__(what, remedy)
+        self.what = what
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        return f"{self.what}. {self.remedy}"
+
+
+class BrokerUnavailable(BrokerError):
+    """No answer, or not yet: trying again later may work. Whether a write took effect is unknown."""
+
+
+class BrokerRefused(BrokerError):
+    """It will not work until somebody changes a topic, a right or a setting."""
+
+
+UNREACHABLE_REMEDY: Final = "Check that the broker runs and that the bootstrap address is right"
+MISSING_TOPIC_REMEDY: Final = "Create the topic, or correct its name; headwater creates none by accident"
+_CREDENTIALS = "Check security.protocol, the credentials and the CA certificate"
+_SOON = "The cluster is choosing a leader: try again"
+_RIGHTS = "Grant this user the right to it (kafka-acls), or use another user"
+
+_REFUSED: Final[dict[int, str]] = {
+    KafkaError.UNKNOWN_TOPIC_OR_PART: MISSING_TOPIC_REMEDY,
+    KafkaError._UNKNOWN_TOPIC: MISSING_TOPIC_REMEDY,
+    KafkaError._UNKNOWN_PARTITION: "The topic has fewer partitions than was thought: look at it with kafka-topics",
+    KafkaError.TOPIC_AUTHORIZATION_FAILED: _RIGHTS,
+    KafkaError.GROUP_AUTHORIZATION_FAILED: _RIGHTS,
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED: _RIGHTS,
+    KafkaError.SASL_AUTHENTICATION_FAILED: _CREDENTIALS,
+    KafkaError._AUTHENTICATION: _CREDENTIALS,
+    KafkaError._SSL: _CREDENTIALS,
+    KafkaError.MSG_SIZE_TOO_LARGE: "Raise max.message.bytes of the topic, or send smaller messages",
+    KafkaError.TOPIC_EXCEPTION: "Topic names have 1 to 249 letters, digits, dots, underscores and dashes",
+    KafkaError.INVALID_PARTITIONS: "A topic's partitions can be added, never taken away",
+    KafkaError.UNKNOWN_MEMBER_ID: "The group has members that run: stop them first",
+    KafkaError.NON_EMPTY_GROUP: "The group has members that run: stop them first",
+    KafkaError.INCONSISTENT_GROUP_PROTOCOL: "Members of one group need one assignment strategy: "
+    "set partition.assignment.strategy alike, or use a group of its own",
+    KafkaError.FENCED_INSTANCE_ID: "Another member runs under the same group.instance.id: give each its own",
+    KafkaError._INVALID_ARG: "Correct the setting; the names are librdkafka's",
+    KafkaError.INVALID_CONFIG: "Correct the topic's configuration",
+}
+_UNAVAILABLE: Final[dict[int, str]] = {
+    KafkaError._TRANSPORT: UNREACHABLE_REMEDY,
+    KafkaError._ALL_BROKERS_DOWN: UNREACHABLE_REMEDY,
+    KafkaError._RESOLVE: UNREACHABLE_REMEDY,
+    KafkaError._TIMED_OUT: UNREACHABLE_REMEDY,
+    KafkaError._MSG_TIMED_OUT: UNREACHABLE_REMEDY,
+    KafkaError.NOT_LEADER_FOR_PARTITION: _SOON,
+    KafkaError.LEADER_NOT_AVAILABLE: _SOON,
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS: _SOON,
+    KafkaError.COORDINATOR_NOT_AVAILABLE: _SOON,
+    KafkaError.NOT_COORDINATOR: _SOON,
+    KafkaError.NOT_ENOUGH_REPLICAS: "Start the brokers that are missing, or lower the topic's min.insync.replicas",
+}
+
+
+def broker_error(error: KafkaError, doing: str, hint: str = "") -> BrokerError:
+    """Return the error to raise for Kafka's `error`.
+
+    Args:
+        error: What the client library reported.
+        doing: What was tried, with the topic or group it was about.
+        hint: What the connection reported before, when `error` itself only says that time ran out.
+    """
+    answer = error.str() if not hint else f"{error.str()} ({hint})"
+    what = f"{doing}: {answer}".rstrip(". ")
+    if remedy := _REFUSED.get(error.code()):
+        return BrokerRefused(what, remedy)
+    if remedy := _UNAVAILABLE.get(error.code()):
+        return BrokerUnavailable(what, remedy)
+    if error.fatal() or not error.retriable():
+        return BrokerRefused(what, f"Kafka calls it {error.name()}; its log may say more")
+    return BrokerUnavailable(what, f"Kafka calls it {error.name()}; try again")
+
+
+def connection_trouble(text: str) -> str:
+    """What librdkafka reported of a connection, without how long it had been in which state."""
+    return re.sub(r" \(after [^)]*\)", "", text)

@@ -1,0 +1,275 @@
+"""What is known of topics and consumer groups, and how they are made, changed and deleted."""
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias, TypeVar
+
+from confluent_kafka import (
+    ConsumerGroupTopicPartitions,
+    IsolationLevel,
+    KafkaError,
+    KafkaException,
+    TopicCollection,
+    TopicPartition,
+)
+from confluent_kafka.admin import AdminClient, ConfigResource, NewPartitions, NewTopic, OffsetSpec, ResourceType
+
+from persistence.kafka.errors import (
+    UNREACHABLE_REMEDY,
+    BrokerError,
+    BrokerRefused,
+    BrokerUnavailable,
+    broker_error,
+    connection_trouble,
+)
+from persistence.kafka.settings import KafkaSettings
+
+T = TypeVar("T")
+Offsets: TypeAlias = dict[tuple[str, int], int]
+"""(topic, partition) -> next offset."""
+
+MAX_MESSAGE_BYTES: Final = 1_048_588
+"""Kafka's own default of max.message.bytes."""
+_URL_SAFE: Final = str.maketrans("+/", "-_")
+_PAUSE_SECONDS: Final = 0.05
+_NOT_YET: Final = (
+    KafkaError.NOT_LEADER_FOR_PARTITION,
+    KafkaError.LEADER_NOT_AVAILABLE,
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+    KafkaError.COORDINATOR_NOT_AVAILABLE,
+    KafkaError.NOT_COORDINATOR,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TopicFacts:
+    """A topic as the broker describes it.
+
+    Attributes:
+        name: Its name.
+        topic_id: Its id in URL-safe base64, as `kafka-topics --describe` prints it; a topic created again has another.
+        partitions: How many partitions it has.
+    """
+
+    name: str
+    topic_id: str
+    partitions: int
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """The ends of one partition's log.
+
+    Attributes:
+        low: First offset that is still there.
+        high: Offset that the next record will get, or the one open transactions begin at.
+    """
+
+    low: int
+    high: int
+
+
+class Topics:
+    """Questions and orders to the cluster. Nothing here runs in the hot path.
+
+    Every method raises `BrokerUnavailable` when no broker answers in time and `BrokerRefused` when a
+    topic, a right or a setting is in the way.
+
+    Args:
+        settings: Where Kafka is.
+        timeout: Seconds to wait for an answer.
+    """
+
+    def __init__(self, settings: KafkaSettings, *, timeout: float = 10) -> None:
+        self._settings = settings
+        self._timeout = timeout
+        self._connection = ""
+        try:
+            self._admin = AdminClient(settings.client(on_error=self._on_error))
+        except KafkaException as error:
+            raise broker_error(error.args[0], "setting up the Kafka client") from error
+
+    def check(self) -> None:
+        """Return when a broker has answered."""
+        try:
+            self._admin.list_topics(timeout=self._timeout)
+        except KafkaException as error:
+            raise self._unreachable(error) from error
+
+    def names(self) -> list[str]:
+        """Names of all topics that this user may see, sorted."""
+        try:
+            return sorted(self._admin.list_topics(timeout=self._timeout).topics)
+        except KafkaException as error:
+            raise self._unreachable(error) from error
+
+    def create(
+        self, name: str, partitions: int = 1, config: Mapping[str, str] | None = None, *, replication: int = -1
+    ) -> TopicFacts:
+        """Create a topic and wait until it can be used; one that exists is left as it is.
+
+        Args:
+            name: Its name.
+            partitions: How many partitions it gets.
+            config: Topic settings by Kafka's names.
+            replication: Copies of each partition; -1 takes the broker's default.
+
+        Raises:
+            BrokerRefused: It exists with another number of partitions, or Kafka refuses it.
+        """
+        topic = NewTopic(name, partitions, replication, config=dict(config or {}))
+        try:
+            self._done(self._admin.create_topics([topic]), f"creating topic {name}")
+        except BrokerRefused as error:
+            if not _is(error, KafkaError.TOPIC_ALREADY_EXISTS):
+                raise
+        facts = self._until(lambda: self.describe([name])[name], KafkaError.UNKNOWN_TOPIC_OR_PART)
+        self._until(lambda: self.marks([name]), KafkaError.UNKNOWN_TOPIC_OR_PART)  # every partition has a leader
+        if facts.partitions != partitions:
+            raise BrokerRefused(
+                f"topic {name} exists with {facts.partitions} partitions, not {partitions}",
+                "Take another name, add partitions, or delete the topic",
+            )
+        return facts
+
+    def add_partitions(self, name: str, partitions: int) -> None:
+        """Let the topic have `partitions` partitions. Keys then land elsewhere than before."""
+        wanted = NewPartitions(name, partitions)
+        self._done(self._admin.create_partitions([wanted]), f"adding partitions to topic {name}")
+        deadline = time.monotonic() + self._timeout
+        while self.describe([name])[name].partitions < partitions and time.monotonic() < deadline:
+            time.sleep(_PAUSE_SECONDS)
+
+    def delete(self, names: Sequence[str]) -> None:
+        """Delete topics and wait until they are gone; one that is not there counts as deleted."""
+        for name, future in self._admin.delete_topics(list(names)).items() if names else ():
+            try:
+                self._result(future, f"deleting topic {name}")
+            except BrokerRefused as error:
+                if not _is(error, KafkaError.UNKNOWN_TOPIC_OR_PART):
+                    raise
+        deadline = time.monotonic() + self._timeout
+        while set(names) & set(self.names()) and time.monotonic() < deadline:
+            time.sleep(_PAUSE_SECONDS)
+
+    def describe(self, names: Iterable[str]) -> dict[str, TopicFacts]:
+        """Return name, id and number of partitions of each topic.
+
+        Raises:
+            BrokerRefused: A topic does not exist, or this user may not see it.
+        """
+        wanted = list(dict.fromkeys(names))
+        if not wanted:
+            return {}
+        futures = self._admin.describe_topics(TopicCollection(wanted))
+        facts = {}
+        for name, future in futures.items():
+            topic = self._result(future, f"topic {name}")
+            facts[name] = TopicFacts(name, str(topic.topic_id).rstrip("=").translate(_URL_SAFE), len(topic.partitions))
+        return facts
+
+    def topic_ids(self, names: Iterable[str]) -> dict[str, str]:
+        """Return the current id of each topic."""
+        return {name: facts.topic_id for name, facts in self.describe(names).items()}
+
+    def partitions(self, names: Iterable[str]) -> dict[str, int]:
+        """Return the number of partitions of each topic."""
+        return {name: facts.partitions for name, facts in self.describe(names).items()}
+
+    def marks(self, names: Iterable[str]) -> dict[tuple[str, int], Marks]:
+        """Return the ends of every partition of the topics, as a `read_committed` consumer sees them."""
+        parts = [(name, part) for name, count in self.partitions(names).items() for part in range(count)]
+        low = self._until(lambda: self._list_offsets(parts, OffsetSpec.earliest()))  # type: ignore[no-untyped-call]
+        high = self._until(lambda: self._list_offsets(parts, OffsetSpec.latest()))  # type: ignore[no-untyped-call]
+        return {part: Marks(low[part], high[part]) for part in parts}
+
+    def max_message_bytes(self, names: Iterable[str]) -> dict[str, int]:
+        """Return each topic's max.message.bytes; Kafka's default where this user may not ask."""
+        limits = dict.fromkeys(names, MAX_MESSAGE_BYTES)
+        asked = [ConfigResource(ResourceType.TOPIC, name) for name in limits]
+        for resource, future in self._admin.describe_configs(asked).items() if asked else ():
+            try:
+                config = self._result(future, f"settings of topic {resource.name}")
+            except BrokerRefused as error:
+                if not _is(error, KafkaError.TOPIC_AUTHORIZATION_FAILED):
+                    raise
+            else:
+                limits[resource.name] = int(config["max.message.bytes"].value)
+        return limits
+
+    def group_offsets(self, group: str) -> Offsets:
+        """Return the committed offsets of a consumer group; empty for one that has none."""
+        doing = f"reading the offsets of group {group}"
+        asked = [ConsumerGroupTopicPartitions(group)]
+        answer = self._until(lambda: self._one(self._admin.list_consumer_group_offsets, asked, doing))
+        return {(p.topic, p.partition): p.offset for p in answer.topic_partitions if p.offset >= 0}
+
+    def alter_group_offsets(self, group: str, offsets: Mapping[tuple[str, int], int]) -> None:
+        """Set committed offsets of a consumer group that has no running member.
+
+        Raises:
+            BrokerRefused: The group has running members, or a partition does not exist.
+        """
+        if not offsets:
+            return
+        parts = [TopicPartition(topic, part, offset) for (topic, part), offset in offsets.items()]
+        asked = [ConsumerGroupTopicPartitions(group, parts)]
+        doing = f"setting the offsets of group {group}"
+        answer = self._until(lambda: self._one(self._admin.alter_consumer_group_offsets, asked, doing))
+        for part in answer.topic_partitions:
+            if part.error:  # with a running member the call succeeds and every partition carries an error
+                raise broker_error(part.error, f"{doing}, {part.topic}:{part.partition}")
+
+    def _list_offsets(self, parts: Sequence[tuple[str, int]], at: OffsetSpec) -> Offsets:
+        if not parts:
+            return {}
+        asked = {TopicPartition(topic, part): at for topic, part in parts}
+        futures = self._admin.list_offsets(asked, isolation_level=IsolationLevel.READ_COMMITTED)
+        return {
+            (part.topic, part.partition): self._result(future, f"the end of {part.topic}:{part.partition}").offset
+            for part, future in futures.items()
+        }
+
+    def _done(self, futures: Mapping[Any, "Future[Any]"], doing: str) -> None:
+        for future in futures.values():
+            self._result(future, doing)
+
+    def _one(self, ask: Callable[[list[Any]], Mapping[str, "Future[Any]"]], asked: list[Any], doing: str) -> Any:
+        (future,) = ask(asked).values()
+        return self._result(future, doing)
+
+    def _result(self, future: "Future[Any]", doing: str) -> Any:
+        try:
+            return future.result(self._timeout)
+        except TimeoutError as error:
+            self._admin.poll(0)  # serves `_on_error`: why nobody answers
+            hint = f" ({self._connection})" if self._connection else ""
+            what = f"{doing}: no answer from Kafka at {self._settings.bootstrap} within {self._timeout:g} s{hint}"
+            raise BrokerUnavailable(what, UNREACHABLE_REMEDY) from error
+        except KafkaException as error:
+            raise broker_error(error.args[0], doing, self._connection) from error
+
+    def _until(self, action: Callable[[], T], *also: int) -> T:
+        """Ask again while a new topic or a coordinator is on its way through the cluster."""
+        deadline = time.monotonic() + self._timeout
+        while True:
+            try:
+                return action()
+            except BrokerError as error:
+                if not _is(error, *_NOT_YET, *also) or time.monotonic() > deadline:
+                    raise
+                time.sleep(_PAUSE_SECONDS)
+
+    def _unreachable(self, error: KafkaException) -> BrokerError:
+        self._admin.poll(0)
+        return broker_error(error.args[0], f"no answer from Kafka at {self._settings.bootstrap}", self._connection)
+
+    def _on_error(self, error: KafkaError) -> None:
+        self._connection = connection_trouble(error.str())
+
+
+def _is(error: BrokerError, *codes: int) -> bool:
+    cause = error.__cause__
+    return isinstance(cause, KafkaException) and cause.args[0].code() in codes
