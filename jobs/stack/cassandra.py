@@ -78,7 +78,7 @@ def prepare(home: Path, *, heap_mb: int, progress: Progress) -> Launch:
         *(f"--add-opens={module}=ALL-UNNAMED" for module in _OPENS.split()),
         "-Djdk.attach.allowAttachSelf=true",
         f"-Dlogback.configurationFile={logging}",
-        f"-Dcassandra.config=file://{config}",
+        f"-Dcassandra.config={config.as_uri()}",
         f"-Dcassandra.storagedir={data}",
         "-Dcassandra-foreground=yes",
         # Nobody else is in this ring to wait for.

@@ -1,0 +1,65 @@
+"""Real servers for the tests that ask for one: started once a run, shared by all of its workers, ended with it."""
+
+import os
+import shutil
+import tempfile
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from jobs import stack
+from jobs.stack import topics
+
+_ROOT = "HEADWATER_TEST_STACK"
+
+
+def _is_worker(config: pytest.Config) -> bool:
+    return hasattr(config, "workerinput")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not _is_worker(config):
+        os.environ[_ROOT] = tempfile.mkdtemp(prefix="headwater-tests-")
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if not _is_worker(config) and (root := os.environ.pop(_ROOT, None)):
+        stack.down(Path(root))
+        shutil.rmtree(root, ignore_errors=True)
+
+
+def _up(**wanted: bool) -> stack.StackState:
+    return stack.up(Path(os.environ[_ROOT]), **{"kafka": False, **wanted})
+
+
+@pytest.fixture(scope="session")
+def kafka() -> str:
+    """Bootstrap address of a broker."""
+    return _up(kafka=True).kafka
+
+
+@pytest.fixture
+def topic(kafka: str) -> Callable[..., str]:
+    """Creates a topic and returns its name: `topic(partitions=4, name="raw", retention_ms=-1)`."""
+
+    def fresh(partitions: int = 1, name: str = "t", **config: str | int) -> str:
+        unique = f"{name}-{uuid.uuid4().hex[:12]}"
+        topics.create(kafka, unique, partitions, **config)
+        return unique
+
+    return fresh
+
+
+@pytest.fixture(scope="session")
+def redis_url(worker_id: str) -> str:
+    """URL of a Redis server, with a database for each worker of a run."""
+    worker = int(worker_id.removeprefix("gw")) + 1 if worker_id.startswith("gw") else 0
+    return f"{_up(redis=True).redis}/{worker % 16}"
+
+
+@pytest.fixture(scope="session")
+def cassandra_url() -> str:
+    """URL of a Cassandra node, without a keyspace: tests that share it choose one of their own."""
+    return _up(cassandra=True).cassandra

@@ -1,0 +1,47 @@
+from importlib.metadata import version
+
+import pytest
+
+PACKAGES = ["envelope", "persistence", "aggregations", "jobs"]
+
+
+def test_the_wheel_holds_the_four_packages_and_nothing_else(names: set[str]) -> None:
+    assert {name.partition("/")[0] for name in names} == {*PACKAGES, f"headwater-{version('headwater')}.dist-info"}
+    assert not [name for name in names if "__pycache__" in name or name.endswith(".proto")]
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_each_package_is_typed(package: str, names: set[str]) -> None:
+    assert f"{package}/py.typed" in names
+
+
+def test_the_wheel_holds_the_stubs_the_licence_and_the_demo_s_data(names: set[str]) -> None:
+    assert {"envelope/envelope_pb2.py", "envelope/envelope_pb2.pyi"} <= names
+    assert any(name.endswith("licenses/LICENSE") for name in names)
+    assert [name for name in names if name.startswith("jobs/data/") and name.endswith(".parquet")]
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_each_package_is_imported_from_the_installed_wheel(package: str, installed) -> None:
+    assert installed.python(f"import {package}; print({package}.__file__)").startswith(str(installed.home / "lib"))
+
+
+def test_our_envelope_is_imported_although_another_project_has_a_package_of_that_name(installed) -> None:
+    assert (installed.home / "other" / "envelope" / "__init__.py").exists()
+    found = installed.python("import envelope.codec; print(envelope.codec.__file__)")
+    assert found.startswith(str(installed.home / "lib"))
+
+
+def test_the_installed_command_shows_its_help(installed) -> None:
+    done = installed.run("headwater", "--help")
+    assert done.returncode == 0, done.stderr
+    for verb in ("demo", "stack", "republish", "run", "inspect"):
+        assert verb in done.stdout
+
+
+def test_nothing_below_jobs_loads_spark_or_a_kafka_client(installed) -> None:
+    loaded = installed.python(
+        "import sys, envelope, persistence, aggregations; "
+        "print([name for name in ('pyspark', 'confluent_kafka', 'redis', 'cassandra') if name in sys.modules])"
+    )
+    assert loaded == "[]"

@@ -1,0 +1,82 @@
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from jobs import jars
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HEADWATER_CACHE", str(tmp_path))
+    monkeypatch.delenv("HEADWATER_SPARK_KAFKA_VERSION", raising=False)
+    return tmp_path
+
+
+def test_the_cache_is_where_the_variables_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert jars.cache_dir() == tmp_path
+    monkeypatch.delenv("HEADWATER_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert jars.cache_dir() == tmp_path / "xdg" / "headwater"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert jars.cache_dir() == tmp_path / "home" / ".cache" / "headwater"
+
+
+@pytest.mark.parametrize("coordinate", ["kafka", "org.apache.kafka:kafka", "a:b:c:d", "a:b:c@zip", 'a:b"/>:1'])
+def test_a_malformed_coordinate_is_refused_before_java_is_started(
+    coordinate: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jars, "java", lambda: pytest.fail("started Java"))
+    with pytest.raises(jars.JarsUnavailable, match="write group:artifact:version"):
+        jars.resolve("x", [coordinate])
+
+
+def test_a_jar_alone_is_asked_for_without_what_it_needs() -> None:
+    module = ET.fromstring(jars._module(["g:with:1.2", "g:alone:3@jar"]))
+    asked = [(d.get("name"), d.get("rev"), d.get("transitive")) for d in module.iter("dependency")]
+    assert asked == [("with", "1.2", None), ("alone", "3", "false")]
+
+
+def test_what_is_in_the_cache_is_listed_without_java(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def retrieve(name: str, module: str, done: Path, progress: jars.Progress | None) -> None:
+        done.mkdir()
+        (done / "b-1.jar").touch()
+        (done / "a-1.jar").touch()
+
+    monkeypatch.setattr(jars, "_retrieve", retrieve)
+    first = jars.resolve("x", ["g:a:1"])
+    monkeypatch.setattr(jars, "_retrieve", lambda *_: pytest.fail("resolved again"))
+    assert jars.resolve("x", ["g:a:1"]) == first
+    assert [jar.name for jar in first] == ["a-1.jar", "b-1.jar"]
+
+
+@pytest.mark.parametrize(
+    ("pyspark_version", "connector"), [("4.0.5", "4.0.0"), ("4.0.0", "4.0.0"), ("4.1.2", "4.1.2"), ("4.3.0", "4.3.0")]
+)
+def test_the_connector_follows_pyspark_and_one_serves_the_4_0_line(
+    pyspark_version: str, connector: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pyspark.__version__", pyspark_version)
+    assert jars.connector_version() == connector
+    monkeypatch.setenv("HEADWATER_SPARK_KAFKA_VERSION", "9.9")
+    assert jars.connector_version() == "9.9"
+
+
+@pytest.mark.parametrize(
+    ("jar", "artifact"),
+    [
+        ("kafka-clients-3.9.0.jar", "kafka-clients"),
+        ("spark-sql-kafka-0-10_2.13-4.0.0.jar", "spark-sql-kafka"),
+        ("scala-library-2.13.16.jar", "scala-library"),
+        ("netty-transport-native-epoll-4.1.1.Final-linux-x86_64.jar", "netty-transport-native-epoll"),
+    ],
+)
+def test_an_artifact_is_its_name_without_a_version(jar: str, artifact: str) -> None:
+    assert jars._artifact(Path(jar)) == artifact
+
+
+def test_the_cause_is_what_ivy_says_is_missing() -> None:
+    said = ["\t::::::::::::", ":: UNRESOLVED DEPENDENCIES ::", ":: g#a;1: not found", "\t::::::::::::"]
+    assert jars._cause(said) == "g#a;1: not found"
+    assert jars._cause([]) == "Ivy does not say why"
