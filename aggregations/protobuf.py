@@ -1,0 +1,177 @@
+"""A protobuf message class as columns: which fields can be columns, and a descriptor of just those.
+
+The trimmed message keeps the wire format of the original and leaves out what no column needs, so that
+neither reader spends time on it. Its fields are called f0, f1, …: a field may have any name.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, TypeAlias
+
+import polars as pl
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
+
+# The stubs know two kinds of descriptors, of which one is used at run time.
+Descriptor: TypeAlias = Any
+Field: TypeAlias = Any
+
+_F = FieldDescriptor
+_SCALARS: dict[int, pl.DataType] = {
+    _F.TYPE_INT32: pl.Int32(),
+    _F.TYPE_SINT32: pl.Int32(),
+    _F.TYPE_SFIXED32: pl.Int32(),
+    _F.TYPE_ENUM: pl.Int32(),
+    _F.TYPE_INT64: pl.Int64(),
+    _F.TYPE_SINT64: pl.Int64(),
+    _F.TYPE_SFIXED64: pl.Int64(),
+    _F.TYPE_UINT32: pl.UInt32(),
+    _F.TYPE_FIXED32: pl.UInt32(),
+    _F.TYPE_UINT64: pl.UInt64(),
+    _F.TYPE_FIXED64: pl.UInt64(),
+    _F.TYPE_FLOAT: pl.Float32(),
+    _F.TYPE_DOUBLE: pl.Float64(),
+    _F.TYPE_BOOL: pl.Boolean(),
+    _F.TYPE_STRING: pl.String(),
+    _F.TYPE_BYTES: pl.Binary(),
+}
+_PACKAGE = "headwater.columns"
+
+
+@dataclass(frozen=True, slots=True)
+class MessageType:
+    """A protobuf message type by value: equal by content and picklable, whatever module its class came from.
+
+    Attributes:
+        full_name: Full name of the message.
+        files: Serialized file descriptors, each behind the ones it imports.
+    """
+
+    full_name: str
+    files: tuple[bytes, ...]
+
+    @classmethod
+    def of(cls, message: type[Message]) -> "MessageType":
+        """Return the type of a message class."""
+        return cls(message.DESCRIPTOR.full_name, tuple(dict.fromkeys(_files(message.DESCRIPTOR.file))))
+
+    def descriptor(self) -> Descriptor:
+        """Return its descriptor, built in a pool of its own."""
+        return _descriptor(self)
+
+    @property
+    def schema(self) -> dict[str, pl.DataType]:
+        """Column name to polars type.
+
+        An enum is its number, a message a struct, a repeated field a list. A field with presence is null when
+        it is not set, any other has its default. Each member of a oneof is a column of its own.
+
+        Not supported, and therefore no columns: maps, groups, messages that contain themselves.
+        """
+        return {field.name: kind for field, kind in _columns(self.descriptor(), ())}
+
+
+@dataclass(frozen=True, slots=True)
+class Trimmed:
+    """A message class with just the fields of some columns.
+
+    Attributes:
+        message: The class. Field f`i` is column `names[i]`.
+        names: Column names, in the order of the original fields.
+    """
+
+    message: type[Message]
+    names: tuple[str, ...]
+
+
+@lru_cache(maxsize=256)
+def trimmed(of: MessageType, columns: frozenset[str] | None = None) -> Trimmed:
+    """Return the message type cut down to `columns`, all of them for None.
+
+    An enum becomes an int32 and `required` becomes `optional`, which the wire does not tell apart. Text that is
+    not UTF-8 is refused in every syntax.
+    """
+    file = descriptor_pb2.FileDescriptorProto(name="headwater/columns.proto", package=_PACKAGE, syntax="proto3")
+    wanted = [field for field, _ in _columns(of.descriptor(), ()) if columns is None or field.name in columns]
+    _add_message(file, "Columns", wanted, (of.full_name,))
+    pool = descriptor_pool.DescriptorPool()
+    pool.AddSerializedFile(file.SerializeToString())
+    return Trimmed(
+        message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{_PACKAGE}.Columns")),
+        tuple(field.name for field in wanted),
+    )
+
+
+def read(message: Message) -> list[object]:
+    """Return the values of a trimmed message, field by field: None, scalars, lists, and dicts for messages."""
+    return [_value(message, field) for field in message.DESCRIPTOR.fields]
+
+
+def _value(message: Message, field: Field) -> object:
+    value = getattr(message, field.name)
+    if field.is_repeated:
+        return [_plain(one, field) for one in value]
+    return None if field.has_presence and not message.HasField(field.name) else _plain(value, field)
+
+
+def _plain(value: object, field: Field) -> object:
+    if field.message_type is None:
+        return value
+    assert isinstance(value, Message)
+    # The json name of a trimmed field is the name in the original.
+    return {inner.json_name: _value(value, inner) for inner in field.message_type.fields}
+
+
+def _files(file: Descriptor) -> Iterator[bytes]:
+    for dependency in file.dependencies:
+        yield from _files(dependency)
+    yield file.serialized_pb
+
+
+@lru_cache(maxsize=64)
+def _descriptor(of: MessageType) -> Descriptor:
+    pool = descriptor_pool.DescriptorPool()
+    for file in of.files:
+        pool.AddSerializedFile(file)
+    return pool.FindMessageTypeByName(of.full_name)
+
+
+def _columns(message: Descriptor, within: tuple[str, ...]) -> list[tuple[Field, pl.DataType]]:
+    found = []
+    for field in message.fields:
+        kind = _kind(field, (*within, message.full_name))
+        if kind is not None:
+            found.append((field, pl.List(kind) if field.is_repeated else kind))
+    return found
+
+
+def _kind(field: Field, within: tuple[str, ...]) -> pl.DataType | None:
+    if field.type != _F.TYPE_MESSAGE:
+        return _SCALARS.get(field.type)
+    inner = field.message_type
+    if inner.full_name in within or inner.GetOptions().map_entry:
+        return None
+    columns = _columns(inner, within)
+    return pl.Struct({one.name: kind for one, kind in columns}) if columns else None
+
+
+def _add_message(
+    file: descriptor_pb2.FileDescriptorProto, name: str, fields: list[Field], within: tuple[str, ...]
+) -> None:
+    message = file.message_type.add(name=name)
+    for i, field in enumerate(fields):
+        one = message.field.add(name=f"f{i}", number=field.number, json_name=field.name, type=field.type)
+        one.label = one.LABEL_REPEATED if field.is_repeated else one.LABEL_OPTIONAL
+        if field.type == _F.TYPE_ENUM:
+            one.type = one.TYPE_INT32
+        if field.type == _F.TYPE_MESSAGE:
+            inner = f"{name}F{i}"
+            one.type_name = f".{_PACKAGE}.{inner}"
+            columns = [column for column, _ in _columns(field.message_type, within)]
+            _add_message(file, inner, columns, (*within, field.message_type.full_name))
+        elif field.has_presence:
+            one.proto3_optional = True
+            one.oneof_index = len(message.oneof_decl)
+            message.oneof_decl.add(name=f"_f{i}")

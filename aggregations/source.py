@@ -1,0 +1,158 @@
+"""Where a flow's messages come from: a topic, what its records hold, and how one record is read.
+
+`RecordDecoder` reads record by record and is the definition; `aggregations.columns.Decoder` reads whole
+batches and gives the same answer.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import polars as pl
+
+from aggregations.element import Record
+from aggregations.payload import Json, Payload, Protobuf, Raw, payload_of
+from envelope import DEFAULT_LIMITS, EnvelopeError, Hop, Limits, Lineage, Node, Reason, Siblings, decode
+from envelope.framing import strip_frame
+from envelope.limits import check_topic
+
+__all__ = ["Decoded", "Json", "Raw", "RecordDecoder", "Topic"]
+
+
+@dataclass(frozen=True, init=False)
+class Topic:
+    """A Kafka topic as a source. Immutable, picklable, equal by content.
+
+    Args:
+        name: Name of the topic.
+        payload: A protobuf message class, `Json({"column": pl.Int64, ...})` or `Raw()`.
+        envelope: The payload is inside an envelope. Otherwise the record's value is the payload and its
+            lineage are its own coordinates; Confluent framing in front of protobuf is stripped.
+        siblings: What to do with messages of one root that no fan-out index tells apart.
+        limits: Limits of what is accepted.
+        cluster: Name of the Kafka cluster, where there is more than one.
+
+    Raises:
+        EnvelopeError: Kafka would not allow the topic's name.
+        TypeError: `payload` is not a kind of payload.
+        ValueError: A column's name begins with an underscore, as the engine's own columns do.
+    """
+
+    name: str
+    payload: Payload
+    envelope: bool
+    siblings: Siblings
+    limits: Limits
+    cluster: str
+
+    def __init__(
+        self,
+        name: str,
+        payload: Any = None,
+        *,
+        envelope: bool = True,
+        siblings: Siblings = Siblings.EVENT_ID,
+        limits: Limits = DEFAULT_LIMITS,
+        cluster: str = "",
+    ) -> None:
+        kind = Raw() if payload is None else payload_of(payload)
+        if reserved := sorted(column for column in kind.schema if column.startswith("_")):
+            raise ValueError(
+                f"columns {reserved} of topic {name}: names that begin with _ are the engine's; rename them"
+            )
+        values = (check_topic(name, limits), kind, envelope, Siblings(siblings), limits, cluster)
+        for field, value in zip(self.__dataclass_fields__, values, strict=True):
+            object.__setattr__(self, field, value)
+
+    @property
+    def schema(self) -> dict[str, pl.DataType]:
+        """Column name to polars type."""
+        return self.payload.schema
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """One record, read and checked.
+
+    Attributes:
+        columns: Column name to value.
+        lineage: Its lineage, without a loop. Topic ids are as the chain gives them.
+        chain: The hops of its envelope.
+        key: The record's key.
+        event_id: Identity of the event; empty when it has none.
+        event_time_us: Event time, or else the record's timestamp, in microseconds since 1970.
+        identity: What `Lineage.standing` takes as event id: empty unless the source's policy asks for it.
+    """
+
+    columns: dict[str, object]
+    lineage: Lineage
+    chain: tuple[Hop, ...]
+    key: bytes | None
+    event_id: str
+    event_time_us: int
+    identity: str
+
+
+class RecordDecoder:
+    """Reads the records of one topic one by one.
+
+    Args:
+        topic: The source.
+        columns: The columns needed; None for all. Both runners of a flow must ask for the same ones, since a
+            field that no column needs is not looked at and cannot be wrong.
+    """
+
+    def __init__(self, topic: Topic, columns: frozenset[str] | None = None) -> None:
+        self.topic = topic
+        self._read = topic.payload.reader(columns)
+        self._payload_type = topic.payload.type.full_name if isinstance(topic.payload, Protobuf) else ""
+
+    def decode(self, record: Record) -> Decoded:
+        """Read and check one record.
+
+        Raises:
+            EnvelopeError: With the reason code of the first rule that is broken.
+        """
+        return self._enveloped(record) if self.topic.envelope else self._bare(record)
+
+    def _enveloped(self, record: Record) -> Decoded:
+        message = decode(record.value, self.topic.limits)
+        if message.key is not None and message.key != record.key:
+            raise EnvelopeError(Reason.KEY_MISMATCH, f"{record.node}: the envelope was written with another key")
+        if message.destination and message.destination != record.topic:
+            raise EnvelopeError(Reason.WRONG_DESTINATION, f"{record.node}: the envelope was written for another topic")
+        if self._payload_type and message.payload_type and message.payload_type != self._payload_type:
+            raise EnvelopeError(
+                Reason.UNKNOWN_PAYLOAD_TYPE,
+                f"{record.node}: the payload is not a {self._payload_type}; declare its type",
+            )
+        lineage = Lineage.of(message.chain, self._own(record)).check()
+        return Decoded(
+            columns=self._read(message.payload),
+            lineage=lineage,
+            chain=message.chain,
+            key=record.key,
+            event_id=message.event_id,
+            event_time_us=record.timestamp_ms * 1000 if message.event_time_us is None else message.event_time_us,
+            identity=message.event_id if self.topic.siblings is Siblings.EVENT_ID else "",
+        )
+
+    def _bare(self, record: Record) -> Decoded:
+        payload, limit = record.value, self.topic.limits.payload_bytes
+        if not payload:
+            raise EnvelopeError(Reason.EMPTY, f"{record.node}: the record has no value")
+        if len(payload) > limit:
+            raise EnvelopeError(Reason.PAYLOAD_TOO_LARGE, f"{record.node}: {len(payload)} bytes, the limit is {limit}")
+        if isinstance(self.topic.payload, Protobuf):
+            payload = strip_frame(payload)
+        return Decoded(
+            columns=self._read(payload),
+            lineage=Lineage((self._own(record),)),
+            chain=(),
+            key=record.key,
+            event_id="",
+            event_time_us=record.timestamp_ms * 1000,
+            identity="",
+        )
+
+    def _own(self, record: Record) -> Node:
+        return replace(record.node, cluster=self.topic.cluster)
