@@ -1,0 +1,187 @@
+"""Topics, groups and the acknowledged producer on a real broker."""
+
+import random
+import uuid
+from collections.abc import Callable, Iterator
+
+import pytest
+from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
+
+from persistence.kafka import AcknowledgedProducer, BrokerRefused, KafkaSettings, Marks, Topics
+from persistence.kafka import Message as Outgoing
+
+pytestmark = pytest.mark.integration
+
+# org.apache.kafka.common.utils.UtilsTest.testMurmur2
+JAVA_MURMUR2 = {
+    b"21": -973932308,
+    b"foobar": -790332482,
+    b"a-little-bit-long-string": -985981536,
+    b"a-little-bit-longer-string": -1486304829,
+    b"lkjh234lh9fiuh90y23oiuhsafujhadof229phr9h19h89h8": -58897971,
+    b"abc": 479470107,
+}
+
+
+def murmur2(data: bytes) -> int:
+    """org.apache.kafka.common.utils.Utils.murmur2, as Java computes it: a signed 32-bit number."""
+    mask, m = 0xFFFFFFFF, 0x5BD1E995
+    h = 0x9747B28C ^ len(data)
+    whole = len(data) & ~3
+    for i in range(0, whole, 4):
+        k = int.from_bytes(data[i : i + 4], "little") * m & mask
+        k = (k ^ k >> 24) * m & mask
+        h = (h * m & mask) ^ k
+    if rest := data[whole:]:
+        h = (h ^ int.from_bytes(rest, "little")) * m & mask
+    h = (h ^ h >> 13) * m & mask
+    h ^= h >> 15
+    return h - (1 << 32) if h >> 31 else h
+
+
+def read(bootstrap: str, topic: str, partitions: int, count: int) -> list:
+    """The first `count` records of a topic."""
+    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": uuid.uuid4().hex, "enable.auto.commit": False})
+    consumer.assign([TopicPartition(topic, p, OFFSET_BEGINNING) for p in range(partitions)])
+    records: list = []
+    while len(records) < count:
+        got = consumer.consume(count - len(records), 10)
+        assert got, f"{len(records)} of {count} records within 10 s"
+        assert not [record.error() for record in got if record.error()]
+        records += got
+    consumer.close()
+    return records
+
+
+@pytest.fixture
+def topics(kafka: str) -> Topics:
+    return Topics(KafkaSettings(kafka), timeout=20)
+
+
+@pytest.fixture
+def producer(kafka: str) -> Iterator[AcknowledgedProducer]:
+    with AcknowledgedProducer(KafkaSettings(kafka), delivery_timeout=20) as producer:
+        yield producer
+
+
+def test_our_copy_of_javas_murmur2_gives_kafkas_own_golden_values() -> None:
+    assert {key: murmur2(key) for key in JAVA_MURMUR2} == JAVA_MURMUR2
+
+
+def test_keys_land_where_a_java_producer_puts_them(
+    kafka: str, topic: Callable[..., str], producer: AcknowledgedProducer
+) -> None:
+    name = topic(partitions=7)
+    keys = [*JAVA_MURMUR2, "grüße".encode(), b"\x00\xff\xfe", *(b"N%d" % i for i in range(300))]
+    producer.send_many(name, [Outgoing(value=b"v", key=key) for key in keys[::2]])
+    for key in keys[1::2]:
+        producer.send(name, b"v", key)
+    producer.flush()
+    landed = {record.key(): record.partition() for record in read(kafka, name, 7, len(keys))}
+    assert landed == {key: (murmur2(key) & 0x7FFFFFFF) % 7 for key in keys}
+
+
+def test_flush_returns_when_everything_is_in_the_log(
+    topic: Callable[..., str], producer: AcknowledgedProducer, topics: Topics
+) -> None:
+    name = topic(partitions=2)
+    for _ in range(10):
+        producer.send_many(name, [Outgoing(value=b"v", key=b"%d" % i) for i in range(1000)])
+    producer.flush()
+    assert sum(marks.high for marks in topics.marks([name]).values()) == 10_000
+
+
+def test_more_than_the_queue_holds_waits_and_keeps_the_order(kafka: str, topic: Callable[..., str]) -> None:
+    name = topic()
+    settings = KafkaSettings(kafka, {"queue.buffering.max.messages": "200"})
+    with AcknowledgedProducer(settings) as producer:
+        for start in range(0, 2000, 50):
+            producer.send_many(name, [Outgoing(value=b"%d" % i) for i in range(start, start + 49)])
+            producer.send(name, b"%d" % (start + 49))
+        producer.flush()
+    assert [int(record.value()) for record in read(kafka, name, 1, 2000)] == list(range(2000))
+
+
+def test_null_values_null_keys_and_headers_arrive_as_they_are(
+    kafka: str, topic: Callable[..., str], producer: AcknowledgedProducer
+) -> None:
+    name = topic()
+    producer.send(name, None, b"tombstone", [("a", b"1"), ("a", b"2"), ("b", None)])
+    producer.send(name, b"", None)
+    producer.flush()
+    first, second = read(kafka, name, 1, 2)
+    assert (first.key(), first.value()) == (b"tombstone", None)
+    assert first.headers() == [("a", b"1"), ("a", b"2"), ("b", None)]
+    assert (second.key(), second.value() or b"") == (None, b"")
+
+
+def test_a_record_that_the_topic_refuses_is_an_error_of_flush_and_the_producer_goes_on(
+    topic: Callable[..., str], producer: AcknowledgedProducer, topics: Topics
+) -> None:
+    name = topic(max_message_bytes=1000)
+    assert topics.max_message_bytes([name]) == {name: 1000}
+    producer.send(name, random.Random(1).randbytes(5000))  # the limit is of what is left after compression
+    with pytest.raises(BrokerRefused, match=rf"producing to {name}.*max\.message\.bytes"):
+        producer.flush()
+    producer.send(name, b"small")
+    producer.flush()
+    assert topics.marks([name]) == {(name, 0): Marks(0, 1)}
+
+
+def test_a_record_over_the_clients_limit_is_refused_at_once(
+    topic: Callable[..., str], producer: AcknowledgedProducer
+) -> None:
+    name = topic()
+    with pytest.raises(BrokerRefused, match="too large"):
+        producer.send(name, bytes(2_000_000))
+    with pytest.raises(BrokerRefused, match="1 records"):
+        producer.send_many(name, [Outgoing(value=bytes(2_000_000)), Outgoing(value=b"v")])
+
+
+def test_a_topic_that_is_not_there_is_refused_with_the_remedy(kafka: str, topics: Topics) -> None:
+    with pytest.raises(BrokerRefused, match=r"topic nowhere: .*Create the topic"):
+        topics.describe(["nowhere"])
+    with AcknowledgedProducer(KafkaSettings(kafka), topic_metadata_propagation_max_ms=500) as producer:
+        producer.send("nowhere", b"v")
+        with pytest.raises(BrokerRefused, match=r"producing to nowhere.*Create the topic"):
+            producer.flush()
+
+
+def test_creating_twice_changes_nothing_and_creating_again_gives_another_id(topics: Topics) -> None:
+    name = f"twice-{uuid.uuid4().hex}"
+    first = topics.create(name, 3, {"retention.ms": "-1"})
+    assert topics.create(name, 3) == first
+    with pytest.raises(BrokerRefused, match="3 partitions, not 4"):
+        topics.create(name, 4)
+    topics.delete([name, "never-was"])
+    again = topics.create(name, 3)
+    assert again.topic_id != first.topic_id
+    assert len(again.topic_id) == 22
+    topics.delete([name])
+
+
+def test_added_partitions_are_seen(topic: Callable[..., str], topics: Topics) -> None:
+    name = topic(partitions=2)
+    topics.add_partitions(name, 5)
+    assert topics.partitions([name]) == {name: 5}
+    assert set(topics.marks([name])) == {(name, part) for part in range(5)}
+
+
+def test_group_offsets_are_set_and_read_back(topic: Callable[..., str], topics: Topics) -> None:
+    name, group = topic(partitions=3), uuid.uuid4().hex
+    assert topics.group_offsets(group) == {}
+    topics.alter_group_offsets(group, {(name, 0): 5, (name, 2): 7})
+    assert topics.group_offsets(group) == {(name, 0): 5, (name, 2): 7}
+    with pytest.raises(BrokerRefused, match=f"{name}:9"):
+        topics.alter_group_offsets(group, {(name, 9): 5})
+
+
+def test_offsets_of_a_group_that_runs_are_refused(kafka: str, topic: Callable[..., str], topics: Topics) -> None:
+    name, group = topic(), uuid.uuid4().hex
+    consumer = Consumer({"bootstrap.servers": kafka, "group.id": group})
+    consumer.subscribe([name])
+    while not consumer.assignment():
+        consumer.poll(0.1)
+    with pytest.raises(BrokerRefused, match="stop them first"):
+        topics.alter_group_offsets(group, {(name, 0): 5})
+    consumer.close()

@@ -1,0 +1,56 @@
+"""Kafka's errors, sorted by what the caller does next."""
+
+import pickle
+
+import pytest
+from confluent_kafka import KafkaError
+
+from persistence.kafka import AcknowledgedProducer, BrokerError, BrokerRefused, BrokerUnavailable, KafkaSettings, Topics
+from persistence.kafka.errors import broker_error
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "remedy"),
+    [
+        (KafkaError.UNKNOWN_TOPIC_OR_PART, BrokerRefused, "Create the topic"),
+        (KafkaError.TOPIC_AUTHORIZATION_FAILED, BrokerRefused, "kafka-acls"),
+        (KafkaError.SASL_AUTHENTICATION_FAILED, BrokerRefused, "credentials"),
+        (KafkaError.MSG_SIZE_TOO_LARGE, BrokerRefused, "max.message.bytes"),
+        (KafkaError._TRANSPORT, BrokerUnavailable, "bootstrap address"),
+        (KafkaError._MSG_TIMED_OUT, BrokerUnavailable, "bootstrap address"),
+        (KafkaError.NOT_LEADER_FOR_PARTITION, BrokerUnavailable, "try again"),
+        (KafkaError.INVALID_REQUEST, BrokerRefused, "INVALID_REQUEST"),
+    ],
+)
+def test_an_error_says_what_was_tried_and_what_to_do(code: int, kind: type[BrokerError], remedy: str) -> None:
+    error = broker_error(KafkaError(code), "producing to t")
+    assert type(error) is kind
+    assert str(error).startswith("producing to t: ")
+    assert remedy in str(error)
+    assert "\n" not in str(error)
+
+
+def test_errors_survive_pickling() -> None:
+    error = broker_error(KafkaError(KafkaError._TRANSPORT), "reading t", "connection refused")
+    copy = pickle.loads(pickle.dumps(error))
+    assert (type(copy), str(copy)) == (type(error), str(error))
+
+
+def test_a_broker_that_is_not_there_is_one_line_with_the_remedy() -> None:
+    with pytest.raises(
+        BrokerUnavailable, match=r"no answer from Kafka at 127\.0\.0\.1:1.*Connection refused.*Check that"
+    ):
+        Topics(KafkaSettings("127.0.0.1:1"), timeout=1).check()
+
+
+def test_records_for_a_broker_that_is_not_there_are_reported_by_flush_with_their_topic() -> None:
+    with AcknowledgedProducer(KafkaSettings("127.0.0.1:1"), delivery_timeout=1) as producer:
+        producer.send("orders", b"value")
+        with pytest.raises(BrokerUnavailable, match=r"producing to orders.*1 records not acknowledged"):
+            producer.flush()
+
+
+def test_a_setting_that_the_client_does_not_know_is_refused_and_no_secret_is_shown() -> None:
+    with pytest.raises(BrokerRefused, match="Correct the setting") as caught:
+        AcknowledgedProducer(KafkaSettings("k:1", {"security.protocol": "hugo", "sasl.password": "hunter2"}))
+    assert "hunter2" not in str(caught.value)
