@@ -47,6 +47,8 @@ class MemoryStore:
 
     def save(self, stage: StageRef, writes: Sequence[Write], *, term: int, batch: int) -> None:
         check_distinct(stage, writes)
+        if not writes:
+            return
         with self._lock:
             check_term(stage, term, self._terms.get(stage.flow_ref, 0))
             states = self._stages.setdefault(stage, {})

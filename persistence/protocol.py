@@ -100,8 +100,8 @@ class StateStore(Protocol):
      12. If any other state has another version: `Conflict` with exactly those keys. Whether the
          writes of the call that did not conflict take effect is the capability `atomic_save`:
          with it none does, without it each does or does not, as a whole.
-     13. A call may have any number of writes, also none; the store divides them as it needs.
-         The same key twice in one call is a ValueError and nothing is written.
+     13. A call may have any number of writes; the store divides them as it needs. Without writes
+         it does nothing. The same key twice in one call is a ValueError and nothing is written.
      14. An unknown outcome (a timeout, a cut connection) is resolved by reading back, never by
          a blind second write. Where that fails as well the call raises `Transient`: the writes
          then did or did not take effect, each as a whole.

@@ -2,10 +2,11 @@
 
 from collections.abc import Callable
 from importlib import import_module, metadata
-from urllib.parse import parse_qsl, urlsplit, urlunsplit
+from urllib.parse import urlsplit
 
 from persistence.errors import Terminal
 from persistence.protocol import StateStore
+from persistence.urls import redact
 
 ENTRY_POINTS = "headwater.stores"
 """Entry point group of other distributions' stores: scheme = "module:function", the function takes the URL."""
@@ -45,14 +46,6 @@ def open_store(url: str) -> StateStore:
             f"pip install 'headwater[{scheme}]'",
         ) from error
     return opener(url)
-
-
-def redact(url: str) -> str:
-    """Return `url` without what may be secret: user, password, the values of all options."""
-    parts = urlsplit(url)
-    host = parts.netloc.rpartition("@")[2]
-    options = "&".join(f"{name}=..." for name, _ in parse_qsl(parts.query, keep_blank_values=True))
-    return urlunsplit((parts.scheme, f"...@{host}" if "@" in parts.netloc else host, parts.path, options, ""))
 
 
 def _entry_point(scheme: str) -> str | None:

@@ -1,0 +1,206 @@
+"""One SQLite file, opened as it must be: per process, in WAL mode, with a bounded wait for its lock."""
+
+import os
+import sqlite3
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from persistence.errors import Terminal
+from persistence.names import FlowRef, StageRef
+from persistence.sqlite.errors import translate
+
+SCHEMA = 1
+_APPLICATION_ID = 0x68647772  # "hdwr", in the file's header: `file` and foreign programs can tell whose it is
+
+_DDL = """
+CREATE TABLE flow (
+    id INTEGER PRIMARY KEY,
+    name TEXT NOT NULL,
+    generation INTEGER NOT NULL,
+    term INTEGER NOT NULL,
+    manifest BLOB,
+    UNIQUE (name, generation)
+);
+CREATE TABLE stage (
+    id INTEGER PRIMARY KEY,
+    flow INTEGER NOT NULL REFERENCES flow,
+    name TEXT NOT NULL,
+    UNIQUE (flow, name)
+);
+CREATE TABLE state (
+    stage INTEGER NOT NULL REFERENCES stage,
+    key BLOB NOT NULL,
+    version INTEGER NOT NULL,
+    term INTEGER NOT NULL,
+    batch INTEGER NOT NULL,
+    value BLOB NOT NULL,
+    UNIQUE (stage, key)
+);
+CREATE VIEW readable AS
+    SELECT flow.name AS flow, generation, stage.name AS stage, CAST(key AS TEXT) AS key,
+           version, state.term AS term, batch, CAST(value AS TEXT) AS value
+    FROM state JOIN stage ON stage.id = state.stage JOIN flow ON flow.id = stage.flow;
+"""
+
+_databases: weakref.WeakSet["Database"] = weakref.WeakSet()
+_inherited: list[sqlite3.Connection] = []
+
+
+class Database:
+    """A SQLite file and this process's connection to it, used by one thread at a time.
+
+    Args:
+        path: The file. It and its directory are created when they are missing.
+        synchronous: SQLite's `synchronous`: full, normal or off.
+        busy_timeout: Seconds to wait for another process's lock.
+    """
+
+    def __init__(self, path: Path, *, synchronous: str, busy_timeout: float) -> None:
+        self.path = path
+        self._synchronous = synchronous
+        self._busy_timeout = busy_timeout
+        self._lock = threading.RLock()
+        self._connection: sqlite3.Connection | None = None
+        self._file: tuple[int, int] | None = None
+        _databases.add(self)
+
+    @contextmanager
+    def reading(self, at: FlowRef | StageRef) -> Iterator[sqlite3.Connection]:
+        """The connection, for statements that are consistent one by one."""
+        with self._lock, self._translated(at):
+            yield self._open()
+
+    @contextmanager
+    def writing(self, at: FlowRef | StageRef) -> Iterator[sqlite3.Connection]:
+        """The connection within one write transaction: committed at the end, rolled back on any error."""
+        with self._lock, self._translated(at):
+            connection = self._open()
+            # IMMEDIATE: the lock is waited for here. A transaction that began by reading would
+            # fail at its first write if another process had written in between.
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield connection
+                connection.execute("COMMIT")
+            except BaseException:
+                if connection.in_transaction:
+                    with suppress(sqlite3.Error):
+                        connection.execute("ROLLBACK")
+                raise
+
+    def close(self) -> None:
+        """Close the connection; the next use opens it again."""
+        with self._lock:
+            connection, self._connection = self._connection, None
+            if connection is not None:
+                connection.close()
+
+    @contextmanager
+    def _translated(self, at: FlowRef | StageRef) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise translate(error, str(self.path), at) from error
+
+    def _open(self) -> sqlite3.Connection:
+        if self._connection is None:
+            self._connection = self._connect()
+            self._file = self._identity()
+        elif self._identity() != self._file:
+            # The open file is an unlinked one: what is written to it would be gone with the process.
+            raise Terminal(
+                f"{self.path} was deleted or replaced while it was open", "Start the flow again; it compares manifests"
+            )
+        return self._connection
+
+    def _identity(self) -> tuple[int, int] | None:
+        try:
+            stat = os.stat(self.path)
+        except FileNotFoundError:
+            return None
+        return stat.st_dev, stat.st_ino
+
+    def _connect(self) -> sqlite3.Connection:
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise Terminal(
+                f"{self.path.parent} cannot be created: {error.strerror}", "Choose another directory"
+            ) from error
+        connection = sqlite3.connect(
+            self.path, timeout=self._busy_timeout, isolation_level=None, check_same_thread=False
+        )
+        try:
+            fresh = self._check_owner(connection)
+            self._set_wal(connection)
+            connection.execute(f"PRAGMA synchronous = {self._synchronous}")
+            # A few batches of states: fewer checkpoints, each of which writes and syncs the file itself.
+            connection.execute("PRAGMA wal_autocheckpoint = 4000")
+            if fresh:
+                self._create(connection)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _check_owner(self, connection: sqlite3.Connection) -> bool:
+        """Whether the file is empty; refuse one that is not ours or is newer."""
+        (owner,) = connection.execute("PRAGMA application_id").fetchone()
+        (schema,) = connection.execute("PRAGMA user_version").fetchone()
+        if owner == _APPLICATION_ID and schema <= SCHEMA:
+            return False
+        if owner == _APPLICATION_ID:
+            raise Terminal(f"{self.path} has schema {schema}, this code knows {SCHEMA}", "Upgrade headwater")
+        (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        if owner or tables:
+            raise Terminal(f"{self.path} is a database of another program", "Choose a file of its own for the store")
+        return True
+
+    def _set_wal(self, connection: sqlite3.Connection) -> None:
+        """Switch to WAL. SQLite does not wait for other processes here, so this does."""
+        end = time.monotonic() + self._busy_timeout
+        while True:
+            try:
+                (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
+                break
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > end:
+                    raise
+                time.sleep(0.01)
+        if mode != "wal":
+            raise Terminal(f"{self.path} cannot use a write-ahead log", "Use a file on a local disk")
+
+    def _create(self, connection: sqlite3.Connection) -> None:
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            if self._check_owner(connection):  # else another process was faster
+                for statement in _DDL.split(";\n"):
+                    connection.execute(statement)
+                connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
+                connection.execute(f"PRAGMA user_version = {SCHEMA}")
+            connection.execute("COMMIT")
+        except BaseException:
+            with suppress(sqlite3.Error):
+                connection.execute("ROLLBACK")
+            raise
+
+    def forked(self) -> None:
+        """Forget the parent's connection in a child process.
+
+        SQLite forbids its use and even its closing there, so it is kept until the child ends.
+        """
+        self._lock = threading.RLock()
+        if self._connection is not None:
+            _inherited.append(self._connection)
+            self._connection = None
+
+
+def _after_fork_in_child() -> None:
+    for database in list(_databases):
+        database.forked()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

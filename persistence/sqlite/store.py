@@ -1,0 +1,206 @@
+"""The SQLite store: one transaction per call."""
+
+import sqlite3
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from persistence.cas import check_distinct, check_manifest, check_term, settle
+from persistence.errors import Corrupt, Fenced, Terminal
+from persistence.manifest import Manifest, decode_manifest, encode_manifest
+from persistence.protocol import Capabilities, FlowRef, StageRef, Stored, Write
+from persistence.sqlite.database import Database
+from persistence.urls import choice, options, redact, seconds
+
+_PARAMETERS = 512
+"""Keys per SELECT. Larger ones are no faster; Python keeps 128 statements prepared."""
+_PAGE = 1000
+"""States per step of a scan, about 300 KB."""
+
+_UPDATE = """
+UPDATE state SET version = version + 1, term = ?1, batch = ?2, value = ?3
+WHERE stage = ?4 AND key = ?5 AND version = ?6 AND term <= ?1
+"""
+_INSERT = """
+INSERT INTO state (term, batch, value, stage, key, version) VALUES (?1, ?2, ?3, ?4, ?5, ?6 + 1)
+ON CONFLICT DO NOTHING
+"""
+_FIRST_PAGE = """
+SELECT key, version, term, batch, value FROM state WHERE stage = ? AND key >= ? ORDER BY key LIMIT ?
+"""
+_NEXT_PAGE = _FIRST_PAGE.replace(">=", ">")
+
+
+class SqliteStore:
+    """Keeps states in one SQLite file, safe for several processes of one machine.
+
+    `synchronous=full` (the default) makes what is acknowledged survive a loss of power: one fsync
+    a call. With `normal` the last calls may be lost then, never an earlier one without a
+    later one. With `off` the file may be damaged by a loss of power. A killed process loses nothing
+    in any of them. The file must be on a local disk: WAL does not work on network shares.
+
+    Args:
+        path: The file. It and its directory are created when they are missing.
+        synchronous: SQLite's `synchronous`: full, normal or off.
+        busy_timeout: Seconds to wait for another process's write to end, before `Transient`.
+    """
+
+    def __init__(self, path: Path, *, synchronous: str = "full", busy_timeout: float = 30.0) -> None:
+        self._database = Database(path, synchronous=synchronous, busy_timeout=busy_timeout)
+        self._capabilities = Capabilities(
+            durable=synchronous == "full",
+            ordered_durability=synchronous != "off",
+            shared=True,
+            atomic_save=True,
+            ordered_scan=True,
+        )
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self._capabilities
+
+    def acquire_term(self, flow: FlowRef, *, above: int = 0) -> int:
+        with self._database.writing(flow) as connection:
+            (term,) = connection.execute(
+                "INSERT INTO flow (name, generation, term) VALUES (?1, ?2, ?3 + 1) "
+                "ON CONFLICT DO UPDATE SET term = max(term, ?3) + 1 RETURNING term",
+                (flow.flow, flow.generation, above),
+            ).fetchone()
+        return int(term)
+
+    def install_term(self, flow: FlowRef, term: int) -> None:
+        with self._database.writing(flow) as connection:
+            (installed,) = connection.execute(
+                "INSERT INTO flow (name, generation, term) VALUES (?1, ?2, ?3) "
+                "ON CONFLICT DO UPDATE SET term = max(term, ?3) RETURNING term",
+                (flow.flow, flow.generation, term),
+            ).fetchone()
+        if installed > term:
+            raise Fenced.by(flow, term, installed)
+
+    def installed_term(self, flow: FlowRef) -> int:
+        with self._database.reading(flow) as connection:
+            return _flow(connection, flow)[0]
+
+    def load(self, stage: StageRef, keys: Sequence[bytes]) -> dict[bytes, Stored]:
+        with self._database.reading(stage) as connection:
+            return _read(connection, stage, keys)
+
+    def save(self, stage: StageRef, writes: Sequence[Write], *, term: int, batch: int) -> None:
+        check_distinct(stage, writes)
+        if not writes:
+            return
+        with self._database.writing(stage) as connection:
+            check_term(stage, term, _flow(connection, stage.flow_ref)[0])
+            number = _stage_number(connection, stage)
+            connection.execute("SAVEPOINT before")
+            if _replace(connection, number, writes, term, batch) < len(writes):
+                # Rare: something is a retry or has changed. Which, is decided on what is there.
+                connection.execute("ROLLBACK TO before")
+                stored = _read(connection, stage, [write.key for write in writes])
+                _replace(connection, number, settle(stage, writes, stored, term=term, batch=batch), term, batch)
+
+    def load_manifest(self, flow: FlowRef) -> Manifest | None:
+        with self._database.reading(flow) as connection:
+            value = _flow(connection, flow)[1]
+        return None if value is None else decode_manifest(value, flow)
+
+    def save_manifest(self, flow: FlowRef, manifest: Manifest) -> None:
+        with self._database.writing(flow) as connection:
+            installed, value = _flow(connection, flow)
+            newest = None if value is None else decode_manifest(value, flow)
+            check_manifest(flow, manifest, newest, installed)
+            connection.execute(
+                "UPDATE flow SET manifest = ? WHERE name = ? AND generation = ?",
+                (encode_manifest(manifest), flow.flow, flow.generation),
+            )
+
+    def scan(self, stage: StageRef) -> Iterator[tuple[bytes, Stored]]:
+        # By pages and not by one open statement: a slow reader would keep the write-ahead log growing.
+        page = self._page(_FIRST_PAGE, stage, b"")
+        while page:
+            yield from page
+            page = self._page(_NEXT_PAGE, stage, page[-1][0])
+
+    def close(self) -> None:
+        self._database.close()
+
+    def _page(self, query: str, stage: StageRef, key: bytes) -> list[tuple[bytes, Stored]]:
+        with self._database.reading(stage) as connection:
+            rows = connection.execute(query, (_find_stage(connection, stage), key, _PAGE))
+            return [(row[0], _stored(stage, row)) for row in rows]
+
+
+def open_store(url: str) -> SqliteStore:
+    """Open `sqlite:///absolute/path.db` or `sqlite://relative.db`.
+
+    Options: `synchronous` (full, normal, off) and `busy_timeout` (seconds).
+
+    Raises:
+        Terminal: The URL has no path or an option that is not known.
+    """
+    parts = urlsplit(url)
+    path = unquote(parts.netloc + parts.path)
+    if not path:
+        raise Terminal(f"{redact(url)} names no file", "Write sqlite:///absolute/path.db or sqlite://relative.db")
+    known = {"synchronous": choice("full", "normal", "off"), "busy_timeout": seconds}
+    return SqliteStore(Path(path).absolute(), **options(url, known))
+
+
+def _flow(connection: sqlite3.Connection, flow: FlowRef) -> tuple[int, bytes | None]:
+    """(installed term, manifest)."""
+    row = connection.execute(
+        "SELECT term, manifest FROM flow WHERE name = ? AND generation = ?", (flow.flow, flow.generation)
+    ).fetchone()
+    return row or (0, None)
+
+
+def _find_stage(connection: sqlite3.Connection, stage: StageRef) -> int | None:
+    row = connection.execute(
+        "SELECT stage.id FROM stage JOIN flow ON flow.id = stage.flow "
+        "WHERE flow.name = ? AND generation = ? AND stage.name = ?",
+        (stage.flow, stage.generation, stage.stage),
+    ).fetchone()
+    return row[0] if row else None
+
+
+def _stage_number(connection: sqlite3.Connection, stage: StageRef) -> int:
+    """The number of a stage, given now if it has none. Its flow has a term, so it is known."""
+    number = _find_stage(connection, stage)
+    if number is None:
+        (number,) = connection.execute(
+            "INSERT INTO stage (flow, name) SELECT id, ? FROM flow WHERE name = ? AND generation = ? RETURNING id",
+            (stage.stage, stage.flow, stage.generation),
+        ).fetchone()
+    return int(number)
+
+
+def _replace(connection: sqlite3.Connection, number: int, writes: Sequence[Write], term: int, batch: int) -> int:
+    """Apply the writes whose condition holds and return how many that were."""
+    rows = [(term, batch, write.value, number, write.key, write.expected) for write in writes]
+    added = connection.executemany(_INSERT, [row for row in rows if not row[5]]).rowcount
+    changed = connection.executemany(_UPDATE, [row for row in rows if row[5]]).rowcount
+    return max(added, 0) + max(changed, 0)  # -1 when there was nothing to do
+
+
+def _read(connection: sqlite3.Connection, stage: StageRef, keys: Sequence[bytes]) -> dict[bytes, Stored]:
+    number = _find_stage(connection, stage)
+    states: dict[bytes, Stored] = {}
+    for start in range(0, len(keys), _PARAMETERS):
+        part = keys[start : start + _PARAMETERS]
+        # Padded to a power of two: ten statements in all, so that they stay prepared.
+        size = 1 << (len(part) - 1).bit_length()
+        marks = ",".join("?" * size)
+        rows = connection.execute(
+            f"SELECT key, version, term, batch, value FROM state WHERE stage = ? AND key IN ({marks})",  # noqa: S608
+            (number, *part, *([part[-1]] * (size - len(part)))),
+        )
+        states.update((row[0], _stored(stage, row)) for row in rows)
+    return states
+
+
+def _stored(stage: StageRef, row: tuple[bytes, int, int, int, bytes]) -> Stored:
+    key, version, term, batch, value = row
+    if type(value) is not bytes:
+        raise Corrupt(f"the state is a {type(value).__name__}, not bytes", at=stage, key=key)
+    return Stored(version, term, batch, value)
