@@ -18,13 +18,25 @@ def check_distinct(stage: StageRef, writes: Sequence[Write]) -> None:
         raise ValueError(f"{stage}: a key comes twice in one save; each state is written once a batch")
 
 
+def check_is_term(at: FlowRef | StageRef, term: int) -> None:
+    """Refuse a number below 1: `acquire_term` gives none, so it comes from a run that never acquired one.
+
+    Raises:
+        ValueError: It is below 1.
+    """
+    if term < 1:
+        raise ValueError(f"{at}: term {term}; terms count from 1, acquire one first")
+
+
 def check_term(at: FlowRef | StageRef, term: int, installed: int) -> None:
     """Compare a writer's term with the installed one (contract 5 and 6).
 
     Raises:
+        ValueError: The term is none.
         Fenced: A higher one is installed.
         Terminal: The writer's term is not known here.
     """
+    check_is_term(at, term)
     if installed > term:
         raise Fenced.by(at, term, installed)
     if installed < term:

@@ -4,7 +4,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from urllib.parse import urlsplit
 
-from persistence.cas import check_distinct, check_manifest, check_term, settle
+from persistence.cas import check_distinct, check_is_term, check_manifest, check_term, settle
 from persistence.errors import Fenced
 from persistence.protocol import Capabilities, FlowRef, Manifest, StageRef, Stored, Write
 
@@ -31,6 +31,7 @@ class MemoryStore:
             return term
 
     def install_term(self, flow: FlowRef, term: int) -> None:
+        check_is_term(flow, term)
         with self._lock:
             installed = self._terms.get(flow, 0)
             if installed > term:

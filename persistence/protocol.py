@@ -80,6 +80,7 @@ class StateStore(Protocol):
       2. `install_term` makes the given term the installed one. Again with the same term: nothing
          happens. With a lower one: `Fenced`.
       3. `installed_term` returns the installed term, 0 when there is none.
+         Terms count from 1; to install or to write with a lower number is a ValueError.
       4. Terms of different flows and of different generations of a flow are independent.
       5. Once a term is installed, no write of a lower term takes effect, not even one that was
          sent before: it ends in `Fenced` and changes nothing. A store that is not `fenced` may

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from persistence.cas import check_distinct, check_manifest, check_term, settle
+from persistence.cas import check_distinct, check_is_term, check_manifest, check_term, settle
 from persistence.errors import Corrupt, Fenced, Terminal
 from persistence.manifest import Manifest, decode_manifest, encode_manifest
 from persistence.protocol import Capabilities, FlowRef, StageRef, Stored, Write
@@ -69,6 +69,7 @@ class SqliteStore:
         return int(term)
 
     def install_term(self, flow: FlowRef, term: int) -> None:
+        check_is_term(flow, term)
         with self._database.writing(flow) as connection:
             (installed,) = connection.execute(
                 "INSERT INTO flow (name, generation, term) VALUES (?1, ?2, ?3) "

@@ -1,0 +1,124 @@
+"""The whole contract at random: a store against a dictionary that follows the same sentences."""
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
+
+from persistence.contract.base import Contract, fresh_flow
+from persistence.errors import Conflict, Fenced, Terminal
+from persistence.protocol import Manifest, Progress, StateStore, Stored, Write
+
+_KEYS = [b"", b"a", b"b", b"\x00\xff"]
+_keys = st.sampled_from(_KEYS)
+_steps = st.integers(-2, 2)  # how far a guess is from the truth; 0 comes first when hypothesis shrinks
+
+
+class ModelContract(Contract):
+    """Random histories of terms, writes, retries and manifests."""
+
+    def test_random_histories_agree_with_a_dictionary(self, store: StateStore) -> None:
+        class Model(_Model):
+            def __init__(self) -> None:
+                super().__init__(store)
+
+        run_state_machine_as_test(
+            Model,
+            settings=settings(
+                max_examples=self.model_examples,
+                stateful_step_count=30,
+                deadline=None,
+                database=None,
+                suppress_health_check=list(HealthCheck),
+            ),
+        )
+
+
+class _Model(RuleBasedStateMachine):
+    def __init__(self, store: StateStore) -> None:
+        super().__init__()
+        self.store = store
+        self.flow = fresh_flow()
+        self.stage = self.flow.stage("s")
+        self.term = 0
+        self.states: dict[bytes, Stored] = {}
+        self.manifest: Manifest | None = None
+
+    @rule(above=st.integers(0, 3))
+    def acquire(self, above: int) -> None:
+        term = self.store.acquire_term(self.flow, above=above)
+        assert term > max(self.term, above)
+        self.term = term
+
+    @rule(step=_steps)
+    def install(self, step: int) -> None:
+        term = max(self.term + step, 1)
+        if term < self.term:
+            with pytest.raises(Fenced):
+                self.store.install_term(self.flow, term)
+        else:
+            self.store.install_term(self.flow, term)
+            self.term = term
+
+    @rule(
+        guesses=st.dictionaries(_keys, st.sampled_from([0, 0, 0, 0, -1, 1]), min_size=1),
+        value=st.sampled_from([b"x", b"y", b""]),
+        batch=st.integers(0, 2),
+        step=st.sampled_from([0, 0, 0, 0, -1, 1]),
+    )
+    def save(self, guesses: dict[bytes, int], value: bytes, batch: int, step: int) -> None:
+        """Each expected version is the true one, or off by one: -1 with the same content is a retry."""
+        term = max(self.term + step, 1)
+        writes = [Write(key, max(self._version(key) + guess, 0), value) for key, guess in guesses.items()]
+        changed = tuple(w.key for w in writes if not (self._is_next(w) or self._is_retry(w, term, batch)))
+        after = {w.key: Stored(w.expected + 1, term, batch, w.value) for w in writes if w.key not in changed}
+        if term != self.term or changed:
+            with pytest.raises((Conflict, Fenced, Terminal)) as caught:
+                self.store.save(self.stage, writes, term=term, batch=batch)
+            assert type(caught.value) is (Fenced if term < self.term else Terminal if term > self.term else Conflict)
+            if term == self.term:
+                assert isinstance(caught.value, Conflict)
+                assert caught.value.keys == changed
+                self._learn(after)
+        else:
+            self.store.save(self.stage, writes, term=term, batch=batch)
+            self.states.update(after)
+
+    @rule(step=_steps, batch=st.integers(0, 3), offset=st.integers(0, 9))
+    def save_manifest(self, step: int, batch: int, offset: int) -> None:
+        given = Manifest(term=max(self.term + step, 1), batch=batch, positions={"t": {0: Progress(offset)}})
+        older = self.manifest is not None and (self.manifest.term, self.manifest.batch) > (given.term, given.batch)
+        if given.term > self.term:
+            with pytest.raises(Terminal):
+                self.store.save_manifest(self.flow, given)
+        elif given.term < self.term or older:
+            with pytest.raises(Fenced):
+                self.store.save_manifest(self.flow, given)
+        else:
+            self.store.save_manifest(self.flow, given)
+            self.manifest = given
+
+    @invariant()
+    def everything_reads_the_same(self) -> None:
+        assert self.store.load(self.stage, _KEYS) == self.states
+        assert dict(self.store.scan(self.stage)) == self.states
+        assert self.store.installed_term(self.flow) == self.term
+        assert self.store.load_manifest(self.flow) == self.manifest
+
+    def _version(self, key: bytes) -> int:
+        return self.states[key].version if key in self.states else 0
+
+    def _is_next(self, write: Write) -> bool:
+        return write.expected == self._version(write.key)
+
+    def _is_retry(self, write: Write, term: int, batch: int) -> bool:
+        return self.states.get(write.key) == Stored(write.expected + 1, term, batch, write.value)
+
+    def _learn(self, after: dict[bytes, Stored]) -> None:
+        """After a conflict: nothing was written, or for a store without `atomic_save` maybe some."""
+        if self.store.capabilities.atomic_save:
+            return
+        held = self.store.load(self.stage, list(after))
+        for key, state in held.items():
+            assert state in (self.states.get(key), after[key])
+        self.states.update(held)
