@@ -1,0 +1,229 @@
+import multiprocessing
+import sqlite3
+
+import pytest
+
+from persistence.errors import Corrupt, Terminal, Transient
+from persistence.protocol import FlowRef, Manifest, Stored, Write
+from persistence.registry import open_store
+from persistence.sqlite.errors import translate
+
+FLOW = FlowRef("fleet")
+STAGE = FLOW.stage("aircraft")
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "new" / "directory" / "states.db"
+
+
+@pytest.fixture
+def store(path):
+    store = open_store(f"sqlite://{path}")
+    yield store
+    store.close()
+
+
+def put(store, *keys):
+    term = store.acquire_term(FLOW)
+    store.save(STAGE, [Write(key, 0, b'{"legs":1}') for key in keys], term=term, batch=3)
+    return term
+
+
+def run_sql(path, sql):
+    connection = sqlite3.connect(path)
+    with connection:
+        rows = connection.execute(sql).fetchall()
+    connection.close()
+    return rows
+
+
+def test_a_path_may_be_absolute_relative_or_quoted(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for url, file in [
+        (f"sqlite://{tmp_path}/a.db", "a.db"),
+        ("sqlite://b.db", "b.db"),
+        ("sqlite://sub/c.db?synchronous=normal&busy_timeout=2", "sub/c.db"),
+        ("sqlite://with%20space.db", "with space.db"),
+    ]:
+        open_store(url).acquire_term(FLOW)
+        assert (tmp_path / file).exists()
+
+
+def test_only_full_synchronous_claims_to_survive_a_loss_of_power(tmp_path):
+    claims = {
+        mode: open_store(f"sqlite://{tmp_path}/x.db?synchronous={mode}").capabilities
+        for mode in ("full", "normal", "off")
+    }
+    assert [claims[mode].durable for mode in claims] == [True, False, False]
+    assert [claims[mode].ordered_durability for mode in claims] == [True, True, False]
+    assert open_store(f"sqlite://{tmp_path}/x.db").capabilities == claims["full"]
+
+
+@pytest.mark.parametrize("options", ["synchronous=maybe", "busy_timeout=-1", "busy_timeout=x", "journal=off"])
+def test_an_impossible_option_is_refused_without_quoting_it(tmp_path, options):
+    with pytest.raises(Terminal) as caught:
+        open_store(f"sqlite://{tmp_path}/x.db?{options}")
+    assert options.split("=")[0] in str(caught.value)
+    assert options not in str(caught.value)
+
+
+def test_a_url_without_a_file_is_refused():
+    with pytest.raises(Terminal, match="names no file"):
+        open_store("sqlite://")
+
+
+def test_it_writes_ahead_and_syncs_every_commit(store, path):
+    put(store, b"k")
+    assert run_sql(path, "PRAGMA journal_mode") == [("wal",)]
+    with store._database.reading(FLOW) as connection:
+        assert connection.execute("PRAGMA synchronous").fetchone() == (2,)
+
+
+def test_states_can_be_read_by_a_person(store, path):
+    term = put(store, b"N14228")
+    assert run_sql(path, "SELECT * FROM readable") == [("fleet", 1, "aircraft", "N14228", 1, term, 3, '{"legs":1}')]
+
+
+def test_a_locked_file_is_transient_after_a_bounded_wait(store, path):
+    term = put(store)
+    impatient = open_store(f"sqlite://{path}?busy_timeout=0.05")
+    holder = sqlite3.connect(path, isolation_level=None)
+    holder.execute("BEGIN IMMEDIATE")
+    with pytest.raises(Transient, match=r"aircraft.*locked.*busy_timeout"):
+        impatient.save(STAGE, [Write(b"k", 0, b"")], term=term, batch=0)
+    holder.execute("ROLLBACK")
+    impatient.save(STAGE, [Write(b"k", 0, b"")], term=term, batch=0)
+    holder.close()
+    impatient.close()
+
+
+def test_a_full_disk_is_terminal_and_nothing_of_the_call_is_written(store, path):
+    term = put(store, b"k")
+    with store._database.reading(FLOW) as connection:
+        (pages,) = connection.execute("PRAGMA page_count").fetchone()
+        connection.execute(f"PRAGMA max_page_count = {pages}")
+    with pytest.raises(Terminal, match="Make room"):
+        store.save(STAGE, [Write(b"%d" % i, 0, bytes(5000)) for i in range(50)], term=term, batch=4)
+    assert [key for key, _ in store.scan(STAGE)] == [b"k"]
+
+
+def test_a_damaged_file_is_corrupt_and_not_empty(store, path):
+    put(store, *[b"%04d" % i for i in range(2000)])
+    store.close()
+    damaged = bytearray(path.read_bytes())
+    damaged[4096:-4096] = bytes(len(damaged) - 8192)
+    path.write_bytes(damaged)
+    with pytest.raises(Corrupt, match="Restore"):
+        store.load(STAGE, [b"0000"])
+
+
+def test_a_file_that_is_no_database_is_corrupt(path):
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"not a database at all " * 500)
+    with pytest.raises(Corrupt, match=str(path)):
+        open_store(f"sqlite://{path}").installed_term(FLOW)
+
+
+def test_a_database_of_another_program_is_left_alone(path):
+    path.parent.mkdir(parents=True)
+    run_sql(path, "CREATE TABLE theirs (x)")
+    before = path.read_bytes()
+    with pytest.raises(Terminal, match="another program"):
+        open_store(f"sqlite://{path}").acquire_term(FLOW)
+    assert path.read_bytes() == before
+
+
+def test_a_file_of_a_newer_version_is_refused(store, path):
+    put(store)
+    store.close()
+    run_sql(path, "PRAGMA user_version = 2")
+    with pytest.raises(Terminal, match="Upgrade"):
+        store.load(STAGE, [b"k"])
+
+
+def test_a_file_that_was_deleted_under_a_running_flow_stops_it(store, path):
+    term = put(store, b"k")
+    for file in path.parent.iterdir():
+        file.unlink()
+    with pytest.raises(Terminal, match="deleted or replaced"):
+        store.save(STAGE, [Write(b"k", 1, b"")], term=term, batch=4)
+    assert not path.exists()
+
+
+def test_a_file_that_was_replaced_by_an_older_copy_is_not_written_to(store, path):
+    store.acquire_term(FLOW)
+    store.close()
+    older = path.read_bytes()
+    term = put(store, b"k")
+    store.close()
+    path.write_bytes(older)
+    with pytest.raises(Terminal, match="emptied or replaced"):
+        store.save(STAGE, [Write(b"k", 1, b"")], term=term, batch=4)
+
+
+def test_a_state_that_was_tampered_with_into_text_is_corrupt(store, path):
+    put(store, b"k")
+    run_sql(path, "UPDATE state SET value = 'text'")
+    with pytest.raises(Corrupt, match="stage aircraft, key b'k'"):
+        store.load(STAGE, [b"k"])
+
+
+def test_a_damaged_manifest_is_corrupt(store, path):
+    term = put(store)
+    store.save_manifest(FLOW, Manifest(term=term, batch=1))
+    run_sql(path, "UPDATE flow SET manifest = substr(manifest, 1, 20)")
+    with pytest.raises(Corrupt, match="flow fleet"):
+        store.load_manifest(FLOW)
+
+
+def test_a_directory_that_cannot_be_made_is_terminal(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(Terminal, match="cannot be created"):
+        open_store(f"sqlite://{tmp_path}/file/x.db").installed_term(FLOW)
+
+
+def create(url, flow):
+    open_store(url).acquire_term(flow)
+
+
+def test_many_processes_may_create_the_file_at_once(path):
+    context = multiprocessing.get_context("spawn")
+    url = f"sqlite://{path}"
+    processes = [context.Process(target=create, args=(url, FLOW)) for _ in range(6)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0] * 6
+    assert open_store(url).installed_term(FLOW) == 6
+
+
+def test_a_retry_within_a_large_call_is_told_from_a_change(store):
+    term = put(store, b"0", b"1")
+    writes = [Write(b"%d" % i, 0, b'{"legs":1}') for i in range(3000)]
+    store.save(STAGE, writes, term=term, batch=3)
+    assert set(store.load(STAGE, [write.key for write in writes]).values()) == {Stored(1, term, 3, b'{"legs":1}')}
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        (sqlite3.SQLITE_BUSY_SNAPSHOT, Transient),
+        (sqlite3.SQLITE_LOCKED, Transient),
+        (sqlite3.SQLITE_NOMEM, Transient),
+        (sqlite3.SQLITE_CORRUPT_VTAB, Corrupt),
+        (sqlite3.SQLITE_NOTADB, Corrupt),
+        (sqlite3.SQLITE_READONLY_DIRECTORY, Terminal),
+        (sqlite3.SQLITE_IOERR_FSYNC, Terminal),
+        (sqlite3.SQLITE_CANTOPEN, Terminal),
+        (sqlite3.SQLITE_ERROR, Terminal),
+    ],
+)
+def test_result_codes_become_errors_with_a_remedy(code, kind):
+    error = sqlite3.OperationalError("what it says")
+    error.sqlite_errorcode = code
+    translated = translate(error, "states.db", STAGE)
+    assert type(translated) is kind
+    assert translated.remedy
+    assert "states.db" in str(translated)
