@@ -1,0 +1,111 @@
+"""What flows: a record as Kafka delivers it, and the element a flow makes of it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Generic, TypeVar
+
+from envelope import Hop, Lineage, Node
+
+T = TypeVar("T")
+U = TypeVar("U")
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A record as Kafka delivers it.
+
+    Attributes:
+        topic: Topic.
+        partition: Partition.
+        offset: Offset.
+        key: Key bytes, or None.
+        value: Value bytes, or None.
+        timestamp_ms: Kafka's timestamp in milliseconds since 1970.
+        headers: Pairs of name and value, in order, names may repeat.
+        topic_id: Kafka's id of the topic; empty when unknown.
+    """
+
+    topic: str
+    partition: int
+    offset: int
+    key: bytes | None
+    value: bytes | None
+    timestamp_ms: int = 0
+    headers: tuple[tuple[str, bytes | None], ...] = ()
+    topic_id: str = ""
+
+    @property
+    def node(self) -> Node:
+        """The record's coordinates."""
+        return Node(self.topic, self.partition, self.offset, self.topic_id)
+
+
+@dataclass(frozen=True, slots=True)
+class Element(Generic[T]):
+    """One event on its way through a flow, with where it came from, at every stage.
+
+    Attributes:
+        value: What the steps before made of the payload: at the source a mapping of column names to values.
+        key: The record's key.
+        own: The record's coordinates.
+        chain: Hops of the envelope, first republisher's input first; empty where there is none.
+        event_time_us: Event time, or else the record's timestamp, in microseconds since 1970.
+        event_id: Identity of the event; empty when it has none.
+        headers: The record's headers.
+        indices: Its index in each flat-map of this flow that it came out of.
+        branch: Names of the branches of this flow that it went through.
+    """
+
+    value: T
+    key: bytes | None
+    own: Node
+    chain: tuple[Hop, ...] = ()
+    event_time_us: int = 0
+    event_id: str = ""
+    headers: tuple[tuple[str, bytes | None], ...] = ()
+    indices: tuple[int, ...] = ()
+    branch: tuple[str, ...] = ()
+
+    @property
+    def topic(self) -> str:
+        """Topic of the record."""
+        return self.own.topic
+
+    @property
+    def partition(self) -> int:
+        """Partition of the record."""
+        return self.own.partition
+
+    @property
+    def offset(self) -> int:
+        """Offset of the record."""
+        return self.own.offset
+
+    @property
+    def lineage(self) -> Lineage:
+        """The chain and, last, the record's own coordinates."""
+        return Lineage.of(self.chain, self.own)
+
+    @property
+    def root(self) -> Node:
+        """The record that caused the event."""
+        return self.lineage.root
+
+    def __getitem__(self, column: str) -> Any:
+        """The value of a column; for elements whose value is a mapping.
+
+        Raises:
+            KeyError: There is no such column.
+        """
+        value: Any = self.value
+        if not isinstance(value, Mapping):
+            raise KeyError(f"the element's value is no mapping, so it has no column {column!r}")
+        return value[column]
+
+    def of(self, value: U) -> "Element[U]":
+        """The element with another value and the same lineage: what `map` returns."""
+        return replace(self, value=value)  # type: ignore[arg-type,return-value]
+
+    def nth(self, index: int, value: U) -> "Element[U]":
+        """The `index`-th output of a flat-map of this element."""
+        return replace(self, value=value, indices=(*self.indices, index))  # type: ignore[arg-type,return-value]

@@ -1,0 +1,240 @@
+"""The in-memory runner: real flow, stores and commit, records handed over by the caller. The oracle of the others."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from aggregations.element import Element, Record
+from aggregations.flow import Flow, Stage
+from aggregations.run import Incarnations, Run, begin
+from aggregations.source import RecordDecoder
+from aggregations.stage import Arrival, KeyState, Outcome, fold_stage
+from aggregations.states import load_states, save_states
+from aggregations.steps import Applied, Output, Rejected, apply_steps, arrive
+from envelope import EnvelopeError, Node, Reason
+from persistence.commit import commit
+from persistence.faults import DEAD_LETTER, effect
+from persistence.steps import Step
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """A record that goes to the dead-letter topic, as it came, with why.
+
+    Attributes:
+        record: The record.
+        stage: Stage that it was on its way to, or that could not fold it; empty in front of all stages.
+        reason: Reason code.
+        detail: What was wrong, without any value of the message.
+    """
+
+    record: Record
+    stage: str
+    reason: Reason
+    detail: str
+
+
+@dataclass(slots=True)
+class Report:
+    """What a batch, or a whole run, did.
+
+    Attributes:
+        records: Records read.
+        verdicts: Count per stage and verdict.
+        reasons: Count of dead letters per reason code.
+        filtered: Elements that a filter left out.
+        outputs: Messages published.
+        retired: Lanes retired to their floor.
+        batches: Batches committed.
+    """
+
+    records: int = 0
+    verdicts: dict[str, Counter[str]] = field(default_factory=dict)
+    reasons: Counter[str] = field(default_factory=Counter)
+    filtered: int = 0
+    outputs: int = 0
+    retired: int = 0
+    batches: int = 0
+
+    def add(self, other: "Report") -> None:
+        """Add another report's counts."""
+        self.records += other.records
+        for stage, counts in other.verdicts.items():
+            self.verdicts.setdefault(stage, Counter()).update(counts)
+        self.reasons.update(other.reasons)
+        self.filtered += other.filtered
+        self.outputs += other.outputs
+        self.retired += other.retired
+        self.batches += other.batches
+
+
+@dataclass(slots=True)
+class _Batch:
+    """A batch on its way through the flow."""
+
+    records: dict[Node, Record]
+    report: Report
+    outcomes: dict[str, Outcome] = field(default_factory=dict)
+    dead: list[DeadLetter] = field(default_factory=list)
+    outputs: list[Output] = field(default_factory=list)
+
+    def bury(self, stage: str, element: Element[Any], reason: Reason, detail: str) -> None:
+        """Note a dead letter: once per record and stage, though several of its items may fail."""
+        letter = DeadLetter(self.records[element.own], stage, reason, detail)
+        if letter not in self.dead:
+            self.dead.append(letter)
+            self.report.reasons[reason.value] += 1
+
+
+class MemoryRunner:
+    """Runs a flow message by message in this process, with the real commit order.
+
+    Every batch is exact or raises; after an error begin again with a new runner on the same stores.
+
+    Args:
+        flow: The flow.
+        stores: URL of the store by stage name, from `run.bind`.
+        topic_ids: Current topic id by topic, for roots that do not name theirs.
+
+    Attributes:
+        run: Term, manifest and stores.
+        dead_letters: All dead letters so far, in order.
+        outputs: All outputs so far, in order.
+        report: Counts so far.
+    """
+
+    def __init__(
+        self, flow: Flow[Any], stores: Mapping[str, str], *, topic_ids: Mapping[str, str] | None = None
+    ) -> None:
+        assert flow.topic is not None
+        self.flow = flow
+        self.topic = flow.topic
+        self.topic_ids = topic_ids or {}
+        self.dead_letters: list[DeadLetter] = []
+        self.outputs: list[Output] = []
+        self.report = Report()
+        self._decoder = RecordDecoder(self.topic, flow.columns)
+        self.run: Run = begin(flow, stores)
+
+    def process(self, records: Iterable[Record]) -> Report:
+        """Fold and commit one batch: contiguous per partition, in order of offsets.
+
+        Returns:
+            What this batch did.
+        """
+        batch = effect(Step.FETCH, lambda: self._fetch(records))
+        incarnations = self.run.incarnations()
+        applied = Applied(self._decode(batch), self.topic.schema)
+        for stage in self.flow.stages:
+            applied = self._stage(stage, applied, batch, incarnations)
+        self._finish(self.flow.tail, applied, batch)
+        ends: dict[tuple[str, int], int] = {}
+        for record in batch.records.values():
+            place = (record.topic, record.partition)
+            ends[place] = max(ends.get(place, 0), record.offset + 1)
+        manifest = self.run.following(ends, self._consumed_ids(batch), incarnations.merged())
+        commit(
+            lambda: self._publish(batch),
+            [(stage.name, lambda stage=stage: self._persist(stage, batch)) for stage in self.flow.stages],  # type: ignore[misc]
+            [
+                (name, lambda store=store: store.save_manifest(self.run.ref, manifest))  # type: ignore[misc]
+                for name, store in self.run.distinct_stores()
+            ],
+        )
+        self.run.advanced(manifest)
+        batch.report.batches = 1
+        self.report.add(batch.report)
+        return batch.report
+
+    def states(self, stage: str) -> dict[bytes, KeyState]:
+        """Every state of a stage, as its store has it."""
+        found = self.flow.stage(stage)
+        store = self.run.stores[stage]
+        keys = [key for key, _ in store.scan(self.run.stage_ref(found))]
+        return load_states(self.run, found, keys)
+
+    def results(self, stage: str) -> dict[bytes, Any]:
+        """What readers see of every state of a stage."""
+        fold = self.flow.stage(stage).aggregate.fold
+        result = getattr(fold, "result", lambda state: state)
+        return {key: result(state.fold) for key, state in self.states(stage).items() if state.fold is not None}
+
+    def close(self) -> None:
+        """Close the stores."""
+        self.run.close()
+
+    def _fetch(self, records: Iterable[Record]) -> _Batch:
+        found = {record.node: record for record in records}
+        return _Batch(found, Report(records=len(found)))
+
+    def _decode(self, batch: _Batch) -> list[Element[Any]]:
+        elements: list[Element[Any]] = []
+        for record in batch.records.values():
+            try:
+                read = self._decoder.decode(record)
+            except EnvelopeError as error:
+                batch.dead.append(DeadLetter(record, "", error.reason, error.detail))
+                batch.report.reasons[error.reason.value] += 1
+                continue
+            elements.append(
+                Element(
+                    value=read.columns,
+                    key=read.key,
+                    own=record.node,
+                    chain=read.chain,
+                    event_time_us=read.event_time_us,
+                    event_id=read.event_id,
+                    headers=record.headers,
+                )
+            )
+        return elements
+
+    def _stage(self, stage: Stage, applied: Applied, batch: _Batch, incarnations: Incarnations) -> Applied:
+        applied = apply_steps(stage.before, applied.elements, applied.schema)
+        arrivals: list[Arrival] = arrive(
+            stage.aggregate,
+            applied,
+            topic_ids=self.topic_ids,
+            incarnation=incarnations.verdict,
+            siblings=self.topic.siblings,
+        )
+        self._gather(stage.name, applied, batch)
+        keys = list(dict.fromkeys(arrival.key for arrival in arrivals))
+        loaded = effect(Step.LOAD.of(stage.name), lambda: load_states(self.run, stage, keys))
+        outcome = effect(
+            Step.FOLD,
+            lambda: fold_stage(stage.aggregate, loaded, arrivals, batch=self.run.batch, siblings=self.topic.siblings),
+        )
+        batch.outcomes[stage.name] = outcome
+        batch.report.verdicts[stage.name] = outcome.verdicts
+        batch.report.retired += outcome.retired
+        for one in outcome.decided:
+            if one.reason is not None:
+                batch.bury(stage.name, one.arrival.element, one.reason, one.detail)
+        emitted = [element for one in outcome.decided for element in one.emitted]
+        return Applied(emitted, applied.schema if stage.aggregate.emit is None else None)
+
+    def _finish(self, steps: Sequence[Any], applied: Applied, batch: _Batch) -> None:
+        applied = apply_steps(steps, applied.elements, applied.schema)
+        self._gather("", applied, batch)
+
+    def _gather(self, stage: str, applied: Applied, batch: _Batch) -> None:
+        rejected: Rejected
+        for rejected in applied.rejected:
+            batch.bury(stage, rejected.element, rejected.reason, rejected.detail)
+        batch.outputs += applied.outputs
+        batch.report.filtered += applied.filtered
+
+    def _publish(self, batch: _Batch) -> None:
+        self.outputs += batch.outputs
+        batch.report.outputs = len(batch.outputs)
+        if batch.dead:
+            effect(DEAD_LETTER, lambda: self.dead_letters.extend(batch.dead))
+
+    def _persist(self, stage: Stage, batch: _Batch) -> None:
+        save_states(self.run, stage, batch.outcomes[stage.name].states)
+
+    def _consumed_ids(self, batch: _Batch) -> dict[str, str]:
+        ids = {record.topic: record.topic_id for record in batch.records.values() if record.topic_id}
+        return {self.topic.name: self.topic_ids.get(self.topic.name, ""), **ids} if self.topic_ids or ids else {}

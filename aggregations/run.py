@@ -1,0 +1,264 @@
+"""One run of a flow against its stores: term, manifests, where to start, and what to write when a batch is done."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from aggregations.errors import DefinitionChangedError, FlowError, RunRefusedError
+from aggregations.flow import Flow, Stage
+from envelope import Verdict
+from persistence.commit import store_order
+from persistence.faults import TERM, effect
+from persistence.manifest import Manifest, Progress, ahead, minimum
+from persistence.protocol import FlowRef, StageRef, StateStore
+from persistence.registry import open_store
+
+Offsets = Mapping[tuple[str, int], int]
+"""(topic, partition) to next offset."""
+
+
+def bind(flow: Flow[object], stores: Mapping[str, str], default: str = "") -> dict[str, str]:
+    """Return the store's URL of every stage.
+
+    Args:
+        flow: The flow.
+        stores: URL by stage name.
+        default: URL for the stages that have neither one here nor one in the definition.
+
+    Raises:
+        FlowError: A stage has none, or `stores` names a stage that there is not.
+    """
+    for name in stores:
+        flow.stage(name)
+    bound = {stage.name: stores.get(stage.name) or stage.aggregate.store or default for stage in flow.stages}
+    missing = [name for name, url in bound.items() if not url]
+    if missing:
+        raise FlowError(f"no store for stage {', '.join(missing)}: give --store URL or --store {missing[0]}=URL")
+    return bound
+
+
+@dataclass(slots=True)
+class Incarnations:
+    """Topic ids in the order in which this flow first saw them.
+
+    Attributes:
+        known: Ids by topic as the manifest has them.
+        seen: Ids met since, by topic.
+    """
+
+    known: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    seen: dict[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def verdict(self, topic: str, topic_id: str) -> Verdict | None:
+        """What a root of this topic id is; None when the topic was never created again, or is the current one."""
+        ids = self.known.get(topic, ())
+        if topic_id and topic_id not in ids:
+            new = self.seen.get(topic, ())
+            if topic_id not in new:
+                self.seen[topic] = (*new, topic_id)
+            return Verdict.NEW_INCARNATION if ids else None
+        return Verdict.STALE_INCARNATION if topic_id and topic_id != ids[-1] else None
+
+    def merged(self) -> dict[str, tuple[str, ...]]:
+        """All ids, the newly seen ones last."""
+        return merge_incarnations(self.known, self.seen)
+
+
+def merge_incarnations(
+    known: Mapping[str, tuple[str, ...]], *more: Mapping[str, Iterable[str]]
+) -> dict[str, tuple[str, ...]]:
+    """Ids by topic, `known` first, then what the others add, in their order."""
+    merged = {topic: tuple(ids) for topic, ids in known.items()}
+    for ids_by_topic in more:
+        for topic, ids in ids_by_topic.items():
+            have = merged.get(topic, ())
+            merged[topic] = (*have, *(one for one in ids if one not in have))
+    return merged
+
+
+@dataclass(slots=True)
+class Run:
+    """A run that holds the flow's term in all of its stores.
+
+    Attributes:
+        flow: The flow.
+        ref: Its name and generation.
+        stores: Open store by stage name.
+        urls: URL by stage name.
+        term: Term of this run.
+        manifest: What all stores have; None for a flow that never ran. Partitions it does not name start at
+            their beginning.
+        accept_definition: Go on with states of another definition.
+    """
+
+    flow: Flow[object]
+    ref: FlowRef
+    stores: Mapping[str, StateStore]
+    urls: Mapping[str, str]
+    term: int
+    manifest: Manifest | None
+    accept_definition: bool = False
+
+    @property
+    def start(self) -> dict[tuple[str, int], int]:
+        """Next offset per topic and partition."""
+        positions = self.manifest.positions if self.manifest else {}
+        return {(topic, p): progress.next_offset for topic, parts in positions.items() for p, progress in parts.items()}
+
+    @property
+    def batch(self) -> int:
+        """Number of the next batch."""
+        return 1 + (self.manifest.batch if self.manifest else 0)
+
+    def stage_ref(self, stage: Stage) -> StageRef:
+        """Identity of a stage's states."""
+        return self.ref.stage(stage.name)
+
+    def distinct_stores(self) -> list[tuple[str, StateStore]]:
+        """Each store once, under the name of its first stage, upstream first."""
+        first: dict[str, str] = {}
+        for stage in self.flow.stages:
+            first.setdefault(self.urls[stage.name], stage.name)
+        return [
+            (first[url], self.stores[first[url]]) for url in store_order(self.urls[s.name] for s in self.flow.stages)
+        ]
+
+    def incarnations(self) -> Incarnations:
+        """Topic ids known so far."""
+        return Incarnations(self.manifest.incarnations if self.manifest else {})
+
+    def following(
+        self, offsets: Offsets, topic_ids: Mapping[str, str], incarnations: Mapping[str, tuple[str, ...]]
+    ) -> Manifest:
+        """The manifest once a batch that ends at these next offsets is persisted.
+
+        A manifest never goes back within an incarnation of a topic; a topic created again starts anew.
+        """
+        before = self.manifest
+        positions: dict[str, dict[int, Progress]] = {}
+        if before is not None:
+            for topic, partitions in before.positions.items():
+                if before.topic_ids.get(topic, "") == topic_ids.get(topic, before.topic_ids.get(topic, "")):
+                    positions[topic] = dict(partitions)
+        for (topic, partition), offset in offsets.items():
+            mine = positions.setdefault(topic, {})
+            old = mine.get(partition)
+            mine[partition] = Progress(max(offset, old.next_offset if old else 0))
+        return Manifest(
+            term=self.term,
+            batch=self.batch,
+            positions=positions,
+            topic_ids={**(before.topic_ids if before else {}), **topic_ids},
+            incarnations=dict(incarnations),
+            definitions={stage.name: stage.aggregate.definition for stage in self.flow.stages},
+        )
+
+    def advanced(self, manifest: Manifest) -> None:
+        """Go on from a manifest that every store has."""
+        self.manifest = manifest
+
+    def close(self) -> None:
+        """Close every store."""
+        for _, store in self.distinct_stores():
+            store.close()
+
+
+def begin(
+    flow: Flow[object],
+    urls: Mapping[str, str],
+    *,
+    generation: int = 1,
+    accept: Sequence[str] = (),
+) -> Run:
+    """Begin a run: take the term, fence every older run, then read how far each store is.
+
+    The term comes from the first stage's store and is installed in all stores before anything is loaded.
+
+    Args:
+        flow: The flow.
+        urls: URL of the store by stage name, from `bind`.
+        generation: Generation of the states.
+        accept: Names of risks taken on purpose: `definition` (go on with states of another fold),
+            `downstream-lost` (go on although a downstream store is behind).
+
+    Raises:
+        RunRefusedError: An upstream store is ahead of a downstream one.
+        DefinitionChangedError: Stored states were made by another definition.
+        Fenced: A newer run has begun meanwhile.
+    """
+    ref = FlowRef(flow.name, generation)
+    handles: dict[str, StateStore] = {}
+    stores = {
+        name: handles.setdefault(url, open_store(url)) if url not in handles else handles[url]
+        for name, url in urls.items()
+    }
+    run = Run(flow, ref, stores, urls, 0, None, "definition" in accept)
+    try:
+        ordered = run.distinct_stores()
+        authority = ordered[0][1]
+        above = max(store.installed_term(ref) for _, store in ordered)
+        run.term = effect(TERM, lambda: authority.acquire_term(ref, above=above))
+        for _, store in ordered[1:]:
+            effect(TERM, lambda store=store: store.install_term(ref, run.term))  # type: ignore[misc]
+        manifests = [store.load_manifest(ref) for _, store in ordered]
+        _check(run, ordered, manifests, accept)
+    except BaseException:
+        run.close()
+        raise
+    run.manifest = _common(manifests)
+    return run
+
+
+def _common(manifests: Sequence[Manifest | None]) -> Manifest | None:
+    """What all stores together say: of each partition the lowest offset, so that none misses a record.
+
+    A store that was restored from an older copy, or that did not get its manifest any more, is
+    filled again; the others drop what they hold already.
+    """
+    found = [manifest for manifest in manifests if manifest is not None]
+    if not found:
+        return None
+    positions = {
+        topic: {partition: Progress(offset) for partition, offset in partitions.items()}
+        for topic, partitions in minimum(manifests).items()
+    }
+    topic_ids: dict[str, str] = {}
+    for manifest in reversed(found):
+        topic_ids |= manifest.topic_ids
+    return Manifest(
+        term=max(manifest.term for manifest in found),
+        batch=max(manifest.batch for manifest in found),
+        positions=positions,
+        topic_ids=topic_ids,
+        incarnations=merge_incarnations({}, *(manifest.incarnations for manifest in found)),
+    )
+
+
+def _check(
+    run: Run,
+    ordered: Sequence[tuple[str, StateStore]],
+    manifests: Sequence[Manifest | None],
+    accept: Sequence[str],
+) -> None:
+    names = [name for name, _ in ordered]
+    for (up_name, upstream), (down_name, downstream) in zip(
+        zip(names, manifests, strict=True), zip(names[1:], manifests[1:], strict=True), strict=False
+    ):
+        behind = ahead(upstream, downstream)
+        if behind and "downstream-lost" not in accept:
+            places = ", ".join(f"{topic}:{partition}" for topic, partition in behind[:5])
+            raise RunRefusedError(
+                f"flow {run.flow.name}: the store of stage {down_name} is behind the one of stage {up_name} at {places}: "
+                "it lost data that a replay would not bring back. Restore it, or rebuild into a new generation "
+                "with `headwater replay`; --accept downstream-lost goes on without that data"
+            )
+    if "definition" in accept:
+        return
+    for stage in run.flow.stages:
+        for manifest in manifests:
+            stored = manifest.definitions.get(stage.name) if manifest else None
+            if stored and stored != stage.aggregate.definition:
+                raise DefinitionChangedError(
+                    f"flow {run.flow.name}: stage {stage.name} has definition {stage.aggregate.definition}, its states "
+                    f"were made by {stored}. Rebuild into a new generation with `headwater replay`, or go on with "
+                    "--accept definition if old and new states mean the same"
+                )

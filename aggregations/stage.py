@@ -1,0 +1,314 @@
+"""One stage, message by message: verdicts and folds. Pure; the definition that the fast path must equal."""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import msgspec
+import polars as pl
+
+from aggregations.element import Element
+from aggregations.expressions import evaluate, frame_of, is_mapping
+from aggregations.fields import Fields
+from aggregations.flow import Aggregate
+from envelope import Decision, EnvelopeError, Node, Reason, Siblings, Standing, Verdict, Windows, in_order
+
+_FIRST_SEEN = frozenset({Verdict.ACCEPTED, Verdict.LATE, Verdict.NEW_LANE})
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """An element at the door of a stage.
+
+    Attributes:
+        element: The element.
+        key: Canonical bytes of the stage's key.
+        standing: Where it stands at this stage.
+        incarnation: `NEW_INCARNATION` or `STALE_INCARNATION` when its root topic was created again.
+        values: What `Fields.inputs` gave for it, or why it could not; empty for a fold in plain Python.
+    """
+
+    element: Element[Any]
+    key: bytes
+    standing: Standing
+    incarnation: Verdict | None = None
+    values: Mapping[str, Any] | EnvelopeError = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class KeyState:
+    """The state of one key.
+
+    Attributes:
+        fold: State of the fold; None before anything was folded.
+        windows: Positions that it holds.
+        version: Version that was loaded; 0 when the store had none.
+    """
+
+    fold: Any = None
+    windows: Windows = field(default_factory=Windows)
+    version: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """What became of one arrival.
+
+    Attributes:
+        arrival: The arrival.
+        decision: Verdict, and whether it was folded.
+        reason: Reason code when it goes to the dead-letter topic.
+        detail: What was wrong, without any value of the message.
+        emitted: What the stage passes on for it.
+    """
+
+    arrival: Arrival
+    decision: Decision
+    reason: Reason | None = None
+    detail: str = ""
+    emitted: tuple[Element[Any], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Result of one batch at one stage.
+
+    Attributes:
+        states: States that changed, by key, with the version that was loaded.
+        decided: One per arrival, in the order of arrival.
+        retired: Lanes retired to their floor.
+    """
+
+    states: Mapping[bytes, KeyState]
+    decided: Sequence[Decided]
+    retired: int = 0
+
+    @property
+    def verdicts(self) -> Counter[str]:
+        """Number of arrivals per verdict."""
+        return Counter(one.decision.verdict.value for one in self.decided)
+
+
+def fold_stage(
+    stage: Aggregate,
+    loaded: Mapping[bytes, KeyState],
+    arrivals: Sequence[Arrival],
+    *,
+    batch: int,
+    siblings: Siblings = Siblings.EVENT_ID,
+) -> Outcome:
+    """Judge and fold one batch.
+
+    All elements of one record are one collection: if one of them cannot be folded, none is, and each
+    leaves a hole under its key. Keys of a collection that failed are therefore folded again without it.
+
+    Args:
+        stage: The stage.
+        loaded: States by key; keys that have none may be missing.
+        arrivals: The batch, in order of arrival.
+        batch: Number of the batch, for the age of lanes.
+        siblings: Policy for equal positions without index and id.
+    """
+    by_key: dict[bytes, list[int]] = defaultdict(list)
+    by_record: dict[Node, list[int]] = defaultdict(list)
+    for i, arrival in enumerate(arrivals):
+        by_key[arrival.key].append(i)
+        by_record[arrival.element.own].append(i)
+    failed: dict[Node, tuple[Reason, str]] = {}
+    results: dict[bytes, _Folded] = {}
+    todo = set(by_key)
+    while todo:
+        key = todo.pop()
+        rows = [i for i in by_key[key] if arrivals[i].element.own not in failed]
+        again = key in results
+        result = _fold_key(stage, loaded.get(key, KeyState()), arrivals, rows, batch, siblings, careful=again)
+        results[key] = result
+        for i, reason, detail in result.failures:
+            own = arrivals[i].element.own
+            if own not in failed:
+                failed[own] = (reason, detail)
+                todo.update(arrivals[sibling].key for sibling in by_record[own])
+    return _outcome(arrivals, results, loaded, failed, by_record, siblings)
+
+
+@dataclass(slots=True)
+class _Folded:
+    """One key after one attempt."""
+
+    state: KeyState
+    decisions: dict[int, Decision]
+    emitted: dict[int, tuple[Element[Any], ...]]
+    failures: list[tuple[int, Reason, str]]
+    changed: bool
+    retired: int
+
+
+def _fold_key(
+    stage: Aggregate,
+    before: KeyState,
+    arrivals: Sequence[Arrival],
+    rows: Sequence[int],
+    batch: int,
+    siblings: Siblings,
+    *,
+    careful: bool,
+) -> _Folded:
+    """Fold one key; when `careful`, go on behind a failure to find all of them."""
+    standings = [arrivals[i].standing for i in rows]
+    decided = before.windows.judge(standings, siblings)
+    # The fold may change its state in place, and a key may be folded again.
+    state = stage.fold.zero() if before.fold is None else _copy(before.fold)
+    result = _Folded(before, {}, {}, [], changed=False, retired=0)
+    folded: list[Standing] = []
+    for place in in_order(standings):
+        i, decision = rows[place], decided[place]
+        arrival = arrivals[i]
+        if decision.fold and arrival.incarnation is not None and decision.verdict in _FIRST_SEEN:
+            decision = Decision(arrival.incarnation, fold=True)
+        result.decisions[i] = decision
+        if not decision.fold:
+            continue
+        kept = _copy(state) if careful else None
+        try:
+            state, emitted = _fold_one(stage, state, arrival)
+        except Exception as error:  # the user's code: anything may come
+            result.failures.append((i, *_cause(stage, error)))
+            if not careful:
+                break
+            state = kept
+            continue
+        result.emitted[i] = emitted
+        folded.append(arrival.standing)
+    if folded:
+        windows, retired = before.windows.folding(folded, size=stage.window, lanes=stage.lanes, batch=batch)
+        result.state, result.changed, result.retired = KeyState(state, windows, before.version), True, len(retired)
+    return result
+
+
+def _copy(state: Any) -> Any:
+    return msgspec.json.decode(msgspec.json.encode(state))
+
+
+def _cause(stage: Aggregate, error: Exception) -> tuple[Reason, str]:
+    if isinstance(error, EnvelopeError):
+        return error.reason, error.detail
+    return Reason.FOLD_FAILED, f"{type(error).__name__} in the fold of stage {stage.name}"
+
+
+def _fold_one(stage: Aggregate, state: Any, arrival: Arrival) -> tuple[Any, tuple[Element[Any], ...]]:
+    element = arrival.element
+    if isinstance(arrival.values, EnvelopeError):
+        raise arrival.values
+    if isinstance(stage.fold, Fields):
+        state = stage.fold.add(state, arrival.values, (arrival.standing.position, arrival.standing.lane))
+    else:
+        state = stage.fold.fold(state, element)
+        check_state(state)
+    if stage.emit is None:
+        return state, (element,)
+    return state, tuple(element.nth(n, value) for n, value in enumerate(stage.emit(element, state)))
+
+
+def check_state(state: Any) -> None:
+    """Check that JSON can hold a fold's state.
+
+    Raises:
+        EnvelopeError: `NOT_FINITE`, `OVERFLOW` or `FOLD_FAILED`.
+    """
+    match state:
+        case None | bool() | str():
+            return
+        case int():
+            if not -(2**63) <= state < 2**63:
+                raise EnvelopeError(Reason.OVERFLOW, "an integer of the state would leave 64 bits")
+        case float():
+            if state - state != 0:
+                raise EnvelopeError(Reason.NOT_FINITE, "a number of the state is NaN or infinite")
+        case list() | tuple():
+            for one in state:
+                check_state(one)
+        case dict():
+            for name, one in state.items():
+                if not isinstance(name, str):
+                    raise EnvelopeError(Reason.FOLD_FAILED, "a dictionary in the state has a key that is no text")
+                check_state(one)
+        case _:
+            raise EnvelopeError(Reason.FOLD_FAILED, f"JSON cannot hold a {type(state).__name__} in the state")
+
+
+def _outcome(
+    arrivals: Sequence[Arrival],
+    results: Mapping[bytes, _Folded],
+    loaded: Mapping[bytes, KeyState],
+    failed: Mapping[Node, tuple[Reason, str]],
+    by_record: Mapping[Node, Sequence[int]],
+    siblings: Siblings,
+) -> Outcome:
+    states = {key: result.state for key, result in results.items() if result.changed}
+    rejected: dict[int, tuple[Reason, str]] = {}
+    decisions: dict[int, Decision] = {}
+    for own, cause in failed.items():
+        for i in by_record[own]:
+            arrival = arrivals[i]
+            before = loaded.get(arrival.key, KeyState())
+            [decision] = before.windows.judge([arrival.standing], siblings)
+            decisions[i] = decision
+            if not decision.fold:
+                # Held already, so it needs no hole: an earlier copy of the record was folded whole.
+                continue
+            rejected[i] = cause
+            state = states.get(arrival.key, before)
+            states[arrival.key] = replace(state, windows=state.windows.leaving_hole(arrival.standing))
+    decided = []
+    for i, arrival in enumerate(arrivals):
+        if i in rejected:
+            decided.append(Decided(arrival, Decision(Verdict.REJECTED, fold=False), *rejected[i]))
+            continue
+        decision = decisions.get(i) or results[arrival.key].decisions[i]
+        reason = Reason.UNPROVEN if decision.verdict is Verdict.UNPROVEN else None
+        emitted = results[arrival.key].emitted.get(i, ()) if decision.fold else ()
+        decided.append(Decided(arrival, decision, reason, emitted=emitted))
+    return Outcome(states, decided, sum(result.retired for result in results.values()))
+
+
+def inputs_of(stage: Aggregate, elements: Sequence[Element[Any]], schema: Mapping[str, Any] | None) -> list[Any]:
+    """What `Fields.inputs` gives for each element: a mapping, or an `EnvelopeError` where it raised.
+
+    Empty mappings for a fold in plain Python.
+    """
+    if not isinstance(stage.fold, Fields) or not elements:
+        return [{} for _ in elements]
+    wanted = stage.fold.inputs()
+    return evaluate_rows(elements, wanted, schema)
+
+
+def evaluate_rows(
+    elements: Sequence[Element[Any]], wanted: Mapping[str, pl.Expr], schema: Mapping[str, Any] | None
+) -> list[Any]:
+    """Evaluate expressions over the elements' columns: one mapping each, or an `EnvelopeError`."""
+    good = [i for i, element in enumerate(elements) if is_mapping(element.value)]
+    results: list[Any] = [
+        EnvelopeError(Reason.MISSING_FIELD, "the element's value has no columns, an expression needs them")
+    ] * len(elements)
+    if not good:
+        return results
+    if not wanted:
+        return [{} if is_mapping(element.value) else results[i] for i, element in enumerate(elements)]
+    frame = frame_of([elements[i].value for i in good], schema)
+    missing = _missing(wanted, frame)
+    if missing:
+        error = EnvelopeError(Reason.MISSING_FIELD, f"no column {', '.join(sorted(missing))}")
+        return [error] * len(elements)
+    columns, failed = evaluate(frame, wanted)
+    bad = set(failed)
+    for place, row in enumerate(columns.iter_rows(named=True)):
+        results[good[place]] = (
+            EnvelopeError(Reason.TRANSFORM_FAILED, "an expression cannot be evaluated for it") if place in bad else row
+        )
+    return results
+
+
+def _missing(wanted: Mapping[str, pl.Expr], frame: pl.DataFrame) -> set[str]:
+    present: Iterable[str] = frame.columns
+    return {name for one in wanted.values() for name in one.meta.root_names()} - set(present)

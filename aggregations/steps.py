@@ -1,0 +1,244 @@
+"""The steps between source and stages, applied to elements: the per-message path."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import polars as pl
+
+from aggregations.element import Element
+from aggregations.errors import FlowError
+from aggregations.expressions import expression, key_bytes
+from aggregations.flow import Aggregate, Divert, Filter, FlatMap, Key, Map, Predicate, Publish, Step
+from aggregations.stage import Arrival, evaluate_rows, inputs_of
+from envelope import Envelope, EnvelopeError, Hop, Reason, Siblings, Verdict, encode
+
+Schema = Mapping[str, Any] | None
+"""Dtypes of the elements' columns where they are known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """An element that a step could not take, or that the flow diverts.
+
+    Attributes:
+        element: The element as it stood before the step.
+        reason: Reason code.
+        detail: What was wrong, without any value of the message.
+        key: Stage key, where it is known.
+    """
+
+    element: Element[Any]
+    reason: Reason
+    detail: str
+    key: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """A message to be produced."""
+
+    topic: str
+    key: bytes | None
+    value: bytes
+    headers: tuple[tuple[str, bytes | None], ...] = ()
+
+
+@dataclass(slots=True)
+class Applied:
+    """What some steps made of some elements."""
+
+    elements: list[Element[Any]]
+    schema: Schema
+    rejected: list[Rejected] = field(default_factory=list)
+    outputs: list[Output] = field(default_factory=list)
+    filtered: int = 0
+
+
+def apply_steps(steps: Sequence[Step], elements: Sequence[Element[Any]], schema: Schema) -> Applied:
+    """Run the steps in order.
+
+    A record whose flat-mapped items do not all get through a step that can fail is rejected as a whole.
+    """
+    applied = Applied(list(elements), schema)
+    for step in steps:
+        _STEPS[type(step)](applied, step)
+    return applied
+
+
+def _filter(applied: Applied, step: Filter) -> None:
+    kept = _each(applied, step.keep)
+    applied.filtered += sum(1 for keep in kept if not keep)
+    applied.elements = [element for element, keep in zip(applied.elements, kept, strict=True) if keep]
+
+
+def _divert(applied: Applied, step: Divert) -> None:
+    away = _each(applied, step.when)
+    for element, leaves in zip(applied.elements, away, strict=True):
+        if leaves:
+            applied.rejected.append(Rejected(element, Reason.DIVERTED, "the flow diverts it"))
+    applied.elements = [element for element, leaves in zip(applied.elements, away, strict=True) if not leaves]
+
+
+def _map(applied: Applied, step: Map) -> None:
+    if step.function is not None:
+        values = _each(applied, step.function)
+        applied.elements = [element.of(value) for element, value in zip(applied.elements, values, strict=True)]
+        applied.schema = None
+        return
+    wanted = {name: expression(of) for name, of in step.columns.items()}
+    rows = _survivors(applied, evaluate_rows(applied.elements, wanted, applied.schema))
+    applied.elements = [
+        element.of({**element.value, **row}) for element, row in zip(applied.elements, rows, strict=True)
+    ]
+    if applied.schema is not None:
+        empty = pl.DataFrame(schema=dict(applied.schema)).with_columns(**wanted)
+        applied.schema = dict(empty.schema)
+
+
+def _flat_map(applied: Applied, step: FlatMap) -> None:
+    collections = _each(applied, lambda element: list(step.function(element)))
+    applied.elements = [
+        element.nth(n, value)
+        for element, collection in zip(applied.elements, collections, strict=True)
+        for n, value in enumerate(collection)
+    ]
+    applied.schema = None
+
+
+def _publish(applied: Applied, step: Publish) -> None:
+    def output(element: Element[Any]) -> Output:
+        key = element.key if step.key is None else _value(step.key, element)
+        return Output(step.topic, key_bytes(key), encode(_republished(element, step, key_bytes(key))))
+
+    if step.key is not None and isinstance(step.key, str | pl.Expr):
+        rows = _survivors(applied, evaluate_rows(applied.elements, {"key": expression(step.key)}, applied.schema))
+        keys = {id(element): row["key"] for element, row in zip(applied.elements, rows, strict=True)}
+
+        def keyed(element: Element[Any]) -> Output:
+            key = key_bytes(keys[id(element)])
+            return Output(step.topic, key, encode(_republished(element, step, key)))
+
+        applied.outputs += _each(applied, keyed)
+        return
+    applied.outputs += _each(applied, output)
+
+
+def _value(key: Key, element: Element[Any]) -> Any:
+    assert callable(key)
+    return key(element)
+
+
+def _republished(element: Element[Any], step: Publish, key: bytes | None) -> Envelope:
+    """The envelope of a published element: its chain with this passage behind it."""
+    index = 0
+    for one in element.indices:
+        # Nested collections: one number, the same in every run. 2^16 items a level.
+        index = (index << 16) | one
+    hop = Hop(
+        element.topic,
+        element.partition,
+        element.offset,
+        via=step.name,
+        index=index,
+        rekeyed=key != element.key,
+        topic_id=element.own.topic_id,
+    )
+    if step.value is not None:
+        payload, content_type = step.value(element), ""
+    else:
+        payload, content_type = msgspec.json.encode(element.value), "application/json"
+    return Envelope(
+        payload=payload,
+        chain=(*element.chain, hop),
+        key=key,
+        event_id=element.event_id,
+        event_time_us=element.event_time_us,
+        content_type=content_type,
+        destination=step.topic,
+    )
+
+
+_STEPS: Mapping[type, Callable[[Applied, Any], None]] = {
+    Filter: _filter,
+    Divert: _divert,
+    Map: _map,
+    FlatMap: _flat_map,
+    Publish: _publish,
+}
+
+
+def _each(applied: Applied, argument: Predicate | Callable[[Element[Any]], Any]) -> list[Any]:
+    """Evaluate an argument for every element; those for which it raises are rejected and taken out."""
+    if isinstance(argument, str | pl.Expr):
+        rows = evaluate_rows(applied.elements, {"_": expression(argument)}, applied.schema)
+        return [row["_"] for row in _survivors(applied, rows)]
+    return _survivors(applied, [_call(argument, element) for element in applied.elements])
+
+
+def _call(function: Callable[[Element[Any]], Any], element: Element[Any]) -> Any:
+    try:
+        return function(element)
+    except EnvelopeError as error:
+        return error
+    except Exception as error:  # the user's code: anything may come
+        return EnvelopeError(
+            Reason.TRANSFORM_FAILED, f"{type(error).__name__} in {getattr(function, '__qualname__', 'a step')}"
+        )
+
+
+def _survivors(applied: Applied, results: Sequence[Any]) -> list[Any]:
+    """Take out the elements whose result is an error, with every other item of their records."""
+    causes = {
+        element.own: result
+        for element, result in zip(applied.elements, results, strict=True)
+        if isinstance(result, EnvelopeError)
+    }
+    if not causes:
+        return list(results)
+    kept = []
+    survivors = []
+    for element, result in zip(applied.elements, results, strict=True):
+        if element.own in causes:
+            cause = causes[element.own]
+            applied.rejected.append(Rejected(element, cause.reason, cause.detail))
+        else:
+            kept.append(element)
+            survivors.append(result)
+    applied.elements = kept
+    return survivors
+
+
+def arrive(
+    stage: Aggregate,
+    applied: Applied,
+    *,
+    topic_ids: Mapping[str, str],
+    incarnation: Callable[[str, str], Verdict | None],
+    siblings: Siblings,
+) -> list[Arrival]:
+    """Bring elements to a stage: key, standing and the inputs of its fields. Failures go to `applied.rejected`."""
+    raw = _each(applied, stage.key)
+    keys = _survivors(applied, [_key(value) for value in raw])
+    inputs = inputs_of(stage, applied.elements, applied.schema)
+    arrivals = []
+    for element, key, values in zip(applied.elements, keys, inputs, strict=True):
+        lineage = element.lineage.resolved(topic_ids)
+        standing = lineage.standing(
+            rekeyed=key != element.key or not stage.co_partitioned,
+            branch=element.branch,
+            indices=element.indices,
+            event_id=element.event_id if siblings is Siblings.EVENT_ID else "",
+        )
+        root = lineage.root
+        arrivals.append(Arrival(element, key, standing, incarnation(root.topic, root.topic_id), values))
+    return arrivals
+
+
+def _key(value: Any) -> Any:
+    try:
+        key = key_bytes(value)
+    except FlowError as error:
+        return EnvelopeError(Reason.BAD_PAYLOAD, str(error))
+    return EnvelopeError(Reason.NULL_KEY, "the stage's key is null") if key is None else key
