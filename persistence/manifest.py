@@ -65,7 +65,7 @@ def decode_manifest(value: bytes, flow: FlowRef) -> Manifest:
     """
     try:
         manifest = _decoder.decode(unseal(value))
-    except (DamagedError, msgspec.DecodeError) as error:
+    except (DamagedError, msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Corrupt(f"the manifest cannot be read: {error}", at=flow) from error
     if manifest.schema > SCHEMA:
         raise Corrupt(
