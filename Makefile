@@ -19,7 +19,7 @@ MIDDLE := $(wildcard tests/golden tests/contract tests/simulation tests/docs tes
 REAL := $(wildcard tests/spark tests/integration)
 SCHEMA := headwater/envelope/v1/envelope.proto
 
-.PHONY: help demo test check lint tests-fast tests-middle tests-real bench lock proto clean java
+.PHONY: help demo test check lint tests-fast tests-middle tests-real lock proto clean java
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*  ## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*  ## (.*)/  make \1\t\2/' | expand -t 16
@@ -48,9 +48,6 @@ tests-middle: $(READY) java
 # Spark and the servers take both cores by themselves.
 tests-real: $(READY) java
 	$(PYTEST) $(REAL)
-
-bench: $(READY) java  ## events a second and CPU seconds a million; ARGS='--help'
-	$(BIN)/python -m benchmarks.throughput $(ARGS)
 
 lock: $(READY)  ## pin every dependency again; ARGS=--upgrade takes newer versions
 	$(BIN)/pip install -q 'uv>=0.9,<1'
