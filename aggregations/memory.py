@@ -1,12 +1,12 @@
 """The in-memory runner: real flow, stores and commit, records handed over by the caller. The oracle of the others."""
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from aggregations.element import Element, Record
 from aggregations.flow import Flow, Stage
+from aggregations.report import DeadLetter, Report
 from aggregations.run import Incarnations, Run, begin
 from aggregations.source import RecordDecoder
 from aggregations.stage import Arrival, KeyState, Outcome, fold_stage
@@ -16,57 +16,6 @@ from envelope import EnvelopeError, Node, Reason
 from persistence.commit import commit
 from persistence.faults import DEAD_LETTER, effect
 from persistence.steps import Step
-
-
-@dataclass(frozen=True, slots=True)
-class DeadLetter:
-    """A record that goes to the dead-letter topic, as it came, with why.
-
-    Attributes:
-        record: The record.
-        stage: Stage that it was on its way to, or that could not fold it; empty in front of all stages.
-        reason: Reason code.
-        detail: What was wrong, without any value of the message.
-    """
-
-    record: Record
-    stage: str
-    reason: Reason
-    detail: str
-
-
-@dataclass(slots=True)
-class Report:
-    """What a batch, or a whole run, did.
-
-    Attributes:
-        records: Records read.
-        verdicts: Count per stage and verdict.
-        reasons: Count of dead letters per reason code.
-        filtered: Elements that a filter left out.
-        outputs: Messages published.
-        retired: Lanes retired to their floor.
-        batches: Batches committed.
-    """
-
-    records: int = 0
-    verdicts: dict[str, Counter[str]] = field(default_factory=dict)
-    reasons: Counter[str] = field(default_factory=Counter)
-    filtered: int = 0
-    outputs: int = 0
-    retired: int = 0
-    batches: int = 0
-
-    def add(self, other: "Report") -> None:
-        """Add another report's counts."""
-        self.records += other.records
-        for stage, counts in other.verdicts.items():
-            self.verdicts.setdefault(stage, Counter()).update(counts)
-        self.reasons.update(other.reasons)
-        self.filtered += other.filtered
-        self.outputs += other.outputs
-        self.retired += other.retired
-        self.batches += other.batches
 
 
 @dataclass(slots=True)

@@ -1,0 +1,58 @@
+"""What a batch or a run did: counts, and the records that went to the dead-letter topic."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from aggregations.element import Record
+from envelope import Reason
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """A record that goes to the dead-letter topic, as it came, with why.
+
+    Attributes:
+        record: The record.
+        stage: Stage that it was on its way to, or that could not fold it; empty in front of all stages.
+        reason: Reason code.
+        detail: What was wrong, without any value of the message.
+    """
+
+    record: Record
+    stage: str
+    reason: Reason
+    detail: str
+
+
+@dataclass(slots=True)
+class Report:
+    """What a batch, or a whole run, did.
+
+    Attributes:
+        records: Records read.
+        verdicts: Count per stage and verdict.
+        reasons: Count of dead letters per reason code.
+        filtered: Elements that a filter left out.
+        outputs: Messages published.
+        retired: Lanes retired to their floor.
+        batches: Batches committed.
+    """
+
+    records: int = 0
+    verdicts: dict[str, Counter[str]] = field(default_factory=dict)
+    reasons: Counter[str] = field(default_factory=Counter)
+    filtered: int = 0
+    outputs: int = 0
+    retired: int = 0
+    batches: int = 0
+
+    def add(self, other: "Report") -> None:
+        """Add another report's counts."""
+        self.records += other.records
+        for stage, counts in other.verdicts.items():
+            self.verdicts.setdefault(stage, Counter()).update(counts)
+        self.reasons.update(other.reasons)
+        self.filtered += other.filtered
+        self.outputs += other.outputs
+        self.retired += other.retired
+        self.batches += other.batches
