@@ -7,7 +7,7 @@ stood. What a torn, merged or flipped message looks like is therefore known befo
 parsed, and 86 % of single-bit flips would parse.
 """
 
-from typing import Final
+from typing import Any, Final
 
 import google_crc32c
 from google.protobuf.message import DecodeError
@@ -80,7 +80,7 @@ def encode_hop(hop: Hop, limits: Limits = DEFAULT_LIMITS) -> bytes:
         cluster=hop.cluster,
     )
     body = message.SerializeToString() + hop.unknown
-    return _CHAIN_TAG + _varint(len(body)) + body
+    return _CHAIN_TAG + varint(len(body)) + body
 
 
 def append_hop(
@@ -126,11 +126,7 @@ def decode(value: bytes | None, limits: Limits = DEFAULT_LIMITS) -> Envelope:
     Raises:
         EnvelopeError: With the reason code of the first rule that is broken.
     """
-    value = strip_frame(value) if value else b""
-    check_head(value, limits)
-    check_seal(value)
-    message = _parse(value)
-    _check_sizes(len(message.chain), len(message.payload), limits)
+    message = parse(strip_frame(value) if value else b"", limits)
     return Envelope(
         payload=message.payload,
         chain=tuple(_hop(hop, limits) for hop in message.chain),
@@ -148,6 +144,50 @@ def decode(value: bytes | None, limits: Limits = DEFAULT_LIMITS) -> Envelope:
     )
 
 
+def parse(value: bytes, limits: Limits = DEFAULT_LIMITS) -> pb.Envelope:
+    """Parse and check one serialized envelope, all but its single hops; a fifth of the cost of `decode`.
+
+    Enough for a reader that passes the envelope on: whoever sealed it checked the hops.
+
+    Raises:
+        EnvelopeError: With the reason code of the first rule that is broken.
+    """
+    check_head(value, limits)
+    check_seal(value)
+    try:
+        message = pb.Envelope.FromString(value)
+    except DecodeError as error:
+        raise EnvelopeError(Reason.MALFORMED, "not valid protobuf") from error
+    if (message.sealed or message.HasField("checksum")) and not value.startswith(HEAD):
+        # Another writer's order of fields, or a flip: what claims a seal is held to it.
+        _check_tail(value)
+        _check_crc(value)
+    _check_sizes(len(message.chain), len(message.payload), limits)
+    return message
+
+
+def rewrite(message: pb.Envelope, hops: bytes = b"", **fields: Any) -> bytes:
+    """Serialize and seal a parsed envelope with some fields changed and `hops` behind its chain.
+
+    Unknown fields are kept. `message` itself is not changed.
+
+    Args:
+        message: What `parse` returned.
+        hops: Bytes of hops, from `encode_hop`.
+        fields: Name and new value; None clears the field.
+    """
+    changed = pb.Envelope()
+    changed.CopyFrom(message)
+    for name in ("format", "sealed", "checksum"):
+        changed.ClearField(name)
+    for name, field in fields.items():
+        if field is None:
+            changed.ClearField(name)
+        else:
+            setattr(changed, name, field)
+    return _seal(HEAD + changed.SerializeToString() + hops)
+
+
 def is_sealed(value: bytes) -> bool:
     """Whether `value` says that it ends in a checksum.
 
@@ -156,8 +196,7 @@ def is_sealed(value: bytes) -> bool:
     """
     if not value.startswith(HEAD):
         return False
-    if len(value) < len(HEAD) + SEAL_BYTES or value[-SEAL_BYTES:-4] != SEAL_TAG:
-        raise EnvelopeError(Reason.TRUNCATED, "a sealed envelope that does not end in its checksum")
+    _check_tail(value)
     return True
 
 
@@ -165,7 +204,8 @@ def check_head(value: bytes, limits: Limits = DEFAULT_LIMITS) -> None:
     """Check size, magic and version: what can be said of a value before anything else is read.
 
     Raises:
-        EnvelopeError: `EMPTY`, `PAYLOAD_TOO_LARGE`, `NOT_AN_ENVELOPE` or `UNSUPPORTED_FORMAT`.
+        EnvelopeError: `EMPTY`, `PAYLOAD_TOO_LARGE`, `NOT_AN_ENVELOPE`, `UNSUPPORTED_FORMAT`, or `TRUNCATED` for
+            a format version with nothing behind it: every envelope begins so, none ends there.
     """
     if not value:
         raise EnvelopeError(Reason.EMPTY, "the record has no value")
@@ -175,6 +215,8 @@ def check_head(value: bytes, limits: Limits = DEFAULT_LIMITS) -> None:
         raise EnvelopeError(Reason.NOT_AN_ENVELOPE, "the value does not begin with a format version")
     if value[1] != FORMAT:
         raise EnvelopeError(Reason.UNSUPPORTED_FORMAT, f"this code reads format {FORMAT}; upgrade headwater")
+    if len(value) == 2:
+        raise EnvelopeError(Reason.TRUNCATED, "an envelope that ends behind its format version")
 
 
 def check_seal(value: bytes) -> None:
@@ -183,21 +225,21 @@ def check_seal(value: bytes) -> None:
     Raises:
         EnvelopeError: `TRUNCATED` or `CHECKSUM_MISMATCH`.
     """
-    # A flip in `sealed` itself must not switch the check off, so the tail decides as well.
-    if not is_sealed(value) and value[-SEAL_BYTES:-4] != SEAL_TAG:
-        return
+    # A flip in `sealed` itself must not switch the check off, so there the tail decides. Elsewhere it
+    # must not: one in 65,536 payloads ends as a checksum begins.
+    flipped = len(value) > 2 and (value[2] ^ HEAD[2]).bit_count() <= 1 and value[-SEAL_BYTES:-4] == SEAL_TAG
+    if flipped or is_sealed(value):
+        _check_crc(value)
+
+
+def _check_tail(value: bytes) -> None:
+    if len(value) < len(HEAD) + SEAL_BYTES or value[-SEAL_BYTES:-4] != SEAL_TAG:
+        raise EnvelopeError(Reason.TRUNCATED, "a sealed envelope that does not end in its checksum")
+
+
+def _check_crc(value: bytes) -> None:
     if google_crc32c.value(value[:-SEAL_BYTES]) != int.from_bytes(value[-4:], "little"):
         raise EnvelopeError(Reason.CHECKSUM_MISMATCH, "the envelope was changed after it was written")
-
-
-def _parse(value: bytes) -> pb.Envelope:
-    try:
-        message = pb.Envelope.FromString(value)
-    except DecodeError as error:
-        raise EnvelopeError(Reason.MALFORMED, "not valid protobuf") from error
-    if message.HasField("checksum") and value[-SEAL_BYTES:-4] != SEAL_TAG:
-        raise EnvelopeError(Reason.TRUNCATED, "bytes behind the checksum")
-    return message
 
 
 def _hop(message: pb.Hop, limits: Limits) -> Hop:
@@ -248,7 +290,8 @@ def _seal(body: bytes) -> bytes:
     return body + SEAL_TAG + crc.to_bytes(4, "little")
 
 
-def _varint(number: int) -> bytes:
+def varint(number: int) -> bytes:
+    """A number that is not negative, as protobuf writes it."""
     out = bytearray()
     while number > 0x7F:
         out.append(number & 0x7F | 0x80)
