@@ -54,12 +54,11 @@ class Protobuf:
         return self.type.schema
 
     def reader(self, columns: frozenset[str] | None) -> PayloadReader:
-        trimmed = protobuf.trimmed(self.type, columns)
-        parse, names = trimmed.message.FromString, trimmed.names
+        parse = protobuf.trimmed(self.type, columns).FromString
 
         def read(payload: bytes) -> RawColumns:
             try:
-                return dict(zip(names, protobuf.read(parse(payload)), strict=True))
+                return protobuf.read(parse(payload))
             except DecodeError as error:
                 raise EnvelopeError(Reason.BAD_PAYLOAD, "the payload is not the protobuf message declared") from error
 

@@ -1,7 +1,7 @@
 """A protobuf message class as columns: which fields can be columns, and a descriptor of just those.
 
-The trimmed message keeps the wire format of the original and leaves out what no column needs, so that
-neither reader spends time on it. Its fields are called f0, f1, …: a field may have any name.
+The trimmed message keeps names and wire format of the original and leaves out what no column needs, so
+that neither reader spends time on it.
 """
 
 from collections.abc import Iterator
@@ -17,6 +17,8 @@ from google.protobuf.message import Message
 # The stubs know two kinds of descriptors, of which one is used at run time.
 Descriptor: TypeAlias = Any
 Field: TypeAlias = Any
+FileProto: TypeAlias = descriptor_pb2.FileDescriptorProto
+MessageProto: TypeAlias = descriptor_pb2.DescriptorProto
 
 _F = FieldDescriptor
 _SCALARS: dict[int, pl.DataType] = {
@@ -73,40 +75,69 @@ class MessageType:
         return {field.name: kind for field, kind in _columns(self.descriptor(), ())}
 
 
-@dataclass(frozen=True, slots=True)
-class Trimmed:
-    """A message class with just the fields of some columns.
-
-    Attributes:
-        message: The class. Field f`i` is column `names[i]`.
-        names: Column names, in the order of the original fields.
-    """
-
-    message: type[Message]
-    names: tuple[str, ...]
-
-
 @lru_cache(maxsize=256)
-def trimmed(of: MessageType, columns: frozenset[str] | None = None) -> Trimmed:
-    """Return the message type cut down to `columns`, all of them for None.
+def trimmed(of: MessageType, columns: frozenset[str] | None = None) -> type[Message]:
+    """Return a message class with just the fields of `columns`, of all of them for None.
 
-    An enum becomes an int32 and `required` becomes `optional`, which the wire does not tell apart. Text that is
-    not UTF-8 is refused in every syntax.
+    "chain.topic" keeps that one field of the messages in `chain`; "chain" keeps them whole. An enum becomes an
+    int32 and `required` becomes `optional`, which the wire does not tell apart. Text that is not UTF-8 is
+    refused in every syntax.
     """
-    file = descriptor_pb2.FileDescriptorProto(name="headwater/columns.proto", package=_PACKAGE, syntax="proto3")
-    wanted = [field for field, _ in _columns(of.descriptor(), ()) if columns is None or field.name in columns]
-    _add_message(file, "Columns", wanted, (of.full_name,))
+    file = new_file()
+    add_message(file, "Columns", of.descriptor(), columns)
+    return message_class(file, "Columns")
+
+
+def read(message: Message) -> dict[str, object]:
+    """Return the fields of a trimmed message by name: None, scalars, lists, and dicts for messages."""
+    return {field.name: _value(message, field) for field in message.DESCRIPTOR.fields}
+
+
+def new_file() -> FileProto:
+    """Return an empty file for message types of our own."""
+    return FileProto(name="headwater/columns.proto", package=_PACKAGE, syntax="proto3")
+
+
+def message_class(file: FileProto, name: str) -> type[Message]:
+    """Return the class of message `name` of a file, built in a pool of its own."""
     pool = descriptor_pool.DescriptorPool()
     pool.AddSerializedFile(file.SerializeToString())
-    return Trimmed(
-        message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{_PACKAGE}.Columns")),
-        tuple(field.name for field in wanted),
-    )
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{_PACKAGE}.{name}"))
 
 
-def read(message: Message) -> list[object]:
-    """Return the values of a trimmed message, field by field: None, scalars, lists, and dicts for messages."""
-    return [_value(message, field) for field in message.DESCRIPTOR.fields]
+def add_message(
+    file: FileProto,
+    name: str,
+    of: Descriptor,
+    columns: frozenset[str] | None = None,
+    within: tuple[str, ...] = (),
+) -> MessageProto:
+    """Add to `file` a message `name` with those fields of `of` that can be columns and are in `columns`."""
+    message = file.message_type.add(name=name)
+    for field, _ in _columns(of, within):
+        inner_columns = _below(columns, field.name)
+        if inner_columns is not None and not inner_columns:
+            continue
+        one = message.field.add(name=field.name, number=field.number, type=field.type)
+        one.label = one.LABEL_REPEATED if field.is_repeated else one.LABEL_OPTIONAL
+        if field.type == _F.TYPE_ENUM:
+            one.type = one.TYPE_INT32
+        if field.type == _F.TYPE_MESSAGE:
+            inner = f"{name}_{field.number}"
+            one.type_name = f".{_PACKAGE}.{inner}"
+            add_message(file, inner, field.message_type, inner_columns, (*within, of.full_name))
+        elif field.has_presence:
+            one.proto3_optional = True
+            one.oneof_index = len(message.oneof_decl)
+            message.oneof_decl.add(name=f"_presence_{field.number}")
+    return message
+
+
+def _below(columns: frozenset[str] | None, field: str) -> frozenset[str] | None:
+    """The columns within `field`: None for all of it, none at all when it is not wanted."""
+    if columns is None or field in columns:
+        return None
+    return frozenset(column.removeprefix(f"{field}.") for column in columns if column.startswith(f"{field}."))
 
 
 def _value(message: Message, field: Field) -> object:
@@ -120,8 +151,7 @@ def _plain(value: object, field: Field) -> object:
     if field.message_type is None:
         return value
     assert isinstance(value, Message)
-    # The json name of a trimmed field is the name in the original.
-    return {inner.json_name: _value(value, inner) for inner in field.message_type.fields}
+    return read(value)
 
 
 def _files(file: Descriptor) -> Iterator[bytes]:
@@ -155,23 +185,3 @@ def _kind(field: Field, within: tuple[str, ...]) -> pl.DataType | None:
         return None
     columns = _columns(inner, within)
     return pl.Struct({one.name: kind for one, kind in columns}) if columns else None
-
-
-def _add_message(
-    file: descriptor_pb2.FileDescriptorProto, name: str, fields: list[Field], within: tuple[str, ...]
-) -> None:
-    message = file.message_type.add(name=name)
-    for i, field in enumerate(fields):
-        one = message.field.add(name=f"f{i}", number=field.number, json_name=field.name, type=field.type)
-        one.label = one.LABEL_REPEATED if field.is_repeated else one.LABEL_OPTIONAL
-        if field.type == _F.TYPE_ENUM:
-            one.type = one.TYPE_INT32
-        if field.type == _F.TYPE_MESSAGE:
-            inner = f"{name}F{i}"
-            one.type_name = f".{_PACKAGE}.{inner}"
-            columns = [column for column, _ in _columns(field.message_type, within)]
-            _add_message(file, inner, columns, (*within, field.message_type.full_name))
-        elif field.has_presence:
-            one.proto3_optional = True
-            one.oneof_index = len(message.oneof_decl)
-            message.oneof_decl.add(name=f"_f{i}")

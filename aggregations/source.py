@@ -5,7 +5,7 @@ batches and gives the same answer.
 """
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 import polars as pl
 
@@ -16,6 +16,9 @@ from envelope.framing import strip_frame
 from envelope.limits import check_topic
 
 __all__ = ["Decoded", "Json", "Raw", "RecordDecoder", "Topic"]
+
+MAX_TIMESTAMP_MS: Final = (2**63 - 1) // 1000
+"""The latest timestamp that 64 bits can hold in microseconds; -1 times it is the earliest."""
 
 
 @dataclass(frozen=True, init=False)
@@ -132,7 +135,7 @@ class RecordDecoder:
             chain=message.chain,
             key=record.key,
             event_id=message.event_id,
-            event_time_us=record.timestamp_ms * 1000 if message.event_time_us is None else message.event_time_us,
+            event_time_us=_micros(record.timestamp_ms) if message.event_time_us is None else message.event_time_us,
             identity=message.event_id if self.topic.siblings is Siblings.EVENT_ID else "",
         )
 
@@ -150,9 +153,14 @@ class RecordDecoder:
             chain=(),
             key=record.key,
             event_id="",
-            event_time_us=record.timestamp_ms * 1000,
+            event_time_us=_micros(record.timestamp_ms),
             identity="",
         )
 
     def _own(self, record: Record) -> Node:
         return replace(record.node, cluster=self.topic.cluster)
+
+
+def _micros(timestamp_ms: int) -> int:
+    """Milliseconds as microseconds, held within 64 bits: a producer may write any timestamp."""
+    return max(-MAX_TIMESTAMP_MS, min(timestamp_ms, MAX_TIMESTAMP_MS)) * 1000
