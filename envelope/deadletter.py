@@ -1,0 +1,224 @@
+"""Dead letters: a record that could not be used, byte for byte, with headers that say where it was and why.
+
+| header | text |
+|---|---|
+| `hw-dlq-topic`, `hw-dlq-partition`, `hw-dlq-offset` | coordinates of the record |
+| `hw-dlq-topic-id` | Kafka's id of its topic, when known |
+| `hw-dlq-lineage` | `topic:partition:offset -> ...` from the root to the record |
+| `hw-dlq-stage` | stage that could not use it; absent in front of all stages |
+| `hw-dlq-reason` | reason code |
+| `hw-dlq-error` | name of the exception's type, when there was one; never its text, which may quote values |
+| `hw-dlq-attempt` | how many times it has been tried |
+| `hw-dlq-application` | flow or republisher that gave it up |
+| `hw-dlq-time` | when, in ISO 8601 and UTC |
+| `hw-dlq-trimmed` | what did not fit: `value`, `headers`, `key`; the record itself stays at its coordinates |
+| `hw-dlq-value-bytes`, `hw-dlq-value-sha256` | length and digest of a trimmed value |
+| `hw-dlq-key-bytes`, `hw-dlq-key-sha256` | the same of a trimmed key |
+
+Dead letters of Kafka Connect (`__connect.errors.*`) and Spring Kafka (`kafka_dlt-*`, `kafka_original-*`) are read too.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from hashlib import sha256
+from typing import Final, Self, TypeAlias
+
+from envelope.errors import Reason
+
+Headers: TypeAlias = Sequence[tuple[str, bytes | None]]
+"""Kafka's headers: pairs of name and value, in order; names may repeat."""
+
+PREFIX: Final = "hw-dlq-"
+_RECORD_OVERHEAD: Final = 256  # a record batch's own 61 bytes, lengths and deltas, with room to spare
+_HEADER_OVERHEAD: Final = 10  # two varint lengths of at most five bytes
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """What is known of a record that could not be used. Never a value of it.
+
+    Attributes:
+        topic: Topic of the record.
+        partition: Its partition.
+        offset: Its offset.
+        reason: Reason code; None for another system's, or one that this code does not know.
+        topic_id: Kafka's id of the topic; empty when unknown.
+        lineage: Text of its lineage; empty when unknown.
+        stage: Stage that could not use it; empty in front of all stages.
+        attempt: How many times it has been tried.
+        application: Flow, republisher, connector or consumer group that gave it up.
+        time_ms: When, in milliseconds since 1970; None when unknown.
+        error: Name of the exception's type; empty when there was none.
+    """
+
+    topic: str
+    partition: int
+    offset: int
+    reason: Reason | None
+    topic_id: str = ""
+    lineage: str = ""
+    stage: str = ""
+    attempt: int = 1
+    application: str = ""
+    time_ms: int | None = None
+    error: str = ""
+
+    def headers(self) -> list[tuple[str, bytes | None]]:
+        """The headers that carry these facts."""
+        texts = {
+            "topic": self.topic,
+            "partition": str(self.partition),
+            "offset": str(self.offset),
+            "topic-id": self.topic_id,
+            "lineage": self.lineage,
+            "stage": self.stage,
+            "reason": self.reason.value if self.reason else "",
+            "error": self.error,
+            "attempt": str(self.attempt),
+            "application": self.application,
+            "time": "" if self.time_ms is None else _time_text(self.time_ms),
+        }
+        return [(PREFIX + name, text.encode()) for name, text in texts.items() if text]
+
+    @classmethod
+    def read(cls, headers: Headers) -> Self | None:
+        """Read the facts from a dead letter's headers; None when they are of no kind that is known."""
+        found = {name: value for name, value in headers if value is not None}
+        for kind in (_ours, _connect, _spring("kafka_dlt-"), _spring("kafka_")):
+            try:
+                if facts := kind(found):
+                    return cls(**facts)  # type: ignore[arg-type]
+            except (KeyError, ValueError):  # absent, or no number or text: not what that system writes
+                continue
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Remains:
+    """A dead letter's record, ready for the dead-letter topic.
+
+    Attributes:
+        key: Key.
+        value: Value.
+        headers: The record's own headers, then ours.
+    """
+
+    key: bytes | None
+    value: bytes | None
+    headers: list[tuple[str, bytes | None]]
+
+
+def own_headers(headers: Iterable[tuple[str, bytes | None]]) -> list[tuple[str, bytes | None]]:
+    """The headers without those of this module: the record's own."""
+    return [header for header in headers if not header[0].startswith(PREFIX)]
+
+
+def bury(letter: DeadLetter, key: bytes | None, value: bytes | None, headers: Headers, max_bytes: int) -> Remains:
+    """Return the record for the dead-letter topic: key, value and headers byte for byte, our headers behind.
+
+    What would make it larger than `max_bytes` is trimmed, the value first, then the headers, then the
+    key; length and digest of what was there are kept, and the coordinates point to the original.
+
+    Args:
+        letter: The facts.
+        key: Key of the record.
+        value: Value of the record.
+        headers: Headers of the record; headers of an earlier death are replaced.
+        max_bytes: Size that the dead-letter topic takes (its `max.message.bytes`).
+    """
+    own, facts = own_headers(headers), letter.headers()
+    room = max_bytes - _RECORD_OVERHEAD - _size(facts)
+    if _size(own) + len(key or b"") + len(value or b"") <= room:
+        return Remains(key, value, own + facts)
+    room -= 400  # for the headers below
+    trimmed = ["value"]
+    facts += _digest("value", value or b"")
+    if _size(own) + len(key or b"") > room:
+        trimmed.append("headers")
+        own = []
+    if len(key or b"") > room:
+        trimmed.append("key")
+        facts += _digest("key", key or b"")
+        key = (key or b"")[: max(0, room)]
+    room -= _size(own) + len(key or b"")
+    facts.append((f"{PREFIX}trimmed", ", ".join(trimmed).encode()))
+    return Remains(key, (value or b"")[: max(0, room)], own + facts)
+
+
+def _digest(of: str, content: bytes) -> list[tuple[str, bytes | None]]:
+    return [
+        (f"{PREFIX}{of}-bytes", str(len(content)).encode()),
+        (f"{PREFIX}{of}-sha256", sha256(content).hexdigest().encode()),
+    ]
+
+
+def _size(headers: Headers) -> int:
+    return sum(len(name.encode()) + len(value or b"") + _HEADER_OVERHEAD for name, value in headers)
+
+
+def _ours(found: dict[str, bytes]) -> dict[str, object] | None:
+    texts = {name.removeprefix(PREFIX): value.decode() for name, value in found.items() if name.startswith(PREFIX)}
+    if "topic" not in texts:
+        return None
+    reason = texts.get("reason", "")
+    return {
+        "topic": texts["topic"],
+        "partition": int(texts["partition"]),
+        "offset": int(texts["offset"]),
+        "topic_id": texts.get("topic-id", ""),
+        "lineage": texts.get("lineage", ""),
+        "stage": texts.get("stage", ""),
+        "reason": Reason(reason) if reason in set(Reason) else None,
+        "error": texts.get("error", ""),
+        "attempt": int(texts.get("attempt", "1")),
+        "application": texts.get("application", ""),
+        "time_ms": _time_ms(texts["time"]) if "time" in texts else None,
+    }
+
+
+def _connect(found: dict[str, bytes]) -> dict[str, object] | None:
+    """Kafka Connect's DeadLetterQueueReporter: every value is text."""
+    start = "__connect.errors."
+    texts = {name.removeprefix(start): value.decode() for name, value in found.items() if name.startswith(start)}
+    if "topic" not in texts:
+        return None
+    return {
+        "topic": texts["topic"],
+        "partition": int(texts["partition"]),
+        "offset": int(texts["offset"]),
+        "reason": None,
+        "stage": texts.get("stage", ""),
+        "error": texts.get("exception.class.name", ""),
+        "application": texts.get("connector.name", ""),
+    }
+
+
+def _spring(start: str) -> Callable[[dict[str, bytes]], dict[str, object] | None]:
+    """Spring Kafka's DeadLetterPublishingRecoverer (`kafka_dlt-`) and retry topics (`kafka_`): numbers are big-endian."""
+
+    def read(found: dict[str, bytes]) -> dict[str, object] | None:
+        if f"{start}original-topic" not in found:
+            return None
+        partition, offset = found.get(f"{start}original-partition", b""), found.get(f"{start}original-offset", b"")
+        if (len(partition), len(offset)) != (4, 8):
+            return None
+        return {
+            "topic": found[f"{start}original-topic"].decode(),
+            "partition": int.from_bytes(partition, "big", signed=True),
+            "offset": int.from_bytes(offset, "big", signed=True),
+            "reason": None,
+            "error": found.get(f"{start}exception-fqcn", b"").decode(),
+            "attempt": int.from_bytes(found.get("retry_topic-attempts", b"\0\0\0\1"), "big"),
+            "application": found.get(f"{start}original-consumer-group", b"").decode(),
+        }
+
+    return read
+
+
+def _time_text(time_ms: int) -> str:
+    return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _time_ms(text: str) -> int:
+    return round(datetime.fromisoformat(text).timestamp() * 1000)
