@@ -1,0 +1,108 @@
+"""States as people and programs read them: what a store keeps of each key of a stage."""
+
+import base64
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+from aggregations.errors import FlowError
+from aggregations.flow import Flow
+from envelope import Windows
+from persistence.names import FlowRef, StageRef
+from persistence.protocol import Stored
+from persistence.record import decode_record
+from persistence.registry import open_store
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """One state.
+
+    Attributes:
+        key: Key of the stage.
+        state: What the fold's `result` makes of it; None when only dead-lettered messages are known of the key.
+        version: Number of writes it has had.
+        term: Term of the run that wrote it.
+        batch: Batch of that run.
+        definition: Hash of the definition that made it.
+        windows: Which positions it holds.
+    """
+
+    key: bytes
+    state: Any
+    version: int
+    term: int
+    batch: int
+    definition: str
+    windows: Windows
+
+    def as_json(self) -> dict[str, Any]:
+        """The state as a JSON object; positions are lists."""
+        lanes = {
+            name: {
+                "held": [list(position) for position in window.held],
+                "floor": None if window.floor is None else list(window.floor),
+                "used": window.used,
+            }
+            for name, window in self.windows.lanes.items()
+        }
+        holes = {name: sorted(list(one) for one in found) for name, found in self.windows.holes.items()}
+        return {
+            **key_as_json(self.key),
+            "state": self.state,
+            "version": self.version,
+            "term": self.term,
+            "batch": self.batch,
+            "definition": self.definition,
+            "lanes": lanes,
+            "holes": holes,
+        }
+
+
+def states(
+    flow: Flow[Any],
+    stage: str,
+    stores: Mapping[str, str],
+    *,
+    generation: int = 1,
+    keys: Sequence[bytes] | None = None,
+) -> Iterator[View]:
+    """Read states, all of a stage as a stream or those of some keys.
+
+    Nothing is locked: a running job goes on, and each state is one that its store had at some moment meanwhile.
+
+    Args:
+        flow: The flow.
+        stage: Name of the stage.
+        stores: URL of the store by stage name, from `bind`.
+        generation: Generation of the states.
+        keys: Keys to read; those that have no state are left out.
+
+    Raises:
+        FlowError: There is no such stage, or its store lives in the memory of one process.
+        Corrupt: A state cannot be read.
+    """
+    fold = flow.stage(stage).aggregate.fold
+    result = getattr(fold, "result", lambda state: state)
+    ref = FlowRef(flow.name, generation).stage(stage)
+    with closing(open_store(stores[stage])) as store:
+        if not store.capabilities.shared:
+            raise FlowError(f"the store of stage {stage} is in the memory of its process: give --store URL of another")
+        found = store.scan(ref) if keys is None else iter(store.load(ref, keys).items())
+        for key, stored in found:
+            yield _view(ref, key, stored, result)
+
+
+def key_as_json(key: bytes) -> dict[str, str]:
+    """A key as text, or in base64 where it is no UTF-8."""
+    try:
+        return {"key": key.decode()}
+    except UnicodeDecodeError:
+        return {"key_base64": base64.b64encode(key).decode()}
+
+
+def _view(ref: StageRef, key: bytes, stored: Stored, result: Any) -> View:
+    record = decode_record(stored.value, ref, key)
+    state = None if record.state is None else result(record.state)
+    return View(key, state, stored.version, stored.term, stored.batch, record.definition, record.windows)

@@ -1,0 +1,66 @@
+"""Objects by name: `module:name`, as flows and functions are given on the command line."""
+
+import importlib
+import os
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+from aggregations.flow import Flow
+
+
+class LoadError(ValueError):
+    """What `module:name` says could not be imported; the text says why."""
+
+
+def load(reference: str) -> Any:
+    """Import what `module:name` names, looking in the current directory first, as `python -m` does.
+
+    Raises:
+        LoadError: It is no such reference, or the import failed.
+    """
+    module, separator, name = reference.partition(":")
+    if not separator or not all(part.isidentifier() for part in [*module.split("."), *name.split(".")]):
+        raise LoadError(
+            f"{reference!r} names nothing: write MODULE:NAME, for example fleet:flow for `flow` in fleet.py"
+        )
+    here = os.getcwd()
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    found = _import(module)
+    try:
+        for part in name.split("."):
+            found = getattr(found, part)
+    except AttributeError as error:
+        raise LoadError(f"module {module} has no {name}") from error
+    return found
+
+
+def load_flow(reference: str) -> Flow[Any]:
+    """Import the flow that `module:name` names.
+
+    Raises:
+        LoadError: There is none.
+        FlowError: Its definition cannot work.
+    """
+    found = load(reference)
+    if not isinstance(found, Flow):
+        raise LoadError(f"{reference} is a {type(found).__name__}, not a Flow")
+    return found
+
+
+def _import(module: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name and (module == error.name or module.startswith(f"{error.name}.")):
+            raise LoadError(f"there is no module {error.name} in {os.getcwd()} nor on PYTHONPATH") from error
+        raise LoadError(f"importing {module} failed: {error}") from error
+    except (Exception, SystemExit) as error:
+        raise LoadError(f"importing {module} failed: {type(error).__name__}: {error}{_place(error)}") from error
+
+
+def _place(error: BaseException) -> str:
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return f" ({Path(last.filename).name}:{last.lineno})"
