@@ -283,9 +283,25 @@ class Flow(Generic[T]):
         raise FlowError(f"flow {self.name!r} has no stage {name!r}; it has {', '.join(s.name for s in self.stages)}")
 
     @cached_property
+    def scatters(self) -> bool:
+        """Whether items of one record may be folded by different tasks of one stage."""
+        spread = False
+        for stage in self.stages:
+            spread = spread or stage.fans_out
+            if spread:
+                return True
+            spread = stage.aggregate.emit is not None
+        return False
+
+    @cached_property
+    def is_columnar(self) -> bool:
+        """Whether every step is vectorised: on Spark a flow takes one path as a whole."""
+        return self.stages[-1].columnar and all(_vectorised(step) for step in self.tail)
+
+    @cached_property
     def columns(self) -> frozenset[str] | None:
         """Payload columns that the flow reads; None when a callable may read any of them."""
-        if not self.stages[-1].columnar or not all(_vectorised(step) for step in self.tail):
+        if not self.is_columnar:
             return None
         return columns_of(one for step in self.steps for one in _expressions(step))
 

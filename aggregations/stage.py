@@ -97,6 +97,7 @@ def fold_stage(
     *,
     batch: int,
     siblings: Siblings = Siblings.EVENT_ID,
+    excluded: Mapping[Node, tuple[Reason, str]] | None = None,
 ) -> Outcome:
     """Judge and fold one batch.
 
@@ -109,13 +110,14 @@ def fold_stage(
         arrivals: The batch, in order of arrival.
         batch: Number of the batch, for the age of lanes.
         siblings: Policy for equal positions without index and id.
+        excluded: Records that must not be folded, with the cause: a sibling failed elsewhere.
     """
     by_key: dict[bytes, list[int]] = defaultdict(list)
     by_record: dict[Node, list[int]] = defaultdict(list)
     for i, arrival in enumerate(arrivals):
         by_key[arrival.key].append(i)
         by_record[arrival.element.own].append(i)
-    failed: dict[Node, tuple[Reason, str]] = {}
+    failed = {own: cause for own, cause in (excluded or {}).items() if own in by_record}
     results: dict[bytes, _Folded] = {}
     todo = set(by_key)
     while todo:

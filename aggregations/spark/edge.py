@@ -1,0 +1,156 @@
+"""A task's way out: outputs and dead letters, produced and acknowledged before anything is persisted."""
+
+import os
+import time
+from collections.abc import Iterable
+
+from confluent_kafka import Consumer, TopicPartition
+
+from aggregations.element import Record
+from aggregations.errors import RunRefusedError
+from aggregations.spark.job import Job
+from aggregations.spark.path import Grave, Work
+from envelope.deadletter import DeadLetter, bury
+from persistence.faults import DEAD_LETTER, effect
+from persistence.kafka import AcknowledgedProducer, BrokerUnavailable, KafkaSettings, Topics
+from persistence.steps import Step
+
+_FETCH_SECONDS = 30.0
+
+_producers: dict[tuple[int, str], AcknowledgedProducer] = {}
+_sizes: dict[tuple[str, str], int] = {}
+
+
+def publish(work: Work) -> None:
+    """Produce the outputs and dead letters of a task and return when all are acknowledged.
+
+    Raises:
+        BrokerError: One was not.
+        RunRefusedError: There are dead letters and the flow has no dead-letter topic.
+    """
+    effect(Step.PUBLISH, lambda: _outputs(work))
+    if work.graves:
+        effect(DEAD_LETTER, lambda: _dead_letters(work))
+    work.report.counts.outputs += len(work.outputs)
+    work.outputs.clear()
+    work.graves.clear()
+
+
+def _outputs(work: Work) -> None:
+    if not work.outputs:
+        return
+    producer = producer_of(work.job.kafka)
+    for output in work.outputs:
+        producer.send(output.topic, output.value, output.key, output.headers)
+    producer.flush()
+
+
+def _dead_letters(work: Work) -> None:
+    job = work.job
+    graves = list(work.graves.values())
+    if job.dead_letters is None:
+        first = graves[0]
+        raise RunRefusedError(
+            f"flow {job.flow.name}: {len(graves)} records cannot be used, the first is {first.own} ({first.reason.value}: "
+            f"{first.detail}), and there is no dead-letter topic. Name one with --dead-letters"
+        )
+    place = (job.kafka.bootstrap, job.dead_letters)
+    if place not in _sizes:
+        _sizes[place] = Topics(job.kafka).max_message_bytes([job.dead_letters])[job.dead_letters]
+    records = fetch_records(job, graves)
+    producer = producer_of(job.kafka)
+    now = int(time.time() * 1000)
+    for grave in graves:
+        own = grave.own
+        record = records[own.topic, own.partition, own.offset]
+        letter = DeadLetter(
+            own.topic,
+            own.partition,
+            own.offset,
+            grave.reason,
+            topic_id=own.topic_id,
+            lineage=grave.lineage or str(own),
+            stage=grave.stage,
+            application=job.flow.name,
+            time_ms=now,
+        )
+        remains = bury(letter, record.key, record.value, record.headers, _sizes[place])
+        producer.send(job.dead_letters, remains.value, remains.key, remains.headers)
+    producer.flush()
+
+
+def producer_of(settings: KafkaSettings) -> AcknowledgedProducer:
+    """The producer of this process."""
+    place = (os.getpid(), settings.bootstrap)
+    if place not in _producers:
+        _producers[place] = AcknowledgedProducer(settings)
+    return _producers[place]
+
+
+def fetch_records(job: Job, graves: Iterable[Grave]) -> dict[tuple[str, int, int], Record]:
+    """Read records once more by their coordinates: key, value and headers byte for byte.
+
+    Dead letters are few; carrying every record's headers and bytes through the flow is not worth it.
+
+    Raises:
+        BrokerUnavailable: The broker does not give them.
+    """
+    wanted: dict[tuple[str, int], set[int]] = {}
+    for grave in graves:
+        wanted.setdefault((grave.own.topic, grave.own.partition), set()).add(grave.own.offset)
+    consumer = Consumer(
+        job.kafka.client(
+            group_id=f"headwater-{job.flow.name}-dead-letters",
+            enable_auto_commit=False,
+            enable_partition_eof=True,
+            auto_offset_reset="error",
+        )
+    )
+    found: dict[tuple[str, int, int], Record] = {}
+    try:
+        for (topic, partition), offsets in wanted.items():
+            for record in _read(consumer, job, topic, partition, offsets):
+                found[topic, partition, record.offset] = record
+    finally:
+        consumer.close()
+    return found
+
+
+def _read(consumer: Consumer, job: Job, topic: str, partition: int, offsets: set[int]) -> Iterable[Record]:
+    todo = sorted(offsets)
+    deadline = time.monotonic() + _FETCH_SECONDS
+    at = -1
+    while todo:
+        # A gap is read over; a large one is skipped.
+        if at < 0 or todo[0] - at > 1000:
+            consumer.assign([TopicPartition(topic, partition, todo[0])])
+        at = todo[0]
+        message = consumer.poll(1.0)
+        error = message.error() if message is not None else None
+        if message is None or error is not None:
+            if time.monotonic() < deadline and (error is None or error.retriable()):
+                continue
+            raise BrokerUnavailable(
+                f"reading {topic}:{partition}:{todo[0]} for the dead-letter topic: {error.str() if error else 'no answer'}",
+                "The batch is tried again; nothing was committed",
+            )
+        offset = message.offset()
+        assert offset is not None
+        at = offset
+        if offset > todo[0]:
+            raise BrokerUnavailable(
+                f"{topic}:{partition}:{todo[0]} was deleted before it could go to the dead-letter topic",
+                "Lengthen the topic's retention, then start again",
+            )
+        if offset == todo[0]:
+            todo.pop(0)
+            headers = tuple((name, _bytes(value)) for name, value in _pairs(message.headers()))
+            yield Record(topic, partition, offset, message.key(), message.value(), message.timestamp()[1], headers)
+
+
+def _pairs(headers: object) -> list[tuple[str, object]]:
+    return list(headers) if isinstance(headers, list) else []
+
+
+def _bytes(value: object) -> bytes | None:
+    return value.encode() if isinstance(value, str) else value if isinstance(value, bytes) else None

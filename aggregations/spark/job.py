@@ -1,0 +1,128 @@
+"""What the driver tells its tasks, and what they tell the driver."""
+
+import os
+import pickle
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from aggregations.flow import Flow, Stage
+from aggregations.report import Report
+from envelope import Node, Reason
+from persistence.kafka import KafkaSettings
+from persistence.protocol import FlowRef, StateStore
+from persistence.registry import open_store
+
+Place = tuple[int, str, int, int]
+"""(stage index, topic, partition, offset): a record at a stage."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One batch of one run, as the tasks see it.
+
+    Attributes:
+        flow: The flow.
+        ref: Its name and generation.
+        urls: URL of the store by stage name.
+        term: Term of the run.
+        batch: Number of the batch.
+        routes: Number of tasks that a shuffle goes to.
+        kafka: Where outputs and dead letters go.
+        dead_letters: Dead-letter topic; None when the flow has none, then a dead letter fails the batch.
+        topic_ids: Current topic id by topic.
+        incarnations: Topic ids in order of first sight, as the manifest has them.
+        accept_definition: Go on with states of another definition.
+        driver: Process id of the driver, for injected crashes.
+        excluded: Records that a stage must not fold, with the cause.
+        attempt: Attempt at this batch, from 1.
+    """
+
+    flow: Flow[Any]
+    ref: FlowRef
+    urls: dict[str, str]
+    term: int
+    batch: int
+    routes: int
+    kafka: KafkaSettings
+    dead_letters: str | None
+    topic_ids: dict[str, str]
+    incarnations: dict[str, tuple[str, ...]]
+    accept_definition: bool = False
+    driver: int = 0
+    excluded: Mapping[Place, tuple[Reason, str]] = field(default_factory=dict)
+    attempt: int = 1
+
+    @property
+    def folds_while_reading(self) -> bool:
+        """Whether the task that reads a partition has all of its keys and folds the first stage itself."""
+        first = self.flow.stages[0]
+        return first.aggregate.co_partitioned and not first.fans_out
+
+    def definition(self, stage: Stage) -> str:
+        """Definition that loaded states must have; empty for any."""
+        return "" if self.accept_definition else stage.aggregate.definition
+
+    def excluded_at(self, stage: Stage) -> dict[Node, tuple[Reason, str]]:
+        """Records that one stage must not fold."""
+        return {
+            self.node(topic, partition, offset): cause
+            for (index, topic, partition, offset), cause in self.excluded.items()
+            if index == stage.index
+        }
+
+    def node(self, topic: str, partition: int, offset: int) -> Node:
+        """Coordinates with the topic's current id."""
+        return Node(topic, partition, offset, self.topic_ids.get(topic, ""))
+
+
+@dataclass(slots=True)
+class TaskReport:
+    """What one task did.
+
+    Attributes:
+        counts: Records, verdicts and the rest.
+        ends: Next offset per topic and partition that it read.
+        seen: Topic ids that it met for the first time, by topic.
+        failed: Records that a stage could not fold, with reason and detail.
+        seconds: CPU seconds per phase.
+    """
+
+    counts: Report = field(default_factory=Report)
+    ends: dict[tuple[str, int], int] = field(default_factory=dict)
+    seen: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    failed: dict[Place, tuple[Reason, str]] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def add(self, other: "TaskReport") -> None:
+        """Add another task's report."""
+        self.counts.add(other.counts)
+        for place, end in other.ends.items():
+            self.ends[place] = max(end, self.ends.get(place, 0))
+        for topic, ids in other.seen.items():
+            have = self.seen.get(topic, ())
+            self.seen[topic] = (*have, *(one for one in ids if one not in have))
+        self.failed.update(other.failed)
+        for phase, spent in other.seconds.items():
+            self.seconds[phase] = self.seconds.get(phase, 0.0) + spent
+
+
+def dumps(what: object) -> bytes:
+    """Serialize for another process of this job. Never used on anything from outside of it."""
+    return pickle.dumps(what, protocol=pickle.HIGHEST_PROTOCOL)
+
+
+def loads(payload: bytes) -> Any:
+    """Read what a process of this job wrote."""
+    return pickle.loads(payload)  # noqa: S301 - written by our own tasks a moment ago
+
+
+_handles: dict[tuple[int, str], StateStore] = {}
+
+
+def store_of(url: str) -> StateStore:
+    """The store at `url`, opened once per worker process."""
+    place = (os.getpid(), url)
+    if place not in _handles:
+        _handles[place] = open_store(url)
+    return _handles[place]

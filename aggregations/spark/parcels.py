@@ -1,0 +1,80 @@
+"""What Spark's tasks hand to each other: few rows, each a bundle.
+
+A stage's output is divided by key into one bundle per task of the next stage, so a shuffle moves a
+few rows instead of one per event, and Spark never looks inside. Besides elements, bundles carry
+writes that wait for their turn, reports, and failures.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from enum import IntEnum
+from typing import NamedTuple
+
+import pyarrow as pa
+
+SCHEMA = "route int, kind int, stage int, payload binary"
+"""Spark's schema of a parcel."""
+
+_ARROW = pa.schema([("route", pa.int32()), ("kind", pa.int32()), ("stage", pa.int32()), ("payload", pa.binary())])
+
+
+class Kind(IntEnum):
+    """What a parcel holds."""
+
+    ELEMENTS = 0
+    """Arrivals of a stage, packed by the path that the flow takes."""
+    WRITES = 1
+    """States of a stage that wait until every stage behind it is persisted."""
+    OUTPUTS = 2
+    """Outputs and dead letters that wait until no item of a scattered record can fail any more."""
+    REPORT = 3
+    """What a task did."""
+    FAILURE = 4
+    """A task failed: nobody goes on."""
+
+
+class Parcel(NamedTuple):
+    """One row between tasks.
+
+    Attributes:
+        route: Number of the task it goes to.
+        kind: What it holds.
+        stage: Index of the stage it is about.
+        payload: The bundle.
+    """
+
+    route: int
+    kind: Kind
+    stage: int
+    payload: bytes
+
+
+def pack(parcels: Sequence[Parcel]) -> Iterator[pa.RecordBatch]:
+    """Yield the parcels as Arrow, one a batch: a bundle can be large."""
+    for parcel in parcels:
+        yield pa.record_batch(
+            [
+                pa.array([parcel.route], pa.int32()),
+                pa.array([int(parcel.kind)], pa.int32()),
+                pa.array([parcel.stage], pa.int32()),
+                pa.array([parcel.payload], pa.binary()),
+            ],
+            schema=_ARROW,
+        )
+
+
+def unpack(batches: Iterable[pa.RecordBatch]) -> list[Parcel]:
+    """Read parcels, in an order that does not depend on which task sent first."""
+    parcels = [
+        Parcel(row["route"], Kind(row["kind"]), row["stage"], row["payload"])
+        for batch in batches
+        for row in batch.to_pylist()
+    ]
+    return sorted(parcels)
+
+
+def route_of(key: bytes, routes: int) -> int:
+    """Number of the task that folds a key: FNV-1a, the same in every process."""
+    number = 0xCBF29CE484222325
+    for byte in key:
+        number = ((number ^ byte) * 0x100000001B3) & 0xFFFFFFFFFFFFFFFF
+    return (number >> 32) % routes

@@ -1,0 +1,100 @@
+"""The two ways a task can work, behind one door: whole columns, or message by message."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from time import process_time
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+from aggregations.element import Element
+from aggregations.flow import Stage
+from aggregations.run import Incarnations
+from aggregations.spark.job import Job, TaskReport
+from aggregations.steps import Output
+from envelope import Node, Reason
+from persistence.protocol import Write
+
+
+@dataclass(slots=True)
+class Grave:
+    """A record on its way to the dead-letter topic.
+
+    Attributes:
+        own: Its coordinates.
+        stage: Stage that could not take it; empty in front of all stages and behind them.
+        reason: Reason code.
+        detail: What was wrong, without any value of the message.
+        lineage: Its lineage as text, where it could be read.
+    """
+
+    own: Node
+    stage: str
+    reason: Reason
+    detail: str
+    lineage: str = ""
+
+
+@dataclass(slots=True)
+class Work:
+    """What a task has in hand beside the elements.
+
+    Attributes:
+        job: The batch.
+        report: Its own report.
+        incarnations: Topic ids known and met.
+        graves: Dead letters, one per record and stage.
+        outputs: Messages to be published.
+    """
+
+    job: Job
+    report: TaskReport = field(default_factory=TaskReport)
+    incarnations: Incarnations = field(default_factory=Incarnations)
+    graves: dict[tuple[Node, str], Grave] = field(default_factory=dict)
+    outputs: list[Output] = field(default_factory=list)
+
+    def bury(self, own: Node, stage: str, reason: Reason, detail: str, lineage: str = "") -> None:
+        """Note a dead letter."""
+        if (own, stage) not in self.graves:
+            self.graves[own, stage] = Grave(own, stage, reason, detail, lineage)
+            self.report.counts.reasons[reason.value] += 1
+
+    @contextmanager
+    def timed(self, phase: str) -> Iterator[None]:
+        """Count the CPU seconds of a phase."""
+        begin = process_time()
+        try:
+            yield
+        finally:
+            seconds = self.report.seconds
+            seconds[phase] = seconds.get(phase, 0.0) + process_time() - begin
+
+
+class Path(Protocol):
+    """How a task reads, packs and folds. `A` stands for a path's own form of a batch of arrivals at a stage."""
+
+    def read(self, work: Work, batches: Iterable[pa.RecordBatch]) -> Any:
+        """Read Kafka's rows up to the door of the first stage."""
+        ...
+
+    def pack(self, work: Work, arrivals: Any, routes: int) -> list[bytes]:
+        """Divide arrivals by key: one payload per route, empty where there is nothing."""
+        ...
+
+    def unpack(self, work: Work, payloads: Sequence[bytes]) -> Any:
+        """Put payloads of several tasks together."""
+        ...
+
+    def fold(self, work: Work, stage: Stage, arrivals: Any) -> tuple[list[Write], Any]:
+        """Load, judge and fold one stage.
+
+        Returns:
+            The writes of the stage, and the arrivals at the next one; None behind the last.
+        """
+        ...
+
+
+def text_of(element: Element[Any]) -> str:
+    """An element's lineage as text."""
+    return str(element.lineage)

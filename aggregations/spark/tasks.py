@@ -1,0 +1,214 @@
+"""What Spark's tasks do, in the order that a shuffle between them enforces.
+
+    read, fold stage 1 | fold stage 2 | ... | fold the last stage, publish, persist it | persist the one before | ...
+
+A bar is a shuffle: no task behind it begins before every task in front of it is done. States of
+all but the last stage therefore wait, as parcels, until every stage behind theirs is persisted:
+downstream first, without the driver in between. A task that fails sends its error to all tasks
+behind it, and none of them does anything more.
+
+Where items of one record may be folded by different tasks, nothing may leave before all of them are
+folded. The chain is then cut in two, and the driver looks in between:
+
+    read, fold stage 1 | ... | fold the last stage || publish | persist the last stage | ...
+"""
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import pyarrow as pa
+
+from aggregations.flow import Stage
+from aggregations.run import Incarnations
+from aggregations.spark.edge import publish
+from aggregations.spark.job import Job, TaskReport, dumps, loads, store_of
+from aggregations.spark.messages import MessagePath
+from aggregations.spark.parcels import Kind, Parcel, pack, unpack
+from aggregations.spark.path import Path, Work
+from persistence import faults
+from persistence.faults import effect
+from persistence.protocol import Write
+from persistence.steps import Step
+
+Task = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+
+
+def path_of(job: Job) -> Path:
+    """The path that this flow takes."""
+    return MessagePath()
+
+
+def reading(job: Job) -> Task:
+    """The task at Kafka's side: one topic-partition each."""
+
+    def task(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        def act(work: Work) -> list[Parcel]:
+            path = path_of(job)
+            first = job.flow.stages[0]
+            arrivals = path.read(work, batches)
+            if job.folds_while_reading:
+                return _fold(work, path, first, arrivals)
+            return [*_leave(work), *_send(work, path, first.index, arrivals)]
+
+        yield from _guarded(job, [], act)
+
+    return task
+
+
+def folding(job: Job, stage: Stage) -> Task:
+    """The task of a stage behind a shuffle."""
+
+    def task(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        mine, others = _sorted(unpack(batches), Kind.ELEMENTS, stage.index)
+
+        def act(work: Work) -> list[Parcel]:
+            path = path_of(job)
+            return _fold(work, path, stage, path.unpack(work, mine))
+
+        yield from _guarded(job, others, act)
+
+    return task
+
+
+def publishing(job: Job) -> Task:
+    """The task that publishes what was held back."""
+
+    def task(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        mine, others = _sorted(unpack(batches), Kind.OUTPUTS, 0)
+
+        def act(work: Work) -> list[Parcel]:
+            for payload in mine:
+                outputs, graves = loads(payload)
+                work.outputs += outputs
+                work.graves |= graves
+            with work.timed("publish"):
+                publish(work)
+            return []
+
+        yield from _guarded(job, others, act)
+
+    return task
+
+
+def persisting(job: Job, stage: Stage) -> Task:
+    """The task that persists a stage whose downstream stages all are."""
+
+    def task(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        mine, others = _sorted(unpack(batches), Kind.WRITES, stage.index)
+
+        def act(work: Work) -> list[Parcel]:
+            _persist(work, stage, [write for payload in mine for write in loads(payload)])
+            return []
+
+        yield from _guarded(job, others, act)
+
+    return task
+
+
+def _fold(work: Work, path: Path, stage: Stage, arrivals: object) -> list[Parcel]:
+    """Fold a stage; the last one is persisted at once, the others' writes wait."""
+    writes, following = path.fold(work, stage, arrivals)
+    parcels = _leave(work)
+    if following is None and not work.job.flow.scatters:
+        _persist(work, stage, writes)
+        return parcels
+    parcels += _waiting(work.job, stage, writes)
+    if following is not None:
+        parcels += _send(work, path, stage.index + 1, following)
+    return parcels
+
+
+def _leave(work: Work) -> list[Parcel]:
+    """Publish outputs and dead letters, or hold them back where a record's items are scattered."""
+    if not work.job.flow.scatters:
+        with work.timed("publish"):
+            publish(work)
+        return []
+    if not work.outputs and not work.graves:
+        return []
+    held = Parcel(0, Kind.OUTPUTS, 0, dumps((work.outputs, work.graves)))
+    work.outputs, work.graves = [], {}
+    return [held]
+
+
+def _send(work: Work, path: Path, stage: int, arrivals: object) -> list[Parcel]:
+    with work.timed("pack"):
+        payloads = path.pack(work, arrivals, work.job.routes)
+    return [Parcel(route, Kind.ELEMENTS, stage, payload) for route, payload in enumerate(payloads) if payload]
+
+
+def _waiting(job: Job, stage: Stage, writes: Sequence[Write]) -> list[Parcel]:
+    """Writes that wait, dealt out over the tasks that will persist them."""
+    if not writes:
+        return []
+    return [
+        Parcel(route, Kind.WRITES, stage.index, dumps(part))
+        for route in range(job.routes)
+        if (part := writes[route :: job.routes])
+    ]
+
+
+def _persist(work: Work, stage: Stage, writes: Sequence[Write]) -> None:
+    if not writes:
+        return
+    job = work.job
+    with work.timed("persist"):
+        effect(
+            Step.PERSIST.of(stage.name),
+            lambda: store_of(job.urls[stage.name]).save(
+                job.ref.stage(stage.name), writes, term=job.term, batch=job.batch
+            ),
+        )
+
+
+def _sorted(parcels: Iterable[Parcel], kind: Kind, stage: int) -> tuple[list[bytes], list[Parcel]]:
+    mine, others = [], []
+    for parcel in parcels:
+        if parcel.kind is kind and parcel.stage == stage:
+            mine.append(parcel.payload)
+        else:
+            others.append(parcel)
+    return mine, others
+
+
+def _guarded(job: Job, others: Sequence[Parcel], act: Callable[[Work], list[Parcel]]) -> Iterator[pa.RecordBatch]:
+    """Pass on what is for others; act unless somebody failed; send reports and failures on."""
+    passed = list(others)
+    if not any(parcel.kind is Kind.FAILURE for parcel in others):
+        if job.driver:
+            os.environ[faults.PID] = str(job.driver)
+        work = Work(job, incarnations=Incarnations(job.incarnations))
+        try:
+            passed += act(work)
+        except Exception as error:  # it reaches the driver as it is, and stops every task behind this one
+            failure = _portable(error)
+            passed += [Parcel(route, Kind.FAILURE, 0, failure) for route in range(job.routes)]
+        else:
+            work.report.seen = dict(work.incarnations.seen)
+            passed.append(Parcel(0, Kind.REPORT, 0, dumps(work.report)))
+    yield from pack(passed)
+
+
+def _portable(error: Exception) -> bytes:
+    """The error for the driver; its type and place only when it cannot be pickled."""
+    try:
+        payload = dumps(error)
+        loads(payload)
+    except Exception:  # somebody's own exception with odd arguments
+        return dumps(RuntimeError(f"{type(error).__name__} in a task; run with a smaller batch to see more"))
+    return payload
+
+
+def outcome_of(rows: Iterable[tuple[int, bytes]]) -> tuple[TaskReport, list[Exception]]:
+    """Put together what the tasks of a batch sent to the driver.
+
+    Args:
+        rows: Kind and payload of each parcel that was left.
+    """
+    total, failures = TaskReport(), []
+    for kind, payload in rows:
+        if kind == Kind.REPORT:
+            total.add(loads(payload))
+        elif kind == Kind.FAILURE:
+            failures.append(loads(payload))
+    return total, failures
