@@ -12,7 +12,7 @@ import polars as pl
 from aggregations.element import Element
 from aggregations.errors import FlowError
 from aggregations.expressions import Expression, columns_of, expression, name_of
-from aggregations.fields import Fields
+from aggregations.fields import Fields, foldable
 from aggregations.folds import Fold, describe
 from aggregations.source import Topic
 from envelope.windows import LANES, WINDOW
@@ -239,7 +239,22 @@ class Flow(Generic[T]):
     def _with(self, step: Step | Aggregate) -> "Flow[T]":
         if self.topic is None:
             raise FlowError(f"flow {self.name!r} needs a source() first")
+        if self.schema is not None:
+            _checked(step, self.schema)
         return replace(self, steps=(*self.steps, step))
+
+    @cached_property
+    def schema(self) -> dict[str, pl.DataType] | None:
+        """Columns and dtypes behind the last step; None where a callable decides."""
+        if self.topic is None:
+            return None
+        schema = dict(self.topic.schema)
+        for step in self.steps:
+            if isinstance(step, Map) and step.function is None:
+                schema = dict(_evaluated(step, schema, keep=True).schema)
+            elif isinstance(step, FlatMap | Map) or (isinstance(step, Aggregate) and step.emit is not None):
+                return None
+        return schema
 
     @cached_property
     def stages(self) -> tuple[Stage, ...]:
@@ -317,6 +332,48 @@ class Flow(Generic[T]):
             path = "vectorised" if columnar else "per message"
             lines.append(f"  {type(step).__name__.lower():10s} {_summary(step):50s} {path}".rstrip())
         return "\n".join(lines)
+
+
+def _checked(step: Step | Aggregate, schema: Mapping[str, pl.DataType]) -> None:
+    """Evaluate a step's expressions over no rows: what is missing or does not fit shows at once.
+
+    Raises:
+        FlowError: A column is missing, types do not fit, or a field reads what no aggregate takes.
+    """
+    evaluated = _evaluated(step, schema)
+    match step:
+        case Filter() | Divert() if evaluated.width and not evaluated.dtypes[0].is_(pl.Boolean):
+            raise FlowError(f"{_text_of(step)} gives {evaluated.dtypes[0]}, not true or false")
+        case Aggregate(name=name, fold=Fields() as fields):
+            foldable((field, dtype) for field, dtype in evaluated.schema.items() if field in fields.inputs())
+            key = evaluated.schema.get("key of the stage")
+            if key is not None and not (key.is_integer() or key in (pl.String, pl.Binary, pl.Null)):
+                raise FlowError(f"stage {name!r}: its key is of type {key}; use text, bytes or an integer")
+
+
+def _evaluated(step: Step | Aggregate, schema: Mapping[str, pl.DataType], *, keep: bool = False) -> pl.DataFrame:
+    wanted: dict[str, pl.Expr] = {}
+    match step:
+        case Filter(argument) | Divert(argument) if isinstance(argument, str | pl.Expr):
+            wanted = {"predicate": expression(argument)}
+        case Map(columns, None):
+            wanted = {name: expression(of) for name, of in columns.items()}
+        case Aggregate(key=key, fold=fold):
+            wanted = dict(fold.inputs()) if isinstance(fold, Fields) else {}
+            if isinstance(key, str | pl.Expr):
+                wanted["key of the stage"] = expression(key)
+    missing = columns_of(wanted.values()) - set(schema)
+    if missing:
+        raise FlowError(f"no column {', '.join(sorted(missing))}; there are {', '.join(sorted(schema))}")
+    frame = pl.DataFrame(schema=dict(schema))
+    try:
+        return frame.with_columns(**wanted) if keep else frame.select(**wanted)
+    except Exception as error:
+        raise FlowError(f"an expression does not fit the columns: {type(error).__name__}: {error}") from error
+
+
+def _text_of(step: Filter | Divert) -> str:
+    return _text(step.keep if isinstance(step, Filter) else step.when)
 
 
 def _check(argument: Any) -> None:

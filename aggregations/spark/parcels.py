@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
+import google_crc32c
 import pyarrow as pa
 
 SCHEMA = "route int, kind int, stage int, payload binary"
@@ -73,8 +74,5 @@ def unpack(batches: Iterable[pa.RecordBatch]) -> list[Parcel]:
 
 
 def route_of(key: bytes, routes: int) -> int:
-    """Number of the task that folds a key: FNV-1a, the same in every process."""
-    number = 0xCBF29CE484222325
-    for byte in key:
-        number = ((number ^ byte) * 0x100000001B3) & 0xFFFFFFFFFFFFFFFF
-    return (number >> 32) % routes
+    """Number of the task that folds a key: the same in every process."""
+    return google_crc32c.value(key) % routes
