@@ -35,7 +35,8 @@ from persistence.contract.terms import TermContract
 __all__ = ["StoreContract"]
 
 
-class StoreContract(TermContract, StateContract, ManifestContract, ProcessContract, ModelContract):
+# pytest runs the tests of the last base first: simple ones before races and random histories.
+class StoreContract(ModelContract, ProcessContract, ManifestContract, StateContract, TermContract):
     """Everything a store promises. Subclass it, define the fixture `store_url`, and run pytest.
 
     Attributes:

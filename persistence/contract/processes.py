@@ -4,8 +4,8 @@ import multiprocessing
 import os
 import random
 import signal
-import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 
@@ -44,11 +44,8 @@ class ProcessContract(Contract):
             else:
                 increment(self.opener, store_url, stage, term, me, self.increments)
 
-        threads = [threading.Thread(target=count, args=(me,)) for me in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(count, range(4)))
         self._check_counts(store, stage, 4)
 
     def test_a_killed_writer_leaves_each_state_old_or_new(
@@ -136,16 +133,21 @@ def increment(opener: Opener, url: str, stage: StageRef, term: int, me: int, tim
 
 
 def increment_with(store: StateStore, stage: StageRef, term: int, me: int, times: int) -> None:
-    """Add to the place of writer `me` in every state until it stands at `times`, by loading and saving.
+    """Add 1 to the place of writer `me` in every state, `times` times, by loading and saving.
 
-    The value says how often each writer has added, so after an unknown outcome it is simply loaded again.
+    The value says how often each writer has added: what was acknowledged must be seen by the next load,
+    and after a conflict or an unknown outcome the load tells what took effect.
     """
+    known = dict.fromkeys(_COUNTED, 0)
+    certain = True
     while True:
         held = store.load(stage, _COUNTED)
         writes = []
         for key in _COUNTED:
             version, value = (held[key].version, held[key].value) if key in held else (0, b"0,0,0,0")
             counts = [int(count) for count in value.split(b",")]
+            assert counts[me] - known[key] in ((0,) if certain else (0, 1)), "an acknowledged write was lost"
+            known[key] = counts[me]
             if counts[me] < times:
                 counts[me] += 1
                 writes.append(Write(key, version, b",".join(b"%d" % count for count in counts)))
@@ -153,8 +155,10 @@ def increment_with(store: StateStore, stage: StageRef, term: int, me: int, times
             return
         try:
             store.save(stage, writes, term=term, batch=me)
+            known.update({write.key: known[write.key] + 1 for write in writes})
+            certain = True
         except (Conflict, Transient):
-            continue
+            certain = False
 
 
 def write_rounds(opener: Opener, url: str, stage: StageRef, term: int, keys: list[bytes], sender: Connection) -> None:
