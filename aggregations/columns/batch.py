@@ -1,0 +1,140 @@
+"""A batch of records as columns."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from aggregations.columns import schema
+from aggregations.columns.signature import Signature
+from aggregations.element import Record
+from aggregations.source import MAX_TIMESTAMP_MS
+from envelope import Reason, Siblings, Standing
+
+
+class Rejection(NamedTuple):
+    """A record that was refused.
+
+    Attributes:
+        row: Its row in the input.
+        reason: Reason code.
+        detail: The rule it broke.
+    """
+
+    row: int
+    reason: Reason
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """Kafka's columns of a batch, without gaps between the values."""
+
+    key: pa.BinaryArray
+    value: pa.BinaryArray
+    topic: pa.StringArray
+    partition: npt.NDArray[np.int64]
+    offset: npt.NDArray[np.int64]
+    timestamp_ms: npt.NDArray[np.int64]
+
+    @classmethod
+    def of(cls, records: pa.RecordBatch | pa.Table) -> "Inputs":
+        """Read the columns of `Decoder.decode`; others are ignored."""
+        stamp = _array(records.column("timestamp"))
+        if pa.types.is_timestamp(stamp.type):
+            stamp = pc.cast(stamp, pa.timestamp("ms", tz=stamp.type.tz), safe=False)
+        return cls(
+            key=_array(records.column("key"), pa.binary()),
+            value=_array(records.column("value"), pa.binary()),
+            topic=_array(records.column("topic"), pa.string()),
+            partition=_numbers(records.column("partition")),
+            offset=_numbers(records.column("offset")),
+            timestamp_ms=_numbers(pc.fill_null(stamp.cast(pa.int64()), -1)),
+        )
+
+    def record(self, row: int) -> Record:
+        """One row as a record, without headers."""
+        return Record(
+            topic=self.topic[row].as_py(),
+            partition=int(self.partition[row]),
+            offset=int(self.offset[row]),
+            key=self.key[row].as_py(),
+            value=self.value[row].as_py(),
+            timestamp_ms=int(self.timestamp_ms[row]),
+        )
+
+    @property
+    def timestamp_us(self) -> npt.NDArray[np.int64]:
+        """Timestamps in microseconds, held within 64 bits."""
+        return np.clip(self.timestamp_ms, -MAX_TIMESTAMP_MS, MAX_TIMESTAMP_MS) * 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The records of a batch that could be read.
+
+    Attributes:
+        frame: One row a record, in order of arrival: the payload's columns, then those of
+            `schema.SYSTEM`, then the position: `_p0`, `_p1`, …
+        signatures: By the codes of column `_signature`.
+        rejected: The records that are not in `frame`, by row.
+        siblings: The source's policy; it says whether event ids are part of positions.
+    """
+
+    frame: pl.DataFrame
+    signatures: Sequence[Signature]
+    rejected: Sequence[Rejection]
+    siblings: Siblings = Siblings.EVENT_ID
+
+    @property
+    def positions(self) -> list[npt.NDArray[np.int64]]:
+        """Position components by row; `schema.MISSING` where a position is shorter."""
+        return position_arrays(self.frame)
+
+    def standing(self, row: int, *, rekeyed: bool) -> Standing:
+        """Where the message in row `row` of `frame` stands, as the pure code has it."""
+        return standing(self.frame.row(row, named=True), self.signatures, rekeyed=rekeyed, siblings=self.siblings)
+
+
+def position_arrays(frame: pl.DataFrame) -> list[npt.NDArray[np.int64]]:
+    """Position components by row; `schema.MISSING` where a position is shorter."""
+    arrays: list[npt.NDArray[np.int64]] = []
+    while (name := schema.position(len(arrays))) in frame.columns:
+        arrays.append(frame.get_column(name).fill_null(schema.MISSING).to_numpy())
+    return arrays
+
+
+def standing(
+    row: Mapping[str, object],
+    signatures: Sequence[Signature],
+    *,
+    rekeyed: bool,
+    siblings: Siblings = Siblings.EVENT_ID,
+) -> Standing:
+    """Return the standing of a row of a frame: its system and position columns by name."""
+    signature = signatures[int(str(row[schema.SIGNATURE]))]
+    place = signature.place(rekeyed=rekeyed)
+    position: tuple[int | str, ...] = tuple(
+        int(str(row[schema.position(component)])) for component in range(signature.width)
+    )
+    event_id = str(row[schema.EVENT_ID]) if siblings is Siblings.EVENT_ID else ""
+    if signature.missing and event_id:
+        position = (*position, event_id)
+    return Standing(
+        place.lane, place.group, position, signature.transparent, ambiguous=signature.missing and not event_id
+    )
+
+
+def _array(column: pa.Array | pa.ChunkedArray, kind: pa.DataType | None = None) -> pa.Array:
+    if isinstance(column, pa.ChunkedArray):
+        column = pa.concat_arrays(column.chunks) if column.num_chunks != 1 else column.chunk(0)
+    return column if kind is None or column.type == kind else column.cast(kind)
+
+
+def _numbers(column: pa.Array | pa.ChunkedArray) -> npt.NDArray[np.int64]:
+    return np.asarray(_array(column).to_numpy(zero_copy_only=False)).astype(np.int64, copy=False)

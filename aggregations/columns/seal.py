@@ -1,0 +1,95 @@
+"""Heads, tails and checksums of many envelopes at once."""
+
+from typing import Any, Final
+
+import google_crc32c
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from envelope.codec import HEAD, SEAL_BYTES, SEAL_TAG
+
+Mask = npt.NDArray[np.bool_]
+
+_POLYNOMIAL: Final = 0x82F63B78
+"""CRC32C, reflected (RFC 3720, appendix B.4)."""
+
+
+def _table() -> npt.NDArray[np.uint32]:
+    crc: npt.NDArray[np.uint32] = np.arange(256, dtype=np.uint32)
+    for _ in range(8):
+        crc = np.where(crc & 1, (crc >> 1) ^ np.uint32(_POLYNOMIAL), crc >> 1)
+    return crc
+
+
+_TABLE: Final = _table()
+
+
+def spans(array: pa.BinaryArray) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
+    """Return starts and lengths of the values, and the bytes that they lie in. A null has no length."""
+    _, offsets, data = array.buffers()
+    if len(array) == 0 or data is None:
+        return np.zeros(len(array), np.int64), np.zeros(len(array), np.int64), np.zeros(0, np.uint8)
+    bounds = np.frombuffer(offsets, np.int32)[array.offset : array.offset + len(array) + 1].astype(np.int64)
+    lengths = np.diff(bounds)
+    if array.null_count:
+        lengths = np.where(array.is_valid().to_numpy(zero_copy_only=False), lengths, 0)
+    return bounds[:-1], lengths, np.frombuffer(data, np.uint8)
+
+
+def intact(values: pa.BinaryArray, most_bytes: int) -> tuple[Mask, Mask]:
+    """Find the values whose head, tail and checksum are in order.
+
+    Args:
+        values: Serialized envelopes.
+        most_bytes: The limit of a whole message.
+
+    Returns:
+        Two masks: sealed ones with the right checksum; and ones that claim no seal at their head, which hold
+        only if no field of theirs claims one either. What is in neither may still be good: framed, or of
+        another writer's order of fields.
+    """
+    starts, lengths, data = spans(values)
+    fits = (lengths > 2) & (lengths <= most_bytes)
+    head = fits & _bytes_at(starts, lengths, data, 0, HEAD[:2])
+    sealed = head & _bytes_at(starts, lengths, data, 2, HEAD[2:])
+    tail = (lengths >= SEAL_BYTES) & _bytes_at(starts, lengths, data, lengths - SEAL_BYTES, SEAL_TAG)
+    plain = head & ~sealed & ~tail
+    sealed &= tail & (lengths >= len(HEAD) + SEAL_BYTES)
+    if sealed.all():
+        return _checksums_match(values, starts + lengths, data), plain
+    rows = np.flatnonzero(sealed)
+    sealed[rows] = _checksums_match(values.take(pa.array(rows)), (starts + lengths)[rows], data)
+    return sealed, plain
+
+
+def _bytes_at(
+    starts: npt.NDArray[np.int64],
+    lengths: npt.NDArray[np.int64],
+    data: npt.NDArray[np.uint8],
+    at: Any,
+    wanted: bytes,
+) -> Mask:
+    """Whether each value has `wanted` at `at`; false where it is too short for it."""
+    room = (lengths >= at + len(wanted)) & (at >= 0)
+    if not len(data):
+        return np.zeros(len(starts), np.bool_)
+    where = np.where(room, starts + at, 0)
+    for i, byte in enumerate(wanted):
+        room = room & (data[np.minimum(where + i, len(data) - 1)] == byte)
+    return np.asarray(room)
+
+
+def _checksums_match(values: pa.BinaryArray, ends: npt.NDArray[np.int64], data: npt.NDArray[np.uint8]) -> Mask:
+    """Whether each checksum is that of the bytes before it.
+
+    The CRC of the whole value is computed in C, without cutting it. It must be what the stored checksum becomes
+    when tag and checksum are added to it: that step cannot lead from two checksums to one.
+    """
+    whole = np.fromiter(map(google_crc32c.value, values.to_pylist()), np.uint32, len(values))
+    tail = [data[ends - 4 + i].astype(np.uint32) for i in range(4)]
+    crc = ~(tail[0] | tail[1] << 8 | tail[2] << 16 | tail[3] << 24)
+    added = [*(np.full(len(crc), byte, np.uint32) for byte in SEAL_TAG), *tail]
+    for byte in added:
+        crc = _TABLE[(crc ^ byte) & 0xFF] ^ (crc >> 8)
+    return np.asarray(~crc == whole)

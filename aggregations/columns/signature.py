@@ -1,0 +1,134 @@
+"""What many records share: one signature for all that came the same way.
+
+Lane and group of a message depend on names, partitions and flags of its hops, not on offsets. A batch has
+few different ones, so the pure code runs once for each.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple, TypeAlias
+
+from envelope import EnvelopeError, Hop, Lineage, Node
+from envelope.lineage import NO_INDEX
+
+Step: TypeAlias = tuple[str, int, str, bool, bool, bool, str, str]
+"""Of a hop: topic, partition, via, rekeyed, transparent, whether it has an index, topic id, cluster."""
+Route: TypeAlias = tuple[str, int, tuple[Step, ...]]
+"""Own topic and partition, and the steps before."""
+
+_MOST_CACHED: Final = 1 << 16
+
+
+class Place(NamedTuple):
+    """Where messages of one signature stand at a stage.
+
+    Attributes:
+        lane: Name of the lane.
+        group: Name of its group.
+    """
+
+    lane: str
+    group: str
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """What a route means.
+
+    Attributes:
+        kept: Where it stands at a stage with the record's own key.
+        rekeyed: Where it stands at a stage with another key.
+        transparent: It came by a retry or redrive route.
+        missing: A fan-out index is missing.
+        edges: Which hops are counted: those that are not transparent.
+        topic: Root topic.
+        topic_id: Root topic's id; empty when unknown.
+    """
+
+    kept: Place
+    rekeyed: Place
+    transparent: bool
+    missing: bool
+    edges: tuple[int, ...]
+    topic: str
+    topic_id: str
+
+    @property
+    def width(self) -> int:
+        """Components of a position, without an event id."""
+        return 1 + len(self.edges)
+
+    @property
+    def exotic(self) -> bool:
+        """Whether whole numbers do not say all about its messages' standing."""
+        return self.transparent or self.missing
+
+    def place(self, *, rekeyed: bool) -> Place:
+        """Where it stands."""
+        return self.rekeyed if rekeyed else self.kept
+
+
+class Signatures:
+    """Signatures of routes, remembered from batch to batch.
+
+    Args:
+        topic_ids: Current topic id by topic, for roots that do not name theirs.
+        cluster: Cluster of the source topic.
+    """
+
+    def __init__(self, topic_ids: Mapping[str, str], cluster: str = "") -> None:
+        self._topic_ids = topic_ids
+        self._cluster = cluster
+        self._known: dict[Route, Signature | None] = {}
+
+    def of(self, route: Route) -> Signature | None:
+        """Return the signature of a route; None when it is a loop."""
+        if route not in self._known:
+            if len(self._known) >= _MOST_CACHED:
+                # Whoever writes ever new names must not fill the memory.
+                self._known.clear()
+            self._known[route] = self._make(route)
+        return self._known[route]
+
+    def _make(self, route: Route) -> Signature | None:
+        topic, partition, steps = route
+        hops = [
+            Hop(name, number, 0, via, 0 if indexed else None, None, rekeyed, transparent, topic_id, cluster=cluster)
+            for name, number, via, rekeyed, transparent, indexed, topic_id, cluster in steps
+        ]
+        try:
+            line = Lineage.of(hops, Node(topic, partition, 0, cluster=self._cluster)).check()
+        except EnvelopeError:
+            return None
+        line = line.resolved(self._topic_ids)
+        kept, rekeyed = line.standing(), line.standing(rekeyed=True)
+        return Signature(
+            kept=Place(kept.lane, kept.group),
+            rekeyed=Place(rekeyed.lane, rekeyed.group),
+            transparent=kept.transparent,
+            missing=NO_INDEX in kept.position,
+            edges=tuple(i for i, edge in enumerate(line.edges) if not edge.transparent),
+            topic=line.root.topic,
+            topic_id=line.root.topic_id,
+        )
+
+
+def route_of(chain: Sequence[Hop], own: Node) -> Route:
+    """Return the route of a record."""
+    return (
+        own.topic,
+        own.partition,
+        tuple(
+            (
+                hop.topic,
+                hop.partition,
+                hop.via,
+                hop.rekeyed,
+                hop.transparent,
+                hop.index is not None,
+                hop.topic_id,
+                hop.cluster,
+            )
+            for hop in chain
+        ),
+    )
