@@ -126,7 +126,15 @@ def decode(value: bytes | None, limits: Limits = DEFAULT_LIMITS) -> Envelope:
     Raises:
         EnvelopeError: With the reason code of the first rule that is broken.
     """
-    message = parse(strip_frame(value) if value else b"", limits)
+    return from_message(parse(strip_frame(value) if value else b"", limits), limits)
+
+
+def from_message(message: pb.Envelope, limits: Limits = DEFAULT_LIMITS) -> Envelope:
+    """Return what `parse` returned as an immutable value, its hops checked.
+
+    Raises:
+        EnvelopeError: A hop without topic, partition or offset, or with impossible ones.
+    """
     return Envelope(
         payload=message.payload,
         chain=tuple(_hop(hop, limits) for hop in message.chain),
@@ -166,7 +174,7 @@ def parse(value: bytes, limits: Limits = DEFAULT_LIMITS) -> pb.Envelope:
     return message
 
 
-def rewrite(message: pb.Envelope, hops: bytes = b"", **fields: Any) -> bytes:
+def rewrite(message: pb.Envelope, hops: bytes = b"", limits: Limits = DEFAULT_LIMITS, **fields: Any) -> bytes:
     """Serialize and seal a parsed envelope with some fields changed and `hops` behind its chain.
 
     Unknown fields are kept. `message` itself is not changed.
@@ -174,7 +182,11 @@ def rewrite(message: pb.Envelope, hops: bytes = b"", **fields: Any) -> bytes:
     Args:
         message: What `parse` returned.
         hops: Bytes of hops, from `encode_hop`.
+        limits: Limits for the payload. The length of the chain is the reader's to check.
         fields: Name and new value; None clears the field.
+
+    Raises:
+        EnvelopeError: `PAYLOAD_TOO_LARGE`.
     """
     changed = pb.Envelope()
     changed.CopyFrom(message)
@@ -185,6 +197,7 @@ def rewrite(message: pb.Envelope, hops: bytes = b"", **fields: Any) -> bytes:
             changed.ClearField(name)
         else:
             setattr(changed, name, field)
+    _check_sizes(0, len(changed.payload), limits)
     return _seal(HEAD + changed.SerializeToString() + hops)
 
 

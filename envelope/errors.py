@@ -46,6 +46,8 @@ class Reason(StrEnum):
     """An integer total would leave 64 bits."""
     TRANSFORM_FAILED = "transform_failed"
     """A map, filter, flat_map or key function raised."""
+    TOO_MANY_OUTPUTS = "too_many_outputs"
+    """A transform made more outputs of one input than are allowed."""
     FOLD_FAILED = "fold_failed"
     """A fold raised."""
     UNPROVEN = "unproven"

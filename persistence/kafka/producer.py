@@ -3,6 +3,8 @@
 Placement is the Java client's (murmur2 of the key; at random without one), so keys land where Java producers put them.
 """
 
+import math
+import time
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Final, NotRequired, Self, TypeAlias, TypedDict, cast
@@ -10,7 +12,14 @@ from typing import Any, Final, NotRequired, Self, TypeAlias, TypedDict, cast
 from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka import Message as Report
 
-from persistence.kafka.errors import BrokerError, BrokerRefused, broker_error, connection_trouble
+from persistence.kafka.errors import (
+    UNREACHABLE_REMEDY,
+    BrokerError,
+    BrokerRefused,
+    BrokerUnavailable,
+    broker_error,
+    connection_trouble,
+)
 from persistence.kafka.settings import KafkaSettings
 
 Headers: TypeAlias = Sequence[tuple[str, bytes | None]]
@@ -105,16 +114,21 @@ class AcknowledgedProducer:
             refused = next(message["_error"] for message in messages if "_error" in message)  # type: ignore[typeddict-item]
             raise broker_error(refused, f"producing to {topic}, {len(messages) - queued} records")
 
-    def flush(self) -> None:
+    def flush(self, timeout: float | None = None) -> None:
         """Return when every record sent so far is acknowledged by all replicas in sync.
 
-        Ends after the delivery timeout at the latest.
+        Args:
+            timeout: Seconds to wait at the most; None for the delivery timeout.
 
         Raises:
             BrokerError: At least one record was not; the text names its topic.
         """
-        while self._producer.flush(_SLICE_SECONDS):
-            pass
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        while left := self._producer.flush(_SLICE_SECONDS):
+            if time.monotonic() > deadline:
+                hint = f" ({self._connection})" if self._connection else ""
+                what = f"{left} records were not acknowledged within {timeout:g} s{hint}"
+                raise BrokerUnavailable(what, UNREACHABLE_REMEDY)
         self._messages = self._bytes = 0
         self._check()
 

@@ -1,0 +1,48 @@
+"""Republishing: stateless services that pass messages on, changed or not, with one hop more in their chain.
+
+```python
+def legs(record: Record) -> list[Output]:
+    flight = record.data
+    return [Output(payload=encode(leg), key=flight["tail"].encode()) for leg in split(flight)]
+
+Republisher(
+    legs,
+    source=Source("flights.raw", Wrapping.NONE, Json),
+    target="flights.legs",
+    dead_letter="flights.dead",
+    name="legs",
+    settings=KafkaSettings.load("localhost:9092"),
+).run()
+```
+
+The transform itself needs no Kafka: `Passage` runs it on one record.
+"""
+
+from jobs.republish.passage import Outgoing, Passage, TransformError
+from jobs.republish.record import KEEP, PASS, Output, Record, Transform, identity
+from jobs.republish.retry import RetryTopics
+from jobs.republish.run import load, republish
+from jobs.republish.service import Republisher
+from jobs.republish.source import Json, Source, Wrapping
+from jobs.republish.statistics import Progress, Statistics
+
+__all__ = [
+    "KEEP",
+    "PASS",
+    "Json",
+    "Outgoing",
+    "Output",
+    "Passage",
+    "Progress",
+    "Record",
+    "Republisher",
+    "RetryTopics",
+    "Source",
+    "Statistics",
+    "Transform",
+    "TransformError",
+    "Wrapping",
+    "identity",
+    "load",
+    "republish",
+]

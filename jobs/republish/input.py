@@ -1,0 +1,276 @@
+"""The consuming side of a republisher: which partitions it has, how far they are done, and their commit."""
+
+import logging
+from collections.abc import Callable, Iterable
+from typing import Final, Protocol, cast
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+
+from envelope.hops import HopWriter
+from persistence.kafka import BrokerRefused, KafkaSettings, Topics
+from persistence.kafka.errors import broker_error, connection_trouble
+
+_LOG = logging.getLogger("headwater.republish")
+
+_WAIT_SECONDS: Final = 0.2  # the longest a stop has to wait for an idle consumer
+# The group is being dealt out again. What was not committed stays to be committed by whoever has the partition then.
+_OVERTAKEN: Final = (
+    KafkaError.REBALANCE_IN_PROGRESS,
+    KafkaError.ILLEGAL_GENERATION,
+    KafkaError.UNKNOWN_MEMBER_ID,
+    KafkaError._ASSIGNMENT_LOST,
+    KafkaError._STATE,
+)
+
+
+class Consumed(Protocol):
+    """What the consumer delivers: confluent-kafka's `Message`, with the types that a delivered one has."""
+
+    def error(self) -> KafkaError | None: ...
+    def topic(self) -> str: ...
+    def partition(self) -> int: ...
+    def offset(self) -> int: ...
+    def key(self) -> bytes | None: ...
+    def value(self) -> bytes | None: ...
+    def headers(self) -> list[tuple[str, bytes | None]] | None: ...
+    def timestamp(self) -> tuple[int, int]: ...
+    def leader_epoch(self) -> int | None: ...
+    def __len__(self) -> int: ...
+
+
+class InputPartition:
+    """One assigned partition.
+
+    Attributes:
+        topic: Its topic.
+        partition: Its number.
+        hops: Writer of the hops that its records get.
+        topic_id: Kafka's id of the topic.
+        next: Offset behind the last record that was processed; None before the first.
+        committed: What `next` was at the last commit.
+        end: Offset at which it counts as caught up; None when nobody asks.
+        due_ms: When its next record is due, in milliseconds since 1970; 0 when it is not waiting.
+    """
+
+    __slots__ = ("committed", "due_ms", "end", "hops", "next", "partition", "topic", "topic_id")
+
+    def __init__(self, topic: str, partition: int, via: str, topic_id: str, end: int | None, cluster: str) -> None:
+        self.topic = topic
+        self.partition = partition
+        self.topic_id = topic_id
+        self.hops = HopWriter(topic, partition, via, topic_id=topic_id, cluster=cluster)
+        self.next: int | None = None
+        self.committed: int | None = None
+        self.end = end
+        self.due_ms = 0
+
+    @property
+    def caught_up(self) -> bool:
+        """Whether all that was there at the start has been processed."""
+        return not self.end or (self.next is not None and self.next >= self.end)
+
+
+class Input:
+    """Reads topics as a member of a consumer group. Used by one thread.
+
+    Nothing of a partition is committed once it is gone: `before_revoke` runs, and has to finish and commit what is
+    under way, before the group may give the partition to another member. Of a partition that was lost
+    without notice nothing more is committed at all.
+
+    Args:
+        settings: Where Kafka is.
+        group: Consumer group.
+        topics: Topics to read.
+        via: Name of the republisher.
+        before_revoke: Called before partitions go away.
+        ends: (topic, partition) -> offset to be reached; None to read on for ever.
+        cluster: Name of the Kafka cluster, where there is more than one.
+
+    Attributes:
+        partitions: What is assigned now.
+        assigned: Whether the group has dealt out partitions yet.
+        rebalances: How often partitions came or went.
+        expired: Records that retention deleted before they were read.
+    """
+
+    def __init__(
+        self,
+        settings: KafkaSettings,
+        group: str,
+        topics: Iterable[str],
+        via: str,
+        *,
+        before_revoke: Callable[[], None],
+        ends: dict[tuple[str, int], int] | None = None,
+        cluster: str = "",
+    ) -> None:
+        self.partitions: dict[tuple[str, int], InputPartition] = {}
+        self.assigned = False
+        self.rebalances = 0
+        self.expired = 0
+        self._topics = Topics(settings)
+        self._names = list(topics)
+        self._via = via
+        self._cluster = cluster
+        self._ends = ends
+        self._before_revoke = before_revoke
+        self._connection = ""
+        config = settings.client(
+            on_error=self._on_error,
+            partition_assignment_strategy="cooperative-sticky",
+            queued_min_messages=100_000,
+            queued_max_messages_kbytes=65_536,
+            fetch_wait_max_ms=100,
+        )
+        # What exactness rests on is not for settings to change.
+        config |= {
+            "group.id": group,
+            "enable.auto.commit": False,
+            "enable.auto.offset.store": False,
+            "auto.offset.reset": "earliest",
+            "isolation.level": "read_committed",
+            "enable.partition.eof": ends is not None,
+        }
+        try:
+            self._consumer = Consumer(config)
+            self._consumer.subscribe(
+                self._names, on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost
+            )
+        except KafkaException as error:
+            raise broker_error(error.args[0], "setting up the consumer") from error
+
+    def read(self, most: int) -> list[Consumed]:
+        """Return up to `most` records: what is there, or what comes within a fifth of a second.
+
+        Raises:
+            BrokerError: A topic is gone, or may not be read.
+        """
+        first = self._consumer.consume(1, _WAIT_SECONDS)
+        more = self._consumer.consume(most - 1, 0) if first and most > 1 else []
+        return cast(list[Consumed], first + more)
+
+    def raise_for(self, message: Consumed, error: KafkaError) -> None:
+        """Deal with a message that is no record: the end of a partition, or an error.
+
+        Raises:
+            BrokerError: It is an error that does not pass by itself.
+        """
+        if error.code() == KafkaError._PARTITION_EOF:
+            if part := self.partitions.get((message.topic(), message.partition())):
+                # Transaction markers and compacted records have offsets too, and no record.
+                part.next = max(part.next or 0, message.offset())
+        elif error.code() != KafkaError._MAX_POLL_EXCEEDED:  # that one is followed by `on_lost`
+            raise broker_error(error, f"reading {message.topic() or ', '.join(self._names)}", self._connection)
+
+    def jumped(self, part: InputPartition, offset: int) -> InputPartition:
+        """Look into an offset that is not the one expected: a gap, retention, or a topic created again.
+
+        Returns the partition to go on with.
+        """
+        expected = part.next
+        if expected is None:
+            return part
+        if offset < expected:
+            _LOG.warning("%s:%d went back from %d to %d", part.topic, part.partition, expected, offset)
+            topic_id = self._topics.topic_ids([part.topic])[part.topic]
+            if topic_id != part.topic_id:
+                part = self._new(part.topic, part.partition, topic_id)
+                self.partitions[part.topic, part.partition] = part
+            return part
+        low, _ = self._consumer.get_watermark_offsets(TopicPartition(part.topic, part.partition), cached=True)
+        self._count_expired(part.topic, part.partition, expected, min(low, offset))
+        return part
+
+    def hold(self, part: InputPartition, offset: int, due_ms: int) -> None:
+        """Leave the record at `offset`, and those behind it, until they are due."""
+        at = TopicPartition(part.topic, part.partition, offset)
+        self._consumer.pause([at])
+        self._consumer.seek(at)
+        part.due_ms = due_ms
+
+    def wake(self, now_ms: int) -> None:
+        """Go on with partitions whose next record is due."""
+        for part in self.partitions.values():
+            if part.due_ms and part.due_ms <= now_ms:
+                part.due_ms = 0
+                self._consumer.resume([TopicPartition(part.topic, part.partition)])
+
+    @property
+    def caught_up(self) -> bool:
+        """Whether every assigned partition has reached the end that it had at the start."""
+        return self.assigned and all(part.caught_up for part in self.partitions.values())
+
+    def commit(self) -> None:
+        """Commit how far the assigned partitions are processed.
+
+        Raises:
+            BrokerError: The group's coordinator refused or did not answer.
+        """
+        done = [part for part in self.partitions.values() if part.next is not None and part.next != part.committed]
+        if not done:
+            return
+        offsets = [TopicPartition(part.topic, part.partition, part.next or 0) for part in done]
+        try:
+            results = self._consumer.commit(offsets=offsets, asynchronous=False)
+        except KafkaException as error:
+            if error.args[0].code() in _OVERTAKEN:
+                return
+            raise broker_error(error.args[0], "committing the input offsets", self._connection) from error
+        for part, result in zip(done, results, strict=True):
+            if result.error is None:
+                part.committed = result.offset
+            elif result.error.code() not in _OVERTAKEN:
+                raise broker_error(result.error, f"committing {part.topic}:{part.partition}")
+
+    def close(self) -> None:
+        """Leave the group."""
+        self._consumer.close()
+
+    def abandon(self) -> None:
+        """Leave the group without finishing anything: what is not committed is read again."""
+        self._before_revoke = lambda: None
+        self.partitions.clear()
+        self._consumer.close()
+
+    def _on_assign(self, consumer: Consumer, added: list[TopicPartition]) -> None:
+        self.assigned = True
+        self.rebalances += 1
+        if not added:
+            return
+        names = {part.topic for part in added}
+        ids, marks = self._topics.topic_ids(names), self._topics.marks(names)
+        for part in consumer.committed(added, timeout=10):
+            place = (part.topic, part.partition)
+            self.partitions[place] = self._new(part.topic, part.partition, ids[part.topic])
+            if part.offset >= 0:
+                self.partitions[place].next = self.partitions[place].committed = part.offset
+                self._count_expired(part.topic, part.partition, part.offset, marks[place].low)
+
+    def _on_revoke(self, consumer: Consumer, gone: list[TopicPartition]) -> None:
+        self.rebalances += 1
+        self._before_revoke()
+        self._forget(gone)
+
+    def _on_lost(self, consumer: Consumer, gone: list[TopicPartition]) -> None:
+        self.rebalances += 1
+        self._forget(gone)
+
+    def _forget(self, gone: list[TopicPartition]) -> None:
+        for part in gone:
+            self.partitions.pop((part.topic, part.partition), None)
+
+    def _new(self, topic: str, partition: int, topic_id: str) -> InputPartition:
+        end = None if self._ends is None else self._ends.get((topic, partition), 0)
+        return InputPartition(topic, partition, self._via, topic_id, end, self._cluster)
+
+    def _count_expired(self, topic: str, partition: int, expected: int, low: int) -> None:
+        if low > expected:
+            self.expired += low - expected
+            _LOG.warning(
+                "%s:%d: retention deleted offsets %d to %d before they were read", topic, partition, expected, low - 1
+            )
+
+    def _on_error(self, error: KafkaError) -> None:
+        self._connection = connection_trouble(error.str())
+        if error.fatal():
+            raise BrokerRefused(f"the consumer failed: {error.str()}", "Start again; nothing is lost")

@@ -1,0 +1,198 @@
+"""The pure half of a republisher: one record in, the records to produce out, or a reason against it."""
+
+from collections.abc import Iterable, Mapping
+from itertools import islice
+from typing import NamedTuple
+
+from envelope import DEFAULT_LIMITS, EnvelopeError, Limits, Reason, append_hop, decode
+from envelope.codec import rewrite
+from envelope.deadletter import PREFIX as DEAD_PREFIX
+from envelope.deadletter import Headers
+from envelope.headers import TWIN, is_cloudevents, twin
+from envelope.hops import HopWriter
+from jobs.republish.record import KEEP, PASS, RETRY_PREFIX, Output, Record, Transform
+from jobs.republish.source import Opener, Source, Wrapping
+
+_OVERHEAD_BYTES = 256  # of a record batch around one record, with room to spare
+
+
+class Outgoing(NamedTuple):
+    """One record to produce."""
+
+    topic: str
+    key: bytes | None
+    value: bytes
+    headers: Headers
+
+
+class TransformError(EnvelopeError):
+    """The transform raised.
+
+    Attributes:
+        error: Name of the exception's type. Its text may quote values and is not kept.
+    """
+
+    def __init__(self, error: str) -> None:
+        super().__init__(Reason.TRANSFORM_FAILED, f"the transform raised {error}")
+        self.args = (error,)
+        self.error = error
+
+
+class Passage:
+    """What happens to one record on its way through a republisher. Deterministic, no I/O.
+
+    Args:
+        transform: What to make of a record.
+        via: Name of the republisher, part of every message's path.
+        source: How the input is read.
+        targets: Topics that may be written, the default first, with the largest record each takes in bytes.
+        retry_topics: Topics whose records come back to the same transform; they hold envelopes.
+        limits: Limits of envelopes.
+        max_outputs: Outputs of one input.
+        headers_twin: Write the envelope's twin into headers.
+        mark_destination: Write the target topic into every envelope, not only into those that name one.
+    """
+
+    def __init__(
+        self,
+        transform: Transform,
+        *,
+        via: str,
+        source: Source,
+        targets: Mapping[str, int],
+        retry_topics: Iterable[str] = (),
+        limits: Limits = DEFAULT_LIMITS,
+        max_outputs: int = 10_000,
+        headers_twin: bool = False,
+        mark_destination: bool = False,
+    ) -> None:
+        self._transform = transform
+        self._via = via
+        self._targets = dict(targets)
+        self._first = next(iter(self._targets))
+        self._limits = limits
+        self._max_outputs = max_outputs
+        self._twin = headers_twin
+        self._mark = mark_destination
+        self._cloudevents = source.wrapping is Wrapping.CLOUDEVENTS
+        opener = Opener(source, limits)
+        retried = Opener(Source(source.topics, payload=source.payload), limits)
+        self._openers = dict.fromkeys(source.topics, opener) | dict.fromkeys(retry_topics, retried)
+
+    def open(self, record: Record) -> Record:
+        """Take the record's value apart and check what came before it.
+
+        Raises:
+            EnvelopeError: With the reason code of the first rule that is broken.
+        """
+        opened = self._openers[record.topic].open(record.value, record.key, record.headers, record.timestamp_ms)
+        message = opened.message
+        record.message, record.wrapped, record.data = message, opened.wrapped, opened.data
+        if opened.wrapped is None:
+            record.way = (record.topic,)
+            return record
+        record.way = way = (*(hop.topic for hop in message.chain), record.topic)
+        if message.destination and message.destination != record.topic:
+            raise EnvelopeError(Reason.WRONG_DESTINATION, "the envelope was written for another topic")
+        if message.HasField("key") and message.key != record.key:
+            raise EnvelopeError(Reason.KEY_MISMATCH, "the envelope was written with another key")
+        if len(way) > self._limits.hops:
+            raise EnvelopeError(Reason.TOO_MANY_HOPS, f"no room for a hop more, the limit is {self._limits.hops}")
+        if len(set(way)) != len(way):
+            record.lineage.check()  # a retry topic may come twice
+        return record
+
+    def process(self, record: Record, hops: HopWriter) -> list[Outgoing]:
+        """Return what to produce for a record: all of its outputs, or an error and none.
+
+        Args:
+            record: The record.
+            hops: Writer for its partition.
+
+        Raises:
+            EnvelopeError: With the reason code to file the record under.
+        """
+        self.open(record)
+        try:
+            made = self._transform(record)
+            if made is None:
+                return []
+            outputs = [made] if isinstance(made, Output) else list(islice(made, self._max_outputs + 1))
+            if not all(isinstance(output, Output) for output in outputs):
+                raise TypeError("a transform returns None, an Output, or several")
+        except EnvelopeError:
+            raise
+        except Exception as error:
+            raise TransformError(type(error).__name__) from error
+        if len(outputs) > self._max_outputs:
+            raise EnvelopeError(Reason.TOO_MANY_OUTPUTS, f"more than {self._max_outputs} outputs of one input")
+        count = len(outputs)
+        return [self._outgoing(record, hops, output, index, count) for index, output in enumerate(outputs)]
+
+    def detour(self, record: Record, hops: HopWriter, topic: str, headers: Headers) -> Outgoing:
+        """Return the record for a retry topic: the payload as it is, behind a transparent hop.
+
+        Args:
+            record: A record that `open` has taken apart.
+            hops: Writer for its partition.
+            topic: The retry topic.
+            headers: Headers that say how often it has been tried.
+        """
+        hop = hops.write(record.offset, record.timestamp_ms, record.leader_epoch, transparent=True)
+        destination = topic if record.message.destination else ""
+        if record.wrapped is None:
+            value = rewrite(record.message, hop, self._limits)
+        else:
+            value = append_hop(record.wrapped, hop, destination=destination, limits=self._limits)
+        return Outgoing(topic, record.key, value, [*_plain(record.headers), *headers])
+
+    def _outgoing(self, record: Record, hops: HopWriter, output: Output, index: int, count: int) -> Outgoing:
+        topic = output.topic or self._first
+        max_bytes = self._targets.get(topic)
+        if max_bytes is None:
+            raise EnvelopeError(Reason.BAD_TOPIC, "the transform chose a topic that is no target of this republisher")
+        key = record.key if output.key is KEEP else output.key
+        rekeyed = key != record.key
+        hop = hops.write(
+            record.offset, record.timestamp_ms, record.leader_epoch, index=index, count=count, rekeyed=rekeyed
+        )
+        message, wrapped = record.message, record.wrapped
+        if topic in record.way and any(node.topic == topic for node in record.lineage.reduced().nodes):
+            raise EnvelopeError(Reason.CHAIN_LOOP, "the target is a topic that the event came through")
+        destination = topic if self._mark or message.destination else ""
+        changes = {} if output is PASS else output.changes()
+        if wrapped is None or changes or (rekeyed and key is None):
+            if rekeyed:
+                changes["key"] = key
+            if destination:
+                changes["destination"] = destination
+            value = rewrite(message, hop, self._limits, **changes)
+        else:
+            value = append_hop(wrapped, hop, key=key if rekeyed else None, destination=destination, limits=self._limits)
+        headers = self._headers(record, output, value) if record.headers or self._twin or output is not PASS else ()
+        if len(value) > self._limits.message_bytes or _size(key, value, headers) > max_bytes:
+            raise EnvelopeError(
+                Reason.PAYLOAD_TOO_LARGE, f"an output of {len(value)} bytes, the topic takes {max_bytes}"
+            )
+        return Outgoing(topic, key, value, headers)
+
+    def _headers(self, record: Record, output: Output, value: bytes) -> Headers:
+        headers = _plain(record.headers if output.headers is KEEP else output.headers)
+        if self._cloudevents and output.headers is KEEP:  # the envelope has taken them over
+            headers = [header for header in headers if not is_cloudevents(header[0])]
+        if self._twin:
+            kept = [header for header in headers if header[0].lower() not in TWIN]
+            return kept + twin(decode(value, self._limits), str(record.root), self._via)
+        return headers
+
+
+def _plain(headers: Headers) -> list[tuple[str, bytes | None]]:
+    """The headers without those that tell of retries and earlier deaths."""
+    return [header for header in headers if not header[0].startswith((RETRY_PREFIX, DEAD_PREFIX))]
+
+
+def _size(key: bytes | None, value: bytes, headers: Headers) -> int:
+    total = len(value) + len(key or b"") + _OVERHEAD_BYTES
+    for name, text in headers:
+        total += len(name) + len(text or b"")
+    return total

@@ -1,0 +1,191 @@
+"""What a transform is given and what it returns."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Final, TypeAlias
+
+from envelope import DEFAULT_LIMITS, Envelope, Hop, Lineage, Node
+from envelope import envelope_pb2 as pb
+from envelope.codec import from_message
+from envelope.headers import Headers
+
+RETRY_PREFIX: Final = "hw-retry-"
+RETRY_ATTEMPT: Final = f"{RETRY_PREFIX}attempt"
+
+
+class Keep(Enum):
+    """Stands for what the input had."""
+
+    KEEP = "keep"
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+KEEP: Final = Keep.KEEP
+
+
+class Record:
+    """One input record, as its transform sees it. Not to be changed.
+
+    Attributes:
+        topic: Topic it was read from.
+        partition: Its partition.
+        offset: Its offset.
+        key: Its key.
+        value: Its value as Kafka delivered it, envelope included.
+        headers: Its headers; names may repeat.
+        timestamp_ms: Its timestamp in milliseconds since 1970; None when the topic gives none.
+        leader_epoch: Its leader epoch; None when unknown.
+        topic_id: Kafka's id of the topic.
+        cluster: Name of the Kafka cluster; empty when there is only one.
+        data: The payload as its source declares it: what the JSON says, or a protobuf message; else None.
+    """
+
+    __slots__ = (
+        "_chain",
+        "cluster",
+        "data",
+        "headers",
+        "key",
+        "leader_epoch",
+        "message",
+        "offset",
+        "partition",
+        "timestamp_ms",
+        "topic",
+        "topic_id",
+        "value",
+        "way",
+        "wrapped",
+    )
+
+    message: pb.Envelope
+    wrapped: bytes | None
+    data: Any
+
+    def __init__(
+        self,
+        topic: str,
+        partition: int,
+        offset: int,
+        key: bytes | None,
+        value: bytes | None,
+        headers: Headers = (),
+        timestamp_ms: int | None = None,
+        leader_epoch: int | None = None,
+        topic_id: str = "",
+        cluster: str = "",
+    ) -> None:
+        self.topic = topic
+        self.partition = partition
+        self.offset = offset
+        self.key = key
+        self.value = value
+        self.headers = headers
+        self.timestamp_ms = timestamp_ms
+        self.leader_epoch = leader_epoch
+        self.topic_id = topic_id
+        self.cluster = cluster
+        self.way: tuple[str, ...] = ()
+        self._chain: tuple[Hop, ...] | None = None
+
+    def __repr__(self) -> str:
+        return f"Record({self.node})"
+
+    @property
+    def node(self) -> Node:
+        """Its coordinates."""
+        return Node(self.topic, self.partition, self.offset, self.topic_id, self.cluster)
+
+    @property
+    def payload(self) -> bytes:
+        """The event itself: what the envelope holds, or the value where there is none."""
+        return self.message.payload
+
+    @property
+    def envelope(self) -> Envelope:
+        """The envelope it came in, or the one that is begun for it."""
+        return from_message(self.message, DEFAULT_LIMITS)
+
+    @property
+    def chain(self) -> tuple[Hop, ...]:
+        """The hops that it came through before it was written to this topic."""
+        if self._chain is None:
+            self._chain = self.envelope.chain
+        return self._chain
+
+    @property
+    def lineage(self) -> Lineage:
+        """The chain and the record itself."""
+        return Lineage.of(self.chain, self.node)
+
+    @property
+    def root(self) -> Node:
+        """The record that caused the event: the article's "root cause"."""
+        return self.lineage.root
+
+    @property
+    def event_id(self) -> str:
+        """Identity of the event; empty when it has none."""
+        return self.message.event_id
+
+    @property
+    def event_time_us(self) -> int | None:
+        """Event time in microseconds since 1970; the record's own timestamp where it came in no envelope."""
+        return self.message.event_time_us if self.message.HasField("event_time_us") else None
+
+    @property
+    def attempt(self) -> int:
+        """Which try this is, from 1; more than 1 when it came by a retry topic."""
+        found = [value for name, value in self.headers if name == RETRY_ATTEMPT]
+        return int(found[-1]) if found and found[-1] and found[-1].isdigit() else 1
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """One message to produce. What is not given stays as the input had it.
+
+    Attributes:
+        payload: The event itself.
+        key: Record key; `rekeyed` in the hop follows from comparing it with the input's.
+        topic: One of the republisher's targets; None for the first.
+        payload_type: What the payload holds, for example a protobuf full name.
+        content_type: Media type of the payload.
+        event_id: Identity of the event.
+        event_time_us: Event time in microseconds since 1970.
+        headers: Record headers.
+    """
+
+    payload: bytes | Keep = KEEP
+    key: bytes | Keep | None = KEEP
+    topic: str | None = None
+    payload_type: str | Keep = KEEP
+    content_type: str | Keep = KEEP
+    event_id: str | Keep = KEEP
+    event_time_us: int | Keep | None = KEEP
+    headers: Headers | Keep = KEEP
+
+    def changes(self) -> dict[str, Any]:
+        """Fields of the envelope that differ from the input's, key and destination left out."""
+        fields = {
+            "payload": self.payload,
+            "payload_type": self.payload_type,
+            "content_type": self.content_type,
+            "event_id": self.event_id,
+            "event_time_us": self.event_time_us,
+        }
+        return {name: value for name, value in fields.items() if value is not KEEP}
+
+
+PASS: Final = Output()
+"""The input as it is, one hop further."""
+
+Transform: TypeAlias = Callable[[Record], Output | Iterable[Output] | None]
+"""None drops the record. The order of the outputs must be the same in every run: it numbers them."""
+
+
+def identity(record: Record) -> Output:
+    """The transform that passes every record on as it is."""
+    return PASS

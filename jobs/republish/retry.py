@@ -1,0 +1,53 @@
+"""Retry topics: where a record waits after its transform failed, and for how long."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from envelope.headers import Headers
+from envelope.limits import check_topic
+from jobs.republish.record import RETRY_ATTEMPT, RETRY_PREFIX
+
+RETRY_DUE: Final = f"{RETRY_PREFIX}due"
+RETRY_ERROR: Final = f"{RETRY_PREFIX}error"
+
+
+@dataclass(frozen=True, slots=True)
+class RetryTopics:
+    """Retry topics in the order they are used; behind the last one comes the dead-letter topic.
+
+    A record whose transform raises goes to the first topic, waits there, is tried again by the same
+    republisher, goes to the second, and so on. Each passage is a transparent hop: it changes where the
+    record has been, not where it stands. One topic has one delay, so its records are due in order.
+
+    Attributes:
+        delays: Topic and seconds to wait there. More attempts with one delay are more topics.
+    """
+
+    delays: Mapping[str, float]
+
+    def __post_init__(self) -> None:
+        for topic, seconds in self.delays.items():
+            check_topic(topic)
+            if seconds < 0:
+                raise ValueError(f"retry topic {topic}: a delay of {seconds} s")
+
+    def next(self, attempt: int) -> str | None:
+        """The topic for a record whose `attempt`-th try has failed; None when it was the last."""
+        topics = tuple(self.delays)
+        return topics[attempt - 1] if attempt <= len(topics) else None
+
+    def headers(self, topic: str, attempt: int, error: str, now_ms: int) -> Headers:
+        """Headers of a record on its way to `topic` after its `attempt`-th try ended in `error`."""
+        due = now_ms + round(self.delays[topic] * 1000)
+        texts = {RETRY_ATTEMPT: str(attempt + 1), RETRY_DUE: str(due), RETRY_ERROR: error}
+        return [(name, text.encode()) for name, text in texts.items()]
+
+
+def due_ms(headers: Headers) -> int:
+    """When a record of a retry topic is to be tried again, in milliseconds since 1970; 0 when it does not say."""
+    found = [value for name, value in headers if name == RETRY_DUE]
+    return int(found[-1]) if found and found[-1] and found[-1].isdigit() else 0
+
+
+NO_RETRIES: Final = RetryTopics({})

@@ -1,0 +1,217 @@
+"""The republish service: consume, transform, produce, flush, then commit."""
+
+import threading
+import time
+from collections.abc import Sequence, Sized
+from typing import Any, Final
+
+from envelope import DEFAULT_LIMITS, Limits
+from jobs.republish.input import Input
+from jobs.republish.passage import Passage
+from jobs.republish.record import Transform
+from jobs.republish.retry import NO_RETRIES, RetryTopics
+from jobs.republish.source import Source
+from jobs.republish.statistics import Progress, Statistics
+from jobs.republish.worker import Worker, now_ms
+from persistence.faults import REPUBLISH_COMMIT, effect
+from persistence.kafka import AcknowledgedProducer, KafkaSettings, Topics
+
+_MOST_RECORDS: Final = 1000  # records read at once ...
+_SLICE_SECONDS: Final = 0.2  # ... fewer when the transform is slow ...
+_SLICE_BYTES: Final = 16 << 20  # ... or the records are large
+_PRODUCER_BATCH_BYTES: Final = 1_000_000  # librdkafka's own default of batch.size
+
+
+class Republisher:
+    """A stateless service that reads topics, transforms each record and produces what comes out.
+
+    Every output carries the input's source chain with one hop more, so that whatever is produced twice
+    (after a crash, a rebalance, a rewind) is recognised where it counts. The order of work is:
+
+    1. consume records,
+    2. transform them; what cannot be used is set aside,
+    3. produce the outputs, idempotently, placed as Java places them,
+    4. flush: every output is acknowledged by all replicas in sync,
+    5. produce and flush the dead letters,
+    6. commit the input offsets.
+
+    A crash between any two steps repeats messages with the same chain and index; it loses none.
+
+    Args:
+        transform: Called with each record; returns None, an `Output` or several. It must be deterministic: the same
+            record gives the same outputs in the same order.
+        source: Topic name (of envelopes) or `Source`.
+        target: Topic to produce to, or several: `Output.topic` chooses, the first is the default.
+        name: Name of this republisher, the hop's `via`. Part of every message's path: do not change it.
+        settings: Where Kafka is.
+        group: Consumer group; the name when None.
+        dead_letter: Topic for records that cannot be used. Without one such a record stops the service.
+        retry: Topics for records whose transform failed.
+        batch_size: Records between two commits at the most.
+        max_wait: Seconds between two commits at the most.
+        drain: Seconds that a stop may take to get what is under way acknowledged.
+        limits: Limits of envelopes.
+        cluster: Name of the Kafka cluster, where there is more than one.
+        options: `max_outputs`, `headers_twin`, `mark_destination`: see `Passage`.
+
+    Attributes:
+        statistics: What the current or last run has done.
+
+    Raises:
+        ValueError: A topic is both read and written, or a name or target is missing.
+    """
+
+    def __init__(
+        self,
+        transform: Transform,
+        *,
+        source: str | Source,
+        target: str | Sequence[str],
+        name: str,
+        settings: KafkaSettings,
+        group: str | None = None,
+        dead_letter: str | None = None,
+        retry: RetryTopics = NO_RETRIES,
+        batch_size: int = 50_000,
+        max_wait: float = 1.0,
+        drain: float = 30.0,
+        limits: Limits = DEFAULT_LIMITS,
+        cluster: str = "",
+        **options: Any,
+    ) -> None:
+        self.statistics = Statistics()
+        self._transform = transform
+        self._source = Source((source,)) if isinstance(source, str) else source
+        self._targets = (target,) if isinstance(target, str) else tuple(target)
+        self._name = name
+        self._settings = settings
+        self._group = group or name
+        self._dead_letter = dead_letter
+        self._retry = retry
+        self._batch_size = batch_size
+        self._max_wait = max_wait
+        self._drain = drain
+        self._limits = limits
+        self._cluster = cluster
+        self._options = options
+        self._stop = threading.Event()
+        self._inputs = (*self._source.topics, *retry.delays)
+        self._outputs = (*self._targets, *retry.delays, *((dead_letter,) if dead_letter else ()))
+        if not self._targets or not name:
+            raise ValueError("a republisher needs a name and a target topic")
+        if both := sorted(set(self._inputs) & {*self._targets, dead_letter}):
+            raise ValueError(f"{', '.join(both)} is read and written: messages would go round for ever")
+
+    def stop(self) -> None:
+        """Let `run` finish what is under way, commit it and return. For any thread or signal handler."""
+        self._stop.set()
+
+    def run(self, *, until_caught_up: bool = False, progress: Progress | None = None) -> Statistics:
+        """Republish until `stop` is called.
+
+        Args:
+            until_caught_up: Stop when everything that is in the source topics now has been republished.
+            progress: Called after each commit.
+
+        Raises:
+            BrokerError: Kafka cannot be reached, lacks a topic, or refuses. What was not committed is
+                read again by the next run.
+        """
+        self._stop.clear()
+        self.statistics = Statistics()
+        topics = Topics(self._settings)
+        topics.check()
+        topics.describe([*self._inputs, *self._outputs])
+        max_bytes = topics.max_message_bytes(self._outputs)
+        ends = None
+        if until_caught_up:
+            ends = {part: marks.high for part, marks in topics.marks(self._source.topics).items()}
+        # One batch of the producer must not be larger than the smallest target takes.
+        with AcknowledgedProducer(
+            self._settings,
+            message_max_bytes=max(max_bytes.values()),
+            batch_size=min(_PRODUCER_BATCH_BYTES, *max_bytes.values()),
+        ) as producer:
+            run = _Run(self, producer, max_bytes, ends, progress)
+            run.loop()
+        return self.statistics
+
+
+class _Run:
+    """One run of a republisher: its consumer, its producer, and the loop between them."""
+
+    def __init__(
+        self,
+        of: Republisher,
+        producer: AcknowledgedProducer,
+        max_bytes: dict[str, int],
+        ends: dict[tuple[str, int], int] | None,
+        progress: Progress | None,
+    ) -> None:
+        self._of = of
+        self._progress = progress
+        self._input = Input(
+            of._settings,
+            of._group,
+            of._inputs,
+            of._name,
+            before_revoke=self._commit,
+            ends=ends,
+            cluster=of._cluster,
+        )
+        self._worker = Worker(
+            name=of._name,
+            passage=Passage(
+                of._transform,
+                via=of._name,
+                source=of._source,
+                targets={topic: max_bytes[topic] for topic in of._targets},
+                retry_topics=tuple(of._retry.delays),
+                limits=of._limits,
+                **of._options,
+            ),
+            source=self._input,
+            producer=producer,
+            retry=of._retry,
+            dead_letter=(of._dead_letter, max_bytes[of._dead_letter]) if of._dead_letter else None,
+            cluster=of._cluster,
+        )
+
+    def loop(self) -> None:
+        """Work until the end; leave the group in any case, and commit nothing after an error."""
+        most = 100
+        try:
+            while not self._of._stop.is_set() and not self._input.caught_up:
+                self._input.wake(now_ms())
+                messages = self._input.read(most)
+                if messages:
+                    began = time.monotonic()
+                    self._worker.handle(messages)
+                    most = _next_size(messages, time.monotonic() - began)
+                if self._worker.is_due(self._of._batch_size, self._of._max_wait):
+                    self._commit()
+            self._commit(self._of._drain)
+        except BaseException:
+            self._input.abandon()
+            raise
+        self._input.close()
+
+    def _commit(self, timeout: float | None = None) -> None:
+        """Steps 4 to 6: also run by the consumer before partitions are taken away."""
+        if self._worker.is_idle:
+            return
+        self._worker.finish(timeout)
+        effect(REPUBLISH_COMMIT, self._input.commit)
+        statistics = self._of.statistics
+        statistics.add(self._worker.take_counts())
+        statistics.expired, statistics.rebalances = self._input.expired, self._input.rebalances
+        if self._progress:
+            self._progress(statistics)
+
+
+def _next_size(messages: Sequence[Sized], seconds: float) -> int:
+    """How many records to read at once, so that a slice stays short and small."""
+    size = sum(len(message) for message in messages)
+    by_time = _SLICE_SECONDS * len(messages) / max(seconds, 1e-6)
+    by_bytes = _SLICE_BYTES * len(messages) / max(size, 1)
+    return max(1, min(_MOST_RECORDS, int(by_time), int(by_bytes)))

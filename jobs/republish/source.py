@@ -1,0 +1,195 @@
+"""What a republisher reads: topics, what wraps the payload there, and what the payload is."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final, TypeAlias
+
+import msgspec
+from google.protobuf.message import DecodeError, Message
+
+from envelope import DEFAULT_LIMITS, FORMAT, EnvelopeError, Limits, Reason
+from envelope import envelope_pb2 as pb
+from envelope.codec import from_message, parse
+from envelope.framing import strip_frame
+from envelope.headers import TRACEPARENT, Headers, from_cloudevents
+from envelope.limits import check_topic
+
+PayloadParser: TypeAlias = Callable[[bytes], Any]
+_SCHEMA_ID_FRAME: Final = 5  # Confluent's zero byte and schema id; JSON has no message indexes behind them
+
+
+class Wrapping(StrEnum):
+    """What is around the payload of a record."""
+
+    ENVELOPE = "envelope"
+    """Our envelope: it is passed on with one hop more."""
+    NONE = "none"
+    """Nothing: the value is the payload, and the record is the root of its event."""
+    CLOUDEVENTS = "cloudevents"
+    """CloudEvents in binary mode: the context is in headers, the record is the root of its event."""
+
+
+class Json:
+    """Marks a payload that is JSON; `Record.data` is what it says."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Topics that a republisher reads and how.
+
+    Attributes:
+        topics: Their names.
+        wrapping: What is around the payload.
+        payload: `Json`, a protobuf message class, or None for bytes that only the transform looks at. A
+            payload that is not what is declared goes to the dead-letter topic.
+
+    Raises:
+        EnvelopeError: Kafka would not allow a topic's name.
+    """
+
+    topics: Sequence[str]
+    wrapping: Wrapping = Wrapping.ENVELOPE
+    payload: type[Json] | type[Message] | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.topics, str):
+            object.__setattr__(self, "topics", (self.topics,))
+        object.__setattr__(self, "topics", tuple(check_topic(topic) for topic in self.topics))
+        object.__setattr__(self, "wrapping", Wrapping(self.wrapping))
+        if not self.topics:
+            raise ValueError("a source needs a topic")
+
+    @classmethod
+    def of(cls, topics: str | tuple[str, ...], kind: str) -> "Source":
+        """Return the source for a word of the command line: `envelope`, `raw`, `json` or `cloudevents`.
+
+        Raises:
+            ValueError: It is none of these.
+        """
+        names = (topics,) if isinstance(topics, str) else topics
+        match kind:
+            case "envelope":
+                return cls(names)
+            case "raw":
+                return cls(names, Wrapping.NONE)
+            case "json":
+                return cls(names, Wrapping.NONE, Json)
+            case "cloudevents":
+                return cls(names, Wrapping.CLOUDEVENTS)
+        raise ValueError(f"no kind of source {kind!r}: envelope, raw, json or cloudevents")
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A record's value, taken apart.
+
+    Attributes:
+        message: The envelope it came in, or the one that is begun for it.
+        wrapped: The bytes of the envelope it came in; None when it came in none.
+        data: The parsed payload.
+    """
+
+    message: pb.Envelope
+    wrapped: bytes | None
+    data: Any
+
+
+class Opener:
+    """Takes the values of one topic apart.
+
+    Args:
+        source: What they are.
+        limits: Limits of what is accepted.
+    """
+
+    def __init__(self, source: Source, limits: Limits = DEFAULT_LIMITS) -> None:
+        self._limits = limits
+        self._parse = _parser(source.payload)
+        self._type = ""
+        if isinstance(source.payload, type) and issubclass(source.payload, Message):
+            self._type = source.payload.DESCRIPTOR.full_name
+        self._wrapping = source.wrapping
+
+    def open(self, value: bytes | None, key: bytes | None, headers: Headers, timestamp_ms: int | None) -> Opened:
+        """Take a value apart.
+
+        Raises:
+            EnvelopeError: With the reason code of the first rule that is broken.
+        """
+        if not value:
+            raise EnvelopeError(Reason.EMPTY, "the record has no value")
+        if self._wrapping is Wrapping.ENVELOPE:
+            wrapped = strip_frame(value) if value[0] == 0 else value
+            message = parse(wrapped, self._limits)
+            if not message.sealed:
+                from_message(message, self._limits)  # nobody vouches for its hops
+            declared = message.payload_type if self._type else ""
+            if declared and declared != self._type:
+                raise EnvelopeError(Reason.UNKNOWN_PAYLOAD_TYPE, f"the payload is not the {self._type} declared")
+            return Opened(message, wrapped, self._parse(message.payload) if self._parse else None)
+        if len(value) > self._limits.payload_bytes:
+            raise EnvelopeError(
+                Reason.PAYLOAD_TOO_LARGE, f"{len(value)} bytes, the limit is {self._limits.payload_bytes}"
+            )
+        payload = self._unframed(value)
+        message = self._begun(payload, key, headers)
+        if not message.HasField("event_time_us") and timestamp_ms is not None:
+            message.event_time_us = timestamp_ms * 1000
+        if self._type and not message.payload_type:
+            message.payload_type = self._type
+        return Opened(message, None, self._parse(payload) if self._parse else None)
+
+    def _unframed(self, value: bytes) -> bytes:
+        """Neither a protobuf message nor JSON begins with a zero byte; Confluent's framing does."""
+        if value[0] or not self._parse:
+            return value
+        return strip_frame(value) if self._type else value[_SCHEMA_ID_FRAME:]
+
+    def _begun(self, payload: bytes, key: bytes | None, headers: Headers) -> pb.Envelope:
+        if self._wrapping is Wrapping.NONE:
+            trace = _traceparent(headers) if headers else ""
+            return pb.Envelope(format=FORMAT, payload=payload, key=key, traceparent=trace)
+        event = from_cloudevents(headers, payload, key)
+        return pb.Envelope(
+            format=FORMAT,
+            payload=payload,
+            key=key,
+            event_id=event.event_id,
+            event_time_us=event.event_time_us,
+            payload_type=event.payload_type,
+            content_type=event.content_type,
+            producer=event.producer,
+            traceparent=event.traceparent,
+        )
+
+
+def _traceparent(headers: Headers) -> str:
+    found = [value for name, value in headers if name == TRACEPARENT and value]
+    # W3C trace context is ASCII; what is not, is no trace context and is left in its header.
+    return found[-1].decode() if found and found[-1].isascii() else ""
+
+
+def _parser(payload: type[Json] | type[Message] | None) -> PayloadParser | None:
+    if payload is None:
+        return None
+    if payload is Json:
+        return _json
+    if issubclass(payload, Message):
+        from_string = payload.FromString
+
+        def protobuf(content: bytes) -> Message:
+            try:
+                return from_string(content)
+            except DecodeError as error:
+                raise EnvelopeError(Reason.BAD_PAYLOAD, "the payload is not the protobuf message declared") from error
+
+        return protobuf
+    raise TypeError(f"a payload is Json or a protobuf message class, not {payload!r}")
+
+
+def _json(content: bytes) -> Any:
+    try:
+        return msgspec.json.decode(content)
+    except ValueError as error:  # msgspec's own errors and text that is not UTF-8
+        raise EnvelopeError(Reason.BAD_PAYLOAD, "the payload is not JSON") from error

@@ -1,0 +1,56 @@
+"""What a republisher has done."""
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+
+@dataclass(slots=True)
+class Statistics:
+    """Counts since the start of a run. Everything counted is committed.
+
+    Attributes:
+        consumed: Input records.
+        produced: Messages acknowledged by the target topics.
+        dropped: Input records that the transform made nothing of.
+        retried: Input records sent to a retry topic.
+        dead_lettered: Input records sent to the dead-letter topic, by reason code.
+        expired: Input records that retention deleted before they were read.
+        commits: Commits of input offsets.
+        rebalances: How often partitions came or went.
+        seconds: Seconds since the start.
+    """
+
+    consumed: int = 0
+    produced: int = 0
+    dropped: int = 0
+    retried: int = 0
+    dead_lettered: Counter[str] = field(default_factory=Counter)
+    expired: int = 0
+    commits: int = 0
+    rebalances: int = 0
+    seconds: float = 0.0
+    _started: float = field(default_factory=time.monotonic, repr=False)
+
+    def add(self, batch: "Statistics") -> None:
+        """Add the counts of a batch that was committed."""
+        self.consumed += batch.consumed
+        self.produced += batch.produced
+        self.dropped += batch.dropped
+        self.retried += batch.retried
+        self.dead_lettered.update(batch.dead_lettered)
+        self.expired += batch.expired
+        self.commits += 1
+        self.seconds = time.monotonic() - self._started
+
+    def as_dict(self) -> dict[str, Any]:
+        """The counts as plain values, for JSON."""
+        names = ("consumed", "produced", "dropped", "retried", "expired", "commits", "rebalances")
+        counts: dict[str, Any] = {name: getattr(self, name) for name in names}
+        return counts | {"dead_lettered": dict(self.dead_lettered), "seconds": round(self.seconds, 3)}
+
+
+Progress: TypeAlias = Callable[[Statistics], None]
+"""Called after each commit."""

@@ -1,0 +1,212 @@
+"""What a republisher does with the records of a batch, up to the commit."""
+
+import logging
+import time
+from collections.abc import Sequence
+from typing import Final
+
+from envelope import EnvelopeError, Lineage
+from envelope.deadletter import DeadLetter, Remains, bury
+from jobs.republish.input import Consumed, Input, InputPartition
+from jobs.republish.passage import Outgoing, Passage, TransformError
+from jobs.republish.record import Record
+from jobs.republish.retry import RetryTopics, due_ms
+from jobs.republish.statistics import Statistics
+from persistence.faults import REPUBLISH_DEAD_LETTER, REPUBLISH_FLUSH, REPUBLISH_PRODUCE, effect
+from persistence.kafka import AcknowledgedProducer, BrokerRefused, Message
+
+_LOG = logging.getLogger("headwater.republish")
+
+_MOST_DEAD: Final = 1000
+
+
+def now_ms() -> int:
+    """Milliseconds since 1970."""
+    return time.time_ns() // 1_000_000
+
+
+class Worker:
+    """Handles the records of one batch after another. Used by one thread.
+
+    Args:
+        name: Name of the republisher.
+        passage: What happens to one record.
+        source: Where the records come from.
+        producer: Where the outputs go.
+        retry: Topics for records whose transform failed.
+        dead_letter: Topic for records that cannot be used, and the largest record it takes in bytes.
+        cluster: Name of the Kafka cluster, where there is more than one.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        passage: Passage,
+        source: Input,
+        producer: AcknowledgedProducer,
+        retry: RetryTopics,
+        dead_letter: tuple[str, int] | None,
+        cluster: str,
+    ) -> None:
+        self._name = name
+        self._passage = passage
+        self._input = source
+        self._producer = producer
+        self._retry = retry
+        self._dead_letter = dead_letter
+        self._cluster = cluster
+        self._begin()
+
+    def _begin(self) -> None:
+        self._counts = Statistics()
+        self._dead: list[Remains] = []
+        self._began = time.monotonic()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether there is nothing to finish."""
+        return not self._counts.consumed
+
+    def is_due(self, batch_size: int, max_wait: float) -> bool:
+        """Whether the batch is large or old enough to be finished."""
+        full = self._counts.consumed >= batch_size or len(self._dead) >= _MOST_DEAD
+        return full or time.monotonic() - self._began >= max_wait
+
+    def handle(self, messages: list[Consumed]) -> None:
+        """Transform records and hand what comes of them to the producer.
+
+        Raises:
+            BrokerError: Kafka refuses an output, or a record cannot be used and there is no dead-letter topic.
+        """
+        if self.is_idle:
+            self._began = time.monotonic()
+        outgoing: list[Outgoing] = []
+        partitions, process, counts = self._input.partitions, self._passage.process, self._counts
+        for message in messages:
+            if error := message.error():
+                self._input.raise_for(message, error)
+                continue
+            topic, partition, offset = message.topic(), message.partition(), message.offset()
+            part = partitions.get((topic, partition))
+            if part is None or part.due_ms:
+                continue  # taken away, or waiting: it is read again
+            if offset != part.next:
+                part = self._input.jumped(part, offset)
+            record = self._record(message, part, offset)
+            if record.headers and self._waits(record, part):
+                continue
+            try:
+                made = process(record, part.hops)
+            except EnvelopeError as refused:
+                outgoing += self._refuse(record, part, refused)
+            else:
+                outgoing += made
+                counts.produced += len(made)
+                counts.dropped += not made
+            part.next = offset + 1
+            counts.consumed += 1
+        if outgoing:
+            effect(REPUBLISH_PRODUCE, lambda: self._produce(outgoing))
+
+    def finish(self, timeout: float | None = None) -> None:
+        """Return when every output and dead letter of the batch is acknowledged.
+
+        Args:
+            timeout: Seconds to wait at the most; None for the producer's own delivery timeout.
+
+        Raises:
+            BrokerError: One was not. Nothing of the batch may be committed.
+        """
+        effect(REPUBLISH_FLUSH, lambda: self._producer.flush(timeout))
+        if self._dead:
+            effect(REPUBLISH_DEAD_LETTER, lambda: self._bury(timeout))
+
+    def take_counts(self) -> Statistics:
+        """Return the counts of the batch that was finished and begin a new one."""
+        counts = self._counts
+        self._begin()
+        return counts
+
+    def _record(self, message: Consumed, part: InputPartition, offset: int) -> Record:
+        kind, timestamp = message.timestamp()
+        return Record(
+            part.topic,
+            part.partition,
+            offset,
+            message.key(),
+            message.value(),
+            message.headers() or (),
+            timestamp if kind else None,
+            message.leader_epoch(),
+            part.topic_id,
+            self._cluster,
+        )
+
+    def _waits(self, record: Record, part: InputPartition) -> bool:
+        """Put a record of a retry topic back until it is due, and its partition with it."""
+        if record.topic not in self._retry.delays or (due := due_ms(record.headers)) <= now_ms():
+            return False
+        self._input.hold(part, record.offset, due)
+        return True
+
+    def _refuse(self, record: Record, part: InputPartition, error: EnvelopeError) -> Sequence[Outgoing]:
+        """Send a record that cannot be used to its next try, or set it aside for the dead-letter topic."""
+        kind = error.error if isinstance(error, TransformError) else ""
+        attempt, now = record.attempt, now_ms()
+        if kind and (topic := self._retry.next(attempt)):
+            self._counts.retried += 1
+            headers = self._retry.headers(topic, attempt, kind, now)
+            return (self._passage.detour(record, part.hops, topic, headers),)
+        if not self._dead_letter:
+            raise BrokerRefused(
+                f"{record.node} cannot be republished ({error})", "Name a dead-letter topic, or mend what produced it"
+            )
+        letter = DeadLetter(
+            record.topic,
+            record.partition,
+            record.offset,
+            error.reason,
+            topic_id=record.topic_id,
+            lineage=_lineage(record),
+            attempt=attempt,
+            application=self._name,
+            time_ms=now,
+            error=kind,
+        )
+        self._counts.dead_lettered[error.reason.value] += 1
+        self._dead.append(bury(letter, record.key, record.value, record.headers, self._dead_letter[1]))
+        _LOG.info("dead letter: %s: %s", record.node, error)
+        return ()
+
+    def _produce(self, outgoing: list[Outgoing]) -> None:
+        """Queue outputs topic by topic; within a topic, and so within a partition, the order stays."""
+        topics: dict[str, list[Message]] = {}
+        for topic, key, value, headers in outgoing:
+            waiting = topics.setdefault(topic, [])
+            if not headers:
+                waiting.append({"key": key, "value": value})
+                continue
+            if waiting:
+                self._producer.send_many(topic, waiting)
+                topics[topic] = []
+            self._producer.send(topic, value, key, headers)
+        for topic, waiting in topics.items():
+            if waiting:
+                self._producer.send_many(topic, waiting)
+
+    def _bury(self, timeout: float | None) -> None:
+        assert self._dead_letter is not None
+        for remains in self._dead:
+            self._producer.send(self._dead_letter[0], remains.value, remains.key, remains.headers)
+        self._producer.flush(timeout)
+
+
+def _lineage(record: Record) -> str:
+    """Text of the record's lineage: what is known of it, when the chain cannot be read."""
+    if record.way:
+        try:
+            return str(record.lineage)
+        except EnvelopeError:
+            pass
+    return str(Lineage((record.node,)))
