@@ -100,6 +100,21 @@ def seconds(text: str) -> float:
     return length
 
 
+def pairs(given: Sequence[str], option: str) -> dict[str, str]:
+    """Read `NAME=VALUE` texts of an option.
+
+    Raises:
+        UsageError: One has no name or no `=`.
+    """
+    found = {}
+    for text in given:
+        name, separator, value = text.partition("=")
+        if not separator or not name:
+            raise UsageError(f"{option}: write NAME=VALUE")
+        found[name] = value
+    return found
+
+
 def stage_of(flow: Flow[Any], name: str | None) -> str:
     """Return the stage that is meant: `name`, or the only one.
 

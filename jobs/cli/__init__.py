@@ -1,0 +1,60 @@
+"""`headwater`, the command line.
+
+Commands import what they need when they run, so that `headwater --help` answers at once. Data goes to standard
+output, everything that is said about it to standard error.
+"""
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from jobs.cli import demo, inspect, republish, run, stack
+from jobs.cli.errors import DEBUG, explain
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="headwater",
+    help="Streaming aggregation on Kafka and Spark that stays exact when messages are replayed.",
+    epilog="Exit codes: 0 done, 1 failed, 2 wrong usage or settings, 3 refused as unsafe, 4 found differences.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+app.add_typer(stack.app, name="stack")
+for command in (demo.demo, run.run, run.describe, republish.republish, inspect.inspect):
+    app.command()(command)
+
+
+@app.callback()
+def common(
+    debug: Annotated[bool, typer.Option("--debug", help=f"Show stack traces and more of the log ({DEBUG}=1).")] = False,
+    version: Annotated[bool, typer.Option("--version", help="Show the version and exit.", is_eager=True)] = False,
+) -> None:
+    """Options of every command."""
+    if version:
+        from importlib.metadata import version as of
+
+        typer.echo(f"headwater {of('headwater')}")
+        raise typer.Exit
+    if debug:
+        os.environ[DEBUG] = "1"
+    import logging
+
+    level = logging.INFO if os.environ.get(DEBUG) else logging.WARNING
+    logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s")
+
+
+def main() -> None:
+    """Run the command line; an error that can be expected is one line and an exit code, no stack trace."""
+    try:
+        app(prog_name="headwater")
+    except Exception as error:
+        if os.environ.get(DEBUG):
+            raise
+        code, line = explain(error)
+        print(f"headwater: {line}", file=sys.stderr)
+        sys.exit(code)

@@ -1,0 +1,53 @@
+"""`headwater demo`: the proof."""
+
+import signal
+import sys
+from typing import Annotated
+
+import typer
+
+from jobs.cli.errors import Exit
+from jobs.cli.options import Json
+from jobs.screen import emit, say
+
+
+def demo(
+    flights: Annotated[
+        int, typer.Option(metavar="N", min=100, max=336_776, help="How many of the year's flights.")
+    ] = 336_776,
+    store: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Store of the states. Without it: a SQLite file that is deleted at the end.",
+            show_default=False,
+        ),
+    ] = None,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Keep states and logs at the end, and say where they are.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Run real flights through a republisher and an aggregation that are killed on the way, and check every number.
+
+    A broker is started for it and ended with it; nothing else needs to run. The exit code is 1 when a number is
+    not exact.
+    """
+    from jobs.demo.home import directory, prepared
+    from jobs.demo.play import play
+    from jobs.demo.report import as_json, show
+
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    with directory(keep=keep) as home:
+        url, generation = prepared(store, home)
+        result = play(flights, url, home, generation=generation)
+        if json:
+            emit(as_json(result))
+        else:
+            show(result)
+        if keep:
+            say(
+                f"states: headwater inspect jobs.demo.flow:flow --stage carrier --generation {generation} --store {url}"
+            )
+    if not result.exact:
+        raise typer.Exit(Exit.FAILED)

@@ -1,0 +1,54 @@
+"""Exit codes, and which error ends in which."""
+
+import traceback
+from enum import IntEnum
+from pathlib import Path
+from typing import Final
+
+DEBUG: Final = "HEADWATER_DEBUG"
+"""Environment variable: anything in it shows stack traces."""
+
+
+class Exit(IntEnum):
+    """Exit codes of every command."""
+
+    DONE = 0
+    FAILED = 1
+    USAGE = 2
+    REFUSED = 3
+    DIFFERENCES = 4
+
+
+def explain(error: Exception) -> tuple[Exit, str]:
+    """Return the exit code of an error, and the line that a person sees.
+
+    Errors of ours name the remedy themselves. Of any other only type and place are shown: its text may
+    quote what a stream holds.
+    """
+    for code, kinds in _expected().items():
+        if isinstance(error, kinds):
+            return code, " ".join(str(error).split())
+    where = traceback.extract_tb(error.__traceback__)[-1]
+    place = f"{Path(where.filename).name}:{where.lineno}"
+    return (
+        Exit.FAILED,
+        f"unexpected {type(error).__name__} at {place}; `headwater --debug ...` shows where it came from",
+    )
+
+
+def _expected() -> dict[Exit, tuple[type[Exception], ...]]:
+    from aggregations.errors import DefinitionChangedError, FlowError, RunRefusedError
+    from envelope import HolesFullError
+    from jobs.jars import JarsUnavailable
+    from jobs.java import JavaUnavailable
+    from jobs.loading import LoadError
+    from jobs.settings import UsageError
+    from jobs.stack import StackError
+    from persistence.errors import StoreError
+    from persistence.kafka import BrokerError, SettingsError
+
+    return {
+        Exit.USAGE: (FlowError, LoadError, SettingsError, UsageError),
+        Exit.REFUSED: (RunRefusedError, DefinitionChangedError),
+        Exit.FAILED: (BrokerError, StoreError, StackError, JarsUnavailable, JavaUnavailable, HolesFullError),
+    }

@@ -1,0 +1,87 @@
+"""`headwater inspect`: what a stage's store keeps."""
+
+from collections.abc import Iterable
+from itertools import islice
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from jobs.cli.errors import Exit
+from jobs.cli.options import FlowName, Generation, Json, Stores
+from jobs.screen import emit, say, table
+
+if TYPE_CHECKING:
+    from jobs.inspect import View
+
+
+def inspect(
+    flow: FlowName,
+    stage: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The stage; may be left out where there is only one.")
+    ] = None,
+    key: Annotated[
+        list[str] | None,
+        typer.Option(metavar="TEXT", help="Show only this key; may be repeated.", show_default=False),
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Show at most so many. [default: 50 without --json]")] = None,
+    store: Stores = None,
+    generation: Generation = 1,
+    json: Json = False,
+) -> None:
+    """Show the states of a stage: a table, or with --json one line per key with its version, lanes and holes.
+
+    The exit code is 1 when a key that was asked for has no state.
+    """
+    from jobs import settings
+    from jobs.inspect import states
+    from jobs.loading import load_flow
+
+    found = load_flow(flow)
+    name = settings.stage_of(found, stage)
+    keys = None if key is None else [text.encode() for text in dict.fromkeys(key)]
+    views = states(found, name, settings.stores(found, store or ()), generation=generation, keys=keys)
+    if json:
+        shown = _lines(islice(views, limit))
+    else:
+        shown = _table(views, limit or 50)
+    if keys is not None and shown < len(keys):
+        say(f"{len(keys) - shown} of {len(keys)} keys have no state in stage {name}")
+        raise typer.Exit(Exit.FAILED)
+
+
+def _lines(views: "Iterable[View]") -> int:
+    """Write states as JSON lines and return how many."""
+    shown = 0
+    for shown, view in enumerate(views, start=1):  # noqa: B007 - the count is the result
+        emit(view.as_json())
+    return shown
+
+
+def _table(views: "Iterable[View]", limit: int) -> int:
+    """Show up to `limit` states and return how many."""
+    views = iter(views)
+    some = list(islice(views, limit))
+    fields: list[str] = []
+    for view in some:
+        if isinstance(view.state, dict):
+            fields += [name for name in view.state if name not in fields]
+    if not fields:
+        fields = ["state"]
+    table(
+        ([_key(view), *_values(view.state, fields), view.version, len(view.windows.lanes)] for view in some),
+        ["key", *fields, "version", "lanes"],
+        left=["key"],
+    )
+    if next(views, None) is not None:
+        say(f"... the first {limit:,}; --limit shows more, --json all")
+    return len(some)
+
+
+def _key(view: "View") -> str:
+    from jobs.inspect import key_as_json
+
+    return next(iter(key_as_json(view.key).values()))
+
+
+def _values(state: Any, fields: list[str]) -> list[Any]:
+    return [state.get(name) for name in fields] if isinstance(state, dict) else [state, *[None] * (len(fields) - 1)]

@@ -1,0 +1,36 @@
+"""Options that several commands share, and the flow that they are about."""
+
+from pathlib import Path
+from typing import Annotated, TypeAlias
+
+import typer
+
+FlowName: TypeAlias = Annotated[
+    str, typer.Argument(metavar="MODULE:FLOW", help="The flow: `fleet:flow` is `flow` in fleet.py of this directory.")
+]
+Bootstrap: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        metavar="HOST:PORT",
+        help="Kafka's address. Without it: HEADWATER_KAFKA_BOOTSTRAP, then the local stack.",
+        show_default=False,
+    ),
+]
+Root: TypeAlias = Annotated[
+    Path, typer.Option("--root", metavar="DIRECTORY", help="Where the local stack keeps its data.")
+]
+Stores: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--store",
+        metavar="[STAGE=]URL",
+        help="Store of all stages, or of one; may be repeated. Without it: the flow's definition, HEADWATER_STORE, "
+        "then the SQLite file .headwater/states.db.",
+        show_default=False,
+    ),
+]
+Generation: TypeAlias = Annotated[
+    int, typer.Option(min=1, help="Which complete set of states; rebuilds write a new one.")
+]
+Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Write JSON lines to standard output.")]
+STACK_ROOT = Path(".headwater/stack")

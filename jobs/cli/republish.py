@@ -1,0 +1,100 @@
+"""`headwater republish`: a stateless service between topics."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from jobs.cli.options import STACK_ROOT, Bootstrap, Json, Root
+from jobs.screen import emit, progress, say
+
+if TYPE_CHECKING:
+    from jobs.republish.statistics import Statistics
+
+_KINDS = "envelope, raw, json or cloudevents"
+
+
+def republish(
+    function: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODULE:FUNCTION",
+            help="The transform: gets a record, returns None, an Output or several. "
+            "jobs.republish.record:identity passes everything on.",
+        ),
+    ],
+    source: Annotated[list[str], typer.Option("--from", metavar="TOPIC", help="Topic to read; may be repeated.")],
+    target: Annotated[
+        list[str],
+        typer.Option("--to", metavar="TOPIC", help="Topic to write; may be repeated, the first is the default."),
+    ],
+    via: Annotated[
+        str,
+        typer.Option(metavar="NAME", help="Name of this republisher: part of every message's path, do not change it."),
+    ],
+    group: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Consumer group. Without it: the name.", show_default=False)
+    ] = None,
+    kind: Annotated[
+        str, typer.Option("--input", metavar="KIND", help=f"What the topics to read hold: {_KINDS}.")
+    ] = "envelope",
+    dead_letters: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TOPIC",
+            help="Where records go that cannot be used. Without it the first one ends the service.",
+            show_default=False,
+        ),
+    ] = None,
+    until_caught_up: Annotated[
+        bool, typer.Option("--until-caught-up", help="End at the ends of the partitions as they are now.")
+    ] = False,
+    batch: Annotated[int, typer.Option(metavar="N", min=1, help="Most records between two commits.")] = 50_000,
+    bootstrap: Bootstrap = None,
+    root: Root = STACK_ROOT,
+    json: Json = False,
+) -> None:
+    """Read topics, transform each record, and write what comes out with one hop more in its chain.
+
+    It keeps no state: after a crash it sends again what it had not committed, under the same chain and index, so
+    that a flow recognises the copies. Ctrl-C or SIGTERM ends it when what is under way is committed.
+
+    With --json one line is written per commit and one, with `"done": true`, at the end.
+    """
+    from jobs import settings
+    from jobs.backlog import unread
+    from jobs.loading import load
+    from jobs.republish.run import republish as serve
+    from jobs.republish.source import Source
+
+    transform = load(function)
+    if not callable(transform):
+        raise settings.UsageError(f"{function} is a {type(transform).__name__}, not a function")
+    kafka = settings.kafka(bootstrap, root)
+    total = unread(kafka, source, group or via) if until_caught_up else None
+    with progress(f"republisher {via}", total, "records") as bar:
+
+        def committed(done: "Statistics") -> None:
+            bar(done.consumed)
+            if json:
+                emit(done.as_dict())
+
+        try:
+            done = serve(
+                transform,
+                until_caught_up=until_caught_up,
+                progress=committed,
+                source=Source.of(tuple(source), kind),
+                target=target,
+                name=via,
+                settings=kafka,
+                group=group,
+                dead_letter=dead_letters,
+                batch_size=batch,
+            )
+        except ValueError as error:
+            raise settings.UsageError(str(error)) from error
+    if json:
+        emit({"done": True, **done.as_dict()})
+    else:
+        dead = f", {sum(done.dead_lettered.values()):,} to {dead_letters}" if done.dead_lettered else ""
+        say(f"{done.consumed:,} records read, {done.produced:,} written{dead}")

@@ -1,0 +1,148 @@
+"""`headwater run` and `headwater describe`: flows on Spark."""
+
+import threading
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from jobs.cli.options import STACK_ROOT, Bootstrap, FlowName, Generation, Json, Root, Stores
+from jobs.cli.signals import on_signals
+from jobs.screen import Bar, emit, progress, say, steps, table
+
+if TYPE_CHECKING:
+    from aggregations.report import Report
+
+
+def run(
+    flow: FlowName,
+    store: Stores = None,
+    until_caught_up: Annotated[
+        bool, typer.Option("--until-caught-up", help="End at the ends of the partitions as they are now.")
+    ] = False,
+    dead_letters: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TOPIC",
+            help="Where records go that cannot be used. Without it the first one ends the run.",
+            show_default=False,
+        ),
+    ] = None,
+    trigger: Annotated[
+        str, typer.Option(metavar="DURATION", help="Persist interval: one batch in this time, as 500ms, 1s or 1m.")
+    ] = "1s",
+    max_records: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Most records of one batch.", show_default=False)
+    ] = None,
+    group: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Consumer group whose offsets tell lag tools how far the flow is. Without it: the flow's name.",
+            show_default=False,
+        ),
+    ] = None,
+    generation: Generation = 1,
+    accept: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="RISK",
+            help="Go on although it is refused as unsafe; the refusal names the risk. May be repeated.",
+            show_default=False,
+        ),
+    ] = None,
+    bootstrap: Bootstrap = None,
+    root: Root = STACK_ROOT,
+    master: Annotated[str, typer.Option(metavar="URL", help="Spark's master.")] = "local[2]",
+    conf: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="Spark setting; may be repeated.", show_default=False),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Fold a topic into the states of a flow, exactly once in effect, until it is stopped (Ctrl-C, SIGTERM).
+
+    With --json one line is written per batch and one, with `"done": true`, for the whole run.
+    """
+    from aggregations.spark import run_flow
+    from jobs import jars, settings
+    from jobs.backlog import backlog
+    from jobs.loading import load_flow
+
+    found = load_flow(flow)
+    kafka = settings.kafka(bootstrap, root)
+    stores = settings.stores(found, store or ())
+    seconds = settings.seconds(trigger)
+    spark = settings.pairs(conf or (), "--conf")
+    total = backlog(found, kafka, stores, generation) if until_caught_up else None
+    with steps("jars") as step:
+        connector = jars.kafka_connector(progress=lambda jar: step(f"downloading {jar}"))
+    stop = threading.Event()
+    on_signals(stop.set, "stopping after this batch; once more to stop now")
+    began = time.monotonic()
+    with progress(f"flow {found.name}", total, "records") as bar:
+        report = run_flow(
+            found,
+            kafka=kafka,
+            stores=stores,
+            dead_letters=dead_letters,
+            group=group,
+            generation=generation,
+            accept=accept or (),
+            until_caught_up=until_caught_up,
+            trigger_seconds=seconds,
+            max_records=max_records,
+            jars=connector,
+            master=master,
+            conf=spark,
+            progress=_Batches(bar, json=json),
+            stop=stop,
+        )
+    if json:
+        emit({"done": True, **as_json(report), "seconds": round(time.monotonic() - began, 3)})
+    else:
+        _show(report)
+
+
+def describe(flow: FlowName) -> None:
+    """Draw a flow, one step a line, with the path that each takes: vectorised or per message."""
+    from jobs.loading import load_flow
+
+    typer.echo(load_flow(flow).describe())
+
+
+def as_json(report: "Report") -> dict[str, Any]:
+    """Counts of a batch or of a run, as plain values."""
+    return {
+        "records": report.records,
+        "batches": report.batches,
+        "verdicts": {stage: dict(counts) for stage, counts in report.verdicts.items()},
+        "dead_letters": dict(report.reasons),
+        "filtered": report.filtered,
+        "outputs": report.outputs,
+        "retired_lanes": report.retired,
+    }
+
+
+class _Batches:
+    """What is said of each batch."""
+
+    def __init__(self, bar: Bar, *, json: bool) -> None:
+        self._bar = bar
+        self._json = json
+        self._number = self._records = 0
+
+    def __call__(self, report: "Report") -> None:
+        self._number += 1
+        self._records += report.records
+        self._bar(self._records)
+        if self._json:
+            emit({"batch": self._number, **as_json(report)})
+
+
+def _show(report: "Report") -> None:
+    say(f"{report.records:,} records in {report.batches:,} batches")
+    rows = [(stage, verdict, count) for stage, counts in report.verdicts.items() for verdict, count in counts.items()]
+    rows += [("dead letters", reason, count) for reason, count in report.reasons.items()]
+    if rows:
+        table(rows, ["stage", "verdict", "count"], left=["stage", "verdict"])

@@ -1,0 +1,182 @@
+"""What happened, found out without the engine: the topics read record by record, the states compared with the truth."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeAlias, cast
+
+import polars as pl
+from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
+from confluent_kafka import Message as Received
+
+from envelope import Reason
+from envelope import envelope_pb2 as pb
+from envelope.deadletter import DeadLetter, Headers
+from jobs.demo.flights import FIELDS
+from jobs.demo.leg_pb2 import Leg
+from persistence.kafka import BrokerUnavailable, KafkaSettings, Topics
+
+Place: TypeAlias = tuple[str, int, int]
+"""Topic, partition, offset."""
+Dead: TypeAlias = dict[Place, tuple[str, bytes | None]]
+"""Dead letters: where the record was, the reason code, its value."""
+Progress: TypeAlias = Callable[[int], None]
+
+_SCHEMA: Final = {
+    "root_partition": pl.Int32,
+    "root_offset": pl.Int64,
+    "index": pl.Int64,
+    "tail": pl.String,
+    "carrier": pl.String,
+    "event": pl.Int8,
+    "dep_delay": pl.Int64,
+    "arr_delay": pl.Int64,
+    "air_minutes": pl.Int64,
+}
+_FETCH_SECONDS: Final = 30.0
+
+
+@dataclass(slots=True)
+class Scan:
+    """Everything in a topic of the demo.
+
+    Attributes:
+        records: Number of records.
+        legs: One row per readable leg; empty for another topic.
+        unusable: What must be in the dead-letter topic.
+    """
+
+    records: int = 0
+    legs: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=_SCHEMA))
+    unusable: Dead = field(default_factory=dict)
+
+    @property
+    def resent(self) -> int:
+        """Messages that say of themselves that they are a copy: same root, same place among its outputs."""
+        return self.legs.height - self.legs.select("root_partition", "root_offset", "index").n_unique()
+
+
+def read(
+    kafka: KafkaSettings, topic: str, progress: Progress = lambda done: None
+) -> Iterator[tuple[int, int, Received]]:
+    """Yield partition, offset and record of everything that a topic has now, each partition in order.
+
+    Raises:
+        BrokerUnavailable: The broker stopped answering on the way.
+    """
+    ends = {partition: marks.high for (_, partition), marks in Topics(kafka).marks([topic]).items() if marks.high}
+    consumer = Consumer(
+        kafka.client(group_id="headwater-demo-audit", enable_auto_commit=False, queued_max_messages_kbytes=65_536)
+    )
+    try:
+        consumer.assign([TopicPartition(topic, partition, OFFSET_BEGINNING) for partition in ends])
+        done = 0
+        while ends:
+            found = consumer.consume(10_000, _FETCH_SECONDS)
+            if not found:
+                raise BrokerUnavailable(f"reading {topic}: nothing came for {_FETCH_SECONDS:g} s", "Look at its log")
+            for record in found:
+                partition, offset = record.partition(), record.offset()
+                if record.error() or partition is None or offset is None:
+                    continue
+                yield partition, offset, record
+                if offset + 1 == ends[partition]:
+                    del ends[partition]
+            done += len(found)
+            progress(done)
+    finally:
+        consumer.close()
+
+
+def scan(
+    kafka: KafkaSettings, topic: str, nonsense: Mapping[bytes | None, Reason], progress: Progress, *, legs: bool
+) -> Scan:
+    """Read a topic as anybody could who knows the schemas.
+
+    Args:
+        kafka: Where it is.
+        topic: The topic.
+        nonsense: Reason by value of what was put there to be refused.
+        progress: Told how many records were read.
+        legs: Its other records are legs in envelopes.
+    """
+    result = Scan()
+    rows: list[tuple[Any, ...]] = []
+    for partition, offset, record in read(kafka, topic, progress):
+        result.records += 1
+        value = record.value()
+        reason = nonsense.get(value)
+        if reason is None and value is not None and legs:
+            envelope = pb.Envelope.FromString(value)
+            leg = Leg.FromString(envelope.payload)
+            root = envelope.chain[0]
+            rows.append((root.partition, root.offset, root.index, *_fields(leg)))
+            if not leg.HasField("tail"):
+                reason = Reason.NULL_KEY
+        if reason is not None:
+            result.unusable[topic, partition, offset] = (reason.value, value)
+    result.legs = pl.DataFrame(rows, schema=_SCHEMA, orient="row")
+    return result
+
+
+def _fields(leg: Leg) -> tuple[Any, ...]:
+    return (
+        leg.tail if leg.HasField("tail") else None,
+        leg.carrier,
+        leg.event,
+        leg.dep_delay if leg.HasField("dep_delay") else None,
+        leg.arr_delay if leg.HasField("arr_delay") else None,
+        leg.air_minutes if leg.HasField("air_minutes") else None,
+    )
+
+
+def dead_letters(kafka: KafkaSettings, topic: str) -> Dead:
+    """Read the dead-letter topic; a record that was sent there twice, as a crash may cause, counts once."""
+    found: Dead = {}
+    for _, _, record in read(kafka, topic):
+        letter = DeadLetter.read(cast(Headers, record.headers() or ()))
+        if letter is not None:
+            reason = letter.reason.value if letter.reason else "unknown"
+            found[letter.topic, letter.partition, letter.offset] = (reason, record.value())
+    return found
+
+
+def naive(legs: pl.DataFrame) -> dict[str, dict[str, Any]]:
+    """What a consumer that adds up every message it is given has for each carrier."""
+    departed, cancelled = pl.col("event") == Leg.EVENT_DEPARTED, pl.col("event") == Leg.EVENT_CANCELLED
+    found = (
+        legs.filter(pl.col("tail").is_not_null())
+        .group_by("carrier")
+        .agg(
+            legs=departed.sum(),
+            air_minutes=pl.col("air_minutes").sum(),
+            dep_delay=pl.col("dep_delay").sum(),
+            arr_delay=pl.col("arr_delay").sum(),
+            worst_delay=pl.col("arr_delay").max(),
+            cancelled=cancelled.sum(),
+        )
+    )
+    return {row.pop("carrier"): row for row in found.iter_rows(named=True)}
+
+
+def differences(truth: Mapping[str, Mapping[str, Any]], found: Mapping[str, Any], what: str) -> list[str]:
+    """Compare states with the truth, key by key and field by field; one line per key that differs."""
+    lines = [f"{what} {key}: not in the table of flights" for key in sorted(found.keys() - truth.keys())]
+    for key, right in sorted(truth.items()):
+        state = found.get(key)
+        if state is None:
+            lines.append(f"{what} {key}: missing")
+        elif wrong := [f"{name} {state[name]} for {right[name]}" for name in FIELDS if state[name] != right[name]]:
+            lines.append(f"{what} {key}: {', '.join(wrong)}")
+    return lines
+
+
+def unaccounted(due: Mapping[Place, tuple[str, bytes | None]], found: Dead) -> list[str]:
+    """Compare the dead letters that must be there with those that are: place, reason and bytes."""
+    lines = []
+    for place in sorted({**due, **found}):
+        want, have = due.get(place), found.get(place)
+        if want != have:
+            where = ":".join(str(part) for part in place)
+            reasons = f"{want[0] if want else 'none'}, found {have[0] if have else 'none'}"
+            lines.append(f"dead letter {where}: expected {reasons}")
+    return lines

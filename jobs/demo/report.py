@@ -1,0 +1,84 @@
+"""What the demo says at its end: to a person, or as one JSON object."""
+
+from collections import Counter
+from typing import Any, Final
+
+from envelope import Verdict
+from jobs.demo.play import Result
+from jobs.screen import table
+
+DROPPED: Final = (Verdict.DUPLICATE, Verdict.DUPLICATE_IN_BATCH, Verdict.BELOW_FLOOR, Verdict.AMBIGUOUS)
+_SHOWN: Final = ("legs", "air_minutes", "arr_delay", "worst_delay", "cancelled")
+_MISMATCHES: Final = 10
+
+
+def as_json(result: Result) -> dict[str, Any]:
+    """The result as plain values."""
+    return {
+        "flights": result.flights,
+        "nonsense": result.nonsense,
+        "messages": result.messages,
+        "resent": result.resent,
+        "crashes": len(result.crashes),
+        "crashed_at": result.crashes,
+        "keys": result.keys,
+        "verdicts": {stage: dict(counts) for stage, counts in result.verdicts.items()},
+        "dropped": dict(_dropped(result)),
+        "dead_letters": dict(result.dead_letters),
+        "mismatches": len(result.mismatches),
+        "differing": result.mismatches[:_MISMATCHES],
+        "exact": result.exact,
+        "phases": result.phases,
+        "seconds": round(result.seconds, 3),
+    }
+
+
+def show(result: Result) -> None:
+    """Write the result for a person."""
+    print(f"\nInjected among {result.flights:,} flights:")
+    print(f"  {len(result.crashes)} processes killed (SIGKILL): {', '.join(result.crashes)}")
+    print(f"  {result.resent:,} of {result.messages:,} messages sent again by the republisher after its crash")
+    print(f"  {result.nonsense} records of nonsense, and the flights without a tail number")
+    print("\nDropped, and why:")
+    dropped = [
+        (stage, verdict.value, counts[verdict.value])
+        for stage, counts in result.verdicts.items()
+        for verdict in DROPPED
+        if counts[verdict.value]
+    ]
+    table(
+        [*dropped, *(("to the dead-letter topic", *one) for one in sorted(result.dead_letters.items()))],
+        ["stage", "reason", "messages"],
+        left=["stage", "reason"],
+    )
+    print("\nCarriers, beside what a consumer that adds up every message would have counted:")
+    table(
+        (_carrier(result, carrier) for carrier in sorted(result.carriers)),
+        ["carrier", "legs", "naive", "minutes in the air", "naive", "delay", "naive", "worst", "cancelled", "naive"],
+        left=["carrier"],
+    )
+    checked = ", ".join(f"{count:,} {stage}" for stage, count in result.keys.items())
+    print(f"\nCompared with the table of flights: {checked} states, {sum(result.dead_letters.values()):,} dead letters")
+    for line in result.mismatches[:_MISMATCHES]:
+        print(f"  {line}")
+    if len(result.mismatches) > _MISMATCHES:
+        print(f"  ... {len(result.mismatches)} in all")
+    phases = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in result.phases.items())
+    print(f"{phases}; {result.seconds:.0f} s in all")
+    print(f"exact: {'yes' if result.exact else 'no'}")
+
+
+def _carrier(result: Result, carrier: str) -> list[Any]:
+    mine, naive = result.carriers[carrier], result.naive.get(carrier, {})
+    cells: list[Any] = [carrier]
+    for name in _SHOWN:
+        # The worst delay stays what it is when a message comes twice.
+        cells += [mine[name]] if name == "worst_delay" else [mine[name], naive.get(name)]
+    return cells
+
+
+def _dropped(result: Result) -> Counter[str]:
+    total: Counter[str] = Counter()
+    for counts in result.verdicts.values():
+        total.update({verdict.value: counts[verdict.value] for verdict in DROPPED if counts[verdict.value]})
+    return total
