@@ -91,13 +91,9 @@ class Decoder:
         payload_type = topic.payload.type if isinstance(topic.payload, Protobuf) else None
         self._payload_type = payload_type.full_name if payload_type else ""
         self._one = RecordDecoder(topic, columns)
-        self._payloads = payload_columns(topic.payload, columns)
+        self._payloads = payload_columns(topic.payload, columns, checked=topic.envelope)
         self._signatures = Signatures(dict(topic_ids or {}), topic.cluster)
-        self._structure: Structure | None = None
-        if topic.envelope:
-            self._structure = Structure.of_envelope(payload_type, columns)
-        elif payload_type is not None:
-            self._structure = Structure.of_payload(payload_type, columns)
+        self._structure = Structure.of_envelope(payload_type, columns)
         envelope = trimmed(MessageType.of(pb.Envelope), _ENVELOPE_COLUMNS).DESCRIPTOR
         self._envelopes = HandlerPool([envelope.file]).get_for_message(envelope)
 
@@ -125,13 +121,7 @@ class Decoder:
     def _enveloped(self, inputs: Inputs, codes: _Codes) -> _Part:
         sealed, plain = seal.intact(inputs.value, self.topic.limits.message_bytes)
         rows, values = _filtered(inputs.value, sealed | plain)
-        assert self._structure is not None
-        rows, values = _valid(self._structure, rows, values)
-        try:
-            batch = self._envelopes.array_to_record_batch(values)
-        except ValueError:
-            # The structure is right, so this is not expected; the other reader is to decide.
-            rows, batch = rows[:0], self._envelopes.array_to_record_batch(values[:0])
+        rows, batch = self._parsed(rows, values)
         good = self._acceptable(batch, rows, inputs, plain)
         hops = Hops.of(batch.column("chain"), self.topic.limits)
         good &= hops.sound
@@ -148,17 +138,32 @@ class Decoder:
             codes,
         )
 
+    def _parsed(self, rows: Ints, values: pa.BinaryArray) -> tuple[Ints, pa.RecordBatch]:
+        """Parse envelopes; rows that the reference parser would refuse are left out."""
+        try:
+            batch = self._envelopes.array_to_record_batch(values)
+            if self._structure.all_valid(values):
+                return rows, batch
+        except ValueError:
+            pass  # the columnar parser does not say which row it was
+        valid = self._structure.valid(values)
+        rows, values = rows[valid], values.filter(pa.array(valid))
+        try:
+            return rows, self._envelopes.array_to_record_batch(values)
+        except ValueError:
+            # Not expected where the structure is right: the other reader is to decide.
+            return rows[:0], self._envelopes.array_to_record_batch(values[:0])
+
     def _acceptable(self, batch: pa.RecordBatch, rows: Ints, inputs: Inputs, plain: Mask) -> Mask:
         """Which of the parsed envelopes keep all rules that concern neither hops nor payload."""
         good = seal.spans(batch.column("payload"))[1] <= self.topic.limits.payload_bytes
         if plain.any():
             claims = pc.or_(batch.column("sealed"), batch.column("checksum").is_valid())
             good &= ~(plain[rows] & claims.to_numpy(zero_copy_only=False))
-        taken = pa.array(rows)
         written = batch.column("key")
-        same = pc.fill_null(pc.equal(written, inputs.key.take(taken)), fill_value=False)
+        same = pc.fill_null(pc.equal(written, _taken(inputs.key, rows)), fill_value=False)
         good &= pc.or_(written.is_null(), same).to_numpy(zero_copy_only=False)
-        good &= _empty_or(batch.column("destination"), inputs.topic.take(taken))
+        good &= _empty_or(batch.column("destination"), _taken(inputs.topic, rows))
         if self._payload_type:
             good &= _empty_or(batch.column("payload_type"), self._payload_type)
         return np.asarray(good)
@@ -166,9 +171,6 @@ class Decoder:
     def _bare(self, inputs: Inputs, codes: _Codes) -> _Part:
         lengths = seal.spans(inputs.value)[1]
         rows, values = _filtered(inputs.value, (lengths > 0) & (lengths <= self.topic.limits.payload_bytes))
-        if self._structure is not None:
-            # No protobuf message begins with a zero byte, so a framed one is among those that do not parse.
-            rows, values = _valid(self._structure, rows, values)
         nameless = pl.repeat("", len(rows), eager=True, dtype=pl.String)
         return self._part(rows, Hops.none(len(rows)), values, inputs.timestamp_us[rows], nameless, inputs, codes)
 
@@ -184,7 +186,7 @@ class Decoder:
     ) -> _Part:
         """Put together what can be read and is no loop."""
         columns, read = self._payloads(payloads)
-        route_codes, routes = hops.routes(inputs.topic.take(pa.array(rows)), inputs.partition[rows])
+        route_codes, routes = hops.routes(_taken(inputs.topic, rows), inputs.partition[rows])
         signature_codes = np.array([codes.of(route) for route in routes], np.int64)[route_codes]
         positions = _positions(hops, signature_codes, codes.signatures, inputs.offset[rows])
         part = _Part(rows, columns, event_time_us, event_id, signature_codes, positions)
@@ -215,14 +217,13 @@ class Decoder:
 
 
 def _frame(part: _Part, inputs: Inputs, signatures: Sequence[Signature]) -> pl.DataFrame:
-    taken = pa.array(part.rows)
     exotic = np.array([signature.exotic for signature in signatures], np.bool_)
     system = [
         pl.Series(schema.ROW, part.rows.astype(np.uint32)),
-        _series(inputs.topic.take(taken)).alias(schema.TOPIC),
+        _series(_taken(inputs.topic, part.rows)).alias(schema.TOPIC),
         pl.Series(schema.PARTITION, inputs.partition[part.rows].astype(np.int32)),
         pl.Series(schema.OFFSET, inputs.offset[part.rows]),
-        _series(inputs.key.take(taken)).alias(schema.KEY),
+        _series(_taken(inputs.key, part.rows)).alias(schema.KEY),
         pl.Series(schema.TIMESTAMP, inputs.timestamp_ms[part.rows]),
         pl.Series(schema.EVENT_TIME, part.event_time_us),
         part.event_id.alias(schema.EVENT_ID),
@@ -265,11 +266,6 @@ def _filtered(values: pa.BinaryArray, mask: Mask) -> tuple[Ints, pa.BinaryArray]
     return np.flatnonzero(mask), values.filter(pa.array(mask))
 
 
-def _valid(structure: Structure, rows: Ints, values: pa.BinaryArray) -> tuple[Ints, pa.BinaryArray]:
-    mask = structure.valid(values)
-    return (rows, values) if mask.all() else (rows[mask], values.filter(pa.array(mask)))
-
-
 def _without(part: _Part, payload_read: Mask, placed: Mask) -> _Part:
     """Leave out the rows whose payload could not be read, which have no columns, and those that have no place."""
     kept = payload_read & placed
@@ -281,6 +277,11 @@ def _without(part: _Part, payload_read: Mask, placed: Mask) -> _Part:
         codes=part.codes[kept],
         positions=[values[kept] for values in part.positions],
     )
+
+
+def _taken(array: pa.Array, rows: Ints) -> pa.Array:
+    """The values of some rows, which ascend."""
+    return array if len(rows) == len(array) else array.take(pa.array(rows))
 
 
 def _empty_or(texts: pa.StringArray, wanted: pa.StringArray | str) -> npt.NDArray[np.bool_]:

@@ -1,6 +1,7 @@
 """Payloads of a whole batch as columns."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from operator import attrgetter
 from typing import TypeAlias
 
@@ -11,6 +12,7 @@ import pyarrow as pa
 from ptars import HandlerPool
 
 from aggregations.columns.seal import Mask
+from aggregations.columns.structure import Structure
 from aggregations.payload import Json, Payload, Protobuf, Raw
 from aggregations.protobuf import trimmed
 
@@ -18,40 +20,66 @@ PayloadColumns: TypeAlias = Callable[[pa.BinaryArray], tuple[pl.DataFrame, Mask]
 """Payloads in; the columns of those that could be read, and which these are, out."""
 
 
-def payload_columns(payload: Payload, columns: frozenset[str] | None) -> PayloadColumns:
-    """Return the function that reads payloads whose structure has been checked.
+def payload_columns(payload: Payload, columns: frozenset[str] | None, *, checked: bool) -> PayloadColumns:
+    """Return the function that reads payloads.
 
     It gives what `payload.reader(columns)` gives value by value, with the types of `payload.schema`.
+
+    Args:
+        payload: Kind of the payloads.
+        columns: The columns needed; None for all.
+        checked: `Structure` has seen the payloads, within their envelopes.
     """
     schema = {name: kind for name, kind in payload.schema.items() if columns is None or name in columns}
     match payload:
         case Json():
             # What is no JSON object is refused even where no column is needed.
             return _json(payload, columns, schema)
-        case _ if not schema:
-            return lambda payloads: (pl.DataFrame(height=len(payloads)), np.ones(len(payloads), np.bool_))
         case Protobuf():
-            return _protobuf(payload, columns, schema)
+            return _protobuf(payload, columns, schema, None if checked else Structure.of_payload(payload.type, columns))
+        case Raw() if schema:
+            return lambda payloads: (pl.DataFrame({"value": pl.from_arrow(payloads)}), _all(payloads))
         case Raw():
-            return lambda payloads: (pl.DataFrame({"value": pl.from_arrow(payloads)}), np.ones(len(payloads), np.bool_))
+            return lambda payloads: (pl.DataFrame(height=len(payloads)), _all(payloads))
     raise TypeError(f"no columns can be made of {payload!r}")
 
 
-def _protobuf(payload: Protobuf, columns: frozenset[str] | None, schema: dict[str, pl.DataType]) -> PayloadColumns:
+def _protobuf(
+    payload: Protobuf,
+    columns: frozenset[str] | None,
+    schema: dict[str, pl.DataType],
+    structure: Structure | None,
+) -> PayloadColumns:
     descriptor = trimmed(payload.type, columns).DESCRIPTOR
     handler = HandlerPool([descriptor.file]).get_for_message(descriptor)
 
+    def parse(payloads: pa.BinaryArray) -> pl.DataFrame:
+        batch = handler.array_to_record_batch(payloads)
+        if not schema:
+            return pl.DataFrame(height=len(payloads))
+        frame = pl.from_arrow(batch.select(list(schema)))
+        assert isinstance(frame, pl.DataFrame)
+        return frame
+
     def read(payloads: pa.BinaryArray) -> tuple[pl.DataFrame, Mask]:
         try:
-            batch = handler.array_to_record_batch(payloads)
+            frame = parse(payloads)
+            if structure is None or structure.all_valid(payloads):
+                return frame, _all(payloads)
         except ValueError:
-            # The structure is right, so this is not expected; the other reader is to decide.
-            return pl.DataFrame(schema=schema), np.zeros(len(payloads), np.bool_)
-        frame = pl.from_arrow(batch)
-        assert isinstance(frame, pl.DataFrame)
-        return frame.select(list(schema)), np.ones(len(payloads), np.bool_)
+            pass  # the columnar parser does not say which row it was
+        if structure is not None:
+            valid = structure.valid(payloads)
+            with suppress(ValueError):
+                return parse(payloads.filter(pa.array(valid))), valid
+        # Not expected where the structure is right: the other reader is to decide.
+        return parse(payloads[:0]), ~_all(payloads)
 
     return read
+
+
+def _all(payloads: pa.BinaryArray) -> Mask:
+    return np.ones(len(payloads), np.bool_)
 
 
 def _json(payload: Json, columns: frozenset[str] | None, schema: dict[str, pl.DataType]) -> PayloadColumns:
