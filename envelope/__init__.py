@@ -7,7 +7,7 @@ What is a duplicate: `Windows`, `Verdict`.
 from envelope.codec import append_hop, decode, encode, encode_hop
 from envelope.errors import EnvelopeError, Reason
 from envelope.limits import DEFAULT_LIMITS, Limits
-from envelope.lineage import Edge, Lineage, Node, Position, Siblings, Standing
+from envelope.lineage import Edge, Lineage, Node, Position, Siblings, Standing, position_order
 from envelope.message import FORMAT, Envelope, Hop
 from envelope.verdict import Verdict
 from envelope.windows import Decision, HolesFullError, Window, Windows, group_of, in_order
@@ -37,4 +37,5 @@ __all__ = [
     "encode_hop",
     "group_of",
     "in_order",
+    "position_order",
 ]

@@ -279,9 +279,17 @@ def _hop(message: pb.Hop, limits: Limits) -> Hop:
 
 
 def _unknown(message: pb.Envelope | pb.Hop) -> bytes:
-    """The serialized fields of `message` that the schema does not name."""
-    if not len(UnknownFieldSet(message)):
+    """The serialized fields of `message` that the schema does not name.
+
+    Raises:
+        EnvelopeError: `MALFORMED` when the schema does name one: it came with another wire type.
+    """
+    unknown = UnknownFieldSet(message)
+    if not len(unknown):
         return b""
+    known = type(message).DESCRIPTOR.fields_by_number
+    if any(unknown[i].field_number in known for i in range(len(unknown))):
+        raise EnvelopeError(Reason.MALFORMED, "a field has another wire type than the schema says")
     rest = type(message)()
     rest.CopyFrom(message)  # type: ignore[arg-type]
     for field, _ in message.ListFields():

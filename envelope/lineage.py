@@ -17,6 +17,17 @@ Position: TypeAlias = tuple[int | str, ...]
 """Root offset, then the fan-out index of every edge; -1 where a republisher gave none. An event id may
 follow where the policy asks for it. Compared lexicographically."""
 
+
+def position_order(position: Position) -> tuple[Position, str]:
+    """Sort key of positions of any lanes: the numbers, then the event id.
+
+    Within a lane it orders as the positions themselves do. Across lanes a chain of another length can have
+    a number where this one has its event id, and the two cannot be compared.
+    """
+    last = position[-1]
+    return (position[:-1], last) if isinstance(last, str) else (position, "")
+
+
 NO_INDEX = -1
 """Stands for the index that a foreign republisher did not write."""
 

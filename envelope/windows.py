@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from envelope.lineage import Position, Siblings, Standing
+from envelope.lineage import Position, Siblings, Standing, position_order
 from envelope.verdict import Verdict
 
 WINDOW = 32
@@ -175,7 +175,7 @@ class Windows:
 
 def in_order(arrivals: Sequence[Standing]) -> list[int]:
     """Return the indices of `arrivals` in the order in which a batch folds them: position, lane, arrival."""
-    return sorted(range(len(arrivals)), key=lambda i: (arrivals[i].position, arrivals[i].lane))
+    return sorted(range(len(arrivals)), key=lambda i: (position_order(arrivals[i].position), arrivals[i].lane))
 
 
 def group_of(lane: str) -> str:

@@ -5,14 +5,17 @@ from itertools import islice
 from typing import NamedTuple
 
 from envelope import DEFAULT_LIMITS, EnvelopeError, Limits, Reason, append_hop, decode
+from envelope import envelope_pb2 as pb
 from envelope.codec import rewrite
 from envelope.deadletter import PREFIX as DEAD_PREFIX
 from envelope.deadletter import Headers
 from envelope.headers import TWIN, is_cloudevents, twin
 from envelope.hops import HopWriter
+from envelope.limits import MAX_OFFSET, check_coordinates, check_topic
 from jobs.republish.record import KEEP, PASS, RETRY_PREFIX, Output, Record, Transform
 from jobs.republish.source import Opener, Source, Wrapping
 
+_MOST_KNOWN = 1000
 _OVERHEAD_BYTES = 256  # of a record batch around one record, with room to spare
 
 
@@ -49,6 +52,7 @@ class Passage:
         retry_topics: Topics whose records come back to the same transform; they hold envelopes.
         limits: Limits of envelopes.
         max_outputs: Outputs of one input.
+        roots: Topics that a chain may begin with; None for any.
         headers_twin: Write the envelope's twin into headers.
         mark_destination: Write the target topic into every envelope, not only into those that name one.
     """
@@ -63,6 +67,7 @@ class Passage:
         retry_topics: Iterable[str] = (),
         limits: Limits = DEFAULT_LIMITS,
         max_outputs: int = 10_000,
+        roots: Iterable[str] | None = None,
         headers_twin: bool = False,
         mark_destination: bool = False,
     ) -> None:
@@ -72,6 +77,8 @@ class Passage:
         self._first = next(iter(self._targets))
         self._limits = limits
         self._max_outputs = max_outputs
+        self._roots = None if roots is None else frozenset(roots)
+        self._known: set[str] = set()
         self._twin = headers_twin
         self._mark = mark_destination
         self._cloudevents = source.wrapping is Wrapping.CLOUDEVENTS
@@ -91,7 +98,9 @@ class Passage:
         if opened.wrapped is None:
             record.way = (record.topic,)
             return record
-        record.way = way = (*(hop.topic for hop in message.chain), record.topic)
+        record.way = way = (*(self._checked(hop) for hop in message.chain), record.topic)
+        if self._roots is not None and way[0] not in self._roots:
+            raise EnvelopeError(Reason.FOREIGN_ROOT, "the root topic is not one of those that are allowed")
         if message.destination and message.destination != record.topic:
             raise EnvelopeError(Reason.WRONG_DESTINATION, "the envelope was written for another topic")
         if message.HasField("key") and message.key != record.key:
@@ -101,6 +110,17 @@ class Passage:
         if len(set(way)) != len(way):
             record.lineage.check()  # a retry topic may come twice
         return record
+
+    def _checked(self, hop: pb.Hop) -> str:
+        """The hop's topic. What is checked here is what could harm a reader; `decode` checks the rest."""
+        topic: str = hop.topic
+        if topic not in self._known:
+            check_topic(topic, self._limits)
+            if len(self._known) < _MOST_KNOWN:
+                self._known.add(topic)
+        if hop.partition < 0 or not 0 <= hop.offset < MAX_OFFSET:
+            check_coordinates(hop.partition, hop.offset)
+        return topic
 
     def process(self, record: Record, hops: HopWriter) -> list[Outgoing]:
         """Return what to produce for a record: all of its outputs, or an error and none.

@@ -52,7 +52,7 @@ class Republisher:
         drain: Seconds that a stop may take to get what is under way acknowledged.
         limits: Limits of envelopes.
         cluster: Name of the Kafka cluster, where there is more than one.
-        options: `max_outputs`, `headers_twin`, `mark_destination`: see `Passage`.
+        options: `max_outputs`, `roots`, `headers_twin`, `mark_destination`: see `Passage`.
 
     Attributes:
         statistics: What the current or last run has done.

@@ -1,0 +1,48 @@
+"""The table of bad inputs against the codec and the pure half of a republisher."""
+
+import pytest
+
+from envelope import EnvelopeError, Reason, decode
+from envelope.hops import HopWriter
+from jobs.republish import Passage, Record, Source, identity
+from tests.unit.bad_inputs import BAD_INPUTS, OFFSET, PARTITION, TOPIC, BadInput
+
+NAMES = [bad.name for bad in BAD_INPUTS]
+
+
+def test_every_bad_input_has_a_name_of_its_own() -> None:
+    assert len(set(NAMES)) == len(NAMES)
+
+
+@pytest.mark.parametrize("bad", BAD_INPUTS, ids=NAMES)
+def test_the_codec_reads_it_or_says_why_not(bad: BadInput) -> None:
+    for value in bad.values:
+        assert outcome(lambda value=value: decode(value)) in (bad.codec or {None})
+
+
+@pytest.mark.parametrize("bad", BAD_INPUTS, ids=NAMES)
+def test_a_republisher_passes_it_on_or_says_why_not(bad: BadInput) -> None:
+    passage = Passage(
+        identity, via="r2", source=Source((TOPIC,)), targets={"out": 1_048_588}, roots={"raw", "t0", TOPIC}
+    )
+    hops = HopWriter(TOPIC, PARTITION, "r2")
+    for value in bad.values:
+        record = Record(TOPIC, PARTITION, OFFSET, bad.key, value, bad.headers, bad.timestamp_ms)
+        result = outcome(lambda record=record: passage.process(record, hops))
+        assert result in (bad.passage or {None})
+        if result is None:
+            (out,) = passage.process(
+                Record(TOPIC, PARTITION, OFFSET, bad.key, value, bad.headers, bad.timestamp_ms), hops
+            )
+            assert (out.key, tuple(out.headers)) == (bad.key, bad.headers)
+            before, after = decode(value), decode(out.value)
+            assert after.chain[:-1] == before.chain
+            assert (after.payload, after.unknown) == (before.payload, before.unknown)
+
+
+def outcome(action) -> Reason | None:
+    try:
+        action()
+    except EnvelopeError as error:
+        return error.reason
+    return None

@@ -1,0 +1,318 @@
+"""One record on its way through a republisher, without Kafka."""
+
+import pickle
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from envelope import Envelope, EnvelopeError, Hop, Lineage, Node, Reason, decode, encode
+from envelope.hops import HopWriter
+from jobs.republish import (
+    PASS,
+    Json,
+    Outgoing,
+    Output,
+    Passage,
+    Record,
+    RetryTopics,
+    Source,
+    Transform,
+    TransformError,
+    Wrapping,
+    identity,
+)
+from tests.messages import Leg
+
+TOPIC_ID = "PxoY3ACJQLqZcIuB3RIpew"
+HOP = Hop("raw", 1, 3, via="r1", index=0, count=1)
+ENVELOPE = Envelope(
+    b"payload",
+    (HOP,),
+    key=b"N1",
+    event_id="e1",
+    event_time_us=5,
+    payload_type="t",
+    producer="p",
+    sequence=7,
+    traceparent="00-a-b-01",
+    unknown=b"\xc0\x3e\x07",
+)
+VALUE = encode(ENVELOPE)
+
+
+def passage(transform: Transform = identity, source: Source | str = "legs", **options: Any) -> Passage:
+    source = Source((source,)) if isinstance(source, str) else source
+    options = {"targets": {"out": 1_048_588, "other": 2000}, **options}
+    return Passage(transform, via="r2", source=source, **options)
+
+
+def record(value: bytes | None = VALUE, key: bytes | None = b"N1", topic: str = "legs", **fields: Any) -> Record:
+    facts: dict[str, Any] = {"timestamp_ms": 1_700_000_000_000, "leader_epoch": 4, "topic_id": TOPIC_ID} | fields
+    return Record(topic, 2, 17, key, value, **facts)
+
+
+def through(way: Passage, item: Record) -> list[Outgoing]:
+    return way.process(item, HopWriter(item.topic, item.partition, "r2", topic_id=item.topic_id))
+
+
+def refused(way: Passage, item: Record) -> EnvelopeError:
+    with pytest.raises(EnvelopeError) as caught:
+        through(way, item)
+    return caught.value
+
+
+def my_hop(**changes: Any) -> Hop:
+    facts: dict[str, Any] = {"via": "r2", "index": 0, "count": 1, "topic_id": TOPIC_ID, "leader_epoch": 4}
+    return Hop("legs", 2, 17, timestamp_ms=1_700_000_000_000, **facts | changes)
+
+
+def test_an_envelope_is_passed_on_with_one_hop_more() -> None:
+    (out,) = through(passage(), record())
+    assert (out.topic, out.key, decode(out.value)) == ("out", b"N1", ENVELOPE.with_hop(my_hop()))
+
+
+def test_the_same_record_gives_the_same_bytes_each_time() -> None:
+    way = passage(lambda r: [PASS, Output(b"x"), Output(key=b"k")])
+    assert through(way, record()) == through(way, record())
+
+
+def test_a_record_without_an_envelope_is_the_root_of_its_event() -> None:
+    (out,) = through(passage(source=Source(("legs",), Wrapping.NONE)), record(b"bytes"))
+    assert decode(out.value) == Envelope(b"bytes", (my_hop(),), key=b"N1", event_time_us=1_700_000_000_000_000)
+
+
+def test_no_outputs_are_no_outputs() -> None:
+    assert through(passage(lambda r: None), record()) == []
+    assert through(passage(lambda r: []), record()) == []
+
+
+def test_several_outputs_are_numbered_in_their_order() -> None:
+    def split(item: Record) -> Iterator[Output]:
+        for part in item.payload.split(b"l"):
+            yield Output(part)
+
+    outs = [decode(out.value) for out in through(passage(split), record(encode(ENVELOPE)))]
+    assert [(out.payload, out.chain[-1].index, out.chain[-1].count) for out in outs] == [(b"pay", 0, 2), (b"oad", 1, 2)]
+
+
+def test_a_changed_payload_keeps_everything_else() -> None:
+    (out,) = through(passage(lambda r: Output(b"new", payload_type="u")), record())
+    assert decode(out.value) == Envelope(
+        b"new",
+        (HOP, my_hop()),
+        key=b"N1",
+        event_id="e1",
+        event_time_us=5,
+        payload_type="u",
+        producer="p",
+        sequence=7,
+        traceparent="00-a-b-01",
+        unknown=b"\xc0\x3e\x07",
+    )
+
+
+@pytest.mark.parametrize("payload", [{}, {"payload": b"new"}], ids=["same payload", "new payload"])
+@pytest.mark.parametrize(
+    ("before", "after", "rekeyed"),
+    [(b"N1", b"N1", False), (b"N1", b"UA", True), (b"N1", None, True), (None, b"UA", True), (None, None, False)],
+)
+def test_rekeyed_follows_from_comparing_keys(before, after, rekeyed, payload) -> None:
+    value = encode(Envelope(b"payload", key=before))
+    (out,) = through(passage(lambda r: Output(key=after, **payload)), record(value, before))
+    got = decode(out.value)
+    assert (out.key, got.key, got.chain[-1].rekeyed) == (after, after, rekeyed)
+
+
+def test_a_target_may_be_chosen_and_only_a_declared_one() -> None:
+    assert through(passage(lambda r: Output(topic="other")), record())[0].topic == "other"
+    assert refused(passage(lambda r: Output(topic="elsewhere")), record()).reason is Reason.BAD_TOPIC
+
+
+def test_a_target_that_the_event_came_through_is_a_loop() -> None:
+    way = passage(targets={"out": 10_000, "raw": 10_000})
+    assert through(way, record())
+    back = passage(lambda r: Output(topic="raw"), targets={"out": 10_000, "raw": 10_000})
+    assert refused(back, record()).reason is Reason.CHAIN_LOOP
+
+
+def test_all_outputs_or_none() -> None:
+    def third_fails(item: Record) -> Iterator[Output]:
+        for i in range(5):
+            yield Output(b"%d" % (1 // (i - 2)))
+
+    error = refused(passage(third_fails), record())
+    assert isinstance(error, TransformError)
+    assert (error.reason, error.error) == (Reason.TRANSFORM_FAILED, "ZeroDivisionError")
+
+
+def test_the_text_of_an_exception_goes_nowhere() -> None:
+    def leaks(item: Record) -> None:
+        raise ValueError(item.payload.decode())
+
+    error = refused(passage(leaks), record())
+    assert "payload" not in str(error)
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)
+
+
+def test_a_transform_may_refuse_with_a_reason_of_its_own() -> None:
+    def refuse(item: Record) -> None:
+        raise EnvelopeError(Reason.MISSING_FIELD, "no tail number")
+
+    assert refused(passage(refuse), record()).reason is Reason.MISSING_FIELD
+
+
+@pytest.mark.parametrize("wrong", [b"bytes", [b"bytes"], 1, "text"])
+def test_a_transform_that_returns_something_else_has_failed(wrong: Any) -> None:
+    assert refused(passage(lambda r: wrong), record()).reason is Reason.TRANSFORM_FAILED
+
+
+def test_ten_million_outputs_are_refused_before_they_exist() -> None:
+    made = []
+
+    def endless(item: Record) -> Iterator[Output]:
+        for i in range(10_000_000):
+            made.append(i)
+            yield PASS
+
+    assert refused(passage(endless, max_outputs=100), record()).reason is Reason.TOO_MANY_OUTPUTS
+    assert len(made) == 101
+
+
+def test_an_output_larger_than_its_topic_takes_is_refused_with_its_siblings() -> None:
+    way = passage(lambda r: [PASS, Output(bytes(2500), topic="other")])
+    assert refused(way, record()).reason is Reason.PAYLOAD_TOO_LARGE
+    assert refused(passage(lambda r: Output(bytes(2_000_000))), record()).reason is Reason.PAYLOAD_TOO_LARGE
+
+
+def test_json_is_parsed_and_nonsense_refused() -> None:
+    source = Source.of("legs", "json")
+    (out,) = through(passage(lambda r: Output(key=r.data["tail"].encode()), source), record(b'{"tail": "N7"}'))
+    assert out.key == b"N7"
+    (out,) = through(
+        passage(lambda r: Output(key=r.data["tail"].encode()), source), record(b'\0\0\0\0\7{"tail": "N7"}')
+    )
+    assert (out.key, decode(out.value).payload) == (b"N7", b'{"tail": "N7"}')
+    for wrong in (b'{"tail": ', b"\xff", b"\0\0\0\0\7"):
+        assert refused(passage(source=source), record(wrong)).reason is Reason.BAD_PAYLOAD
+
+
+@pytest.mark.parametrize("frame", [b"", b"\0\0\0\0\x07\0", b"\0\0\0\0\x07\x02\x02"])
+def test_a_protobuf_payload_is_parsed_its_framing_stripped_and_its_type_noted(frame: bytes) -> None:
+    source = Source(("legs",), Wrapping.NONE, Leg)
+    (out,) = through(
+        passage(lambda r: Output(key=r.data.tail.encode()), source), record(frame + Leg(tail="N7").SerializeToString())
+    )
+    got = decode(out.value)
+    assert (out.key, got.payload_type) == (b"N7", Leg.DESCRIPTOR.full_name)
+    assert got.payload == Leg(tail="N7").SerializeToString()
+
+
+def test_a_payload_that_is_not_what_the_source_declares_is_refused() -> None:
+    bare, wrapped = Source(("legs",), Wrapping.NONE, Leg), Source(("legs",), payload=Leg)
+    assert refused(passage(source=bare), record(b"\xff\xff")).reason is Reason.BAD_PAYLOAD
+    assert refused(passage(source=wrapped), record()).reason is Reason.UNKNOWN_PAYLOAD_TYPE
+
+
+def test_a_cloudevent_becomes_an_envelope_and_its_headers_go_with_it() -> None:
+    headers = [("ce_specversion", b"1.0"), ("ce_id", b"1"), ("ce_source", b"s"), ("ce_type", b"t"), ("own", b"x")]
+    (out,) = through(passage(source=Source.of("legs", "cloudevents")), record(b"data", headers=headers))
+    assert out.headers == [("own", b"x")]
+    got = decode(out.value)
+    assert (got.event_id, got.payload_type, got.payload, got.chain) == ("s#1", "t", b"data", (my_hop(),))
+    assert refused(passage(source=Source.of("legs", "cloudevents")), record(b"data")).reason is Reason.MISSING_FIELD
+
+
+def test_headers_pass_through_and_the_trace_is_carried_on() -> None:
+    headers = [("a", b"1"), ("a", None), ("traceparent", b"00-x-y-01")]
+    (out,) = through(passage(source=Source.of("legs", "raw")), record(b"data", headers=headers))
+    assert out.headers == headers
+    assert decode(out.value).traceparent == "00-x-y-01"
+    (out,) = through(passage(lambda r: Output(headers=[("b", b"2")])), record(headers=headers))
+    assert out.headers == [("b", b"2")]
+
+
+def test_headers_of_retries_and_earlier_deaths_end_here() -> None:
+    headers = [("hw-retry-attempt", b"2"), ("hw-dlq-topic", b"legs"), ("a", b"1")]
+    assert through(passage(), record(headers=headers))[0].headers == [("a", b"1")]
+
+
+def test_the_twin_is_written_on_request() -> None:
+    headers = [("a", b"1"), ("hw-root", b"old:0:0"), ("CE_ID", b"old")]
+    (out,) = through(passage(headers_twin=True), record(headers=headers))
+    found = dict(out.headers)
+    assert (found["hw-root"], found["ce_id"], found["a"], "CE_ID" in found) == (b"raw:1:3", b"e1", b"1", False)
+    (out,) = through(passage(source=Source.of("legs", "raw"), headers_twin=True), record(b"data"))
+    assert dict(out.headers)["hw-root"] == b"legs:2:17"
+
+
+def test_a_destination_is_written_where_there_was_one_or_on_request() -> None:
+    def destination(way: Passage, **changes: Any) -> str:
+        (out,) = through(way, record(encode(Envelope(b"p", key=b"N1", **changes))))
+        return decode(out.value).destination
+
+    assert destination(passage()) == ""
+    assert destination(passage(), destination="legs") == "out"
+    assert destination(passage(lambda r: Output(b"new")), destination="legs") == "out"
+    assert destination(passage(mark_destination=True)) == "out"
+
+
+def test_the_record_tells_the_transform_where_it_came_from() -> None:
+    seen: list[Record] = []
+
+    def look(item: Record) -> None:
+        seen.append(item)
+
+    through(passage(look), record(headers=[("hw-retry-attempt", b"3")]))
+    (item,) = seen
+    assert (item.topic, item.partition, item.offset, item.chain) == ("legs", 2, 17, (HOP,))
+    assert item.root == Node("raw", 1, 3)
+    assert str(item.lineage) == "raw:1:3 -> legs:2:17"
+    assert (item.event_id, item.event_time_us, item.payload, item.attempt) == ("e1", 5, b"payload", 3)
+    assert item.envelope == ENVELOPE
+    assert repr(item) == "Record(legs:2:17)"
+
+
+RETRY = RetryTopics({"legs.retry": 5.0})
+
+
+@pytest.mark.parametrize(
+    "source", [Source(("legs",)), Source(("legs",), Wrapping.NONE, Json)], ids=["envelope", "JSON"]
+)
+def test_a_detour_over_a_retry_topic_changes_nothing_of_where_a_message_stands(source: Source) -> None:
+    value = VALUE if source.wrapping is Wrapping.ENVELOPE else b'{"a": 1}'
+    way = passage(lambda r: [Output(key=b"a"), Output(key=b"b")], source, retry_topics=RETRY.delays)
+    direct = through(way, record(value))
+
+    first = record(value, headers=[("own", b"x")])
+    way.open(first)
+    detour = way.detour(
+        first,
+        HopWriter("legs", 2, "r2", topic_id=TOPIC_ID),
+        "legs.retry",
+        RETRY.headers("legs.retry", 1, "OSError", 1000),
+    )
+    assert detour.headers == [
+        ("own", b"x"),
+        ("hw-retry-attempt", b"2"),
+        ("hw-retry-due", b"6000"),
+        ("hw-retry-error", b"OSError"),
+    ]
+    again = Record("legs.retry", 0, 99, detour.key, detour.value, detour.headers)
+    late = way.process(again, HopWriter("legs.retry", 0, "r2"))
+    assert again.attempt == 2
+    assert again.payload == first.payload
+    assert again.data == first.data
+    for one, other in zip(direct, late, strict=True):
+        own = Node("out", 1, 1)
+        lineages = [Lineage.of(decode(out.value).chain, own) for out in (one, other)]
+        assert lineages[0].standing().position == lineages[1].standing().position
+        assert lineages[0].standing().lane == lineages[1].standing().lane
+        assert lineages[1].transparent
+
+
+def test_retry_topics_are_used_one_after_the_other() -> None:
+    retry = RetryTopics({"r.5s": 5, "r.1m": 60})
+    assert [retry.next(attempt) for attempt in (1, 2, 3)] == ["r.5s", "r.1m", None]
+    with pytest.raises(ValueError, match="delay"):
+        RetryTopics({"r": -1})
