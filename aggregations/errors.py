@@ -5,9 +5,9 @@ class FlowError(ValueError):
     """The flow's definition cannot work; the text says what to change."""
 
 
-class DefinitionChangedError(Exception):
-    """A stored state was made by another definition of the stage's fold."""
-
-
 class RunRefusedError(Exception):
     """Going on would be unsafe; the text names the remedy."""
+
+
+class DefinitionChangedError(RunRefusedError):
+    """A stored state was made by another definition of the stage's fold."""

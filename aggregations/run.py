@@ -3,12 +3,15 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from aggregations.errors import DefinitionChangedError, FlowError, RunRefusedError
+import msgspec
+
+from aggregations.errors import FlowError
 from aggregations.flow import Flow, Stage
+from aggregations.reconcile import Risk, check_stores, refuse
 from envelope import Verdict
 from persistence.commit import store_order
 from persistence.faults import TERM, effect
-from persistence.manifest import Manifest, Progress, ahead, minimum
+from persistence.manifest import Manifest, Progress, minimum
 from persistence.protocol import FlowRef, StageRef, StateStore
 from persistence.registry import open_store
 
@@ -33,6 +36,10 @@ def bind(flow: Flow[object], stores: Mapping[str, str], default: str = "") -> di
     missing = [name for name, url in bound.items() if not url]
     if missing:
         raise FlowError(f"no store for stage {', '.join(missing)}: give --store URL or --store {missing[0]}=URL")
+    try:
+        store_order(bound.values())
+    except ValueError as error:
+        raise FlowError(redacted(str(error), bound.values())) from None
     return bound
 
 
@@ -88,6 +95,7 @@ class Run:
         manifest: What all stores have; None for a flow that never ran. Partitions it does not name start at
             their beginning.
         accept_definition: Go on with states of another definition.
+        manifests: (first stage of the store, its manifest), upstream first, as they were when the run began.
     """
 
     flow: Flow[object]
@@ -97,6 +105,7 @@ class Run:
     term: int
     manifest: Manifest | None
     accept_definition: bool = False
+    manifests: Sequence[tuple[str, Manifest | None]] = ()
 
     @property
     def start(self) -> dict[tuple[str, int], int]:
@@ -149,8 +158,19 @@ class Run:
             positions=positions,
             topic_ids={**(before.topic_ids if before else {}), **topic_ids},
             incarnations=dict(incarnations),
-            definitions={stage.name: stage.aggregate.definition for stage in self.flow.stages},
+            definitions=self.definitions(),
         )
+
+    def definitions(self) -> dict[str, str]:
+        """Definition hash by stage."""
+        return {stage.name: stage.aggregate.definition for stage in self.flow.stages}
+
+    def starting_at(self, topic: str, starts: Mapping[int, int | None]) -> None:
+        """Go on from other offsets of a topic than the manifest's: a plan with accepted risks."""
+        if self.manifest is None:
+            return
+        known = {partition: Progress(offset) for partition, offset in starts.items() if offset is not None}
+        self.manifest = msgspec.structs.replace(self.manifest, positions={**self.manifest.positions, topic: known})
 
     def advanced(self, manifest: Manifest) -> None:
         """Go on from a manifest that every store has."""
@@ -177,12 +197,10 @@ def begin(
         flow: The flow.
         urls: URL of the store by stage name, from `bind`.
         generation: Generation of the states.
-        accept: Names of risks taken on purpose: `definition` (go on with states of another fold),
-            `downstream-lost` (go on although a downstream store is behind).
+        accept: Names of risks taken on purpose; see `aggregations.reconcile.Risk`.
 
     Raises:
-        RunRefusedError: An upstream store is ahead of a downstream one.
-        DefinitionChangedError: Stored states were made by another definition.
+        RunRefusedError: The stores do not fit together or to the flow, and that risk is not accepted.
         Fenced: A newer run has begun meanwhile.
     """
     ref = FlowRef(flow.name, generation)
@@ -191,7 +209,7 @@ def begin(
         name: handles.setdefault(url, open_store(url)) if url not in handles else handles[url]
         for name, url in urls.items()
     }
-    run = Run(flow, ref, stores, urls, 0, None, "definition" in accept)
+    run = Run(flow, ref, stores, urls, 0, None, Risk.DEFINITION in accept)
     try:
         ordered = run.distinct_stores()
         authority = ordered[0][1]
@@ -199,12 +217,12 @@ def begin(
         run.term = effect(TERM, lambda: authority.acquire_term(ref, above=above))
         for _, store in ordered[1:]:
             effect(TERM, lambda store=store: store.install_term(ref, run.term))  # type: ignore[misc]
-        manifests = [store.load_manifest(ref) for _, store in ordered]
-        _check(run, ordered, manifests, accept)
+        run.manifests = [(name, store.load_manifest(ref)) for name, store in ordered]
+        refuse(check_stores(flow.name, run.manifests, run.definitions()), accept)
     except BaseException:
         run.close()
         raise
-    run.manifest = _common(manifests)
+    run.manifest = _common([manifest for _, manifest in run.manifests])
     return run
 
 
@@ -231,34 +249,3 @@ def _common(manifests: Sequence[Manifest | None]) -> Manifest | None:
         topic_ids=topic_ids,
         incarnations=merge_incarnations({}, *(manifest.incarnations for manifest in found)),
     )
-
-
-def _check(
-    run: Run,
-    ordered: Sequence[tuple[str, StateStore]],
-    manifests: Sequence[Manifest | None],
-    accept: Sequence[str],
-) -> None:
-    names = [name for name, _ in ordered]
-    for (up_name, upstream), (down_name, downstream) in zip(
-        zip(names, manifests, strict=True), zip(names[1:], manifests[1:], strict=True), strict=False
-    ):
-        behind = ahead(upstream, downstream)
-        if behind and "downstream-lost" not in accept:
-            places = ", ".join(f"{topic}:{partition}" for topic, partition in behind[:5])
-            raise RunRefusedError(
-                f"flow {run.flow.name}: the store of stage {down_name} is behind the one of stage {up_name} at {places}: "
-                "it lost data that a replay would not bring back. Restore it, or rebuild into a new generation "
-                "with `headwater replay`; --accept downstream-lost goes on without that data"
-            )
-    if "definition" in accept:
-        return
-    for stage in run.flow.stages:
-        for manifest in manifests:
-            stored = manifest.definitions.get(stage.name) if manifest else None
-            if stored and stored != stage.aggregate.definition:
-                raise DefinitionChangedError(
-                    f"flow {run.flow.name}: stage {stage.name} has definition {stage.aggregate.definition}, its states "
-                    f"were made by {stored}. Rebuild into a new generation with `headwater replay`, or go on with "
-                    "--accept definition if old and new states mean the same"
-                )

@@ -18,6 +18,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from aggregations.errors import FlowError, RunRefusedError
 from aggregations.flow import Flow, Stage
+from aggregations.reconcile import Broker, Plan, plan, refuse
 from aggregations.report import Report
 from aggregations.run import Run, begin
 from aggregations.spark.job import Job, Place, TaskReport
@@ -66,6 +67,7 @@ def run_flow(
     master: str = "local[2]",
     conf: Mapping[str, str] | None = None,
     progress: Callable[[Report], None] | None = None,
+    planned: Callable[[Plan], None] | None = None,
     stop: threading.Event | None = None,
 ) -> Report:
     """Run a flow on Spark until it is stopped, or until it has read what was there when it began.
@@ -77,7 +79,7 @@ def run_flow(
         dead_letters: Dead-letter topic. Without one the first record that cannot be used ends the run.
         group: Consumer group whose offsets tell lag tools how far the flow is; the flow's name when None.
         generation: Generation of the states.
-        accept: Risks taken on purpose; see `aggregations.run.begin`.
+        accept: Risks taken on purpose; see `aggregations.reconcile.Risk`.
         until_caught_up: End at the ends of the partitions as they are now.
         trigger_seconds: Persist interval: at most one batch in this time.
         max_records: Most records of one batch; None for no limit.
@@ -85,6 +87,7 @@ def run_flow(
         master: Spark's master.
         conf: Spark settings that win over the engine's.
         progress: Called after each batch with what it did.
+        planned: Called once with where each partition starts.
         stop: Set it to end the run after the current batch.
 
     Returns:
@@ -104,8 +107,10 @@ def run_flow(
                 f"stage {name!r}: {url} lives in one process and Spark's workers are several; use sqlite:///PATH"
             )
     engine = Engine(flow, kafka=kafka, dead_letters=dead_letters, group=group or flow.name, progress=progress)
-    engine.open(stores, generation=generation, accept=accept)
     try:
+        decided = engine.open(stores, generation=generation, accept=accept)
+        if planned is not None:
+            planned(decided)
         spark = session(f"headwater {flow.name}", jars=jars, master=master, conf=conf)
         return engine.stream(
             spark,
@@ -141,51 +146,45 @@ class Engine:
         self._failure: BaseException | None = None
         self._done: queue.SimpleQueue[dict[tuple[str, int], int]] = queue.SimpleQueue()
 
-    def open(self, stores: Mapping[str, str], *, generation: int = 1, accept: Sequence[str] = ()) -> None:
-        """Ask Kafka for the topics, then take the term and read the manifests."""
+    def open(self, stores: Mapping[str, str], *, generation: int = 1, accept: Sequence[str] = ()) -> Plan:
+        """Take the term, read the manifests, compare them with the broker and decide where to start.
+
+        Raises:
+            RunRefusedError: Going on would be unsafe and the risk is not accepted.
+        """
         self.topics = Topics(self.kafka)
-        self.facts = self.topics.describe([self.topic.name])[self.topic.name]
+        facts = self.topics.describe([self.topic.name])[self.topic.name]
         if self.dead_letters:
             self.topics.describe([self.dead_letters])
         self.run: Run = begin(self.flow, stores, generation=generation, accept=accept)
         known = self.run.manifest.topic_ids if self.run.manifest else {}
-        self.topic_ids = {**known, self.topic.name: self.facts.topic_id}
+        self.topic_ids = {**known, self.topic.name: facts.topic_id}
+        marks = self.topics.marks([self.topic.name])
+        group = self.topics.group_offsets(self.group)
+        self.plan = plan(
+            self.flow.name,
+            self.run.manifest,
+            self.run.manifests,
+            Broker(
+                self.topic.name,
+                facts.topic_id,
+                {partition: (one.low, one.high) for (_, partition), one in marks.items()},
+                {partition: offset for (topic, partition), offset in group.items() if topic == self.topic.name},
+            ),
+        )
+        refuse(self.plan.findings, accept)
+        self.run.starting_at(self.topic.name, {one.partition: one.start for one in self.plan.partitions})
+        return self.plan
 
     def close(self) -> None:
         """Close the driver's stores."""
         if hasattr(self, "run"):
             self.run.close()
 
-    def starting_offsets(self) -> dict[str, dict[str, int]]:
-        """Spark's `startingOffsets`: from the manifest; partitions it does not know from their beginning.
-
-        A topic that was created again since starts at its beginning.
-
-        Raises:
-            RunRefusedError: Records behind the manifest were deleted, or the log ends before it.
-        """
-        start = self.run.start
-        same = not self.run.manifest or (
-            self.run.manifest.topic_ids.get(self.topic.name, self.facts.topic_id) == self.facts.topic_id
-        )
-        marks = self.topics.marks([self.topic.name])
-        offsets = {}
-        for partition in range(self.facts.partitions):
-            place = (self.topic.name, partition)
-            offset = start.get(place) if same else None
-            low, high = marks[place].low, marks[place].high
-            if offset is not None and offset < low:
-                raise RunRefusedError(
-                    f"{self.topic.name}:{partition}: the flow is at offset {offset}, the log begins at {low}: {low - offset} "
-                    "records were deleted before they were folded. --accept lost-records goes on without them"
-                )
-            if offset is not None and offset > high:
-                raise RunRefusedError(
-                    f"{self.topic.name}:{partition}: the flow is at offset {offset}, the log ends at {high}: "
-                    "the broker lost records, or this is another cluster. --accept lost-records starts at the end"
-                )
-            offsets[str(partition)] = -2 if offset is None else offset
-        return {self.topic.name: offsets}
+    def starting_offsets(self) -> str:
+        """Spark's `startingOffsets`: from the plan; partitions without one from their beginning (-2)."""
+        offsets = {str(one.partition): -2 if one.start is None else one.start for one in self.plan.partitions}
+        return json.dumps({self.topic.name: offsets})
 
     def stream(
         self,
@@ -201,7 +200,7 @@ class Engine:
         checkpoint = tempfile.mkdtemp(prefix="headwater-checkpoint-")
         reader = spark.readStream.format("kafka").options(
             subscribe=self.topic.name,
-            startingOffsets=json.dumps(self.starting_offsets()),
+            startingOffsets=self.starting_offsets(),
             failOnDataLoss="true",
             includeHeaders=str(not self.flow.is_columnar).lower(),
             **_CONSUMER,
@@ -259,7 +258,7 @@ class Engine:
         run = self.run
         incarnations = run.incarnations()
         incarnations.seen = report.seen
-        manifest = run.following(report.ends, {self.topic.name: self.facts.topic_id}, incarnations.merged())
+        manifest = run.following(report.ends, {self.topic.name: self.plan.topic_id}, incarnations.merged())
         for name, store in reversed(run.distinct_stores()):
             effect(Step.MANIFEST.of(name), lambda store=store: store.save_manifest(run.ref, manifest))  # type: ignore[misc]
         run.advanced(manifest)

@@ -1,0 +1,240 @@
+"""What the stores, the broker and the consumer group say of a flow's progress, before a run goes on. Pure.
+
+The manifests are the truth about progress; the group's offsets are shown and never followed. What cannot be
+continued safely is a finding with a risk's name: the run is refused unless that risk is accepted by name.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from itertools import pairwise
+
+from aggregations.errors import DefinitionChangedError, FlowError, RunRefusedError
+from persistence.manifest import Manifest, ahead
+
+
+class Risk(StrEnum):
+    """A reason to refuse a run; `--accept NAME` takes it on purpose."""
+
+    LOST_RECORDS = "lost-records"
+    """Retention deleted records that the flow has not folded: they are left out."""
+    BEYOND_END = "beyond-end"
+    """The log ends before the flow's offset: it goes on at the log's end."""
+    TOPIC_RECREATED = "topic-recreated"
+    """The topic was deleted and created again: the new one is read from its beginning, into lanes of its own."""
+    DOWNSTREAM_BEHIND = "downstream-behind"
+    """A downstream store lost data that a replay does not bring back: it stays without."""
+    STORE_EMPTY = "store-empty"
+    """A store has nothing of the flow while another one does: what it held stays lost."""
+    DEFINITION = "definition"
+    """The states were made by another fold: they are continued as if it meant the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something that makes going on unsafe.
+
+    Attributes:
+        risk: Its name.
+        text: What is the matter, and the remedy.
+    """
+
+    risk: Risk
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionPlan:
+    """Where one partition starts, and what that was decided from.
+
+    Attributes:
+        partition: Partition.
+        start: Offset to start at; None for the partition's beginning.
+        stores: Next offset by store; None where a manifest does not know the partition.
+        group: Committed offset of the consumer group; None when it has none.
+        low: First offset that the log still has.
+        high: End of the log.
+    """
+
+    partition: int
+    start: int | None
+    stores: Mapping[str, int | None]
+    group: int | None
+    low: int
+    high: int
+
+    @property
+    def lag(self) -> int:
+        """Records to read."""
+        return max(self.high - max(self.low, self.start or 0), 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The start of a run.
+
+    Attributes:
+        topic: Topic that is read.
+        topic_id: Its current id.
+        partitions: One per partition of the topic.
+        findings: What makes it unsafe.
+    """
+
+    topic: str
+    topic_id: str
+    partitions: Sequence[PartitionPlan] = ()
+    findings: Sequence[Finding] = field(default_factory=tuple)
+
+    def lines(self) -> list[str]:
+        """The plan for people, one partition a line."""
+        lines = [f"topic {self.topic} (id {self.topic_id or 'unknown'})"]
+        for one in self.partitions:
+            start = "its beginning" if one.start is None else f"{one.start}"
+            known = ", ".join(f"{name} {'-' if at is None else at}" for name, at in one.stores.items())
+            group = "-" if one.group is None else one.group
+            lines.append(
+                f"  partition {one.partition}: starts at {start}; manifests: {known or '-'}; group {group}; "
+                f"log {one.low} to {one.high}; {one.lag} to read"
+            )
+        return lines
+
+
+@dataclass(frozen=True, slots=True)
+class Broker:
+    """What the broker says of the source topic.
+
+    Attributes:
+        topic: Its name.
+        topic_id: Its current id; empty when the broker has none.
+        marks: First and end offset by partition.
+        group: Committed offset by partition.
+    """
+
+    topic: str
+    topic_id: str
+    marks: Mapping[int, tuple[int, int]]
+    group: Mapping[int, int] = field(default_factory=dict)
+
+
+def check_stores(
+    flow: str, manifests: Sequence[tuple[str, Manifest | None]], definitions: Mapping[str, str]
+) -> list[Finding]:
+    """Compare the manifests of a flow's stores with each other and with the flow's definition.
+
+    Args:
+        flow: Name of the flow.
+        manifests: (first stage of the store, its manifest), upstream first.
+        definitions: Definition hash by stage.
+    """
+    findings: list[Finding] = []
+    empty = [name for name, manifest in manifests if manifest is None]
+    if empty and len(empty) < len(manifests):
+        # Written downstream-first: only the most upstream stores may lack their first manifest.
+        lost = [
+            name
+            for i, (name, manifest) in enumerate(manifests)
+            if manifest is None and any(m for _, m in manifests[:i])
+        ]
+        if lost:
+            findings.append(
+                Finding(
+                    Risk.STORE_EMPTY,
+                    f"flow {flow}: the store of stage {', '.join(lost)} is empty and a store upstream of it is not. "
+                    "Restore it, or rebuild the flow into a new generation",
+                )
+            )
+    for (up, upstream), (down, downstream) in pairwise(manifests):
+        if downstream is None:
+            continue
+        behind = ahead(upstream, downstream)
+        if behind:
+            places = ", ".join(f"{topic}:{partition}" for topic, partition in behind[:5])
+            findings.append(
+                Finding(
+                    Risk.DOWNSTREAM_BEHIND,
+                    f"flow {flow}: the store of stage {down} is behind the one of stage {up} at {places}: it lost data, and "
+                    f"stage {up} would drop the replay that could refill it. Restore it, or rebuild into a new generation",
+                )
+            )
+    stored = {stage: made for _, manifest in manifests if manifest for stage, made in manifest.definitions.items()}
+    for stage, definition in definitions.items():
+        if stored.get(stage, definition) != definition:
+            findings.append(
+                Finding(
+                    Risk.DEFINITION,
+                    f"flow {flow}: stage {stage} has definition {definition}, its states were made by {stored[stage]}. "
+                    "Rebuild into a new generation, or accept it if old and new states mean the same",
+                )
+            )
+    return findings
+
+
+def plan(flow: str, start: Manifest | None, manifests: Sequence[tuple[str, Manifest | None]], broker: Broker) -> Plan:
+    """Decide where each partition starts.
+
+    Args:
+        flow: Name of the flow.
+        start: What all stores have in common; None for a flow that never ran.
+        manifests: (first stage of the store, its manifest), upstream first.
+        broker: What the broker says.
+    """
+    known_id = start.topic_ids.get(broker.topic, "") if start else ""
+    recreated = bool(known_id and broker.topic_id and known_id != broker.topic_id)
+    findings = []
+    if recreated:
+        findings.append(
+            Finding(
+                Risk.TOPIC_RECREATED,
+                f"flow {flow}: topic {broker.topic} has id {broker.topic_id}, the flow read {known_id}: it was created again. "
+                "If that was meant, accept it: the new topic is folded from its beginning",
+            )
+        )
+    partitions = []
+    progress = start.positions.get(broker.topic, {}) if start and not recreated else {}
+    for partition, (low, high) in sorted(broker.marks.items()):
+        offset = progress[partition].next_offset if partition in progress else None
+        place = f"{broker.topic}:{partition}"
+        if offset is not None and offset < low:
+            findings.append(
+                Finding(
+                    Risk.LOST_RECORDS,
+                    f"flow {flow}: {place} is folded up to {offset} and its log begins at {low}: {low - offset} offsets were "
+                    "deleted unread. Bring them back from a copy of the topic, or go on without them",
+                )
+            )
+            offset = low
+        if offset is not None and offset > high:
+            findings.append(
+                Finding(
+                    Risk.BEYOND_END,
+                    f"flow {flow}: {place} is folded up to {offset} and its log ends at {high}: the broker lost records, or "
+                    "this is another cluster",
+                )
+            )
+            offset = high
+        stores = {
+            name: manifest.positions[broker.topic][partition].next_offset
+            if manifest and partition in manifest.positions.get(broker.topic, {})
+            else None
+            for name, manifest in manifests
+        }
+        partitions.append(PartitionPlan(partition, offset, stores, broker.group.get(partition), low, high))
+    return Plan(broker.topic, broker.topic_id, partitions, findings)
+
+
+def refuse(findings: Sequence[Finding], accept: Collection[str]) -> None:
+    """Refuse a run unless every finding's risk is accepted.
+
+    Raises:
+        RunRefusedError: One is not; the text has every finding and the flag that accepts it.
+        FlowError: `accept` names a risk that there is not.
+    """
+    unknown = sorted(set(accept) - set(Risk))
+    if unknown:
+        raise FlowError(f"no risk is called {', '.join(unknown)}; there are {', '.join(Risk)}")
+    left = [finding for finding in findings if finding.risk not in accept]
+    if left:
+        risks = " ".join(f"--accept {risk}" for risk in dict.fromkeys(finding.risk.value for finding in left))
+        changed = all(finding.risk is Risk.DEFINITION for finding in left)
+        error = DefinitionChangedError if changed else RunRefusedError
+        raise error("; ".join(finding.text for finding in left) + f" ({risks})")
