@@ -2,7 +2,8 @@
 
 import json
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any, TypeAlias
 
 import polars as pl
@@ -12,35 +13,80 @@ from aggregations.errors import FlowError
 Expression: TypeAlias = str | pl.Expr
 """A column's name, or a polars expression over the columns, evaluated row by row."""
 
-# Nodes of a serialized polars expression that look at other rows than the one they compute.
-_SEVERAL_ROWS = frozenset(
-    """Agg Over Window Explode Filter Slice Sort SortBy Gather Rolling Len Shift Diff PctChange CumSum CumProd CumMin
-    CumMax CumCount Rank Reverse Unique UniqueCounts ValueCounts FillNullWithStrategy DropNulls DropNans Interpolate
-    InterpolateBy ForwardFill BackwardFill RollingExpr RollingExprBy ArgUnique ArgSort ArgMin ArgMax ArgWhere Mode TopK
-    TopKBy BottomK Entropy EwmMean EwmStd EwmVar Histogram Hist Rle RleId SetSortedFlag Random Sample""".split()  # noqa: SIM905 - a list of 47 words
+# What a name may stand for, so that polars can plan an expression whose columns have no types yet.
+_TRIED: tuple[Any, ...] = (
+    pl.Int64,
+    pl.String,
+    pl.Boolean,
+    pl.Float64,
+    pl.Binary,
+    pl.Datetime("us"),
+    pl.Date,
+    pl.Duration,
+    pl.List(pl.Int64),
+    pl.Array(pl.Int64, 2),
+    pl.Struct({"a": pl.Int64}),
 )
+# Nodes of a serialized expression that look at other rows, for what polars plans for none of these types.
+_SEVERAL_ROWS = frozenset(
+    """Agg Over Window Explode Filter Slice Sort SortBy Gather Rolling RollingExpr RollingExprBy RollingFunction
+    RollingFunctionBy Len Shift Diff PctChange CumSum CumProd CumMin CumMax CumCount CumulativeEval Rank Reverse Unique
+    UniqueCounts ValueCounts FillNullWithStrategy DropNulls DropNans Interpolate InterpolateBy ForwardFill BackwardFill
+    ArgUnique ArgSort ArgMin ArgMax ArgWhere Mode TopK TopKBy BottomK Entropy EwmMean EwmStd EwmVar Histogram Hist Rle
+    RleId SetSortedFlag Random Sample Head Tail IndexOf""".split()  # noqa: SIM905 - a list of words
+)
+# Python code inside an expression: its serialized form is a pickle, so the definition hash would not be stable.
+_PYTHON = frozenset({"AnonymousFunction", "PythonFunction", "PythonUdf", "Python"})
 # Below these, names are columns and values of the user.
 _NAMES = frozenset(
     {"Column", "Literal", "ListExpr", "StringExpr", "StructExpr", "ArrayExpr", "TemporalExpr", "BinaryNamespace"}
 )
 
 
+def parsed(of: Expression) -> pl.Expr:
+    """Return the expression as polars has it, unchecked."""
+    return pl.col(of) if isinstance(of, str) else of
+
+
 def expression(of: Expression) -> pl.Expr:
-    """Return the expression, refusing one that a batch border would change.
+    """Return the expression, refusing one whose result for a row is not that row's alone.
 
     Raises:
-        FlowError: It aggregates, sorts, shifts or filters: its result would depend on the batch.
+        FlowError: It gives several columns, has Python code in it, or aggregates, sorts, shifts or
+            filters: its result would depend on where a batch ends.
     """
-    found = pl.col(of) if isinstance(of, str) else of
+    found = parsed(of)
+    if found.meta.has_multiple_outputs():
+        raise FlowError(f"{of if isinstance(of, str) else found} gives several columns; name each of them")
+    if found.meta.is_column():
+        return found
     for node in _nodes(_tree(found)):
+        if node in _PYTHON:
+            raise FlowError(f"{found} has Python code in it; give a plain function of the element instead")
         if node in _SEVERAL_ROWS:
             raise FlowError(f"{found} looks at several rows ({node}); a step sees one row at a time")
+    if _filters_commute(found) is False:
+        raise FlowError(f"{found} looks at several rows; a step sees one row at a time")
     return found
+
+
+def _filters_commute(found: pl.Expr) -> bool | None:
+    """Whether polars itself would compute the expression behind a filter of rows instead of before it.
+
+    It does so exactly when each row's result depends on that row alone, and it knows every one of its
+    functions. None when it plans the expression for no type of column.
+    """
+    for dtype in _TRIED:
+        rows = pl.LazyFrame(schema={**dict.fromkeys(found.meta.root_names(), dtype), "_keep": pl.Boolean})
+        with suppress(Exception, pl.exceptions.PanicException):
+            plan = rows.with_columns(found.alias("_result")).filter(pl.col("_keep")).explain()
+            return not plan.lstrip().startswith("FILTER")
+    return None
 
 
 def _tree(found: pl.Expr) -> Any:
     with warnings.catch_warnings():
-        # Readable, and not meant to be read by another version of polars: it is not.
+        # Polars warns that another version of polars may not read it.
         warnings.simplefilter("ignore")
         try:
             return json.loads(found.meta.serialize(format="json"))
@@ -48,11 +94,13 @@ def _tree(found: pl.Expr) -> Any:
             raise FlowError(f"{found} cannot be inspected; give a plain function of the element instead") from error
 
 
-def _nodes(tree: Any) -> Iterable[str]:
+def _nodes(tree: Any) -> Iterator[str]:
     if isinstance(tree, dict):
         for name, below in tree.items():
             yield name
-            if name not in _NAMES:
+            if name == "Alias":
+                yield from _nodes([one for one in below if not isinstance(one, str)])
+            elif name not in _NAMES:
                 yield from _nodes(below)
     elif isinstance(tree, list):
         for below in tree:
@@ -61,59 +109,35 @@ def _nodes(tree: Any) -> Iterable[str]:
         yield tree
 
 
+def describe_expression(of: Expression) -> str:
+    """Canonical text of an expression, with every argument: part of a stage's definition hash.
+
+    A plain column is its name. `str` would leave out arguments, such as the decimals of `round`.
+    """
+    found = expression(of)
+    if found.meta.is_column():
+        return found.meta.output_name()
+    return json.dumps(_tree(found), sort_keys=True, separators=(",", ":"))
+
+
 def columns_of(expressions: Iterable[pl.Expr]) -> frozenset[str]:
     """Names of the columns that the expressions read."""
     return frozenset(name for one in expressions for name in one.meta.root_names())
-
-
-def frame_of(values: Sequence[Mapping[str, Any]], schema: Mapping[str, Any] | None) -> pl.DataFrame:
-    """Return one row per mapping; `schema` gives the dtypes where they are known."""
-    if schema:
-        names = list(schema)
-        data = {name: [value.get(name) for value in values] for name in names}
-        return pl.DataFrame(data, schema=dict(schema), strict=False)
-    return pl.from_dicts([dict(value) for value in values], infer_schema_length=None)
-
-
-def evaluate(frame: pl.DataFrame, wanted: Mapping[str, pl.Expr]) -> tuple[pl.DataFrame, list[int]]:
-    """Evaluate expressions for every row.
-
-    An expression that raises fails only the rows it raises for.
-
-    Returns:
-        The columns of `wanted`, one row per row of `frame`, null in failed rows; and the failed rows' indices.
-    """
-    selection = [one.alias(name) for name, one in wanted.items()]
-    whole = _whole(frame, selection)
-    if whole is not None:
-        return whole, []
-    rows = [_whole(frame.slice(i, 1), selection) for i in range(frame.height)]
-    failed = [i for i, row in enumerate(rows) if row is None]
-    good = [row for row in rows if row is not None]
-    if not good:
-        return pl.DataFrame({name: [None] * frame.height for name in wanted}), failed
-    blank = pl.DataFrame({name: [None] for name in wanted}, schema=good[0].schema)
-    return pl.concat([blank if row is None else row for row in rows], how="vertical_relaxed"), failed
-
-
-def _whole(frame: pl.DataFrame, selection: Sequence[pl.Expr]) -> pl.DataFrame | None:
-    try:
-        # The extra column keeps the height when every expression is a literal.
-        return frame.select(pl.int_range(pl.len()).alias("_height"), *selection).drop("_height")
-    except Exception:
-        return None
 
 
 def key_bytes(value: Any) -> bytes | None:
     """The canonical bytes of a stage key: text as UTF-8, integers in decimal, bytes as they are.
 
     Raises:
-        FlowError: The key is of another type.
+        FlowError: The key is of another type, or text that UTF-8 cannot hold.
     """
     if value is None or isinstance(value, bytes):
         return value
     if isinstance(value, str):
-        return value.encode()
+        try:
+            return value.encode()
+        except UnicodeEncodeError as error:
+            raise FlowError("a key of text that UTF-8 cannot hold: half a surrogate pair") from error
     if isinstance(value, bool) or not isinstance(value, int):
         raise FlowError(f"a key of type {type(value).__name__}: use text, bytes or an integer")
     return str(value).encode()

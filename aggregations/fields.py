@@ -6,15 +6,15 @@ Nulls are skipped, as SQL's aggregates do. NaN and infinities are refused before
 Integers are exact and must stay within 64 bits; floating totals agree up to rounding.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import polars as pl
 
 from aggregations.errors import FlowError
-from aggregations.expressions import Expression, expression
-from envelope import EnvelopeError, Position, Reason
+from aggregations.expressions import Expression, describe_expression, parsed
+from envelope import EnvelopeError, Position, Reason, position_order
 
 INT64 = 2**63
 At = tuple[Position, str]
@@ -34,6 +34,7 @@ class Aggregate:
     by: Expression | None = None
     kind: ClassVar[str] = ""
     ordered: ClassVar[bool] = False
+    numeric: ClassVar[bool] = False
     zero: ClassVar[Any] = None
 
     def add(self, state: Any, value: Any, by: Any, at: At) -> Any:
@@ -54,7 +55,7 @@ class Aggregate:
 
     def describe(self) -> str:
         """Canonical text: part of the stage's definition hash."""
-        given = [str(expression(one)) for one in (self.of, self.by) if one is not None]
+        given = [describe_expression(one) for one in (self.of, self.by) if one is not None]
         return f"{self.kind}({', '.join(given)})"
 
 
@@ -78,6 +79,7 @@ class Total(Aggregate):
     """Sum of the values, 0 of none."""
 
     kind = "total"
+    numeric = True
     zero = 0
 
     def add(self, state: Any, value: Any, by: Any, at: At) -> Any:
@@ -124,6 +126,7 @@ class Mean(Aggregate):
     """Arithmetic mean, null of none. The state is [sum, count]."""
 
     kind = "mean"
+    numeric = True
     zero = (0, 0)
 
     def add(self, state: Any, value: Any, by: Any, at: At) -> Any:
@@ -164,7 +167,7 @@ class Last(First):
 
 
 def _rank(by: Any, at: At) -> tuple[Any, ...]:
-    return (*(() if by is None else (by,)), tuple(at[0]), at[1])
+    return (*(() if by is None else (by,)), position_order(tuple(at[0])), at[1])
 
 
 def _stored(state: Any) -> tuple[Any, ...]:
@@ -221,6 +224,8 @@ class Fields:
         for name, field in fields.items():
             if not isinstance(field, Aggregate):
                 raise FlowError(f"field {name!r} is a {type(field).__name__}; use count(), total(...) and the like")
+            if f"{name}.by" in fields:
+                raise FlowError(f"field {name + '.by'!r} has the name of what orders field {name!r}; rename one")
             field.describe()
         object.__setattr__(self, "fields", dict(fields))
 
@@ -236,10 +241,22 @@ class Fields:
         wanted: dict[str, pl.Expr] = {}
         for name, field in self.fields.items():
             if field.of is not None:
-                wanted[name] = expression(field.of)
+                wanted[name] = parsed(field.of)
             if field.by is not None:
-                wanted[f"{name}.by"] = expression(field.by)
+                wanted[f"{name}.by"] = parsed(field.by)
         return wanted
+
+    def check(self, dtypes: Mapping[str, pl.DataType]) -> None:
+        """Check the types of what `inputs` evaluates to.
+
+        Raises:
+            FlowError: A field reads what its aggregate does not take.
+        """
+        for name, dtype in dtypes.items():
+            if not (dtype.is_integer() or dtype.is_float() or dtype in (pl.String, pl.Boolean, pl.Null)):
+                raise FlowError(f"field {name!r} is of type {dtype}; cast it to a number or to text")
+            if dtype == pl.String and name in self.fields and self.fields[name].numeric:
+                raise FlowError(f"field {name!r} is a {self.fields[name].kind} of text; cast it to a number")
 
     def add(self, state: Mapping[str, Any], values: Mapping[str, Any], at: At) -> dict[str, Any]:
         """Return the state with one element more.
@@ -260,7 +277,9 @@ class Fields:
             value, by = values[name], values.get(f"{name}.by")
             if value is None or (field.by is not None and by is None):
                 continue
-            finite(name, value)
+            check_value(name, value, numeric=field.numeric)
+            if field.by is not None:
+                check_value(f"{name}.by", by)
             new[name] = field.add(new[name], value, by, at)
         return new
 
@@ -287,27 +306,37 @@ def checked(number: Any) -> Any:
     return number
 
 
-def finite(name: str, value: Any) -> None:
-    """Check that a field can fold a value.
+def check_value(name: str, value: Any, *, numeric: bool = False) -> None:
+    """Check that a field can fold a value, and that its state can be stored.
 
     Raises:
-        EnvelopeError: `NOT_FINITE`, or `BAD_PAYLOAD` for a type that no aggregate takes.
+        EnvelopeError: `NOT_FINITE`, `OVERFLOW`, or `BAD_PAYLOAD` for a type that the aggregate does not take.
     """
-    if isinstance(value, float):
-        if value - value != 0:
-            raise EnvelopeError(Reason.NOT_FINITE, f"field {name!r} is NaN or infinite")
-    elif not isinstance(value, (int, str)):
-        raise EnvelopeError(
-            Reason.BAD_PAYLOAD, f"field {name!r} is a {type(value).__name__}; use numbers, text or booleans"
-        )
+    match value:
+        case bool():
+            return
+        case int():
+            # From -2^63 to what the largest unsigned type holds.
+            if not -INT64 <= value < 2 * INT64:
+                raise EnvelopeError(Reason.OVERFLOW, f"field {name!r} is an integer beyond 64 bits")
+        case float():
+            if value - value != 0:
+                raise EnvelopeError(Reason.NOT_FINITE, f"field {name!r} is NaN or infinite")
+        case str() if not numeric:
+            if not is_utf8(value):
+                raise EnvelopeError(Reason.BAD_PAYLOAD, f"field {name!r} has half a surrogate pair in its text")
+        case _:
+            raise EnvelopeError(
+                Reason.BAD_PAYLOAD, f"field {name!r} is a {type(value).__name__}; use numbers, text or booleans"
+            )
 
 
-def foldable(dtypes: Iterable[tuple[str, pl.DataType]]) -> None:
-    """Check the dtypes of evaluated inputs.
-
-    Raises:
-        FlowError: A field reads something that is neither a number, text nor boolean.
-    """
-    for name, dtype in dtypes:
-        if not (dtype.is_integer() or dtype.is_float() or dtype in (pl.String, pl.Boolean, pl.Null)):
-            raise FlowError(f"field {name!r} is of type {dtype}; cast it to a number or to text")
+def is_utf8(text: str) -> bool:
+    """Whether UTF-8, and with it JSON, can hold the text."""
+    if text.isascii():
+        return True
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

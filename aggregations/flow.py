@@ -1,115 +1,62 @@
 """`Flow`: one immutable definition of a streaming aggregation, for every runner."""
 
-import hashlib
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, Generic, TypeVar
 
 import polars as pl
 
 from aggregations.element import Element
 from aggregations.errors import FlowError
-from aggregations.expressions import Expression, columns_of, expression, name_of
-from aggregations.fields import Fields, foldable
-from aggregations.folds import Fold, describe
+from aggregations.expressions import Expression, columns_of, expression
+from aggregations.fields import Fields
+from aggregations.folds import Fold, check_state
+from aggregations.operators import (
+    Aggregate,
+    Divert,
+    Filter,
+    FlatMap,
+    Key,
+    Map,
+    Predicate,
+    Publish,
+    PublishStates,
+    Schema,
+    Step,
+    check_columns,
+    expressions_of,
+    is_columnar,
+    is_vectorised,
+    schema_after,
+    summary,
+)
 from aggregations.source import Topic
+from envelope import EnvelopeError
+from envelope.limits import check_topic
 from envelope.windows import LANES, WINDOW
+
+__all__ = [
+    "Aggregate",
+    "Divert",
+    "Filter",
+    "FlatMap",
+    "Flow",
+    "Key",
+    "Map",
+    "Predicate",
+    "Publish",
+    "PublishStates",
+    "Stage",
+    "Step",
+    "is_columnar",
+]
 
 T = TypeVar("T")
 U = TypeVar("U")
 
-Predicate: TypeAlias = Expression | Callable[[Element[Any]], bool]
-Key: TypeAlias = Expression | Callable[[Element[Any]], str | bytes | int | None]
-
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
-
-
-def is_columnar(step: object) -> bool:
-    """Whether a step's argument is a column name or an expression: the vectorised path."""
-    return isinstance(step, str | pl.Expr)
-
-
-@dataclass(frozen=True, slots=True)
-class Filter:
-    """Keeps the elements for which the predicate is true; null counts as false."""
-
-    keep: Predicate
-
-
-@dataclass(frozen=True, slots=True)
-class Map:
-    """Adds or replaces columns by expressions, or makes a new value of each element by a function."""
-
-    columns: Mapping[str, Expression] = field(default_factory=dict)
-    function: Callable[[Element[Any]], Any] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class FlatMap:
-    """Makes a collection of values of each element; the collection is folded whole or not at all."""
-
-    function: Callable[[Element[Any]], Iterable[Any]]
-
-
-@dataclass(frozen=True, slots=True)
-class Divert:
-    """Sends the elements for which the predicate is true to the dead-letter topic."""
-
-    when: Predicate
-
-
-@dataclass(frozen=True, slots=True)
-class Aggregate:
-    """A stage: a fold per key.
-
-    Attributes:
-        name: Name of the stage.
-        key: What it is keyed by.
-        fold: `Fields(...)` or a class with `zero` and `fold`.
-        co_partitioned: Records of one key are in one partition of the topic: no shuffle is needed. First stage only.
-        window: Positions remembered per lane of a state.
-        lanes: Lanes with a window per state.
-        emit: Makes a collection of each accepted element and the state after it; None forwards the element itself.
-        store: URL of the store when nothing else is bound at run time.
-    """
-
-    name: str
-    key: Key
-    fold: Fields | Fold[Any]
-    co_partitioned: bool = True
-    window: int = WINDOW
-    lanes: int = LANES
-    emit: Callable[[Element[Any], Any], Iterable[Any]] | None = None
-    store: str = ""
-
-    @property
-    def definition(self) -> str:
-        """Hash of key and fold: a state of another hash is never continued silently."""
-        key = str(expression(self.key)) if isinstance(self.key, str | pl.Expr) else name_of(self.key)
-        fold = self.fold.describe() if isinstance(self.fold, Fields) else describe(self.fold)
-        return hashlib.sha256(f"{key}\n{fold}".encode()).hexdigest()[:16]
-
-
-@dataclass(frozen=True, slots=True)
-class Publish:
-    """Produces every element that arrives here, with its chain, to a topic."""
-
-    topic: str
-    key: Key | None = None
-    value: Callable[[Element[Any]], bytes] | None = None
-    name: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class PublishStates:
-    """Produces the states that a batch changed, as snapshots, to a topic."""
-
-    topic: str
-
-
-Step: TypeAlias = Filter | Map | FlatMap | Divert | Publish
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +69,7 @@ class Stage:
         aggregate: The aggregation.
         columnar: Everything up to and including the fold is vectorised.
         snapshots: Topics that its changed states are published to.
+        schema: Columns in front of the first step of `before`; None where a callable decides.
     """
 
     index: int
@@ -129,6 +77,7 @@ class Stage:
     aggregate: Aggregate
     columnar: bool
     snapshots: tuple[str, ...] = ()
+    schema: Schema = None
 
     @property
     def name(self) -> str:
@@ -167,6 +116,8 @@ class Flow(Generic[T]):
         """Read a topic."""
         if self.topic is not None:
             raise FlowError(f"flow {self.name!r} has a source already")
+        if not isinstance(topic, Topic):
+            raise FlowError(f'source() takes a Topic, not a {type(topic).__name__}: Topic("orders", payload=Order)')
         return replace(self, topic=topic)  # type: ignore[return-value]
 
     def filter(self, keep: Predicate) -> "Flow[T]":
@@ -178,12 +129,18 @@ class Flow(Generic[T]):
         """Make a new value of every element, or add columns: `map(late=pl.col("arr_delay") > 15)`."""
         if (function is None) == (not columns):
             raise FlowError("map() takes either one function or columns by name")
+        _check_callable("map()", function)
         for one in columns.values():
+            if not isinstance(one, str | pl.Expr):
+                raise FlowError(
+                    f"map(): a {type(one).__name__} is neither a column nor an expression; for one value pl.lit"
+                )
             expression(one)
         return self._with(Map(columns, function))  # type: ignore[return-value]
 
     def flat_map(self, function: Callable[[Element[T]], Iterable[U]]) -> "Flow[U]":
         """Make a collection of every element. The order of its items must not differ from run to run."""
+        _check_callable("flat_map()", function, needed=True)
         return self._with(FlatMap(function))  # type: ignore[return-value]
 
     def divert(self, when: Predicate) -> "Flow[T]":
@@ -208,11 +165,16 @@ class Flow(Generic[T]):
             raise FlowError(f"{name!r} is no name of a stage: use letters, digits, '_', '.' and '-', at most 100")
         if any(isinstance(step, Aggregate) and step.name == name for step in self.steps):
             raise FlowError(f"flow {self.name!r} has a stage {name!r} already")
-        if window < 1 or lanes < 1:
+        if min(window, lanes) < 1:
             raise FlowError(f"stage {name!r}: window and lanes must be at least 1")
-        if not isinstance(fold, Fields | Fold):
-            raise FlowError(f"stage {name!r}: the fold must be Fields(...) or have zero() and fold(state, element)")
+        if isinstance(fold, type) or not isinstance(fold, Fields | Fold):
+            raise FlowError(
+                f"stage {name!r}: the fold must be Fields(...) or an object with zero() and fold(state, element)"
+            )
+        if not isinstance(fold, Fields):
+            _check_zero(name, fold)
         _check(key)
+        _check_callable(f"stage {name!r}: emit", emit)
         return self._with(Aggregate(name, key, fold, co_partitioned, window, lanes, emit, store))
 
     def publish(
@@ -228,33 +190,30 @@ class Flow(Generic[T]):
         """
         if key is not None:
             _check(key)
-        return self._with(Publish(topic, key, value, name or self.name))
+        _check_callable("publish(): value", value)
+        passage = Publish(_topic(topic), key, value, name or self.name)
+        if any(isinstance(step, Publish) and (step.topic, step.name) == (topic, passage.name) for step in self.steps):
+            # Its messages would have the same lineage as the others', and be dropped as duplicates downstream.
+            raise FlowError(f"flow {self.name!r} publishes to {topic} as {passage.name!r} already: give another name=")
+        return self._with(passage)
 
     def publish_states(self, topic: str) -> "Flow[T]":
         """Produce the states of the stage before that each batch changed, as snapshots: the newest wins."""
         if not self.steps or not isinstance(self.steps[-1], Aggregate | PublishStates):
             raise FlowError("publish_states() comes right behind an aggregate()")
-        return replace(self, steps=(*self.steps, PublishStates(topic)))
+        return replace(self, steps=(*self.steps, PublishStates(_topic(topic))))
 
     def _with(self, step: Step | Aggregate) -> "Flow[T]":
         if self.topic is None:
             raise FlowError(f"flow {self.name!r} needs a source() first")
         if self.schema is not None:
-            _checked(step, self.schema)
+            check_columns(step, self.schema)
         return replace(self, steps=(*self.steps, step))
 
     @cached_property
-    def schema(self) -> dict[str, pl.DataType] | None:
+    def schema(self) -> Schema:
         """Columns and dtypes behind the last step; None where a callable decides."""
-        if self.topic is None:
-            return None
-        schema = dict(self.topic.schema)
-        for step in self.steps:
-            if isinstance(step, Map) and step.function is None:
-                schema = dict(_evaluated(step, schema, keep=True).schema)
-            elif isinstance(step, FlatMap | Map) or (isinstance(step, Aggregate) and step.emit is not None):
-                return None
-        return schema
+        return self._schema_behind(len(self.steps))
 
     @cached_property
     def stages(self) -> tuple[Stage, ...]:
@@ -265,16 +224,16 @@ class Flow(Generic[T]):
         """
         stages: list[Stage] = []
         before: list[Step] = []
-        columnar = True
-        for step in self.steps:
+        columnar, begins = True, 0
+        for i, step in enumerate(self.steps):
             if isinstance(step, PublishStates):
                 stages[-1] = replace(stages[-1], snapshots=(*stages[-1].snapshots, step.topic))
-            elif isinstance(step, Aggregate):
-                columnar = columnar and _vectorised(step)
-                stages.append(Stage(len(stages), tuple(before), step, columnar))
-                before = []
+                continue
+            columnar = columnar and is_vectorised(step)
+            if isinstance(step, Aggregate):
+                stages.append(Stage(len(stages), tuple(before), step, columnar, schema=self._schema_behind(begins)))
+                before, begins = [], i + 1
             else:
-                columnar = columnar and _vectorised(step)
                 before.append(step)
         if not stages:
             raise FlowError(f"flow {self.name!r} has no aggregate()")
@@ -283,8 +242,25 @@ class Flow(Generic[T]):
     @cached_property
     def tail(self) -> tuple[Step, ...]:
         """Steps behind the last aggregation."""
-        last = max(i for i, step in enumerate(self.steps) if isinstance(step, Aggregate))
-        return tuple(step for step in self.steps[last + 1 :] if not isinstance(step, PublishStates | Aggregate))
+        return tuple(
+            step for step in self.steps[self._behind_stages :] if not isinstance(step, PublishStates | Aggregate)
+        )
+
+    @cached_property
+    def tail_schema(self) -> Schema:
+        """Columns in front of the first step of `tail`; None where a callable decides."""
+        return self._schema_behind(self._behind_stages)
+
+    @property
+    def _behind_stages(self) -> int:
+        last = self.stages[-1].aggregate
+        return 1 + next(i for i, step in enumerate(self.steps) if step is last)
+
+    def _schema_behind(self, count: int) -> Schema:
+        schema: Schema = None if self.topic is None else self.topic.schema
+        for step in self.steps[:count]:
+            schema = schema_after(step, schema)
+        return schema
 
     def stage(self, name: str) -> Stage:
         """The stage of that name.
@@ -311,14 +287,14 @@ class Flow(Generic[T]):
     @cached_property
     def is_columnar(self) -> bool:
         """Whether every step is vectorised: on Spark a flow takes one path as a whole."""
-        return self.stages[-1].columnar and all(_vectorised(step) for step in self.tail)
+        return self.stages[-1].columnar and all(is_vectorised(step) for step in self.tail)
 
     @cached_property
     def columns(self) -> frozenset[str] | None:
         """Payload columns that the flow reads; None when a callable may read any of them."""
         if not self.is_columnar:
             return None
-        return columns_of(one for step in self.steps for one in _expressions(step))
+        return columns_of(one for step in self.steps for one in expressions_of(step))
 
     def describe(self) -> str:
         """Draw the flow, one step a line, with the path that each takes."""
@@ -328,52 +304,30 @@ class Flow(Generic[T]):
             if isinstance(step, PublishStates):
                 lines.append(f"  states to  {step.topic}")
                 continue
-            columnar = columnar and _vectorised(step)
+            columnar = columnar and is_vectorised(step)
             path = "vectorised" if columnar else "per message"
-            lines.append(f"  {type(step).__name__.lower():10s} {_summary(step):50s} {path}".rstrip())
+            lines.append(f"  {type(step).__name__.lower():10s} {summary(step):50s} {path}".rstrip())
         return "\n".join(lines)
 
 
-def _checked(step: Step | Aggregate, schema: Mapping[str, pl.DataType]) -> None:
-    """Evaluate a step's expressions over no rows: what is missing or does not fit shows at once.
-
-    Raises:
-        FlowError: A column is missing, types do not fit, or a field reads what no aggregate takes.
-    """
-    evaluated = _evaluated(step, schema)
-    match step:
-        case Filter() | Divert() if evaluated.width and not evaluated.dtypes[0].is_(pl.Boolean):
-            raise FlowError(f"{_text_of(step)} gives {evaluated.dtypes[0]}, not true or false")
-        case Aggregate(name=name, fold=Fields() as fields):
-            foldable((field, dtype) for field, dtype in evaluated.schema.items() if field in fields.inputs())
-            key = evaluated.schema.get("key of the stage")
-            if key is not None and not (key.is_integer() or key in (pl.String, pl.Binary, pl.Null)):
-                raise FlowError(f"stage {name!r}: its key is of type {key}; use text, bytes or an integer")
-
-
-def _evaluated(step: Step | Aggregate, schema: Mapping[str, pl.DataType], *, keep: bool = False) -> pl.DataFrame:
-    wanted: dict[str, pl.Expr] = {}
-    match step:
-        case Filter(argument) | Divert(argument) if isinstance(argument, str | pl.Expr):
-            wanted = {"predicate": expression(argument)}
-        case Map(columns, None):
-            wanted = {name: expression(of) for name, of in columns.items()}
-        case Aggregate(key=key, fold=fold):
-            wanted = dict(fold.inputs()) if isinstance(fold, Fields) else {}
-            if isinstance(key, str | pl.Expr):
-                wanted["key of the stage"] = expression(key)
-    missing = columns_of(wanted.values()) - set(schema)
-    if missing:
-        raise FlowError(f"no column {', '.join(sorted(missing))}; there are {', '.join(sorted(schema))}")
-    frame = pl.DataFrame(schema=dict(schema))
+def _topic(name: str) -> str:
     try:
-        return frame.with_columns(**wanted) if keep else frame.select(**wanted)
-    except Exception as error:
-        raise FlowError(f"an expression does not fit the columns: {type(error).__name__}: {error}") from error
+        return check_topic(name)
+    except EnvelopeError as error:
+        raise FlowError(f"{name!r} is no topic that Kafka allows") from error
 
 
-def _text_of(step: Filter | Divert) -> str:
-    return _text(step.keep if isinstance(step, Filter) else step.when)
+def _check_zero(name: str, fold: Fold[Any]) -> None:
+    try:
+        check_state(fold.zero())
+    except Exception as error:  # the user's code: anything may come
+        detail = error.detail if isinstance(error, EnvelopeError) else type(error).__name__
+        raise FlowError(f"stage {name!r}: zero() of its fold gives no state: {detail}") from error
+
+
+def _check_callable(what: str, function: Any, *, needed: bool = False) -> None:
+    if not callable(function) and (needed or function is not None):
+        raise FlowError(f"{what} takes a function, not a {type(function).__name__}")
 
 
 def _check(argument: Any) -> None:
@@ -381,46 +335,3 @@ def _check(argument: Any) -> None:
         expression(argument)
     elif not callable(argument):
         raise FlowError(f"a {type(argument).__name__} is neither a column, an expression nor a callable")
-
-
-def _vectorised(step: Step | Aggregate) -> bool:
-    match step:
-        case Filter(argument) | Divert(argument):
-            return is_columnar(argument)
-        case Map(_, function):
-            return function is None
-        case Aggregate():
-            return is_columnar(step.key) and isinstance(step.fold, Fields) and step.emit is None
-        case FlatMap() | Publish():
-            return False
-
-
-def _expressions(step: Step | Aggregate | PublishStates) -> list[pl.Expr]:
-    match step:
-        case Filter(argument) | Divert(argument) if isinstance(argument, str | pl.Expr):
-            return [expression(argument)]
-        case Map(columns, None):
-            return [expression(one) for one in columns.values()]
-        case Aggregate(key=key, fold=Fields() as fields) if isinstance(key, str | pl.Expr):
-            return [expression(key), *fields.inputs().values()]
-        case _:
-            return []
-
-
-def _summary(step: Step | Aggregate) -> str:
-    match step:
-        case Filter(argument) | Divert(argument):
-            return _text(argument)
-        case Map(columns, function):
-            return ", ".join(columns) if function is None else name_of(function)
-        case FlatMap(function):
-            return name_of(function)
-        case Publish(topic):
-            return topic
-        case Aggregate():
-            fold = step.fold.describe() if isinstance(step.fold, Fields) else name_of(type(step.fold))
-            return f"{step.name} by {_text(step.key)}: {fold}"
-
-
-def _text(argument: Predicate | Key) -> str:
-    return str(argument) if isinstance(argument, str | pl.Expr) else name_of(argument)

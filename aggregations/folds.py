@@ -1,12 +1,10 @@
 """Folds in plain Python: the per-message path."""
 
-import ast
-import hashlib
-import inspect
-import textwrap
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from aggregations.element import Element
+from aggregations.fields import INT64, is_utf8
+from envelope import EnvelopeError, Reason
 
 S = TypeVar("S")
 
@@ -15,9 +13,10 @@ S = TypeVar("S")
 class Fold(Protocol[S]):
     """A fold written as a class.
 
-    The state is what JSON can hold: None, booleans, 64-bit integers, finite floats, text, lists and
-    dictionaries with text keys. It is handed over by value, so `fold` may change it in place. `fold`
-    must depend on nothing but its arguments. A raise sends the element to the dead-letter topic.
+    The state is what JSON gives back as it was: None, booleans, 64-bit integers, finite floats, text, lists
+    and dictionaries with text keys, of exactly these types. It is handed over by value, so `fold` may
+    change it in place. `fold` must depend on nothing but its arguments. A raise sends the element to the
+    dead-letter topic.
 
     An optional `result(state)` makes of the state what readers see. Changing the code of the class
     changes the stage's definition hash.
@@ -32,17 +31,35 @@ class Fold(Protocol[S]):
         ...
 
 
-def describe(fold: object) -> str:
-    """Canonical text of a fold in plain Python: its name, its code without comments and its arguments."""
-    kind = type(fold)
-    arguments = dict(sorted(getattr(fold, "__dict__", {}).items()))
-    return f"{kind.__module__}.{kind.__qualname__}#{_code(kind)}{arguments or ''}"
+def check_state(state: Any) -> None:
+    """Check that a state comes back from JSON as it is.
 
+    A tuple would come back as a list, a `Counter` as a plain dictionary: the fold would meet another type
+    behind a batch's end than within it, and the result would depend on where batches end.
 
-def _code(of: type) -> str:
-    """Hash of the code, independent of comments and layout; of nothing where there is no source."""
-    try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(of)))
-    except (OSError, TypeError, SyntaxError):
-        return "no-source"
-    return hashlib.sha256(ast.dump(tree).encode()).hexdigest()[:12]
+    Raises:
+        EnvelopeError: `NOT_FINITE`, `OVERFLOW` or `FOLD_FAILED`.
+    """
+    kind = type(state)
+    if kind is int:
+        if not -INT64 <= state < INT64:
+            raise EnvelopeError(Reason.OVERFLOW, "an integer of the state would leave 64 bits")
+    elif kind is float:
+        if state - state != 0:
+            raise EnvelopeError(Reason.NOT_FINITE, "a number of the state is NaN or infinite")
+    elif kind is str:
+        if not is_utf8(state):
+            raise EnvelopeError(Reason.FOLD_FAILED, "a text of the state has half a surrogate pair")
+    elif kind is list:
+        for one in state:
+            check_state(one)
+    elif kind is dict:
+        for name, one in state.items():
+            if type(name) is not str:
+                raise EnvelopeError(Reason.FOLD_FAILED, "a dictionary in the state has a key that is no text")
+            check_state(name)
+            check_state(one)
+    elif kind is not bool and state is not None:
+        raise EnvelopeError(
+            Reason.FOLD_FAILED, f"JSON would not give back a {kind.__name__} in the state; use plain lists and the like"
+        )

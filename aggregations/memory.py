@@ -22,17 +22,17 @@ from persistence.steps import Step
 class _Batch:
     """A batch on its way through the flow."""
 
-    records: dict[Node, Record]
+    records: dict[tuple[str, int, int], Record]
     report: Report
     outcomes: dict[str, Outcome] = field(default_factory=dict)
-    dead: list[DeadLetter] = field(default_factory=list)
+    dead: dict[tuple[str, int, int, str], DeadLetter] = field(default_factory=dict)
     outputs: list[Output] = field(default_factory=list)
 
-    def bury(self, stage: str, element: Element[Any], reason: Reason, detail: str) -> None:
+    def bury(self, stage: str, own: Node, reason: Reason, detail: str) -> None:
         """Note a dead letter: once per record and stage, though several of its items may fail."""
-        letter = DeadLetter(self.records[element.own], stage, reason, detail)
-        if letter not in self.dead:
-            self.dead.append(letter)
+        at = (own.topic, own.partition, own.offset)
+        if (*at, stage) not in self.dead:
+            self.dead[*at, stage] = DeadLetter(self.records[at], stage, reason, detail)
             self.report.reasons[reason.value] += 1
 
 
@@ -107,14 +107,14 @@ class MemoryRunner:
         """What readers see of every state of a stage."""
         fold = self.flow.stage(stage).aggregate.fold
         result = getattr(fold, "result", lambda state: state)
-        return {key: result(state.fold) for key, state in self.states(stage).items() if state.fold is not None}
+        return {key: result(state.fold) for key, state in self.states(stage).items() if state.folded}
 
     def close(self) -> None:
         """Close the stores."""
         self.run.close()
 
     def _fetch(self, records: Iterable[Record]) -> _Batch:
-        found = {record.node: record for record in records}
+        found = {(record.topic, record.partition, record.offset): record for record in records}
         return _Batch(found, Report(records=len(found)))
 
     def _decode(self, batch: _Batch) -> list[Element[Any]]:
@@ -123,14 +123,13 @@ class MemoryRunner:
             try:
                 read = self._decoder.decode(record)
             except EnvelopeError as error:
-                batch.dead.append(DeadLetter(record, "", error.reason, error.detail))
-                batch.report.reasons[error.reason.value] += 1
+                batch.bury("", record.node, error.reason, error.detail)
                 continue
             elements.append(
                 Element(
                     value=read.columns,
                     key=read.key,
-                    own=record.node,
+                    own=read.lineage.own,
                     chain=read.chain,
                     event_time_us=read.event_time_us,
                     event_id=read.event_id,
@@ -160,7 +159,7 @@ class MemoryRunner:
         batch.report.retired += outcome.retired
         for one in outcome.decided:
             if one.reason is not None:
-                batch.bury(stage.name, one.arrival.element, one.reason, one.detail)
+                batch.bury(stage.name, one.arrival.element.own, one.reason, one.detail)
         emitted = [element for one in outcome.decided for element in one.emitted]
         return Applied(emitted, applied.schema if stage.aggregate.emit is None else None)
 
@@ -171,7 +170,7 @@ class MemoryRunner:
     def _gather(self, stage: str, applied: Applied, batch: _Batch) -> None:
         rejected: Rejected
         for rejected in applied.rejected:
-            batch.bury(stage, rejected.element, rejected.reason, rejected.detail)
+            batch.bury(stage, rejected.element.own, rejected.reason, rejected.detail)
         batch.outputs += applied.outputs
         batch.report.filtered += applied.filtered
 
@@ -179,7 +178,7 @@ class MemoryRunner:
         self.outputs += batch.outputs
         batch.report.outputs = len(batch.outputs)
         if batch.dead:
-            effect(DEAD_LETTER, lambda: self.dead_letters.extend(batch.dead))
+            effect(DEAD_LETTER, lambda: self.dead_letters.extend(batch.dead.values()))
 
     def _persist(self, stage: Stage, batch: _Batch) -> None:
         save_states(self.run, stage, batch.outcomes[stage.name].states)

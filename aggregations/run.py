@@ -38,8 +38,11 @@ def bind(flow: Flow[object], stores: Mapping[str, str], default: str = "") -> di
         raise FlowError(f"no store for stage {', '.join(missing)}: give --store URL or --store {missing[0]}=URL")
     try:
         store_order(bound.values())
-    except ValueError as error:
-        raise FlowError(redacted(str(error), bound.values())) from None
+    except ValueError:  # its text has the URLs, which may have passwords
+        raise FlowError(
+            "the store of a stage comes back behind another stage's: bind neighbouring stages to one store, "
+            "or use a third one"
+        ) from None
     return bound
 
 

@@ -1,18 +1,18 @@
 """One stage, message by message: verdicts and folds. Pure; the definition that the fast path must equal."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
-import polars as pl
 
 from aggregations.element import Element
-from aggregations.expressions import evaluate, frame_of, is_mapping
 from aggregations.fields import Fields
 from aggregations.flow import Aggregate
-from envelope import Decision, EnvelopeError, Node, Reason, Siblings, Standing, Verdict, Windows, in_order
+from aggregations.folds import check_state
+from aggregations.rows import Schema, evaluate_values
+from envelope import Decision, EnvelopeError, Node, Position, Reason, Siblings, Standing, Verdict, Windows, in_order
 
 _FIRST_SEEN = frozenset({Verdict.ACCEPTED, Verdict.LATE, Verdict.NEW_LANE})
 
@@ -41,7 +41,7 @@ class KeyState:
     """The state of one key.
 
     Attributes:
-        fold: State of the fold; None before anything was folded.
+        fold: State of the fold; None as well before anything was folded.
         windows: Positions that it holds.
         version: Version that was loaded; 0 when the store had none.
     """
@@ -49,6 +49,11 @@ class KeyState:
     fold: Any = None
     windows: Windows = field(default_factory=Windows)
     version: int = 0
+
+    @property
+    def folded(self) -> bool:
+        """Whether anything was folded; otherwise it has holes at most."""
+        return bool(self.windows.lanes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +165,7 @@ def _fold_key(
     standings = [arrivals[i].standing for i in rows]
     decided = before.windows.judge(standings, siblings)
     # The fold may change its state in place, and a key may be folded again.
-    state = stage.fold.zero() if before.fold is None else _copy(before.fold)
+    state = _copy(before.fold if before.folded else stage.fold.zero())
     result = _Folded(before, {}, {}, [], changed=False, retired=0)
     folded: list[Standing] = []
     for place in in_order(standings):
@@ -209,34 +214,8 @@ def _fold_one(stage: Aggregate, state: Any, arrival: Arrival) -> tuple[Any, tupl
         check_state(state)
     if stage.emit is None:
         return state, (element,)
-    return state, tuple(element.nth(n, value) for n, value in enumerate(stage.emit(element, state)))
-
-
-def check_state(state: Any) -> None:
-    """Check that JSON can hold a fold's state.
-
-    Raises:
-        EnvelopeError: `NOT_FINITE`, `OVERFLOW` or `FOLD_FAILED`.
-    """
-    match state:
-        case None | bool() | str():
-            return
-        case int():
-            if not -(2**63) <= state < 2**63:
-                raise EnvelopeError(Reason.OVERFLOW, "an integer of the state would leave 64 bits")
-        case float():
-            if state - state != 0:
-                raise EnvelopeError(Reason.NOT_FINITE, "a number of the state is NaN or infinite")
-        case list() | tuple():
-            for one in state:
-                check_state(one)
-        case dict():
-            for name, one in state.items():
-                if not isinstance(name, str):
-                    raise EnvelopeError(Reason.FOLD_FAILED, "a dictionary in the state has a key that is no text")
-                check_state(one)
-        case _:
-            raise EnvelopeError(Reason.FOLD_FAILED, f"JSON cannot hold a {type(state).__name__} in the state")
+    # By value as well: what is emitted must not change with the state behind it.
+    return state, tuple(element.nth(n, value) for n, value in enumerate(stage.emit(element, _copy(state))))
 
 
 def _outcome(
@@ -249,68 +228,49 @@ def _outcome(
 ) -> Outcome:
     states = {key: result.state for key, result in results.items() if result.changed}
     rejected: dict[int, tuple[Reason, str]] = {}
-    decisions: dict[int, Decision] = {}
+    decisions = {i: decision for result in results.values() for i, decision in result.decisions.items()}
+    taken = _taken(arrivals, decisions) if failed else frozenset()
     for own, cause in failed.items():
         for i in by_record[own]:
-            arrival = arrivals[i]
-            before = loaded.get(arrival.key, KeyState())
-            [decision] = before.windows.judge([arrival.standing], siblings)
-            decisions[i] = decision
-            if not decision.fold:
+            key, standing = arrivals[i].key, arrivals[i].standing
+            before = loaded.get(key, KeyState())
+            if (key, standing.group, standing.position) in taken:
+                # A copy of it was folded in this batch. A hole would let a third one in, below the floor.
+                verdict = Verdict.AMBIGUOUS if standing.ambiguous else Verdict.DUPLICATE_IN_BATCH
+                decisions[i] = Decision(verdict, fold=False)
+                if verdict is Verdict.AMBIGUOUS and siblings is Siblings.GROUP:
+                    rejected[i] = cause
+                continue
+            [decisions[i]] = before.windows.judge([standing], siblings)
+            if not decisions[i].fold:
                 # Held already, so it needs no hole: an earlier copy of the record was folded whole.
                 continue
             rejected[i] = cause
-            state = states.get(arrival.key, before)
-            states[arrival.key] = replace(state, windows=state.windows.leaving_hole(arrival.standing))
+            state = states.get(key, before)
+            states[key] = replace(state, windows=state.windows.leaving_hole(standing))
     decided = []
     for i, arrival in enumerate(arrivals):
         if i in rejected:
             decided.append(Decided(arrival, Decision(Verdict.REJECTED, fold=False), *rejected[i]))
             continue
-        decision = decisions.get(i) or results[arrival.key].decisions[i]
+        decision = decisions[i]
         reason = Reason.UNPROVEN if decision.verdict is Verdict.UNPROVEN else None
         emitted = results[arrival.key].emitted.get(i, ()) if decision.fold else ()
         decided.append(Decided(arrival, decision, reason, emitted=emitted))
     return Outcome(states, decided, sum(result.retired for result in results.values()))
 
 
-def inputs_of(stage: Aggregate, elements: Sequence[Element[Any]], schema: Mapping[str, Any] | None) -> list[Any]:
+def _taken(arrivals: Sequence[Arrival], decisions: Mapping[int, Decision]) -> frozenset[tuple[bytes, str, Position]]:
+    """Key, group and position of what this batch folds."""
+    folded = (arrivals[i] for i, decision in decisions.items() if decision.fold)
+    return frozenset((one.key, one.standing.group, one.standing.position) for one in folded)
+
+
+def inputs_of(stage: Aggregate, elements: Sequence[Element[Any]], schema: Schema) -> list[Any]:
     """What `Fields.inputs` gives for each element: a mapping, or an `EnvelopeError` where it raised.
 
     Empty mappings for a fold in plain Python.
     """
-    if not isinstance(stage.fold, Fields) or not elements:
+    if not isinstance(stage.fold, Fields):
         return [{} for _ in elements]
-    wanted = stage.fold.inputs()
-    return evaluate_rows(elements, wanted, schema)
-
-
-def evaluate_rows(
-    elements: Sequence[Element[Any]], wanted: Mapping[str, pl.Expr], schema: Mapping[str, Any] | None
-) -> list[Any]:
-    """Evaluate expressions over the elements' columns: one mapping each, or an `EnvelopeError`."""
-    good = [i for i, element in enumerate(elements) if is_mapping(element.value)]
-    results: list[Any] = [
-        EnvelopeError(Reason.MISSING_FIELD, "the element's value has no columns, an expression needs them")
-    ] * len(elements)
-    if not good:
-        return results
-    if not wanted:
-        return [{} if is_mapping(element.value) else results[i] for i, element in enumerate(elements)]
-    frame = frame_of([elements[i].value for i in good], schema)
-    missing = _missing(wanted, frame)
-    if missing:
-        error = EnvelopeError(Reason.MISSING_FIELD, f"no column {', '.join(sorted(missing))}")
-        return [error] * len(elements)
-    columns, failed = evaluate(frame, wanted)
-    bad = set(failed)
-    for place, row in enumerate(columns.iter_rows(named=True)):
-        results[good[place]] = (
-            EnvelopeError(Reason.TRANSFORM_FAILED, "an expression cannot be evaluated for it") if place in bad else row
-        )
-    return results
-
-
-def _missing(wanted: Mapping[str, pl.Expr], frame: pl.DataFrame) -> set[str]:
-    present: Iterable[str] = frame.columns
-    return {name for one in wanted.values() for name in one.meta.root_names()} - set(present)
+    return evaluate_values([element.value for element in elements], stage.fold.inputs(), schema)

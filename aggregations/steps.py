@@ -9,13 +9,12 @@ import polars as pl
 
 from aggregations.element import Element
 from aggregations.errors import FlowError
-from aggregations.expressions import expression, key_bytes
-from aggregations.flow import Aggregate, Divert, Filter, FlatMap, Key, Map, Predicate, Publish, Step
-from aggregations.stage import Arrival, evaluate_rows, inputs_of
+from aggregations.expressions import Expression, key_bytes
+from aggregations.flow import Aggregate, Divert, Filter, FlatMap, Map, Predicate, Publish, Step
+from aggregations.operators import schema_after
+from aggregations.rows import Schema, evaluate_values
+from aggregations.stage import Arrival, inputs_of
 from envelope import Envelope, EnvelopeError, Hop, Reason, Siblings, Verdict, encode
-
-Schema = Mapping[str, Any] | None
-"""Dtypes of the elements' columns where they are known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +67,13 @@ def apply_steps(steps: Sequence[Step], elements: Sequence[Element[Any]], schema:
 
 
 def _filter(applied: Applied, step: Filter) -> None:
-    kept = _each(applied, step.keep)
+    kept = _true(applied, step.keep)
     applied.filtered += sum(1 for keep in kept if not keep)
     applied.elements = [element for element, keep in zip(applied.elements, kept, strict=True) if keep]
 
 
 def _divert(applied: Applied, step: Divert) -> None:
-    away = _each(applied, step.when)
+    away = _true(applied, step.when)
     for element, leaves in zip(applied.elements, away, strict=True):
         if leaves:
             applied.rejected.append(Rejected(element, Reason.DIVERTED, "the flow diverts it"))
@@ -87,14 +86,12 @@ def _map(applied: Applied, step: Map) -> None:
         applied.elements = [element.of(value) for element, value in zip(applied.elements, values, strict=True)]
         applied.schema = None
         return
-    wanted = {name: expression(of) for name, of in step.columns.items()}
-    rows = _survivors(applied, evaluate_rows(applied.elements, wanted, applied.schema))
+    rows = _survivors(applied, _evaluated(applied, step.columns))
     applied.elements = [
         element.of({**element.value, **row}) for element, row in zip(applied.elements, rows, strict=True)
     ]
     if applied.schema is not None:
-        empty = pl.DataFrame(schema=dict(applied.schema)).with_columns(**wanted)
-        applied.schema = dict(empty.schema)
+        applied.schema = schema_after(step, applied.schema)
 
 
 def _flat_map(applied: Applied, step: FlatMap) -> None:
@@ -108,42 +105,28 @@ def _flat_map(applied: Applied, step: FlatMap) -> None:
 
 
 def _publish(applied: Applied, step: Publish) -> None:
-    def output(element: Element[Any]) -> Output:
-        key = element.key if step.key is None else _value(step.key, element)
-        return Output(step.topic, key_bytes(key), encode(_republished(element, step, key_bytes(key))))
+    keys = [element.key for element in applied.elements] if step.key is None else _each(applied, step.key)
 
-    if step.key is not None and isinstance(step.key, str | pl.Expr):
-        rows = _survivors(applied, evaluate_rows(applied.elements, {"key": expression(step.key)}, applied.schema))
-        keys = {id(element): row["key"] for element, row in zip(applied.elements, rows, strict=True)}
+    def output(element: Element[Any], key: Any) -> Output:
+        key = key_bytes(key)
+        return Output(step.topic, key, encode(_republished(element, step, key)))
 
-        def keyed(element: Element[Any]) -> Output:
-            key = key_bytes(keys[id(element)])
-            return Output(step.topic, key, encode(_republished(element, step, key)))
-
-        applied.outputs += _each(applied, keyed)
-        return
-    applied.outputs += _each(applied, output)
-
-
-def _value(key: Key, element: Element[Any]) -> Any:
-    assert callable(key)
-    return key(element)
+    output.__qualname__ = f"publish to {step.topic}"
+    results = [_call(output, *pair) for pair in zip(applied.elements, keys, strict=True)]
+    applied.outputs += _survivors(applied, results)
 
 
 def _republished(element: Element[Any], step: Publish, key: bytes | None) -> Envelope:
     """The envelope of a published element: its chain with this passage behind it."""
-    index = 0
-    for one in element.indices:
-        # Nested collections: one number, the same in every run. 2^16 items a level.
-        index = (index << 16) | one
     hop = Hop(
         element.topic,
         element.partition,
         element.offset,
         via=step.name,
-        index=index,
+        index=_index(element.indices),
         rekeyed=key != element.key,
         topic_id=element.own.topic_id,
+        cluster=element.own.cluster,
     )
     if step.value is not None:
         payload, content_type = step.value(element), ""
@@ -160,6 +143,25 @@ def _republished(element: Element[Any], step: Publish, key: bytes | None) -> Env
     )
 
 
+def _index(indices: tuple[int, ...]) -> int:
+    """One number for the place in nested collections, the same in every run and never that of another place.
+
+    Raises:
+        EnvelopeError: A collection has too many items to be numbered beside the ones around it.
+    """
+    if len(indices) < 2:
+        return indices[0] if indices else 0
+    bits = 32 // len(indices)
+    if any(one >> bits for one in indices):
+        raise EnvelopeError(
+            Reason.TRANSFORM_FAILED, f"more than {1 << bits} items in one of {len(indices)} nested collections"
+        )
+    index = 0
+    for one in indices:
+        index = index << bits | one
+    return index
+
+
 _STEPS: Mapping[type, Callable[[Applied, Any], None]] = {
     Filter: _filter,
     Divert: _divert,
@@ -172,16 +174,27 @@ _STEPS: Mapping[type, Callable[[Applied, Any], None]] = {
 def _each(applied: Applied, argument: Predicate | Callable[[Element[Any]], Any]) -> list[Any]:
     """Evaluate an argument for every element; those for which it raises are rejected and taken out."""
     if isinstance(argument, str | pl.Expr):
-        rows = evaluate_rows(applied.elements, {"_": expression(argument)}, applied.schema)
-        return [row["_"] for row in _survivors(applied, rows)]
+        return [row["_"] for row in _survivors(applied, _evaluated(applied, {"_": argument}))]
     return _survivors(applied, [_call(argument, element) for element in applied.elements])
 
 
-def _call(function: Callable[[Element[Any]], Any], element: Element[Any]) -> Any:
+def _evaluated(applied: Applied, wanted: Mapping[str, Expression]) -> list[Any]:
+    return evaluate_values([element.value for element in applied.elements], wanted, applied.schema)
+
+
+def _true(applied: Applied, predicate: Predicate) -> list[bool]:
+    if isinstance(predicate, str | pl.Expr):
+        return [bool(result) for result in _each(applied, predicate)]
+    return _each(applied, lambda element: bool(predicate(element)))
+
+
+def _call(function: Callable[..., Any], *arguments: Any) -> Any:
     try:
-        return function(element)
+        return function(*arguments)
     except EnvelopeError as error:
         return error
+    except FlowError as error:
+        return EnvelopeError(Reason.BAD_PAYLOAD, str(error))
     except Exception as error:  # the user's code: anything may come
         return EnvelopeError(
             Reason.TRANSFORM_FAILED, f"{type(error).__name__} in {getattr(function, '__qualname__', 'a step')}"

@@ -1,0 +1,178 @@
+"""Canonical text of Python code: what of a fold or a key function goes into a stage's definition hash.
+
+Comments, docstrings and layout are left out; arguments and what a function closes over are not. What the
+code calls elsewhere is not followed.
+"""
+
+import ast
+import hashlib
+import inspect
+import textwrap
+from collections.abc import Callable, Iterator
+from functools import partial
+from types import CodeType, FunctionType, MethodType, ModuleType
+from typing import Any, Protocol
+
+_NOT_OURS = frozenset({"builtins", "typing", "abc", "aggregations.folds"})
+_SCALARS = (str, bytes, int, float, complex, type(None), type(Ellipsis))
+
+
+def describe_object(of: object) -> str:
+    """Text of an instance: its class's name and code, and its attributes."""
+    kind = type(of)
+    return f"{kind.__module__}.{kind.__qualname__}#{_class(kind)}{_attributes(of, frozenset())}"
+
+
+def describe_callable(function: Callable[..., Any]) -> str:
+    """Text of a function, a method, a `partial` or an object with `__call__`."""
+    return _value(function, frozenset())
+
+
+def _attributes(of: object, within: frozenset[int]) -> str:
+    slots = [name for kind in type(of).__mro__ for name in _slots(kind) if hasattr(of, name)]
+    found = {**{name: getattr(of, name) for name in slots}, **getattr(of, "__dict__", {})}
+    return _value(found, within) if found else ""
+
+
+def _slots(kind: type) -> tuple[str, ...]:
+    slots = kind.__dict__.get("__slots__", ())
+    return (slots,) if isinstance(slots, str) else tuple(slots)
+
+
+def _value(of: Any, within: frozenset[int]) -> str:
+    """Text of an argument or of what a function closes over: the same in every process."""
+    if isinstance(of, _SCALARS):
+        return f"{type(of).__name__}:{of!r}" if type(of) not in _SCALARS else repr(of)
+    if id(of) in within:
+        return "..."
+    inside = within | {id(of)}
+    if isinstance(of, list | tuple):
+        return f"{type(of).__name__}[{', '.join(_value(one, inside) for one in of)}]"
+    if isinstance(of, set | frozenset):
+        return f"set[{', '.join(sorted(_value(one, inside) for one in of))}]"
+    if isinstance(of, dict):
+        items = sorted((_value(name, inside), _value(one, inside)) for name, one in of.items())
+        return f"{{{', '.join(f'{name}: {one}' for name, one in items)}}}"
+    if isinstance(of, partial):
+        return f"partial({_value(of.func, inside)}, {_value(of.args, inside)}, {_value(of.keywords, inside)})"
+    if isinstance(of, MethodType):
+        return f"{_value(of.__func__, inside)} of {_value(of.__self__, inside)}"
+    if isinstance(of, FunctionType):
+        return _function(of, inside)
+    if isinstance(of, type):
+        return f"{of.__module__}.{of.__qualname__}#{_class(of)}"
+    if isinstance(of, ModuleType):
+        return of.__name__
+    if inspect.isbuiltin(of) or inspect.ismethoddescriptor(of):
+        return f"{getattr(of, '__module__', '')}.{of.__qualname__}"
+    text = repr(of)
+    if " at 0x" not in text:
+        return text
+    return f"{type(of).__module__}.{type(of).__qualname__}#{_class(type(of))}{_attributes(of, inside)}"
+
+
+def _function(of: FunctionType, within: frozenset[int]) -> str:
+    closed = {name: _cell(cell) for name, cell in zip(of.__code__.co_freevars, of.__closure__ or (), strict=True)}
+    given = [of.__defaults__ or (), of.__kwdefaults__ or {}, closed]
+    extra = _value(given, within) if any(given) else ""
+    return f"function#{_hash(_source_of_function(of))}{extra}"
+
+
+class _Cell(Protocol):
+    cell_contents: Any
+
+
+def _cell(cell: _Cell) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # a name that is not bound yet
+        return None
+
+
+def _source_of_function(of: FunctionType) -> str:
+    node = _node_of(of.__code__)
+    return _bytecode(of.__code__) if node is None else _unparsed(node)
+
+
+def _node_of(code: CodeType) -> ast.AST | None:
+    """The function or lambda in its source file. None where there is no source."""
+    try:
+        lines, _ = inspect.findsource(code)
+        tree = ast.parse("".join(lines))
+    except (OSError, TypeError, SyntaxError):
+        return None
+    if code.co_name != "<lambda>":
+        named = [
+            node
+            for node in ast.walk(tree)
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+            and node.name == code.co_name
+            and _first_line(node) == code.co_firstlineno
+        ]
+        return named[0] if len(named) == 1 else None
+    places = [place for place in code.co_positions() if place[0] is not None and place[2] is not None]
+    return next(
+        (
+            node
+            for node in _lambdas(tree)
+            if node.lineno == code.co_firstlineno and all(_within(node.body, place) for place in places[1:])
+        ),
+        None,
+    )
+
+
+def _first_line(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    return min([node.lineno, *(one.lineno for one in node.decorator_list)])
+
+
+def _lambdas(tree: ast.AST) -> Iterator[ast.Lambda]:
+    """Inner lambdas before the ones around them."""
+    found = [node for node in ast.walk(tree) if isinstance(node, ast.Lambda)]
+    return iter(
+        sorted(found, key=lambda node: (node.end_lineno or 0, node.end_col_offset or 0, -node.lineno, -node.col_offset))
+    )
+
+
+def _within(body: ast.expr, place: tuple[int | None, int | None, int | None, int | None]) -> bool:
+    line, end_line, column, end_column = place
+    begin, end = (body.lineno, body.col_offset), (body.end_lineno or 0, body.end_col_offset or 0)
+    return begin <= (line or 0, column or 0) and (end_line or 0, end_column or 0) <= end
+
+
+def _class(kind: type) -> str:
+    """Hash of the code of a class and of the bases that were written for it."""
+    texts = []
+    for one in kind.__mro__:
+        if one.__module__ in _NOT_OURS:
+            continue
+        try:
+            texts.append(_unparsed(ast.parse(textwrap.dedent(inspect.getsource(one)))))
+        except (OSError, TypeError, SyntaxError):
+            codes = (value.__code__ for value in vars(one).values() if isinstance(value, FunctionType))
+            texts += [_bytecode(code) for code in codes]
+    return _hash("\n".join(texts))
+
+
+def _unparsed(tree: ast.AST) -> str:
+    """Source text without comments, docstrings and layout, nearly the same in every version of Python."""
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        if isinstance(body, list) and body and isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            first = body[0]
+            if (
+                isinstance(first, ast.Expr)
+                and isinstance(first.value, ast.Constant)
+                and isinstance(first.value.value, str)
+            ):
+                node.body = body[1:] or [ast.Pass()]
+    return ast.unparse(tree)
+
+
+def _bytecode(code: CodeType) -> str:
+    """For code that was typed into an interpreter: it changes with the version of Python as well."""
+    inner = [_bytecode(one) if isinstance(one, CodeType) else repr(one) for one in code.co_consts]
+    return f"{code.co_code.hex()} {code.co_names} {inner}"
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:12]

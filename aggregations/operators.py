@@ -1,0 +1,214 @@
+"""The steps a flow is made of, and what of them can be checked before anything runs."""
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import polars as pl
+
+from aggregations.code import describe_callable, describe_object
+from aggregations.element import Element
+from aggregations.errors import FlowError
+from aggregations.expressions import Expression, columns_of, describe_expression, name_of, parsed
+from aggregations.fields import Fields
+from aggregations.folds import Fold
+from envelope.windows import LANES, WINDOW
+
+Predicate: TypeAlias = Expression | Callable[[Element[Any]], bool]
+Key: TypeAlias = Expression | Callable[[Element[Any]], str | bytes | int | None]
+
+
+def is_columnar(step: object) -> bool:
+    """Whether a step's argument is a column name or an expression: the vectorised path."""
+    return isinstance(step, str | pl.Expr)
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """Keeps the elements for which the predicate is true; null counts as false."""
+
+    keep: Predicate
+
+
+@dataclass(frozen=True, slots=True)
+class Map:
+    """Adds or replaces columns by expressions, or makes a new value of each element by a function."""
+
+    columns: Mapping[str, Expression] = field(default_factory=dict)
+    function: Callable[[Element[Any]], Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FlatMap:
+    """Makes a collection of values of each element; the collection is folded whole or not at all."""
+
+    function: Callable[[Element[Any]], Iterable[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Divert:
+    """Sends the elements for which the predicate is true to the dead-letter topic."""
+
+    when: Predicate
+
+
+@dataclass(frozen=True, slots=True)
+class Aggregate:
+    """A stage: a fold per key.
+
+    Attributes:
+        name: Name of the stage.
+        key: What it is keyed by.
+        fold: `Fields(...)` or a class with `zero` and `fold`.
+        co_partitioned: Records of one key are in one partition of the topic: no shuffle is needed. First stage only.
+        window: Positions remembered per lane of a state.
+        lanes: Lanes with a window per state.
+        emit: Makes a collection of each accepted element and the state after it; None forwards the element itself.
+        store: URL of the store when nothing else is bound at run time.
+        definition: Hash of key and fold: a state of another hash is never continued silently.
+    """
+
+    name: str
+    key: Key
+    fold: Fields | Fold[Any]
+    co_partitioned: bool = True
+    window: int = WINDOW
+    lanes: int = LANES
+    emit: Callable[[Element[Any], Any], Iterable[Any]] | None = None
+    store: str = ""
+    definition: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        # Once, where the flow is written: a worker that gets it pickled may not have the source.
+        columnar = isinstance(self.key, str | pl.Expr)
+        key = describe_expression(self.key) if columnar else describe_callable(self.key)  # type: ignore[arg-type]
+        fold = self.fold.describe() if isinstance(self.fold, Fields) else describe_object(self.fold)
+        object.__setattr__(self, "definition", hashlib.sha256(f"{key}\n{fold}".encode()).hexdigest()[:16])
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    """Produces every element that arrives here, with its chain, to a topic."""
+
+    topic: str
+    key: Key | None = None
+    value: Callable[[Element[Any]], bytes] | None = None
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PublishStates:
+    """Produces the states that a batch changed, as snapshots, to a topic."""
+
+    topic: str
+
+
+Step: TypeAlias = Filter | Map | FlatMap | Divert | Publish
+
+
+Schema: TypeAlias = Mapping[str, pl.DataType] | None
+"""Columns and their types; None where a callable decides."""
+
+_KEY = "key of the stage"
+
+
+def schema_after(step: object, schema: Schema) -> Schema:
+    """The columns behind a step that has `schema` in front of it.
+
+    Raises:
+        FlowError: A column is missing, or types do not fit.
+    """
+    match step:
+        case Map(columns, None) if schema is not None:
+            new = _planned({name: parsed(of) for name, of in columns.items()}, schema)
+            return {**schema, **new}
+        case Map() | FlatMap():
+            return None
+        case Aggregate(emit=emit) if emit is not None:
+            return None
+        case _:
+            return schema
+
+
+def check_columns(step: Step | Aggregate, schema: Mapping[str, pl.DataType]) -> None:
+    """Plan a step's expressions: what is missing or does not fit shows at once.
+
+    Raises:
+        FlowError: A column is missing, types do not fit, or a field reads what its aggregate does not take.
+    """
+    match step:
+        case Filter(argument) | Divert(argument) if isinstance(argument, str | pl.Expr):
+            dtype = _planned({"": parsed(argument)}, schema)[""]
+            if dtype not in (pl.Boolean, pl.Null):
+                raise FlowError(f"{_text(argument)} gives {dtype}, not true or false")
+        case Map(_, None):
+            schema_after(step, schema)
+        case Publish(key=key) if isinstance(key, str | pl.Expr):
+            _check_key(f"publish({step.topic!r})", _planned({_KEY: parsed(key)}, schema)[_KEY])
+        case Aggregate(name=name, key=key, fold=fold):
+            if isinstance(key, str | pl.Expr):
+                _check_key(f"stage {name!r}", _planned({_KEY: parsed(key)}, schema)[_KEY])
+            if isinstance(fold, Fields):
+                fold.check(_planned(fold.inputs(), schema))
+
+
+def _planned(wanted: Mapping[str, pl.Expr], schema: Mapping[str, pl.DataType]) -> dict[str, pl.DataType]:
+    missing = columns_of(wanted.values()) - set(schema)
+    if missing:
+        raise FlowError(f"no column {', '.join(sorted(missing))}; there are {', '.join(sorted(schema))}")
+    try:
+        return dict(pl.DataFrame(schema=dict(schema)).select(**wanted).schema)
+    except (Exception, pl.exceptions.PanicException) as error:
+        raise FlowError(f"an expression does not fit the columns: {type(error).__name__}: {error}") from error
+
+
+def _check_key(where: str, dtype: pl.DataType) -> None:
+    if not (dtype.is_integer() or dtype in (pl.String, pl.Binary, pl.Null)):
+        raise FlowError(f"{where}: its key is of type {dtype}; use text, bytes or an integer")
+
+
+def is_vectorised(step: Step | Aggregate) -> bool:
+    """Whether a step needs no Python call per element."""
+    match step:
+        case Filter(argument) | Divert(argument):
+            return is_columnar(argument)
+        case Map(_, function):
+            return function is None
+        case Aggregate():
+            return is_columnar(step.key) and isinstance(step.fold, Fields) and step.emit is None
+        case FlatMap() | Publish():
+            return False
+
+
+def expressions_of(step: Step | Aggregate | PublishStates) -> list[pl.Expr]:
+    """Every expression of a vectorised step."""
+    match step:
+        case Filter(argument) | Divert(argument) if isinstance(argument, str | pl.Expr):
+            return [parsed(argument)]
+        case Map(columns, None):
+            return [parsed(one) for one in columns.values()]
+        case Aggregate(key=key, fold=Fields() as fields) if isinstance(key, str | pl.Expr):
+            return [parsed(key), *fields.inputs().values()]
+        case _:
+            return []
+
+
+def summary(step: Step | Aggregate) -> str:
+    """What a step does, in a few words."""
+    match step:
+        case Filter(argument) | Divert(argument):
+            return _text(argument)
+        case Map(columns, function):
+            return ", ".join(columns) if function is None else name_of(function)
+        case FlatMap(function):
+            return name_of(function)
+        case Publish(topic):
+            return topic
+        case Aggregate():
+            fold = step.fold.describe() if isinstance(step.fold, Fields) else name_of(type(step.fold))
+            return f"{step.name} by {_text(step.key)}: {fold}"
+
+
+def _text(argument: Predicate | Key) -> str:
+    return str(argument) if isinstance(argument, str | pl.Expr) else name_of(argument)

@@ -1,0 +1,116 @@
+"""Expressions over the values of single elements: what the per-message path evaluates.
+
+The result for a value depends on that value alone, never on what else is in the batch: values without a
+declared schema are put into one frame only with values of the same names and types, since polars would
+make one column of integers and floats, and would fill a missing column with nulls.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import polars as pl
+
+from aggregations.expressions import Expression, columns_of, is_mapping, parsed
+from envelope import EnvelopeError, Reason
+
+Schema: TypeAlias = Mapping[str, Any] | None
+"""Dtypes of the elements' columns where they are known."""
+
+_SCALARS = frozenset({int, float, str, bool, bytes, type(None)})
+_INT64 = 2**63
+_ABSENT = object()
+_ALONE = object()
+_ROW = "\0row"  # no name of a column of a message
+
+
+def evaluate_values(values: Sequence[Any], wanted: Mapping[str, Expression], schema: Schema) -> list[Any]:
+    """Evaluate expressions over the columns of each value.
+
+    Args:
+        values: Mappings of column names to values; anything else has no columns.
+        wanted: Expressions by name of the result.
+        schema: Dtypes of the columns, where they are known.
+
+    Returns:
+        One per value: a mapping with the names of `wanted`, or an `EnvelopeError` saying why there is none.
+    """
+    names = {name: _plain_name(of) for name, of in wanted.items()}
+    if all(column is not None for column in names.values()):
+        return [_looked_up(value, names) for value in values]
+    needed = {name: parsed(of) for name, of in wanted.items()}
+    roots = sorted(columns_of(needed.values()))
+    results: list[Any] = [_checked(value, roots) for value in values]
+    for rows in _alike(results, roots, schema):
+        found = _evaluated([results[i] for i in rows], roots, needed, schema)
+        for i, row in zip(rows, found, strict=True):
+            results[i] = row
+    return results
+
+
+def plain(value: Any) -> Any:
+    """Return a number or text of a library's own type, such as numpy's, as Python's."""
+    if type(value) in _SCALARS:
+        return value
+    if isinstance(value, np.generic):
+        return value.item()
+    kinds: tuple[type, ...] = (int, float, str, bytes)
+    return next((kind(value) for kind in kinds if isinstance(value, kind)), value)
+
+
+_FAILED = EnvelopeError(Reason.TRANSFORM_FAILED, "an expression cannot be evaluated for it")
+
+
+def _plain_name(of: Expression) -> str | None:
+    if isinstance(of, str):
+        return of
+    return of.meta.output_name() if of.meta.is_column() else None
+
+
+def _looked_up(value: Any, names: Mapping[str, str | None]) -> Any:
+    """Plain columns need no frame."""
+    found = _checked(value, names.values())
+    return found if isinstance(found, EnvelopeError) else {name: plain(found[column]) for name, column in names.items()}
+
+
+def _checked(value: Any, roots: Iterable[str | None]) -> Any:
+    if not is_mapping(value):
+        return EnvelopeError(Reason.MISSING_FIELD, "the element's value has no columns, an expression needs them")
+    missing = {str(name) for name in roots if value.get(name, _ABSENT) is _ABSENT}
+    if missing:
+        return EnvelopeError(Reason.MISSING_FIELD, f"no column {', '.join(sorted(missing))}")
+    return value
+
+
+def _alike(values: Sequence[Any], roots: Sequence[str], schema: Schema) -> Iterable[list[int]]:
+    """Indices of the values that may share a frame."""
+    groups: dict[Any, list[int]] = {}
+    for i, value in enumerate(values):
+        if not isinstance(value, EnvelopeError):
+            alike = None if schema else _signature([value[name] for name in roots])
+            groups.setdefault(i if alike is _ALONE else (alike,), []).append(i)
+    return groups.values()
+
+
+def _signature(values: Sequence[Any]) -> Any:
+    kinds = tuple(type(one) for one in values)
+    small = all(-_INT64 <= one < _INT64 for one in values if type(one) is int)
+    return kinds if small and _SCALARS.issuperset(kinds) else _ALONE
+
+
+def _evaluated(
+    values: Sequence[Mapping[str, Any]], roots: Sequence[str], needed: Mapping[str, pl.Expr], schema: Schema
+) -> list[Any]:
+    """Evaluate for every value; where that raises, for each half: it fails only the values it raises for."""
+    # An expression of literals alone still has a result per row.
+    data: dict[str, Any] = {_ROW: range(len(values)), **{name: [value[name] for value in values] for name in roots}}
+    known = {name: schema[name] for name in roots if name in schema} if schema else {}
+    try:
+        frame = pl.DataFrame(data, schema_overrides=known, strict=not schema)
+        found = frame.select(_ROW, *(one.alias(name) for name, one in needed.items())).drop(_ROW)
+    except (Exception, pl.exceptions.PanicException):
+        if len(values) == 1:
+            return [_FAILED]
+        half = len(values) // 2
+        return [row for part in (values[:half], values[half:]) for row in _evaluated(part, roots, needed, schema)]
+    return list(found.iter_rows(named=True))
