@@ -143,6 +143,8 @@ class Engine:
         self.group = group
         self.total = TaskReport()
         self._progress = progress
+        self._busy = threading.Lock()
+        self._stopping = False
         self._failure: BaseException | None = None
         self._done: queue.SimpleQueue[dict[tuple[str, int], int]] = queue.SimpleQueue()
 
@@ -231,14 +233,16 @@ class Engine:
                 self._offsets(self._done.get(timeout=0.1))
             except queue.Empty:
                 continue
-        if stop.is_set() or self._failure is not None:
+        stopped = query.isActive
+        with self._busy:  # a batch that has begun is finished
+            self._stopping = True
             query.stop()
         while not self._done.empty():
             self._offsets(self._done.get())
         if self._failure is not None:
             raise self._failure
         failed = query.exception()
-        if failed is not None:
+        if failed is not None and not stopped:
             raise BrokerUnavailable(
                 f"Spark's query on {self.topic.name} ended: {_first_line(str(failed))}",
                 "If records were deleted meanwhile, start again to see which; else look at the broker",
@@ -247,7 +251,9 @@ class Engine:
     def _batch(self, rows: DataFrame, number: int) -> None:
         """What foreachBatch calls. Spark's number restarts with every run and means nothing here."""
         try:
-            self._commit(rows)
+            with self._busy:
+                if not self._stopping:
+                    self._commit(rows)
         except BaseException as error:
             # SystemExit would leave the query active for ever, and an error's text would end up in Spark's logs.
             self._failure = error
