@@ -75,4 +75,4 @@ def unpack(batches: Iterable[pa.RecordBatch]) -> list[Parcel]:
 
 def route_of(key: bytes, routes: int) -> int:
     """Number of the task that folds a key: the same in every process."""
-    return google_crc32c.value(key) % routes
+    return int(google_crc32c.value(key)) % routes

@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from aggregations.flow import Stage
 from aggregations.run import Incarnations
+from aggregations.spark.columnar import ColumnarPath
 from aggregations.spark.edge import publish
 from aggregations.spark.job import Job, TaskReport, dumps, loads, store_of
 from aggregations.spark.messages import MessagePath
@@ -35,7 +36,7 @@ Task = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 def path_of(job: Job) -> Path:
     """The path that this flow takes."""
-    return MessagePath()
+    return ColumnarPath() if job.flow.is_columnar else MessagePath()
 
 
 def reading(job: Job) -> Task:

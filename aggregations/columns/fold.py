@@ -1,0 +1,113 @@
+"""`Fields` over whole columns: the aggregates of a batch per key, joined to the states."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from aggregations.fields import Fields, Mean, Total
+from envelope import EnvelopeError
+
+# Half of the 64-bit range: a sum of absolute values below it cannot have left the range on the way,
+# and the rounding of the estimate in floating point is far smaller than the other half.
+_SAFE = 2.0**62
+CODE = "_code"
+
+
+def unfit_rows(fields: Fields, inputs: pl.DataFrame) -> npt.NDArray[np.bool_]:
+    """Rows with a value that a field refuses: NaN or infinite. Their keys are folded message by message."""
+    bad = np.zeros(inputs.height, np.bool_)
+    for name in fields.inputs():
+        column = inputs.get_column(name)
+        if column.dtype.is_float():
+            bad |= (~column.is_finite()).fill_null(value=False).to_numpy()
+    return bad
+
+
+def fold_fields(
+    fields: Fields,
+    rows: pl.DataFrame,
+    at: Sequence[tuple[tuple[int | str, ...], str]] | None,
+    states: Mapping[int, Any],
+) -> tuple[dict[int, dict[str, Any]], list[int]]:
+    """Fold accepted rows.
+
+    Args:
+        fields: The fold.
+        rows: Column `_code` (the key's number) and the inputs of the fields; sorted by key, position and lane.
+        at: Position and lane of every row; needed when a field is ordered.
+        states: State by key number; keys without one are missing.
+
+    Returns:
+        The new states, and the keys that must be folded message by message because a total may leave its range.
+    """
+    grouped = _partials(fields, rows)
+    new: dict[int, dict[str, Any]] = {}
+    unfit: list[int] = []
+    zero = fields.zero()
+    plain = {name: field for name, field in fields.fields.items() if not field.ordered}
+    ordered = {name: field for name, field in fields.fields.items() if field.ordered}
+    codes = grouped.get_column(CODE).to_list()
+    partials = {name: grouped.get_column(f"{name}.batch").to_list() for name in plain}
+    places = {name: grouped.get_column(f"{name}.batch").to_list() for name in ordered}
+    inputs = {
+        name: (rows.get_column(name), rows.get_column(f"{name}.by") if field.by is not None else None)
+        for name, field in ordered.items()
+    }
+    sums = {name: grouped.get_column(f"{name}.size").to_list() for name in plain if f"{name}.size" in grouped.columns}
+    for i, code in enumerate(codes):
+        state = dict(states.get(code) or zero)
+        try:
+            if any(sizes[i] is not None and sizes[i] + _size(state[name]) >= _SAFE for name, sizes in sums.items()):
+                unfit.append(code)
+                continue
+            for name, field in plain.items():
+                state[name] = field.join(state[name], partials[name][i])
+        except EnvelopeError:
+            unfit.append(code)
+            continue
+        for name, field in ordered.items():
+            place = places[name][i]
+            if place is not None:
+                assert at is not None
+                values, by = inputs[name]
+                state[name] = field.add(state[name], values[place], None if by is None else by[place], at[place])
+        new[code] = state
+    return new, unfit
+
+
+def _size(state: Any) -> float:
+    return abs(float(state[0] if isinstance(state, list) else state))
+
+
+def _partials(fields: Fields, rows: pl.DataFrame) -> pl.DataFrame:
+    casts: list[pl.Expr] = []
+    aggregates: list[pl.Expr] = []
+    for name, field in fields.fields.items():
+        value = pl.col(name)
+        if field.of is None:
+            aggregates.append(field.batch(value).alias(f"{name}.batch"))
+            continue
+        dtype = rows.schema[name]
+        if field.ordered:
+            known = value.is_not_null()
+            if field.by is not None:
+                known &= pl.col(f"{name}.by").is_not_null()
+            places = pl.col("_place").filter(known)
+            if field.by is not None:
+                by = pl.col(f"{name}.by").filter(known)
+                # A stable sort keeps the order of positions among equals.
+                places = places.sort_by(by, maintain_order=True)
+            aggregates.append((places.first() if field.kind == "first" else places.last()).alias(f"{name}.batch"))
+            continue
+        if isinstance(field, Total | Mean) and not dtype.is_float():
+            # What does not fit is null here, and too large for the sum of sizes to be safe.
+            casts += [value.cast(pl.Int64, strict=False), value.cast(pl.Float64).abs().alias(f"{name}.size")]
+            aggregates.append(pl.col(f"{name}.size").sum())
+        elif dtype == pl.Float32:
+            casts.append(value.cast(pl.Float64))
+        aggregates.append(field.batch(value).alias(f"{name}.batch"))
+    frame = rows.with_columns(pl.int_range(pl.len()).alias("_place"), *casts)
+    return frame.group_by(CODE).agg(aggregates)
