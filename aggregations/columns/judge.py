@@ -1,0 +1,256 @@
+"""Verdicts for a whole batch: the rule of `envelope.Windows`, most of it in numpy.
+
+With a batch in the order of (key, position, lane), every message may be judged by the windows as they were
+before the batch and by what the batch accepted before it (see `Windows.judge`). So a message above
+everything that its key's group of lanes holds is new unless it comes twice, which neighbours show. Only the
+rest needs a look into a window. Keys for which arrays do not say all are left to the pure code: those with
+holes, with exotic messages, or with one position in two lanes of a group.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from aggregations.columns.order import Ints, Mask, distinct_lanes, fold_order, numbered, positions_of
+from aggregations.columns.signature import Place
+from envelope import Position, Verdict, Window, Windows, group_of
+
+VERDICTS: Final = tuple(Verdict)
+"""Verdicts by their number in `Judged.verdicts`."""
+
+_NUMBER: Final = {verdict: np.uint8(number) for number, verdict in enumerate(VERDICTS)}
+_NOWHERE: Final = -3
+"""Below the first component of every position."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """Decisions about a batch at one stage.
+
+    Attributes:
+        order: Rows in the order in which they are folded, key by key.
+        verdicts: Number of each row's verdict in `VERDICTS`.
+        fold: Whether each row is folded.
+        pure: Rows whose key the pure code must judge as a whole: for them the rest says nothing.
+    """
+
+    order: Ints
+    verdicts: npt.NDArray[np.uint8]
+    fold: Mask
+    pure: Mask
+
+
+@dataclass(slots=True)
+class _Lanes:
+    """What the states hold in the lanes that the batch has messages for. A pair is a key and a lane.
+
+    Attributes:
+        pair_of: Pair of every row.
+        own: Window of each pair's lane.
+        others: Windows of the other lanes of its group that its key's state has.
+        highest: Root offset of the highest position that the key holds in the group.
+        floor: Root offset of the lane's floor, where no other lane has to be asked.
+    """
+
+    pair_of: Ints
+    own: list[Window | None]
+    others: list[tuple[Window, ...]]
+    highest: Ints
+    floor: Ints
+
+
+def judge(
+    keys: Ints,
+    lanes: Ints,
+    positions: Sequence[Ints],
+    places: Sequence[Place],
+    windows: Sequence[Windows],
+    exotic: Mask,
+) -> Judged:
+    """Decide about every message of a batch, in order of arrival.
+
+    Args:
+        keys: Number of each message's key, from 0.
+        lanes: Number of its lane.
+        positions: Components of its position; `schema.MISSING` where it is shorter.
+        places: Lanes and their groups, by number.
+        windows: Windows of the state of each key, by number.
+        exotic: Messages whose standing these arrays do not say, or that need the pure code for another reason.
+    """
+    lanes, places = distinct_lanes(lanes, places)
+    order = fold_order(keys, positions, lanes, places)
+    batch = _Sorted(keys[order], lanes[order], [component[order] for component in positions], places, windows)
+    same, repeats = batch.repeats()
+    held = _held(batch)
+    verdicts = np.full(len(order), _NUMBER[Verdict.ACCEPTED], np.uint8)
+    fold = ~repeats
+    _look_up(batch, held, verdicts, fold)
+    _repeat(repeats, verdicts, fold)
+    _new_lanes(batch, held, verdicts, fold)
+    pure_keys = np.fromiter((bool(one.holes) for one in windows), np.bool_, len(windows))
+    pure_keys[keys[exotic]] = True
+    pure_keys[_across_lanes(batch, same, repeats)] = True
+    verdicts_by_row, fold_by_row = np.empty_like(verdicts), np.empty_like(fold)
+    verdicts_by_row[order], fold_by_row[order] = verdicts, fold
+    return Judged(order, verdicts_by_row, fold_by_row, pure_keys[keys])
+
+
+@dataclass(frozen=True, slots=True)
+class _Sorted:
+    """A batch in the order in which it is folded."""
+
+    keys: Ints
+    lanes: Ints
+    positions: list[Ints]
+    places: Sequence[Place]
+    windows: Sequence[Windows]
+
+    def repeats(self) -> tuple[Mask, Mask]:
+        """Whether each row has key and position of the row before it, and whether it has its lane as well."""
+        same = np.zeros(len(self.keys), np.bool_)
+        same[1:] = self.keys[1:] == self.keys[:-1]
+        for component in self.positions:
+            same[1:] &= component[1:] == component[:-1]
+        repeats = same.copy()
+        repeats[1:] &= self.lanes[1:] == self.lanes[:-1]
+        return same, repeats
+
+
+@dataclass(slots=True)
+class _Held:
+    """What the states hold where the batch has messages. A pair is a key and a lane.
+
+    Attributes:
+        pair_of: Pair of every row.
+        own: Window of each pair's lane.
+        others: Windows of the other lanes of its group that its key's state has.
+        highest: Root offset of the highest position that the key holds in the group.
+        floor: Root offset of the lane's floor, where no other lane has to be asked.
+    """
+
+    pair_of: Ints
+    own: list[Window | None]
+    others: list[tuple[Window, ...]]
+    highest: Ints
+    floor: Ints
+
+
+def _held(batch: _Sorted) -> _Held:
+    count = max(len(batch.places), 1)
+    pairs, pair_of = numbered(batch.keys * count + batch.lanes, len(batch.windows) * count)
+    nowhere = np.full(len(pairs), _NOWHERE, np.int64)
+    held = _Held(pair_of, [None] * len(pairs), [()] * len(pairs), nowhere, nowhere.copy())
+    groups = {place.lane: place.group for place in batch.places}
+    pair_keys, pair_lanes = (pairs // count).tolist(), (pairs % count).tolist()
+    for pair, (key, lane) in enumerate(zip(pair_keys, pair_lanes, strict=True)):
+        lanes = batch.windows[key].lanes
+        if not lanes:
+            continue
+        place = batch.places[lane]
+        own = held.own[pair] = lanes.get(place.lane)
+        if own is not None:
+            held.highest[pair] = _offset(own.highest)
+            if len(lanes) == 1:
+                held.floor[pair] = _offset(own.floor)
+                continue
+        others = held.others[pair] = _others(lanes, place, groups)
+        for other in others:
+            held.highest[pair] = max(held.highest[pair], _offset(other.highest))
+        if own is not None and not others:
+            held.floor[pair] = _offset(own.floor)
+    return held
+
+
+def _others(lanes: Mapping[str, Window], place: Place, groups: dict[str, str]) -> tuple[Window, ...]:
+    """Windows of the other lanes of a group; `groups` remembers the group of every lane met."""
+    for lane in lanes:
+        if lane not in groups:
+            groups[lane] = group_of(lane)
+    return tuple(window for lane, window in lanes.items() if lane != place.lane and groups[lane] == place.group)
+
+
+def _offset(position: Position | None) -> int:
+    return _NOWHERE if position is None else int(position[0])
+
+
+def _look_up(batch: _Sorted, held: _Held, verdicts: npt.NDArray[np.uint8], fold: Mask) -> None:
+    """Decide about the rows that are not above all that is held, except repeats."""
+    offsets = batch.positions[0]
+    rows = np.flatnonzero(fold & (offsets <= held.highest[held.pair_of]))
+    if not len(rows):
+        return
+    below = offsets[rows] < held.floor[held.pair_of[rows]]
+    verdicts[rows[below]] = _NUMBER[Verdict.BELOW_FLOOR]
+    fold[rows[below]] = False
+    rows = rows[~below]
+    positions = positions_of(batch.positions, rows)
+    pairs = held.pair_of[rows].tolist()
+    found = [_decide(held.own[pair], held.others[pair], at) for pair, at in zip(pairs, positions, strict=True)]
+    verdicts[rows] = [_NUMBER[verdict] for verdict in found]
+    fold[rows] = [verdict in (Verdict.ACCEPTED, Verdict.LATE) for verdict in found]
+
+
+def _decide(own: Window | None, others: tuple[Window, ...], position: Position) -> Verdict:
+    """The rule of `Windows.judge` for one message that is neither exotic nor repeated, in a state without holes."""
+    if own is not None and own.holds(position):
+        return Verdict.DUPLICATE
+    if any(other.holds(position) for other in others):
+        return Verdict.DUPLICATE
+    if own is None:
+        return Verdict.ACCEPTED
+    if own.reaches(position):
+        return Verdict.BELOW_FLOOR
+    return Verdict.LATE if own.highest is not None and position < own.highest else Verdict.ACCEPTED
+
+
+def _repeat(repeats: Mask, verdicts: npt.NDArray[np.uint8], fold: Mask) -> None:
+    """A repeat of what was folded is a duplicate in the batch; of anything else, what that is."""
+    if not repeats.any():
+        return
+    rows = np.arange(len(repeats))
+    first = np.maximum.accumulate(np.where(repeats, 0, rows))[repeats]
+    verdicts[repeats] = np.where(fold[first], _NUMBER[Verdict.DUPLICATE_IN_BATCH], verdicts[first])
+
+
+def _new_lanes(batch: _Sorted, held: _Held, verdicts: npt.NDArray[np.uint8], fold: Mask) -> None:
+    """Mark the first folded message of a lane that its state does not have, where there are other lanes."""
+    absent = np.fromiter((own is None for own in held.own), np.bool_, len(held.own))
+    if not absent.any():
+        return
+    folded = np.flatnonzero(fold)
+    first_of_key = _first(batch.keys[folded], folded, len(batch.windows))
+    candidates = folded[absent[held.pair_of[folded]]]
+    first = _first(held.pair_of[candidates], candidates, len(held.own))
+    first = first[first >= 0]
+    keys = batch.keys[first]
+    has_lanes = np.fromiter((bool(one.lanes) for one in batch.windows), np.bool_, len(batch.windows))
+    verdicts[first[has_lanes[keys] | (first_of_key[keys] < first)]] = _NUMBER[Verdict.NEW_LANE]
+
+
+def _first(numbers: Ints, rows: Ints, size: int) -> Ints:
+    """For each number the first of the rows that have it; -1 where none has."""
+    found = np.full(size, -1, np.int64)
+    found[numbers[::-1]] = rows[::-1]
+    return found
+
+
+def _across_lanes(batch: _Sorted, same: Mask, repeats: Mask) -> Ints:
+    """Keys that have one position in several lanes of one group."""
+    numbers: dict[str, int] = {}
+    groups = np.array([numbers.setdefault(place.group, len(numbers)) for place in batch.places], np.int64)
+    crossing = same & ~repeats
+    if len(numbers) == len(groups) or not crossing.any():
+        return np.zeros(0, np.int64)
+    runs = np.cumsum(~same) - 1
+    crossed = np.zeros(int(runs[-1]) + 1, np.bool_)
+    crossed[runs[crossing]] = True
+    rows = np.flatnonzero(crossed[runs])
+    # By run and group; within them the order is by lane, and stays.
+    group = groups[batch.lanes]
+    rows = rows[np.lexsort((group[rows], runs[rows]))]
+    here, before = rows[1:], rows[:-1]
+    twice = (runs[here] == runs[before]) & (group[here] == group[before])
+    return np.unique(batch.keys[here[twice & (batch.lanes[here] != batch.lanes[before])]])

@@ -1,0 +1,80 @@
+"""Sorting and numbering of a batch: many columns as one number wherever they fit into 63 bits."""
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from aggregations.columns.schema import MISSING
+from aggregations.columns.signature import Place
+from envelope import Position
+
+Ints = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+
+_BITS: Final = 63
+
+
+def fold_order(keys: Ints, positions: Sequence[Ints], lanes: Ints, places: Sequence[Place]) -> Ints:
+    """Return the rows in the order in which a batch is folded: key, position, name of the lane, arrival."""
+    names = [place.lane for place in places]
+    ranks = np.empty(len(names), np.int64)
+    ranks[sorted(range(len(names)), key=names.__getitem__)] = np.arange(len(names))
+    return sorted_rows([keys, *positions, ranks[lanes]])
+
+
+def sorted_rows(columns: Sequence[Ints]) -> Ints:
+    """Return the rows in the order of the columns, the first one first. Equal rows stay in order."""
+    rows = len(columns[0])
+    packed = np.zeros(rows, np.int64)
+    if rows < 2:
+        return packed
+    bits = 0
+    for column in columns:
+        lowest = int(column.min())
+        needed = (int(column.max()) - lowest).bit_length()
+        bits += needed
+        if bits > _BITS:
+            return np.lexsort(columns[::-1])
+        if needed:
+            packed = (packed << needed) | (column - lowest)
+    if (packed[1:] >= packed[:-1]).all():
+        return np.arange(rows)
+    needed = (rows - 1).bit_length()
+    if bits + needed > _BITS:
+        return np.argsort(packed, kind="stable")
+    # With the row's number in the lowest bits, sorting values is sorting rows, and several times as fast.
+    packed = (packed << needed) | np.arange(rows)
+    packed.sort()
+    return packed & ((1 << needed) - 1)
+
+
+def numbered(values: Ints, bound: int) -> tuple[Ints, Ints]:
+    """Number distinct values, which are at least 0 and below `bound`.
+
+    Returns:
+        The distinct values, ascending, and for each row the place of its value among them.
+    """
+    if bound > 4 * len(values) + 1024:
+        distinct, numbers = np.unique(values, return_inverse=True)
+        return distinct, numbers
+    present = np.zeros(bound, np.bool_)
+    present[values] = True
+    return np.flatnonzero(present), (np.cumsum(present) - 1)[values]
+
+
+def distinct_lanes(lanes: Ints, places: Sequence[Place]) -> tuple[Ints, list[Place]]:
+    """Number lanes so that each has one number. Two routes may lead to one lane."""
+    numbers: dict[Place, int] = {}
+    table = np.array([numbers.setdefault(place, len(numbers)) for place in places], np.int64)
+    return (lanes if len(numbers) == len(places) else table[lanes]), list(numbers)
+
+
+def positions_of(positions: Sequence[Ints], rows: Ints) -> list[Position]:
+    """Return the positions of some rows as the pure code has them."""
+    components = [component[rows] for component in positions]
+    whole = zip(*(component.tolist() for component in components), strict=True)
+    if any((component == MISSING).any() for component in components[1:]):
+        return [tuple(one for one in position if one != MISSING) for position in whole]
+    return list(whole)

@@ -1,0 +1,148 @@
+"""Verdicts and windows of whole batches against the pure code, over histories of batches."""
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aggregations.columns import Place
+from aggregations.columns.judge import VERDICTS, judge
+from aggregations.columns.order import sorted_rows
+from aggregations.columns.schema import MISSING
+from aggregations.columns.windows import fold_windows
+from envelope import Standing, Verdict, Windows, group_of, in_order
+
+LANES = ["a:0#i", "b:1#i>r>c:1", "a:0#i>r>b:0", "a:0#i>r>b:1", "a:1#i>r>b:0", "a:0#i>s>b", "a:0#i>s>b>r>c"]
+WIDTHS = [1, 2, 2, 2, 2, 2, 3]
+SIZE, MOST_LANES, KEYS = 4, 3, 3
+FAR = 2**62
+
+# One message: key, lane, position (cut to the width of the lane), and whether something else makes it exotic.
+messages = st.tuples(
+    st.integers(0, KEYS - 1),
+    st.integers(0, len(LANES) - 1),
+    st.tuples(st.integers(0, 9) | st.sampled_from([FAR, 2**63 - 2]), st.integers(-1, 1), st.integers(0, 1)),
+    st.integers(0, 30).map(lambda number: number == 7),
+)
+batches = st.lists(st.lists(messages, max_size=14), max_size=6)
+Message = tuple[int, int, tuple[int, int, int], bool]
+
+
+def standing(message: Message) -> Standing:
+    _, lane, position, _ = message
+    return Standing(LANES[lane], group_of(LANES[lane]), position[: WIDTHS[lane]])
+
+
+def arrays(batch: list[Message]) -> tuple[np.ndarray, np.ndarray, list[np.ndarray], np.ndarray]:
+    positions = [
+        [position[i] if i < WIDTHS[lane] else MISSING for _, lane, position, _ in batch] for i in range(max(WIDTHS))
+    ]
+    return (
+        np.array([key for key, *_ in batch], np.int64),
+        np.array([lane for _, lane, *_ in batch], np.int64),
+        [np.array(component, np.int64) for component in positions],
+        np.array([exotic for *_, exotic in batch], np.bool_),
+    )
+
+
+def crosses_lanes(standings: list[Standing]) -> bool:
+    lanes: dict[tuple[str, object], set[str]] = {}
+    for one in standings:
+        lanes.setdefault((one.group, one.position), set()).add(one.lane)
+    return any(len(names) > 1 for names in lanes.values())
+
+
+@settings(max_examples=600, deadline=None)
+@given(batches, st.booleans(), st.data())
+def test_every_verdict_and_every_window_is_that_of_the_pure_code(
+    history: list[list[Message]], doubled: bool, data: st.DataObject
+) -> None:
+    windows = [Windows() for _ in range(KEYS)]
+    # Two routes may lead to one lane: then it has two numbers.
+    places = [Place(lane, group_of(lane)) for lane in LANES] * (2 if doubled else 1)
+    for number, batch in enumerate(history):
+        keys, lanes, positions, exotic = arrays(batch)
+        if doubled:
+            lanes = lanes + len(LANES) * (np.arange(len(batch)) % 2)
+        judged = judge(keys, lanes, positions, places, windows, exotic)
+        fold = judged.fold & ~judged.pure
+        found, retired = fold_windows(
+            judged,
+            keys,
+            lanes,
+            positions,
+            places,
+            windows,
+            fold=fold,
+            size=SIZE,
+            most_lanes=MOST_LANES,
+            batch=number,
+        )
+        assert sorted(judged.order.tolist()) == list(range(len(batch)))
+        assert (np.diff(keys[judged.order]) >= 0).all()
+        expected_retired = 0
+        for key in range(KEYS):
+            rows = [i for i in range(len(batch)) if batch[i][0] == key]
+            standings = [standing(batch[i]) for i in rows]
+            decisions = windows[key].judge(standings)
+            folded = [one for one, decision in zip(standings, decisions, strict=True) if decision.fold]
+            after, gone = windows[key].folding(folded, size=SIZE, lanes=MOST_LANES, batch=number)
+            pure = bool(windows[key].holes) or any(batch[i][3] for i in rows) or crosses_lanes(standings)
+            assert judged.pure[rows].tolist() == [pure] * len(rows)
+            if not pure:
+                verdicts = [(VERDICTS[judged.verdicts[i]], bool(judged.fold[i])) for i in rows]
+                assert verdicts == decisions
+                order = [i for i in judged.order.tolist() if batch[i][0] == key]
+                assert order == [rows[i] for i in in_order(standings)]
+                assert (key in found) == bool(folded)
+                if folded:
+                    assert found[key] == after
+                    expected_retired += len(gone)
+            windows[key] = after
+        assert retired == expected_retired
+        if batch and data.draw(st.integers(0, 5), label="dead letter") == 0:
+            key, *_ = batch[0]
+            windows[key] = windows[key].leaving_hole(standing(batch[0]))
+
+
+@given(st.data())
+def test_rows_are_sorted_by_their_columns_and_then_by_arrival(data: st.DataObject) -> None:
+    rows = data.draw(st.integers(0, 20), label="rows")
+    numbers = st.integers(-2, 3) | st.sampled_from([2**31, 2**62, 2**63 - 1, -(2**63)])
+    columns = [
+        data.draw(st.lists(numbers, min_size=rows, max_size=rows), label="column")
+        for _ in range(data.draw(st.integers(1, 3), label="columns"))
+    ]
+    expected = sorted(range(rows), key=lambda row: [column[row] for column in columns])
+    assert sorted_rows([np.array(column, np.int64) for column in columns]).tolist() == expected
+
+
+def test_all_verdicts_of_a_stage_without_dead_letters_occur_in_the_histories() -> None:
+    """The property above would say nothing about a verdict that never comes up."""
+    first = [(0, 2, (offset, 0, 0), False) for offset in range(1, 9)]
+    second = [
+        (0, 2, (9, 0, 0), False),
+        (0, 2, (9, 0, 0), False),
+        (0, 2, (8, 0, 0), False),
+        (0, 2, (1, 0, 0), False),
+        (0, 2, (6, 1, 0), False),
+        (0, 0, (3, 0, 0), False),
+        (0, 3, (7, 0, 0), False),
+    ]
+    places = [Place(lane, group_of(lane)) for lane in LANES]
+    held: list[Windows] = [Windows()]
+    seen = []
+    for batch in (first, second):
+        keys, lanes, positions, exotic = arrays(batch)
+        judged = judge(keys, lanes, positions, places, held, exotic)
+        seen = [VERDICTS[number] for number in judged.verdicts]
+        found, _ = fold_windows(judged, keys, lanes, positions, places, held, fold=judged.fold, size=SIZE)
+        held = [found[0]]
+    assert seen == [
+        Verdict.ACCEPTED,
+        Verdict.DUPLICATE_IN_BATCH,
+        Verdict.DUPLICATE,
+        Verdict.BELOW_FLOOR,
+        Verdict.LATE,
+        Verdict.NEW_LANE,
+        Verdict.DUPLICATE,
+    ]
