@@ -8,8 +8,8 @@ code, which is the definition; all other keys take the columns.
 import io
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,12 +17,12 @@ import polars as pl
 import pyarrow as pa
 
 from aggregations.columns import schema
-from aggregations.columns.arrivals import Arrivals, lanes_of
 from aggregations.columns.batch import position_arrays, standing
 from aggregations.columns.decode import Decoder
 from aggregations.columns.fold import CODE, fold_fields, unfit_rows
 from aggregations.columns.judge import VERDICTS, Judged, judge
-from aggregations.columns.signature import Signature
+from aggregations.columns.order import positions_of
+from aggregations.columns.signature import Place, Signature
 from aggregations.columns.steps import CANNOT, Stepped, apply_columns, evaluate_columns, evaluated
 from aggregations.columns.windows import fold_windows
 from aggregations.element import Element
@@ -120,6 +120,14 @@ class ColumnarPath:
             return writes, _onward(work, stage, accepted)
 
 
+class _Door(NamedTuple):
+    """Arrivals as `aggregations.columns.judge` takes them."""
+
+    lanes: npt.NDArray[np.int64]
+    positions: list[npt.NDArray[np.int64]]
+    places: list[Place]
+
+
 class _Fold:
     """One stage, one batch."""
 
@@ -149,38 +157,32 @@ class _Fold:
         fields = self.aggregate.fold
         assert isinstance(fields, Fields)
         inputs = self.frame.select(pl.col(f"{_INPUT}{name}").alias(name) for name in fields.inputs())
-        arrivals = self._at_the_door()
+        door = self._door()
         blank = Windows()
         windows = [state.windows if (state := self.found.get(key)) else blank for key in self.keys]
-        judged = judge(arrivals, windows)
-        uncommon = judged.pure | self._keys_with((self._refused(fields, inputs) & judged.fold) | self._excluded())
-        new, unfit = self._folded(fields, inputs, arrivals, judged, judged.fold & ~uncommon)
+        exotic: npt.NDArray[np.bool_] = self.frame.get_column(schema.EXOTIC).to_numpy()
+        judged = judge(self.codes, door.lanes, door.positions, door.places, windows, exotic | self._excluded())
+        uncommon = judged.pure | self._keys_with(self._refused(fields, inputs) & judged.fold)
+        new, unfit = self._folded(fields, inputs, door, judged, judged.fold & ~uncommon)
         if unfit:
             uncommon |= np.isin(self.codes, unfit)
         self.accepted = judged.fold & ~uncommon
-        self._hold(arrivals, replace(judged, fold=self.accepted, pure=np.zeros_like(judged.pure)), windows, new)
+        self._hold(door, judged, windows, new)
         self._count(judged.verdicts, ~uncommon)
         if uncommon.any():
             self._one_by_one(np.flatnonzero(uncommon))
         return self
 
-    def _at_the_door(self) -> Arrivals:
+    def _door(self) -> "_Door":
         signatures = self.frame.get_column(schema.SIGNATURE).to_numpy().astype(np.int64)
         rekeyed = self.frame.get_column(REKEYED).to_numpy()
-        lanes, places = lanes_of(self.rows.signatures, signatures, rekeyed)
-        return Arrivals(
-            keys=self.codes,
-            lanes=lanes,
-            positions=position_arrays(self.frame),
-            places=places,
-            exotic=self.frame.get_column(schema.EXOTIC).to_numpy(),
-            standing_of=lambda row: self._standing(self.frame.row(row, named=True)),
-            siblings=self.siblings,
-        )
+        places = [place for one in self.rows.signatures for place in (one.kept, one.rekeyed)]
+        return _Door(signatures * 2 + rekeyed, position_arrays(self.frame), places)
 
     def _refused(self, fields: Fields, inputs: pl.DataFrame) -> npt.NDArray[np.bool_]:
         """Rows that the fold will refuse."""
-        return np.logical_or(unfit_rows(fields, inputs), self.frame.get_column(BROKEN).to_numpy())
+        broken: npt.NDArray[np.bool_] = self.frame.get_column(BROKEN).to_numpy()
+        return broken | unfit_rows(fields, inputs)
 
     def _keys_with(self, rows: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
         """All rows of the keys that have one of these rows."""
@@ -191,26 +193,34 @@ class _Fold:
         return keys[self.codes]
 
     def _folded(
-        self, fields: Fields, inputs: pl.DataFrame, arrivals: Arrivals, judged: Judged, fold: npt.NDArray[np.bool_]
+        self, fields: Fields, inputs: pl.DataFrame, door: "_Door", judged: Judged, fold: npt.NDArray[np.bool_]
     ) -> tuple[dict[int, Any], list[int]]:
         """New states of the fold by key number, and keys with a total near its limit."""
         rows = judged.order[fold[judged.order]]
         at = None
         if any(field.ordered for field in fields.fields.values()):
-            names = [arrivals.places[lane].lane for lane in arrivals.lanes[rows].tolist()]
-            at = list(zip(arrivals.position_list(rows), names, strict=True))
+            names = [door.places[lane].lane for lane in door.lanes[rows].tolist()]
+            at = list(zip(positions_of(door.positions, rows), names, strict=True))
         taken = inputs[rows] if inputs.width else pl.DataFrame()
         states = {code: state.fold for code, key in enumerate(self.keys) if (state := self.found.get(key)) is not None}
         return fold_fields(fields, taken.with_columns(pl.Series(CODE, self.codes[rows])), at, states)
 
-    def _hold(self, arrivals: Arrivals, judged: Judged, windows: Sequence[Windows], new: Mapping[int, Any]) -> None:
+    def _hold(self, door: "_Door", judged: Judged, windows: Sequence[Windows], new: Mapping[int, Any]) -> None:
         """Put new folds and windows together."""
-        aggregate = self.aggregate
-        held = fold_windows(
-            arrivals, judged, windows, size=aggregate.window, lanes=aggregate.lanes, batch=self.work.job.batch
+        held, retired = fold_windows(
+            judged,
+            self.codes,
+            door.lanes,
+            door.positions,
+            door.places,
+            windows,
+            fold=self.accepted,
+            size=self.aggregate.window,
+            most_lanes=self.aggregate.lanes,
+            batch=self.work.job.batch,
         )
-        self.work.report.counts.retired += sum(map(len, held.retired.values()))
-        for code, now in held.windows.items():
+        self.work.report.counts.retired += retired
+        for code, now in held.items():
             key = self.keys[code]
             before = self.found.get(key)
             self.states[key] = KeyState(new[code], now, before.version if before else 0)
