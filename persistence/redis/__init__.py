@@ -1,0 +1,5 @@
+"""States in Redis or Valkey. `persistence.redis.layout` says under which names, `open_store` how to reach it."""
+
+from persistence.redis.store import RedisStore, open_store
+
+__all__ = ["RedisStore", "open_store"]

@@ -1,0 +1,173 @@
+"""Calls to the servers that have their keys: pipelined, tried again within bounds, waited for."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import stamina
+from redis import exceptions as redis
+
+from persistence.errors import StoreError, Terminal
+from persistence.names import FlowRef, StageRef
+from persistence.redis.errors import Meaning, meaning_of
+from persistence.redis.nodes import LOST, Command, Node, Nodes
+from persistence.redis.scripts import ALL, Script
+from persistence.redis.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One command to the server that has a key. It must be safe to send again.
+
+    Attributes:
+        key: Decides which server it goes to.
+        command: The command.
+    """
+
+    key: bytes
+    command: Command
+
+
+def script_call(script: Script, keys: Sequence[bytes], arguments: Sequence[bytes | int] = ()) -> Call:
+    """The call of a script. All keys lie in one slot; the script decides on what it finds, so it may be sent again."""
+    return Call(keys[0], ("EVALSHA", script.sha, len(keys), *keys, *arguments))
+
+
+class _AgainError(Exception):
+    """Some calls have no answer yet."""
+
+    def __init__(self, meaning: Meaning) -> None:
+        super().__init__(meaning.what)
+        self.meaning = meaning
+
+
+class Caller:
+    """Runs calls and knows nothing of what they do.
+
+    A call whose answer was lost is sent again. That is how the store reads back: the script sees in one
+    atomic step whether the first one took effect, even if that one arrives later still.
+    """
+
+    def __init__(self, nodes: Nodes, settings: Settings) -> None:
+        self._nodes = nodes
+        self._settings = settings
+        self._waits = _waits(settings)
+
+    def run(self, calls: Sequence[Call], at: FlowRef | StageRef, *, writes: bool = False) -> list[Any]:
+        """Return the answers of the calls, in order.
+
+        Args:
+            calls: The calls; those of one server go out together.
+            at: For the errors.
+            writes: Wait until the replicas and disks that the settings ask for have the writes.
+
+        Raises:
+            Transient: The answer of a call did not come within the bounds; it did or did not take effect.
+            Terminal: A server refused a call, or the replicas or disks did not acknowledge.
+            Corrupt: A key is of another type than ours.
+        """
+        answers: dict[int, Any] = {}
+        try:
+            for attempt in stamina.retry_context(
+                on=_AgainError,
+                attempts=None,
+                timeout=self._settings.retry_for,
+                wait_initial=0.02,
+                wait_max=1.0,
+                wait_jitter=0.05,
+            ):
+                with attempt:
+                    self._try(calls, answers, self._waits if writes else ())
+        except _AgainError as error:
+            raise _placed(error.meaning.error(), at) from error.__cause__
+        except StoreError as error:
+            raise _placed(error, at) from error.__cause__
+        return [answers[i] for i in range(len(calls))]
+
+    def _try(self, calls: Sequence[Call], answers: dict[int, Any], waits: Sequence[Command]) -> None:
+        """Run what has no answer yet; raise when something is left."""
+        left: Exception | Meaning | None = None
+        try:
+            todo = [(self._nodes.of(call.key), i) for i, call in enumerate(calls) if i not in answers]
+        except (*LOST, redis.ResponseError) as error:
+            self._again(error)
+        todo.sort(key=lambda one: id(one[0]))
+        for node, group in groupby(todo, key=lambda one: one[0]):
+            places = [i for _, i in group]
+            try:
+                replies, short = _exchange(node, [calls[i] for i in places], waits)
+            except LOST as error:
+                left = error
+                continue
+            if short:
+                left = short
+                continue
+            for i, reply in zip(places, replies, strict=True):
+                if not isinstance(reply, redis.RedisError):
+                    answers[i] = reply
+                elif (meaning := meaning_of(reply)).again:
+                    left = reply
+                else:
+                    raise meaning.error()
+        if left is not None:
+            self._again(left)
+
+    def _again(self, cause: Exception | Meaning) -> None:
+        self._nodes.forget()
+        if isinstance(cause, Meaning):
+            raise _AgainError(cause)
+        meaning = meaning_of(cause)
+        if not meaning.again:
+            raise meaning.error() from None
+        raise _AgainError(meaning) from cause
+
+
+def _exchange(node: Node, calls: Sequence[Call], waits: Sequence[Command]) -> tuple[list[Any], Meaning | None]:
+    """Answers, and what is missing when too few replicas or disks acknowledged."""
+    got = node.exchange([*(call.command for call in calls), *waits])
+    if any(isinstance(reply, redis.NoScriptError) for reply in got[: len(calls)]):
+        # Those were not executed; the others, sent again, find that they were.
+        node.exchange([("SCRIPT", "LOAD", script.text) for script in ALL])
+        got = node.exchange([*(call.command for call in calls), *waits])
+    return got[: len(calls)], next(filter(None, map(_short, waits, got[len(calls) :])), None)
+
+
+def _waits(settings: Settings) -> tuple[Command, ...]:
+    milliseconds = int(settings.wait_timeout * 1000)
+    waits: list[Command] = []
+    if settings.wait:
+        waits.append(("WAIT", settings.wait, milliseconds))
+    if settings.waitaof:
+        waits.append(("WAITAOF", *settings.waitaof, milliseconds))
+    return tuple(waits)
+
+
+def _short(wait: Command, reply: Any) -> Meaning | None:
+    if isinstance(reply, redis.RedisError):
+        return meaning_of(reply)
+    wanted, got = (wait[1:3], reply) if wait[0] == "WAITAOF" else (wait[1:2], [reply])
+    if all(g >= w for g, w in zip(got, wanted, strict=True)):
+        return None
+    return Meaning(
+        f"the write is done, but {wait[0]} was answered {got}, not {list(wanted)}: too few replicas or disks have it",
+        "Look at the replicas and the append-only file, then start the flow again",
+        Terminal,
+    )
+
+
+def _placed(error: StoreError, at: FlowRef | StageRef) -> StoreError:
+    return type(error)(error.what, error.remedy, at, error.key)
+
+
+def chunks(sizes: Iterable[int], most: int, most_bytes: int) -> list[slice]:
+    """Divide things of these sizes, in order, into runs of at most `most` things and about `most_bytes` bytes."""
+    runs, start, total, i = [], 0, 0, -1
+    for i, size in enumerate(sizes):
+        if i > start and (i - start >= most or total + size > most_bytes):
+            runs.append(slice(start, i))
+            start, total = i, 0
+        total += size
+    if i >= start:
+        runs.append(slice(start, i + 1))
+    return runs

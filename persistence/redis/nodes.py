@@ -1,0 +1,211 @@
+"""Servers and the way to the one that has a key. Nothing here sends a command twice."""
+
+import threading
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
+
+from redis import exceptions as redis
+from redis.backoff import NoBackoff
+from redis.connection import Connection, ConnectionPool, SSLConnection, UnixDomainSocketConnection
+from redis.crc import key_slot
+from redis.retry import Retry
+from redis.sentinel import Sentinel
+
+from persistence.redis.settings import Place, Settings
+
+Command = Sequence[Any]
+LOST = (redis.ConnectionError, redis.TimeoutError, OSError)
+"""After one of these nobody knows whether a command took effect."""
+
+
+class Node:
+    """One server, by a pool of connections to it. Safe for threads and across forks."""
+
+    def __init__(self, pool: ConnectionPool) -> None:
+        self._pool = pool
+
+    def exchange(self, commands: Sequence[Command]) -> list[Any]:
+        """Send commands over one connection at once and return their answers in order.
+
+        An error that the server answered stands in place of the answer.
+
+        Raises:
+            redis.ConnectionError: The connection, or an answer, was lost.
+            redis.TimeoutError: An answer did not come in time.
+            OSError: The connection was lost.
+        """
+        connection: Any = self._pool.get_connection()
+        complete = False
+        try:
+            connection.send_packed_command(connection.pack_commands(commands))
+            answers = [_read(connection) for _ in commands]
+            complete = True
+        finally:
+            if not complete:
+                # Answers may still come: this connection must never be used again.
+                connection.disconnect()
+            self._pool.release(connection)
+        return answers
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._pool.disconnect()
+
+
+def _read(connection: Any) -> Any:
+    try:
+        return connection.read_response()
+    except redis.ResponseError as error:
+        return error
+
+
+class Nodes(Protocol):
+    """All servers of one store."""
+
+    def of(self, key: bytes) -> Node:
+        """The server that has a key."""
+        ...
+
+    def primaries(self) -> list[Node]:
+        """Every server that may be written to."""
+        ...
+
+    def forget(self) -> None:
+        """Look anew where the servers are before the next use: something has moved or failed."""
+        ...
+
+    def close(self) -> None:
+        """Close all connections."""
+        ...
+
+
+class Single:
+    """One server, or the one that the sentinels name as the primary whenever a connection is made."""
+
+    def __init__(self, pool: ConnectionPool) -> None:
+        self._node = Node(pool)
+
+    def of(self, key: bytes) -> Node:
+        return self._node
+
+    def primaries(self) -> list[Node]:
+        return [self._node]
+
+    def forget(self) -> None:
+        """Drop the connections: the sentinels are asked again."""
+        self._node.close()
+
+    def close(self) -> None:
+        self._node.close()
+
+
+class Cluster:
+    """The primaries of a cluster, by slot, as `CLUSTER SLOTS` of any of them says."""
+
+    def __init__(self, place: Place, settings: Settings) -> None:
+        self._place = place
+        self._settings = settings
+        self._lock = threading.Lock()
+        self._nodes: dict[tuple[str, int], Node] = {}
+        self._slots: list[Node | None] = []
+
+    def of(self, key: bytes) -> Node:
+        node = self._known()[key_slot(key)]
+        if node is None:
+            raise redis.ClusterDownError("a slot is not served")
+        return node
+
+    def primaries(self) -> list[Node]:
+        return list(dict.fromkeys(node for node in self._known() if node is not None))
+
+    def forget(self) -> None:
+        self._slots = []
+
+    def close(self) -> None:
+        for node in list(self._nodes.values()):
+            node.close()
+
+    def _known(self) -> list[Node | None]:
+        with self._lock:
+            if not self._slots:
+                self._slots = self._ask()
+            return self._slots
+
+    def _ask(self) -> list[Node | None]:
+        failure: Exception = redis.ConnectionError("no node of the cluster answers")
+        for host, port in dict.fromkeys((*self._place.hosts, *self._nodes)):
+            try:
+                (answer,) = self._node(host, port).exchange([("CLUSTER", "SLOTS")])
+            except LOST as error:
+                failure = error
+                continue
+            if isinstance(answer, Exception):
+                failure = answer
+                continue
+            return self._map(answer, host)
+        raise failure
+
+    def _map(self, ranges: Iterable[Any], asked: str) -> list[Node | None]:
+        slots: list[Node | None] = [None] * 16384
+        for low, high, primary, *_ in ranges:
+            # A node that does not know its own address leaves it empty: it is the one that was asked.
+            node = self._node(primary[0].decode() if primary[0] else asked, int(primary[1]))
+            slots[low : high + 1] = [node] * (high + 1 - low)
+        return slots
+
+    def _node(self, host: str, port: int) -> Node:
+        if (host, port) not in self._nodes:
+            self._nodes[host, port] = Node(_pool(self._place, self._settings, host, port))
+        return self._nodes[host, port]
+
+
+def connect(place: Place, settings: Settings) -> Nodes:
+    """Return the servers at a place. Nothing is sent yet."""
+    if place.kind == "cluster":
+        return Cluster(place, settings)
+    if place.kind == "single":
+        return Single(_pool(place, settings, *(place.hosts[0] if place.hosts else ("", 0))))
+    client = dict(settings.client)
+    asking = {
+        "username": client.pop("sentinel_username", None),
+        "password": client.pop("sentinel_password", None),
+        "ssl": place.tls,
+        **_common(settings),
+        **client,
+    }
+    sentinel: Any = Sentinel(list(place.hosts), sentinel_kwargs=asking)  # type: ignore[no-untyped-call]
+    primary = sentinel.master_for(
+        place.service,
+        db=place.db,
+        username=place.username,
+        password=place.password,
+        ssl=place.tls,
+        **_common(settings),
+        **client,
+    )
+    return Single(primary.connection_pool)
+
+
+def _pool(place: Place, settings: Settings, host: str, port: int) -> ConnectionPool:
+    kind = UnixDomainSocketConnection if place.socket else SSLConnection if place.tls else Connection
+    where = {"path": place.socket} if place.socket else {"host": host, "port": port}
+    return ConnectionPool(
+        connection_class=kind,
+        db=place.db,
+        username=place.username,
+        password=place.password,
+        **where,
+        **_common(settings),
+        **{name: value for name, value in settings.client if not name.startswith("sentinel_")},
+    )
+
+
+def _common(settings: Settings) -> dict[str, Any]:
+    return {
+        "socket_timeout": settings.timeout,
+        "socket_connect_timeout": settings.connect_timeout,
+        # redis-py would send a command again by itself, and has executed one twice.
+        "retry": Retry(NoBackoff(), 0),
+        "retry_on_timeout": False,
+        "protocol": 2,
+    }

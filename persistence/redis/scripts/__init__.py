@@ -1,0 +1,28 @@
+"""The Lua scripts, one file each, called by the SHA-1 of their text."""
+
+import hashlib
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """A script and the name under which a server keeps it."""
+
+    name: str
+    text: bytes
+    sha: str
+
+
+def _read(name: str) -> Script:
+    text = files(__name__).joinpath(f"{name}.lua").read_bytes()
+    return Script(name, text, hashlib.sha1(text, usedforsecurity=False).hexdigest())
+
+
+SAVE: Final = _read("save")
+LOAD: Final = _read("load")
+ACQUIRE: Final = _read("acquire")
+INSTALL: Final = _read("install")
+MANIFEST: Final = _read("manifest")
+ALL: Final = (SAVE, LOAD, ACQUIRE, INSTALL, MANIFEST)

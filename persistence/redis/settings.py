@@ -1,0 +1,176 @@
+"""A Redis URL, read."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from persistence.errors import Terminal
+from persistence.urls import options, redact, seconds
+
+_OPTIONS = ("timeout", "connect_timeout", "retry_for", "buckets", "prefix", "wait", "waitaof", "wait_timeout", "accept")
+RISKS = ("eviction", "no-aof")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a URL asks for, besides where the server is.
+
+    Attributes:
+        timeout: Seconds to wait for an answer.
+        connect_timeout: Seconds to wait for a connection.
+        retry_for: Seconds to go on trying while a server is away, loading or failing over.
+        buckets: Buckets of a flow that is new to the store; later ones keep what they have.
+        prefix: First part of every key.
+        wait: Replicas that must have a write before it counts as done (WAIT).
+        waitaof: (1 if the server itself must have it on disk, replicas that must) (WAITAOF); None for none.
+        wait_timeout: Seconds to wait for them.
+        accept: Risks that the preflight shall not refuse.
+        client: Options for redis-py: TLS, names, passwords.
+    """
+
+    timeout: float = 5.0
+    connect_timeout: float = 5.0
+    retry_for: float = 15.0
+    buckets: int | None = None
+    prefix: str = "hw"
+    wait: int = 0
+    waitaof: tuple[int, int] | None = None
+    wait_timeout: float = 1.0
+    accept: frozenset[str] = frozenset()
+    client: tuple[tuple[str, Any], ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.wait_timeout >= self.timeout and (self.wait or self.waitaof):
+            raise Terminal("the options do not fit", "wait_timeout must be shorter than timeout")
+
+
+def read_settings(url: str) -> Settings:
+    """Read the options of a URL.
+
+    Raises:
+        Terminal: One is unknown or has an impossible value.
+    """
+    known: dict[str, Callable[[str], Any]] = {
+        "timeout": seconds,
+        "connect_timeout": seconds,
+        "retry_for": seconds,
+        "buckets": _buckets,
+        "prefix": _prefix,
+        "wait": _count,
+        "waitaof": _pair,
+        "wait_timeout": seconds,
+        "accept": _risks,
+        "ssl_ca_certs": str,
+        "ssl_certfile": str,
+        "ssl_keyfile": str,
+        "ssl_cert_reqs": str,
+        "client_name": str,
+        "sentinel_username": str,
+        "sentinel_password": str,
+    }
+    read = options(url, known)
+    own = {name: read.pop(name) for name in _OPTIONS if name in read}
+    return Settings(**own, client=tuple(read.items()))
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Place:
+    """Where the servers are.
+
+    Attributes:
+        kind: single, sentinel or cluster.
+        tls: Whether connections are encrypted.
+        hosts: Host and port of the server, or of the sentinels or nodes to ask first.
+        socket: Path of a unix socket instead.
+        service: Name under which the sentinels know the primary.
+        db: Database number.
+        username: User.
+        password: Password.
+    """
+
+    kind: str
+    tls: bool
+    hosts: tuple[tuple[str, int], ...]
+    socket: str
+    service: str
+    db: int
+    username: str | None
+    password: str | None
+
+
+def read_place(url: str) -> Place:
+    """Read where a URL points to.
+
+    Raises:
+        Terminal: It cannot be read.
+    """
+    parts = urlsplit(url)
+    base, _, variant = parts.scheme.partition("+")
+    user, _, location = parts.netloc.rpartition("@")
+    name, _, password = user.partition(":")
+    path = [unquote(part) for part in parts.path.split("/") if part]
+    kind = variant if variant in ("sentinel", "cluster") else "single"
+    default = 26379 if kind == "sentinel" else 6379
+    try:
+        hosts = tuple(_host(text, default) for text in location.split(",")) if variant != "unix" else ()
+        service = path.pop(0) if kind == "sentinel" else ""
+        db = int(path[0]) if path and variant != "unix" else 0
+    except (ValueError, IndexError):
+        raise Terminal(f"{redact(url)} cannot be read", _SHAPES) from None
+    if kind == "cluster" and db:
+        raise Terminal(f"{redact(url)}: a cluster has no databases", "Leave the number out")
+    return Place(
+        kind=kind,
+        tls=base == "rediss",
+        hosts=hosts,
+        socket=unquote(parts.path) if variant == "unix" else "",
+        service=service,
+        db=db,
+        username=unquote(name) or None,
+        password=unquote(password) or None,
+    )
+
+
+_SHAPES = (
+    "Write redis://[USER:PASSWORD@]HOST:PORT[/DB], redis+unix:///PATH, redis+sentinel://HOST:PORT,HOST:PORT/SERVICE "
+    "or redis+cluster://HOST:PORT,HOST:PORT; rediss instead of redis for TLS"
+)
+
+
+def _host(text: str, default: int) -> tuple[str, int]:
+    parts = urlsplit(f"//{text}")
+    return parts.hostname or "localhost", parts.port or default
+
+
+def _count(text: str) -> int:
+    if (number := int(text)) < 0:
+        raise ValueError(text)
+    return number
+
+
+def _buckets(text: str) -> int:
+    # 16,384 is the number of slots of a cluster.
+    if not 1 <= (number := int(text)) <= 16384:
+        raise ValueError(text)
+    return number
+
+
+def _prefix(text: str) -> str:
+    # A brace would change the cluster slot, the others are patterns or separators.
+    if not text or set(text) & set("{}*?[]\\ \t\r\n"):
+        raise ValueError(text)
+    return text
+
+
+def _pair(text: str) -> tuple[int, int]:
+    local, _, replicas = text.partition(",")
+    if int(local) not in (0, 1):
+        raise ValueError(text)
+    return int(local), _count(replicas or "0")
+
+
+def _risks(text: str) -> frozenset[str]:
+    if not set(found := text.split(",")) <= set(RISKS):
+        raise ValueError(text)
+    return frozenset(found)

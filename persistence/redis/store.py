@@ -1,0 +1,284 @@
+"""The Redis store: one hash a state, one script for many states of a bucket."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NoReturn
+
+from redis import exceptions as redis
+
+from persistence.cas import check_distinct, check_is_term, unknown_term
+from persistence.errors import Conflict, Corrupt, Fenced, Terminal
+from persistence.manifest import Manifest, decode_manifest, encode_manifest
+from persistence.protocol import Capabilities, FlowRef, StageRef, Stored, Write
+from persistence.redis.calls import Call, Caller, chunks, script_call
+from persistence.redis.errors import meaning_of
+from persistence.redis.layout import Layout, bucket_of
+from persistence.redis.nodes import LOST, connect
+from persistence.redis.preflight import Facts, check, facts_of
+from persistence.redis.scripts import ACQUIRE, INSTALL, LOAD, MANIFEST, SAVE
+from persistence.redis.settings import read_place, read_settings
+
+BUCKETS = 16
+"""Buckets of a flow that says nothing: several per node of a small cluster, few enough for full scripts."""
+_KEYS = 500
+"""States of one script: about 3 ms in which the server does nothing else."""
+_BYTES = 1 << 20
+
+
+class RedisStore:
+    """Keeps states in Redis or Valkey: a server, a primary behind sentinels, or a cluster.
+
+    Args:
+        url: See `open_store`.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._settings = read_settings(url)
+        self._place = read_place(url)
+        self._nodes = connect(self._place, self._settings)
+        self._caller = Caller(self._nodes, self._settings)
+        self._layout = Layout(self._settings.prefix)
+        self._buckets: dict[FlowRef, int] = {}
+        self._facts: list[Facts] | None = None
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Asks the servers once; `durable` and `ordered_durability` depend on how they are set up."""
+        facts = self.facts()
+        settings = self._settings
+        waited = settings.waitaof is not None and settings.waitaof[0] > 0
+        # Valkey answers WAITAOF without an fsync under everysec.
+        trusted = waited and not any(one.server.startswith("valkey") for one in facts)
+        return Capabilities(
+            durable=all(one.synced or (one.aof and trusted) for one in facts),
+            ordered_durability=self._place.kind != "cluster" and all(one.aof for one in facts),
+            shared=True,
+        )
+
+    def facts(self) -> list[Facts]:
+        """What each primary says of itself, asked once.
+
+        Raises:
+            Transient: One cannot be reached.
+            Terminal: One refuses to answer.
+        """
+        if self._facts is None:
+            try:
+                self._facts = [facts_of(node) for node in self._nodes.primaries()]
+            except (*LOST, redis.RedisError) as error:
+                raise meaning_of(error).error() from error
+        return self._facts
+
+    def preflight(self) -> None:
+        """Refuse servers that may lose states by themselves; every run begins with it.
+
+        Raises:
+            Terminal: One may, and the URL does not accept it.
+        """
+        for facts in self.facts():
+            check(facts, self._settings)
+
+    def acquire_term(self, flow: FlowRef, *, above: int = 0) -> int:
+        self.preflight()
+        while True:
+            wanted = self._settings.buckets or BUCKETS
+            call = script_call(ACQUIRE, [self._layout.flow(flow)], [above, wanted])
+            term, buckets = map(int, self._caller.run([call], flow, writes=True)[0])
+            above = self._install(flow, term, buckets)
+            if above <= term:
+                return term
+            # Buckets know a higher one: the flow's own hash was lost, or another run begins now.
+
+    def install_term(self, flow: FlowRef, term: int) -> None:
+        check_is_term(flow, term)
+        self.preflight()
+        call = script_call(INSTALL, [self._layout.flow(flow)], [term, self._settings.buckets or BUCKETS])
+        installed, buckets = map(int, self._caller.run([call], flow, writes=True)[0])
+        if installed <= term:
+            installed = self._install(flow, term, buckets)
+        if installed > term:
+            raise Fenced.by(flow, term, installed)
+
+    def installed_term(self, flow: FlowRef) -> int:
+        return int(self._ask(flow, "term") or 0)
+
+    def load(self, stage: StageRef, keys: Sequence[bytes]) -> dict[bytes, Stored]:
+        buckets = self._bucket_count(stage.flow_ref)
+        if buckets is None:
+            return {}
+        parts, calls = [], []
+        for bucket, mine in _by_bucket(keys, keys, buckets).items():
+            index = self._layout.index(stage, bucket)
+            for run in chunks((0 for _ in mine), _KEYS, _BYTES):
+                parts.append(mine[run])
+                calls.append(script_call(LOAD, [index, *(b"%b:%b" % (index, key) for key in mine[run])]))
+        states: dict[bytes, Stored] = {}
+        for part, answer in zip(parts, self._caller.run(calls, stage), strict=True):
+            if answer[0] == b"VANISHED":
+                raise _vanished(stage, part[answer[1]])
+            for key, head, value in zip(part, answer[::2], answer[1::2], strict=True):
+                if head is not None or value is not None:
+                    states[key] = _stored(stage, key, head, value)
+        return states
+
+    def save(self, stage: StageRef, writes: Sequence[Write], *, term: int, batch: int) -> None:
+        check_distinct(stage, writes)
+        check_is_term(stage, term)
+        if not writes:
+            return
+        buckets = self._bucket_count(stage.flow_ref)
+        if buckets is None:
+            raise unknown_term(stage, term, 0)
+        parts, calls = [], []
+        for bucket, mine in _by_bucket([write.key for write in writes], writes, buckets).items():
+            fence, index = self._layout.bucket(stage.flow_ref, bucket), self._layout.index(stage, bucket)
+            for run in chunks((len(write.value) for write in mine), _KEYS, _BYTES):
+                parts.append(mine[run])
+                arguments: list[bytes | int] = [term, batch]
+                for write in mine[run]:
+                    arguments += (write.expected, write.value)
+                keys = [fence, index, *(b"%b:%b" % (index, write.key) for write in mine[run])]
+                calls.append(script_call(SAVE, keys, arguments))
+        changed: set[bytes] = set()
+        for part, answer in zip(parts, self._caller.run(calls, stage, writes=True), strict=True):
+            if answer:
+                changed.update(_refused(stage, part, answer, term))
+        if changed:
+            raise Conflict(tuple(write.key for write in writes if write.key in changed), stage)
+
+    def load_manifest(self, flow: FlowRef) -> Manifest | None:
+        value = self._ask(flow, "manifest")
+        return None if value is None else decode_manifest(value, flow)
+
+    def save_manifest(self, flow: FlowRef, manifest: Manifest) -> None:
+        check_is_term(flow, manifest.term)
+        arguments: list[bytes | int] = [manifest.term, manifest.batch, encode_manifest(manifest)]
+        (answer,) = self._caller.run([script_call(MANIFEST, [self._layout.flow(flow)], arguments)], flow, writes=True)
+        if not answer:
+            return
+        kind, *rest = answer
+        if kind == b"OLDER":
+            raise Fenced(
+                f"the manifest of term {manifest.term}, batch {manifest.batch} comes after "
+                f"the one of term {int(rest[0])}, batch {int(rest[1])}",
+                at=flow,
+            )
+        if kind == b"DAMAGED":
+            raise Corrupt("the manifest's head cannot be read", at=flow)
+        _refused_term(flow, kind, manifest.term, int(rest[0]))
+
+    def scan(self, stage: StageRef) -> Iterator[tuple[bytes, Stored]]:
+        for bucket in range(self._bucket_count(stage.flow_ref) or 0):
+            index = self._layout.index(stage, bucket)
+            seen: set[bytes] = set()  # SSCAN may tell a key twice while the set grows
+            cursor = b"0"
+            while True:
+                cursor, keys = self._command(stage, index, ("SSCAN", index, cursor, "COUNT", _KEYS))
+                fresh = [key for key in keys if key not in seen]
+                seen.update(fresh)
+                yield from self.load(stage, fresh).items()
+                if cursor == b"0":
+                    break
+
+    def close(self) -> None:
+        self._nodes.close()
+
+    def _install(self, flow: FlowRef, term: int, buckets: int) -> int:
+        """Install a term in every bucket; return the highest that is installed then."""
+        if self._settings.buckets not in (None, buckets):
+            raise _other_buckets(flow, buckets)
+        calls = [script_call(INSTALL, [self._layout.bucket(flow, b)], [term, buckets]) for b in range(buckets)]
+        highest = term
+        for installed, count in self._caller.run(calls, flow, writes=True):
+            if int(count) != buckets:
+                raise _other_buckets(flow, int(count))
+            highest = max(highest, int(installed))
+        self._buckets[flow] = buckets
+        return highest
+
+    def _bucket_count(self, flow: FlowRef) -> int | None:
+        """Buckets of a flow; None when nobody has begun a run of it here."""
+        if flow not in self._buckets:
+            count = self._ask(flow, "buckets")
+            if count is None:
+                return None
+            self._buckets[flow] = int(count)
+        return self._buckets[flow]
+
+    def _ask(self, flow: FlowRef, field: str) -> bytes | None:
+        """A field of the flow's hash."""
+        key = self._layout.flow(flow)
+        answer: bytes | None = self._command(flow, key, ("HGET", key, field))
+        return answer
+
+    def _command(self, at: FlowRef | StageRef, key: bytes, command: Sequence[Any]) -> Any:
+        return self._caller.run([Call(key, command)], at)[0]
+
+
+def open_store(url: str) -> RedisStore:
+    """Open a store in Redis.
+
+    `redis://[USER:PASSWORD@]HOST:PORT[/DB]`, `redis+unix:///PATH`, `redis+sentinel://HOST:PORT,.../SERVICE[/DB]`,
+    `redis+cluster://HOST:PORT,...`; `rediss` instead of `redis` for TLS. Options:
+
+    | option | default | |
+    |---|---|---|
+    | `timeout`, `connect_timeout` | 5 | seconds |
+    | `retry_for` | 15 | seconds to go on trying while a server is away, loading or failing over |
+    | `buckets` | 16 | of a flow that is new here |
+    | `prefix` | hw | first part of every key |
+    | `wait` | 0 | replicas that must have each write (WAIT) |
+    | `waitaof` | | `1` or `1,N`: the server's disk, and N replicas' disks, must have it (WAITAOF) |
+    | `wait_timeout` | 1 | seconds to wait for them |
+    | `accept` | | risks not to refuse: `eviction`, `no-aof` |
+    | `ssl_ca_certs`, `ssl_certfile`, `ssl_keyfile`, `ssl_cert_reqs` | | as redis-py has them |
+    | `sentinel_username`, `sentinel_password`, `client_name` | | |
+
+    Raises:
+        Terminal: The URL cannot be read.
+    """
+    return RedisStore(url)
+
+
+def _by_bucket(keys: Sequence[bytes], things: Sequence[Any], buckets: int) -> dict[int, list[Any]]:
+    groups: dict[int, list[Any]] = {}
+    for key, thing in zip(keys, things, strict=True):
+        groups.setdefault(bucket_of(key, buckets), []).append(thing)
+    return groups
+
+
+def _refused(stage: StageRef, writes: Sequence[Write], answer: Sequence[Any], term: int) -> list[bytes]:
+    """The changed keys of a script that wrote nothing, or the error that it stands for."""
+    kind, *rest = answer
+    if kind == b"CONFLICT":
+        return [writes[i].key for i in rest]
+    if kind == b"NEWER":
+        raise Fenced(
+            f"the state was written by term {int(rest[1])}, this run has term {term}", at=stage, key=writes[rest[0]].key
+        )
+    if kind == b"DAMAGED":
+        raise Corrupt("the state's head cannot be read", at=stage, key=writes[rest[0]].key)
+    if kind == b"VANISHED":
+        raise _vanished(stage, writes[rest[0]].key)
+    return _refused_term(stage, kind, term, int(rest[0]))
+
+
+def _refused_term(at: FlowRef | StageRef, kind: bytes, term: int, installed: int) -> NoReturn:
+    raise Fenced.by(at, term, installed) if kind == b"FENCED" else unknown_term(at, term, installed)
+
+
+def _stored(stage: StageRef, key: bytes, head: bytes | None, value: bytes | None) -> Stored:
+    try:
+        version, term, batch = map(int, (head or b"").split())
+    except ValueError:
+        raise Corrupt("the state's head cannot be read", at=stage, key=key) from None
+    if value is None:
+        raise Corrupt("the state has no value", at=stage, key=key)
+    return Stored(version, term, batch, value)
+
+
+def _vanished(stage: StageRef, key: bytes) -> Corrupt:
+    return Corrupt("the state was there and is gone: evicted, expired or deleted", at=stage, key=key)
+
+
+def _other_buckets(flow: FlowRef, buckets: int) -> Terminal:
+    return Terminal(f"the flow has {buckets} buckets here", "Leave the option buckets out", at=flow)

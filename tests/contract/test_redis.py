@@ -1,0 +1,11 @@
+import pytest
+
+from persistence.contract import StoreContract
+
+pytestmark = pytest.mark.integration
+
+
+class TestRedis(StoreContract):
+    @pytest.fixture
+    def store_url(self, redis_url):
+        return redis_url
