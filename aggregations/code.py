@@ -9,7 +9,7 @@ import hashlib
 import inspect
 import textwrap
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import lru_cache, partial
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, Protocol
 
@@ -64,7 +64,7 @@ def _value(of: Any, within: frozenset[int]) -> str:
     if isinstance(of, ModuleType):
         return of.__name__
     if inspect.isbuiltin(of) or inspect.ismethoddescriptor(of):
-        return f"{getattr(of, '__module__', '')}.{of.__qualname__}"
+        return f"{getattr(of, '__module__', '')}.{of.__qualname__} of {_value(getattr(of, '__self__', None), inside)}"
     text = repr(of)
     if " at 0x" not in text:
         return text
@@ -139,6 +139,7 @@ def _within(body: ast.expr, place: tuple[int | None, int | None, int | None, int
     return begin <= (line or 0, column or 0) and (end_line or 0, end_column or 0) <= end
 
 
+@lru_cache(maxsize=256)
 def _class(kind: type) -> str:
     """Hash of the code of a class and of the bases that were written for it."""
     texts = []

@@ -160,7 +160,8 @@ class Run:
             batch=self.batch,
             positions=positions,
             topic_ids={**(before.topic_ids if before else {}), **topic_ids},
-            incarnations=dict(incarnations),
+            # A consumed topic need not be anybody's root, and its ids must be in order of age all the same.
+            incarnations=merge_incarnations(incarnations, {topic: [one] for topic, one in topic_ids.items() if one}),
             definitions=self.definitions(),
         )
 
@@ -242,13 +243,21 @@ def _common(manifests: Sequence[Manifest | None]) -> Manifest | None:
         topic: {partition: Progress(offset) for partition, offset in partitions.items()}
         for topic, partitions in minimum(manifests).items()
     }
-    topic_ids: dict[str, str] = {}
-    for manifest in reversed(found):
-        topic_ids |= manifest.topic_ids
+    # Ids are only ever appended, so the longest list has them all in order of age.
+    incarnations = merge_incarnations(
+        {}, *sorted((manifest.incarnations for manifest in found), key=lambda ids: -sum(map(len, ids.values())))
+    )
     return Manifest(
         term=max(manifest.term for manifest in found),
         batch=max(manifest.batch for manifest in found),
         positions=positions,
-        topic_ids=topic_ids,
-        incarnations=merge_incarnations({}, *(manifest.incarnations for manifest in found)),
+        topic_ids={topic: _oldest(topic, found, incarnations) for one in found for topic in one.topic_ids},
+        incarnations=incarnations,
     )
+
+
+def _oldest(topic: str, manifests: Sequence[Manifest], incarnations: Mapping[str, tuple[str, ...]]) -> str:
+    """The id that the lowest offsets of a topic belong to: `minimum` takes the oldest incarnation's."""
+    order = {topic_id: age for age, topic_id in enumerate(incarnations.get(topic, ()))}
+    ids = (manifest.topic_ids[topic] for manifest in manifests if topic in manifest.topic_ids)
+    return min(ids, key=lambda topic_id: order.get(topic_id, -1))

@@ -1,0 +1,68 @@
+"""Short forms for tests of the pure core: records, elements, arrivals, and a flow run in memory."""
+
+import itertools
+import json
+from typing import Any
+
+from aggregations.element import Element, Record
+from aggregations.flow import Flow
+from aggregations.memory import MemoryRunner
+from aggregations.run import bind
+from aggregations.source import Json, Topic
+from envelope import Envelope, Hop, Node, encode
+
+TOPIC = "legs"
+TOPIC_ID = "T1"
+COLUMNS = {"tail": str, "carrier": str, "minutes": int, "delay": float, "late": bool}
+
+_names = itertools.count()
+
+
+def bare(**options: Any) -> Topic:
+    """A topic of JSON without envelopes."""
+    return Topic(TOPIC, Json(COLUMNS), envelope=False, **options)
+
+
+def wrapped(**options: Any) -> Topic:
+    """The same in envelopes."""
+    return Topic(TOPIC, Json(COLUMNS), **options)
+
+
+def fresh_store() -> str:
+    """URL of a memory store that nothing else uses."""
+    return f"memory://test-{next(_names)}"
+
+
+def leg(offset: int, key: str | None = "N1", *, partition: int = 0, topic: str = TOPIC, **columns: Any) -> Record:
+    """A record of `bare()`; its tail is its key unless given."""
+    value = {"tail": key, **columns}
+    return Record(
+        topic, partition, offset, None if key is None else key.encode(), json.dumps(value).encode(), topic_id=TOPIC_ID
+    )
+
+
+def chained(offset: int, *hops: Hop, key: str = "N1", partition: int = 0, event_id: str = "", **columns: Any) -> Record:
+    """A record of `wrapped()` that came through these hops."""
+    payload = json.dumps({"tail": key, **columns}).encode()
+    value = encode(Envelope(payload, chain=hops, event_id=event_id))
+    return Record(TOPIC, partition, offset, key.encode(), value, topic_id=TOPIC_ID)
+
+
+def hop(topic: str, partition: int, offset: int, index: int | None = 0, via: str = "wrap", **fields: Any) -> Hop:
+    """A hop of a known topic."""
+    return Hop(topic, partition, offset, via=via, index=index, topic_id=f"id-{topic}", **fields)
+
+
+def element(value: Any, offset: int = 0, *, key: bytes | None = b"N1", partition: int = 0, **fields: Any) -> Element:
+    """An element in front of a stage."""
+    return Element(value, key, Node(TOPIC, partition, offset, TOPIC_ID), **fields)
+
+
+def runner(flow: Flow, store: str | None = None) -> MemoryRunner:
+    """The flow on one memory store, a new one unless given."""
+    return MemoryRunner(flow, bind(flow, {}, store or fresh_store()))
+
+
+def states(run: MemoryRunner, stage: str) -> dict[str, Any]:
+    """What readers see of a stage, by text key."""
+    return {key.decode(): state for key, state in run.results(stage).items()}

@@ -1,0 +1,224 @@
+"""A flow: what it is made of, what is refused where it is written, and how it is drawn."""
+
+import pickle
+
+import polars as pl
+import pytest
+
+from aggregations.errors import FlowError
+from aggregations.fields import Fields, count, last, total
+from aggregations.flow import Filter, FlatMap, Flow, Map, Publish
+from aggregations.source import Topic
+from tests.support.pure import COLUMNS, bare
+
+COUNT = Fields(n=count())
+
+
+class Tally:
+    def zero(self):
+        return 0
+
+    def fold(self, state, element):
+        return state + 1
+
+
+def legs(name="fleet"):
+    return Flow(name).source(bare())
+
+
+def carrier(element):
+    return element["carrier"]
+
+
+def twice(element):
+    return [element.value, element.value]
+
+
+def test_every_method_returns_a_new_flow_and_leaves_the_old_one():
+    flow = legs()
+    longer = flow.filter("late").aggregate("a", "tail", COUNT)
+    assert flow.steps == ()
+    assert [type(step).__name__ for step in longer.steps] == ["Filter", "Aggregate"]
+
+
+def test_stages_have_the_steps_in_front_of_them_and_the_tail_what_is_behind_all():
+    flow = (
+        legs()
+        .filter("late")
+        .aggregate("a", "tail", COUNT)
+        .publish_states("states.a")
+        .publish_states("more.a")
+        .map(twice=pl.col("minutes") * 2)
+        .flat_map(twice)
+        .aggregate("b", carrier, COUNT)
+        .publish("out")
+    )
+    first, second = flow.stages
+    assert [type(step) for step in first.before] == [Filter]
+    assert [type(step) for step in second.before] == [Map, FlatMap]
+    assert [type(step) for step in flow.tail] == [Publish]
+    assert (first.snapshots, second.snapshots) == (("states.a", "more.a"), ())
+    assert (first.index, second.index, second.name) == (0, 1, "b")
+    assert (first.fans_out, second.fans_out) == (False, True)
+
+
+def test_a_flow_is_vectorised_up_to_the_first_callable():
+    flow = legs().aggregate("a", "tail", COUNT).filter(lambda e: e["late"]).aggregate("b", "carrier", COUNT)
+    assert [stage.columnar for stage in flow.stages] == [True, False]
+    assert not flow.is_columnar
+    assert flow.columns is None
+
+
+@pytest.mark.parametrize(
+    "flow",
+    [
+        legs().aggregate("a", "tail", Tally()),
+        legs().aggregate("a", carrier, COUNT),
+        legs().aggregate("a", "tail", COUNT, emit=lambda element, state: [state]),
+        legs().aggregate("a", "tail", COUNT).publish("out"),
+    ],
+    ids=["fold", "key", "emit", "publish"],
+)
+def test_any_callable_takes_the_flow_off_the_vectorised_path(flow):
+    assert not flow.is_columnar
+
+
+def test_the_columns_are_all_that_the_expressions_read():
+    flow = (
+        legs()
+        .filter(pl.col("minutes") > 0)
+        .aggregate("a", "tail", Fields(l=last("delay", by="late")))
+        .aggregate("b", pl.col("carrier").str.to_uppercase(), COUNT)
+    )
+    assert flow.is_columnar
+    assert flow.columns == {"minutes", "tail", "delay", "late", "carrier"}
+
+
+def test_each_stage_knows_the_columns_in_front_of_it():
+    flow = (
+        legs()
+        .map(half=pl.col("minutes") / 2)
+        .aggregate("a", "tail", COUNT)
+        .map(lambda e: e.value)
+        .aggregate("b", "tail", COUNT)
+        .publish("out")
+    )
+    assert set(flow.stages[0].schema) == set(COLUMNS)
+    assert flow.stages[1].schema == {**flow.stages[0].schema, "half": pl.Float64()}
+    assert flow.tail_schema is None
+    assert flow.schema is None
+
+
+def test_a_flow_that_emits_has_no_known_columns_behind_the_stage():
+    flow = legs().aggregate("a", "tail", COUNT, emit=lambda element, state: [state])
+    assert flow.schema is None
+    assert flow.aggregate("b", "anything", COUNT).stages[1].schema is None
+
+
+def test_a_flow_survives_pickling_with_its_definitions():
+    flow = legs().filter(pl.col("minutes") > 0).aggregate("a", carrier, Tally()).publish("out", key=carrier)
+    copy = pickle.loads(pickle.dumps(flow))
+    assert copy.describe() == flow.describe()
+    assert copy.stages[0].aggregate.definition == flow.stages[0].aggregate.definition
+
+
+def test_the_drawing_shows_each_step_with_the_path_that_it_takes():
+    flow = (
+        legs()
+        .filter(pl.col("minutes") > 0)
+        .aggregate("aircraft", "tail", Fields(n=count(), m=total("minutes")))
+        .publish_states("states")
+        .flat_map(twice)
+        .aggregate("carriers", carrier, Tally())
+        .publish("out")
+    )
+    assert flow.describe().splitlines() == [
+        "fleet",
+        "  source     legs",
+        '  filter     [(col("minutes")) > (dyn int: 0)]                  vectorised',
+        "  aggregate  aircraft by tail: Fields(n=count(), m=total(minutes)) vectorised",
+        "  states to  states",
+        "  flatmap    twice                                              per message",
+        "  aggregate  carriers by carrier: Tally                         per message",
+        "  publish    out                                                per message",
+    ]
+
+
+BAD = {
+    "a name with a space": (lambda: Flow("my flow"), "is no name"),
+    "a name that is too long": (lambda: Flow("x" * 101), "is no name"),
+    "two sources": (lambda: legs().source(bare()), "has a source already"),
+    "a source that is no topic": (lambda: Flow("f").source("legs"), "takes a Topic"),
+    "a step without a source": (lambda: Flow("f").filter("late"), "needs a source"),
+    "no aggregate": (lambda: legs().filter("late").stages, "has no aggregate"),
+    "no aggregate, asked for the tail": (lambda: legs().filter("late").tail, "has no aggregate"),
+    "a stage without a name": (lambda: legs().aggregate("", "tail", COUNT), "no name of a stage"),
+    "two stages of one name": (
+        lambda: legs().aggregate("a", "tail", COUNT).aggregate("a", "carrier", COUNT),
+        "has a stage 'a' already",
+    ),
+    "an unknown stage": (lambda: legs().aggregate("a", "tail", COUNT).stage("b"), "it has a"),
+    "a window of nothing": (lambda: legs().aggregate("a", "tail", COUNT, window=0), "at least 1"),
+    "no lanes": (lambda: legs().aggregate("a", "tail", COUNT, lanes=0), "at least 1"),
+    "a fold without fold": (lambda: legs().aggregate("a", "tail", object()), "the fold must be"),
+    "a class instead of its instance": (lambda: legs().aggregate("a", "tail", Tally), "an object with zero"),
+    "a key of several rows": (lambda: legs().aggregate("a", pl.col("tail").first(), COUNT), "several rows"),
+    "a key that is a number": (lambda: legs().aggregate("a", 3, COUNT), "neither a column"),
+    "a key of a type that has no bytes": (lambda: legs().aggregate("a", "delay", COUNT), "its key is of type Float64"),
+    "an emit that is no function": (lambda: legs().aggregate("a", "tail", COUNT, emit=3), "takes a function"),
+    "a filter that is a number": (lambda: legs().filter(3), "neither a column"),
+    "a filter that is no truth": (lambda: legs().filter("minutes"), "not true or false"),
+    "a filter on a missing column": (lambda: legs().filter(pl.col("minuts") > 0), "no column minuts; there are"),
+    "a filter that does not fit": (lambda: legs().filter(pl.col("tail") > 0), "does not fit"),
+    "a divert that is no truth": (lambda: legs().divert("minutes"), "not true or false"),
+    "a map of nothing": (lambda: legs().map(), "either one function or columns"),
+    "a map of both": (lambda: legs().map(carrier, x="tail"), "either one function or columns"),
+    "a map of a value": (lambda: legs().map(x=3), "pl.lit"),
+    "a map that is no function": (lambda: legs().map(3), "takes a function"),
+    "a map of several rows": (lambda: legs().map(x=pl.col("minutes").sum()), "several rows"),
+    "a map of a missing column": (lambda: legs().map(x="minuts"), "no column minuts"),
+    "a field of a missing column": (lambda: legs().aggregate("a", "tail", Fields(s=total("minuts"))), "no column"),
+    "a total of text": (lambda: legs().aggregate("a", "tail", Fields(s=total("tail"))), "total of text"),
+    "a flat map of a column": (lambda: legs().flat_map("tail"), "takes a function"),
+    "a topic that Kafka refuses": (lambda: legs().publish("my topic"), "no topic that Kafka allows"),
+    "states without a stage": (lambda: legs().publish_states("s"), "right behind an aggregate"),
+    "states to no topic": (lambda: legs().aggregate("a", "tail", COUNT).publish_states(""), "no topic"),
+    "a value that is no function": (lambda: legs().publish("out", value=3), "takes a function"),
+    "a published key of no type": (lambda: legs().publish("out", key="delay"), "its key is of type Float64"),
+    "two passages of one name to one topic": (
+        lambda: legs().publish("out").filter("late").publish("out"),
+        "give another name=",
+    ),
+}
+
+
+@pytest.mark.parametrize(("bad", "match"), BAD.values(), ids=BAD)
+def test_a_definition_that_cannot_work_is_refused_with_what_to_change(bad, match):
+    with pytest.raises(FlowError, match=match):
+        bad()
+
+
+class NoJson(Tally):
+    def zero(self):
+        return (0, 0)
+
+
+class Raises(Tally):
+    def zero(self):
+        raise RuntimeError("secret")
+
+
+@pytest.mark.parametrize(("fold", "match"), [(NoJson(), "tuple"), (Raises(), "RuntimeError")])
+def test_a_fold_whose_zero_is_no_state_is_refused(fold, match):
+    with pytest.raises(FlowError, match=match) as error:
+        legs().aggregate("a", "tail", fold)
+    assert "secret" not in str(error.value)
+
+
+def test_two_passages_to_one_topic_under_two_names_are_two_paths():
+    assert len(legs().aggregate("a", "tail", COUNT).publish("out").publish("out", name="other").tail) == 2
+
+
+def test_a_topic_may_be_read_without_declared_columns():
+    flow = Flow("raw").source(Topic("t")).aggregate("a", "value", COUNT)
+    assert flow.columns == {"value"}

@@ -1,0 +1,81 @@
+"""Expressions over single values: the result depends on that value alone."""
+
+import numpy as np
+import polars as pl
+import pytest
+
+from aggregations.rows import evaluate_values
+from envelope import EnvelopeError, Reason
+
+DOUBLE = {"double": pl.col("x") * 2}
+
+
+def results(values, wanted=DOUBLE, schema=None):
+    """The values found, or the reason code of the failure."""
+    found = evaluate_values(values, wanted, schema)
+    return [one.reason.value if isinstance(one, EnvelopeError) else one for one in found]
+
+
+def test_an_expression_is_evaluated_for_every_value():
+    assert results([{"x": 1}, {"x": None}, {"x": 3}]) == [{"double": 2}, {"double": None}, {"double": 6}]
+
+
+def test_an_expression_that_raises_for_one_value_fails_that_one_only():
+    strict = {"number": pl.col("x").cast(pl.Int64)}
+    values = [{"x": str(n)} for n in range(9)]
+    values[4] = {"x": "four"}
+    assert results(values, strict, {"x": pl.String()}) == [
+        {"number": n} if n != 4 else "transform_failed" for n in range(9)
+    ]
+
+
+def test_an_expression_of_literals_has_a_result_for_every_value():
+    assert results([{"x": 1}, {"x": 2}], {"one": pl.lit(1)}) == [{"one": 1}, {"one": 1}]
+
+
+@pytest.mark.parametrize("wanted", [DOUBLE, {"x": "x"}], ids=["expression", "column"])
+def test_a_value_without_the_column_fails_alone_whatever_else_is_in_the_batch(wanted):
+    assert results([{"x": 1}, {"y": 1}], wanted)[1] == "missing_field"
+    assert results([{"y": 1}], wanted) == ["missing_field"]
+
+
+@pytest.mark.parametrize("wanted", [DOUBLE, {"x": "x"}], ids=["expression", "column"])
+def test_a_value_that_is_no_mapping_has_no_columns(wanted):
+    assert results([17, {"x": 1}], wanted)[0] == "missing_field"
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [{"x": 1}, {"x": 2.5}],
+        [{"x": 1}, {"x": None}, {"x": 2**62}],
+        [{"x": True}, {"x": 3}],
+        [{"x": 2**64}, {"x": 3}],
+        [{"x": np.int64(3)}, {"x": 1}],
+        [{"x": 1, "other": object()}, {"x": 2, "other": "text"}],
+        [{"x": "a"}, {"x": 1}, {"x": b"b"}],
+        [{"x": "\ud800"}, {"x": "a"}],
+        [{"x": object()}, {"x": 1}],
+        [{"x": (1, 2)}, {"x": 1}],
+    ],
+    ids=repr,
+)
+@pytest.mark.parametrize("of", [pl.col("x") + pl.col("x"), "x"], ids=["expression", "column"])
+def test_what_else_is_in_the_batch_changes_no_result_and_no_type(values, of):
+    alone = [repr(results([value], {"_": of})) for value in values]
+    together = [repr([one]) for one in results(values, {"_": of})]
+    assert together == alone
+
+
+def test_numbers_and_texts_of_other_libraries_become_pythons_own():
+    class Text(str):
+        __slots__ = ()
+
+    found = results([{"x": np.float64(1.5)}, {"x": np.int8(3)}, {"x": Text("a")}], {"x": "x"})
+    assert [type(one["x"]) for one in found] == [float, int, str]
+
+
+def test_the_reason_is_a_code_and_quotes_no_value():
+    [error] = evaluate_values([{"x": "secret"}], {"n": pl.col("x").cast(pl.Int64)}, {"x": pl.String()})
+    assert error.reason is Reason.TRANSFORM_FAILED
+    assert "secret" not in str(error)

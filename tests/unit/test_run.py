@@ -1,0 +1,235 @@
+"""One run against its stores: term, fencing, where to start, and what is refused."""
+
+from collections import Counter
+
+import pytest
+
+from aggregations.errors import FlowError, RunRefusedError
+from aggregations.fields import Fields, count, total
+from aggregations.flow import Flow
+from aggregations.memory import MemoryRunner
+from aggregations.run import Incarnations, begin, bind, merge_incarnations
+from envelope import Verdict
+from persistence.errors import Fenced
+from persistence.manifest import Manifest, Progress
+from persistence.registry import open_store
+from tests.support.pure import bare, fresh_store, leg, runner, states
+
+COUNT = Fields(n=count())
+
+
+def flow(fields=COUNT, **options):
+    return Flow("fleet").source(bare()).aggregate("a", "tail", fields, **options).aggregate("b", "carrier", COUNT)
+
+
+def two_stores():
+    return {"a": fresh_store(), "b": fresh_store()}
+
+
+def legs(*offsets, partition=0):
+    return [leg(offset, carrier="UA", partition=partition) for offset in offsets]
+
+
+def test_a_stage_is_bound_by_name_or_by_its_own_url_or_to_the_default():
+    own = flow(store="memory://own")
+    assert bind(own, {"b": "memory://b"}) == {"a": "memory://own", "b": "memory://b"}
+    assert bind(own, {"a": "memory://a"}, "memory://rest") == {"a": "memory://a", "b": "memory://rest"}
+
+
+def test_a_stage_without_a_store_is_named():
+    with pytest.raises(FlowError, match="no store for stage a, b"):
+        bind(flow(), {})
+
+
+def test_a_store_for_no_stage_is_refused():
+    with pytest.raises(FlowError, match="no stage 'c'; it has a, b"):
+        bind(flow(), {"c": "memory://c"})
+
+
+def test_a_store_that_comes_back_behind_another_one_is_refused_without_showing_its_url():
+    three = flow().aggregate("c", "tail", COUNT)
+    with pytest.raises(FlowError, match="neighbouring stages") as error:
+        bind(three, {"b": "memory://b"}, "redis://:secret@host")
+    assert "secret" not in str(error.value)
+
+
+def test_every_run_has_a_higher_term_in_every_store():
+    stores = two_stores()
+    first, second = begin(flow(), stores), begin(flow(), stores)
+    assert second.term > first.term
+    assert [store.installed_term(second.ref) for _, store in second.distinct_stores()] == [second.term] * 2
+
+
+def test_the_term_is_above_what_any_of_the_stores_knows():
+    stores = two_stores()
+    ref = begin(flow(), stores).ref
+    open_store(stores["b"]).install_term(ref, 41)
+    assert begin(flow(), stores).term == 42
+
+
+def test_a_run_is_fenced_by_a_newer_one_at_its_next_write():
+    store = fresh_store()
+    old, new = runner(flow(), store), runner(flow(), store)
+    with pytest.raises(Fenced):
+        old.process(legs(0))
+    assert new.process(legs(0)).verdicts["a"] == Counter(accepted=1)
+
+
+def test_two_stages_in_one_store_have_one_manifest():
+    run = begin(flow(), bind(flow(), {}, fresh_store()))
+    assert [name for name, _ in run.distinct_stores()] == ["a"]
+
+
+def test_a_new_run_starts_where_the_manifest_ends_and_counts_batches_on():
+    store = fresh_store()
+    first = runner(flow(), store)
+    first.process([*legs(0, 1, 2), *legs(7, partition=1)])
+    first.process(legs(3))
+    second = runner(flow(), store)
+    assert second.run.start == {("legs", 0): 4, ("legs", 1): 8}
+    assert second.run.batch == 3
+
+
+def test_generations_of_a_flow_do_not_touch():
+    store = bind(flow(), {}, fresh_store())
+    first, second = begin(flow(), store), begin(flow(), store, generation=2)
+    assert (first.term, second.term) == (1, 1)
+
+
+def save(url, ref, manifest):
+    open_store(url).install_term(ref, manifest.term)
+    open_store(url).save_manifest(ref, manifest)
+
+
+def manifest(offset, *, batch=1, topic_id="T1", incarnations=("T1",), partition=0):
+    return Manifest(1, batch, {"legs": {partition: Progress(offset)}}, {"legs": topic_id}, {"legs": incarnations})
+
+
+def test_a_crash_between_two_manifests_is_taken_up_at_the_lower_offset():
+    stores = two_stores()
+    ref = begin(flow(), stores).ref
+    save(stores["b"], ref, manifest(9, batch=2))
+    save(stores["a"], ref, manifest(5))
+    run = begin(flow(), stores)
+    assert run.start == {("legs", 0): 5}
+    assert run.batch == 3
+
+
+def test_a_partition_that_one_store_does_not_know_starts_at_its_beginning():
+    stores = two_stores()
+    ref = begin(flow(), stores).ref
+    save(stores["b"], ref, manifest(9, partition=1))
+    save(stores["a"], ref, manifest(5))
+    assert begin(flow(), stores, accept=["downstream-behind"]).start == {}
+
+
+def test_an_upstream_store_that_is_ahead_is_refused_with_the_remedy():
+    stores = two_stores()
+    ref = begin(flow(), stores).ref
+    save(stores["b"], ref, manifest(5))
+    save(stores["a"], ref, manifest(9, batch=2))
+    with pytest.raises(RunRefusedError, match="legs:0") as error:
+        begin(flow(), stores)
+    assert "ebuild" in str(error.value)
+    assert begin(flow(), stores, accept=["downstream-behind"]).start == {("legs", 0): 5}
+
+
+def test_after_a_crash_between_manifests_the_older_incarnation_of_the_topic_is_gone_on_from():
+    stores = two_stores()
+    ref = begin(flow(), stores).ref
+    save(stores["b"], ref, manifest(2, batch=2, topic_id="T2", incarnations=("T1", "T2")))
+    save(stores["a"], ref, manifest(50))
+    run = begin(flow(), stores)
+    assert run.start == {("legs", 0): 50}
+    assert run.manifest.topic_ids == {"legs": "T1"}
+    assert run.manifest.incarnations == {"legs": ("T1", "T2")}
+
+
+def test_the_id_of_a_lost_downstream_store_is_taken_with_its_offset():
+    stores = two_stores()
+    ref = begin(flow(), stores).ref
+    save(stores["b"], ref, manifest(50))
+    save(stores["a"], ref, manifest(2, batch=2, topic_id="T2", incarnations=("T1", "T2")))
+    run = begin(flow(), stores, accept=["downstream-behind"])
+    assert (run.start, run.manifest.topic_ids) == ({("legs", 0): 50}, {"legs": "T1"})
+
+
+def test_the_next_manifest_never_goes_back_and_keeps_the_other_partitions():
+    run = begin(flow(), bind(flow(), {}, fresh_store()))
+    run.advanced(run.following({("legs", 0): 5, ("legs", 1): 3}, {"legs": "T1"}, {}))
+    after = run.following({("legs", 0): 2}, {"legs": "T1"}, {})
+    assert {p: progress.next_offset for p, progress in after.positions["legs"].items()} == {0: 5, 1: 3}
+    assert (after.batch, after.term) == (2, run.term)
+
+
+def test_a_topic_created_again_starts_anew_in_the_next_manifest():
+    run = begin(flow(), bind(flow(), {}, fresh_store()))
+    run.advanced(run.following({("legs", 0): 5, ("legs", 1): 3}, {"legs": "T1"}, {}))
+    after = run.following({("legs", 0): 2}, {"legs": "T2"}, {})
+    assert {p: progress.next_offset for p, progress in after.positions["legs"].items()} == {0: 2}
+    assert after.topic_ids == {"legs": "T2"}
+
+
+def test_the_ids_of_a_consumed_topic_are_kept_in_order_of_age_though_it_is_nobodys_root():
+    run = begin(flow(), bind(flow(), {}, fresh_store()))
+    run.advanced(run.following({("legs", 0): 5}, {"legs": "T1"}, {"raw": ("R",)}))
+    after = run.following({("legs", 0): 2}, {"legs": "T2"}, run.incarnations().merged())
+    assert after.incarnations == {"raw": ("R",), "legs": ("T1", "T2")}
+
+
+def test_a_changed_definition_is_refused_and_may_be_accepted():
+    store = fresh_store()
+    runner(flow(), store).process(legs(0))
+    changed = flow(Fields(n=count("minutes")))
+    with pytest.raises(RunRefusedError, match=r"stage a has definition .*ebuild"):
+        begin(changed, bind(changed, {}, store))
+    begin(changed, bind(changed, {}, store), accept=["definition"])
+
+
+def test_a_state_of_another_definition_is_refused_even_where_no_manifest_was_written():
+    from persistence import faults
+    from persistence.errors import Transient
+
+    store = fresh_store()
+    with faults.use(faults.Injector([faults.Fault.parse("manifest.error")])), pytest.raises(Transient):
+        runner(flow(), store).process(legs(0))
+    with pytest.raises(Exception, match="definition"):
+        runner(flow(Fields(n=count("minutes"))), store).process(legs(0))
+
+
+def test_a_run_that_is_refused_leaves_the_older_one_fenced_all_the_same():
+    stores = two_stores()
+    ref = begin(flow(), stores).ref
+    save(stores["a"], ref, manifest(9))
+    with pytest.raises(RunRefusedError):
+        begin(flow(), stores)
+    assert open_store(stores["a"]).installed_term(ref) == 2
+
+
+def test_ids_of_a_topic_are_told_apart_by_age():
+    seen = Incarnations({"raw": ("old", "now")})
+    assert seen.verdict("raw", "now") is None
+    assert seen.verdict("raw", "old") is Verdict.STALE_INCARNATION
+    assert seen.verdict("raw", "next") is Verdict.NEW_INCARNATION
+    assert seen.verdict("raw", "") is None
+    assert seen.verdict("other", "first") is None
+    assert seen.merged() == {"raw": ("old", "now", "next"), "other": ("first",)}
+
+
+def test_ids_known_before_come_first_when_they_are_merged():
+    assert merge_incarnations({"t": ("a",)}, {"t": ["b", "a"]}, {"u": ["c"]}) == {"t": ("a", "b"), "u": ("c",)}
+
+
+def test_totals_of_both_stages_survive_a_change_of_runs_at_every_batch():
+    store = fresh_store()
+    summed = flow(Fields(n=count(), m=total("minutes")))
+    for offset in range(6):
+        run = runner(summed, store)
+        run.process([leg(offset, f"N{offset % 2}", carrier="UA", minutes=offset)])
+    assert states(run, "a") == {"N0": {"n": 3, "m": 6}, "N1": {"n": 3, "m": 9}}
+    assert states(run, "b") == {"UA": {"n": 6}}
+
+
+def test_a_runner_is_made_of_a_flow_with_a_source():
+    with pytest.raises(FlowError, match="has no aggregate"):
+        MemoryRunner(Flow("fleet").source(bare()), {})
