@@ -9,7 +9,7 @@ import hashlib
 import inspect
 import textwrap
 from collections.abc import Callable, Iterator
-from functools import lru_cache, partial
+from functools import partial
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, Protocol
 
@@ -139,7 +139,6 @@ def _within(body: ast.expr, place: tuple[int | None, int | None, int | None, int
     return begin <= (line or 0, column or 0) and (end_line or 0, end_column or 0) <= end
 
 
-@lru_cache(maxsize=256)
 def _class(kind: type) -> str:
     """Hash of the code of a class and of the bases that were written for it."""
     texts = []
