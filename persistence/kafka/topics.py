@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeAlias, TypeVar
 
 from confluent_kafka import (
+    Consumer,
     ConsumerGroupTopicPartitions,
     IsolationLevel,
     KafkaError,
@@ -202,12 +203,35 @@ class Topics:
                 limits[resource.name] = int(config["max.message.bytes"].value)
         return limits
 
-    def group_offsets(self, group: str) -> Offsets:
-        """Return the committed offsets of a consumer group; empty for one that has none."""
+    def group_offsets(self, group: str, topics: Iterable[str] | None = None) -> Offsets:
+        """Return the committed offsets of a consumer group; empty for one that has none.
+
+        Args:
+            group: The group.
+            topics: Topics to ask for; None for all that this user may see.
+        """
+        names = self.names() if topics is None else topics
+        parts = [TopicPartition(name, part) for name, count in self.partitions(names).items() for part in range(count)]
+        found = self._until(lambda: self._committed(group, parts)) if parts else []
+        return {(part.topic, part.partition): part.offset for part in found if part.offset >= 0}
+
+    def _committed(self, group: str, parts: Sequence[TopicPartition]) -> list[TopicPartition]:
+        """Ask as a consumer that never joins its group.
+
+        The admin client's own call ends the process (SIGSEGV) when the group's coordinator is not ready
+        yet, as on a new broker: librdkafka issue 5040.
+        """
         doing = f"reading the offsets of group {group}"
-        asked = [ConsumerGroupTopicPartitions(group)]
-        answer = self._until(lambda: self._one(self._admin.list_consumer_group_offsets, asked, doing))
-        return {(p.topic, p.partition): p.offset for p in answer.topic_partitions if p.offset >= 0}
+        config = self._settings.client(on_error=self._on_error) | {"group.id": group, "enable.auto.commit": False}
+        consumer = Consumer(config)
+        try:
+            found = consumer.committed(list(parts), timeout=self._timeout)
+        except KafkaException as error:
+            raise broker_error(error.args[0], doing, self._connection) from error
+        finally:
+            consumer.close()
+        _check_each(found, doing)
+        return found
 
     def alter_group_offsets(self, group: str, offsets: Mapping[tuple[str, int], int]) -> None:
         """Set committed offsets of a consumer group that has no running member.
@@ -218,12 +242,14 @@ class Topics:
         if not offsets:
             return
         parts = [TopicPartition(topic, part, offset) for (topic, part), offset in offsets.items()]
-        asked = [ConsumerGroupTopicPartitions(group, parts)]
+        self._until(lambda: self._alter(group, parts))
+
+    def _alter(self, group: str, parts: Sequence[TopicPartition]) -> None:
         doing = f"setting the offsets of group {group}"
-        answer = self._until(lambda: self._one(self._admin.alter_consumer_group_offsets, asked, doing))
-        for part in answer.topic_partitions:
-            if part.error:  # with a running member the call succeeds and every partition carries an error
-                raise broker_error(part.error, f"{doing}, {part.topic}:{part.partition}")
+        asked = [ConsumerGroupTopicPartitions(group, list(parts))]
+        (future,) = self._admin.alter_consumer_group_offsets(asked).values()
+        # With a running member the call succeeds and every partition carries an error.
+        _check_each(self._result(future, doing).topic_partitions, doing)
 
     def _list_offsets(self, parts: Sequence[tuple[str, int]], at: OffsetSpec) -> Offsets:
         if not parts:
@@ -238,10 +264,6 @@ class Topics:
     def _done(self, futures: Mapping[Any, "Future[Any]"], doing: str) -> None:
         for future in futures.values():
             self._result(future, doing)
-
-    def _one(self, ask: Callable[[list[Any]], Mapping[str, "Future[Any]"]], asked: list[Any], doing: str) -> Any:
-        (future,) = ask(asked).values()
-        return self._result(future, doing)
 
     def _result(self, future: "Future[Any]", doing: str) -> Any:
         try:
@@ -271,6 +293,12 @@ class Topics:
 
     def _on_error(self, error: KafkaError) -> None:
         self._connection = connection_trouble(error.str())
+
+
+def _check_each(parts: Iterable[TopicPartition], doing: str) -> None:
+    for part in parts:
+        if part.error:
+            raise broker_error(part.error, f"{doing}, {part.topic}:{part.partition}") from KafkaException(part.error)
 
 
 def _is(error: BrokerError, *codes: int) -> bool:
