@@ -44,8 +44,13 @@ def common(
         os.environ[DEBUG] = "1"
     import logging
 
-    level = logging.INFO if os.environ.get(DEBUG) else logging.WARNING
-    logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s")
+    debugging = bool(os.environ.get(DEBUG))
+    logging.basicConfig(
+        level=logging.INFO if debugging else logging.WARNING, format="%(levelname)s %(name)s: %(message)s"
+    )
+    if not debugging:
+        # What the client library mends by itself; what it cannot mend becomes an error of ours.
+        logging.getLogger("headwater.kafka").setLevel(logging.ERROR)
 
 
 def main() -> None:

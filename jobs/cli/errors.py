@@ -39,6 +39,7 @@ def explain(error: Exception) -> tuple[Exit, str]:
 def _expected() -> dict[Exit, tuple[type[Exception], ...]]:
     from aggregations.errors import DefinitionChangedError, FlowError, RunRefusedError
     from envelope import HolesFullError
+    from jobs.demo.children import DemoError
     from jobs.jars import JarsUnavailable
     from jobs.java import JavaUnavailable
     from jobs.loading import LoadError
@@ -50,5 +51,5 @@ def _expected() -> dict[Exit, tuple[type[Exception], ...]]:
     return {
         Exit.USAGE: (FlowError, LoadError, SettingsError, UsageError),
         Exit.REFUSED: (RunRefusedError, DefinitionChangedError),
-        Exit.FAILED: (BrokerError, StoreError, StackError, JarsUnavailable, JavaUnavailable, HolesFullError),
+        Exit.FAILED: (BrokerError, StoreError, StackError, JarsUnavailable, JavaUnavailable, DemoError, HolesFullError),
     }

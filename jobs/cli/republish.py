@@ -34,6 +34,15 @@ def republish(
     group: Annotated[
         str | None, typer.Option(metavar="NAME", help="Consumer group. Without it: the name.", show_default=False)
     ] = None,
+    instance: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Name of this process within the group (static membership): after a crash it has its partitions "
+            "again at once, without the group waiting for the session to time out.",
+            show_default=False,
+        ),
+    ] = None,
     kind: Annotated[
         str, typer.Option("--input", metavar="KIND", help=f"What the topics to read hold: {_KINDS}.")
     ] = "envelope",
@@ -70,6 +79,8 @@ def republish(
     if not callable(transform):
         raise settings.UsageError(f"{function} is a {type(transform).__name__}, not a function")
     kafka = settings.kafka(bootstrap, root)
+    if instance:
+        kafka = kafka.with_options(group_instance_id=instance)
     total = unread(kafka, source, group or via) if until_caught_up else None
     with progress(f"republisher {via}", total, "records") as bar:
 

@@ -33,6 +33,7 @@ _SCHEMA: Final = {
     "air_minutes": pl.Int64,
 }
 _FETCH_SECONDS: Final = 30.0
+_SLICE_SECONDS: Final = 0.2  # a call waits this long for the last records of a topic
 
 
 @dataclass(slots=True)
@@ -69,10 +70,11 @@ def read(
     )
     try:
         consumer.assign([TopicPartition(topic, partition, OFFSET_BEGINNING) for partition in ends])
-        done = 0
+        done, waited = 0, 0.0
         while ends:
-            found = consumer.consume(10_000, _FETCH_SECONDS)
-            if not found:
+            found = consumer.consume(10_000, _SLICE_SECONDS)
+            waited = 0.0 if found else waited + _SLICE_SECONDS
+            if waited > _FETCH_SECONDS:
                 raise BrokerUnavailable(f"reading {topic}: nothing came for {_FETCH_SECONDS:g} s", "Look at its log")
             for record in found:
                 partition, offset = record.partition(), record.offset()

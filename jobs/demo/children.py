@@ -36,7 +36,7 @@ def run(
     Raises:
         DemoError: It ended otherwise than it should: it failed, or it was not killed.
     """
-    log = home / f"{name.replace(' ', '-')}.log"
+    log = home / f"{name.replace(', ', '-').replace(' ', '-')}.log"
     with log.open("ab") as said:
         child = subprocess.Popen(
             [sys.executable, "-m", "jobs.cli", *arguments],
