@@ -1,0 +1,202 @@
+"""Events a second of the Spark engine, what they cost, and its share of the bare JVM source in the same run.
+
+    python benchmarks/engine.py [--events 2000000] [--keys 10000] [--resent 0.05] [--store sqlite|URL] [--json]
+
+A topic of four partitions is filled with envelopes of one republish hop, part of them re-sent at new offsets. Spark
+reads it twice: straight from the Kafka source into `noop`, and through the engine (one stage, keyed as the topic is).
+Every batch but the first is warm. The sum of what was folded must be the number of unique inputs.
+"""
+
+import argparse
+import json
+import os
+import random
+import statistics
+import tempfile
+import time
+import uuid
+from pathlib import Path
+
+from aggregations.fields import Fields, count, maximum, total
+from aggregations.flow import Flow
+from aggregations.run import bind
+from aggregations.source import Topic
+from aggregations.spark import run_flow
+from aggregations.spark.engine import _CONSUMER
+from aggregations.spark.session import session
+from aggregations.states import state_of
+from envelope import Envelope, Hop, append_hop, encode
+from jobs import jars, stack
+from jobs.demo.leg_pb2 import Leg
+from persistence.kafka import AcknowledgedProducer, KafkaSettings, Topics
+from persistence.protocol import FlowRef
+from persistence.registry import open_store
+
+PARTITIONS = 4
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def flow_of(topic):
+    return (
+        Flow("bench")
+        .source(Topic(topic, payload=Leg))
+        .aggregate(
+            "aircraft",
+            key="tail",
+            fold=Fields(legs=count(), minutes=total("air_minutes"), worst=maximum("arr_delay")),
+        )
+    )
+
+
+def fill(settings, topic, events, keys, resent):
+    """Produce the envelopes; return the number of unique ones."""
+    rng = random.Random(7)
+    bodies = []
+    for key in range(keys):
+        tail = f"N{key:05d}"
+        leg = Leg(tail=tail, carrier=f"C{key % 16:02d}", arr_delay=key % 90, air_minutes=key % 400)
+        bodies.append(
+            (tail.encode(), encode(Envelope(leg.SerializeToString(), key=tail.encode(), event_id="", destination=topic)))
+        )
+    producer = AcknowledgedProducer(settings)
+    unique, messages, lately = 0, [], []
+    for _ in range(events):
+        if lately and rng.random() < resent:
+            messages.append(rng.choice(lately))
+        else:
+            key, body = bodies[rng.randrange(keys)]
+            # One root partition a key, as a topic keyed by it would have.
+            hop = Hop("raw", sum(key) % PARTITIONS, unique, via="wrap", index=0, count=1, topic_id="AAAA")
+            message = {"key": key, "value": append_hop(body, hop)}
+            messages.append(message)
+            lately.append(message)
+            if len(lately) > 2000:
+                lately = lately[1000:]
+            unique += 1
+        if len(messages) >= 20_000:
+            producer.send_many(topic, messages)
+            messages = []
+    producer.send_many(topic, messages)
+    producer.flush()
+    producer.close()
+    return unique
+
+
+def cpu(pid):
+    """CPU seconds of a process and of its children that have ended."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return sum(int(fields[i]) for i in (11, 12, 13, 14)) / TICKS
+
+
+def children(pid):
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            try:
+                if (entry / "stat").read_text().rpartition(")")[2].split()[1] == str(pid):
+                    found.append(int(entry.name))
+            except OSError:
+                continue
+    return found
+
+
+def spent(broker):
+    """CPU seconds so far by part: broker, driver (Python and JVM), workers."""
+    [jvm, *_] = [child for child in children(os.getpid()) if "java" in Path(f"/proc/{child}/cmdline").read_text()] or [0]
+    below = children(jvm) if jvm else []
+    workers = below + [worker for daemon in below for worker in children(daemon)]
+    mine = os.times()
+    return {
+        "broker": cpu(broker),
+        "driver": mine.user + mine.system,
+        "jvm": cpu(jvm) if jvm else 0.0,
+        "workers": sum(cpu(worker) for worker in workers),
+    }
+
+
+def bare(spark, settings, topic, batch):
+    """Events a second of warm batches from Kafka straight to noop."""
+    query = (
+        spark.readStream.format("kafka")
+        .options(subscribe=topic, startingOffsets="earliest", maxOffsetsPerTrigger=batch, **_CONSUMER, **settings.spark())
+        .load()
+        .writeStream.foreachBatch(lambda rows, number: rows.write.format("noop").mode("overwrite").save())
+        .option("checkpointLocation", tempfile.mkdtemp())
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+    rates = [p["numInputRows"] / (p["durationMs"]["addBatch"] / 1000) for p in query.recentProgress if p["numInputRows"] > batch // 2]
+    return rates[1:]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--events", type=int, default=2_000_000)
+    parser.add_argument("--keys", type=int, default=10_000)
+    parser.add_argument("--resent", type=float, default=0.05)
+    parser.add_argument("--batch", type=int, default=500_000, help="records of a batch")
+    parser.add_argument("--store", default="sqlite", help="sqlite, or a URL")
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args()
+    say = (lambda *words: None) if args.json else print
+    with stack.ephemeral(kafka=True, heap_mb=1024) as servers:
+        settings = KafkaSettings(servers.kafka)
+        broker = servers.find("kafka").pid
+        topic = f"bench-{uuid.uuid4().hex[:8]}"
+        Topics(settings).create(topic, PARTITIONS)
+        Topics(settings).create(f"{topic}.dlq", 1)
+        begin = time.perf_counter()
+        unique = fill(settings, topic, args.events, args.keys, args.resent)
+        say(f"filled with {args.events:,} envelopes, {unique:,} unique, in {time.perf_counter() - begin:.0f} s")
+        url = f"sqlite://{tempfile.mkdtemp()}/bench.db" if args.store == "sqlite" else args.store
+        flow = flow_of(topic)
+        conf = {"spark.driver.memory": "2g"}
+        spark = session("bench", jars=jars.kafka_connector(), conf=conf)
+        source = bare(spark, settings, topic, args.batch)
+        say("bare JVM source:", ", ".join(f"{rate / 1000:.0f}k" for rate in source), "events/s")
+        marks = [(time.perf_counter(), spent(broker), 0)]
+
+        def note(report):
+            marks.append((time.perf_counter(), spent(broker), report.records))
+
+        report = run_flow(
+            flow,
+            kafka=settings,
+            stores=bind(flow, {}, url),
+            dead_letters=f"{topic}.dlq",
+            until_caught_up=True,
+            max_records=args.batch,
+            jars=jars.kafka_connector(),
+            conf=conf,
+            progress=note,
+        )
+        store = open_store(url)
+        ref = FlowRef("bench").stage("aircraft")
+        folded = sum(state_of(stored, ref, key).fold["legs"] for key, stored in store.scan(ref))
+        assert folded == unique, f"folded {folded}, unique {unique}"
+        rates, costs = [], []
+        for (t0, c0, _), (t1, c1, rows) in zip(marks[1:], marks[2:], strict=False):
+            if rows > args.batch // 2:
+                rates.append(rows / (t1 - t0))
+                costs.append({part: (c1[part] - c0[part]) * 1e6 / rows for part in c1})
+        cost = {part: round(statistics.mean(one[part] for one in costs), 2) for part in costs[0]}
+        result = {
+            "events": args.events,
+            "unique": unique,
+            "folded": folded,
+            "verdicts": dict(report.verdicts["aircraft"]),
+            "engine_events_per_second": [round(rate) for rate in rates],
+            "source_events_per_second": [round(rate) for rate in source],
+            "share_of_source": round(statistics.median(rates) / statistics.median(source), 2),
+            "cpu_seconds_per_million": {**cost, "all": round(sum(cost.values()), 2)},
+            "exact": True,
+        }
+        print(json.dumps(result) if args.json else json.dumps(result, indent=2))
+
+
+if __name__ == "__main__":
+    main()
