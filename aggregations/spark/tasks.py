@@ -14,6 +14,7 @@ folded. The chain is then cut in two, and the driver looks in between:
 """
 
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import pyarrow as pa
@@ -27,6 +28,7 @@ from aggregations.spark.messages import MessagePath
 from aggregations.spark.parcels import Kind, Parcel, pack, unpack
 from aggregations.spark.path import Path, Work
 from persistence import faults
+from persistence.errors import Conflict
 from persistence.faults import effect
 from persistence.protocol import Write
 from persistence.steps import Step
@@ -150,16 +152,24 @@ def _waiting(job: Job, stage: Stage, writes: Sequence[Write]) -> list[Parcel]:
 
 
 def _persist(work: Work, stage: Stage, writes: Sequence[Write]) -> None:
+    """Write the states of a stage.
+
+    Raises:
+        Conflict: Tasks of the stage shared a key, as where its topic is not partitioned by it: they loaded the same
+            version, the first write is done, and the batch is tried again for the others.
+    """
     if not writes:
         return
     job = work.job
+    ref = job.ref.stage(stage.name)
+    once = {write.key: write for write in reversed(writes)}
     with work.timed("persist"):
         effect(
             Step.PERSIST.of(stage.name),
-            lambda: store_of(job.urls[stage.name]).save(
-                job.ref.stage(stage.name), writes, term=job.term, batch=job.batch
-            ),
+            lambda: store_of(job.urls[stage.name]).save(ref, list(once.values()), term=job.term, batch=job.batch),
         )
+    if len(once) < len(writes):
+        raise Conflict(tuple(key for key, times in Counter(write.key for write in writes).items() if times > 1), ref)
 
 
 def _sorted(parcels: Iterable[Parcel], kind: Kind, stage: int) -> tuple[list[bytes], list[Parcel]]:
