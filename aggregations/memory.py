@@ -8,6 +8,7 @@ from aggregations.element import Element, Record
 from aggregations.flow import Flow, Stage
 from aggregations.report import DeadLetter, Report
 from aggregations.run import Incarnations, Run, begin
+from aggregations.snapshots import snapshots_of
 from aggregations.source import RecordDecoder
 from aggregations.stage import Arrival, KeyState, Outcome, fold_stage
 from aggregations.states import load_states, save_states
@@ -160,6 +161,14 @@ class MemoryRunner:
         for one in outcome.decided:
             if one.reason is not None:
                 batch.bury(stage.name, one.arrival.element.own, one.reason, one.detail)
+        batch.outputs += snapshots_of(
+            stage,
+            outcome.states,
+            flow=self.flow.name,
+            generation=self.run.ref.generation,
+            term=self.run.term,
+            attempt=1,
+        )
         emitted = [element for one in outcome.decided for element in one.emitted]
         return Applied(emitted, applied.schema if stage.aggregate.emit is None else None)
 

@@ -8,6 +8,9 @@ from typing import Any
 
 from aggregations.flow import Flow, Stage
 from aggregations.report import Report
+from aggregations.snapshots import snapshots_of
+from aggregations.stage import KeyState
+from aggregations.steps import Output
 from envelope import Node, Reason
 from persistence.kafka import KafkaSettings
 from persistence.protocol import FlowRef, StateStore
@@ -70,6 +73,12 @@ class Job:
             for (index, topic, partition, offset), cause in self.excluded.items()
             if index == stage.index
         }
+
+    def snapshots_of(self, stage: Stage, states: Mapping[bytes, KeyState]) -> list[Output]:
+        """Snapshots of a stage's changed states."""
+        return snapshots_of(
+            stage, states, flow=self.ref.flow, generation=self.ref.generation, term=self.term, attempt=self.attempt
+        )
 
     def node(self, topic: str, partition: int, offset: int) -> Node:
         """Coordinates with the topic's current id."""

@@ -71,6 +71,7 @@ class MessagePath:
                     self._fail(work, stage, one)
             emitted = [element for one in outcome.decided for element in one.emitted]
             applied = Applied(emitted, None)
+            work.outputs += job.snapshots_of(stage, outcome.states)
             writes = writes_of(outcome.states, stage.aggregate.definition)
             if stage.index + 1 < len(job.flow.stages):
                 return writes, self._enter(work, job.flow.stages[stage.index + 1], applied)

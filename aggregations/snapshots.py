@@ -1,0 +1,117 @@
+"""Snapshots: a stage's changed states, published once a batch, of which the newest per key wins.
+
+A state is conflated: a batch that folds a thousand events publishes one snapshot per key. It never holds a
+difference, so a snapshot that is lost, repeated or late does no harm to who applies it only if it is newer.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from aggregations.flow import Stage
+from aggregations.stage import KeyState
+from aggregations.steps import Output
+from envelope import Envelope, EnvelopeError, Reason, decode, encode
+
+PAYLOAD_TYPE = "headwater.snapshot.v1"
+"""What the envelope of a snapshot names as its payload's type."""
+
+
+class Snapshot(msgspec.Struct, frozen=True):
+    """The state of one key as of one version.
+
+    Attributes:
+        flow: Name of the flow.
+        stage: Name of the stage.
+        generation: Generation of the states; a rebuild writes the next one.
+        version: Version of the state: number of writes it has had in this generation.
+        term: Term of the run that made it.
+        attempt: Attempt at the batch, from 1: a batch that is tried again may publish a version twice.
+        state: What readers see of the state.
+    """
+
+    flow: str
+    stage: str
+    generation: int
+    version: int
+    term: int
+    attempt: int
+    state: Any
+
+    @property
+    def order(self) -> tuple[int, int, int, int]:
+        """Snapshots of one key are compared by this; the highest is the newest."""
+        return self.generation, self.version, self.term, self.attempt
+
+
+_encoder = msgspec.json.Encoder()
+_decoder = msgspec.json.Decoder(Snapshot)
+
+
+def snapshots_of(
+    stage: Stage, states: Mapping[bytes, KeyState], *, flow: str, generation: int, term: int, attempt: int
+) -> list[Output]:
+    """The messages that publish a stage's changed states; keyed by the states' keys."""
+    if not stage.snapshots:
+        return []
+    result = getattr(stage.aggregate.fold, "result", lambda state: state)
+    outputs = []
+    for key, state in states.items():
+        if not state.folded:
+            continue  # only a hole: nothing was folded yet
+        body = _encoder.encode(
+            Snapshot(flow, stage.name, generation, state.version + 1, term, attempt, result(state.fold))
+        )
+        for topic in stage.snapshots:
+            envelope = Envelope(
+                body, key=key, payload_type=PAYLOAD_TYPE, content_type="application/json", destination=topic
+            )
+            outputs.append(Output(topic, key, encode(envelope)))
+    return outputs
+
+
+def read_snapshot(value: bytes | None) -> Snapshot:
+    """Read one message of a topic of snapshots.
+
+    Raises:
+        EnvelopeError: It is no envelope, or holds no snapshot.
+    """
+    envelope = decode(value)
+    if envelope.payload_type != PAYLOAD_TYPE:
+        raise EnvelopeError(Reason.UNKNOWN_PAYLOAD_TYPE, f"the payload is no {PAYLOAD_TYPE}")
+    try:
+        return _decoder.decode(envelope.payload)
+    except msgspec.DecodeError as error:
+        raise EnvelopeError(Reason.BAD_PAYLOAD, "the payload is no snapshot") from error
+
+
+class Latest:
+    """The newest snapshot of every key: what a consumer of snapshots keeps.
+
+    latest = Latest()
+    for record in consumer:
+        if latest.apply(record.key, read_snapshot(record.value)):
+            show(record.key, latest.state(record.key))
+    """
+
+    def __init__(self, known: Iterable[tuple[bytes, Snapshot]] = ()) -> None:
+        self._held: dict[bytes, Snapshot] = {}
+        for key, snapshot in known:
+            self.apply(key, snapshot)
+
+    def apply(self, key: bytes, snapshot: Snapshot) -> bool:
+        """Keep a snapshot if it is newer than the one held; return whether it was."""
+        held = self._held.get(key)
+        if held is not None and snapshot.order <= held.order:
+            return False
+        self._held[key] = snapshot
+        return True
+
+    def state(self, key: bytes) -> Any:
+        """State of a key; None when there is none."""
+        held = self._held.get(key)
+        return None if held is None else held.state
+
+    def __iter__(self) -> Iterator[tuple[bytes, Snapshot]]:
+        return iter(self._held.items())

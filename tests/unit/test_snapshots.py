@@ -1,0 +1,70 @@
+"""States published as snapshots, of which the newest wins."""
+
+import itertools
+
+import pytest
+
+from aggregations.element import Record
+from aggregations.fields import Fields, count, mean
+from aggregations.flow import Flow
+from aggregations.memory import MemoryRunner
+from aggregations.run import bind
+from aggregations.snapshots import Latest, Snapshot, read_snapshot
+from aggregations.source import Json, Topic
+from envelope import Envelope, EnvelopeError, Reason, encode
+
+FLOW = (
+    Flow("fleet")
+    .source(Topic("legs", Json({"tail": str, "air": int}), envelope=False))
+    .aggregate("aircraft", "tail", Fields(legs=count(), minutes=mean("air")))
+    .publish_states("aircraft.states")
+)
+
+
+def leg(offset: int, tail: str) -> Record:
+    return Record("legs", 0, offset, tail.encode(), b'{"tail":"%s","air":10}' % tail.encode(), topic_id="i")
+
+
+def snapshot(version: int, term: int = 1, attempt: int = 1, generation: int = 1) -> Snapshot:
+    return Snapshot("f", "s", generation, version, term, attempt, f"{generation}.{version}.{term}.{attempt}")
+
+
+def test_a_batch_publishes_one_snapshot_per_changed_key_with_what_readers_see() -> None:
+    runner = MemoryRunner(FLOW, bind(FLOW, {}, "memory://snapshots"))
+    runner.process([leg(0, "a"), leg(1, "a"), leg(2, "b")])
+    found = {output.key: read_snapshot(output.value) for output in runner.outputs}
+    assert found[b"a"] == Snapshot("fleet", "aircraft", 1, 1, 1, 1, {"legs": 2, "minutes": 10.0})
+    assert set(found) == {b"a", b"b"}
+    assert {output.topic for output in runner.outputs} == {"aircraft.states"}
+
+
+def test_a_batch_of_duplicates_publishes_nothing_and_the_next_version_follows_the_store_s() -> None:
+    runner = MemoryRunner(FLOW, bind(FLOW, {}, "memory://snapshots-again"))
+    for batch in ([leg(0, "a")], [leg(0, "a")], [leg(1, "a")]):
+        runner.process(batch)
+    assert [read_snapshot(output.value).version for output in runner.outputs] == [1, 2]
+
+
+def test_whatever_the_order_of_arrival_the_newest_is_kept() -> None:
+    every = [snapshot(1), snapshot(2), snapshot(2, term=2), snapshot(2, term=2, attempt=2), snapshot(1, generation=2)]
+    for order in itertools.permutations(every):
+        latest = Latest((b"k", one) for one in (*order, *order))
+        assert latest.state(b"k") == "2.1.1.1"
+
+
+def test_a_snapshot_that_is_not_newer_changes_nothing() -> None:
+    latest = Latest()
+    assert latest.apply(b"k", snapshot(2))
+    assert not latest.apply(b"k", snapshot(2))
+    assert not latest.apply(b"k", snapshot(1, term=9))
+    assert latest.state(b"other") is None
+    assert dict(latest) == {b"k": snapshot(2)}
+
+
+def test_what_is_no_snapshot_is_refused() -> None:
+    with pytest.raises(EnvelopeError) as error:
+        read_snapshot(encode(Envelope(b"{}", payload_type="something.else")))
+    assert error.value.reason is Reason.UNKNOWN_PAYLOAD_TYPE
+    with pytest.raises(EnvelopeError) as error:
+        read_snapshot(encode(Envelope(b"{}", payload_type="headwater.snapshot.v1")))
+    assert error.value.reason is Reason.BAD_PAYLOAD
