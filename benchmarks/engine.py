@@ -56,7 +56,10 @@ def fill(settings, topic, events, keys, resent):
         tail = f"N{key:05d}"
         leg = Leg(tail=tail, carrier=f"C{key % 16:02d}", arr_delay=key % 90, air_minutes=key % 400)
         bodies.append(
-            (tail.encode(), encode(Envelope(leg.SerializeToString(), key=tail.encode(), event_id="", destination=topic)))
+            (
+                tail.encode(),
+                encode(Envelope(leg.SerializeToString(), key=tail.encode(), event_id="", destination=topic)),
+            )
         )
     producer = AcknowledgedProducer(settings)
     unique, messages, lately = 0, [], []
@@ -105,7 +108,9 @@ def children(pid):
 
 def spent(broker):
     """CPU seconds so far by part: broker, driver (Python and JVM), workers."""
-    [jvm, *_] = [child for child in children(os.getpid()) if "java" in Path(f"/proc/{child}/cmdline").read_text()] or [0]
+    [jvm, *_] = [child for child in children(os.getpid()) if "java" in Path(f"/proc/{child}/cmdline").read_text()] or [
+        0
+    ]
     below = children(jvm) if jvm else []
     workers = below + [worker for daemon in below for worker in children(daemon)]
     mine = os.times()
@@ -121,7 +126,9 @@ def bare(spark, settings, topic, batch):
     """Events a second of warm batches from Kafka straight to noop."""
     query = (
         spark.readStream.format("kafka")
-        .options(subscribe=topic, startingOffsets="earliest", maxOffsetsPerTrigger=batch, **_CONSUMER, **settings.spark())
+        .options(
+            subscribe=topic, startingOffsets="earliest", maxOffsetsPerTrigger=batch, **_CONSUMER, **settings.spark()
+        )
         .load()
         .writeStream.foreachBatch(lambda rows, number: rows.write.format("noop").mode("overwrite").save())
         .option("checkpointLocation", tempfile.mkdtemp())
@@ -129,7 +136,11 @@ def bare(spark, settings, topic, batch):
         .start()
     )
     query.awaitTermination()
-    rates = [p["numInputRows"] / (p["durationMs"]["addBatch"] / 1000) for p in query.recentProgress if p["numInputRows"] > batch // 2]
+    rates = [
+        p["numInputRows"] / (p["durationMs"]["addBatch"] / 1000)
+        for p in query.recentProgress
+        if p["numInputRows"] > batch // 2
+    ]
     return rates[1:]
 
 
