@@ -15,6 +15,7 @@ import statistics
 import tempfile
 import time
 import uuid
+from itertools import pairwise
 from pathlib import Path
 
 from aggregations.fields import Fields, count, maximum, total
@@ -190,7 +191,7 @@ def main():
         folded = sum(state_of(stored, ref, key).fold["legs"] for key, stored in store.scan(ref))
         assert folded == unique, f"folded {folded}, unique {unique}"
         rates, costs = [], []
-        for (t0, c0, _), (t1, c1, rows) in zip(marks[1:], marks[2:], strict=False):
+        for (t0, c0, _), (t1, c1, rows) in pairwise(marks[1:]):
             if rows > args.batch // 2:
                 rates.append(rows / (t1 - t0))
                 costs.append({part: (c1[part] - c0[part]) * 1e6 / rows for part in c1})
