@@ -124,9 +124,11 @@ def fold_stage(
         by_record[arrival.element.own].append(i)
     failed = {own: cause for own, cause in (excluded or {}).items() if own in by_record}
     results: dict[bytes, _Folded] = {}
-    todo = set(by_key)
+    # In an order that the batch alone decides: which of two records fails may depend on it.
+    todo = dict.fromkeys(sorted(by_key))
     while todo:
-        key = todo.pop()
+        key = next(iter(todo))
+        del todo[key]
         rows = [i for i in by_key[key] if arrivals[i].element.own not in failed]
         again = key in results
         result = _fold_key(stage, loaded.get(key, KeyState()), arrivals, rows, batch, siblings, careful=again)
@@ -135,7 +137,7 @@ def fold_stage(
             own = arrivals[i].element.own
             if own not in failed:
                 failed[own] = (reason, detail)
-                todo.update(arrivals[sibling].key for sibling in by_record[own])
+                todo |= dict.fromkeys(arrivals[sibling].key for sibling in by_record[own])
     return _outcome(arrivals, results, loaded, failed, by_record, siblings)
 
 
