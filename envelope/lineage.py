@@ -12,6 +12,7 @@ from urllib.parse import quote
 
 from envelope.errors import EnvelopeError, Reason
 from envelope.message import Hop
+from envelope.redrive import Redrive, read_via
 
 Position: TypeAlias = tuple[int | str, ...]
 """Root offset, then the fan-out index of every edge; -1 where a republisher gave none. An event id may
@@ -92,6 +93,8 @@ class Standing:
         position: Position within the lane.
         transparent: It came by a retry or redrive route.
         ambiguous: A fan-out index is missing and no event id stands in for it.
+        orphan: Lane and position of a redriven record that left no hole: a lane of its own, by the
+            coordinates at which it died.
     """
 
     lane: str
@@ -99,6 +102,7 @@ class Standing:
     position: Position
     transparent: bool = False
     ambiguous: bool = False
+    orphan: tuple[str, Position] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +138,12 @@ class Lineage:
     def transparent(self) -> bool:
         """Whether it came by a retry or redrive route."""
         return any(edge.transparent for edge in self.edges)
+
+    @property
+    def redrive(self) -> Redrive | None:
+        """How it comes back from the dead-letter topic; None when it does not."""
+        last = self.edges[-1] if self.edges else None
+        return read_via(last.via) if last is not None and last.transparent else None
 
     def __str__(self) -> str:
         return " -> ".join(str(node) for node in self.nodes)
@@ -195,7 +205,13 @@ class Lineage:
         if missing and event_id:
             position = (*position, event_id)
         lane, group = line._names(rekeyed=rekeyed, branch=branch)
-        return Standing(lane, group, position, self.transparent, ambiguous=missing and not event_id)
+        orphan = None
+        redrive = self.redrive
+        if redrive is not None and not redrive.hole:
+            died = line.own
+            # No lane of a path begins like this: "!" is not in a topic's name.
+            orphan = (f"!{_topic(died)}:{died.partition}#{died.topic_id}", (died.offset, *indices))
+        return Standing(lane, group, position, self.transparent, missing and not event_id, orphan)
 
     def _names(self, *, rekeyed: bool, branch: tuple[str, ...]) -> tuple[str, str]:
         """Lane and group of a reduced lineage."""

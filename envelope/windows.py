@@ -120,12 +120,23 @@ class Windows:
             return Decision(Verdict.DUPLICATE_IN_BATCH, fold=False)
         if one.position in self.holes.get(one.group, ()):
             return Decision(Verdict.REDRIVEN, fold=True)
+        if one.orphan is not None:
+            return self._decide_orphan(*one.orphan)
         if window is None:
             return Decision(Verdict.NEW_LANE if met and one.lane not in met else Verdict.ACCEPTED, fold=True)
         if window.reaches(one.position):
             return Decision(Verdict.UNPROVEN if one.transparent else Verdict.BELOW_FLOOR, fold=False)
         late = window.highest is not None and one.position < window.highest
         return Decision(Verdict.LATE if late else Verdict.ACCEPTED, fold=True)
+
+    def _decide_orphan(self, lane: str, position: Position) -> Decision:
+        """Decide about a redriven record without a hole that no lane of its path holds."""
+        window = self.lanes.get(lane, Window())
+        if window.holds(position):
+            return Decision(Verdict.DUPLICATE, fold=False)
+        if window.reaches(position):
+            return Decision(Verdict.UNPROVEN, fold=False)
+        return Decision(Verdict.REDRIVEN, fold=True)
 
     def _holds(self, one: Standing, window: Window | None) -> bool:
         if window is not None and window.holds(one.position):
@@ -146,6 +157,8 @@ class Windows:
         holes = dict(self.holes)
         for one in folded:
             positions.setdefault(one.lane, []).append(one.position)
+            if one.orphan is not None:
+                positions.setdefault(one.orphan[0], []).append(one.orphan[1])
             if one.position in holes.get(one.group, ()):
                 holes[one.group] = holes[one.group] - {one.position}
         known = dict(self.lanes)
