@@ -53,6 +53,8 @@ class Capabilities:
             need no durability between their writes.
         shared: Other processes and, for servers, other machines see the same states.
         fenced: The term is checked in the same atomic step that writes.
+        conditional: The version is compared in the same atomic step that writes. Without it, of two
+            writers of one term that replace a state at the same moment one may be lost.
         atomic_save: One `save` applies all of its writes or none.
         ordered_scan: `scan` yields keys in ascending order of their bytes.
         max_key_bytes: Longest key; None without a limit below 32 KiB.
@@ -63,6 +65,7 @@ class Capabilities:
     ordered_durability: bool = False
     shared: bool = False
     fenced: bool = True
+    conditional: bool = True
     atomic_save: bool = False
     ordered_scan: bool = False
     max_key_bytes: int | None = None

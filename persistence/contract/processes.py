@@ -28,6 +28,7 @@ class ProcessContract(Contract):
         self, store: StateStore, store_url: str, stage: StageRef, term: int
     ) -> None:  # 9
         self._skip_unless_shared(store)
+        self._skip_unless_conditional(store)
         writers = [
             _spawn.Process(target=increment, args=(self.opener, store_url, stage, term, me, self.increments))
             for me in range(2)
@@ -38,6 +39,8 @@ class ProcessContract(Contract):
     def test_threads_that_increment_the_same_states_lose_nothing(
         self, store: StateStore, store_url: str, stage: StageRef, term: int
     ) -> None:  # 9, 20: two threads on one handle, two on handles of their own
+        self._skip_unless_conditional(store)
+
         def count(me: int) -> None:
             if me < 2:
                 increment_with(store, stage, term, me, self.increments)
@@ -110,6 +113,10 @@ class ProcessContract(Contract):
     def _skip_unless_shared(self, store: StateStore) -> None:
         if not store.capabilities.shared:
             pytest.skip("other processes do not see this store")
+
+    def _skip_unless_conditional(self, store: StateStore) -> None:
+        if not store.capabilities.conditional:
+            pytest.skip("the store documents that writers of one moment may lose a write")
 
     def _run(self, processes: Sequence[BaseProcess]) -> None:
         for process in processes:

@@ -1,0 +1,197 @@
+"""A handle's connections: one session and one set of prepared statements a process, opened when they are needed."""
+
+import os
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+import stamina
+
+from persistence.cassandra.driver import DRIVER_ERRORS, connect, disconnect, forget, serial_level
+from persistence.cassandra.errors import translate
+from persistence.cassandra.settings import Settings
+from persistence.cassandra.statements import Statements
+from persistence.errors import Conflict, Corrupt, Fenced, StoreError, Terminal, Transient
+from persistence.names import FlowRef, StageRef
+
+T = TypeVar("T")
+Row = tuple[Any, ...]
+At = FlowRef | StageRef | None
+
+_PAGE_ROWS: Final = 100
+_PAGE_BYTES: Final = 4 << 20
+"""A page is cut so that it has about this many bytes of the largest state seen on the page before."""
+
+_GRAVITY: Final = (Fenced, Corrupt, Terminal, Transient, Conflict)
+"""Which error of several a call ends in."""
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """What a process holds open."""
+
+    cluster: Any
+    session: Any
+    statements: Statements
+    pool: ThreadPoolExecutor
+
+
+class Client:
+    """Executes statements for one handle. Safe to share between threads and to inherit by a fork."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self._serial = serial_level(settings)
+        self._live: Live | None = None
+        self._set_lock()
+        self._retrying = stamina.RetryingCaller(
+            attempts=None, timeout=settings.retry_for, wait_initial=0.05, wait_max=2.0, wait_jitter=0.1
+        ).on(Transient)
+        _clients.add(self)
+
+    def _set_lock(self) -> None:
+        self._connecting = threading.Lock()
+
+    def retried(self, action: Callable[[], T]) -> T:
+        """Call `action`, again while it ends in `Transient`, for `retry_for` seconds.
+
+        For reads, and for transactions that do no harm when they run twice.
+        """
+        return self._retrying(action)
+
+    def live(self, at: At) -> Live:
+        """The open connections; connects when there are none.
+
+        Raises:
+            Transient: No host can be reached.
+            Terminal: The keyspace or its tables are missing, or the login is refused.
+        """
+        if (live := self._live) is not None:
+            return live
+        with self._connecting:
+            # Another thread may have connected while this one waited.
+            live = self._live or self._connect(at)
+            self._live = live
+            return live
+
+    def rows(self, at: At, statement: Any, *, serial: bool = False) -> list[Row]:
+        """Execute a bound statement or a batch once, and return its rows (the first page of them).
+
+        Args:
+            at: For the errors.
+            statement: What `Statements` made.
+            serial: Read at the serial consistency, which first ends whatever transaction is under way.
+        """
+        return self._execute(at, statement, None, serial=serial)[0]
+
+    def applied(self, at: At, statement: Any) -> tuple[bool, dict[str, Any]]:
+        """Execute a transaction once: whether it took effect, and if not the first row's columns that it asked for."""
+        live = self.live(at)
+        try:
+            result = live.session.execute(statement)
+            return bool(result.current_rows[0][0]), dict(zip(result.column_names, result.current_rows[0], strict=True))
+        except DRIVER_ERRORS as error:
+            raise translate(error, self.settings.place, at) from error
+
+    def pages(self, at: At, statement: Any, size: Callable[[Row], int], *, serial: bool = False) -> Iterator[list[Row]]:
+        """Execute a read and yield its pages, each tried again as `retried` does.
+
+        Args:
+            at: For the errors.
+            statement: What `Statements` made.
+            size: Bytes of a row, to keep the next page in bounds.
+            serial: As in `rows`.
+        """
+        state: bytes | None = None
+        statement.fetch_size = _PAGE_ROWS
+        while True:
+            page, state = self.retried(lambda: self._execute(at, statement, state, serial=serial))  # noqa: B023
+            yield page
+            if not state:
+                return
+            largest = max((size(row) for row in page), default=1)
+            statement.fetch_size = min(max(_PAGE_BYTES // max(largest, 1), 1), 10 * _PAGE_ROWS)
+
+    def together(self, at: At, tasks: Sequence[Callable[[], T]]) -> list[T]:
+        """Run tasks side by side and return what they return, in order.
+
+        When this returns or raises, none of them runs any more, so that nothing is written later.
+
+        Raises:
+            StoreError: The gravest that a task ended in.
+        """
+        if len(tasks) == 1:
+            return [tasks[0]()]
+        pool = self.live(at).pool
+        futures: list[Future[T]] = []
+        try:
+            futures.extend(pool.submit(task) for task in tasks)
+            wait(futures, return_when=FIRST_EXCEPTION)
+        except RuntimeError as error:  # the pool takes no task any more
+            raise Transient("the store was closed by another thread", at=at) from error
+        finally:
+            for future in futures:
+                future.cancel()
+            wait(futures)
+        failures = [failure for future in futures if not future.cancelled() and (failure := future.exception())]
+        if failures:
+            raise min(failures, key=_rank)
+        return [future.result() for future in futures]
+
+    def close(self) -> None:
+        """Let go of the connections; the next use opens new ones."""
+        live, self._live = self._live, None  # without the lock: who holds it waits for the network
+        if live is not None:
+            live.pool.shutdown(wait=False, cancel_futures=True)
+            disconnect(live.cluster)
+
+    def forked(self) -> None:
+        """Forget the parent's connections in a child process."""
+        self._set_lock()
+        if self._live is not None:
+            forget(self._live.cluster)
+            _inherited.append(self._live)
+            self._live = None
+
+    def _execute(
+        self, at: At, statement: Any, paging_state: bytes | None, *, serial: bool
+    ) -> tuple[list[Row], bytes | None]:
+        live = self.live(at)
+        if serial:
+            statement.consistency_level = self._serial
+        try:
+            result = live.session.execute(statement, paging_state=paging_state)
+            return list(result.current_rows), result.paging_state
+        except DRIVER_ERRORS as error:
+            raise translate(error, self.settings.place, at) from error
+
+    def _connect(self, at: At) -> Live:
+        cluster = None
+        try:
+            cluster, session = connect(self.settings)
+            statements = Statements(session, self.settings.keyspace)
+        except (*DRIVER_ERRORS, StoreError) as error:
+            if cluster is not None:
+                disconnect(cluster)
+            raise translate(error, self.settings.place, at) from error
+        pool = ThreadPoolExecutor(self.settings.concurrency, thread_name_prefix="headwater-cassandra")
+        return Live(cluster, session, statements, pool)
+
+
+def _rank(error: BaseException) -> int:
+    return next((rank for rank, kind in enumerate(_GRAVITY) if isinstance(error, kind)), -1)
+
+
+_clients: weakref.WeakSet[Client] = weakref.WeakSet()
+_inherited: list[Live] = []  # kept, since the driver closes what is collected
+
+
+def _after_fork_in_child() -> None:
+    for client in list(_clients):
+        client.forked()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

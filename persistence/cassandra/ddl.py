@@ -1,0 +1,103 @@
+"""The tables, and how they come into being: never by themselves, only by `headwater schema apply`."""
+
+from collections.abc import Callable
+from typing import Final
+
+from persistence.cassandra.driver import DRIVER_ERRORS, connect, disconnect
+from persistence.cassandra.errors import translate
+from persistence.cassandra.settings import Replication, Settings
+from persistence.errors import Terminal
+
+_KEYSPACE: Final = "CREATE KEYSPACE IF NOT EXISTS {keyspace} WITH replication = {replication} AND durable_writes = true"
+
+_FLOW: Final = """\
+CREATE TABLE IF NOT EXISTS {keyspace}.flow (
+    flow text,
+    generation int,
+    stage text,
+    term bigint STATIC,
+    manifest text STATIC,
+    buckets int,
+    mode text,
+    PRIMARY KEY ((flow, generation), stage)
+) WITH comment = 'headwater: per flow and generation the installed term, the manifest and how each stage is laid out'"""
+
+_STATE: Final = """\
+CREATE TABLE IF NOT EXISTS {keyspace}.state (
+    flow text,
+    generation int,
+    stage text,
+    bucket int,
+    key blob,
+    fence bigint STATIC,
+    version bigint,
+    term bigint,
+    batch_number bigint,
+    value blob,
+    PRIMARY KEY ((flow, generation, stage, bucket), key)
+) WITH compaction = {{'class': 'LeveledCompactionStrategy'}}
+    AND comment = 'headwater: one state a row; no other program may write it, and nothing USING TTL'"""
+
+_APPLY_TIMEOUT: Final = 60.0
+"""Seconds for one statement: a cluster agrees on a change of its schema in seconds, a busy one in tens of them."""
+
+
+def schema(url: str) -> list[str]:
+    """Return the CQL statements, in order, that make the store at `url` usable. Connects to nothing.
+
+    Raises:
+        Terminal: The URL cannot be read.
+    """
+    settings = Settings.parse(url)
+    names = {"keyspace": settings.keyspace, "replication": settings.replication.cql()}
+    return [statement.format(**names) for statement in (_KEYSPACE, _FLOW, _STATE)]
+
+
+def apply_schema(url: str, progress: Callable[[str], object] = lambda _line: None) -> None:
+    """Create what of the keyspace and its tables is missing; what exists stays as it is.
+
+    To be run by one operator at a time, before any flow: Cassandra versions before 6 do not order schema
+    changes of two clients.
+
+    Args:
+        url: The store's URL; its option `replication` says how many copies a new keyspace has.
+        progress: Told each step.
+
+    Raises:
+        Terminal: The cluster has fewer nodes than `replication` asks for, or refuses.
+        Transient: It cannot be reached.
+    """
+    settings = Settings.parse(url)
+    progress(f"connecting to {settings.place}")
+    cluster, session = connect(settings)
+    try:
+        exists = settings.keyspace in cluster.metadata.keyspaces
+        if not exists:
+            _check_nodes(settings.replication, cluster)
+        for statement in schema(url):
+            progress(statement.partition("\n")[0].removesuffix(" ("))
+            session.execute(statement, timeout=_APPLY_TIMEOUT)
+        if not cluster.control_connection.wait_for_schema_agreement(wait_time=_APPLY_TIMEOUT):
+            raise Terminal(
+                f"the nodes of {settings.place} do not agree on the schema",
+                "Look at `nodetool describecluster`, then run `headwater schema apply` again",
+            )
+        progress("the keyspace was there already" if exists else "done")
+    except DRIVER_ERRORS as error:
+        raise translate(error, settings.place) from error
+    finally:
+        disconnect(cluster)
+
+
+def _check_nodes(replication: Replication, cluster: object) -> None:
+    """A keyspace with more copies than nodes can be created, and then no quorum is ever met."""
+    nodes: dict[str, int] = {}
+    for host in cluster.metadata.all_hosts():  # type: ignore[attr-defined]  # the driver has no types
+        nodes[host.datacenter] = nodes.get(host.datacenter, 0) + 1
+    wanted = dict(replication.datacentres) or dict.fromkeys(nodes, replication.everywhere)
+    for dc, copies in wanted.items():
+        if copies > nodes.get(dc, 0):
+            raise Terminal(
+                f"{copies} copies are asked for in the data centre {dc}, which has {nodes.get(dc, 0)} nodes",
+                f"Say how many there shall be, for example ?replication={max(nodes.get(dc, 1), 1)}",
+            )

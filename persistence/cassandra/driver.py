@@ -1,0 +1,147 @@
+"""How the driver must be set up so that nothing is sent twice, and how its connections survive a fork."""
+
+import os
+import socket
+import ssl
+import threading
+from typing import Any, Final
+
+from cassandra import ConsistencyLevel, DependencyException, DriverException
+from cassandra.auth import PlainTextAuthProvider
+from cassandra.policies import (
+    DCAwareRoundRobinPolicy,
+    ExponentialReconnectionPolicy,
+    FallthroughRetryPolicy,
+    NoSpeculativeExecutionPolicy,
+    TokenAwarePolicy,
+)
+from cassandra.query import tuple_factory
+
+from persistence.cassandra.settings import Settings, Tls
+from persistence.errors import Terminal
+
+try:
+    from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ExecutionProfile, NoHostAvailable
+except DependencyException as error:
+    raise Terminal(
+        "the Cassandra driver has no event loop for this Python",
+        "Install a wheel of cassandra-driver, they bring libev; to build it, install libev's headers first",
+    ) from error
+
+from cassandra.connection import ConnectionBusy, ConnectionException, ProtocolError
+from cassandra.protocol import ErrorMessage
+
+DRIVER_ERRORS: Final = (
+    DriverException,
+    ErrorMessage,
+    NoHostAvailable,
+    ConnectionException,
+    ConnectionBusy,
+    ProtocolError,
+    OSError,
+)
+"""What a request may raise; the driver's errors have no common class. Anything else is a bug and passes."""
+
+_PROTOCOL: Final = 5
+"""Native protocol of Cassandra 4.0 and newer; frames have checksums from this version on."""
+
+
+def connect(settings: Settings) -> tuple[Any, Any]:
+    """Open connections; return (cluster, session). The session has no keyspace: statements name theirs.
+
+    Raises:
+        DRIVER_ERRORS: No host can be reached, or each refuses.
+        Terminal: A secret or a certificate cannot be read.
+    """
+    cluster = Cluster(
+        settings.hosts,
+        protocol_version=_PROTOCOL,
+        execution_profiles={EXEC_PROFILE_DEFAULT: _profile(settings)},
+        auth_provider=_login(settings),
+        ssl_context=_ssl_context(settings.tls) if settings.tls else None,
+        connect_timeout=settings.connect_timeout,
+        control_connection_timeout=settings.timeout,
+        # The driver's own gives up after 64 tries and waits up to ten minutes between them.
+        reconnection_policy=ExponentialReconnectionPolicy(0.2, 10.0, max_attempts=None),
+        # Without it a conditional batch of some kilobytes waits 40 ms for an acknowledgement.
+        sockopts=[(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)],
+    )
+    try:
+        session = cluster.connect()
+    except BaseException:
+        disconnect(cluster)
+        raise
+    # The server's clock and ballots order writes, never this machine's clock.
+    session.use_client_timestamp = False
+    return cluster, session
+
+
+def disconnect(cluster: Any) -> None:
+    """Close all connections of `cluster` without waiting: a reconnection under way may take seconds to give up."""
+    threading.Thread(target=cluster.shutdown, name="headwater-cassandra-close", daemon=True).start()
+
+
+def forget(cluster: Any) -> None:
+    """Make a child process, after a fork, leave its parent's connections alone.
+
+    The driver cleans them up when the child connects or ends. That takes locks which a thread of the
+    parent may have held when it forked, and wakes the parent's event loop.
+    """
+    from cassandra import cluster as driver
+
+    driver._discard_cluster_shutdown(cluster)
+    try:
+        from cassandra.io import libevreactor as libev
+    except (ImportError, DependencyException):
+        return
+    if libev._global_loop is not None and libev._global_loop._pid != os.getpid():
+        _inherited.append(libev._global_loop)
+        libev._global_loop = None
+
+
+_inherited: list[Any] = []  # kept, since libev would end the loop that it shares with the parent
+
+
+def _profile(settings: Settings) -> Any:
+    return ExecutionProfile(
+        load_balancing_policy=TokenAwarePolicy(DCAwareRoundRobinPolicy(settings.dc)),
+        # A repeated write may overtake a newer one: whether to repeat is decided by reading back.
+        retry_policy=FallthroughRetryPolicy(),
+        speculative_execution_policy=NoSpeculativeExecutionPolicy(),
+        consistency_level=ConsistencyLevel.name_to_value[settings.consistency.upper()],
+        serial_consistency_level=serial_level(settings),
+        request_timeout=settings.timeout,
+        row_factory=tuple_factory,
+    )
+
+
+def serial_level(settings: Settings) -> int:
+    """The driver's number of the serial consistency."""
+    return int(ConsistencyLevel.name_to_value[settings.serial_consistency.upper()])
+
+
+def _login(settings: Settings) -> Any:
+    if not settings.username:
+        return None
+    if settings.password is None:
+        raise Terminal(
+            f"{settings.place}: a user without a password", "Name it: ?password_file=/run/secrets/x or ?password_env=X"
+        )
+    return PlainTextAuthProvider(settings.username, settings.password.read())
+
+
+def _ssl_context(tls: Tls) -> ssl.SSLContext:
+    try:
+        context = ssl.create_default_context(cafile=str(tls.authority) if tls.authority else None)
+        context.check_hostname = tls.check_hostname
+        if tls.certificate:
+            password = tls.key_password.read() if tls.key_password else None
+            context.load_cert_chain(tls.certificate, tls.key, password)
+    except (OSError, ssl.SSLError) as error:
+        # Its text names no file; ours does, and quotes nothing of it.
+        files = ", ".join(str(path) for path in (tls.authority, tls.certificate, tls.key) if path)
+        reason = getattr(error, "reason", None) or error.strerror or type(error).__name__
+        raise Terminal(
+            f"TLS cannot be set up from {files}: {reason}", "Give PEM files and the key's password"
+        ) from error
+    return context

@@ -1,0 +1,94 @@
+"""What the driver raises, as store errors."""
+
+from typing import Any, Final
+
+from cassandra import (
+    AuthenticationFailed,
+    InvalidRequest,
+    OperationTimedOut,
+    ReadFailure,
+    ReadTimeout,
+    RequestValidationException,
+    Unauthorized,
+    Unavailable,
+    UnresolvableContactPoints,
+    UnsupportedOperation,
+    WriteFailure,
+    WriteTimeout,
+)
+from cassandra.cluster import NoHostAvailable
+from cassandra.connection import ProtocolVersionUnsupported
+from cassandra.protocol import (
+    BadCredentials,
+    ErrorMessage,
+    OverloadedErrorMessage,
+    SyntaxException,
+)
+from cassandra.protocol import RequestValidationException as RefusedRequest
+
+from persistence.errors import StoreError, Terminal, Transient
+from persistence.names import FlowRef, StageRef
+
+SCHEMA_REMEDY: Final = "Create the keyspace and its tables: headwater schema apply URL"
+
+_LOGIN = "Check the user in the URL and the secret behind password_file or password_env"
+_RIGHTS = "GRANT SELECT and MODIFY on the keyspace to this user (CREATE too for `headwater schema apply`)"
+_REACH = "Check that the cluster runs, the hosts and ports of the URL, and its option tls"
+_REPLICAS = "Start the nodes that are down; a quorum of each state's copies must be up"
+_BUSY = "The cluster is slow or overloaded: look at its log; raise timeout only if that is known to be normal"
+_VERSION = "headwater needs Cassandra 4.0 or newer"
+
+# How a server says that keyspace, table or column is missing; it has no code of its own for it.
+_MISSING = ("does not exist", "unconfigured table", "Undefined column", "Unknown identifier", "No keyspace has been")
+
+
+def translate(error: BaseException, place: str, at: FlowRef | StageRef | None = None) -> StoreError:
+    """Return the store error that stands for `error`. It quotes no bound value: the driver's texts have none."""
+    if isinstance(error, StoreError):
+        return error
+    if isinstance(error, NoHostAvailable):
+        return _no_host(error, place, at)
+    what = f"{_reason(error)} ({place})"
+    if isinstance(error, (AuthenticationFailed, BadCredentials)):
+        return Terminal(f"the login was refused ({place})", _LOGIN, at=at)
+    if isinstance(error, Unauthorized):
+        return Terminal(what, _RIGHTS, at=at)
+    if isinstance(error, (InvalidRequest, SyntaxException, RequestValidationException, RefusedRequest)):
+        missing = any(phrase in str(error) for phrase in _MISSING)
+        return Terminal(what, SCHEMA_REMEDY if missing else "See the server's log", at=at)
+    if isinstance(error, (ProtocolVersionUnsupported, UnsupportedOperation)):
+        return Terminal(what, _VERSION, at=at)
+    if isinstance(error, UnresolvableContactPoints):
+        return Terminal(f"none of the hosts has an address ({place})", _REACH, at=at)
+    if isinstance(error, Unavailable):
+        return Transient(what, _REPLICAS, at=at)
+    if isinstance(error, (OperationTimedOut, ReadTimeout, WriteTimeout, ReadFailure, WriteFailure)):
+        return Transient(what, _BUSY, at=at)
+    if isinstance(error, OverloadedErrorMessage):
+        return Transient(what, _BUSY, at=at)
+    # Left are lost connections and codes that say "not now": bootstrapping, truncating, an unknown outcome.
+    return Transient(what, at=at)
+
+
+def _no_host(error: Any, place: str, at: FlowRef | StageRef | None) -> StoreError:
+    """Every host was tried: if one of them gave a reason that will not pass, that one counts."""
+    causes = list(error.errors.values()) if isinstance(error.errors, dict) else list(error.errors or ())
+    translated = [translate(cause, place, at) for cause in causes if isinstance(cause, Exception)]
+    for one in translated:
+        if isinstance(one, Terminal):
+            return one
+    reasons = sorted({_reason(cause) for cause in causes if isinstance(cause, Exception)})
+    return Transient(f"no host can be reached: {', '.join(reasons) or 'all are down'} ({place})", _REACH, at=at)
+
+
+def _reason(error: BaseException) -> str:
+    """Short text of an error: what the server said, else its kind."""
+    if isinstance(error, OperationTimedOut):
+        return "a request was not answered in time"
+    if isinstance(error, ErrorMessage):
+        return f"{error.summary}: {error.message}"
+    if isinstance(error, (Unavailable, ReadTimeout, WriteTimeout, ReadFailure, WriteFailure)):
+        counts = [getattr(error, name, None) for name in ("received_responses", "required_responses")]
+        told = f", {counts[0]} of {counts[1]} copies answered" if None not in counts else ""
+        return f"{type(error).__name__}{told}"
+    return f"{type(error).__name__}: {error}".rstrip(": ")

@@ -1,0 +1,74 @@
+"""The fence of a bucket: the one term whose runs may write there.
+
+The installed term stands in the flow's partition; a transaction on a bucket cannot see it. So every
+bucket has a copy, the fence, as a static column, and each conditional write compares it in the
+step that writes. Installing a term raises the fence of every bucket of every stage: when
+that has returned, a write of an older run that is still on its way, however late, finds the
+fence raised and changes nothing (the transactions of one partition are in one order).
+
+A writer that finds a lower fence than its own term (a stage that has just begun, or an install that
+died half-way) raises it itself, after a look at the installed term. Between that look and the raise
+a newer term may be installed; but then its fence is in the bucket or will be, and fences only rise.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+from persistence.cas import check_term
+from persistence.cassandra.client import Client
+from persistence.errors import Fenced
+from persistence.names import StageRef
+
+
+class Fences:
+    """Raises and checks fences."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    def raise_all(self, stage: StageRef, buckets: int, term: int, before: int) -> None:
+        """Raise the fences of a stage, those that are higher excepted.
+
+        Args:
+            stage: The stage.
+            buckets: How many it has.
+            term: The new fence.
+            before: What they most likely are; a wrong guess costs a second round.
+        """
+        self._client.together(stage, [partial(self._raise, stage, bucket, term, before) for bucket in range(buckets)])
+
+    def check(
+        self, stage: StageRef, bucket: int, term: int, installed_term: Callable[[], int], *, serial: bool = True
+    ) -> bool:
+        """Whether a writer of `term` may write; raise the fence to it if that is all that is missing.
+
+        Args:
+            stage: The stage.
+            bucket: The bucket.
+            term: The writer's term.
+            installed_term: Reads the installed term.
+            serial: Read the fence at the serial consistency.
+
+        Returns:
+            True when the fence is the term now.
+
+        Raises:
+            Fenced: A higher term is installed.
+            Terminal: The writer's term is not known here.
+        """
+        rows = self._client.rows(stage, self._client.live(stage).statements.fence(stage, bucket), serial=serial)
+        fence = (rows[0][0] if rows else None) or 0
+        if fence > term:
+            raise Fenced.by(stage, term, fence)
+        if fence == term:
+            return True
+        check_term(stage, term, installed_term())
+        return self._raise(stage, bucket, term, fence) == term
+
+    def _raise(self, stage: StageRef, bucket: int, term: int, found: int) -> int:
+        """Raise one fence and return what it is then."""
+        while found < term:
+            statement = self._client.live(stage).statements.set_fence(stage, bucket, term, found)
+            applied, now = self._client.retried(lambda: self._client.applied(stage, statement))  # noqa: B023
+            found = term if applied else now.get("fence") or 0
+        return found

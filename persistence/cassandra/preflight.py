@@ -1,0 +1,199 @@
+"""What about a cluster can cost states, found before a flow runs on it."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from cassandra.query import SimpleStatement
+
+from persistence.cassandra.client import Client
+from persistence.cassandra.driver import DRIVER_ERRORS
+from persistence.cassandra.errors import translate
+from persistence.cassandra.settings import TIMESTAMP, Settings
+from persistence.errors import Transient
+from persistence.findings import Finding
+
+_SETTINGS: Final = "SELECT name, value FROM system_views.settings WHERE name IN ({})"
+_VIEWED: Final = (
+    "commitlog_sync",
+    "paxos_variant",
+    "max_mutation_size",  # 4.1 and newer; 4.0 has it in KiB
+    "max_mutation_size_in_kb",
+    "batch_size_fail_threshold",
+    "batch_size_fail_threshold_in_kb",
+)
+_UNITS: Final = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+_TABLES: Final = ("flow", "state")
+
+
+def preflight(url: str) -> list[Finding]:
+    """Look at the cluster at `url` and return what should be changed before a flow runs there; nothing is written.
+
+    Raises:
+        Transient: It cannot be reached.
+        Terminal: The keyspace or its tables are missing, the login is refused, or the URL is wrong.
+    """
+    settings = Settings.parse(url)
+    client = Client(settings)
+    try:
+        cluster = client.live(None).cluster
+        keyspace = cluster.metadata.keyspaces[settings.keyspace]
+        return [
+            *_of_keyspace(keyspace, settings),
+            *_of_datacentres(cluster.metadata.all_hosts(), keyspace.replication_strategy, settings),
+            *_of_nodes(node_settings(client), settings),
+            *_of_mode(settings),
+        ]
+    finally:
+        client.close()
+
+
+def commitlog_sync(client: Client) -> list[str]:
+    """How each node that is up syncs its commit log: `batch`, `group`, `periodic`, or `unknown`."""
+    return [values.get("commitlog_sync", "unknown") for values in node_settings(client).values()]
+
+
+def node_settings(client: Client) -> dict[str, Mapping[str, str]]:
+    """Per node that is up, its configuration as far as it matters here; empty where this user may not see it."""
+    live = client.live(None)
+    names = ", ".join(f"'{name}'" for name in _VIEWED)
+    found: dict[str, Mapping[str, str]] = {}
+    for host in live.cluster.metadata.all_hosts():
+        if not host.is_up:
+            continue
+        try:
+            # Each node answers for itself only.
+            rows = live.session.execute(SimpleStatement(_SETTINGS.format(names)), host=host)
+            found[str(host.endpoint)] = {name: value for name, value in rows if value is not None}
+        except DRIVER_ERRORS as error:
+            translated = translate(error, client.settings.place)
+            if isinstance(translated, Transient):
+                raise translated from error
+            found[str(host.endpoint)] = {}
+    return found
+
+
+def _of_keyspace(keyspace: Any, settings: Settings) -> Iterator[Finding]:
+    name = settings.keyspace
+    if not keyspace.durable_writes:
+        yield Finding(
+            "no-commitlog",
+            f"the keyspace {name} has durable_writes = false: what is acknowledged is only in memory",
+            f"ALTER KEYSPACE {name} WITH durable_writes = true",
+            unsafe=True,
+        )
+    for table in _TABLES:
+        lifetime = keyspace.tables[table].options.get("default_time_to_live")
+        if lifetime:
+            yield Finding(
+                "expiring-states",
+                f"rows of {name}.{table} expire after {lifetime} s, terms and manifests with them",
+                f"ALTER TABLE {name}.{table} WITH default_time_to_live = 0",
+                unsafe=True,
+            )
+
+
+def _of_datacentres(hosts: Any, strategy: Any, settings: Settings) -> Iterator[Finding]:
+    name = settings.keyspace
+    nodes = {host.datacenter for host in hosts}
+    copies = _copies(strategy, nodes)
+    for dc, count in sorted(copies.items()):
+        if count < 3:
+            yield Finding(
+                f"replication-{count}",
+                f"{name} has {count} {'copy' if count == 1 else 'copies'} of each state in {dc}: "
+                + ("a lost disk loses states" if count == 1 else "a quorum needs both nodes of a state to be up"),
+                f"ALTER KEYSPACE {name} with a replication of 3 in {dc}, then `nodetool repair`",
+                unsafe=count == 1,
+            )
+    if settings.dc and settings.dc not in nodes:
+        yield Finding(
+            "unknown-dc", f"the URL says dc={settings.dc}, the cluster has {', '.join(sorted(nodes))}", "Correct it"
+        )
+    elif settings.dc and not copies.get(settings.dc):
+        yield Finding("empty-dc", f"{name} has no copy in the data centre {settings.dc}", "Choose one that has copies")
+    if len(nodes) > 1 and not settings.dc:
+        yield Finding(
+            "any-dc",
+            f"the cluster has {len(nodes)} data centres and the URL does not say which one is local",
+            f"Say ?dc= one of {', '.join(sorted(nodes))}",
+        )
+    if len([dc for dc in nodes if copies.get(dc)]) > 1 and settings.serial_consistency == "local_serial":
+        yield Finding(
+            "local-serial",
+            "transactions are serial within one data centre, and several have copies: two runs in different ones "
+            "would not fence each other",
+            "Run every flow in one data centre, or use ?serial_consistency=serial&consistency=quorum",
+            unsafe=True,
+        )
+
+
+def _of_nodes(nodes: Mapping[str, Mapping[str, str]], settings: Settings) -> Iterator[Finding]:
+    for node, values in sorted(nodes.items()):
+        if not values:
+            yield Finding(
+                "hidden-settings",
+                f"this user may not read the settings of {node}",
+                "GRANT SELECT ON KEYSPACE system_views, or check commitlog_sync there by hand",
+            )
+            continue
+        if values.get("commitlog_sync") == "periodic":
+            yield Finding(
+                "commitlog-periodic",
+                f"{node} writes its commit log to disk only from time to time (commitlog_sync: periodic): when all "
+                "copies of a state lose power, what they acknowledged in the last seconds is gone",
+                "Set commitlog_sync: group (and commitlog_sync_group_window: 5ms) in cassandra.yaml, restart the node",
+                unsafe=True,
+            )
+        if values.get("paxos_variant", "v2") == "v1":
+            yield Finding(
+                "paxos-v1",
+                f"{node} uses the older Paxos, with more round trips a transaction",
+                "Set paxos_variant: v2 on all nodes (Cassandra 4.1 and newer)",
+            )
+        yield from _of_limits(node, values, settings)
+
+
+def _of_limits(node: str, values: Mapping[str, str], settings: Settings) -> Iterator[Finding]:
+    batch = _bytes(values, "batch_size_fail_threshold")
+    if batch is not None and settings.batch_bytes > batch:
+        yield Finding(
+            "batch-size",
+            f"batches may have {settings.batch_bytes} bytes, {node} has batch_size_fail_threshold {batch}",
+            f"Say ?batch_bytes={batch} or less",
+        )
+    mutation = _bytes(values, "max_mutation_size")
+    # A transaction keeps its proposal beside the row, so a state passes the limit twice in one mutation.
+    if mutation is not None and 2 * settings.max_value_bytes > mutation:
+        yield Finding(
+            "mutation-size",
+            f"states may have {settings.max_value_bytes} bytes, {node} takes mutations of {mutation}",
+            f"Say ?max_value_bytes={mutation // 2} or less",
+        )
+
+
+def _of_mode(settings: Settings) -> Iterator[Finding]:
+    if settings.mode == TIMESTAMP:
+        yield Finding(
+            "timestamp-mode",
+            "mode=timestamp: a run that was held up can still write for a moment after a newer one has taken over",
+            "Use it only where a second run can never start; otherwise leave the option out",
+            unsafe=True,
+        )
+
+
+def _copies(strategy: Any, datacentres: set[str]) -> dict[str, int]:
+    """Copies of each state per data centre; for a strategy that does not know data centres, the same in each."""
+    per_dc = getattr(strategy, "dc_replication_factors", None)
+    if per_dc is not None:
+        return dict(per_dc)
+    return dict.fromkeys(datacentres, int(getattr(strategy, "replication_factor", 0) or 0))
+
+
+def _bytes(values: Mapping[str, str], name: str) -> int | None:
+    """A size among the settings: `50KiB` under its name, or a number of KiB under the older one."""
+    if (text := values.get(name)) is not None:
+        for unit, factor in sorted(_UNITS.items(), key=lambda pair: -len(pair[0])):
+            if text.endswith(unit):
+                return int(text.removesuffix(unit)) * factor
+    old = values.get(f"{name}_in_kb")
+    return None if old is None else int(old) << 10

@@ -1,0 +1,232 @@
+"""Where a Cassandra store is and how it is used: what its URL says. It holds no secret, only where secrets are."""
+
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Self
+from urllib.parse import unquote, urlsplit
+
+from persistence.errors import Terminal
+from persistence.urls import choice, options, redact, seconds
+
+DEFAULT_PORT: Final = 9042
+
+CONDITIONAL: Final = "conditional"
+"""Every write is a lightweight transaction: condition and effect are one step. The default."""
+TIMESTAMP: Final = "timestamp"
+"""Plain writes `USING TIMESTAMP`: cheaper, and with the hole that `persistence.cassandra.states` describes."""
+
+_KEYSPACE = re.compile(r"[a-z][a-z0-9_]{0,47}\Z")
+_EXAMPLE = "Write cassandra://host:9042/keyspace, several hosts with commas between them"
+
+
+@dataclass(frozen=True, slots=True)
+class Replication:
+    """How many copies a keyspace keeps: per data centre, or `everywhere` the same number in each."""
+
+    everywhere: int = 0
+    datacentres: tuple[tuple[str, int], ...] = ()
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read `3`, or `paris:3,oslo:2`.
+
+        Raises:
+            ValueError: It is neither.
+        """
+        if ":" not in text:
+            return cls(everywhere=_between(1, 100)(text))
+        pairs = tuple((name.strip(), _between(1, 100)(count)) for name, _, count in map(_partition, text.split(",")))
+        if not all(name for name, _ in pairs):
+            raise ValueError(text)
+        return cls(datacentres=pairs)
+
+    def cql(self) -> str:
+        """The map literal of `CREATE KEYSPACE ... WITH replication`."""
+        counts = self.datacentres or (("replication_factor", self.everywhere),)
+        quoted = ", ".join(f"'{name.replace(chr(39), chr(39) * 2)}': {count}" for name, count in counts)
+        return f"{{'class': 'NetworkTopologyStrategy', {quoted}}}"
+
+
+@dataclass(frozen=True, slots=True)
+class Secret:
+    """Where a secret is kept: a file, or a variable of the environment. It is read when it is needed."""
+
+    file: Path | None = None
+    variable: str = ""
+
+    def read(self) -> str:
+        """Return the secret.
+
+        Raises:
+            Terminal: It is not there.
+        """
+        if self.file is None:
+            value = os.environ.get(self.variable)
+            if value is None:
+                raise Terminal(f"the variable {self.variable} is not set", "Set it to the secret that it stands for")
+            return value
+        try:
+            return self.file.read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is no text"
+            raise Terminal(f"the file {self.file} cannot be read: {reason}", "Write the secret to it") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """How connections are encrypted. `authority` None trusts what the system trusts."""
+
+    authority: Path | None = None
+    certificate: Path | None = None
+    key: Path | None = None
+    key_password: Secret | None = None
+    check_hostname: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """One store.
+
+    Attributes:
+        hosts: Contact points, (address, port).
+        keyspace: It has the tables of `persistence.cassandra.ddl`.
+        dc: Local data centre; empty takes that of the first contact point.
+        consistency: Of reads, and of a transaction's commit.
+        serial_consistency: Of a transaction's Paxos rounds and of reads after an unknown outcome.
+        mode: `CONDITIONAL` or `TIMESTAMP`. A stage keeps the mode that it began with.
+        buckets: Partitions that the states of a stage are spread over. A stage keeps what it began with.
+        batch_bytes: Most bytes of one conditional batch. A server refuses some batches above its
+            `batch_size_fail_threshold`, 50 KiB unless configured.
+        max_value_bytes: Longest state that is accepted.
+        concurrency: Buckets that one call reads or writes at a time.
+        timeout: Seconds until one request counts as unanswered.
+        connect_timeout: Seconds to open a connection.
+        retry_for: Seconds for which a call tries again what may work on the next try.
+        replication: Used by `headwater schema apply` when it creates the keyspace.
+        username: Name to log in with; empty logs in nowhere.
+        password: Where its password is.
+        tls: None for a plain connection.
+    """
+
+    hosts: tuple[tuple[str, int], ...]
+    keyspace: str
+    dc: str = ""
+    consistency: str = "local_quorum"
+    serial_consistency: str = "local_serial"
+    mode: str = CONDITIONAL
+    buckets: int = 32
+    batch_bytes: int = 48 << 10
+    max_value_bytes: int = 1 << 20
+    concurrency: int = 8
+    timeout: float = 10.0
+    connect_timeout: float = 5.0
+    retry_for: float = 30.0
+    replication: Replication = Replication(everywhere=3)
+    username: str = ""
+    password: Secret | None = None
+    tls: Tls | None = None
+
+    @property
+    def place(self) -> str:
+        """Where it is, for messages."""
+        return f"{','.join(f'{host}:{port}' for host, port in self.hosts)}/{self.keyspace}"
+
+    @classmethod
+    def parse(cls, url: str) -> Self:
+        """Read `cassandra://[user@]host[:port][,host[:port]...]/keyspace[?options]`.
+
+        Raises:
+            Terminal: No host, no keyspace, an option that is unknown or impossible, or a password
+                in the URL itself. The text shows no value.
+        """
+        parts = urlsplit(url)
+        user, _, hosts = parts.netloc.rpartition("@")
+        if ":" in user:
+            raise Terminal(
+                f"{redact(url)} has a password in it, where logs and process lists show it",
+                "Name a file or a variable instead: user@host and ?password_file=/run/secrets/x or ?password_env=NAME",
+            )
+        keyspace = parts.path.strip("/")
+        if not _KEYSPACE.match(keyspace):
+            raise Terminal(
+                f"{redact(url)} names no keyspace: 1 to 48 of a-z 0-9 _, a letter first",
+                f"{_EXAMPLE}; `headwater schema apply` creates the keyspace",
+            )
+        try:
+            addresses = tuple(_address(host) for host in hosts.split(","))
+        except ValueError as error:
+            raise Terminal(f"{redact(url)} has a host that cannot be one", _EXAMPLE) from error
+        given = options(url, _OPTIONS)
+        return cls(
+            addresses, keyspace, username=unquote(user), password=_secret(url, given, "password"),
+            tls=_tls(url, given), **given,
+        )  # fmt: skip
+
+
+def _address(text: str) -> tuple[str, int]:
+    # A single authority, so that IPv6 in brackets and the port are read as in any URL.
+    parts = urlsplit(f"//{text}")
+    if not parts.hostname:
+        raise ValueError(text)
+    return parts.hostname, parts.port or DEFAULT_PORT
+
+
+def _secret(url: str, given: dict[str, Any], name: str) -> Secret | None:
+    file, variable = given.pop(f"{name}_file", None), given.pop(f"{name}_env", "")
+    if file and variable:
+        raise Terminal(f"{redact(url)} names both {name}_file and {name}_env", "Keep one of them")
+    return Secret(file, variable) if file or variable else None
+
+
+def _tls(url: str, given: dict[str, Any]) -> Tls | None:
+    wanted = given.pop("tls", None)
+    check_hostname = given.pop("tls_hostname", "check") == "check"
+    tls = Tls(
+        given.pop("tls_ca", None), given.pop("tls_cert", None), given.pop("tls_key", None),
+        _secret(url, given, "tls_key_password"), check_hostname,
+    )  # fmt: skip
+    if tls != Tls() and wanted is False:
+        raise Terminal(f"{redact(url)} says tls=off and how to use TLS", "Keep one of them")
+    return tls if wanted or tls != Tls() else None
+
+
+def _between(low: int, high: int) -> Callable[[str], int]:
+    def read(text: str) -> int:
+        number = int(text)
+        if not low <= number <= high:
+            raise ValueError(text)
+        return number
+
+    return read
+
+
+def _partition(text: str) -> tuple[str, str, str]:
+    return text.partition(":")
+
+
+_OPTIONS: Final[dict[str, Callable[[str], Any]]] = {
+    "dc": str,
+    "consistency": choice("local_quorum", "quorum", "all"),
+    "serial_consistency": choice("local_serial", "serial"),
+    "mode": choice(CONDITIONAL, TIMESTAMP),
+    "buckets": _between(1, 65_536),
+    "batch_bytes": _between(1 << 10, 8 << 20),
+    "max_value_bytes": _between(1 << 10, 8 << 20),
+    "concurrency": _between(1, 256),
+    "timeout": seconds,
+    "connect_timeout": seconds,
+    "retry_for": seconds,
+    "replication": Replication.parse,
+    "password_file": Path,
+    "password_env": str,
+    "tls": lambda text: choice("on", "off")(text) == "on",
+    "tls_ca": Path,
+    "tls_cert": Path,
+    "tls_key": Path,
+    "tls_key_password_file": Path,
+    "tls_key_password_env": str,
+    "tls_hostname": choice("check", "ignore"),
+}

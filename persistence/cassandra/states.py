@@ -1,0 +1,147 @@
+"""Reading and writing the states of one bucket.
+
+In the conditional mode a batch of writes is one transaction (one Paxos round) on one partition. It carries the expected
+version of every row and the bucket's fence, and takes effect as a whole or not at all. A writer of other rows
+of the bucket is therefore never in its way, and a retry needs no new decision.
+
+In the timestamp mode a batch is written without a condition, after versions and fence have been read and found
+right, with the term in the upper and the version in the lower half of each cell's timestamp. The latest write then
+is the one of the newest term and highest version, whenever it arrives. **What that does not prevent:** a run that is
+held up between its look and its write, while a newer run takes over, still replaces states that the newer run
+has not yet written. If such a state is upstream and holds elements whose downstream state the newer run had
+already replaced, the newer run takes those elements for duplicates and they are missing downstream for ever. Two
+writers of one term that write a state at once may mix their values. So the mode is for flows of which only one
+run can ever be alive, and is never chosen by itself.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final
+
+from persistence.cas import settle
+from persistence.cassandra.buckets import bounded
+from persistence.cassandra.client import Client, Row
+from persistence.cassandra.fences import Fences
+from persistence.cassandra.settings import CONDITIONAL
+from persistence.errors import Conflict, Corrupt, Transient
+from persistence.names import StageRef
+from persistence.protocol import Stored, Write
+
+_KEYS: Final = 100
+"""Keys of one read, about a page of it."""
+_ROUNDS: Final = 20
+"""How often in a row a refused transaction is found to be in order. More than once needs a race at each turn."""
+
+_TERM_BITS: Final = 32
+"""A timestamp is term << 32 | version: it stays below the microseconds of the clock, and of Paxos, for 400,000 runs."""
+
+
+class States:
+    """The states of one bucket at a time."""
+
+    def __init__(self, client: Client, fences: Fences, installed_term: Callable[[StageRef], int]) -> None:
+        self._client = client
+        self._fences = fences
+        self._installed_term = installed_term
+        self._limit = client.settings.batch_bytes
+        self._conditional = client.settings.mode == CONDITIONAL
+
+    def load(self, stage: StageRef, bucket: int, keys: Sequence[bytes], *, serial: bool = False) -> dict[bytes, Stored]:
+        """The states that exist among `keys`, all of which are of this bucket."""
+        found: dict[bytes, Stored] = {}
+        for start in range(0, len(keys), _KEYS):
+            statement = self._client.live(stage).statements.states(stage, bucket, list(keys[start : start + _KEYS]))
+            for page in self._client.pages(stage, statement, value_bytes, serial=serial):
+                found.update((row[0], stored(stage, row)) for row in page)
+        return found
+
+    def save(self, stage: StageRef, bucket: int, writes: Sequence[Write], *, term: int, batch: int) -> list[bytes]:
+        """Replace states of one bucket, in batches of bounded size, one after the other.
+
+        Returns:
+            The keys whose states have changed since they were loaded; their batches were not written.
+
+        Raises:
+            Fenced: A higher term is installed, or has written one of the states.
+            Terminal: The term is not known here.
+            Transient: What became of a batch is not known.
+        """
+        changed: list[bytes] = []
+        for part in bounded(writes, self._limit):
+            try:
+                _Batch(self, stage, bucket, part, term, batch).write()
+            except Conflict as conflict:
+                changed.extend(conflict.keys)
+        return changed
+
+
+class _Batch:
+    """One batch on its way: written, refused, unanswered, read back, written again, until it is known to be there."""
+
+    def __init__(
+        self, states: States, stage: StageRef, bucket: int, writes: Sequence[Write], term: int, batch: int
+    ) -> None:
+        self._states = states
+        self._client = states._client
+        self._stage, self._bucket, self._writes = stage, bucket, list(writes)
+        self._term, self._batch = term, batch
+        # A transaction checks by itself; a plain write is checked before.
+        self._checked = states._conditional
+
+    def write(self) -> None:
+        """Write it; after a refusal or an unknown outcome read back before anything is sent again."""
+        self._client.retried(self._attempt)
+
+    def _attempt(self) -> None:
+        for _ in range(_ROUNDS):
+            if not self._checked:
+                self._check()
+            if not self._writes:
+                return
+            self._checked = False
+            if self._send():
+                return
+        raise Transient("other writers are always faster", at=self._stage)
+
+    def _send(self) -> bool:
+        """Send what is left once; whether it took effect."""
+        client, stage, bucket = self._client, self._stage, self._bucket
+        statements = client.live(stage).statements
+        if self._states._conditional:
+            return client.applied(
+                stage, statements.replace(stage, bucket, self._writes, term=self._term, batch=self._batch)
+            )[0]
+        timed = [(write, (self._term << _TERM_BITS) + write.expected + 1) for write in self._writes]
+        client.rows(stage, statements.put(stage, bucket, timed, term=self._term, batch=self._batch))
+        return True
+
+    def _check(self) -> None:
+        """Leave in `_writes` what is still to be written, as `persistence.cas` decides.
+
+        Serial reads finish a transaction that was accepted and not finished. Plain writes leave none.
+        """
+        stage, serial = self._stage, self._states._conditional
+        held = self._states.load(stage, self._bucket, [write.key for write in self._writes], serial=serial)
+        # After the states: if the fence is still mine, nobody newer had written before I looked.
+        installed_term = partial(self._states._installed_term, stage)
+        allowed = self._states._fences.check(stage, self._bucket, self._term, installed_term, serial=serial)
+        if allowed:
+            self._writes = settle(stage, self._writes, held, term=self._term, batch=self._batch)
+        self._checked = allowed
+
+
+def value_bytes(row: Row) -> int:
+    """Bytes of a row's value, the size that matters for a page."""
+    return len(row[4] or b"")
+
+
+def stored(stage: StageRef, row: Row) -> Stored:
+    """The state in a row.
+
+    Raises:
+        Corrupt: A column is missing, as after a write by another program.
+    """
+    key, version, term, batch, value = row
+    if version is None or term is None or batch is None or value is None:
+        raise Corrupt("the state's row has no version, term, batch number or value", at=stage, key=key)
+    return Stored(version, term, batch, value)

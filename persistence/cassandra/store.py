@@ -1,0 +1,137 @@
+"""The Cassandra store: the states of a stage in buckets, replaced by lightweight transactions, fenced by term."""
+
+import random
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Final
+
+from persistence.cas import check_distinct, check_is_term
+from persistence.cassandra.buckets import keys_by_bucket, writes_by_bucket
+from persistence.cassandra.client import Client
+from persistence.cassandra.fences import Fences
+from persistence.cassandra.flows import Flows
+from persistence.cassandra.settings import CONDITIONAL, Settings
+from persistence.cassandra.states import States, stored, value_bytes
+from persistence.errors import Conflict, Terminal
+from persistence.protocol import Capabilities, FlowRef, Manifest, StageRef, Stored, Write
+
+MAX_KEY_BYTES: Final = 65_535
+"""Cassandra's limit of a clustering column."""
+
+
+class CassandraStore:
+    """Keeps states in a Cassandra cluster, safe for many processes and machines.
+
+    Acknowledged is what a quorum of the copies has accepted. Whether it also survives a loss of power
+    depends on the nodes' `commitlog_sync`, which `capabilities` asks for: with `periodic`, Cassandra's
+    default, a node loses up to the last ten seconds.
+
+    Args:
+        settings: What the URL says.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._client = Client(settings)
+        self._fences = Fences(self._client)
+        self._flows = Flows(self._client, self._fences.raise_all)
+        self._states = States(self._client, self._fences, lambda stage: self._flows.installed_term(stage.flow_ref))
+        self._settings = settings
+        self._capabilities: Capabilities | None = None
+
+    @property
+    def capabilities(self) -> Capabilities:
+        if self._capabilities is None:
+            self._capabilities = Capabilities(
+                durable=self._syncs_before_it_acknowledges(),
+                shared=True,
+                fenced=self._settings.mode == CONDITIONAL,
+                conditional=self._settings.mode == CONDITIONAL,
+                max_key_bytes=MAX_KEY_BYTES,
+                max_value_bytes=self._settings.max_value_bytes,
+            )
+        return self._capabilities
+
+    def acquire_term(self, flow: FlowRef, *, above: int = 0) -> int:
+        return self._flows.acquire_term(flow, above)
+
+    def install_term(self, flow: FlowRef, term: int) -> None:
+        self._flows.install_term(flow, term)
+
+    def installed_term(self, flow: FlowRef) -> int:
+        return self._flows.installed_term(flow)
+
+    def load(self, stage: StageRef, keys: Sequence[bytes]) -> dict[bytes, Stored]:
+        layout = self._flows.layout(stage) if keys else None
+        if layout is None:
+            return {}
+        wanted = keys_by_bucket(keys, layout.buckets)
+        parts = self._client.together(
+            stage, [partial(self._states.load, stage, bucket, some) for bucket, some in wanted.items()]
+        )
+        return {key: state for part in parts for key, state in part.items()}
+
+    def save(self, stage: StageRef, writes: Sequence[Write], *, term: int, batch: int) -> None:
+        check_distinct(stage, writes)
+        if not writes:
+            return
+        check_is_term(stage, term)
+        self._check_sizes(stage, writes)
+        layout = self._flows.begin(stage, term)
+        lanes = list(writes_by_bucket(writes, layout.buckets).items())
+        # Tasks of one flow save at the same time: in one order they would all wait for the same bucket.
+        random.shuffle(lanes)
+        changed = self._client.together(
+            stage,
+            [partial(self._states.save, stage, bucket, some, term=term, batch=batch) for bucket, some in lanes],
+        )
+        if keys := {key for part in changed for key in part}:
+            raise Conflict(tuple(write.key for write in writes if write.key in keys), at=stage)
+
+    def load_manifest(self, flow: FlowRef) -> Manifest | None:
+        return self._flows.load_manifest(flow)
+
+    def save_manifest(self, flow: FlowRef, manifest: Manifest) -> None:
+        self._flows.save_manifest(flow, manifest)
+
+    def scan(self, stage: StageRef) -> Iterator[tuple[bytes, Stored]]:
+        layout = self._flows.layout(stage)
+        for bucket in range(layout.buckets if layout else 0):
+            statement = self._client.live(stage).statements.bucket(stage, bucket)
+            for page in self._client.pages(stage, statement, value_bytes):
+                # A bucket with a fence and no state is a row without a key.
+                yield from ((row[0], stored(stage, row)) for row in page if row[0] is not None)
+
+    def close(self) -> None:
+        self._client.close()
+
+    def _check_sizes(self, stage: StageRef, writes: Sequence[Write]) -> None:
+        limit = self._settings.max_value_bytes
+        for write in writes:
+            if len(write.key) > MAX_KEY_BYTES:
+                raise Terminal(
+                    f"a key of {len(write.key)} bytes, Cassandra takes {MAX_KEY_BYTES}", "Use a shorter key",
+                    at=stage, key=write.key,
+                )  # fmt: skip
+            if len(write.value) > limit:
+                raise Terminal(
+                    f"a state of {len(write.value)} bytes, the limit is {limit}",
+                    "Keep less in the state; up to 8 MiB the URL's max_value_bytes can raise the limit",
+                    at=stage,
+                    key=write.key,
+                )
+
+    def _syncs_before_it_acknowledges(self) -> bool:
+        from persistence.cassandra.preflight import commitlog_sync
+
+        return set(self._client.retried(lambda: commitlog_sync(self._client))) <= {"batch", "group"}
+
+
+def open_store(url: str) -> CassandraStore:
+    """Open `cassandra://[user@]host[:port][,host[:port]...]/keyspace`; `Settings` has the options.
+
+    Nothing is connected yet: the first call does, in each process that uses the handle.
+
+    Raises:
+        Terminal: The URL cannot be read.
+    """
+    return CassandraStore(Settings.parse(url))
