@@ -14,6 +14,7 @@ ENTRY_POINTS = "headwater.stores"
 _targets = {
     "memory": "persistence.memory:open_store",
     "sqlite": "persistence.sqlite:open_store",
+    "cassandra": "persistence.cassandra:open_store",
     **dict.fromkeys(
         ["redis", "rediss", "redis+unix", "redis+sentinel", "rediss+sentinel", "redis+cluster", "rediss+cluster"],
         "persistence.redis:open_store",
