@@ -32,6 +32,8 @@ def publish(work: Work) -> None:
     if work.graves:
         effect(DEAD_LETTER, lambda: _dead_letters(work))
     work.report.counts.outputs += len(work.outputs)
+    # Here and not where they were found: items of one record that failed in several tasks are one dead letter.
+    work.report.counts.reasons.update(grave.reason.value for grave in work.graves.values())
     work.outputs.clear()
     work.graves.clear()
 
@@ -73,6 +75,7 @@ def _dead_letters(work: Work) -> None:
             stage=grave.stage,
             application=job.flow.name,
             time_ms=now,
+            hole=grave.hole,
         )
         remains = bury(letter, record.key, record.value, record.headers, _sizes[place])
         producer.send(job.dead_letters, remains.value, remains.key, remains.headers)

@@ -23,10 +23,11 @@ class Grave:
 
     Attributes:
         own: Its coordinates.
-        stage: Stage that could not take it; empty in front of all stages and behind them.
+        stage: Stage that could not take it; empty for one that could not be read, `end` behind the last stage.
         reason: Reason code.
         detail: What was wrong, without any value of the message.
         lineage: Its lineage as text, where it could be read.
+        hole: It left a hole under its keys.
     """
 
     own: Node
@@ -34,6 +35,7 @@ class Grave:
     reason: Reason
     detail: str
     lineage: str = ""
+    hole: bool = False
 
 
 @dataclass(slots=True)
@@ -54,11 +56,11 @@ class Work:
     graves: dict[tuple[Node, str], Grave] = field(default_factory=dict)
     outputs: list[Output] = field(default_factory=list)
 
-    def bury(self, own: Node, stage: str, reason: Reason, detail: str, lineage: str = "") -> None:
+    def bury(
+        self, own: Node, stage: str, reason: Reason, detail: str, lineage: str = "", *, hole: bool = False
+    ) -> None:
         """Note a dead letter."""
-        if (own, stage) not in self.graves:
-            self.graves[own, stage] = Grave(own, stage, reason, detail, lineage)
-            self.report.counts.reasons[reason.value] += 1
+        self.graves.setdefault((own, stage), Grave(own, stage, reason, detail, lineage, hole))
 
     @contextmanager
     def timed(self, phase: str) -> Iterator[None]:
