@@ -2,6 +2,8 @@
 
 from aggregations.columns.batch import Batch, Rejection
 from aggregations.columns.decode import Decoder
-from aggregations.columns.signature import Place, Signature
+from aggregations.columns.judge import Judged, judge
+from aggregations.columns.signature import Place, Signature, lanes_of
+from aggregations.columns.windows import fold_windows
 
-__all__ = ["Batch", "Decoder", "Place", "Rejection", "Signature"]
+__all__ = ["Batch", "Decoder", "Judged", "Place", "Rejection", "Signature", "fold_windows", "judge", "lanes_of"]

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -110,23 +110,22 @@ def position_arrays(frame: pl.DataFrame) -> list[npt.NDArray[np.int64]]:
 
 
 def standing(
-    row: Mapping[str, object],
+    row: Mapping[str, Any],
     signatures: Sequence[Signature],
     *,
     rekeyed: bool,
     siblings: Siblings = Siblings.EVENT_ID,
 ) -> Standing:
     """Return the standing of a row of a frame: its system and position columns by name."""
-    signature = signatures[int(str(row[schema.SIGNATURE]))]
+    signature = signatures[row[schema.SIGNATURE]]
     place = signature.place(rekeyed=rekeyed)
-    position: tuple[int | str, ...] = tuple(
-        int(str(row[schema.position(component)])) for component in range(signature.width)
-    )
-    event_id = str(row[schema.EVENT_ID]) if siblings is Siblings.EVENT_ID else ""
+    position = tuple(row[schema.position(component)] for component in range(signature.width))
+    event_id = row[schema.EVENT_ID] if siblings is Siblings.EVENT_ID else ""
     if signature.missing and event_id:
         position = (*position, event_id)
+    orphan = (signature.orphan, (row[schema.position(signature.width)],)) if signature.orphan else None
     return Standing(
-        place.lane, place.group, position, signature.transparent, ambiguous=signature.missing and not event_id
+        place.lane, place.group, position, signature.transparent, signature.missing and not event_id, orphan
     )
 
 

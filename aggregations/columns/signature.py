@@ -8,6 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
+
 from envelope import EnvelopeError, Hop, Lineage, Node
 from envelope.lineage import NO_INDEX
 
@@ -43,6 +46,9 @@ class Signature:
         edges: Which hops are counted: those that are not transparent.
         topic: Root topic.
         topic_id: Root topic's id; empty when unknown.
+        stage: Stage that it is redriven to; empty for the first, or when it is not redriven.
+        orphan: Lane of its own, for what is redriven and left no hole; empty otherwise.
+        died: Number of the hop at which an orphan died.
     """
 
     kept: Place
@@ -52,11 +58,19 @@ class Signature:
     edges: tuple[int, ...]
     topic: str
     topic_id: str
+    stage: str = ""
+    orphan: str = ""
+    died: int = 0
 
     @property
     def width(self) -> int:
         """Components of a position, without an event id."""
         return 1 + len(self.edges)
+
+    @property
+    def components(self) -> int:
+        """Position columns that it fills: behind an orphan's position stands the offset at which it died."""
+        return self.width + bool(self.orphan)
 
     @property
     def exotic(self) -> bool:
@@ -102,15 +116,37 @@ class Signatures:
             return None
         line = line.resolved(self._topic_ids)
         kept, rekeyed = line.standing(), line.standing(rekeyed=True)
+        redrive = line.redrive
+        edges = tuple(i for i, edge in enumerate(line.edges) if not edge.transparent)
         return Signature(
             kept=Place(kept.lane, kept.group),
             rekeyed=Place(rekeyed.lane, rekeyed.group),
             transparent=kept.transparent,
             missing=NO_INDEX in kept.position,
-            edges=tuple(i for i, edge in enumerate(line.edges) if not edge.transparent),
+            edges=edges,
             topic=line.root.topic,
             topic_id=line.root.topic_id,
+            stage=redrive.stage if redrive else "",
+            orphan=kept.orphan[0] if kept.orphan else "",
+            died=edges[-1] + 1 if edges else 0,
         )
+
+
+def lanes_of(
+    signatures: Sequence[Signature], codes: npt.NDArray[np.integer], rekeyed: npt.NDArray[np.bool_] | bool
+) -> tuple[npt.NDArray[np.int64], list[Place]]:
+    """Number the lanes of a batch at a stage.
+
+    Args:
+        signatures: Signatures by code.
+        codes: Code of every message's signature.
+        rekeyed: Whether the stage's key differs from the record's, for each message or for all.
+
+    Returns:
+        Lane of every message, and the lanes by number; one lane may have several numbers.
+    """
+    places = [signature.place(rekeyed=changed) for signature in signatures for changed in (False, True)]
+    return codes.astype(np.int64) * 2 + rekeyed, places
 
 
 def route_of(chain: Sequence[Hop], own: Node) -> Route:
