@@ -56,6 +56,9 @@ __all__ = [
 T = TypeVar("T")
 U = TypeVar("U")
 
+END_OF_FLOW = "end"
+"""Stands for a stage where a record fails behind the last one."""
+
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 
 
@@ -163,6 +166,10 @@ class Flow(Generic[T]):
         """Fold the elements of every key into a state, and pass each accepted element on. See `Aggregate`."""
         if not _NAME.fullmatch(name):
             raise FlowError(f"{name!r} is no name of a stage: use letters, digits, '_', '.' and '-', at most 100")
+        if name == END_OF_FLOW:
+            raise FlowError(
+                f"no stage can be called {name!r}: dead letters from behind the last stage are filed under it"
+            )
         if any(isinstance(step, Aggregate) and step.name == name for step in self.steps):
             raise FlowError(f"flow {self.name!r} has a stage {name!r} already")
         if min(window, lanes) < 1:
@@ -261,6 +268,10 @@ class Flow(Generic[T]):
         for step in self.steps[:count]:
             schema = schema_after(step, schema)
         return schema
+
+    def behind(self, stage: "Stage") -> frozenset[str]:
+        """Names of what comes behind a stage, the end of the flow included: where a redriven record may be bound for."""
+        return frozenset((*(later.name for later in self.stages[stage.index + 1 :]), END_OF_FLOW))
 
     def stage(self, name: str) -> Stage:
         """The stage of that name.

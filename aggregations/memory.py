@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aggregations.element import Element, Record
-from aggregations.flow import Flow, Stage
+from aggregations.flow import END_OF_FLOW, Flow, Stage
 from aggregations.report import DeadLetter, Report
 from aggregations.run import Incarnations, Run, begin
 from aggregations.snapshots import snapshots_of
@@ -29,11 +29,11 @@ class _Batch:
     dead: dict[tuple[str, int, int, str], DeadLetter] = field(default_factory=dict)
     outputs: list[Output] = field(default_factory=list)
 
-    def bury(self, stage: str, own: Node, reason: Reason, detail: str) -> None:
+    def bury(self, stage: str, own: Node, reason: Reason, detail: str, *, hole: bool = False) -> None:
         """Note a dead letter: once per record and stage, though several of its items may fail."""
         at = (own.topic, own.partition, own.offset)
         if (*at, stage) not in self.dead:
-            self.dead[*at, stage] = DeadLetter(self.records[at], stage, reason, detail)
+            self.dead[*at, stage] = DeadLetter(self.records[at], stage, reason, detail, hole)
             self.report.reasons[reason.value] += 1
 
 
@@ -46,6 +46,10 @@ class MemoryRunner:
         flow: The flow.
         stores: URL of the store by stage name, from `run.bind`.
         topic_ids: Current topic id by topic, for roots that do not name theirs.
+        accept: Risks taken on purpose; see `aggregations.reconcile.Risk`.
+
+    Raises:
+        RunRefusedError: The stores do not fit together or to the flow.
 
     Attributes:
         run: Term, manifest and stores.
@@ -55,7 +59,12 @@ class MemoryRunner:
     """
 
     def __init__(
-        self, flow: Flow[Any], stores: Mapping[str, str], *, topic_ids: Mapping[str, str] | None = None
+        self,
+        flow: Flow[Any],
+        stores: Mapping[str, str],
+        *,
+        topic_ids: Mapping[str, str] | None = None,
+        accept: Sequence[str] = (),
     ) -> None:
         assert flow.topic is not None
         self.flow = flow
@@ -65,7 +74,7 @@ class MemoryRunner:
         self.outputs: list[Output] = []
         self.report = Report()
         self._decoder = RecordDecoder(self.topic, flow.columns)
-        self.run: Run = begin(flow, stores)
+        self.run: Run = begin(flow, stores, accept=accept)
 
     def process(self, records: Iterable[Record]) -> Report:
         """Fold and commit one batch: contiguous per partition, in order of offsets.
@@ -147,6 +156,7 @@ class MemoryRunner:
             topic_ids=self.topic_ids,
             incarnation=incarnations.verdict,
             siblings=self.topic.siblings,
+            later=self.flow.behind(stage),
         )
         self._gather(stage.name, applied, batch)
         keys = list(dict.fromkeys(arrival.key for arrival in arrivals))
@@ -160,7 +170,7 @@ class MemoryRunner:
         batch.report.retired += outcome.retired
         for one in outcome.decided:
             if one.reason is not None:
-                batch.bury(stage.name, one.arrival.element.own, one.reason, one.detail)
+                batch.bury(stage.name, one.arrival.element.own, one.reason, one.detail, hole=one.hole)
         batch.outputs += snapshots_of(
             stage,
             outcome.states,
@@ -174,7 +184,7 @@ class MemoryRunner:
 
     def _finish(self, steps: Sequence[Any], applied: Applied, batch: _Batch) -> None:
         applied = apply_steps(steps, applied.elements, applied.schema)
-        self._gather("", applied, batch)
+        self._gather(END_OF_FLOW, applied, batch)
 
     def _gather(self, stage: str, applied: Applied, batch: _Batch) -> None:
         rejected: Rejected

@@ -13,15 +13,18 @@ class DeadLetter:
 
     Attributes:
         record: The record.
-        stage: Stage that it was on its way to, or that could not fold it; empty in front of all stages.
+        stage: Stage that it was on its way to, or that could not fold it; empty for a record that could not be read,
+            `end` behind the last stage.
         reason: Reason code.
         detail: What was wrong, without any value of the message.
+        hole: It left a hole under its keys at that stage.
     """
 
     record: Record
     stage: str
     reason: Reason
     detail: str
+    hole: bool = False
 
 
 @dataclass(slots=True)

@@ -27,6 +27,7 @@ class Arrival:
         standing: Where it stands at this stage.
         incarnation: `NEW_INCARNATION` or `STALE_INCARNATION` when its root topic was created again.
         values: What `Fields.inputs` gave for it, or why it could not; empty for a fold in plain Python.
+        transit: It was redriven to a stage further down and is held here: passed on, not folded.
     """
 
     element: Element[Any]
@@ -34,6 +35,7 @@ class Arrival:
     standing: Standing
     incarnation: Verdict | None = None
     values: Mapping[str, Any] | EnvelopeError = field(default_factory=dict)
+    transit: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,11 @@ class Decided:
     detail: str = ""
     emitted: tuple[Element[Any], ...] = ()
 
+    @property
+    def hole(self) -> bool:
+        """Whether it left a hole under its key."""
+        return self.decision.verdict is Verdict.REJECTED and not self.arrival.transit
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
@@ -91,8 +98,8 @@ class Outcome:
 
     @property
     def verdicts(self) -> Counter[str]:
-        """Number of arrivals per verdict."""
-        return Counter(one.decision.verdict.value for one in self.decided)
+        """Number of arrivals per verdict; what only passes through has none."""
+        return Counter(one.decision.verdict.value for one in self.decided if not one.arrival.transit)
 
 
 def fold_stage(
@@ -120,8 +127,9 @@ def fold_stage(
     by_key: dict[bytes, list[int]] = defaultdict(list)
     by_record: dict[Node, list[int]] = defaultdict(list)
     for i, arrival in enumerate(arrivals):
-        by_key[arrival.key].append(i)
-        by_record[arrival.element.own].append(i)
+        if not arrival.transit:
+            by_key[arrival.key].append(i)
+            by_record[arrival.element.own].append(i)
     failed = {own: cause for own, cause in (excluded or {}).items() if own in by_record}
     results: dict[bytes, _Folded] = {}
     # In an order that the batch alone decides: which of two records fails may depend on it.
@@ -138,7 +146,8 @@ def fold_stage(
             if own not in failed:
                 failed[own] = (reason, detail)
                 todo |= dict.fromkeys(arrivals[sibling].key for sibling in by_record[own])
-    return _outcome(arrivals, results, loaded, failed, by_record, siblings)
+    passing = {i: _pass(stage, loaded, one) for i, one in enumerate(arrivals) if one.transit}
+    return _outcome(arrivals, results, loaded, failed, by_record, siblings, passing)
 
 
 @dataclass(slots=True)
@@ -195,6 +204,19 @@ def _fold_key(
     return result
 
 
+def _pass(stage: Aggregate, loaded: Mapping[bytes, KeyState], arrival: Arrival) -> Decided:
+    """Pass on a redriven record that this stage holds already."""
+    element, decision = arrival.element, Decision(Verdict.REDRIVEN, fold=False)
+    if stage.emit is None:
+        return Decided(arrival, decision, emitted=(element,))
+    state = loaded.get(arrival.key, KeyState()).fold
+    try:
+        values = list(stage.emit(element, stage.fold.zero() if state is None else _copy(state)))
+    except Exception as error:  # the user's code: anything may come
+        return Decided(arrival, Decision(Verdict.REJECTED, fold=False), *_cause(stage, error))
+    return Decided(arrival, decision, emitted=tuple(element.nth(n, value) for n, value in enumerate(values)))
+
+
 def _copy(state: Any) -> Any:
     return msgspec.json.decode(msgspec.json.encode(state))
 
@@ -227,6 +249,7 @@ def _outcome(
     failed: Mapping[Node, tuple[Reason, str]],
     by_record: Mapping[Node, Sequence[int]],
     siblings: Siblings,
+    passing: Mapping[int, Decided],
 ) -> Outcome:
     states = {key: result.state for key, result in results.items() if result.changed}
     rejected: dict[int, tuple[Reason, str]] = {}
@@ -252,6 +275,9 @@ def _outcome(
             states[key] = replace(state, windows=state.windows.leaving_hole(standing))
     decided = []
     for i, arrival in enumerate(arrivals):
+        if i in passing:
+            decided.append(passing[i])
+            continue
         if i in rejected:
             decided.append(Decided(arrival, Decision(Verdict.REJECTED, fold=False), *rejected[i]))
             continue

@@ -1,6 +1,6 @@
 """The steps between source and stages, applied to elements: the per-message path."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -230,8 +230,18 @@ def arrive(
     topic_ids: Mapping[str, str],
     incarnation: Callable[[str, str], Verdict | None],
     siblings: Siblings,
+    later: Collection[str] = (),
 ) -> list[Arrival]:
-    """Bring elements to a stage: key, standing and the inputs of its fields. Failures go to `applied.rejected`."""
+    """Bring elements to a stage: key, standing and the inputs of its fields. Failures go to `applied.rejected`.
+
+    Args:
+        stage: The stage.
+        applied: The elements.
+        topic_ids: Current topic id by topic.
+        incarnation: What a root topic's id is.
+        siblings: Policy for equal positions without index and id.
+        later: Names of the stages behind this one: a record redriven to one of them only passes through.
+    """
     raw = _each(applied, stage.key)
     keys = _survivors(applied, [_key(value) for value in raw])
     inputs = inputs_of(stage, applied.elements, applied.schema)
@@ -244,8 +254,9 @@ def arrive(
             indices=element.indices,
             event_id=element.event_id if siblings is Siblings.EVENT_ID else "",
         )
-        root = lineage.root
-        arrivals.append(Arrival(element, key, standing, incarnation(root.topic, root.topic_id), values))
+        root, redrive = lineage.root, lineage.redrive
+        transit = redrive is not None and redrive.stage in later
+        arrivals.append(Arrival(element, key, standing, incarnation(root.topic, root.topic_id), values, transit))
     return arrivals
 
 

@@ -8,6 +8,7 @@
 | `hw-dlq-stage` | stage that could not use it; absent in front of all stages |
 | `hw-dlq-reason` | reason code |
 | `hw-dlq-error` | name of the exception's type, when there was one; never its text, which may quote values |
+| `hw-dlq-hole` | `1` when its state remembers that it is missing; a redriven copy is then folded wherever it stands |
 | `hw-dlq-attempt` | how many times it has been tried |
 | `hw-dlq-application` | flow or republisher that gave it up |
 | `hw-dlq-time` | when, in ISO 8601 and UTC |
@@ -50,6 +51,7 @@ class DeadLetter:
         application: Flow, republisher, connector or consumer group that gave it up.
         time_ms: When, in milliseconds since 1970; None when unknown.
         error: Name of the exception's type; empty when there was none.
+        hole: The state of its key remembers that it is missing.
     """
 
     topic: str
@@ -63,6 +65,7 @@ class DeadLetter:
     application: str = ""
     time_ms: int | None = None
     error: str = ""
+    hole: bool = False
 
     def headers(self) -> list[tuple[str, bytes | None]]:
         """The headers that carry these facts."""
@@ -75,6 +78,7 @@ class DeadLetter:
             "stage": self.stage,
             "reason": self.reason.value if self.reason else "",
             "error": self.error,
+            "hole": "1" if self.hole else "",
             "attempt": str(self.attempt),
             "application": self.application,
             "time": "" if self.time_ms is None else _time_text(self.time_ms),
@@ -171,6 +175,7 @@ def _ours(found: dict[str, bytes]) -> dict[str, object] | None:
         "stage": texts.get("stage", ""),
         "reason": Reason(reason) if reason in set(Reason) else None,
         "error": texts.get("error", ""),
+        "hole": texts.get("hole", "") == "1",
         "attempt": int(texts.get("attempt", "1")),
         "application": texts.get("application", ""),
         "time_ms": _time_ms(texts["time"]) if "time" in texts else None,

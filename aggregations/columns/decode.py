@@ -242,7 +242,7 @@ def _positions(hops: Hops, codes: Ints, signatures: Sequence[Signature], own_off
     positions = [hops.root_offsets(own_offsets)]
     # The last entry is for the code of a loop: -1.
     widths = np.array([*(0 if one.transparent else one.width for one in signatures), 0])[codes]
-    for component in range(1, max((signature.width for signature in signatures), default=1)):
+    for component in range(1, max((signature.components for signature in signatures), default=1)):
         values = np.full(len(codes), schema.MISSING, np.int64)
         rows = np.flatnonzero(widths > component)
         values[rows] = hops.indices_at(component - 1, rows)
@@ -252,12 +252,15 @@ def _positions(hops: Hops, codes: Ints, signatures: Sequence[Signature], own_off
             rows = np.flatnonzero(codes == code)
             for component, edge in enumerate(signature.edges, start=1):
                 positions[component][rows] = hops.indices_at(edge, rows)
+            if signature.orphan:
+                positions[signature.width][rows] = hops.offsets_at(signature.died, rows)
     return positions
 
 
 def _position(one: Decoded) -> list[int]:
-    line = one.lineage.reduced()
-    return [line.root.offset, *(NO_INDEX if edge.index is None else edge.index for edge in line.edges)]
+    line, redrive = one.lineage.reduced(), one.lineage.redrive
+    position = [line.root.offset, *(NO_INDEX if edge.index is None else edge.index for edge in line.edges)]
+    return position if redrive is None or redrive.hole else [*position, line.own.offset]
 
 
 def _filtered(values: pa.BinaryArray, mask: Mask) -> tuple[Ints, pa.BinaryArray]:

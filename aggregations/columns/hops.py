@@ -148,6 +148,10 @@ class Hops:
         """Return the fan-out index of hop `depth` of some rows that have it."""
         return self.indices[self.starts[rows] + depth]
 
+    def offsets_at(self, depth: int, rows: Ints) -> Ints:
+        """Return the offset of hop `depth` of some rows that have it."""
+        return self.offsets[self.starts[rows] + depth]
+
     def _at(self, depth: int, of_hops: Ints) -> Ints:
         """Values of hop `depth` by row; -1 where a row has no such hop."""
         deep = self.counts > depth

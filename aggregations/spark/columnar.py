@@ -28,7 +28,7 @@ from aggregations.columns.windows import fold_windows
 from aggregations.element import Element
 from aggregations.expressions import columns_of, expression
 from aggregations.fields import Fields
-from aggregations.flow import Aggregate, Divert, Filter, Map, Stage
+from aggregations.flow import END_OF_FLOW, Aggregate, Divert, Filter, Map, Stage
 from aggregations.spark.job import Job, dumps, loads, store_of
 from aggregations.spark.parcels import route_of
 from aggregations.spark.path import Work
@@ -146,6 +146,7 @@ class _Fold:
         self.stage = stage
         self.aggregate: Aggregate = stage.aggregate
         self.siblings: Siblings = work.job.flow.topic.siblings
+        self.later = work.job.flow.behind(stage)
         self.rows = rows
         self.frame = rows.frame
         self.codes = codes
@@ -253,7 +254,7 @@ class _Fold:
         counts.verdicts.setdefault(self.stage.name, Counter()).update(outcome.verdicts)
         counts.retired += outcome.retired
         for row, one in zip(rows, outcome.decided, strict=True):
-            self.accepted[row] = one.decision.fold
+            self.accepted[row] = one.decision.fold or one.arrival.transit
             if one.reason is not None:
                 self._fail(one)
 
@@ -270,6 +271,7 @@ class _Fold:
             EnvelopeError(Reason.TRANSFORM_FAILED, CANNOT)
             if row[BROKEN]
             else {name: row[f"{_INPUT}{name}"] for name in names},
+            signature.stage in self.later,
         )
 
     def _standing(self, row: Mapping[str, Any]) -> Standing:
@@ -278,8 +280,8 @@ class _Fold:
     def _fail(self, one: Decided) -> None:
         assert one.reason is not None
         own = one.arrival.element.own
-        self.work.bury(own, self.stage.name, one.reason, one.detail)
-        if one.reason is not Reason.UNPROVEN:
+        self.work.bury(own, self.stage.name, one.reason, one.detail, hole=one.hole)
+        if one.hole:
             place = (self.stage.index, own.topic, own.partition, own.offset)
             self.work.report.failed[place] = (one.reason, one.detail)
 
@@ -299,7 +301,7 @@ def _onward(work: Work, stage: Stage, accepted: Rows) -> Rows | None:
     if stage.index + 1 < len(stages):
         return _enter(work, stages[stage.index + 1], accepted)
     stepped = apply_columns(work.job.flow.tail, accepted.frame)
-    _gather(work, "", stepped)
+    _gather(work, END_OF_FLOW, stepped)
     return None
 
 

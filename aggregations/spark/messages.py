@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 
 from aggregations.element import Element, Record
-from aggregations.flow import Stage
+from aggregations.flow import END_OF_FLOW, Stage
 from aggregations.source import RecordDecoder
 from aggregations.spark.job import dumps, loads, store_of
 from aggregations.spark.parcels import route_of
@@ -15,7 +15,7 @@ from aggregations.spark.path import Work, text_of
 from aggregations.stage import Arrival, Decided, KeyState, fold_stage
 from aggregations.states import read_states, writes_of
 from aggregations.steps import Applied, apply_steps, arrive
-from envelope import EnvelopeError, Reason
+from envelope import EnvelopeError
 from persistence.faults import effect
 from persistence.protocol import Write
 from persistence.steps import Step
@@ -75,7 +75,7 @@ class MessagePath:
             writes = writes_of(outcome.states, stage.aggregate.definition)
             if stage.index + 1 < len(job.flow.stages):
                 return writes, self._enter(work, job.flow.stages[stage.index + 1], applied)
-            self._gather(work, "", apply_steps(job.flow.tail, applied.elements, applied.schema))
+            self._gather(work, END_OF_FLOW, apply_steps(job.flow.tail, applied.elements, applied.schema))
             return writes, None
 
     def _decode(self, work: Work, batches: Iterable[pa.RecordBatch]) -> list[Element[Any]]:
@@ -115,6 +115,7 @@ class MessagePath:
             topic_ids=job.topic_ids,
             incarnation=work.incarnations.verdict,
             siblings=job.flow.topic.siblings,
+            later=job.flow.behind(stage),
         )
         self._gather(work, stage.name, applied)
         return arrivals
@@ -128,8 +129,8 @@ class MessagePath:
     def _fail(self, work: Work, stage: Stage, one: Decided) -> None:
         assert one.reason is not None
         own = one.arrival.element.own
-        work.bury(own, stage.name, one.reason, one.detail, text_of(one.arrival.element))
-        if one.reason is not Reason.UNPROVEN:
+        work.bury(own, stage.name, one.reason, one.detail, text_of(one.arrival.element), hole=one.hole)
+        if one.hole:
             work.report.failed[stage.index, own.topic, own.partition, own.offset] = (one.reason, one.detail)
 
 
