@@ -51,7 +51,7 @@ def crosses_lanes(standings: list[Standing]) -> bool:
     return any(len(names) > 1 for names in lanes.values())
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(batches, st.booleans(), st.data())
 def test_every_verdict_and_every_window_is_that_of_the_pure_code(
     history: list[list[Message]], doubled: bool, data: st.DataObject
