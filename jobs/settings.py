@@ -6,6 +6,7 @@ runs or lies on this machine.
 
 import os
 import re
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -14,15 +15,15 @@ from aggregations.errors import FlowError
 from aggregations.flow import Flow
 from aggregations.run import bind
 from jobs import stack
+from jobs.environment import DEBUG, SPARK_LOG_LEVEL, STORE
 from persistence.kafka import KafkaSettings
 from persistence.kafka.settings import ENV_PREFIX
 
 BOOTSTRAP: Final = f"{ENV_PREFIX}BOOTSTRAP"
-STORE: Final = "HEADWATER_STORE"
-"""Environment variable: URL of the store of stages that name none."""
 HOME: Final = Path(".headwater")
 """What headwater keeps on this machine: the local stack and the embedded store."""
 
+_JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h)?")
 _SECONDS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
@@ -112,6 +113,24 @@ def pairs(given: Sequence[str], option: str) -> dict[str, str]:
         if not separator or not name:
             raise UsageError(f"{option}: write NAME=VALUE")
         found[name] = value
+    return found
+
+
+def spark(given: Sequence[str] = ()) -> dict[str, str]:
+    """Return Spark settings for a flow that runs in this process: `NAME=VALUE` texts, and where it logs and scratches.
+
+    Spark's own log is silent unless `HEADWATER_SPARK_LOG_LEVEL` says otherwise, or a stack trace was asked for.
+    Its scratch files go where this process has its own, `TMPDIR`.
+
+    Raises:
+        UsageError: A text is no such pair.
+    """
+    found = pairs(given, "--conf")
+    if os.environ.get(DEBUG):
+        os.environ.setdefault(SPARK_LOG_LEVEL, "warn")
+    logging = Path(__file__).parent / "data" / "spark-log4j2.properties"
+    java = f"-Dlog4j2.configurationFile={logging} -Djava.io.tmpdir={tempfile.gettempdir()}"
+    found[_JAVA_OPTIONS] = f"{java} {found.get(_JAVA_OPTIONS, '')}".strip()
     return found
 
 

@@ -11,7 +11,8 @@ from typing import Annotated
 import typer
 
 from jobs.cli import demo, inspect, republish, run, stack
-from jobs.cli.errors import DEBUG, explain
+from jobs.cli.errors import explain
+from jobs.environment import DEBUG
 
 __all__ = ["app", "main"]
 
@@ -29,17 +30,22 @@ for command in (demo.demo, run.run, run.describe, republish.republish, inspect.i
     app.command()(command)
 
 
+def _version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"headwater {version('headwater')}")
+        raise typer.Exit
+
+
 @app.callback()
 def common(
     debug: Annotated[bool, typer.Option("--debug", help=f"Show stack traces and more of the log ({DEBUG}=1).")] = False,
-    version: Annotated[bool, typer.Option("--version", help="Show the version and exit.", is_eager=True)] = False,
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version and exit.", is_eager=True, callback=_version)
+    ] = False,
 ) -> None:
     """Options of every command."""
-    if version:
-        from importlib.metadata import version as of
-
-        typer.echo(f"headwater {of('headwater')}")
-        raise typer.Exit
     if debug:
         os.environ[DEBUG] = "1"
     import logging

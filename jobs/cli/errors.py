@@ -3,10 +3,6 @@
 import traceback
 from enum import IntEnum
 from pathlib import Path
-from typing import Final
-
-DEBUG: Final = "HEADWATER_DEBUG"
-"""Environment variable: anything in it shows stack traces."""
 
 
 class Exit(IntEnum):

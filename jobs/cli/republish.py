@@ -9,6 +9,7 @@ from jobs.screen import emit, progress, say
 
 if TYPE_CHECKING:
     from jobs.republish.statistics import Statistics
+    from persistence.kafka import KafkaSettings
 
 _KINDS = "envelope, raw, json or cloudevents"
 
@@ -70,7 +71,6 @@ def republish(
     With --json one line is written per commit and one, with `"done": true`, at the end.
     """
     from jobs import settings
-    from jobs.backlog import unread
     from jobs.loading import load
     from jobs.republish.run import republish as serve
     from jobs.republish.source import Source
@@ -81,7 +81,7 @@ def republish(
     kafka = settings.kafka(bootstrap, root)
     if instance:
         kafka = kafka.with_options(group_instance_id=instance)
-    total = unread(kafka, source, group or via) if until_caught_up else None
+    total = _unread(kafka, source, group or via) if until_caught_up else None
     with progress(f"republisher {via}", total, "records") as bar:
 
         def committed(done: "Statistics") -> None:
@@ -109,3 +109,12 @@ def republish(
     else:
         dead = f", {sum(done.dead_lettered.values()):,} to {dead_letters}" if done.dead_lettered else ""
         say(f"{done.consumed:,} records read, {done.produced:,} written{dead}")
+
+
+def _unread(kafka: "KafkaSettings", topics: list[str], group: str) -> int:
+    """Records that the group has not committed."""
+    from persistence.kafka import Topics
+
+    broker = Topics(kafka)
+    start = broker.group_offsets(group, topics)
+    return sum(max(ends.high - max(start.get(place, 0), ends.low), 0) for place, ends in broker.marks(topics).items())

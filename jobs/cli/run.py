@@ -2,6 +2,7 @@
 
 import threading
 import time
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -11,6 +12,7 @@ from jobs.cli.signals import on_signals
 from jobs.screen import Bar, emit, progress, say, steps, table
 
 if TYPE_CHECKING:
+    from aggregations.reconcile import Plan
     from aggregations.report import Report
 
 
@@ -62,25 +64,25 @@ def run(
 ) -> None:
     """Fold a topic into the states of a flow, exactly once in effect, until it is stopped (Ctrl-C, SIGTERM).
 
-    With --json one line is written per batch and one, with `"done": true`, for the whole run.
+    With --json one line is written for where it starts, one per batch, and one with `"done": true` for the whole
+    run.
     """
     from aggregations.spark import run_flow
     from jobs import jars, settings
-    from jobs.backlog import backlog
     from jobs.loading import load_flow
 
     found = load_flow(flow)
     kafka = settings.kafka(bootstrap, root)
     stores = settings.stores(found, store or ())
     seconds = settings.seconds(trigger)
-    spark = settings.pairs(conf or (), "--conf")
-    total = backlog(found, kafka, stores, generation) if until_caught_up else None
+    spark = settings.spark(conf or ())
     with steps("jars") as step:
         connector = jars.kafka_connector(progress=lambda jar: step(f"downloading {jar}"))
     stop = threading.Event()
     on_signals(stop.set, "stopping after this batch; once more to stop now")
     began = time.monotonic()
-    with progress(f"flow {found.name}", total, "records") as bar:
+    with progress(f"flow {found.name}", unit="records") as bar:
+        told = _Told(bar, bounded=until_caught_up, json=json)
         report = run_flow(
             found,
             kafka=kafka,
@@ -95,7 +97,8 @@ def run(
             jars=connector,
             master=master,
             conf=spark,
-            progress=_Batches(bar, json=json),
+            progress=told.batch,
+            planned=told.plan,
             stop=stop,
         )
     if json:
@@ -124,18 +127,29 @@ def as_json(report: "Report") -> dict[str, Any]:
     }
 
 
-class _Batches:
-    """What is said of each batch."""
+class _Told:
+    """What is said while a flow runs: where it starts, then each batch."""
 
-    def __init__(self, bar: Bar, *, json: bool) -> None:
+    def __init__(self, bar: Bar, *, bounded: bool, json: bool) -> None:
         self._bar = bar
+        self._bounded = bounded
         self._json = json
+        self._total: int | None = None
         self._number = self._records = 0
 
-    def __call__(self, report: "Report") -> None:
+    def plan(self, plan: "Plan") -> None:
+        if self._bounded:
+            self._total = sum(one.lag for one in plan.partitions)
+        self._bar(0, self._total)
+        if self._json:
+            emit({"plan": {**asdict(plan), "lag": [one.lag for one in plan.partitions]}})
+        for line in plan.lines():
+            say(line)
+
+    def batch(self, report: "Report") -> None:
         self._number += 1
         self._records += report.records
-        self._bar(self._records)
+        self._bar(self._records, self._total)
         if self._json:
             emit({"batch": self._number, **as_json(report)})
 

@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -36,6 +36,8 @@ def run(
     Raises:
         DemoError: It ended otherwise than it should: it failed, or it was not killed.
     """
+    scratch = home / "tmp"
+    scratch.mkdir(exist_ok=True)
     log = home / f"{name.replace(', ', '-').replace(' ', '-')}.log"
     with log.open("ab") as said:
         child = subprocess.Popen(
@@ -44,7 +46,7 @@ def run(
             stdout=subprocess.PIPE,
             stderr=said,
             cwd=home,
-            env=_environment(fault),
+            env=_environment(fault) | {"TMPDIR": str(scratch)},
             start_new_session=True,
             text=True,
         )
@@ -63,7 +65,7 @@ def run(
         raise DemoError(f"{name} failed with exit code {code}: {_last_line(log)} (log: {log})")
 
 
-def _environment(fault: str) -> Mapping[str, str]:
+def _environment(fault: str) -> dict[str, str]:
     """The environment without settings of another Kafka, and with our packages in reach."""
     ours = {name: value for name, value in os.environ.items() if not name.startswith(ENV_PREFIX) and name != SPEC}
     found = [str(Path(jobs.__file__).parents[1]), *filter(None, [ours.get("PYTHONPATH")])]

@@ -1,0 +1,10 @@
+"""Names of the environment variables that the command line reads; Kafka's settings have their own, `HEADWATER_KAFKA_*`."""
+
+from typing import Final
+
+DEBUG: Final = "HEADWATER_DEBUG"
+"""Anything in it shows stack traces and more of the log."""
+STORE: Final = "HEADWATER_STORE"
+"""URL of the store of stages that name none."""
+SPARK_LOG_LEVEL: Final = "HEADWATER_SPARK_LOG_LEVEL"
+"""How much Spark says: off (the default), error, warn, info."""
