@@ -20,83 +20,96 @@ from persistence.protocol import FlowRef, Write
 from persistence.registry import open_store
 
 
-def conditional(url, calls, value, rounds):
-    """(seconds of a load, seconds of a save) per round."""
-    store = open_store(url)
-    flow = FlowRef(f"bench-{uuid.uuid4().hex[:8]}")
-    stage, term = flow.stage("s"), store.acquire_term(flow)
-    times = []
-    for batch in range(rounds + 1):
-        loading = saving = 0.0
+class Conditional:
+    """The store, through its own interface."""
+
+    def __init__(self, url, value):
+        self.store = open_store(url)
+        self.value = value
+        flow = FlowRef(f"bench-{uuid.uuid4().hex[:8]}")
+        self.stage, self.term = flow.stage("s"), self.store.acquire_term(flow)
+        self.batch = 0
+
+    def load(self, keys):
+        self.held = self.store.load(self.stage, keys)
+
+    def save(self, keys):
+        held = self.held
+        writes = [Write(key, held[key].version if key in held else 0, self.value) for key in keys]
+        self.batch += 1
+        start = time.perf_counter()
+        self.store.save(self.stage, writes, term=self.term, batch=self.batch)
+        return time.perf_counter() - start
+
+
+class PlainSqlite:
+    def __init__(self, url, value):
+        path = urlsplit(url).netloc + urlsplit(url).path + ".plain"
+        self.value = value
+        self.connection = sqlite3.connect(path, isolation_level=None)
+        self.connection.execute("PRAGMA journal_mode = WAL")
+        self.connection.execute("PRAGMA synchronous = FULL")
+        self.connection.execute("CREATE TABLE IF NOT EXISTS plain (key BLOB PRIMARY KEY, value BLOB)")
+
+    def load(self, keys):
+        for i in range(0, len(keys), 512):
+            part = keys[i : i + 512]
+            marks = ",".join("?" * len(part))
+            dict(self.connection.execute(f"SELECT key, value FROM plain WHERE key IN ({marks})", part).fetchall())
+
+    def save(self, keys):
+        rows = [(key, self.value) for key in keys]
+        start = time.perf_counter()
+        self.connection.execute("BEGIN IMMEDIATE")
+        self.connection.executemany(
+            "INSERT INTO plain VALUES (?, ?) ON CONFLICT DO UPDATE SET value = excluded.value", rows
+        )
+        self.connection.execute("COMMIT")
+        return time.perf_counter() - start
+
+
+class PlainRedis:
+    def __init__(self, url, value):
+        import redis
+
+        self.client = redis.Redis.from_url(url.partition("?")[0])
+        self.value = value
+        self.prefix = uuid.uuid4().hex[:8].encode()
+
+    def load(self, keys):
+        self.client.mget([self.prefix + key for key in keys])
+
+    def save(self, keys):
+        start = time.perf_counter()
+        self.client.mset({self.prefix + key: self.value for key in keys})
+        return time.perf_counter() - start
+
+
+PLAIN = {"sqlite": PlainSqlite, "redis": PlainRedis}
+
+
+def measure(url, calls, value, rounds):
+    """Thousand keys per second, by kind: the median of the rounds.
+
+    The conditional and the plain way take turns, call by call, so that other work on the machine meets both.
+    """
+    kinds = {"": Conditional(url, value)}
+    if plain := PLAIN.get(urlsplit(url).scheme):
+        kinds["plain_"] = plain(url, value)
+    times = {f"{kind}{verb}": [] for kind in kinds for verb in ("load", "save")}
+    for number in range(rounds + 1):
+        spent = dict.fromkeys(times, 0.0)
         for keys in calls:
-            start = time.perf_counter()
-            held = store.load(stage, keys)
-            loading += time.perf_counter() - start
-            writes = [Write(key, held[key].version if key in held else 0, value) for key in keys]
-            start = time.perf_counter()
-            store.save(stage, writes, term=term, batch=batch)
-            saving += time.perf_counter() - start
-        times.append((loading, saving))
-    store.close()
-    return times[1:]
-
-
-def plain_sqlite(url, calls, value, rounds):
-    path = urlsplit(url).netloc + urlsplit(url).path + ".plain"
-    connection = sqlite3.connect(path, isolation_level=None)
-    connection.execute("PRAGMA journal_mode = WAL")
-    connection.execute("PRAGMA synchronous = FULL")
-    connection.execute("CREATE TABLE IF NOT EXISTS plain (key BLOB PRIMARY KEY, value BLOB)")
-    times = []
-    for _ in range(rounds + 1):
-        loading = saving = 0.0
-        for keys in calls:
-            start = time.perf_counter()
-            connection.execute("BEGIN IMMEDIATE")
-            connection.executemany(
-                "INSERT INTO plain VALUES (?, ?) ON CONFLICT DO UPDATE SET value = excluded.value",
-                [(key, value) for key in keys],
-            )
-            connection.execute("COMMIT")
-            saving += time.perf_counter() - start
-            start = time.perf_counter()
-            for i in range(0, len(keys), 512):
-                part = keys[i : i + 512]
-                marks = ",".join("?" * len(part))
-                dict(connection.execute(f"SELECT key, value FROM plain WHERE key IN ({marks})", part).fetchall())
-            loading += time.perf_counter() - start
-        times.append((loading, saving))
-    connection.close()
-    return times[1:]
-
-
-def plain_redis(url, calls, value, rounds):
-    import redis
-
-    client = redis.Redis.from_url(url)
-    prefix = uuid.uuid4().hex[:8].encode()
-    times = []
-    for _ in range(rounds + 1):
-        loading = saving = 0.0
-        for keys in calls:
-            names = [prefix + key for key in keys]
-            start = time.perf_counter()
-            client.mset(dict.fromkeys(names, value))
-            saving += time.perf_counter() - start
-            start = time.perf_counter()
-            client.mget(names)
-            loading += time.perf_counter() - start
-        times.append((loading, saving))
-    client.close()
-    return times[1:]
-
-
-PLAIN = {"sqlite": plain_sqlite, "redis": plain_redis}
-
-
-def rate(seconds, keys):
-    """Thousand keys per second, of the median round."""
-    return round(keys / statistics.median(seconds) / 1000, 1)
+            for kind, way in kinds.items():
+                start = time.perf_counter()
+                way.load(keys)
+                spent[f"{kind}load"] += time.perf_counter() - start
+                spent[f"{kind}save"] += way.save(keys)
+        if number:  # the first round creates
+            for name, seconds in spent.items():
+                times[name].append(seconds)
+    keys = sum(map(len, calls))
+    return {name: round(keys / statistics.median(seconds) / 1000, 1) for name, seconds in times.items()}
 
 
 def main():
@@ -115,13 +128,7 @@ def main():
     value = (b'{"schema":1,"state":{"legs":%d},' % args.keys).ljust(args.bytes - 1, b"x") + b"}"
     results = []
     for url in args.urls:
-        scheme = urlsplit(url).scheme
-        loads, saves = zip(*conditional(url, calls, value, args.rounds), strict=True)
-        row = {"store": scheme, "load": rate(loads, args.keys), "save": rate(saves, args.keys)}
-        if plain := PLAIN.get(scheme):
-            loads, saves = zip(*plain(url, calls, value, args.rounds), strict=True)
-            row |= {"plain_load": rate(loads, args.keys), "plain_save": rate(saves, args.keys)}
-        results.append(row)
+        results.append({"store": urlsplit(url).scheme} | measure(url, calls, value, args.rounds))
     if args.json:
         print(json.dumps({"keys": args.keys, "bytes": args.bytes, "call": args.call, "thousand_per_second": results}))
         return

@@ -13,7 +13,7 @@ A key's bucket is its CRC-32 (as of zlib) modulo the number of buckets. What is 
 cluster slot, so a bucket lies on one node and one script can replace many of its states. Read a state with
 `redis-cli HGETALL 'hw:{fleet:1:5}:aircraft:N14228'`; do not write one.
 
-The set tells a state that was evicted, expired or deleted from one that never was.
+A bucket's hash is the fence: it is checked in the same script that writes. The set tells a state that was evicted, expired or deleted from one that never was.
 """
 
 from dataclasses import dataclass

@@ -17,11 +17,12 @@ from persistence.redis.preflight import Facts, check, facts_of
 from persistence.redis.scripts import ACQUIRE, INSTALL, LOAD, MANIFEST, SAVE
 from persistence.redis.settings import read_place, read_settings
 
-BUCKETS = 16
-"""Buckets of a flow that says nothing: several per node of a small cluster, few enough for full scripts."""
-_KEYS = 500
-"""States of one script: about 3 ms in which the server does nothing else."""
-_BYTES = 1 << 20
+_BUCKETS = {"single": 1, "sentinel": 1, "cluster": 64}
+"""Buckets of a flow whose URL says nothing. With `appendfsync always` a server syncs its disk once a script, so
+one server wants few and full ones; a cluster wants some buckets for each of its nodes."""
+_KEYS = 1000
+"""States of one script: about 5 ms in which the server does nothing else."""
+_BYTES = 4 << 20
 
 
 class RedisStore:
@@ -80,8 +81,7 @@ class RedisStore:
     def acquire_term(self, flow: FlowRef, *, above: int = 0) -> int:
         self.preflight()
         while True:
-            wanted = self._settings.buckets or BUCKETS
-            call = script_call(ACQUIRE, [self._layout.flow(flow)], [above, wanted])
+            call = script_call(ACQUIRE, [self._layout.flow(flow)], [above, self._wanted_buckets()])
             term, buckets = map(int, self._caller.run([call], flow, writes=True)[0])
             above = self._install(flow, term, buckets)
             if above <= term:
@@ -91,7 +91,7 @@ class RedisStore:
     def install_term(self, flow: FlowRef, term: int) -> None:
         check_is_term(flow, term)
         self.preflight()
-        call = script_call(INSTALL, [self._layout.flow(flow)], [term, self._settings.buckets or BUCKETS])
+        call = script_call(INSTALL, [self._layout.flow(flow)], [term, self._wanted_buckets()])
         installed, buckets = map(int, self._caller.run([call], flow, writes=True)[0])
         if installed <= term:
             installed = self._install(flow, term, buckets)
@@ -195,6 +195,9 @@ class RedisStore:
         self._buckets[flow] = buckets
         return highest
 
+    def _wanted_buckets(self) -> int:
+        return self._settings.buckets or _BUCKETS[self._place.kind]
+
     def _bucket_count(self, flow: FlowRef) -> int | None:
         """Buckets of a flow; None when nobody has begun a run of it here."""
         if flow not in self._buckets:
@@ -224,7 +227,7 @@ def open_store(url: str) -> RedisStore:
     |---|---|---|
     | `timeout`, `connect_timeout` | 5 | seconds |
     | `retry_for` | 15 | seconds to go on trying while a server is away, loading or failing over |
-    | `buckets` | 16 | of a flow that is new here |
+    | `buckets` | 1, in a cluster 64 | of a flow that is new here |
     | `prefix` | hw | first part of every key |
     | `wait` | 0 | replicas that must have each write (WAIT) |
     | `waitaof` | | `1` or `1,N`: the server's disk, and N replicas' disks, must have it (WAITAOF) |

@@ -3,7 +3,7 @@
 -- KEYS  1 the index of the stage in this bucket, 2... states
 -- Returns head and value of each in turn, nil where there is no state.
 
-local call = redis.call
+local KEYS, call = KEYS, redis.call
 local first = #KEYS[1] + 2
 local found, n = {}, 0
 for i = 2, #KEYS do
