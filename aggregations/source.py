@@ -11,9 +11,11 @@ import polars as pl
 
 from aggregations.element import Record
 from aggregations.payload import Json, Payload, Protobuf, Raw, payload_of
-from envelope import DEFAULT_LIMITS, EnvelopeError, Hop, Limits, Lineage, Node, Reason, Siblings, decode
+from envelope import DEFAULT_LIMITS, Envelope, EnvelopeError, Hop, Limits, Lineage, Node, Reason, Siblings, decode
+from envelope.codec import HEAD
 from envelope.framing import strip_frame
 from envelope.limits import check_topic
+from envelope.redrive import read_via
 
 __all__ = ["Decoded", "Json", "Raw", "RecordDecoder", "Topic"]
 
@@ -29,7 +31,8 @@ class Topic:
         name: Name of the topic.
         payload: A protobuf message class, `Json({"column": pl.Int64, ...})` or `Raw()`.
         envelope: The payload is inside an envelope. Otherwise the record's value is the payload and its
-            lineage are its own coordinates; Confluent framing in front of protobuf is stripped.
+            lineage are its own coordinates; Confluent framing in front of protobuf is stripped. Redriven records of
+            such a topic come in an envelope, and are known by its last hop.
         siblings: What to do with messages of one root that no fan-out index tells apart.
         limits: Limits of what is accepted.
         cluster: Name of the Kafka cluster, where there is more than one.
@@ -115,10 +118,12 @@ class RecordDecoder:
         Raises:
             EnvelopeError: With the reason code of the first rule that is broken.
         """
-        return self._enveloped(record) if self.topic.envelope else self._bare(record)
+        if self.topic.envelope:
+            return self._enveloped(record, decode(record.value, self.topic.limits))
+        message = _redriven(record.value, self.topic.limits)
+        return self._bare(record) if message is None else self._enveloped(record, message)
 
-    def _enveloped(self, record: Record) -> Decoded:
-        message = decode(record.value, self.topic.limits)
+    def _enveloped(self, record: Record, message: Envelope) -> Decoded:
         if message.key is not None and message.key != record.key:
             raise EnvelopeError(Reason.KEY_MISMATCH, f"{record.node}: the envelope was written with another key")
         if message.destination and message.destination != record.topic:
@@ -129,8 +134,11 @@ class RecordDecoder:
                 f"{record.node}: the payload is not a {self._payload_type}; declare its type",
             )
         lineage = Lineage.of(message.chain, self._own(record)).check()
+        payload = message.payload
+        if not self.topic.envelope and isinstance(self.topic.payload, Protobuf):
+            payload = strip_frame(payload)
         return Decoded(
-            columns=self._read(message.payload),
+            columns=self._read(payload),
             lineage=lineage,
             chain=message.chain,
             key=record.key,
@@ -159,6 +167,18 @@ class RecordDecoder:
 
     def _own(self, record: Record) -> Node:
         return replace(record.node, cluster=self.topic.cluster)
+
+
+def _redriven(value: bytes | None, limits: Limits) -> Envelope | None:
+    """The envelope around a redriven record of a topic without envelopes; None for any other value."""
+    if value is None or not value.startswith(HEAD):
+        return None
+    try:
+        message = decode(value, limits)
+    except EnvelopeError:
+        return None
+    last = message.chain[-1] if message.chain else None
+    return message if last is not None and last.transparent and read_via(last.via) else None
 
 
 def _micros(timestamp_ms: int) -> int:

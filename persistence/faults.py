@@ -42,6 +42,7 @@ REPUBLISH_PRODUCE = "republish:produce"
 REPUBLISH_FLUSH = "republish:flush"
 REPUBLISH_DEAD_LETTER = "republish:dead_letter"
 REPUBLISH_COMMIT = "republish:commit"
+REDRIVE_FLUSH = "redrive:flush"
 
 _POINTS = {
     TERM: "a run's term is acquired or installed",
@@ -58,6 +59,7 @@ _POINTS = {
     REPUBLISH_FLUSH: "a republisher waits until its outputs are acknowledged",
     REPUBLISH_DEAD_LETTER: "a republisher's dead letters are produced and acknowledged",
     REPUBLISH_COMMIT: "a republisher commits its input offsets",
+    REDRIVE_FLUSH: "redriven dead letters are acknowledged",
 }
 
 

@@ -26,6 +26,7 @@ from aggregations.protobuf import MessageType, trimmed
 from aggregations.source import Decoded, RecordDecoder, Topic
 from envelope import EnvelopeError
 from envelope import envelope_pb2 as pb
+from envelope.codec import HEAD
 from envelope.lineage import NO_INDEX
 
 _ENVELOPE_COLUMNS = frozenset(
@@ -170,7 +171,9 @@ class Decoder:
 
     def _bare(self, inputs: Inputs, codes: _Codes) -> _Part:
         lengths = seal.spans(inputs.value)[1]
-        rows, values = _filtered(inputs.value, (lengths > 0) & (lengths <= self.topic.limits.payload_bytes))
+        usual = (lengths > 0) & (lengths <= self.topic.limits.payload_bytes)
+        usual &= ~seal.begins(inputs.value, HEAD)  # maybe redriven: the other reader is to decide
+        rows, values = _filtered(inputs.value, usual)
         nameless = pl.repeat("", len(rows), eager=True, dtype=pl.String)
         return self._part(rows, Hops.none(len(rows)), values, inputs.timestamp_us[rows], nameless, inputs, codes)
 

@@ -63,6 +63,12 @@ def intact(values: pa.BinaryArray, most_bytes: int) -> tuple[Mask, Mask]:
     return sealed, plain
 
 
+def begins(values: pa.BinaryArray, head: bytes) -> Mask:
+    """Find the values that begin with `head`."""
+    starts, lengths, data = spans(values)
+    return _bytes_at(starts, lengths, data, 0, head)
+
+
 def _bytes_at(
     starts: npt.NDArray[np.int64],
     lengths: npt.NDArray[np.int64],

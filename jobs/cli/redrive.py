@@ -15,13 +15,16 @@ def redrive(
         bool, typer.Option("--apply", help="Redrive them. Without it: show what would be redriven.")
     ] = False,
     reason: Annotated[
-        list[str] | None, typer.Option(metavar="CODE", help="Only this reason code; may be repeated.", show_default=False)
+        list[str] | None,
+        typer.Option(metavar="CODE", help="Only this reason code; may be repeated.", show_default=False),
     ] = None,
     stage: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="Only from this stage; may be repeated.", show_default=False)
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Only from this stage; may be repeated.", show_default=False),
     ] = None,
     topic: Annotated[
-        list[str] | None, typer.Option(metavar="TOPIC", help="Only what died in it; may be repeated.", show_default=False)
+        list[str] | None,
+        typer.Option(metavar="TOPIC", help="Only what died in it; may be repeated.", show_default=False),
     ] = None,
     application: Annotated[
         list[str] | None,

@@ -4,6 +4,7 @@ import json
 import uuid
 
 import pyarrow as pa
+import pytest
 
 from aggregations.columns import Decoder
 from aggregations.element import Record
@@ -12,8 +13,10 @@ from aggregations.flow import END_OF_FLOW, Flow
 from aggregations.memory import MemoryRunner
 from aggregations.run import bind
 from aggregations.source import Json, RecordDecoder, Topic
-from envelope import Envelope, Hop, append_hop, encode
+from envelope import Envelope, EnvelopeError, Hop, Reason, append_hop, decode, encode
+from envelope.deadletter import DeadLetter
 from envelope.redrive import Redrive, redrive_hops
+from jobs.redrive import redriven as redriven_value
 
 LEGS = Topic("legs", Json({"tail": str, "carrier": str, "air": float}))
 BROKEN = {"until": 0}
@@ -47,6 +50,19 @@ def redriven(record: Record, offset: int, redrive: Redrive, letter: int = 0) -> 
     for hop in redrive_hops(died, Hop("dead", 0, letter), redrive):
         value = append_hop(value, hop)
     return Record("legs", 0, offset, record.key, value, topic_id="L")
+
+
+def table_of(records):
+    return pa.table(
+        {
+            "key": pa.array([one.key for one in records], pa.binary()),
+            "value": pa.array([one.value for one in records], pa.binary()),
+            "topic": [one.topic for one in records],
+            "partition": pa.array([one.partition for one in records], pa.int32()),
+            "offset": [one.offset for one in records],
+            "timestamp": [one.timestamp_ms for one in records],
+        }
+    )
 
 
 def runner() -> MemoryRunner:
@@ -100,16 +116,7 @@ def test_columns_know_where_a_redriven_record_stands() -> None:
         redriven(leg(5), 10, Redrive()),
         redriven(redriven(leg(6), 11, Redrive()), 12, Redrive("carrier", hole=False)),
     ]
-    table = pa.table(
-        {
-            "key": pa.array([one.key for one in records], pa.binary()),
-            "value": pa.array([one.value for one in records], pa.binary()),
-            "topic": [one.topic for one in records],
-            "partition": pa.array([one.partition for one in records], pa.int32()),
-            "offset": [one.offset for one in records],
-            "timestamp": [one.timestamp_ms for one in records],
-        }
-    )
+    table = table_of(records)
     batch = Decoder(LEGS, {"legs": "L"}).decode(table)
     one_by_one = RecordDecoder(LEGS)
     for rekeyed in (False, True):
@@ -119,3 +126,26 @@ def test_columns_know_where_a_redriven_record_stands() -> None:
             assert batch.signatures[batch.frame["_signature"][row]].stage == (
                 lineage.redrive.stage if lineage.redrive else ""
             )
+
+
+def test_a_redriven_record_of_a_topic_without_envelopes_keeps_its_place() -> None:
+    topic = Topic("plain", Json({"tail": str}), envelope=False)
+    body = b'{"tail":"N1"}'
+    value = redriven_value(b"N1", body, (), DeadLetter("plain", 0, 7, Reason.NULL_KEY), Hop("dead", 0, 1))
+    records = [Record("plain", 0, 90, b"N1", value), Record("plain", 0, 91, b"N1", body)]
+    one_by_one = [RecordDecoder(topic).decode(record) for record in records]
+    assert [one.columns for one in one_by_one] == [{"tail": "N1"}] * 2
+    assert one_by_one[0].lineage.standing().position == (7,)
+    assert one_by_one[0].lineage.standing().orphan == ("!plain:0#", (7,))
+    batch = Decoder(topic).decode(table_of(records))
+    assert [batch.standing(row, rekeyed=False) for row in (0, 1)] == [one.lineage.standing() for one in one_by_one]
+
+
+def test_letters_that_were_trimmed_or_damaged_do_not_go_back_as_they_are() -> None:
+    letter, place = DeadLetter("plain", 0, 7, Reason.MALFORMED), Hop("dead", 0, 1)
+    damaged = leg(1).value[:-9] + b"x" + leg(1).value[-8:]
+    for value, headers in ((damaged, ()), (b"{", [("hw-dlq-trimmed", b"value")]), (None, ())):
+        with pytest.raises(EnvelopeError):
+            redriven_value(b"k", value, headers, letter, place)
+    mended = redriven_value(b"k", damaged, (), letter, place, lambda key, value: b'{"tail":"N1"}')
+    assert decode(mended).payload == b'{"tail":"N1"}'
