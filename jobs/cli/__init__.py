@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from jobs.cli import demo, inspect, republish, run, stack
+from jobs.cli import demo, inspect, redrive, republish, run, stack
 from jobs.cli.errors import explain
 from jobs.environment import DEBUG
 
@@ -26,7 +26,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.add_typer(stack.app, name="stack")
-for command in (demo.demo, run.run, run.describe, republish.republish, inspect.inspect):
+for command in (demo.demo, run.run, run.describe, republish.republish, redrive.redrive, inspect.inspect):
     app.command()(command)
 
 
