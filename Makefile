@@ -17,7 +17,7 @@ PACKAGES := envelope persistence aggregations jobs
 FAST := $(wildcard tests/unit tests/property)
 MIDDLE := $(wildcard tests/golden tests/contract tests/simulation tests/docs tests/packaging)
 REAL := $(wildcard tests/spark tests/integration)
-SCHEMA := headwater/envelope/v1/envelope.proto
+STUBS := envelope/v1/envelope:envelope demo/v1/leg:jobs/demo
 
 .PHONY: help demo test check lint tests-fast tests-middle tests-real lock proto clean java
 
@@ -54,10 +54,12 @@ lock: $(READY)  ## pin every dependency again; ARGS=--upgrade takes newer versio
 	$(BIN)/uv pip compile pyproject.toml --group dev --universal --python-version 3.11 --generate-hashes \
 	  --no-emit-index-url --no-annotate --no-header -q -o requirements.lock $(ARGS)
 
-proto: $(READY)  ## generate envelope/envelope_pb2.py and .pyi from the schema
+proto: $(READY)  ## generate the stubs, *_pb2.py and .pyi, from the schemas
 	out=$$(mktemp -d); trap 'rm -rf "$$out"' EXIT
-	$(BIN)/python -m grpc_tools.protoc -Iproto --python_out="$$out" --pyi_out="$$out" $(SCHEMA)
-	mv "$$out"/$(dir $(SCHEMA))envelope_pb2.py* envelope/
+	for stub in $(STUBS); do
+	  $(BIN)/python -m grpc_tools.protoc -Iproto --python_out="$$out" --pyi_out="$$out" headwater/$${stub%%:*}.proto
+	  mv "$$out"/headwater/$${stub%%:*}_pb2.py* $${stub##*:}/
+	done
 
 clean:  ## stop the local stack; remove .venv and everything generated
 	@if [ -x $(BIN)/headwater ] && [ -d .headwater ]; then $(BIN)/headwater stack down || true; fi
