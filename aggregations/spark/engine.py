@@ -29,6 +29,8 @@ from envelope import Reason
 from persistence.errors import Conflict, Corrupt, Fenced, StoreError, Terminal, Transient
 from persistence.faults import effect
 from persistence.kafka import BrokerError, BrokerUnavailable, KafkaSettings, Topics
+from persistence.manifest import Manifest
+from persistence.protocol import StateStore
 from persistence.steps import Step
 
 ATTEMPTS = 6
@@ -266,7 +268,7 @@ class Engine:
         incarnations.seen = report.seen
         manifest = run.following(report.ends, {self.topic.name: self.plan.topic_id}, incarnations.merged())
         for name, store in reversed(run.distinct_stores()):
-            effect(Step.MANIFEST.of(name), lambda store=store: store.save_manifest(run.ref, manifest))  # type: ignore[misc]
+            self._save_manifest(name, store, manifest)
         run.advanced(manifest)
         report.counts.batches = 1
         self.total.add(report)
@@ -274,6 +276,19 @@ class Engine:
             self._progress(report.counts)
         self._done.put(dict(report.ends))
         effect(Step.RETURN, lambda: None)
+
+    def _save_manifest(self, name: str, store: StateStore, manifest: Manifest) -> None:
+        """Write a manifest. The same one again is a success, so a failure of the moment needs no new fold."""
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                effect(Step.MANIFEST.of(name), lambda: store.save_manifest(self.run.ref, manifest))
+            except Transient as error:
+                if attempt == ATTEMPTS:
+                    raise
+                _LOG.warning("manifest of batch %d, attempt %d: %s", manifest.batch, attempt, error)
+                time.sleep(_PAUSE_SECONDS * attempt)
+            else:
+                return
 
     def _attempt(self, rows: DataFrame) -> TaskReport:
         """Fold and persist a batch; what is half written is finished by the next attempt, never redone."""
