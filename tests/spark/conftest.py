@@ -1,0 +1,28 @@
+"""One Spark session for all tests in here: it takes ten seconds to start."""
+
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from aggregations.spark.session import session
+from jobs import jars
+from tests.support.spark import FAST
+from tests.support.world import World
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    """The session that `run_flow` finds."""
+    found = session("headwater tests", jars=jars.kafka_connector(), conf=FAST)
+    yield found
+    found.stop()
+
+
+@pytest.fixture
+def world(spark: SparkSession, kafka: str, topic: Callable[..., str], tmp_path: Path) -> Iterator[World]:
+    """A topic of two partitions, a dead-letter topic and a store."""
+    with closing(World(kafka, topic(partitions=2, name="legs"), topic(name="dead"), tmp_path)) as world:
+        yield world

@@ -1,0 +1,128 @@
+"""Records that cannot be used: set aside byte for byte with a reason, acknowledged before the commit, never in the way."""
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from aggregations.errors import RunRefusedError
+from aggregations.source import Topic
+from envelope import Envelope, Hop, Limits, Reason, encode
+from envelope.deadletter import own_headers
+from persistence.errors import Transient
+from persistence.faults import Fault, Injector, Outcome, use
+from persistence.kafka import BrokerRefused
+from tests.messages import Leg
+from tests.support.flows import PATHS, Path, fleet, totals
+from tests.support.world import Sent, World, alone, legs
+
+pytestmark = [pytest.mark.spark, pytest.mark.integration]
+
+HEADERS = (("trace", b"1"), ("trace", b"\xff\x00"), ("empty", b""), ("null", None))
+
+
+def enveloped(leg: Any = None, *chain: Hop, **fields: object) -> bytes:
+    payload = (leg or Leg(tail="N1", carrier="AA", minutes=3)).SerializeToString()
+    return encode(Envelope(payload, chain, **fields), Limits(hops=64))  # type: ignore[arg-type]
+
+
+def bad_records(topic: str) -> list[tuple[Sent, Reason]]:
+    """One record for everything that can be wrong."""
+    good = enveloped(key=b"N1")
+    loop = (Hop("raw", 0, 1, via="a", index=0), Hop("mid", 0, 1, via="b", index=0), Hop("raw", 0, 2, via="c", index=0))
+    return [
+        (Sent(None, b"N1", HEADERS), Reason.EMPTY),
+        (Sent(b"", b"N1", HEADERS), Reason.EMPTY),
+        (Sent(good[:-3], b"N1", HEADERS), Reason.TRUNCATED),
+        (Sent(good[:9] + bytes([good[9] ^ 4]) + good[10:], b"N1"), Reason.CHECKSUM_MISMATCH),
+        (Sent(b'{"tail": "N1"}', b"N1", HEADERS), Reason.NOT_AN_ENVELOPE),
+        (Sent(b"\x08\x63" + good[2:], b"N1"), Reason.UNSUPPORTED_FORMAT),
+        (Sent(enveloped(Leg(carrier="AA", minutes=3)), None, HEADERS), Reason.NULL_KEY),
+        (Sent(enveloped(Leg(carrier="AA", minutes=3)), b"N1"), Reason.NULL_KEY),
+        (Sent(good, b"N2"), Reason.KEY_MISMATCH),
+        (Sent(enveloped(None, *loop), b"N1"), Reason.CHAIN_LOOP),
+        (Sent(enveloped(None, Hop(topic, 0, 1, via="a", index=0)), b"N1"), Reason.CHAIN_LOOP),
+        (Sent(enveloped(None, *(Hop(f"t{i}", 0, 1) for i in range(33))), b"N1"), Reason.TOO_MANY_HOPS),
+        (Sent(enveloped(destination="elsewhere"), b"N1"), Reason.WRONG_DESTINATION),
+        (Sent(enveloped(payload_type="other.Type"), b"N1"), Reason.UNKNOWN_PAYLOAD_TYPE),
+        (Sent(encode(Envelope(b"\xff\xff\xff")), b"N1"), Reason.BAD_PAYLOAD),
+        (Sent(encode(Envelope(bytes(5000))), b"N1"), Reason.PAYLOAD_TOO_LARGE),
+        (Sent(enveloped(Leg(tail="N1", carrier="AA", minutes=-4)), b"N1", HEADERS), Reason.DIVERTED),
+    ]
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_every_bad_record_is_set_aside_as_it_came_with_its_reason_and_the_stream_goes_on(
+    world: World, path: Path
+) -> None:
+    bad = bad_records(world.topic)
+    good = legs(60)
+    mixed = [*(alone(leg, headers=HEADERS) for leg in good), *(record for record, _ in bad)]
+    random.Random(3).shuffle(mixed)
+    world.send(mixed)
+    flow = fleet(Topic(world.topic, Leg, limits=Limits(payload_bytes=4096)), path)
+    report = world.run(flow, max_records=30)
+    assert report.records == len(mixed)
+    world.check(flow)
+    assert world.results(flow, "aircraft") == totals(good, "tail")
+    found = sorted((str(letter.reason), remains.value or b"") for letter, remains in world.dead_letters())
+    assert found == sorted((reason.value, record.value or b"") for record, reason in bad)
+    for letter, remains in world.dead_letters():
+        assert (letter.topic, letter.application) == (world.topic, "fleet")
+        assert letter.lineage.endswith(f"{letter.topic}:{letter.partition}:{letter.offset}")
+        assert b"N1" not in b"".join(value or b"" for name, value in remains.headers if name.startswith("hw-dlq"))
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_batch_of_nothing_but_poison_is_committed(world: World, path: Path) -> None:
+    world.send(Sent(random.Random(n).randbytes(20), b"N1") for n in range(40))
+    flow = fleet(world.topic, path)
+    assert world.run(flow).reasons.total() == 40
+    assert world.run(flow).records == 0
+    assert len(world.dead_letters()) == 40
+    world.check(flow)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_without_a_dead_letter_topic_the_run_ends_at_the_record_with_its_coordinates(world: World, path: Path) -> None:
+    good = legs(20)
+    world.send([*(alone(leg) for leg in good), Sent(b"secret payload", b"N1", partition=1)])
+    flow = fleet(world.topic, path)
+    with pytest.raises(RunRefusedError, match=f"{world.topic}:1:.*not_an_envelope.*--dead-letters") as refused:
+        world.run(flow, dead_letters=None)
+    assert "secret" not in str(refused.value)
+    world.run(flow)
+    world.check(flow)
+    assert world.results(flow, "carrier") == totals(good, "carrier")
+
+
+def test_a_dead_letter_topic_that_does_not_exist_is_refused_before_anything_is_read(world: World) -> None:
+    with pytest.raises(BrokerRefused, match="no-such-topic"):
+        world.run(fleet(world.topic), dead_letters="no-such-topic")
+
+
+def test_what_is_larger_than_the_dead_letter_topic_takes_is_trimmed_and_points_to_its_record(
+    world: World, topic: Callable[..., str]
+) -> None:
+    small = topic(name="small", max_message_bytes=4000)
+    world.send([Sent(b"x" * 20_000, b"N1", HEADERS, partition=0), Sent(b"x" * 100, b"N1", HEADERS, partition=0)])
+    world.run(fleet(world.topic), dead_letters=small)
+    large, whole = world.records(small)
+    assert whole.value == b"x" * 100
+    assert large.value is not None
+    assert b"x" * len(large.value) == large.value
+    headers = dict(large.headers)
+    assert (headers["hw-dlq-trimmed"], headers["hw-dlq-value-bytes"]) == (b"value", b"20000")
+    assert (headers["hw-dlq-offset"], own_headers(large.headers)) == (b"0", list(HEADERS))
+
+
+def test_dead_letters_are_acknowledged_before_the_manifest_moves_and_repeated_when_it_could_not(world: World) -> None:
+    flow = fleet(world.topic)
+    world.send([alone(Leg(tail="N1", carrier="AA", minutes=1)), Sent(b"poison", b"N1")])
+    with use(Injector([Fault("manifest", Outcome.ERROR, n) for n in range(1, 50)])), pytest.raises(Transient):
+        world.run(flow)
+    assert len(world.dead_letters()) >= 1
+    world.run(flow)
+    assert len(world.dead_letters()) >= 2
+    world.check(flow)

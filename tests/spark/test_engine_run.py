@@ -1,0 +1,205 @@
+"""How a run begins, tries again, is fenced, is stopped and ends."""
+
+import logging
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path as File
+from typing import TypeVar
+
+import pytest
+from pyspark.sql import SparkSession
+
+from aggregations.errors import FlowError
+from aggregations.report import Report
+from aggregations.run import begin, bind
+from aggregations.spark import engine, run_flow
+from jobs.stack import ports
+from persistence.errors import Fenced, Terminal
+from persistence.faults import SPEC, Fault, Injector, NoFaults, Outcome, use
+from persistence.kafka import BrokerRefused, BrokerUnavailable, KafkaSettings, Topics
+from persistence.manifest import decode_manifest
+from persistence.protocol import FlowRef
+from tests.support.flows import PATHS, Path, fleet, totals
+from tests.support.world import Sent, World, alone, legs, republished
+
+pytestmark = [pytest.mark.spark, pytest.mark.integration]
+
+T = TypeVar("T")
+
+
+@contextmanager
+def faults_in_workers(spark: SparkSession, spec: str) -> Iterator[None]:
+    """Let Spark's workers have `HEADWATER_FAULT`: those that start with another environment are new ones."""
+    environment = spark.sparkContext.environment
+    before = dict(environment)
+    environment.update({SPEC: spec, "HEADWATER_TEST": uuid.uuid4().hex})
+    try:
+        yield
+    finally:
+        environment.clear()
+        environment.update(before)
+
+
+class Recorder(NoFaults):
+    """Notes the driver's effects once they have happened."""
+
+    def __init__(self) -> None:
+        self.points: list[str] = []
+
+    def effect(self, point: str, action: Callable[[], T]) -> T:
+        done = action()
+        self.points.append(point)
+        return done
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "load:aircraft.error,persist:carrier.error,persist:aircraft.unanswered",
+        "fold.error,publish.unanswered,dead_letter.error,persist:carrier.unanswered",
+    ],
+)
+@pytest.mark.parametrize("path", PATHS)
+def test_a_store_or_broker_that_fails_for_a_moment_is_asked_again_within_the_run(
+    world: World, path: Path, spec: str, spark: SparkSession, caplog: pytest.LogCaptureFixture
+) -> None:
+    sent, flow = legs(60), fleet(world.topic, path)
+    world.send([*republished(sent, [*range(50), *range(20, 60)]), Sent(b"poison", b"N1")])
+    with faults_in_workers(spark, spec), caplog.at_level(logging.WARNING, "headwater.spark"):
+        world.run(flow)
+    tried = [record.getMessage() for record in caplog.records if "attempt" in record.getMessage()]
+    assert any("injected at" in message for message in tried)
+    world.check(flow)
+    assert world.results(flow, "carrier") == totals(sent, "carrier")
+
+
+def test_a_manifest_that_cannot_be_written_for_a_moment_is_written_again_within_the_run(world: World) -> None:
+    sent, flow = legs(30), fleet(world.topic)
+    world.send(alone(leg) for leg in sent)
+    for outcome in (Outcome.ERROR, Outcome.UNANSWERED):
+        with use(Injector([Fault("manifest", outcome)])) as injector:
+            world.run(flow)
+        world.send(alone(leg) for leg in sent)
+        assert injector.reached["manifest:aircraft"] > 1
+    assert world.run(flow).records == len(sent)
+    world.check(flow)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_newer_run_fences_the_older_one_which_writes_nothing_more(world: World, path: Path) -> None:
+    world.apart = True
+    sent, flow = legs(90), fleet(world.topic, path)
+    world.send(alone(leg) for leg in sent)
+    seen: list[object] = []
+
+    def take_over(_: Report) -> None:
+        if not seen:
+            begin(flow, world.stores(flow)).close()
+            seen.append((world.views(flow, "aircraft"), world.views(flow, "carrier")))
+
+    with pytest.raises(Fenced, match="newer run"):
+        world.run(flow, max_records=30, progress=take_over)
+    assert seen == [(world.views(flow, "aircraft"), world.views(flow, "carrier"))]
+    world.run(flow)
+    world.check(flow)
+    assert world.results(flow, "carrier") == totals(sent, "carrier")
+
+
+def test_the_driver_writes_manifests_downstream_first_then_returns_then_tells_the_group(world: World) -> None:
+    world.apart = True
+    flow = fleet(world.topic)
+    world.send(alone(leg) for leg in legs(60))
+    with use(Recorder()) as recorder:
+        report = world.run(flow, max_records=30)
+    points = recorder.points
+    assert points[:2] == ["term", "term"]
+    batch = ["manifest:carrier", "manifest:aircraft", "return"]
+    assert [point for point in points[2:] if point != "offsets"] == batch * report.batches
+    assert points.count("offsets") == report.batches
+    for n in range(1, report.batches + 1):
+        before = points[: [i for i, point in enumerate(points) if point == "offsets"][n - 1]]
+        assert before.count("manifest:aircraft") >= n
+    ends = {partition: marks.high for (_, partition), marks in world.topics.marks([world.topic]).items()}
+    group = world.topics.group_offsets("fleet")
+    assert {partition: group[world.topic, partition] for partition in ends} == ends
+    manifest = decode_manifest(world.manifest(flow), FlowRef("fleet", 1))
+    assert {part: progress.next_offset for part, progress in manifest.positions[world.topic].items()} == ends
+
+
+def test_a_group_whose_offsets_cannot_be_committed_costs_nothing_but_a_number(world: World) -> None:
+    sent, flow = legs(30), fleet(world.topic)
+    world.send(alone(leg) for leg in sent)
+    with use(Injector([Fault("offsets", Outcome.ERROR)])):
+        world.run(flow, group=world.topic)
+    assert world.topics.group_offsets(world.topic) == {}
+    world.check(flow)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_run_that_is_told_to_stop_ends_whole_and_the_next_one_goes_on(
+    world: World, path: Path, spark: SparkSession
+) -> None:
+    sent, flow, stop = legs(160), fleet(world.topic, path), threading.Event()
+    world.send(alone(leg) for leg in sent)
+    report = world.run(
+        flow, max_records=20, until_caught_up=False, trigger_seconds=0, progress=lambda _: stop.set(), stop=stop
+    )
+    assert 1 <= report.batches < 8
+    assert not spark.streams.active
+    manifest = decode_manifest(world.manifest(flow), FlowRef("fleet", 1))
+    assert sum(progress.next_offset for progress in manifest.positions[world.topic].values()) == report.records
+    assert world.run(flow).records == len(sent) - report.records
+    world.check(flow)
+    assert world.results(flow, "aircraft") == totals(sent, "tail")
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), ZeroDivisionError("in a callback")])
+def test_whatever_a_callback_raises_ends_the_query_and_comes_out_as_it_is(
+    world: World, spark: SparkSession, error: BaseException
+) -> None:
+    sent, flow = legs(60), fleet(world.topic)
+    world.send(alone(leg) for leg in sent)
+
+    def fail(_: Report) -> None:
+        raise error
+
+    with pytest.raises(type(error)) as raised:
+        world.run(flow, max_records=20, progress=fail)
+    assert raised.value is error
+    assert not spark.streams.active
+    world.run(flow)
+    world.check(flow)
+
+
+def test_a_store_in_the_memory_of_one_process_is_refused(world: World) -> None:
+    flow = fleet(world.topic)
+    with pytest.raises(FlowError, match=r"memory:.*sqlite"):
+        run_flow(flow, kafka=world.settings, stores=bind(flow, {}, "memory://here"))
+
+
+def test_a_store_that_cannot_be_opened_is_one_line_with_the_remedy(world: World, tmp_path: File) -> None:
+    (tmp_path / "file").write_text("in the way")
+    flow = fleet(world.topic)
+    with pytest.raises(Terminal) as refused:
+        run_flow(flow, kafka=world.settings, stores=bind(flow, {}, f"sqlite:///{tmp_path}/file/states.db"))
+    assert str(tmp_path / "file") in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_broker_that_does_not_answer_is_one_line_with_the_remedy(
+    world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: File
+) -> None:
+    monkeypatch.setattr(engine, "Topics", partial(Topics, timeout=1))
+    flow = fleet(world.topic)
+    nowhere = KafkaSettings(f"{ports.LOOPBACK}:{ports.remembered(tmp_path, ['kafka'])['kafka']}")
+    with pytest.raises(BrokerUnavailable, match=f"{nowhere.bootstrap}.*Check that the broker runs") as refused:
+        run_flow(flow, kafka=nowhere, stores=world.stores(flow), until_caught_up=True)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_topic_that_does_not_exist_is_refused_with_the_remedy(world: World) -> None:
+    with pytest.raises(BrokerRefused, match=r"no-such-topic.*[Cc]reate"):
+        world.run(fleet("no-such-topic"))

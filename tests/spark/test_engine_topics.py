@@ -1,0 +1,91 @@
+"""What can happen to a topic between two runs, and logs whose offsets have gaps."""
+
+from collections.abc import Sequence
+
+import pytest
+from confluent_kafka import Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from aggregations.errors import RunRefusedError
+from envelope import Verdict
+from tests.support.flows import PATHS, Path, fleet, totals
+from tests.support.world import Sent, World, alone, legs, republished, verdicts
+
+pytestmark = [pytest.mark.spark, pytest.mark.integration]
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_topic_that_was_created_again_is_folded_from_its_beginning_once_that_is_accepted(
+    world: World, path: Path
+) -> None:
+    sent, flow = legs(90), fleet(world.topic, path)
+    world.send(alone(leg) for leg in sent[:50])
+    world.run(flow)
+    old = world.records()
+    world.topics.delete([world.topic])
+    world.topics.create(world.topic, 2)
+    world.send(alone(leg) for leg in sent[50:])
+    with pytest.raises(RunRefusedError, match=r"created again.*--accept topic-recreated"):
+        world.run(flow)
+    report = world.run(flow, accept=["topic-recreated"])
+    assert set(verdicts(report)["aircraft"]) == {Verdict.NEW_INCARNATION}
+    world.check(flow, old, world.records())
+    assert world.results(flow, "aircraft") == totals(sent, "tail")
+    assert world.results(flow, "carrier") == totals(sent, "carrier")
+    assert world.run(flow).records == 0
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_partitions_that_are_added_are_read_from_their_beginning(world: World, path: Path) -> None:
+    sent, flow = legs(120), fleet(world.topic, path)
+    world.send(republished(sent, range(60)))
+    world.run(flow)
+    first = world.records()
+    world.topics.add_partitions(world.topic, 5)
+    # The keys move; what is sent again lands in another partition than before.
+    world.send(republished(sent, range(30, 120)))
+    report = world.run(flow, max_records=50)
+    assert report.verdicts["aircraft"][Verdict.DUPLICATE] > 0
+    world.check(flow, first, [record for record in world.records() if record not in first])
+    assert world.results(flow, "aircraft") == totals(sent, "tail")
+    assert world.results(flow, "carrier") == totals(sent, "carrier")
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_aborted_transactions_and_their_markers_leave_gaps_that_do_not_matter(world: World, path: Path) -> None:
+    sent, flow = legs(60), fleet(world.topic, path)
+    producer = Producer({"bootstrap.servers": world.settings.bootstrap, "transactional.id": world.topic})
+    producer.init_transactions(30)
+
+    def transaction(messages: Sequence[Sent], *, commit: bool) -> None:
+        producer.begin_transaction()
+        for one in messages:
+            producer.produce(world.topic, one.value, one.key)
+        producer.flush(30)
+        producer.commit_transaction(30) if commit else producer.abort_transaction(30)
+
+    poison = Sent(b"poison", b"N1")
+    for start in range(0, 60, 20):
+        transaction([*(alone(leg) for leg in sent[start : start + 10]), poison], commit=True)
+        transaction([alone(leg) for leg in sent], commit=False)
+        transaction([alone(leg) for leg in sent[start + 10 : start + 20]], commit=True)
+        transaction([alone(leg) for leg in sent[:5]], commit=False)
+        world.run(flow, max_records=40)
+    world.check(flow)
+    assert world.results(flow, "carrier") == totals(sent, "carrier")
+    assert len(world.dead_letters()) == 3
+    assert world.run(flow).records == 0
+
+
+def test_records_that_were_deleted_unread_are_refused_until_that_is_accepted(world: World) -> None:
+    sent, flow = legs(60), fleet(world.topic)
+    world.send(alone(leg, partition=0) for leg in sent[:20])
+    world.run(flow)
+    world.send(alone(leg, partition=0) for leg in sent[20:])
+    admin = AdminClient({"bootstrap.servers": world.settings.bootstrap})
+    for deleted in admin.delete_records([TopicPartition(world.topic, 0, 30)]).values():
+        deleted.result(30)
+    with pytest.raises(RunRefusedError, match=f"{world.topic}:0.*20.*30.*10.*--accept lost-records"):
+        world.run(flow)
+    world.run(flow, accept=["lost-records"])
+    assert world.results(flow, "aircraft") == totals([*sent[:20], *sent[30:]], "tail")

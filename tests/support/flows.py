@@ -1,0 +1,106 @@
+"""Flows of the engine's tests: each in columns and message by message, with the same answer.
+
+They stand in a module of their own because Spark's workers import it: what they use is pickled by name.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Literal
+
+import polars as pl
+
+from aggregations.element import Element
+from aggregations.fields import Fields, count, maximum, total
+from aggregations.flow import Flow
+from aggregations.source import Topic
+from tests.messages import Leg
+
+Path = Literal["columns", "messages"]
+PATHS: tuple[Path, ...] = ("columns", "messages")
+
+TOTALS = Fields(legs=count(), minutes=total("minutes"), worst=maximum("minutes"))
+BROKEN = "broken"
+"""A carrier that no fold in plain Python takes."""
+
+
+class Totals:
+    """What `TOTALS` counts, in plain Python."""
+
+    def zero(self) -> dict[str, Any]:
+        return {"legs": 0, "minutes": 0, "worst": None}
+
+    def fold(self, state: dict[str, Any], element: Element[Any]) -> dict[str, Any]:
+        if element["carrier"] == BROKEN:
+            raise ValueError(element["carrier"])
+        minutes = element["minutes"]
+        worst = minutes if state["worst"] is None else max(minutes, state["worst"])
+        return {"legs": state["legs"] + 1, "minutes": state["minutes"] + minutes, "worst": worst}
+
+
+def takes_time(element: Element[Any]) -> bool:
+    return bool(element["minutes"] != 0)
+
+
+def goes_back_in_time(element: Element[Any]) -> bool:
+    return bool(element["minutes"] < 0)
+
+
+def with_hours(element: Element[Any]) -> Mapping[str, Any]:
+    return {**element.value, "hours": element["minutes"] // 60}
+
+
+def tail(element: Element[Any]) -> str | None:
+    return element["tail"] or None
+
+
+def carrier(element: Element[Any]) -> Any:
+    return element["carrier"]
+
+
+def carriers(element: Element[Any]) -> Iterator[Mapping[str, Any]]:
+    """A leg that several carriers sold: one item for each."""
+    for one in element["carrier"].split("+"):
+        yield {**element.value, "carrier": one}
+
+
+def fleet(source: str | Topic, path: Path = "columns", *, stages: int = 2, co_partitioned: bool = True) -> Flow[Any]:
+    """Totals per aircraft and, re-keyed, per carrier.
+
+    Legs of no minutes are filtered out, those of negative minutes diverted; a leg without an aircraft has no key.
+    """
+    flow: Flow[Any] = Flow("fleet").source(Topic(source, payload=Leg) if isinstance(source, str) else source)
+    if path == "columns":
+        minutes, name = pl.col("minutes"), pl.col("tail")
+        flow = flow.filter(minutes != 0).divert(minutes < 0).map(hours=minutes // 60)
+        flow = flow.aggregate("aircraft", pl.when(name != "").then(name), TOTALS, co_partitioned=co_partitioned)
+        return flow.aggregate("carrier", "carrier", TOTALS) if stages == 2 else flow
+    flow = flow.filter(takes_time).divert(goes_back_in_time).map(with_hours)
+    flow = flow.aggregate("aircraft", tail, Totals(), co_partitioned=co_partitioned)
+    return flow.aggregate("carrier", carrier, Totals()) if stages == 2 else flow
+
+
+def shared(source: str) -> Flow[Any]:
+    """Totals per carrier of legs that several carriers sold, then per aircraft: items of a record scatter."""
+    flow: Flow[Any] = Flow("shared").source(Topic(source, payload=Leg))
+    return flow.flat_map(carriers).aggregate("carrier", carrier, Totals()).aggregate("aircraft", tail, Totals())
+
+
+def totals(legs: Iterable[Any], key: str) -> dict[bytes, dict[str, Any]]:
+    """The truth: what `fleet` must have for every key, each leg given once."""
+    found: dict[bytes, dict[str, Any]] = {}
+    for leg in legs:
+        if leg.minutes > 0 and leg.tail:
+            state = found.setdefault(getattr(leg, key).encode(), {"legs": 0, "minutes": 0, "worst": 0})
+            state["legs"] += 1
+            state["minutes"] += leg.minutes
+            state["worst"] = max(leg.minutes, state["worst"])
+    return found
+
+
+def sold(element: Element[Any], state: Any) -> Iterator[Mapping[str, Any]]:
+    return carriers(element)
+
+
+def emitting(source: str) -> Flow[Any]:
+    """Totals per aircraft, which emits an item for each carrier that sold the leg, then totals per carrier."""
+    flow: Flow[Any] = Flow("emitting").source(Topic(source, payload=Leg))
+    return flow.aggregate("aircraft", tail, Totals(), emit=sold).aggregate("carrier", carrier, Totals())

@@ -1,0 +1,234 @@
+"""One test's topics and stores, a flow that is run on them, and the oracle that it is compared with."""
+
+import random
+import sqlite3
+import uuid
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Producer, TopicPartition
+
+from aggregations.element import Record
+from aggregations.flow import Flow
+from aggregations.memory import MemoryRunner
+from aggregations.report import Report
+from aggregations.run import bind
+from aggregations.spark import run_flow
+from envelope import Envelope, Hop, Windows, encode
+from envelope.deadletter import DeadLetter, own_headers
+from jobs.inspect import View, states
+from persistence.kafka import KafkaSettings, Topics
+from tests.messages import Leg
+
+Headers = Sequence[tuple[str, bytes | None]]
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A record as a test produces it; without a partition it goes where its key belongs."""
+
+    value: bytes | None
+    key: bytes | None = None
+    headers: Headers = ()
+    partition: int = -1
+
+
+def legs(count: int, *, seed: int = 7, tails: int = 8) -> list[Any]:
+    """Legs of a few aircraft and carriers; some take no time."""
+    rng = random.Random(seed)
+    return [
+        Leg(
+            tail=f"N{rng.randrange(tails)}",
+            carrier=rng.choice(["AA", "DL", "UA"]),
+            minutes=rng.choice([0, *range(1, 20)]),
+        )
+        for _ in range(count)
+    ]
+
+
+def alone(leg: Any, **sent: Any) -> Sent:
+    """A leg in an envelope that no republisher has seen: its root is its own record."""
+    key = leg.tail.encode()
+    return Sent(encode(Envelope(leg.SerializeToString(), key=key)), key, **sent)
+
+
+def republished(legs: Sequence[Any], at: Iterable[int] | None = None, *, via: str = "kit", **sent: Any) -> list[Sent]:
+    """Legs as a republisher sends them: leg `i` has the root raw:(i % 3):(i // 3) however often it is sent.
+
+    Args:
+        legs: All legs, in order of their roots.
+        at: Indices of those to send, in this order; all of them when None.
+        via: Name of the republisher.
+        sent: More fields of `Sent`.
+    """
+    messages = []
+    for i in range(len(legs)) if at is None else at:
+        key = legs[i].tail.encode()
+        hop = Hop("raw", i % 3, i // 3, via=via, index=0, count=1)
+        messages.append(Sent(encode(Envelope(legs[i].SerializeToString(), (hop,), key=key)), key, **sent))
+    return messages
+
+
+class World:
+    """Topics and stores of one test.
+
+    Args:
+        kafka: Broker address.
+        topic: Topic that the flow reads.
+        dead: Dead-letter topic.
+        directory: Where the stores are: one file for each stage with `apart`, else one for all.
+        apart: Every stage has a store of its own.
+    """
+
+    def __init__(self, kafka: str, topic: str, dead: str, directory: Path, *, apart: bool = False) -> None:
+        self.settings = KafkaSettings(kafka)
+        self.topics = Topics(self.settings, timeout=30)
+        self.topic, self.dead, self.directory, self.apart = topic, dead, directory, apart
+        self._consumer = Consumer(
+            {
+                "bootstrap.servers": kafka,
+                "group.id": uuid.uuid4().hex,
+                "enable.auto.commit": False,
+                "enable.partition.eof": True,
+                "fetch.wait.max.ms": 10,
+            }
+        )
+
+    def close(self) -> None:
+        """End the consumer."""
+        self._consumer.close()
+
+    def send(self, messages: Iterable[Sent], topic: str = "") -> None:
+        """Produce and wait until all are in the log."""
+        failed: list[KafkaError] = []
+        # A new one each time: it sees partitions that were added, and topics that were created again, at once.
+        producer = Producer(
+            {"bootstrap.servers": self.settings.bootstrap, "partitioner": "murmur2_random", "linger.ms": 1}
+        )
+        for one in messages:
+            producer.produce(
+                topic or self.topic,
+                one.value,
+                one.key,
+                one.partition,
+                on_delivery=lambda error, _: failed.append(error) if error else None,
+                headers=list(one.headers),
+            )
+        assert producer.flush(30) == 0
+        assert not failed
+
+    def stores(self, flow: Flow[Any]) -> dict[str, str]:
+        """URL of the store by stage name."""
+        names = {stage.name: stage.name if self.apart else "states" for stage in flow.stages}
+        return bind(flow, {stage: f"sqlite:///{self.directory}/{name}.db" for stage, name in names.items()})
+
+    def run(self, flow: Flow[Any], **options: Any) -> Report:
+        """Run the flow on Spark until it is caught up, in the session that there is."""
+        given = {"dead_letters": self.dead, "until_caught_up": True, **options}
+        return run_flow(flow, kafka=self.settings, stores=self.stores(flow), **given)
+
+    def views(self, flow: Flow[Any], stage: str) -> dict[bytes, View]:
+        """Every state of a stage."""
+        return {view.key: view for view in states(flow, stage, self.stores(flow))}
+
+    def results(self, flow: Flow[Any], stage: str) -> dict[bytes, Any]:
+        """What readers see of every key of a stage."""
+        return {key: view.state for key, view in self.views(flow, stage).items() if view.state is not None}
+
+    def records(self, topic: str = "") -> list[Record]:
+        """Every record of a topic that a consumer sees, in order of offsets within a partition."""
+        name = topic or self.topic
+        marks = self.topics.marks([name])
+        topic_id = self.topics.topic_ids([name])[name]
+        self._consumer.assign([TopicPartition(name, partition, OFFSET_BEGINNING) for _, partition in marks])
+        found: list[Record] = []
+        left = len(marks)
+        while left:
+            message = self._consumer.poll(30)
+            assert message is not None, f"{name} does not end within 30 s"
+            if error := message.error():
+                assert error.code() == KafkaError._PARTITION_EOF, error
+                left -= 1
+                continue
+            found.append(_record(message, topic_id))
+        self._consumer.unassign()
+        return sorted(found, key=lambda record: (record.partition, record.offset))
+
+    def dead_letters(self) -> list[tuple[DeadLetter, Record]]:
+        """Everything in the dead-letter topic: the facts, and the record that carries them."""
+        letters = []
+        for record in self.records(self.dead):
+            letter = DeadLetter.read(record.headers)
+            assert letter is not None
+            letters.append((letter, record))
+        return letters
+
+    def oracle(self, flow: Flow[Any], *batches: Sequence[Record]) -> MemoryRunner:
+        """The in-memory runner behind these batches; behind one batch of all that is in the topic when none is given."""
+        runner = MemoryRunner(
+            flow, bind(flow, {}, f"memory://{uuid.uuid4().hex}"), topic_ids=self.topics.topic_ids([self.topic])
+        )
+        for batch in batches or [self.records()]:
+            runner.process(batch)
+        return runner
+
+    def check(self, flow: Flow[Any], *batches: Sequence[Record]) -> MemoryRunner:
+        """Assert that states, windows, holes and dead letters are those of the oracle, and return it."""
+        oracle = self.oracle(flow, *batches)
+        for stage in flow.stages:
+            views, truth = self.views(flow, stage.name), oracle.states(stage.name)
+            assert self.results(flow, stage.name) == oracle.results(stage.name)
+            assert {key: held(view.windows) for key, view in views.items()} == {
+                key: held(state.windows) for key, state in truth.items()
+            }
+        self._check_dead_letters(oracle)
+        return oracle
+
+    def _check_dead_letters(self, oracle: MemoryRunner) -> None:
+        """Every dead letter of the oracle is there, byte for byte; a crash may have written one twice."""
+        wanted = {(str(one.record.node), one.stage, one.reason): one.record for one in oracle.dead_letters}
+        found = {}
+        for letter, remains in self.dead_letters():
+            place = f"{letter.topic}:{letter.partition}:{letter.offset}"
+            found[place, letter.stage, letter.reason] = remains
+        assert found.keys() == wanted.keys()
+        for cause, record in wanted.items():
+            remains = found[cause]
+            assert (remains.key, remains.value) == (record.key, record.value)
+            assert own_headers(remains.headers) == list(record.headers)
+
+    def manifest(self, flow: Flow[Any], stage: str = "") -> bytes:
+        """The manifest's bytes as they stand in the store of a stage, the first one's when there is no name."""
+        with self._database(flow, stage) as connection:
+            (manifest,) = connection.execute("SELECT manifest FROM flow WHERE name = ?", (flow.name,)).fetchone()
+        assert isinstance(manifest, bytes)
+        return manifest
+
+    def restore(self, flow: Flow[Any], manifest: bytes, stage: str = "") -> None:
+        """Put an older manifest back, as if the run that wrote the newer ones had died before it could."""
+        with self._database(flow, stage) as connection, connection:
+            connection.execute("UPDATE flow SET manifest = ? WHERE name = ?", (manifest, flow.name))
+
+    def _database(self, flow: Flow[Any], stage: str) -> "closing[sqlite3.Connection]":
+        url = self.stores(flow)[stage or flow.stages[0].name]
+        return closing(sqlite3.connect(url.removeprefix("sqlite://")))
+
+
+def _record(message: Any, topic_id: str) -> Record:
+    place = (message.topic(), message.partition(), message.offset())
+    headers = tuple(message.headers() or ())
+    return Record(*place, message.key(), message.value(), message.timestamp()[1], headers, topic_id)
+
+
+def held(windows: Windows) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """What windows hold, without the batch that last used them: that depends on where batches end."""
+    return {name: (lane.held, lane.floor) for name, lane in windows.lanes.items()}, windows.holes
+
+
+def verdicts(report: Report) -> dict[str, Counter[str]]:
+    """Counts by stage and verdict, without those that are 0."""
+    return {stage: +counts for stage, counts in report.verdicts.items() if +counts}
