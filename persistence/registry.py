@@ -2,9 +2,11 @@
 
 from collections.abc import Callable
 from importlib import import_module, metadata
+from types import ModuleType
 from urllib.parse import urlsplit
 
 from persistence.errors import Terminal
+from persistence.findings import Finding
 from persistence.protocol import StateStore
 from persistence.urls import redact
 
@@ -38,19 +40,39 @@ def open_store(url: str) -> StateStore:
     Raises:
         Terminal: No store has this scheme, or its driver is not installed.
     """
+    module, function = _resolve(url)
+    opener: Callable[[str], StateStore] = getattr(module, function)
+    return opener(url)
+
+
+def preflight(url: str) -> list[Finding]:
+    """What should be changed at the store of `url` before a flow runs there.
+
+    A store's module may have a function `preflight(url)` for it; the ones that have none find nothing.
+
+    Raises:
+        Transient: The store cannot be reached.
+        Terminal: It cannot be used at all, or there is none for this URL.
+    """
+    look: Callable[[str], list[Finding]] = getattr(_resolve(url)[0], "preflight", lambda _: [])
+    return look(url)
+
+
+def _resolve(url: str) -> tuple[ModuleType, str]:
+    """The module of the store at `url`, and the name of its function there."""
     scheme = urlsplit(url).scheme
     target = _targets.get(scheme) or _entry_point(scheme)
     if target is None:
         raise Terminal(f"no store has the scheme {scheme!r} (in {redact(url)})", f"Known are: {', '.join(schemes())}")
     module, _, function = target.partition(":")
     try:
-        opener: Callable[[str], StateStore] = getattr(import_module(module), function)
+        return import_module(module), function
     except ImportError as error:
+        ours = module.startswith("persistence.")
         raise Terminal(
             f"the store {scheme}:// needs a package that is not installed ({error.name or error})",
-            f"pip install 'headwater[{scheme}]'",
+            f"pip install 'headwater[{module.rpartition('.')[2]}]'" if ours else f"Install what has {module}",
         ) from error
-    return opener(url)
 
 
 def _entry_point(scheme: str) -> str | None:

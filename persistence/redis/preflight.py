@@ -1,12 +1,14 @@
 """Whether a server keeps what it is given."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from redis import exceptions as redis
 
-from persistence.errors import Terminal
-from persistence.redis.nodes import Node
-from persistence.redis.settings import Settings
+from persistence.findings import Finding
+from persistence.redis.errors import meaning_of
+from persistence.redis.nodes import LOST, Node, Nodes, connect
+from persistence.redis.settings import read_place, read_settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +35,68 @@ class Facts:
         return self.aof and self.fsync == "always"
 
 
-def facts_of(node: Node) -> Facts:
-    """Ask a server.
+def preflight(url: str) -> list[Finding]:
+    """Look at the servers at `url` and return what should be changed before a flow runs there; nothing is written.
 
     Raises:
-        redis.RedisError: It does not answer, or may not be asked.
+        Transient: One cannot be reached.
+        Terminal: One refuses to answer, or the URL is wrong.
     """
+    nodes = connect(read_place(url), read_settings(url))
+    try:
+        return [finding for facts in facts_of(nodes) for finding in findings(facts)]
+    finally:
+        nodes.close()
+
+
+def facts_of(nodes: Nodes) -> list[Facts]:
+    """What each primary says of itself.
+
+    Raises:
+        Transient: One cannot be reached.
+        Terminal: One refuses to answer.
+    """
+    try:
+        return [_ask(node) for node in nodes.primaries()]
+    except (*LOST, redis.RedisError) as error:
+        raise meaning_of(error).error() from None
+
+
+def findings(facts: Facts) -> Iterator[Finding]:
+    """What is wrong with one server."""
+    who = f"the server ({facts.server})"
+    if facts.role == "slave":
+        yield Finding(
+            "replica",
+            f"{who} is a replica",
+            "Name the primary, or use redis+sentinel:// or redis+cluster://",
+            unsafe=True,
+        )
+    # volatile-* throws out only keys that expire, which ours never do.
+    if facts.policy.startswith("allkeys"):
+        yield Finding(
+            "eviction",
+            f"{who} throws out states when its memory is full (maxmemory-policy {facts.policy})",
+            "Set `maxmemory-policy noeviction`",
+            unsafe=True,
+        )
+    if not facts.aof:
+        yield Finding(
+            "no-aof",
+            f"{who} keeps no append-only file: a crash loses what it acknowledged",
+            "Set `appendonly yes` and `appendfsync always`",
+            unsafe=True,
+        )
+    elif not facts.synced:
+        yield Finding(
+            "fsync",
+            f"{who} acknowledges before the write is on disk (appendfsync {facts.fsync or 'unknown'}): after a crash "
+            "of its machine the last writes are missing, and stages in other stores must not be ahead of them",
+            "Set `appendfsync always`, or keep all stages of a flow in this one server",
+        )
+
+
+def _ask(node: Node) -> Facts:
     info, fsync = node.exchange([("INFO",), ("CONFIG", "GET", "appendfsync")])
     if isinstance(info, redis.RedisError):
         raise info
@@ -52,27 +110,3 @@ def facts_of(node: Node) -> Facts:
         fsync=fsync[1].decode() if isinstance(fsync, list) and len(fsync) > 1 else "",
         policy=said.get("maxmemory_policy", ""),
     )
-
-
-def check(facts: Facts, settings: Settings) -> None:
-    """Refuse a server that may lose states by itself.
-
-    Raises:
-        Terminal: It is a replica, may evict states, or keeps no log, and the settings do not accept that.
-    """
-    if facts.role == "slave":
-        raise Terminal(
-            f"the server ({facts.server}) is a replica",
-            "Name the primary, or use redis+sentinel:// or redis+cluster://",
-        )
-    # volatile-* throws out only keys that expire, which ours never do.
-    if facts.policy.startswith("allkeys") and "eviction" not in settings.accept:
-        raise Terminal(
-            f"the server ({facts.server}) throws out states when its memory is full (maxmemory-policy {facts.policy})",
-            "Set `maxmemory-policy noeviction`, or accept it with ?accept=eviction",
-        )
-    if not facts.aof and "no-aof" not in settings.accept:
-        raise Terminal(
-            f"the server ({facts.server}) keeps no append-only file: a crash loses what it acknowledged",
-            "Set `appendonly yes` and `appendfsync always`, or accept it with ?accept=no-aof",
-        )

@@ -9,7 +9,7 @@ from persistence.errors import Terminal
 from persistence.urls import options, redact, seconds
 
 _OPTIONS = ("timeout", "connect_timeout", "retry_for", "buckets", "prefix", "wait", "waitaof", "wait_timeout", "accept")
-RISKS = ("eviction", "no-aof")
+RISKS = ("eviction", "no-aof", "replica")
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,17 +3,14 @@
 from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
-from redis import exceptions as redis
-
 from persistence.cas import check_distinct, check_is_term, unknown_term
 from persistence.errors import Conflict, Corrupt, Fenced, Terminal
 from persistence.manifest import Manifest, decode_manifest, encode_manifest
 from persistence.protocol import Capabilities, FlowRef, StageRef, Stored, Write
 from persistence.redis.calls import Call, Caller, chunks, script_call
-from persistence.redis.errors import meaning_of
 from persistence.redis.layout import Layout, bucket_of
-from persistence.redis.nodes import LOST, connect
-from persistence.redis.preflight import Facts, check, facts_of
+from persistence.redis.nodes import connect
+from persistence.redis.preflight import Facts, facts_of, findings
 from persistence.redis.scripts import ACQUIRE, INSTALL, LOAD, MANIFEST, SAVE
 from persistence.redis.settings import read_place, read_settings
 
@@ -63,23 +60,11 @@ class RedisStore:
             Terminal: One refuses to answer.
         """
         if self._facts is None:
-            try:
-                self._facts = [facts_of(node) for node in self._nodes.primaries()]
-            except (*LOST, redis.RedisError) as error:
-                raise meaning_of(error).error() from error
+            self._facts = facts_of(self._nodes)
         return self._facts
 
-    def preflight(self) -> None:
-        """Refuse servers that may lose states by themselves; every run begins with it.
-
-        Raises:
-            Terminal: One may, and the URL does not accept it.
-        """
-        for facts in self.facts():
-            check(facts, self._settings)
-
     def acquire_term(self, flow: FlowRef, *, above: int = 0) -> int:
-        self.preflight()
+        self._refuse_unsafe()
         while True:
             call = script_call(ACQUIRE, [self._layout.flow(flow)], [above, self._wanted_buckets()])
             term, buckets = map(int, self._caller.run([call], flow, writes=True)[0])
@@ -90,7 +75,7 @@ class RedisStore:
 
     def install_term(self, flow: FlowRef, term: int) -> None:
         check_is_term(flow, term)
-        self.preflight()
+        self._refuse_unsafe()
         call = script_call(INSTALL, [self._layout.flow(flow)], [term, self._wanted_buckets()])
         installed, buckets = map(int, self._caller.run([call], flow, writes=True)[0])
         if installed <= term:
@@ -182,6 +167,12 @@ class RedisStore:
     def close(self) -> None:
         self._nodes.close()
 
+    def _refuse_unsafe(self) -> None:
+        """Every run begins with it: servers that may lose states by themselves are not used unless told to."""
+        for finding in (finding for facts in self.facts() for finding in findings(facts)):
+            if finding.unsafe and finding.risk not in self._settings.accept:
+                raise Terminal(finding.what, f"{finding.remedy}, or take the risk with ?accept={finding.risk}")
+
     def _install(self, flow: FlowRef, term: int, buckets: int) -> int:
         """Install a term in every bucket; return the highest that is installed then."""
         if self._settings.buckets not in (None, buckets):
@@ -232,7 +223,7 @@ def open_store(url: str) -> RedisStore:
     | `wait` | 0 | replicas that must have each write (WAIT) |
     | `waitaof` | | `1` or `1,N`: the server's disk, and N replicas' disks, must have it (WAITAOF) |
     | `wait_timeout` | 1 | seconds to wait for them |
-    | `accept` | | risks not to refuse: `eviction`, `no-aof` |
+    | `accept` | | risks not to refuse: `eviction`, `no-aof`, `replica` |
     | `ssl_ca_certs`, `ssl_certfile`, `ssl_keyfile`, `ssl_cert_reqs` | | as redis-py has them |
     | `sentinel_username`, `sentinel_password`, `client_name` | | |
 

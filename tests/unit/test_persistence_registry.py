@@ -36,6 +36,15 @@ def test_an_entry_point_is_found(monkeypatch, tmp_path):
 
 
 def test_a_missing_driver_says_what_to_install(monkeypatch):
-    monkeypatch.setattr(registry, "_targets", {"mine": "no_such_driver_at_all:open_store"})
-    with pytest.raises(Terminal, match=r"no_such_driver_at_all.*pip install 'headwater\[mine\]'"):
+    monkeypatch.setitem(registry._targets, "mine", "no_such_driver_at_all:open_store")
+    with pytest.raises(Terminal, match=r"no_such_driver_at_all.*Install what has no_such_driver_at_all"):
         registry.open_store("mine://x")
+    monkeypatch.setitem(sys.modules, "redis", None)
+    monkeypatch.delitem(sys.modules, "persistence.redis", raising=False)
+    monkeypatch.setitem(sys.modules, "persistence.redis.store", None)
+    with pytest.raises(Terminal, match=r"rediss://.*pip install 'headwater\[redis\]'"):
+        registry.open_store("rediss://x")
+
+
+def test_a_store_without_a_preflight_finds_nothing():
+    assert registry.preflight("memory://x") == []
