@@ -46,7 +46,7 @@ def load_flow(reference: str) -> Flow[Any]:
     """
     found = load(reference)
     if not isinstance(found, Flow):
-        raise LoadError(f"{reference} is a {type(found).__name__}, not a Flow")
+        raise LoadError(f"{reference} is no Flow, its type is {type(found).__name__}")
     return found
 
 
@@ -58,9 +58,13 @@ def _import(module: str) -> Any:
             raise LoadError(f"there is no module {error.name} in {os.getcwd()} nor on PYTHONPATH") from error
         raise LoadError(f"importing {module} failed: {error}") from error
     except (Exception, SystemExit) as error:
-        raise LoadError(f"importing {module} failed: {type(error).__name__}: {error}{_place(error)}") from error
+        where = _place(error, module)
+        raise LoadError(f"importing {module} failed at {where}: {type(error).__name__}: {error}") from error
 
 
-def _place(error: BaseException) -> str:
-    last = traceback.extract_tb(error.__traceback__)[-1]
-    return f" ({Path(last.filename).name}:{last.lineno})"
+def _place(error: BaseException, module: str) -> str:
+    """Where in the module it happened, else where at all."""
+    frames = [(Path(frame.filename).name, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+    own = f"{module.rpartition('.')[2]}.py"
+    name, line = next((frame for frame in reversed(frames) if frame[0] == own), frames[-1])
+    return f"{name}:{line}"

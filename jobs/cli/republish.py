@@ -77,7 +77,7 @@ def republish(
 
     transform = load(function)
     if not callable(transform):
-        raise settings.UsageError(f"{function} is a {type(transform).__name__}, not a function")
+        raise settings.UsageError(f"{function} is no function, its type is {type(transform).__name__}")
     kafka = settings.kafka(bootstrap, root)
     if instance:
         kafka = kafka.with_options(group_instance_id=instance)

@@ -1,0 +1,200 @@
+"""The command line's surface: help for everything, one line and an exit code for every error."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.main import get_command
+
+from aggregations.errors import DefinitionChangedError, FlowError, RunRefusedError
+from jobs.cli import app, main
+from jobs.cli.errors import Exit, explain
+from jobs.demo.children import DemoError
+from jobs.jars import JarsUnavailable
+from jobs.java import JavaUnavailable
+from jobs.loading import LoadError
+from jobs.settings import UsageError
+from jobs.stack import StackError
+from persistence.errors import Conflict, Corrupt, Fenced, Terminal, Transient
+from persistence.kafka import BrokerRefused, BrokerUnavailable, SettingsError
+
+
+def commands(command: Any, path: str = "headwater") -> Iterator[tuple[str, Any]]:
+    yield path, command
+    for name, inner in getattr(command, "commands", {}).items():
+        yield from commands(inner, f"{path} {name}")
+
+
+EVERY = dict(commands(get_command(app)))
+PARAMETERS = [
+    (path, parameter) for path, command in EVERY.items() for parameter in command.params if parameter.name != "help"
+]
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["headwater", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    return int(ended.value.code or 0)
+
+
+@pytest.mark.parametrize("path", EVERY)
+def test_every_command_says_what_it_does(path: str) -> None:
+    assert len(EVERY[path].help or "") > 20
+
+
+@pytest.mark.parametrize(("path", "parameter"), PARAMETERS, ids=[f"{path} {one.name}" for path, one in PARAMETERS])
+def test_every_option_and_argument_says_what_it_is(path: str, parameter: Any) -> None:
+    assert len(getattr(parameter, "help", "") or "") > 8
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (FlowError("f"), Exit.USAGE),
+        (LoadError("f"), Exit.USAGE),
+        (UsageError("f"), Exit.USAGE),
+        (SettingsError("f"), Exit.USAGE),
+        (RunRefusedError("f"), Exit.REFUSED),
+        (DefinitionChangedError("f"), Exit.REFUSED),
+        (BrokerUnavailable("f", "g"), Exit.FAILED),
+        (BrokerRefused("f", "g"), Exit.FAILED),
+        (Transient("f"), Exit.FAILED),
+        (Terminal("f"), Exit.FAILED),
+        (Corrupt("f"), Exit.FAILED),
+        (Fenced("f"), Exit.FAILED),
+        (Conflict((b"k",)), Exit.FAILED),
+        (StackError("f"), Exit.FAILED),
+        (JarsUnavailable("f"), Exit.FAILED),
+        (JavaUnavailable("f"), Exit.FAILED),
+        (DemoError("f"), Exit.FAILED),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else str(value),
+)
+def test_every_error_of_ours_has_an_exit_code_and_its_own_words(error: Exception, code: Exit) -> None:
+    assert explain(error) == (code, str(error))
+
+
+def test_an_error_of_several_lines_becomes_one() -> None:
+    assert explain(StackError("first\n  second"))[1] == "first second"
+
+
+def test_an_unexpected_error_shows_its_place_and_never_its_text() -> None:
+    try:
+        raise ZeroDivisionError("the customer's number is 4711")
+    except ZeroDivisionError as error:
+        code, line = explain(error)
+    assert code is Exit.FAILED
+    assert "ZeroDivisionError at test_cli.py:" in line
+    assert "4711" not in line
+
+
+def test_an_error_is_one_line_on_standard_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(monkeypatch, "describe", "no_such_module:flow") == Exit.USAGE
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err == f"headwater: there is no module no_such_module in {tmp_path} nor on PYTHONPATH\n"
+
+
+def test_a_stack_trace_is_there_for_those_who_ask(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADWATER_DEBUG", "1")
+    monkeypatch.setattr(sys, "argv", ["headwater", "describe", "no_such_module:flow"])
+    with pytest.raises(LoadError):
+        main()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["no-such-command"],
+        ["run"],
+        ["run", "jobs.demo.flow:flow", "--no-such-option"],
+        ["demo", "--flights", "1"],
+        ["demo", "--flights", "many"],
+        ["republish", "jobs.demo.flow:legs", "--from", "a"],
+        ["stack", "up", "--heap", "1"],
+    ],
+    ids=" ".join,
+)
+def test_wrong_usage_ends_in_two(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, *arguments) == Exit.USAGE
+    assert "Usage: headwater" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["run", "jobs.demo.flow:legs"], "jobs.demo.flow:legs is no Flow, its type is function"),
+        (["run", "jobs.demo.flow:flow"], "no Kafka: give --bootstrap HOST:PORT"),
+        (["run", "jobs.demo.flow:flow", "--bootstrap", "b:1", "--trigger", "soon"], "'soon' is no duration"),
+        (["run", "jobs.demo.flow:flow", "--bootstrap", "b:1", "--store", "here"], "--store: write URL or STAGE=URL"),
+        (["run", "jobs.demo.flow:flow", "--bootstrap", "b:1", "--conf", "spark"], "--conf: write NAME=VALUE"),
+        (["inspect", "jobs.demo.flow:flow"], "has the stages aircraft, carrier: give --stage"),
+        (["inspect", "jobs.demo.flow:flow", "--stage", "pilot"], "has no stage 'pilot'"),
+        (["inspect", "jobs.demo.flow:flow", "--stage", "carrier", "--store", "memory://m"], "in the memory of its"),
+        (["demo", "--store", "memory://m"], "one that they can share"),
+        (
+            ["republish", "jobs.demo.flow:flow", "--from", "a", "--to", "b", "--via", "v", "--bootstrap", "b:1"],
+            "jobs.demo.flow:flow is no function, its type is Flow",
+        ),
+        (
+            ["republish", "jobs.demo.flow:legs", "--from", "a", "--to", "a", "--via", "v", "--bootstrap", "b:1"],
+            "a is read and written",
+        ),
+        (
+            "republish jobs.demo.flow:legs --from a --to b --via v --bootstrap b:1 --input xml".split(),
+            "no kind of source 'xml'",
+        ),
+    ],
+)
+def test_what_cannot_be_used_is_named_with_the_remedy(
+    arguments: list[str],
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("HEADWATER_KAFKA_BOOTSTRAP", raising=False)
+    assert run(monkeypatch, *arguments) == Exit.USAGE
+    assert said in capsys.readouterr().err
+
+
+def test_the_version_is_the_distribution_s(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    from importlib.metadata import version
+
+    assert run(monkeypatch, "--version") == 0
+    assert capsys.readouterr().out == f"headwater {version('headwater')}\n"
+
+
+def test_describe_draws_the_flow(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(monkeypatch, "describe", "jobs.demo.flow:flow") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "flights"
+    assert "flights.legs" in lines[1]
+    assert sum("vectorised" in line for line in lines) == 4
+
+
+def test_nothing_runs_in_an_empty_directory(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert run(monkeypatch, "stack", "status", "--json", "--root", str(tmp_path)) == Exit.FAILED
+    assert capsys.readouterr().out == '{"servers": []}\n'
+    assert run(monkeypatch, "stack", "down", "--root", str(tmp_path / "none")) == 0
+
+
+def test_help_answers_without_loading_what_only_commands_need() -> None:
+    code = (
+        "import sys, jobs.cli; heavy = {'polars', 'pyspark', 'confluent_kafka', 'rich.progress', 'numpy'}; "
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

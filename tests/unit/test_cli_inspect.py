@@ -1,0 +1,110 @@
+"""States of a real run, as `headwater inspect` shows them."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from aggregations.element import Record
+from aggregations.fields import Fields, count, mean
+from aggregations.flow import Flow
+from aggregations.memory import MemoryRunner
+from aggregations.run import bind
+from aggregations.source import Json, Topic
+from jobs.cli import main
+from jobs.inspect import states
+
+flow = (
+    Flow("visits")
+    .source(Topic("visits", payload=Json({"page": str, "ms": int}), envelope=False))
+    .aggregate("page", key="page", fold=Fields(visits=count(), ms=mean("ms")), co_partitioned=False)
+)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> str:
+    """A store with the states of six visits of three pages."""
+    url = f"sqlite://{tmp_path}/states.db"
+    runner = MemoryRunner(flow, bind(flow, {}, url))
+    for offset, (page, ms) in enumerate([("a", 10), ("b", 5), ("a", 20), ("c", 1), ("a", 31), ("b", 6)]):
+        value = json.dumps({"page": page, "ms": ms}).encode()
+        runner.process([Record("visits", 0, offset, b"visitor", value)])
+    runner.close()
+    return url
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["headwater", "inspect", "visits:flow", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    return int(ended.value.code or 0)
+
+
+@pytest.fixture(autouse=True)
+def found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This very flow is what MODULE:FLOW names."""
+    monkeypatch.setattr("jobs.loading.load_flow", lambda reference: flow)
+
+
+def test_json_has_key_state_version_lanes_and_holes(
+    store: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "--store", store, "--json", "--key", "a") == 0
+    [view] = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert view.pop("definition") == flow.stages[0].aggregate.definition
+    assert view == {
+        "key": "a",
+        "state": {"visits": 3, "ms": 61 / 3},
+        "version": 3,
+        "term": 1,
+        "batch": 5,
+        "lanes": {"visits:0#": {"held": [[0], [2], [4]], "floor": None, "used": 5}},
+        "holes": {},
+    }
+
+
+def test_without_a_key_every_state_is_a_line(
+    store: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "--store", store, "--json") == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(line["key"], line["state"]["visits"]) for line in lines] == [("a", 3), ("b", 2), ("c", 1)]
+
+
+def test_people_get_a_table_and_are_told_when_it_is_cut(
+    store: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "--store", store, "--limit", "2") == 0
+    out, err = capsys.readouterr()
+    lines = [line.split() for line in out.splitlines()]
+    assert lines[0] == ["key", "visits", "ms", "version", "lanes"]
+    assert lines[2:] == [["a", "3", "20.33", "3", "1"], ["b", "2", "5.50", "2", "1"]]
+    assert "the first 2" in err
+
+
+def test_a_key_without_a_state_is_said_and_ends_in_one(
+    store: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "--store", store, "--json", "--key", "a", "--key", "z") == 1
+    out, err = capsys.readouterr()
+    assert len(out.splitlines()) == 1
+    assert err == "1 of 2 keys have no state in stage page\n"
+
+
+def test_another_generation_has_states_of_its_own(
+    store: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "--store", store, "--json", "--generation", "2") == 0
+    assert capsys.readouterr().out == ""
+
+
+def test_a_key_that_is_no_text_is_shown_in_base64(store: str) -> None:
+    runner = MemoryRunner(
+        Flow("raw").source(Topic("raw", envelope=False)).aggregate("k", key=lambda e: b"\xff", fold=Fields(n=count())),
+        {"k": store},
+    )
+    runner.process([Record("raw", 0, 0, None, b"v")])
+    [view] = states(runner.flow, "k", {"k": store})
+    assert view.as_json()["key_base64"] == "/w=="
+    runner.close()

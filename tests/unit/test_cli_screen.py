@@ -1,0 +1,71 @@
+import io
+import json
+import sys
+from itertools import count
+
+import pytest
+
+from jobs import screen
+
+
+def test_json_is_one_line_with_its_own_characters(capsys: pytest.CaptureFixture[str]) -> None:
+    screen.emit({"key": "Zürich", "n": 1})
+    out = capsys.readouterr().out
+    assert out == '{"key": "Zürich", "n": 1}\n'
+    assert json.loads(out) == {"key": "Zürich", "n": 1}
+
+
+def test_without_a_terminal_progress_is_a_plain_line_now_and_then(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seconds = count(0, 3)
+    monkeypatch.setattr(screen.time, "monotonic", lambda: next(seconds))
+    with screen.progress("flights", 5000, "records") as bar:
+        bar(1000)
+        bar(2000)
+        bar(5000)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "flights: 2,000 of 5,000 records"
+    assert lines[-1].startswith("flights: 5,000 of 5,000 records, ")
+
+
+def test_a_total_that_is_learned_later_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    with screen.progress("flow", unit="records") as bar:
+        bar(7, 70)
+    assert capsys.readouterr().err.startswith("flow: 7 of 70 records, ")
+
+
+def test_steps_are_lines_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    with screen.steps("stack") as step:
+        step("kafka: starting")
+    assert capsys.readouterr().err.splitlines()[0] == "stack: kafka: starting"
+
+
+def test_on_a_terminal_progress_is_drawn_and_lines_stand_above_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = io.StringIO()
+    terminal.isatty = lambda: True  # type: ignore[method-assign]
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "100")
+    with screen.progress("flights", 5000, "records") as bar:
+        bar(2500)
+        screen.say("a line [of] text")
+    drawn = terminal.getvalue()
+    assert "2,500 of 5,000 records" in drawn
+    assert "a line [of] text" in drawn
+
+
+def test_nothing_is_drawn_when_the_terminal_is_gone_again(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    screen.say("plain")
+    assert capsys.readouterr().err == "plain\n"
+
+
+def test_a_table_has_no_trailing_spaces_and_is_not_cut_without_a_terminal(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    screen.table([("x" * 300, 1234567, None, 2.5)], ["text", "whole", "none", "float"], left=["text"])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[2].split() == ["x" * 300, "1,234,567", "2.50"]
+    assert not any(line.endswith(" ") for line in lines)
