@@ -9,8 +9,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import pairwise
 
-from aggregations.errors import DefinitionChangedError, FlowError, RunRefusedError
+from aggregations.errors import DefinitionChangedError, RunRefusedError
+from persistence.findings import Finding
 from persistence.manifest import Manifest, ahead
+from persistence.protocol import Capabilities
 
 
 class Risk(StrEnum):
@@ -26,21 +28,10 @@ class Risk(StrEnum):
     """A downstream store lost data that a replay does not bring back: it stays without."""
     STORE_EMPTY = "store-empty"
     """A store has nothing of the flow while another one does: what it held stays lost."""
+    NOT_DURABLE = "not-durable"
+    """A downstream store acknowledges before it is safe: a crash of its server may leave it behind its upstream."""
     DEFINITION = "definition"
     """The states were made by another fold: they are continued as if it meant the same."""
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """Something that makes going on unsafe.
-
-    Attributes:
-        risk: Its name.
-        text: What is the matter, and the remedy.
-    """
-
-    risk: Risk
-    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,9 +128,9 @@ def check_stores(
         ]
         if lost:
             findings.append(
-                Finding(
+                _unsafe(
                     Risk.STORE_EMPTY,
-                    f"flow {flow}: the store of stage {', '.join(lost)} is empty and a store upstream of it is not. "
+                    f"flow {flow}: the store of stage {', '.join(lost)} is empty and a store upstream of it is not",
                     "Restore it, or rebuild the flow into a new generation",
                 )
             )
@@ -150,19 +141,20 @@ def check_stores(
         if behind:
             places = ", ".join(f"{topic}:{partition}" for topic, partition in behind[:5])
             findings.append(
-                Finding(
+                _unsafe(
                     Risk.DOWNSTREAM_BEHIND,
                     f"flow {flow}: the store of stage {down} is behind the one of stage {up} at {places}: it lost data, and "
-                    f"stage {up} would drop the replay that could refill it. Restore it, or rebuild into a new generation",
+                    f"stage {up} would drop the replay that could refill it",
+                    "Restore it, or rebuild into a new generation",
                 )
             )
     stored = {stage: made for _, manifest in manifests if manifest for stage, made in manifest.definitions.items()}
     for stage, definition in definitions.items():
         if stored.get(stage, definition) != definition:
             findings.append(
-                Finding(
+                _unsafe(
                     Risk.DEFINITION,
-                    f"flow {flow}: stage {stage} has definition {definition}, its states were made by {stored[stage]}. "
+                    f"flow {flow}: stage {stage} has definition {definition}, its states were made by {stored[stage]}",
                     "Rebuild into a new generation, or accept it if old and new states mean the same",
                 )
             )
@@ -183,9 +175,9 @@ def plan(flow: str, start: Manifest | None, manifests: Sequence[tuple[str, Manif
     findings = []
     if recreated:
         findings.append(
-            Finding(
+            _unsafe(
                 Risk.TOPIC_RECREATED,
-                f"flow {flow}: topic {broker.topic} has id {broker.topic_id}, the flow read {known_id}: it was created again. "
+                f"flow {flow}: topic {broker.topic} has id {broker.topic_id}, the flow read {known_id}: it was created again",
                 "If that was meant, accept it: the new topic is folded from its beginning",
             )
         )
@@ -196,19 +188,21 @@ def plan(flow: str, start: Manifest | None, manifests: Sequence[tuple[str, Manif
         place = f"{broker.topic}:{partition}"
         if offset is not None and offset < low:
             findings.append(
-                Finding(
+                _unsafe(
                     Risk.LOST_RECORDS,
                     f"flow {flow}: {place} is folded up to {offset} and its log begins at {low}: {low - offset} offsets were "
-                    "deleted unread. Bring them back from a copy of the topic, or go on without them",
+                    "deleted unread",
+                    "Bring them back from a copy of the topic, or go on without them",
                 )
             )
             offset = low
         if offset is not None and offset > high:
             findings.append(
-                Finding(
+                _unsafe(
                     Risk.BEYOND_END,
                     f"flow {flow}: {place} is folded up to {offset} and its log ends at {high}: the broker lost records, or "
                     "this is another cluster",
+                    "Correct the address, or go on at the end",
                 )
             )
             offset = high
@@ -222,19 +216,36 @@ def plan(flow: str, start: Manifest | None, manifests: Sequence[tuple[str, Manif
     return Plan(broker.topic, broker.topic_id, partitions, findings)
 
 
+def check_durability(stores: Sequence[tuple[str, Capabilities]]) -> list[Finding]:
+    """A stage counts as persisted only when it is durable in the sense of the store that is written next.
+
+    Args:
+        stores: (first stage of the store, what it can do), upstream first.
+    """
+    return [
+        _unsafe(
+            Risk.NOT_DURABLE,
+            f"the store of stage {down} may lose what it acknowledged, and the one of stage {up} is written right after it",
+            "Let it sync before it acknowledges (appendfsync always, commitlog_sync group), or keep both stages in it",
+        )
+        for (up, _), (down, capabilities) in pairwise(stores)
+        if not capabilities.durable
+    ]
+
+
+def _unsafe(risk: Risk, what: str, remedy: str) -> Finding:
+    return Finding(risk.value, what, remedy, unsafe=True)
+
+
 def refuse(findings: Sequence[Finding], accept: Collection[str]) -> None:
-    """Refuse a run unless every finding's risk is accepted.
+    """Refuse a run unless the risk of every unsafe finding is accepted.
 
     Raises:
-        RunRefusedError: One is not; the text has every finding and the flag that accepts it.
-        FlowError: `accept` names a risk that there is not.
+        RunRefusedError: One is not; the text has every such finding and the flag that accepts it.
     """
-    unknown = sorted(set(accept) - set(Risk))
-    if unknown:
-        raise FlowError(f"no risk is called {', '.join(unknown)}; there are {', '.join(Risk)}")
-    left = [finding for finding in findings if finding.risk not in accept]
+    left = [finding for finding in findings if finding.unsafe and finding.risk not in accept]
     if left:
-        risks = " ".join(f"--accept {risk}" for risk in dict.fromkeys(finding.risk.value for finding in left))
-        changed = all(finding.risk is Risk.DEFINITION for finding in left)
+        risks = " ".join(f"--accept {risk}" for risk in dict.fromkeys(finding.risk for finding in left))
+        changed = all(finding.risk == Risk.DEFINITION for finding in left)
         error = DefinitionChangedError if changed else RunRefusedError
-        raise error("; ".join(finding.text for finding in left) + f" ({risks})")
+        raise error("; ".join(f"{one.what.rstrip('.')}. {one.remedy.rstrip('.')}" for one in left) + f" ({risks})")

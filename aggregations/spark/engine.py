@@ -18,7 +18,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from aggregations.errors import FlowError, RunRefusedError
 from aggregations.flow import Flow, Stage
-from aggregations.reconcile import Broker, Plan, plan, refuse
+from aggregations.reconcile import Broker, Plan, check_durability, plan, refuse
 from aggregations.report import Report
 from aggregations.run import Run, begin
 from aggregations.spark.job import Job, Place, TaskReport
@@ -31,6 +31,7 @@ from persistence.faults import effect
 from persistence.kafka import BrokerError, BrokerUnavailable, KafkaSettings, Topics
 from persistence.manifest import Manifest
 from persistence.protocol import StateStore
+from persistence.registry import preflight
 from persistence.steps import Step
 
 ATTEMPTS = 6
@@ -160,7 +161,13 @@ class Engine:
         facts = self.topics.describe([self.topic.name])[self.topic.name]
         if self.dead_letters:
             self.topics.describe([self.dead_letters])
+        for url in dict.fromkeys(stores.values()):
+            found = preflight(url)
+            for finding in found:
+                _LOG.warning("%s", finding)
+            refuse(found, accept)
         self.run: Run = begin(self.flow, stores, generation=generation, accept=accept)
+        refuse(check_durability([(name, one.capabilities) for name, one in self.run.distinct_stores()]), accept)
         known = self.run.manifest.topic_ids if self.run.manifest else {}
         self.topic_ids = {**known, self.topic.name: facts.topic_id}
         marks = self.topics.marks([self.topic.name])

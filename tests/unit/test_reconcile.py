@@ -2,9 +2,11 @@
 
 import pytest
 
-from aggregations.errors import DefinitionChangedError, FlowError, RunRefusedError
-from aggregations.reconcile import Broker, Finding, Risk, check_stores, plan, refuse
+from aggregations.errors import DefinitionChangedError, RunRefusedError
+from aggregations.reconcile import Broker, Risk, check_durability, check_stores, plan, refuse
+from persistence.findings import Finding
 from persistence.manifest import Manifest, Progress
+from persistence.protocol import Capabilities
 
 
 def manifest(offset: int, topic_id: str = "one", **definitions: str) -> Manifest:
@@ -12,7 +14,7 @@ def manifest(offset: int, topic_id: str = "one", **definitions: str) -> Manifest
 
 
 def risks(findings: object) -> list[str]:
-    return [finding.risk.value for finding in findings]  # type: ignore[attr-defined]
+    return [finding.risk for finding in findings]  # type: ignore[attr-defined]
 
 
 def planned(stored: Manifest | None, low: int = 0, high: int = 100, topic_id: str = "one", **group: int):
@@ -36,7 +38,7 @@ def test_the_group_s_offset_is_shown_and_never_followed() -> None:
 def test_retention_that_has_passed_the_manifest_is_a_risk_and_the_start_is_where_the_log_begins() -> None:
     found = planned(manifest(40), low=50)
     assert risks(found.findings) == ["lost-records"]
-    assert "10 offsets were deleted unread" in found.findings[0].text
+    assert "10 offsets were deleted unread" in found.findings[0].what
     assert found.partitions[0].start == 50
 
 
@@ -70,17 +72,23 @@ def test_states_of_another_definition_are_a_risk() -> None:
 
 
 def test_every_finding_is_refused_unless_its_risk_is_accepted_by_name() -> None:
-    findings = [Finding(Risk.LOST_RECORDS, "gone"), Finding(Risk.BEYOND_END, "short")]
-    with pytest.raises(RunRefusedError, match=r"short \(--accept beyond-end\)"):
+    findings = [
+        Finding(Risk.LOST_RECORDS, "gone", "bring it", unsafe=True),
+        Finding(Risk.BEYOND_END, "short", "correct it", unsafe=True),
+        Finding("slow", "slow", "buy a disk"),
+    ]
+    with pytest.raises(RunRefusedError, match=r"^short. correct it \(--accept beyond-end\)$"):
         refuse(findings, ["lost-records"])
     refuse(findings, ["lost-records", "beyond-end"])
 
 
 def test_a_changed_definition_has_an_error_of_its_own() -> None:
     with pytest.raises(DefinitionChangedError):
-        refuse([Finding(Risk.DEFINITION, "other")], [])
+        refuse([Finding(Risk.DEFINITION, "other", "rebuild", unsafe=True)], [])
 
 
-def test_a_risk_that_there_is_not_is_refused() -> None:
-    with pytest.raises(FlowError, match="lost-records"):
-        refuse([], ["everything"])
+def test_a_store_that_is_written_before_another_one_must_be_durable() -> None:
+    loose, safe = Capabilities(), Capabilities(durable=True)
+    assert risks(check_durability([("up", loose), ("down", loose)])) == ["not-durable"]
+    assert check_durability([("up", loose), ("down", safe)]) == []
+    assert check_durability([("only", loose)]) == []
