@@ -179,6 +179,8 @@ def unaccounted(due: Mapping[Place, tuple[str, bytes | None]], found: Dead) -> l
         want, have = due.get(place), found.get(place)
         if want != have:
             where = ":".join(str(part) for part in place)
-            reasons = f"{want[0] if want else 'none'}, found {have[0] if have else 'none'}"
-            lines.append(f"dead letter {where}: expected {reasons}")
+            expected, got = (one[0] if one else "none" for one in (want, have))
+            lines.append(
+                f"dead letter {where}: expected {expected}, found {got}{' with other bytes' * (expected == got)}"
+            )
     return lines
