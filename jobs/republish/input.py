@@ -67,7 +67,7 @@ class InputPartition:
     @property
     def caught_up(self) -> bool:
         """Whether all that was there at the start has been processed."""
-        return not self.end or (self.next is not None and self.next >= self.end)
+        return self.end is not None and (self.next or 0) >= self.end
 
 
 class Input:
@@ -121,6 +121,7 @@ class Input:
             queued_min_messages=100_000,
             queued_max_messages_kbytes=65_536,
             fetch_wait_max_ms=100,
+            session_timeout_ms=10_000,  # a killed member gives its partitions up after that
         )
         # What exactness rests on is not for settings to change.
         config |= {
@@ -197,8 +198,8 @@ class Input:
 
     @property
     def caught_up(self) -> bool:
-        """Whether every assigned partition has reached the end that it had at the start."""
-        return self.assigned and all(part.caught_up for part in self.partitions.values())
+        """Whether every assigned partition has reached the end asked for; never when none is."""
+        return self._ends is not None and self.assigned and all(part.caught_up for part in self.partitions.values())
 
     def commit(self) -> None:
         """Commit how far the assigned partitions are processed.
@@ -243,8 +244,9 @@ class Input:
             place = (part.topic, part.partition)
             self.partitions[place] = self._new(part.topic, part.partition, ids[part.topic])
             if part.offset >= 0:
-                self.partitions[place].next = self.partitions[place].committed = part.offset
-                self._count_expired(part.topic, part.partition, part.offset, marks[place].low)
+                low = marks[place].low
+                self.partitions[place].next, self.partitions[place].committed = max(part.offset, low), part.offset
+                self._count_expired(part.topic, part.partition, part.offset, low)
 
     def _on_revoke(self, consumer: Consumer, gone: list[TopicPartition]) -> None:
         self.rebalances += 1

@@ -183,7 +183,7 @@ class _Run:
         try:
             while not self._of._stop.is_set() and not self._input.caught_up:
                 self._input.wake(now_ms())
-                messages = self._input.read(most)
+                messages = self._input.read(min(most, self._of._batch_size - self._worker.pending))
                 if messages:
                     began = time.monotonic()
                     self._worker.handle(messages)
@@ -198,7 +198,7 @@ class _Run:
 
     def _commit(self, timeout: float | None = None) -> None:
         """Steps 4 to 6: also run by the consumer before partitions are taken away."""
-        if self._worker.is_idle:
+        if not self._worker.pending:
             return
         self._worker.finish(timeout)
         effect(REPUBLISH_COMMIT, self._input.commit)

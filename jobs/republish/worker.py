@@ -64,13 +64,13 @@ class Worker:
         self._began = time.monotonic()
 
     @property
-    def is_idle(self) -> bool:
-        """Whether there is nothing to finish."""
-        return not self._counts.consumed
+    def pending(self) -> int:
+        """Records of the batch so far."""
+        return self._counts.consumed
 
     def is_due(self, batch_size: int, max_wait: float) -> bool:
         """Whether the batch is large or old enough to be finished."""
-        full = self._counts.consumed >= batch_size or len(self._dead) >= _MOST_DEAD
+        full = self.pending >= batch_size or len(self._dead) >= _MOST_DEAD
         return full or time.monotonic() - self._began >= max_wait
 
     def handle(self, messages: list[Consumed]) -> None:
@@ -79,7 +79,7 @@ class Worker:
         Raises:
             BrokerError: Kafka refuses an output, or a record cannot be used and there is no dead-letter topic.
         """
-        if self.is_idle:
+        if not self.pending:
             self._began = time.monotonic()
         outgoing: list[Outgoing] = []
         partitions, process, counts = self._input.partitions, self._passage.process, self._counts

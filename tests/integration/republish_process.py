@@ -1,0 +1,34 @@
+"""A republisher as a process of its own, for tests that kill it: arguments are JSON on the command line."""
+
+import json
+import sys
+
+from jobs.republish import Output, Record, RetryTopics, Source, republish
+from persistence.kafka import KafkaSettings
+
+
+def split(record: Record) -> list[Output]:
+    """`3:a,b` becomes two messages with the keys `a` and `b`; `3:` none; anything else is poison."""
+    number, _, names = record.payload.decode().partition(":")
+    int(number)
+    return [Output(b"%s/%s" % (number.encode(), name.encode()), key=name.encode()) for name in names.split(",") if name]
+
+
+def main() -> None:
+    arguments = json.loads(sys.argv[1])
+    settings = KafkaSettings(arguments.pop("bootstrap"), arguments.pop("options", {}))
+    source = Source.of(arguments.pop("source"), arguments.pop("kind"))
+    retry = RetryTopics(arguments.pop("retry", {}))
+    done = republish(
+        split,
+        source=source,
+        settings=settings,
+        retry=retry,
+        progress=lambda counts: print(counts.consumed, flush=True),
+        **arguments,
+    )
+    print(json.dumps(done.as_dict()), flush=True)
+
+
+if __name__ == "__main__":
+    main()
