@@ -253,6 +253,7 @@ def arrive(
             branch=element.branch,
             indices=element.indices,
             event_id=element.event_id if siblings is Siblings.EVENT_ID else "",
+            stage=stage.name,
         )
         root, redrive = lineage.root, lineage.redrive
         transit = redrive is not None and redrive.stage in later

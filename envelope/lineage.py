@@ -93,7 +93,7 @@ class Standing:
         position: Position within the lane.
         transparent: It came by a retry or redrive route.
         ambiguous: A fan-out index is missing and no event id stands in for it.
-        orphan: Lane and position of a redriven record that left no hole: a lane of its own, by the
+        orphan: Lane and position of a redriven record that left no hole here: a lane of its own, by the
             coordinates at which it died.
     """
 
@@ -186,6 +186,7 @@ class Lineage:
         branch: tuple[str, ...] = (),
         indices: tuple[int, ...] = (),
         event_id: str = "",
+        stage: str = "",
     ) -> Standing:
         """Return where the message stands at a stage.
 
@@ -194,6 +195,7 @@ class Lineage:
             branch: Names of the flow's own branches it went through.
             indices: Index in each flat-map of the flow it went through.
             event_id: Identity of the event, to be used when an index is missing; empty for none.
+            stage: Name of the stage; a redriven record left a hole at the one where it died at most.
         """
         line = self.reduced()
         position: Position = (
@@ -207,7 +209,7 @@ class Lineage:
         lane, group = line._names(rekeyed=rekeyed, branch=branch)
         orphan = None
         redrive = self.redrive
-        if redrive is not None and not redrive.hole:
+        if redrive is not None and (not redrive.hole or (stage and redrive.passed(stage))):
             died = line.own
             # No lane of a path begins like this: "!" is not in a topic's name.
             orphan = (f"!{_topic(died)}:{died.partition}#{died.topic_id}", (died.offset, *indices))

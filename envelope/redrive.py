@@ -26,6 +26,10 @@ class Redrive(NamedTuple):
     stage: str = ""
     hole: bool = True
 
+    def passed(self, stage: str) -> bool:
+        """Whether a stage comes behind the one that it is redriven to. It never was there, and left no hole."""
+        return self.stage not in ("", stage)
+
     @property
     def via(self) -> str:
         """Name of the hop that says so."""

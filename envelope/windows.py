@@ -121,7 +121,7 @@ class Windows:
         if one.position in self.holes.get(one.group, ()):
             return Decision(Verdict.REDRIVEN, fold=True)
         if one.orphan is not None:
-            return self._decide_orphan(*one.orphan)
+            return self._decide_orphan(one, *one.orphan)
         if window is None:
             return Decision(Verdict.NEW_LANE if met and one.lane not in met else Verdict.ACCEPTED, fold=True)
         if window.reaches(one.position):
@@ -129,10 +129,11 @@ class Windows:
         late = window.highest is not None and one.position < window.highest
         return Decision(Verdict.LATE if late else Verdict.ACCEPTED, fold=True)
 
-    def _decide_orphan(self, lane: str, position: Position) -> Decision:
+    def _decide_orphan(self, one: Standing, lane: str, position: Position) -> Decision:
         """Decide about a redriven record without a hole that no lane of its path holds."""
-        window = self.lanes.get(lane, Window())
-        if window.holds(position):
+        window, others = self.lanes.get(lane, Window()), self.lanes.get(_orphans(one))
+        # The event may have died twice, as two copies, and the other one have come back below the floor.
+        if window.holds(position) or (others is not None and not one.ambiguous and others.holds(one.position)):
             return Decision(Verdict.DUPLICATE, fold=False)
         if window.reaches(position):
             return Decision(Verdict.UNPROVEN, fold=False)
@@ -159,6 +160,7 @@ class Windows:
             positions.setdefault(one.lane, []).append(one.position)
             if one.orphan is not None:
                 positions.setdefault(one.orphan[0], []).append(one.orphan[1])
+                positions.setdefault(_orphans(one), []).append(one.position)
             if one.position in holes.get(one.group, ()):
                 holes[one.group] = holes[one.group] - {one.position}
         known = dict(self.lanes)
@@ -184,6 +186,11 @@ class Windows:
                 f"{limit} dead-lettered messages of one key wait to be redriven; redrive or discard them"
             )
         return replace(self, holes={**self.holes, one.group: present | {one.position}})
+
+
+def _orphans(one: Standing) -> str:
+    """Lane that remembers the orphans of a group by their position. No lane of a path begins like this."""
+    return f"!{one.group}"
 
 
 def in_order(arrivals: Sequence[Standing]) -> list[int]:

@@ -96,9 +96,10 @@ class Batch:
         """Position components by row; `schema.MISSING` where a position is shorter."""
         return position_arrays(self.frame)
 
-    def standing(self, row: int, *, rekeyed: bool) -> Standing:
+    def standing(self, row: int, *, rekeyed: bool, stage: str = "") -> Standing:
         """Where the message in row `row` of `frame` stands, as the pure code has it."""
-        return standing(self.frame.row(row, named=True), self.signatures, rekeyed=rekeyed, siblings=self.siblings)
+        named = self.frame.row(row, named=True)
+        return standing(named, self.signatures, rekeyed=rekeyed, siblings=self.siblings, stage=stage)
 
 
 def position_arrays(frame: pl.DataFrame) -> list[npt.NDArray[np.int64]]:
@@ -115,6 +116,7 @@ def standing(
     *,
     rekeyed: bool,
     siblings: Siblings = Siblings.EVENT_ID,
+    stage: str = "",
 ) -> Standing:
     """Return the standing of a row of a frame: its system and position columns by name."""
     signature = signatures[row[schema.SIGNATURE]]
@@ -123,7 +125,9 @@ def standing(
     event_id = row[schema.EVENT_ID] if siblings is Siblings.EVENT_ID else ""
     if signature.missing and event_id:
         position = (*position, event_id)
-    orphan = (signature.orphan, (row[schema.position(signature.width)],)) if signature.orphan else None
+    orphan = None
+    if signature.is_orphan(stage):
+        orphan = (signature.orphan, (row[schema.position(signature.width)],))
     return Standing(
         place.lane, place.group, position, signature.transparent, signature.missing and not event_id, orphan
     )

@@ -263,7 +263,7 @@ def _positions(hops: Hops, codes: Ints, signatures: Sequence[Signature], own_off
 def _position(one: Decoded) -> list[int]:
     line, redrive = one.lineage.reduced(), one.lineage.redrive
     position = [line.root.offset, *(NO_INDEX if edge.index is None else edge.index for edge in line.edges)]
-    return position if redrive is None or redrive.hole else [*position, line.own.offset]
+    return position if redrive is None or (redrive.hole and not redrive.stage) else [*position, line.own.offset]
 
 
 def _filtered(values: pa.BinaryArray, mask: Mask) -> tuple[Ints, pa.BinaryArray]:

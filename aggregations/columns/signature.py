@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from envelope import EnvelopeError, Hop, Lineage, Node
 from envelope.lineage import NO_INDEX
+from envelope.redrive import Redrive
 
 Step: TypeAlias = tuple[str, int, str, bool, bool, bool, str, str]
 """Of a hop: topic, partition, via, rekeyed, transparent, whether it has an index, topic id, cluster."""
@@ -47,8 +48,9 @@ class Signature:
         topic: Root topic.
         topic_id: Root topic's id; empty when unknown.
         stage: Stage that it is redriven to; empty for the first, or when it is not redriven.
-        orphan: Lane of its own, for what is redriven and left no hole; empty otherwise.
-        died: Number of the hop at which an orphan died.
+        hole: It left a hole at that stage.
+        orphan: Lane of its own, for what is redriven, at the stages where it left no hole; empty otherwise.
+        died: Number of the hop at which it died.
     """
 
     kept: Place
@@ -59,6 +61,7 @@ class Signature:
     topic: str
     topic_id: str
     stage: str = ""
+    hole: bool = False
     orphan: str = ""
     died: int = 0
 
@@ -69,13 +72,17 @@ class Signature:
 
     @property
     def components(self) -> int:
-        """Position columns that it fills: behind an orphan's position stands the offset at which it died."""
+        """Position columns that it fills: behind a redriven one's position stands the offset at which it died."""
         return self.width + bool(self.orphan)
 
     @property
     def exotic(self) -> bool:
         """Whether whole numbers do not say all about its messages' standing."""
         return self.transparent or self.missing
+
+    def is_orphan(self, stage: str) -> bool:
+        """Whether it left no hole at a stage; an empty name stands for the one where it died."""
+        return bool(self.orphan) and (not self.hole or (bool(stage) and Redrive(self.stage).passed(stage)))
 
     def place(self, *, rekeyed: bool) -> Place:
         """Where it stands."""
@@ -117,6 +124,8 @@ class Signatures:
         line = line.resolved(self._topic_ids)
         kept, rekeyed = line.standing(), line.standing(rekeyed=True)
         redrive = line.redrive
+        # A stage of no flow: what holds at every stage but the one where it died.
+        orphan = line.standing(stage="/").orphan if redrive and redrive.stage else kept.orphan
         edges = tuple(i for i, edge in enumerate(line.edges) if not edge.transparent)
         return Signature(
             kept=Place(kept.lane, kept.group),
@@ -127,7 +136,8 @@ class Signatures:
             topic=line.root.topic,
             topic_id=line.root.topic_id,
             stage=redrive.stage if redrive else "",
-            orphan=kept.orphan[0] if kept.orphan else "",
+            hole=redrive.hole if redrive else False,
+            orphan=orphan[0] if orphan else "",
             died=edges[-1] + 1 if edges else 0,
         )
 

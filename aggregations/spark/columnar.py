@@ -275,7 +275,7 @@ class _Fold:
         )
 
     def _standing(self, row: Mapping[str, Any]) -> Standing:
-        return standing(row, self.rows.signatures, rekeyed=row[REKEYED], siblings=self.siblings)
+        return standing(row, self.rows.signatures, rekeyed=row[REKEYED], siblings=self.siblings, stage=self.stage.name)
 
     def _fail(self, one: Decided) -> None:
         assert one.reason is not None

@@ -12,6 +12,7 @@ from aggregations.flow import Flow
 from aggregations.memory import MemoryRunner
 from aggregations.source import Topic
 from envelope import Hop, Reason, decode
+from envelope.redrive import Redrive, redrive_hops
 from persistence import faults
 from persistence.errors import Transient
 from persistence.faults import Fault, Injector
@@ -220,6 +221,71 @@ def test_a_redriven_record_fills_the_holes_of_all_its_parts_once():
     assert second.verdicts["a"] == Counter(unproven=3)
     assert states(run, "a")["N11"] == {"parts": ["b", *["B"] * 10, "W"]}
     assert dead(run)[1:] == [(21, "a", Reason.UNPROVEN)]
+
+
+class Refuses:
+    """Lists its values; refuses those that are negative."""
+
+    def zero(self):
+        return []
+
+    def fold(self, state, element):
+        if element["minutes"] < 0:
+            raise ValueError
+        return [*state, element["minutes"]]
+
+
+def comes_back(offset, died, redrive, minutes, root):
+    """A letter redriven by the library's own hops, with another payload."""
+    at = Hop(TOPIC, died.partition, died.offset, topic_id="T1")
+    letter = Hop("dead", 0, died.offset, topic_id="D")
+    return chained(offset, root, *redrive_hops(at, letter, redrive), minutes=minutes)
+
+
+@pytest.mark.parametrize("crash", [None, "persist:b", "persist:a", "manifest"])
+def test_a_letter_of_the_first_stage_is_folded_once_by_the_second_however_far_that_has_gone_on(crash):
+    """The second stage never met it: it has no hole there, and is below the floor."""
+    flow = (
+        Flow("f")
+        .source(wrapped())
+        .aggregate("a", "tail", Refuses(), window=1)
+        .aggregate("b", "tail", Refuses(), window=1)
+    )
+    store = fresh_store()
+    run = runner(flow, store)
+    roots = [hop("raw", 0, n) for n in range(9)]
+    dead = chained(2, roots[2], minutes=-2)
+    run.process([chained(n, roots[n], minutes=n) if n != 2 else dead for n in range(9)])
+    back = comes_back(20, dead, Redrive("a"), 2, roots[2])
+    if crash:
+        with faults.use(Injector([Fault(crash, faults.Outcome.UNANSWERED)])), pytest.raises(Transient):
+            run.process([back])
+    for _ in range(2):
+        run = runner(flow, store)
+        run.process([back])
+    for stage in ("a", "b"):
+        assert sorted(run.states(stage)[b"N1"].fold) == list(range(9))
+
+
+def test_two_letters_of_one_event_are_folded_once():
+    """A service sent it twice, and each copy died before its key was known."""
+    mended = []
+
+    def strict(element):
+        if element["minutes"] < 0 and not mended:
+            raise ValueError
+        return element["late"] is None
+
+    flow = Flow("f").source(wrapped()).filter(strict).aggregate("a", "tail", Refuses(), window=1)
+    run = runner(flow)
+    roots = [hop("raw", 0, n) for n in range(6)]
+    first, second = chained(0, roots[0], minutes=-1), chained(1, roots[0], minutes=-1)
+    run.process([first, second, *(chained(n + 1, roots[n], minutes=n) for n in range(1, 6))])
+    assert [letter.hole for letter in run.dead_letters] == [False, False]
+    mended.append(True)
+    for offset, died in ((20, first), (21, second)):
+        run.process([comes_back(offset, died, Redrive("a", hole=False), 7, roots[0])])
+    assert run.results("a") == {b"N1": [1, 2, 3, 4, 5, 7]}
 
 
 def test_a_retry_passage_reads_as_the_direct_one_and_its_message_is_late():

@@ -58,7 +58,7 @@ def test_a_value_that_is_no_mapping_has_no_columns(wanted):
         [{"x": object()}, {"x": 1}],
         [{"x": (1, 2)}, {"x": 1}],
     ],
-    ids=repr,
+    ids=["float", "null", "boolean", "large", "numpy", "other columns", "types", "surrogate", "object", "list"],
 )
 @pytest.mark.parametrize("of", [pl.col("x") + pl.col("x"), "x"], ids=["expression", "column"])
 def test_what_else_is_in_the_batch_changes_no_result_and_no_type(values, of):

@@ -82,7 +82,7 @@ def test_a_map_by_a_function_makes_a_new_value_and_forgets_the_columns():
 @pytest.mark.parametrize(
     "step",
     [Filter(boom), Divert(boom), Map(function=boom), FlatMap(boom), Publish("out", value=boom, name="f")],
-    ids=str,
+    ids=lambda step: type(step).__name__,
 )
 def test_a_function_that_raises_rejects_its_element_without_quoting_the_message(step):
     applied = apply(step, legs(1))
