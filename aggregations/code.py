@@ -12,8 +12,10 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, Protocol
+from weakref import WeakKeyDictionary
 
 _NOT_OURS = frozenset({"builtins", "typing", "abc", "aggregations.folds"})
+_classes: WeakKeyDictionary[type, str] = WeakKeyDictionary()
 _SCALARS = (str, bytes, int, float, complex, type(None), type(Ellipsis))
 
 
@@ -141,6 +143,12 @@ def _within(body: ast.expr, place: tuple[int | None, int | None, int | None, int
 
 def _class(kind: type) -> str:
     """Hash of the code of a class and of the bases that were written for it."""
+    if kind not in _classes:
+        _classes[kind] = _hash(_class_text(kind))
+    return _classes[kind]
+
+
+def _class_text(kind: type) -> str:
     texts = []
     for one in kind.__mro__:
         if one.__module__ in _NOT_OURS:
@@ -150,7 +158,7 @@ def _class(kind: type) -> str:
         except (OSError, TypeError, SyntaxError):
             codes = (value.__code__ for value in vars(one).values() if isinstance(value, FunctionType))
             texts += [_bytecode(code) for code in codes]
-    return _hash("\n".join(texts))
+    return "\n".join(texts)
 
 
 def _unparsed(tree: ast.AST) -> str:

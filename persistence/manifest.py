@@ -110,6 +110,9 @@ def ahead(upstream: Manifest | None, downstream: Manifest | None) -> list[tuple[
     known = [upstream] if downstream is None else [downstream, upstream]
     found = []
     for topic, partitions in upstream.positions.items():
+        if downstream is not None and _age(downstream, topic, known) > _age(upstream, topic, known):
+            # The topic was created again, and the downstream manifest is the first to say so.
+            continue
         for partition in partitions:
             above = _place(upstream, topic, partition, known)
             below = None if downstream is None else _place(downstream, topic, partition, known)
@@ -119,11 +122,14 @@ def ahead(upstream: Manifest | None, downstream: Manifest | None) -> list[tuple[
 
 
 def _place(manifest: Manifest, topic: str, partition: int, known: Sequence[Manifest]) -> tuple[int, int] | None:
-    """(age rank of the topic's incarnation, next offset), comparable over the manifests in `known`."""
+    """(age of the topic's incarnation, next offset), comparable over the manifests in `known`."""
     progress = manifest.positions.get(topic, {}).get(partition)
-    if progress is None:
-        return None
+    return None if progress is None else (_age(manifest, topic, known), progress.next_offset)
+
+
+def _age(manifest: Manifest, topic: str, known: Sequence[Manifest]) -> int:
+    """Number of the topic's incarnation that a manifest is about, in the order of first sight; -1 when unknown."""
     # Ids are only ever appended to `incarnations`, so the longest list is the youngest and has all of them.
     order = max((other.incarnations.get(topic, ()) for other in known), key=len)
     topic_id = manifest.topic_ids.get(topic, "")
-    return (order.index(topic_id) if topic_id in order else -1), progress.next_offset
+    return order.index(topic_id) if topic_id in order else -1

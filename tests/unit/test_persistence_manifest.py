@@ -68,6 +68,14 @@ def test_an_older_incarnation_is_lower_whatever_its_offset():
     assert ahead(new, old) == [("legs", 0)]
 
 
+def test_a_downstream_manifest_of_a_younger_incarnation_is_ahead_of_partitions_that_it_has_not_read_yet():
+    """What a crash between two manifests leaves, right after the topic was created again."""
+    old = manifest(topic_id="id1", incarnations=("id1",), p0=500, p1=7)
+    new = manifest(topic_id="id2", incarnations=("id1", "id2"), p0=3)
+    assert ahead(old, new) == []
+    assert ahead(new, old) == [("legs", 0)]
+
+
 def test_downstream_first_leaves_the_downstream_store_at_or_ahead():
     assert ahead(manifest(p0=5), manifest(p0=5)) == []
     assert ahead(manifest(p0=5), manifest(p0=8, p1=1)) == []

@@ -1,0 +1,67 @@
+"""The engine's driver: starts as the real one does, then runs batch after batch of the real runner."""
+
+from collections.abc import Mapping, Sequence
+
+from aggregations.memory import MemoryRunner
+from aggregations.reconcile import Broker, plan, refuse
+from aggregations.simulation.kafka import Cluster
+from aggregations.simulation.topology import FINAL, FLOW, Spec
+from persistence.faults import effect
+from persistence.steps import Step
+
+
+class Driver:
+    """One run of the flow.
+
+    Args:
+        spec: The world.
+        cluster: The broker.
+        stores: URL by stage.
+        accept: Risks taken on purpose.
+
+    Raises:
+        RunRefusedError: Going on would be unsafe.
+    """
+
+    def __init__(self, spec: Spec, cluster: Cluster, stores: Mapping[str, str], accept: Sequence[str] = ()) -> None:
+        self._cluster = cluster
+        self.log = cluster.topics[FINAL]
+        ids = {topic: log.topic_id for topic, log in cluster.topics.items()}
+        self.runner = MemoryRunner(spec.flow, stores, topic_ids=ids, accept=accept)
+        run = self.runner.run
+        made = plan(FLOW, run.manifest, run.manifests, self._broker())
+        refuse(made.findings, accept)
+        run.starting_at(FINAL, {one.partition: one.start for one in made.partitions})
+        self.next = {one.partition: one.start or 0 for one in made.partitions}
+
+    @property
+    def lag(self) -> int:
+        """Records it has yet to read."""
+        return sum(
+            partition.high - max(partition.low, self.next.get(number, 0))
+            for number, partition in enumerate(self.log.partitions)
+        )
+
+    def batch(self, limit: int, slow: int = -1) -> None:
+        """Fold up to `limit` records of every partition but the slow one, and commit."""
+        records = [
+            record
+            for number in range(len(self.log.partitions))
+            if number != slow
+            for record in self._cluster.read(FINAL, number, self.next.get(number, 0), limit)
+        ]
+        self.runner.process(records)
+        for record in records:
+            self.next[record.partition] = record.offset + 1
+        effect(Step.RETURN, lambda: None)
+        effect(Step.OFFSETS, self._commit)
+
+    def _commit(self) -> None:
+        for number, offset in self.next.items():
+            at = (FLOW, FINAL, number)
+            self._cluster.groups[at] = max(self._cluster.groups.get(at, 0), offset)
+
+    def _broker(self) -> Broker:
+        marks = {number: (partition.low, partition.high) for number, partition in enumerate(self.log.partitions)}
+        group = {at[2]: offset for at, offset in self._cluster.groups.items() if at[:2] == (FLOW, FINAL)}
+        return Broker(FINAL, self.log.topic_id, marks, group)

@@ -1,0 +1,240 @@
+"""What can happen in a world. A step is a kind and three numbers, taken modulo what there is: any step fits any world."""
+
+from collections.abc import Callable
+from contextlib import suppress
+from random import Random
+from typing import NamedTuple
+
+from aggregations.errors import RunRefusedError
+from aggregations.simulation.faults import ENDS, Crash, Script
+from aggregations.simulation.kafka import Log
+from aggregations.simulation.oracle import Violation
+from aggregations.simulation.service import Outgoing, mended, rooted
+from aggregations.simulation.stores import Copy
+from aggregations.simulation.topology import FINAL, FLOW, Payload, Spec, digest, draw
+from aggregations.simulation.world import World
+from persistence.errors import Transient
+from persistence.manifest import ahead, minimum
+from persistence.names import FlowRef
+
+_REF = FlowRef(FLOW)
+_NOTHING = Copy({}, {}, {})
+
+
+class Step(NamedTuple):
+    """One step. Called with the world that it happens in."""
+
+    kind: str
+    a: int
+    b: int
+    c: int
+
+    def __call__(self, world: World) -> None:
+        KINDS[self.kind][1](world, self.a, self.b, self.c)
+
+    def __str__(self) -> str:
+        return f"{self.kind}({self.a}, {self.b}, {self.c})"
+
+
+def draw_world(seed: int, steps: int = 40) -> tuple[Spec, list[Step]]:
+    """Draw a world and what happens in it."""
+    random = Random(seed)
+    spec = draw(random)
+    kinds = random.choices(list(KINDS), [weight for weight, _ in KINDS.values()], k=steps)
+    return spec, [Step(kind, *(random.randrange(1 << 16) for _ in range(3))) for kind in kinds]
+
+
+def _produce(world: World, a: int, b: int, c: int) -> None:
+    """Producers write one to four events."""
+    topic = world.spec.roots[b % len(world.spec.roots)]
+    for n in range(1 + a % 4):
+        name = f"e{len(world.oracle.events)}"
+        stage = world.spec.stages[digest(name, "bad") % len(world.spec.stages)]
+        payload: Payload = {
+            "id": name,
+            "k": f"k{digest(name, 'k') % 3}",
+            "g": f"g{digest(name, 'g') % 2}",
+            "h": f"h{(c + n) % 2}",
+            "x": digest(name, "x") % 100,
+            "bad": ("", stage.name, f"!{stage.name}")[max(digest(name, "poison") % 16 - 13, 0)],
+        }
+        world.rooted(topic, payload, Outgoing(topic, payload["k"].encode(), rooted(payload), None, payload))
+
+
+def _republish(world: World, a: int, b: int, c: int) -> None:
+    """A service works on one partition; every other time it meets a fault at one of its effects."""
+    if not world.services:
+        return
+    service = world.services[a % len(world.services)]
+    script = Script({(c >> 3) % 12: ENDS[c % 4]} if c & 4 else {})
+
+    def work() -> None:
+        # It dies; the next one goes on from the committed offset.
+        with suppress(Crash, Transient):
+            service.step(a >> 8, b >> 8, 1 + b % 8)
+
+    world.under(script, work)
+
+
+def _stale(world: World, a: int, b: int, c: int) -> None:
+    """A service stands still between reading and producing."""
+    if world.services:
+        service = world.services[a % len(world.services)]
+        topic, partition = service.place(a >> 8, b >> 8)
+        world.stale.append((service, service.transform(service.read(topic, partition, 1 + b % 8))))
+
+
+def _deliver(world: World, a: int, b: int, c: int) -> None:
+    """It is woken, produces some of what it had in hand, and dies."""
+    if world.stale:
+        _, outgoing = world.stale.pop(a % len(world.stale))
+        for output in outgoing[: b % (len(outgoing) + 1)]:
+            world.deliver(output)
+
+
+def _rewind(world: World, a: int, b: int, c: int) -> None:
+    """A service's offset is set back."""
+    if world.services:
+        world.services[a % len(world.services)].rewind(b, 1 + c % 30)
+
+
+def _engine(world: World, a: int, b: int, c: int) -> None:
+    """The engine folds a batch, or dies, or errs, at one of its effects or within a save."""
+    script = Script({(b >> 1) % 24: ENDS[c % 4]} if b & 1 else {})
+    if b % 8 == 6:
+        list(world.stores.values())[c % len(world.stores)].dies_after = c >> 4
+    world.under(script, lambda: world.engine(1 + a % 10, (a >> 8) % 12))
+    for store in world.stores.values():
+        store.dies_after = None
+
+
+def _kill(world: World, a: int, b: int, c: int) -> None:
+    """The engine dies between two batches."""
+    world.driver = None
+
+
+def _zombie(world: World, a: int, b: int, c: int) -> None:
+    """The engine stands still at one of its effects."""
+    world.zombie(1 + a % 10, b % 16)
+
+
+def _wake(world: World, a: int, b: int, c: int) -> None:
+    """An engine that stood still goes on."""
+    world.wake(a)
+
+
+def _grow(world: World, a: int, b: int, c: int) -> None:
+    """A topic gets a partition."""
+    if not world.spec.growth:
+        return
+    if world.spec.growth == "drained":
+        world.settle()
+    topic = _topic(world, a)
+    if len(topic.partitions) < 4:
+        world.cluster.grow(topic.topic)
+
+
+def _recreate(world: World, a: int, b: int, c: int) -> None:
+    """A topic is deleted and created again; its records are all through."""
+    if not world.spec.recreates:
+        return
+    world.settle()
+    topic = _topic(world, a)
+    world.cluster.create(topic.topic, len(topic.partitions))
+    world.copies.clear()
+    if topic.topic == FINAL:
+        world.trimmed = True
+        world.driver = None
+
+
+def _trim(world: World, a: int, b: int, c: int) -> None:
+    """Retention deletes what every reader has read."""
+    log = _topic(world, a)
+    for number, partition in enumerate(log.partitions):
+        readers = [service.passage.name for service in world.services if service.passage.source == log.topic]
+        passed = [world.cluster.groups.get((reader, log.topic, number), 0) for reader in readers]
+        if log.topic == FINAL:
+            manifests = [store.load_manifest(_REF) for store in world.stores.values()]
+            # A manifest of another incarnation says nothing about this one.
+            same = all(one is None or one.topic_ids.get(FINAL) == log.topic_id for one in manifests)
+            passed.append(minimum(manifests).get(FINAL, {}).get(number, 0) if same else 0)
+        partition.low = max(partition.low, min([*passed, partition.high]))
+    if log.topic == FINAL:
+        world.trimmed = True
+        world.copies.clear()
+
+
+def _snapshot(world: World, a: int, b: int, c: int) -> None:
+    """Somebody copies the stores."""
+    world.copies.append({url: store.copy() for url, store in world.stores.items()})
+
+
+def _restore(world: World, a: int, b: int, c: int) -> None:
+    """Stores go back to a copy, or to nothing; nobody runs meanwhile."""
+    copies = list(world.copies)
+    if not world.trimmed:
+        copies.append(dict.fromkeys(world.stores, _NOTHING))
+    if not copies:
+        return
+    for process, _ in world.zombies:
+        process.kill()
+    world.zombies.clear()
+    world.driver = None
+    copy = copies[a % len(copies)]
+    urls = list(world.stores)
+    # Upstream alone, all of them, or downstream alone.
+    for url in [urls[:1], urls, urls[1:]][b % 3]:
+        world.stores[url].restore(copy[url])
+    if len(urls) > 1 and not _fits(world):
+        # What must be refused is mended as the refusal says.
+        for url in urls:
+            world.stores[url].restore(copy[url])
+    world.watch.forget()
+
+
+def _fits(world: World) -> bool:
+    """Whether the engine starts: it must exactly if the downstream store has all that the upstream one counts on."""
+    upstream, downstream = (store.load_manifest(_REF) for store in world.stores.values())
+    lost = bool(ahead(upstream, downstream)) or (upstream is not None and downstream is None)
+    try:
+        world.start()
+    except RunRefusedError as refused:
+        if lost:
+            return False
+        raise Violation(f"the engine refuses stores that fit together: {refused}") from None
+    if lost:
+        raise Violation("the engine starts although the downstream store lost data")
+    return True
+
+
+def _redrive(world: World, a: int, b: int, c: int) -> None:
+    """A dead letter comes back, mended."""
+    if world.letters:
+        output = mended(*world.letters[a % len(world.letters)])
+        world.oracle.cured(output.payload["id"])
+        world.deliver(output)
+
+
+def _topic(world: World, number: int) -> Log:
+    names = sorted(world.spec.partitions)
+    return world.cluster.topics[names[number % len(names)]]
+
+
+KINDS: dict[str, tuple[int, Callable[[World, int, int, int], None]]] = {
+    "produce": (14, _produce),
+    "republish": (26, _republish),
+    "engine": (22, _engine),
+    "rewind": (4, _rewind),
+    "stale": (3, _stale),
+    "deliver": (3, _deliver),
+    "kill": (2, _kill),
+    "zombie": (4, _zombie),
+    "wake": (4, _wake),
+    "grow": (2, _grow),
+    "recreate": (1, _recreate),
+    "trim": (2, _trim),
+    "snapshot": (2, _snapshot),
+    "restore": (2, _restore),
+    "redrive": (4, _redrive),
+}
+"""Kind of step to how often it happens and what it does. A world has about forty steps."""

@@ -1,0 +1,284 @@
+"""What a seed draws: topics, passages between them, and the flow at their end. All functions of content alone."""
+
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from random import Random
+from typing import Any
+
+from aggregations.element import Element
+from aggregations.fields import Fields, count, total
+from aggregations.flow import Flow
+from aggregations.source import Json, Topic
+from envelope.windows import LANES
+
+FINAL = "t"
+"""The topic that the flow reads."""
+FLOW = "simulated"
+COLUMNS = {"id": str, "k": str, "g": str, "h": str, "x": int, "bad": str}
+
+Payload = dict[str, Any]
+"""`id` says which logical message it is: the root's id and what every passage made of it."""
+
+
+def digest(*texts: str) -> int:
+    """A number that depends on the texts alone."""
+    return zlib.crc32("|".join(texts).encode())
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """A republish service.
+
+    Attributes:
+        name: Its name.
+        source: Topic it reads.
+        target: Topic it writes.
+        rekey: `keep`, `change`, or `mixed`: by content.
+        fan: 1 for one output per input, else the most outputs; how many is a matter of content.
+        spread: It writes to partitions in turn, not by key.
+        foreign: It writes neither fan-out index nor topic id.
+        retries: Some inputs go through its retry topic first, which ones differs from try to try.
+    """
+
+    name: str
+    source: str
+    target: str
+    rekey: str = "keep"
+    fan: int = 1
+    spread: bool = False
+    foreign: bool = False
+    retries: bool = False
+
+    def outputs(self, payload: Payload) -> list[Payload]:
+        """What it makes of an input."""
+        source = payload["id"]
+        many = 1 if self.fan == 1 else digest(source, self.name) % (self.fan + 1)
+        return [self._output(payload, f"{source}/{self.name}.{i}") for i in range(many)]
+
+    def _output(self, payload: Payload, name: str) -> Payload:
+        changes = self.rekey == "change" or (self.rekey == "mixed" and digest(name) % 2 == 0)
+        key = f"{self.name}{digest(name, 'k') % 3}" if changes else payload["k"]
+        return {**payload, "id": name, "k": key}
+
+
+@dataclass(frozen=True, slots=True)
+class StageSpec:
+    """One stage of the flow.
+
+    Attributes:
+        name: Its name.
+        key: Column that it is keyed by; `k` is the record's key.
+        seen: Its fold remembers every id; otherwise it counts and sums.
+        flat: A flat-map stands in front of it.
+        emits: It emits two items per element.
+        checks: A step in front of it refuses some elements, before their key is known.
+    """
+
+    name: str
+    key: str
+    seen: bool = True
+    flat: bool = False
+    emits: bool = False
+    checks: bool = False
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A world to simulate.
+
+    Attributes:
+        roots: Topics that producers write.
+        partitions: Partitions by topic.
+        passages: Republish services.
+        stages: Stages of the flow.
+        window: Positions remembered per lane.
+        split: Number of stages in the first store; all when it is the number of stages.
+        growth: Topics may get partitions: `drained` when nothing is under way, `undrained` at any time, or empty.
+        recreates: Topics may be deleted and created again, when nothing is under way.
+        reorders: Services' producers may swap neighbours.
+        filters: The flow leaves some elements out.
+    """
+
+    roots: tuple[str, ...]
+    partitions: Mapping[str, int]
+    passages: tuple[Passage, ...]
+    stages: tuple[StageSpec, ...]
+    window: int
+    split: int
+    growth: str = ""
+    recreates: bool = False
+    reorders: bool = False
+    filters: bool = False
+
+    @cached_property
+    def flow(self) -> Flow[Any]:
+        """The flow under test."""
+        flow: Flow[Any] = Flow(FLOW).source(Topic(FINAL, Json(COLUMNS)))
+        if self.filters:
+            flow = flow.filter(_kept)
+        spread = any(passage.spread and passage.target == FINAL for passage in self.passages)
+        for stage in self.stages:
+            if stage.flat:
+                flow = flow.flat_map(_split)
+            if stage.checks:
+                flow = flow.map(Check(stage.name))
+            fold = Seen(stage.name) if stage.seen else Fields(n=count(), s=total("x"))
+            flow = flow.aggregate(
+                stage.name,
+                stage.key,
+                fold,
+                co_partitioned=not spread,
+                window=self.window,
+                lanes=LANES,
+                emit=_emit if stage.emits else None,
+            )
+        return flow
+
+    def messages(self, topic: str, payload: Payload) -> Iterator[Payload]:
+        """The logical messages that reach the flow's topic because of a message in `topic`."""
+        if topic == FINAL:
+            yield payload
+        for passage in self.passages:
+            if passage.source == topic:
+                for output in passage.outputs(payload):
+                    yield from self.messages(passage.target, output)
+
+
+class Check:
+    """Refuses what is bad in front of a stage."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __call__(self, element: Element[Any]) -> Payload:
+        if element["bad"] == f"!{self.name}":
+            raise ValueError("bad in front of this stage")
+        payload: Payload = element.value
+        return payload
+
+
+class Seen:
+    """Counts how often each id was folded, and refuses messages that are bad for its stage."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def zero(self) -> dict[str, int]:
+        return {}
+
+    def fold(self, state: dict[str, int], element: Element[Any]) -> dict[str, int]:
+        state[element["id"]] = state.get(element["id"], 0) + 1
+        if element["bad"] == self.name:
+            raise ValueError("bad for this stage")
+        return state
+
+
+def kept(payload: Payload) -> bool:
+    """Whether the flow's filter keeps it."""
+    return bool(payload["x"] % 5)
+
+
+def split(payload: Payload) -> list[Payload]:
+    """What the flat-map makes of it. What is bad is bad in the last item only."""
+    name, many = payload["id"], digest(payload["id"]) % 4
+    return [
+        {**payload, "id": f"{name}!{i}", "k": f"s{i}", "bad": payload["bad"] if i == many - 1 else ""}
+        for i in range(many)
+    ]
+
+
+def emitted(payload: Payload) -> list[Payload]:
+    """What a stage that emits makes of it."""
+    return [{**payload, "id": f"{payload['id']}^{i}", "g": f"{payload['g']}{i}"} for i in range(2)]
+
+
+def _kept(element: Element[Any]) -> bool:
+    return kept(element.value)
+
+
+def _split(element: Element[Any]) -> list[Payload]:
+    return split(element.value)
+
+
+def _emit(element: Element[Any], state: Any) -> list[Payload]:
+    return emitted(element.value)
+
+
+def draw(random: Random) -> Spec:
+    """Draw a world."""
+    roots, passages = _draw_passages(random)
+    topics = sorted({FINAL, *roots, *(passage.source for passage in passages)})
+    growth = random.choice(["", "", "", "drained", "undrained"])
+    reorders = random.random() < 0.1
+    stages = _draw_stages(random)
+    rekeyed = any(passage.rekey != "keep" for passage in passages) or any(
+        stage.key != "k" or stage.flat for stage in stages
+    )
+    foreign = any(passage.foreign for passage in passages)
+    disorder = (
+        reorders
+        or growth == "undrained"
+        or (growth and rekeyed)
+        or foreign
+        or any(passage.spread or passage.retries for passage in passages)
+    )
+    return Spec(
+        roots=roots,
+        partitions={topic: random.randint(1, 3) for topic in topics},
+        passages=passages,
+        stages=stages,
+        # Where first deliveries rise in every lane the smallest window is enough.
+        window=256 if disorder else random.choice([1, 2, 3, 8, 32]),
+        split=random.choice([len(stages), random.randint(1, len(stages))]),
+        growth=growth,
+        recreates=not foreign and random.random() < 0.25,
+        reorders=reorders,
+        filters=random.random() < 0.2,
+    )
+
+
+def _draw_passages(random: Random) -> tuple[tuple[str, ...], tuple[Passage, ...]]:
+    shape = random.choice(["direct", "line", "line", "line", "diamond", "roots"])
+    if shape == "direct":
+        return (FINAL,), ()
+    count = {"line": random.randint(1, 3), "diamond": 2, "roots": 2}[shape]
+    topics = ["r0", *(f"m{i}" for i in range(1, count)), FINAL]
+    passages = [_draw_passage(random, f"p{i}", topics[i], topics[i + 1]) for i in range(count)]
+    roots: tuple[str, ...] = ("r0",)
+    if shape == "diamond":
+        twin = random.randrange(count)
+        passages.append(_draw_passage(random, "q", topics[twin], topics[twin + 1]))
+    if shape == "roots":
+        roots = ("r0", "r1")
+        passages.append(_draw_passage(random, "q", "r1", random.choice(topics[1:])))
+    return roots, tuple(passages)
+
+
+def _draw_passage(random: Random, name: str, source: str, target: str) -> Passage:
+    return Passage(
+        name,
+        source,
+        target,
+        rekey=random.choice(["keep", "keep", "change", "mixed"]),
+        fan=random.choice([1, 1, 2, 3]),
+        spread=random.random() < 0.1,
+        foreign=random.random() < 0.1,
+        retries=random.random() < 0.15,
+    )
+
+
+def _draw_stages(random: Random) -> tuple[StageSpec, ...]:
+    count = random.choice([1, 2, 2, 3])
+    return tuple(
+        StageSpec(
+            f"s{i}",
+            key=random.choice(["k", "g", "h"]),
+            seen=random.random() < 0.85,
+            flat=random.random() < 0.25,
+            emits=i + 1 < count and random.random() < 0.2,
+            checks=random.random() < 0.3,
+        )
+        for i in range(count)
+    )

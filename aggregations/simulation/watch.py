@@ -1,0 +1,83 @@
+"""What must hold after every step, checked for what has changed since the last one."""
+
+from collections.abc import Sequence
+
+from aggregations.element import Record
+from aggregations.simulation.oracle import Oracle
+from aggregations.simulation.stores import SimulatedStore
+from aggregations.simulation.topology import FINAL, FLOW, Spec
+from persistence.names import FlowRef
+from persistence.record import decode_record
+
+_REF = FlowRef(FLOW)
+
+
+class Watch:
+    """Looks at the stores.
+
+    Args:
+        spec: The world.
+        oracle: What may be in them.
+        stores: Store of every stage.
+
+    Attributes:
+        held: Ids held per stage; stages that only count are missing.
+    """
+
+    def __init__(self, spec: Spec, oracle: Oracle, stores: Sequence[SimulatedStore]) -> None:
+        self._spec = spec
+        self._oracle = oracle
+        self._stores = stores
+        self._names: dict[tuple[str, int, int], str] = {}
+        self.forget()
+
+    def forget(self) -> None:
+        """Look at everything anew: a store went back."""
+        self.held: dict[int, set[str]] = {i: set() for i, stage in enumerate(self._spec.stages) if stage.seen}
+        self._versions: dict[tuple[int, bytes], tuple[int, int]] = {}
+        self._covered: dict[tuple[int, str, int], int] = {}
+
+    def arrived(self, record: Record, message: str) -> None:
+        """Note which logical message a record of the flow's topic is."""
+        self._names[record.topic_id, record.partition, record.offset] = message
+
+    def check(self) -> None:
+        """Check every invariant.
+
+        Raises:
+            Violation: One does not hold.
+        """
+        new = {i: self._changed(i) for i in self.held}
+        # An upstream state may hold only what every state downstream holds.
+        for i, ids in new.items():
+            for message in {self._oracle.owners[one] for one in ids}:
+                self._oracle.check_held(message, range(i + 1, len(self._spec.stages)), self.held, "downstream")
+        self._check_manifests()
+
+    def _changed(self, i: int) -> set[str]:
+        new: set[str] = set()
+        ref = _REF.stage(self._spec.stages[i].name)
+        for key, stored in self._stores[i].stage(ref).items():
+            version = (stored.version, stored.term)
+            if self._versions.get((i, key)) == version:
+                continue
+            self._versions[i, key] = version
+            state = decode_record(stored.value, ref, key).state or {}
+            self._oracle.check_state(i, key.decode(), state)
+            new |= state.keys() - self.held[i]
+        self.held[i] |= new
+        return new
+
+    def _check_manifests(self) -> None:
+        """Every record below a manifest is in the states of its store."""
+        for i, store in enumerate(self._stores):
+            manifest = store.load_manifest(_REF)
+            if manifest is None or i not in self.held:
+                continue
+            topic_id = manifest.topic_ids.get(FINAL, "")
+            for partition, progress in manifest.positions.get(FINAL, {}).items():
+                at = (i, topic_id, partition)
+                for offset in range(self._covered.get(at, 0), progress.next_offset):
+                    message = self._names[topic_id, partition, offset]
+                    self._oracle.check_held(message, [i], self.held, f"manifest of {FINAL}:{partition}")
+                self._covered[at] = progress.next_offset

@@ -1,0 +1,228 @@
+"""One simulated world: processes, stores and topics, run step by step and checked after each."""
+
+from collections.abc import Callable, Iterable
+from itertools import count
+
+from aggregations.element import Record
+from aggregations.errors import RunRefusedError
+from aggregations.reconcile import Risk
+from aggregations.report import DeadLetter
+from aggregations.simulation.driver import Driver
+from aggregations.simulation.faults import Crash, End, Faults, Process, Script
+from aggregations.simulation.kafka import Cluster
+from aggregations.simulation.oracle import Oracle, Violation
+from aggregations.simulation.service import Outgoing, Service, payload_of
+from aggregations.simulation.stores import SCHEME, Copy, SimulatedStore, forget, open_store
+from aggregations.simulation.topology import FINAL, Payload, Spec
+from aggregations.simulation.watch import Watch
+from envelope import Reason
+from persistence import faults
+from persistence.errors import StoreError
+from persistence.record import decode_record
+
+_ENDLESS = 10_000
+_names = count()
+
+
+class World:
+    """A world under way.
+
+    Args:
+        spec: What is in it.
+
+    Attributes:
+        cluster: The broker.
+        services: The republishers.
+        stores: Store by URL, upstream first.
+        oracle: What must come out.
+        watch: What must hold.
+        driver: The engine that runs; None when none does.
+        zombies: Engines that stand still in the middle of something, each with its script.
+        stale: Services that stand still, with what they have in hand.
+        copies: Copies of all stores.
+        letters: Dead letters, each with its place in the dead-letter topic.
+        trimmed: Records of the flow's topic were deleted.
+    """
+
+    def __init__(self, spec: Spec) -> None:
+        self.spec = spec
+        self.cluster = Cluster()
+        for topic, partitions in spec.partitions.items():
+            self.cluster.create(topic, partitions)
+        for passage in spec.passages:
+            if passage.retries:
+                self.cluster.create(f"{passage.name}.retry", 1)
+        self.cluster.create("dead", 1)
+        self.services = [Service(passage, self.cluster, self.deliver, spec.reorders) for passage in spec.passages]
+        name = f"{SCHEME}://w{next(_names)}"
+        self.urls = {stage.name: name if i < spec.split else f"{name}.down" for i, stage in enumerate(spec.stages)}
+        self.stores: dict[str, SimulatedStore] = {url: open_store(url) for url in dict.fromkeys(self.urls.values())}
+        self.oracle = Oracle(spec)
+        self.watch = Watch(spec, self.oracle, [self.stores[self.urls[stage.name]] for stage in spec.stages])
+        self.driver: Driver | None = None
+        self.zombies: list[tuple[Process, Script]] = []
+        self.stale: list[tuple[Service, list[Outgoing]]] = []
+        self.copies: list[dict[str, Copy]] = []
+        self.letters: list[tuple[DeadLetter, Record]] = []
+        self.trimmed = False
+        self._faults = Faults()
+        self._drivers: list[tuple[Driver, int]] = []
+
+    def run(self, steps: Iterable[Callable[["World"], None]]) -> None:
+        """Take steps, checking after each; then let everything get well and compare with the plain fold.
+
+        Raises:
+            Violation: Something that must hold does not; the text says what.
+        """
+        try:
+            with faults.use(self._faults):
+                for step in steps:
+                    step(self)
+                    self.check()
+                self.settle()
+                self.compare()
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Let threads and stores go."""
+        for process, _ in self.zombies:
+            process.kill()
+        for url in self.stores:
+            forget(url)
+
+    def deliver(self, output: Outgoing) -> Record:
+        """Append a message to its topic."""
+        record = self.cluster.produce(output.topic, output.key, output.value, output.partition)
+        if output.topic == FINAL:
+            self.watch.arrived(record, output.payload["id"])
+        return record
+
+    def rooted(self, topic: str, payload: Payload, output: Outgoing) -> None:
+        """A producer writes an event."""
+        self.oracle.rooted(topic, payload)
+        self.deliver(output)
+
+    def under(self, script: Script, work: Callable[[], None]) -> None:
+        """Run some of the engine or of a service under a script of faults."""
+        self._faults.script = script
+        try:
+            work()
+        finally:
+            self._faults.script = Script()
+
+    def start(self) -> Driver:
+        """Start an engine: whatever else runs is fenced."""
+        # To read a topic that was created again is what the operator of these worlds wants.
+        accept = [Risk.TOPIC_RECREATED] if self.spec.recreates else []
+        driver = Driver(self.spec, self.cluster, self.urls, accept)
+        self._drivers.append((driver, 0))
+        return driver
+
+    def engine(self, limit: int, slow: int = -1) -> None:
+        """One batch; a failure of any kind ends the engine.
+
+        Raises:
+            Violation: The engine refuses to start, or fails in a way that it must not.
+        """
+        try:
+            driver, self.driver = self.driver or self.start(), None
+            driver.batch(limit, slow)
+            self.driver = driver
+        except RunRefusedError as refused:
+            raise Violation(f"the engine does not start: {refused}") from refused
+        except (Crash, StoreError):
+            pass
+
+    def zombie(self, limit: int, number: int) -> None:
+        """Begin a batch that stands still in front of its nth effect."""
+        script: Script | None = None
+
+        def work(stand_still: Callable[[], None]) -> None:
+            assert script is not None
+            script.pause = stand_still
+            self.engine(limit)
+
+        script = Script({number: End.PAUSE})
+        self.under(script, lambda: self._begin(work, script))
+
+    def _begin(self, work: Callable[[Callable[[], None]], None], script: Script) -> None:
+        process = Process(work)
+        if process.ended:
+            process.raise_error()
+        else:
+            self.driver = None
+            self.zombies.append((process, script))
+
+    def wake(self, number: int) -> None:
+        """Let an engine that stands still go on to its end. Another one may have taken over meanwhile."""
+        if not self.zombies:
+            return
+        process, script = self.zombies.pop(number % len(self.zombies))
+        current = self.driver
+        self.under(script, process.wake)
+        # Had it gone on unhindered it would be the engine again; it dies instead.
+        self.driver = current
+        process.raise_error()
+
+    def sweep(self) -> None:
+        """Put what engines sent to the dead-letter topic where it can be redriven from."""
+        for number, (driver, seen) in enumerate(self._drivers):
+            letters = driver.runner.dead_letters
+            for letter in letters[seen:]:
+                message = payload_of(letter.record)["id"]
+                if letter.reason is Reason.UNPROVEN:
+                    continue  # a copy of what is folded, or the comparison at the end would find it missing
+                self.oracle.died(message, letter.stage, letter.reason)
+                assert letter.record.key is not None
+                assert letter.record.value is not None
+                place = self.cluster.produce("dead", letter.record.key, letter.record.value)
+                self.letters.append((letter, place))
+            self._drivers[number] = (driver, len(letters))
+
+    def check(self) -> None:
+        """Check what must hold at any time."""
+        self.sweep()
+        self.watch.check()
+
+    def settle(self) -> None:
+        """Let everything under way come to its end, without faults.
+
+        Raises:
+            Violation: It does not end.
+        """
+        for _ in range(_ENDLESS):
+            behind = [service for service in self.services if service.lag()]
+            for service in behind:
+                service.drain()
+            if not behind:
+                self.engine(1000)
+                self.check()
+                if self.driver is not None and not self.driver.lag and not any(s.lag() for s in self.services):
+                    return
+        raise Violation("it does not come to an end")
+
+    def compare(self) -> None:
+        """Compare every state with the plain fold.
+
+        Raises:
+            Violation: One differs.
+        """
+        assert self.driver is not None
+        for number, stage in enumerate(self.spec.stages):
+            store = self.stores[self.urls[stage.name]]
+            ref = self.driver.runner.run.ref.stage(stage.name)
+            records = {key.decode(): decode_record(one.value, ref, key) for key, one in store.stage(ref).items()}
+            found = {key: record.state for key, record in records.items() if record.windows.lanes}
+            expected = self.oracle.states(number)
+            for key in sorted(expected.keys() | found.keys()):
+                if expected.get(key) != found.get(key):
+                    raise Violation(_difference(stage.name, key, expected.get(key), found.get(key)))
+
+
+def _difference(stage: str, key: str, expected: object, found: object) -> str:
+    if isinstance(expected, dict) and isinstance(found, dict):
+        names = sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))
+        parts = ", ".join(f"{name} is {found.get(name)}, not {expected.get(name)}" for name in names[:3])
+        return f"stage {stage}, key {key}: {parts}"
+    return f"stage {stage}, key {key}: {found}, not {expected}"
