@@ -16,9 +16,15 @@ _SAFE = 2.0**62
 CODE = "_code"
 
 
-def unfit_rows(fields: Fields, inputs: pl.DataFrame) -> npt.NDArray[np.bool_]:
-    """Rows with a value that a field refuses: NaN or infinite. Their keys are folded message by message."""
-    bad = np.zeros(inputs.height, np.bool_)
+def unfit_rows(fields: Fields, inputs: pl.DataFrame, rows: int) -> npt.NDArray[np.bool_]:
+    """Rows with a value that a field refuses: NaN or infinite. Their keys are folded message by message.
+
+    Args:
+        fields: The fold.
+        inputs: Its inputs; without any column when no field reads one.
+        rows: Number of rows.
+    """
+    bad = np.zeros(rows, np.bool_)
     for name in fields.inputs():
         column = inputs.get_column(name)
         if column.dtype.is_float():

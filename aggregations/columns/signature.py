@@ -47,6 +47,9 @@ class Signature:
         edges: Which hops are counted: those that are not transparent.
         topic: Root topic.
         topic_id: Root topic's id; empty when unknown.
+        partition: Root partition.
+        cluster: Root topic's cluster; empty when there is only one.
+        chained: It has a chain: its root is another record than itself.
         stage: Stage that it is redriven to; empty for the first, or when it is not redriven.
         hole: It left a hole at that stage.
         orphan: Lane of its own, for what is redriven, at the stages where it left no hole; empty otherwise.
@@ -60,6 +63,9 @@ class Signature:
     edges: tuple[int, ...]
     topic: str
     topic_id: str
+    partition: int = 0
+    cluster: str = ""
+    chained: bool = False
     stage: str = ""
     hole: bool = False
     orphan: str = ""
@@ -135,6 +141,9 @@ class Signatures:
             edges=edges,
             topic=line.root.topic,
             topic_id=line.root.topic_id,
+            partition=line.root.partition,
+            cluster=line.root.cluster,
+            chained=bool(steps),
             stage=redrive.stage if redrive else "",
             hole=redrive.hole if redrive else False,
             orphan=orphan[0] if orphan else "",

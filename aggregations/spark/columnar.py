@@ -32,6 +32,7 @@ from aggregations.flow import END_OF_FLOW, Aggregate, Divert, Filter, Map, Stage
 from aggregations.spark.job import Job, dumps, loads, store_of
 from aggregations.spark.parcels import route_of
 from aggregations.spark.path import Work
+from aggregations.spark.roots import DETAIL
 from aggregations.stage import Arrival, Decided, KeyState, fold_stage
 from aggregations.states import read_states, writes_of
 from envelope import EnvelopeError, Node, Reason, Siblings, Standing, Verdict, Windows
@@ -45,6 +46,7 @@ BROKEN = "_broken"
 _INPUT = "_in:"
 _FIRST_SEEN = tuple(VERDICTS.index(one) for one in (Verdict.ACCEPTED, Verdict.LATE, Verdict.NEW_LANE))
 _CHUNK_ROWS = 100_000
+_NO_END = np.iinfo(np.int64).max
 
 
 @dataclass(slots=True)
@@ -76,7 +78,7 @@ class ColumnarPath:
                 _count(work, table)
                 for row, reason, detail in batch.rejected:
                     work.bury(_node(job, table, row), "", reason, detail)
-                parts.append(Rows(batch.frame, list(batch.signatures)))
+                parts.append(_existing(work, Rows(batch.frame, list(batch.signatures))))
         whole = _together(parts, _empty(decoder))
         with work.timed("steps"):
             return _enter(work, job.flow.stages[0], whole)
@@ -184,7 +186,7 @@ class _Fold:
     def _refused(self, fields: Fields, inputs: pl.DataFrame) -> npt.NDArray[np.bool_]:
         """Rows that the fold will refuse."""
         broken: npt.NDArray[np.bool_] = self.frame.get_column(BROKEN).to_numpy()
-        return broken | unfit_rows(fields, inputs)
+        return broken | unfit_rows(fields, inputs, self.frame.height)
 
     def _keys_with(self, rows: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
         """All rows of the keys that have one of these rows."""
@@ -203,7 +205,7 @@ class _Fold:
         if any(field.ordered for field in fields.fields.values()):
             names = [door.places[lane].lane for lane in door.lanes[rows].tolist()]
             at = list(zip(positions_of(door.positions, rows), names, strict=True))
-        taken = inputs[rows] if inputs.width else pl.DataFrame()
+        taken = inputs[rows] if inputs.width else pl.DataFrame(height=len(rows))
         states = {code: state.fold for code, key in enumerate(self.keys) if (state := self.found.get(key)) is not None}
         return fold_fields(fields, taken.with_columns(pl.Series(CODE, self.codes[rows])), at, states)
 
@@ -293,6 +295,25 @@ class _Fold:
         for node in nodes:
             mask |= (partition == node.partition) & (offset == node.offset)
         return mask
+
+
+def _existing(work: Work, rows: Rows) -> Rows:
+    """Leave out the rows whose root is beyond the end of its topic."""
+    ends = [
+        work.roots.end(one.topic, one.topic_id, one.partition, one.cluster) if one.chained else None
+        for one in rows.signatures
+    ]
+    if not rows.frame.height or all(end is None for end in ends):
+        return rows
+    limits = np.array([_NO_END if end is None else end for end in ends], np.int64)
+    codes = rows.frame.get_column(schema.SIGNATURE).to_numpy()
+    beyond = rows.frame.get_column(schema.position(0)).to_numpy() >= limits[codes]
+    if not beyond.any():
+        return rows
+    stepped = Stepped(rows.frame)
+    stepped.reject(beyond, Reason.BAD_COORDINATES, DETAIL)
+    _gather(work, "", stepped)
+    return Rows(stepped.frame, rows.signatures)
 
 
 def _onward(work: Work, stage: Stage, accepted: Rows) -> Rows | None:

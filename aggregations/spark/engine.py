@@ -23,6 +23,7 @@ from aggregations.report import Report
 from aggregations.run import Run, begin
 from aggregations.spark.job import Job, Place, TaskReport
 from aggregations.spark.parcels import SCHEMA, Kind
+from aggregations.spark.roots import ask_ends
 from aggregations.spark.session import session
 from aggregations.spark.tasks import folding, outcome_of, persisting, publishing, reading
 from envelope import Reason
@@ -318,6 +319,7 @@ class Engine:
             attempt += 1
 
     def _job(self, attempt: int, excluded: Mapping[Place, tuple[Reason, str]]) -> Job:
+        known = dict(self.run.manifest.incarnations) if self.run.manifest else {}
         return Job(
             flow=self.flow,
             ref=self.run.ref,
@@ -328,11 +330,13 @@ class Engine:
             kafka=self.kafka,
             dead_letters=self.dead_letters,
             topic_ids=self.topic_ids,
-            incarnations=dict(self.run.manifest.incarnations) if self.run.manifest else {},
+            incarnations=known,
             accept_definition=self.run.accept_definition,
             driver=os.getpid(),
             excluded=excluded,
             attempt=attempt,
+            ends=ask_ends(self.topics, known),
+            asked=tuple(known),
         )
 
     def _execute(self, rows: DataFrame, job: Job) -> tuple[TaskReport, list[Exception]]:

@@ -9,6 +9,7 @@ from typing import Any
 from aggregations.flow import Flow, Stage
 from aggregations.report import Report
 from aggregations.snapshots import snapshots_of
+from aggregations.spark.roots import Ends
 from aggregations.stage import KeyState
 from aggregations.steps import Output
 from envelope import Node, Reason
@@ -39,6 +40,8 @@ class Job:
         driver: Process id of the driver, for injected crashes.
         excluded: Records that a stage must not fold, with the cause.
         attempt: Attempt at this batch, from 1.
+        ends: Ends of the root topics, asked for when the batch had been delivered.
+        asked: Root topics that were asked for.
     """
 
     flow: Flow[Any]
@@ -55,6 +58,8 @@ class Job:
     driver: int = 0
     excluded: Mapping[Place, tuple[Reason, str]] = field(default_factory=dict)
     attempt: int = 1
+    ends: Ends = field(default_factory=dict)
+    asked: tuple[str, ...] = ()
 
     @property
     def folds_while_reading(self) -> bool:

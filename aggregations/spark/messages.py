@@ -12,10 +12,11 @@ from aggregations.source import RecordDecoder
 from aggregations.spark.job import dumps, loads, store_of
 from aggregations.spark.parcels import route_of
 from aggregations.spark.path import Work, text_of
+from aggregations.spark.roots import DETAIL
 from aggregations.stage import Arrival, Decided, KeyState, fold_stage
 from aggregations.states import read_states, writes_of
 from aggregations.steps import Applied, apply_steps, arrive
-from envelope import EnvelopeError
+from envelope import EnvelopeError, Reason
 from persistence.faults import effect
 from persistence.protocol import Write
 from persistence.steps import Step
@@ -91,6 +92,9 @@ class MessagePath:
                 read = decoder.decode(record)
             except EnvelopeError as error:
                 work.bury(record.node, "", error.reason, error.detail)
+                continue
+            if read.chain and work.roots.is_beyond(read.lineage.resolved(job.topic_ids).root):
+                work.bury(record.node, "", Reason.BAD_COORDINATES, DETAIL, str(read.lineage))
                 continue
             elements.append(
                 Element(

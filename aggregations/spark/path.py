@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from time import process_time
 from typing import Any, Protocol
 
@@ -12,6 +13,7 @@ from aggregations.element import Element
 from aggregations.flow import Stage
 from aggregations.run import Incarnations
 from aggregations.spark.job import Job, TaskReport
+from aggregations.spark.roots import Roots
 from aggregations.steps import Output
 from envelope import Node, Reason
 from persistence.protocol import Write
@@ -38,7 +40,7 @@ class Grave:
     hole: bool = False
 
 
-@dataclass(slots=True)
+@dataclass
 class Work:
     """What a task has in hand beside the elements.
 
@@ -55,6 +57,11 @@ class Work:
     incarnations: Incarnations = field(default_factory=Incarnations)
     graves: dict[tuple[Node, str], Grave] = field(default_factory=dict)
     outputs: list[Output] = field(default_factory=list)
+
+    @cached_property
+    def roots(self) -> Roots:
+        """Which roots can exist."""
+        return Roots(self.job.ends, self.job.asked, self.job.kafka)
 
     def bury(
         self, own: Node, stage: str, reason: Reason, detail: str, lineage: str = "", *, hole: bool = False

@@ -189,6 +189,11 @@ class Topics:
         high = self._until(lambda: self._list_offsets(parts, OffsetSpec.latest()))  # type: ignore[no-untyped-call]
         return {part: Marks(low[part], high[part]) for part in parts}
 
+    def ends(self, names: Iterable[str]) -> dict[tuple[str, int], int]:
+        """Return the offset that the next record of every partition of the topics will get."""
+        parts = [(name, part) for name, count in self.partitions(names).items() for part in range(count)]
+        return self._until(lambda: self._list_offsets(parts, OffsetSpec.latest(), committed=False))  # type: ignore[no-untyped-call]
+
     def max_message_bytes(self, names: Iterable[str]) -> dict[str, int]:
         """Return each topic's max.message.bytes; Kafka's default where this user may not ask."""
         limits = dict.fromkeys(names, MAX_MESSAGE_BYTES)
@@ -251,11 +256,12 @@ class Topics:
         # With a running member the call succeeds and every partition carries an error.
         _check_each(self._result(future, doing).topic_partitions, doing)
 
-    def _list_offsets(self, parts: Sequence[tuple[str, int]], at: OffsetSpec) -> Offsets:
+    def _list_offsets(self, parts: Sequence[tuple[str, int]], at: OffsetSpec, *, committed: bool = True) -> Offsets:
         if not parts:
             return {}
         asked = {TopicPartition(topic, part): at for topic, part in parts}
-        futures = self._admin.list_offsets(asked, isolation_level=IsolationLevel.READ_COMMITTED)
+        isolation = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
+        futures = self._admin.list_offsets(asked, isolation_level=isolation)
         return {
             (part.topic, part.partition): self._result(future, f"the end of {part.topic}:{part.partition}").offset
             for part, future in futures.items()
