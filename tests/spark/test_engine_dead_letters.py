@@ -2,20 +2,22 @@
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from aggregations.errors import RunRefusedError
 from aggregations.source import Topic
-from envelope import Envelope, Hop, Limits, Reason, encode
+from envelope import Envelope, Hop, Limits, Reason, Verdict, decode, encode
 from envelope.deadletter import own_headers
+from jobs.redrive import redrive
 from persistence.errors import Transient
 from persistence.faults import Fault, Injector, Outcome, use
 from persistence.kafka import BrokerRefused
 from tests.messages import Leg
 from tests.support.flows import PATHS, Path, fleet, totals
-from tests.support.world import Sent, World, alone, legs
+from tests.support.world import Sent, World, alone, legs, verdicts
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration]
 
@@ -115,6 +117,38 @@ def test_what_is_larger_than_the_dead_letter_topic_takes_is_trimmed_and_points_t
     headers = dict(large.headers)
     assert (headers["hw-dlq-trimmed"], headers["hw-dlq-value-bytes"]) == (b"value", b"20000")
     assert (headers["hw-dlq-offset"], own_headers(large.headers)) == (b"0", list(HEADERS))
+
+
+def mended(key: bytes | None, value: bytes | None) -> bytes:
+    envelope = decode(value)
+    leg: Any = Leg.FromString(envelope.payload)
+    leg.minutes = 7
+    return encode(replace(envelope, payload=leg.SerializeToString()))
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("stage", ["aircraft", "carrier"])
+def test_a_record_that_is_mended_and_redriven_twice_is_folded_once_at_the_stage_where_it_died(
+    world: World, path: Path, stage: str
+) -> None:
+    # Two of them are more than 64 bits hold, in the first stage or only in the second one.
+    half: list[Any] = [
+        Leg(tail="N9", carrier="AA", minutes=2**62),
+        Leg(tail="N9" if stage == "aircraft" else "N10", carrier="AA", minutes=2**62),
+    ]
+    good, flow = [half[0], *legs(50)], fleet(world.topic, path)
+    world.send(alone(leg, partition=0) for leg in [*good, half[1]])
+    world.run(flow, max_records=20)
+    first = world.records()
+    for _ in range(2):
+        redrive(world.settings, world.dead, apply=True, mend=mended)
+    report = world.run(flow)
+    assert verdicts(report)[stage] == {Verdict.REDRIVEN: 1, Verdict.DUPLICATE_IN_BATCH: 1}
+    assert report.reasons.total() == 0
+    world.check(flow, first, [record for record in world.records() if record not in first])
+    once = [*good, Leg(tail="N9", carrier="AA", minutes=7)]
+    assert world.results(flow, stage) == totals(once, "tail" if stage == "aircraft" else "carrier")
+    assert not any(view.windows.holes for view in world.views(flow, stage).values())
 
 
 def test_dead_letters_are_acknowledged_before_the_manifest_moves_and_repeated_when_it_could_not(world: World) -> None:

@@ -20,8 +20,6 @@ from jobs.stack import ports
 from persistence.errors import Fenced, Terminal
 from persistence.faults import SPEC, Fault, Injector, NoFaults, Outcome, use
 from persistence.kafka import BrokerRefused, BrokerUnavailable, KafkaSettings, Topics
-from persistence.manifest import decode_manifest
-from persistence.protocol import FlowRef
 from tests.support.flows import PATHS, Path, fleet, totals
 from tests.support.world import Sent, World, alone, legs, republished
 
@@ -125,8 +123,7 @@ def test_the_driver_writes_manifests_downstream_first_then_returns_then_tells_th
     ends = {partition: marks.high for (_, partition), marks in world.topics.marks([world.topic]).items()}
     group = world.topics.group_offsets("fleet")
     assert {partition: group[world.topic, partition] for partition in ends} == ends
-    manifest = decode_manifest(world.manifest(flow), FlowRef("fleet", 1))
-    assert {part: progress.next_offset for part, progress in manifest.positions[world.topic].items()} == ends
+    assert world.ends(flow, "aircraft") == world.ends(flow, "carrier") == ends
 
 
 def test_a_group_whose_offsets_cannot_be_committed_costs_nothing_but_a_number(world: World) -> None:
@@ -149,8 +146,7 @@ def test_a_run_that_is_told_to_stop_ends_whole_and_the_next_one_goes_on(
     )
     assert 1 <= report.batches < 8
     assert not spark.streams.active
-    manifest = decode_manifest(world.manifest(flow), FlowRef("fleet", 1))
-    assert sum(progress.next_offset for progress in manifest.positions[world.topic].values()) == report.records
+    assert sum(world.ends(flow).values()) == report.records
     assert world.run(flow).records == len(sent) - report.records
     world.check(flow)
     assert world.results(flow, "aircraft") == totals(sent, "tail")

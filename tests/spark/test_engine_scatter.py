@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from envelope import Envelope, Hop, Verdict, encode
+from envelope import Verdict
 from tests.messages import Leg
-from tests.support.flows import BROKEN, PATHS, Path, emitting, fleet, shared
-from tests.support.world import Sent, World, alone, republished, verdicts
+from tests.support.flows import BROKEN, emitting, shared
+from tests.support.world import World, alone, republished, verdicts
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration]
 
@@ -58,26 +58,3 @@ def test_an_item_that_fails_in_a_stage_behind_takes_only_its_record_along(world:
     [(letter, _)] = world.dead_letters()
     assert (letter.stage, letter.reason) == ("carrier", "fold_failed")
     assert world.results(flow, "aircraft")[b"N1"]["worst"] == 1000
-
-
-@pytest.mark.parametrize("path", PATHS)
-def test_a_redriven_record_fills_its_hole_once(world: World, path: Path) -> None:
-    flow = fleet(world.topic, path, stages=1)
-    first = Leg(tail="N1", carrier="AA", minutes=2**62)
-    world.send(alone(leg) for leg in [first, *LEGS[:5], first, *LEGS[5:]])
-    world.run(flow)
-    world.check(flow)
-    [(letter, _)] = world.dead_letters()
-    mended = Leg(tail="N1", carrier="AA", minutes=7)
-    way = (
-        Hop(letter.topic, letter.partition, letter.offset, transparent=True),
-        Hop(world.dead, 0, 0, via="redrive", transparent=True),
-    )
-    redriven = Sent(encode(Envelope(mended.SerializeToString(), way, key=b"N1")), b"N1")
-    before = world.results(flow, "aircraft")[b"N1"]["legs"]
-    world.send([redriven])
-    assert verdicts(world.run(flow)) == {"aircraft": {Verdict.REDRIVEN: 1}}
-    world.send([redriven])
-    assert Verdict.REDRIVEN not in verdicts(world.run(flow))["aircraft"]
-    assert world.results(flow, "aircraft")[b"N1"]["legs"] == before + 1
-    assert not any(view.windows.holes for view in world.views(flow, "aircraft").values())

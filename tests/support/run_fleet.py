@@ -5,7 +5,6 @@ import logging
 import sys
 from typing import Any
 
-from aggregations.report import Report
 from aggregations.spark import run_flow
 from jobs import jars
 from persistence.kafka import KafkaSettings
@@ -13,18 +12,19 @@ from tests.support.flows import fleet
 from tests.support.spark import FAST
 
 
-def main(kafka: str, topic: str, path: Any, **options: Any) -> Report:
-    """Run until caught up and return what was done."""
-    return run_flow(
+def main(kafka: str, topic: str, path: Any, **options: Any) -> None:
+    """Run until caught up; say `batch` after each one."""
+    run_flow(
         fleet(topic, path),
         kafka=KafkaSettings(kafka),
         until_caught_up=True,
         jars=jars.kafka_connector(),
         conf=FAST,
+        progress=lambda _: print("batch", flush=True),
         **options,
     )
 
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s")
-    print(main(**json.loads(sys.argv[1])))
+    main(**json.loads(sys.argv[1]))

@@ -22,6 +22,8 @@ from envelope import Envelope, Hop, Windows, encode
 from envelope.deadletter import DeadLetter, own_headers
 from jobs.inspect import View, states
 from persistence.kafka import KafkaSettings, Topics
+from persistence.protocol import FlowRef
+from persistence.registry import open_store
 from tests.messages import Leg
 
 Headers = Sequence[tuple[str, bytes | None]]
@@ -200,6 +202,13 @@ class World:
             remains = found[cause]
             assert (remains.key, remains.value) == (record.key, record.value)
             assert own_headers(remains.headers) == list(record.headers)
+
+    def ends(self, flow: Flow[Any], stage: str = "") -> dict[int, int]:
+        """Next offset by partition, as the manifest in the store of a stage has it; empty without a manifest."""
+        with closing(open_store(self.stores(flow)[stage or flow.stages[0].name])) as store:
+            manifest = store.load_manifest(FlowRef(flow.name, 1))
+        progress = manifest.positions[self.topic] if manifest else {}
+        return {partition: one.next_offset for partition, one in progress.items()}
 
     def manifest(self, flow: Flow[Any], stage: str = "") -> bytes:
         """The manifest's bytes as they stand in the store of a stage, the first one's when there is no name."""
