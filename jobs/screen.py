@@ -46,12 +46,12 @@ def progress(title: str, total: int | None = None, unit: str = "") -> Iterator[B
 
 @contextmanager
 def steps(title: str) -> Iterator[Any]:
-    """Show a thing without a measure; what is yielded takes a line for each step of it."""
+    """Show a thing without a measure; what is yielded takes a line for each step of it. Without steps nothing is said."""
+    if not sys.stderr.isatty():
+        yield lambda line: say(f"{title}: {line}")
+        return
     with progress(title) as bar:
-        if sys.stderr.isatty():
-            yield lambda line: bar(0, None, line)
-        else:
-            yield lambda line: say(f"{title}: {line}")
+        yield lambda line: bar(0, None, line)
 
 
 def table(rows: Iterable[Sequence[object]], columns: Sequence[str], *, left: Sequence[str] = ()) -> None:

@@ -1,0 +1,162 @@
+"""The commands as processes, on a real broker."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aggregations.run import bind
+from jobs import inspect
+from jobs.demo import audit, flights
+from jobs.demo.flow import flow as demo_flow
+from jobs.demo.flow import legs
+from jobs.loading import load
+from persistence.kafka import AcknowledgedProducer, KafkaSettings
+from tests.support.legs import republished
+
+pytestmark = pytest.mark.integration
+
+FLIGHTS = 600
+FLEET = """
+from aggregations import Fields, Flow, Topic, count
+from jobs.demo.flow import flow as demo, legs
+
+flow = Flow("fleet", demo.steps, Topic({topic!r}, payload=demo.topic.payload))
+changed = Flow("fleet", (), flow.topic).aggregate("aircraft", key="tail", fold=Fields(seen=count()))
+"""
+
+
+def headwater(*arguments: str, cwd: Path, **environment: str) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [sys.executable, "-m", "jobs.cli", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
+        text=True,
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": str(Path(load.__code__.co_filename).parents[1]), **environment},
+    )
+
+
+def told(run: "subprocess.Popen[str]", code: int = 0) -> list[dict[str, Any]]:
+    out, err = run.communicate()
+    assert run.returncode == code, err
+    return [json.loads(line) for line in out.splitlines()]
+
+
+def said(run: "subprocess.Popen[str]", code: int) -> str:
+    """The one line of an error."""
+    out, err = run.communicate()
+    assert (run.returncode, out) == (code, ""), err
+    [line] = [line for line in err.splitlines() if line.startswith("headwater: ")]
+    assert "Traceback" not in err
+    return line
+
+
+@pytest.fixture
+def fleet(kafka: str, topic: Callable[..., str], tmp_path: Path) -> list[str]:
+    """A topic of legs and a module with a flow of it in the directory; the options to run it with."""
+    name, dead = topic(partitions=2, name="legs"), topic(name="dead")
+    with AcknowledgedProducer(KafkaSettings(kafka)) as producer:
+        producer.send_many(name, republished(flights.messages(flights.load(FLIGHTS))))
+        producer.flush()
+    (tmp_path / "fleet.py").write_text(FLEET.format(topic=name))
+    return ["--bootstrap", kafka, "--dead-letters", dead, "--until-caught-up", "--json"]
+
+
+@pytest.mark.spark
+def test_a_flow_runs_goes_on_and_refuses_another_definition(fleet: list[str], tmp_path: Path) -> None:
+    [plan, *batches, done] = told(headwater("run", "fleet:flow", "--max-records", "300", *fleet, cwd=tmp_path))
+    assert done["done"] is True
+    assert sum(plan["plan"]["lag"]) == done["records"] == sum(one["records"] for one in batches)
+    assert len(batches) == done["batches"] > 1
+    url = f"sqlite://{tmp_path}/.headwater/states.db"
+    views = told(headwater("inspect", "fleet:flow", "--stage", "carrier", "--json", cwd=tmp_path))
+    truth = flights.expected(flights.load(FLIGHTS), "carrier")
+    assert not audit.differences(truth, {view["key"]: view["state"] for view in views}, "carrier")
+    assert len(list(inspect.states(demo_flow, "carrier", bind(demo_flow, {}, url)))) == 0  # another flow's name
+
+    [plan, *_, done] = told(headwater("run", "fleet:flow", *fleet, cwd=tmp_path))
+    assert (plan["plan"]["lag"], done["records"]) == ([0, 0], 0)
+
+    changed = headwater("run", "fleet:changed", "--accept", "lost-records", *fleet, cwd=tmp_path)
+    assert "--accept definition" in said(changed, 3)
+
+
+@pytest.mark.spark
+def test_a_run_that_is_told_to_stop_finishes_its_batch_and_ends_well(fleet: list[str], tmp_path: Path) -> None:
+    fleet.remove("--until-caught-up")
+    run = headwater("run", "fleet:flow", *fleet, cwd=tmp_path)
+    assert run.stdout is not None
+    first = [json.loads(run.stdout.readline()) for _ in range(2)]
+    assert [next(iter(line)) for line in first] == ["plan", "batch"]
+    run.send_signal(signal.SIGTERM)
+    lines = told(run)
+    assert lines[-1]["done"] is True
+    assert lines[-1]["records"] == sum(first[0]["plan"]["lag"])
+
+
+def test_a_republisher_ends_when_it_has_caught_up_and_goes_on_where_it_was(
+    kafka: str, topic: Callable[..., str], tmp_path: Path
+) -> None:
+    raw, out = topic(partitions=2, name="raw"), topic(partitions=2, name="out")
+    with AcknowledgedProducer(KafkaSettings(kafka)) as producer:
+        producer.send_many(raw, flights.messages(flights.load(FLIGHTS)))
+        producer.flush()
+    arguments = ["republish", f"{legs.__module__}:legs", "--from", raw, "--input", "json", "--to", out, "--via", raw]
+    arguments += ["--bootstrap", kafka, "--until-caught-up", "--json"]
+    done = told(headwater(*arguments, cwd=tmp_path))[-1]
+    assert (done["done"], done["consumed"]) == (True, FLIGHTS)
+    [done] = told(headwater(*arguments, cwd=tmp_path))
+    assert (done["done"], done["consumed"]) == (True, 0)
+
+
+def test_a_broker_that_cannot_be_reached_is_one_line_and_an_exit_code(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # and nobody listens
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        runs = [
+            headwater("run", "jobs.demo.flow:flow", "--bootstrap", address, cwd=tmp_path),
+            headwater(
+                *("republish", "jobs.demo.flow:legs", "--from", "a", "--to", "b", "--via", "v", "--until-caught-up"),
+                *("--bootstrap", address),
+                cwd=tmp_path,
+            ),
+        ]
+        for run in runs:
+            line = said(run, 1)
+            assert address in line
+            assert "Check that the broker runs and that the bootstrap address is right" in line
+
+
+def test_a_topic_that_does_not_exist_is_one_line_and_an_exit_code(kafka: str, tmp_path: Path) -> None:
+    line = said(headwater("run", "jobs.demo.flow:flow", "--bootstrap", kafka, cwd=tmp_path), 1)
+    assert "flights.legs" in line
+    assert "Create the topic" in line
+
+
+def test_a_store_that_cannot_be_opened_is_one_line_and_an_exit_code(kafka: str, tmp_path: Path) -> None:
+    (tmp_path / "states.db").write_text("no database " * 100)
+    url = f"sqlite://{tmp_path}/states.db"
+    line = said(headwater("inspect", "jobs.demo.flow:flow", "--stage", "carrier", "--store", url, cwd=tmp_path), 1)
+    assert "states.db" in line
+
+
+def test_the_stack_comes_up_is_seen_and_goes_down(tmp_path: Path) -> None:
+    [up] = told(headwater("stack", "up", "--json", cwd=tmp_path))
+    [server] = up["servers"]
+    assert server["name"] == "kafka"
+    try:
+        assert told(headwater("stack", "status", "--json", cwd=tmp_path)) == [up]
+        run = headwater("run", "jobs.demo.flow:flow", cwd=tmp_path)  # no --bootstrap: it finds the stack
+        assert "flights.legs" in said(run, 1)
+    finally:
+        assert told(headwater("stack", "down", "--json", cwd=tmp_path)) == [{"stopped": ["kafka"]}]
+    assert told(headwater("stack", "status", "--json", cwd=tmp_path), 1) == [{"servers": []}]
