@@ -1,67 +1,33 @@
-"""The vectorised path: whole columns from Kafka's bytes to verdicts and folds.
-
-A key with anything uncommon about it in a batch (a route through a retry topic, a missing fan-out index, a
-hole in its state, a value that a fold refuses, a total near its limit) is folded message by message by the pure
-code, which is the definition; all other keys take the columns.
-"""
+"""The vectorised path: whole columns from Kafka's bytes to the stages, and from one stage to the next."""
 
 import io
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Sequence
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 import pyarrow as pa
 
 from aggregations.columns import schema
-from aggregations.columns.batch import position_arrays, standing
 from aggregations.columns.decode import Decoder
-from aggregations.columns.fold import CODE, fold_fields, unfit_rows
-from aggregations.columns.judge import VERDICTS, Judged, judge
-from aggregations.columns.order import positions_of
-from aggregations.columns.signature import Place, Signature
-from aggregations.columns.steps import CANNOT, Stepped, apply_columns, evaluate_columns, evaluated
-from aggregations.columns.windows import fold_windows
-from aggregations.element import Element
+from aggregations.columns.steps import Stepped, apply_columns, evaluate_columns, evaluated
 from aggregations.expressions import columns_of, expression
 from aggregations.fields import Fields
-from aggregations.flow import END_OF_FLOW, Aggregate, Divert, Filter, Map, Stage
+from aggregations.flow import END_OF_FLOW, Divert, Filter, Map, Stage
+from aggregations.spark.columnar_fold import ColumnarFold
 from aggregations.spark.job import Job, dumps, loads, store_of
 from aggregations.spark.parcels import route_of
 from aggregations.spark.path import Work
 from aggregations.spark.roots import DETAIL
-from aggregations.stage import Arrival, Decided, KeyState, fold_stage
+from aggregations.spark.rows import BROKEN, INPUT, REKEYED, STAGE_KEY, Rows, key_codes, together
+from aggregations.stage import KeyState
 from aggregations.states import read_states, writes_of
-from envelope import EnvelopeError, Node, Reason, Siblings, Standing, Verdict, Windows
+from envelope import Node, Reason
 from persistence.faults import effect
 from persistence.protocol import Write
 from persistence.steps import Step
 
-STAGE_KEY = "_stage_key"
-REKEYED = "_rekeyed"
-BROKEN = "_broken"
-_INPUT = "_in:"
-_FIRST_SEEN = tuple(VERDICTS.index(one) for one in (Verdict.ACCEPTED, Verdict.LATE, Verdict.NEW_LANE))
 _CHUNK_ROWS = 100_000
 _NO_END = np.iinfo(np.int64).max
-
-
-@dataclass(slots=True)
-class Rows:
-    """Arrivals at a stage as columns.
-
-    Attributes:
-        frame: `_stage_key` Binary, `_rekeyed` Boolean, `_broken` Boolean (its inputs cannot be computed), `_in:NAME` for every input of the stage's fields, the system
-            columns of `aggregations.columns.schema`, positions `_p0`, `_p1`, … and the payload columns that
-            stages further down read.
-        signatures: By the codes of `_signature`.
-    """
-
-    frame: pl.DataFrame
-    signatures: list[Signature]
 
 
 class ColumnarPath:
@@ -79,7 +45,7 @@ class ColumnarPath:
                 for row, reason, detail in batch.rejected:
                     work.bury(_node(job, table, row), "", reason, detail)
                 parts.append(_existing(work, Rows(batch.frame, list(batch.signatures))))
-        whole = _together(parts, _empty(decoder))
+        whole = together(parts, _empty(decoder))
         with work.timed("steps"):
             return _enter(work, job.flow.stages[0], whole)
 
@@ -87,7 +53,7 @@ class ColumnarPath:
         frame = arrivals.frame
         if not frame.height:
             return [b""] * routes
-        codes, keys = _key_codes(frame)
+        codes, keys = key_codes(frame)
         route = np.fromiter((route_of(key, routes) for key in keys), np.int64, len(keys))[codes]
         payloads = []
         for number in range(routes):
@@ -100,13 +66,13 @@ class ColumnarPath:
         for payload in payloads:
             data, signatures = loads(payload)
             parts.append(Rows(pl.read_ipc(io.BytesIO(data)), signatures))
-        return _together(parts, None)
+        return together(parts, None)
 
     def fold(self, work: Work, stage: Stage, arrivals: Rows) -> tuple[list[Write], Rows | None]:
         job = work.job
         if not arrivals.frame.height:
             return [], _onward(work, stage, arrivals)
-        codes, keys = _key_codes(arrivals.frame)
+        codes, keys = key_codes(arrivals.frame)
         with work.timed("load"):
             found: dict[bytes, KeyState] = effect(
                 Step.LOAD.of(stage.name),
@@ -115,186 +81,12 @@ class ColumnarPath:
                 ),
             )
         with work.timed("fold"):
-            folded = effect(Step.FOLD, lambda: _Fold(work, stage, arrivals, codes, keys, found).run())
+            folded = effect(Step.FOLD, lambda: ColumnarFold(work, stage, arrivals, codes, keys, found).run())
             work.outputs += job.snapshots_of(stage, folded.states)
             writes = writes_of(folded.states, stage.aggregate.definition)
         with work.timed("steps"):
             accepted = Rows(arrivals.frame.filter(pl.Series(folded.accepted)), arrivals.signatures)
             return writes, _onward(work, stage, accepted)
-
-
-class _Door(NamedTuple):
-    """Arrivals as `aggregations.columns.judge` takes them."""
-
-    lanes: npt.NDArray[np.int64]
-    positions: list[npt.NDArray[np.int64]]
-    places: list[Place]
-
-
-class _Fold:
-    """One stage, one batch."""
-
-    def __init__(
-        self,
-        work: Work,
-        stage: Stage,
-        rows: Rows,
-        codes: npt.NDArray[np.int64],
-        keys: list[bytes],
-        found: Mapping[bytes, KeyState],
-    ) -> None:
-        assert work.job.flow.topic is not None
-        self.work = work
-        self.stage = stage
-        self.aggregate: Aggregate = stage.aggregate
-        self.siblings: Siblings = work.job.flow.topic.siblings
-        self.later = work.job.flow.behind(stage)
-        self.rows = rows
-        self.frame = rows.frame
-        self.codes = codes
-        self.keys = keys
-        self.found = found
-        self.states: dict[bytes, KeyState] = {}
-        self.accepted = np.zeros(self.frame.height, np.bool_)
-
-    def run(self) -> "_Fold":
-        fields = self.aggregate.fold
-        assert isinstance(fields, Fields)
-        inputs = self.frame.select(pl.col(f"{_INPUT}{name}").alias(name) for name in fields.inputs())
-        door = self._door()
-        blank = Windows()
-        windows = [state.windows if (state := self.found.get(key)) else blank for key in self.keys]
-        exotic: npt.NDArray[np.bool_] = self.frame.get_column(schema.EXOTIC).to_numpy()
-        judged = judge(self.codes, door.lanes, door.positions, door.places, windows, exotic | self._excluded())
-        uncommon = judged.pure | self._keys_with(self._refused(fields, inputs) & judged.fold)
-        new, unfit = self._folded(fields, inputs, door, judged, judged.fold & ~uncommon)
-        if unfit:
-            uncommon |= np.isin(self.codes, unfit)
-        self.accepted = judged.fold & ~uncommon
-        self._hold(door, judged, windows, new)
-        self._count(judged.verdicts, ~uncommon)
-        if uncommon.any():
-            self._one_by_one(np.flatnonzero(uncommon))
-        return self
-
-    def _door(self) -> "_Door":
-        signatures = self.frame.get_column(schema.SIGNATURE).to_numpy().astype(np.int64)
-        rekeyed = self.frame.get_column(REKEYED).to_numpy()
-        places = [place for one in self.rows.signatures for place in (one.kept, one.rekeyed)]
-        return _Door(signatures * 2 + rekeyed, position_arrays(self.frame), places)
-
-    def _refused(self, fields: Fields, inputs: pl.DataFrame) -> npt.NDArray[np.bool_]:
-        """Rows that the fold will refuse."""
-        broken: npt.NDArray[np.bool_] = self.frame.get_column(BROKEN).to_numpy()
-        return broken | unfit_rows(fields, inputs, self.frame.height)
-
-    def _keys_with(self, rows: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-        """All rows of the keys that have one of these rows."""
-        if not rows.any():
-            return rows
-        keys = np.zeros(len(self.keys), np.bool_)
-        keys[self.codes[rows]] = True
-        return keys[self.codes]
-
-    def _folded(
-        self, fields: Fields, inputs: pl.DataFrame, door: "_Door", judged: Judged, fold: npt.NDArray[np.bool_]
-    ) -> tuple[dict[int, Any], list[int]]:
-        """New states of the fold by key number, and keys with a total near its limit."""
-        rows = judged.order[fold[judged.order]]
-        at = None
-        if any(field.ordered for field in fields.fields.values()):
-            names = [door.places[lane].lane for lane in door.lanes[rows].tolist()]
-            at = list(zip(positions_of(door.positions, rows), names, strict=True))
-        taken = inputs[rows] if inputs.width else pl.DataFrame(height=len(rows))
-        states = {code: state.fold for code, key in enumerate(self.keys) if (state := self.found.get(key)) is not None}
-        return fold_fields(fields, taken.with_columns(pl.Series(CODE, self.codes[rows])), at, states)
-
-    def _hold(self, door: "_Door", judged: Judged, windows: Sequence[Windows], new: Mapping[int, Any]) -> None:
-        """Put new folds and windows together."""
-        held, retired = fold_windows(
-            judged,
-            self.codes,
-            door.lanes,
-            door.positions,
-            door.places,
-            windows,
-            fold=self.accepted,
-            size=self.aggregate.window,
-            most_lanes=self.aggregate.lanes,
-            batch=self.work.job.batch,
-        )
-        self.work.report.counts.retired += retired
-        for code, now in held.items():
-            key = self.keys[code]
-            before = self.found.get(key)
-            self.states[key] = KeyState(new[code], now, before.version if before else 0)
-
-    def _count(self, verdicts: npt.NDArray[np.uint8], mask: npt.NDArray[np.bool_]) -> None:
-        """Count verdicts; first deliveries of a topic created again have a name of their own."""
-        signature = self.frame.get_column(schema.SIGNATURE).to_numpy()
-        incarnation = np.array([_incarnation(self.work, one) for one in self.rows.signatures], np.int64)[signature]
-        named = np.where((incarnation >= 0) & np.isin(verdicts, _FIRST_SEEN), incarnation, verdicts)
-        counts = np.bincount(named[mask], minlength=len(VERDICTS))
-        mine = self.work.report.counts.verdicts.setdefault(self.stage.name, Counter())
-        mine.update({VERDICTS[i].value: int(count) for i, count in enumerate(counts) if count})
-
-    def _one_by_one(self, rows: npt.NDArray[np.int64]) -> None:
-        """Fold some keys by the pure code."""
-        job = self.work.job
-        arrivals = [self._arrival(row) for row in self.frame[rows].iter_rows(named=True)]
-        loaded = {key: self.found[key] for key in {one.key for one in arrivals} if key in self.found}
-        outcome = fold_stage(
-            self.aggregate,
-            loaded,
-            arrivals,
-            batch=job.batch,
-            siblings=self.siblings,
-            excluded=job.excluded_at(self.stage),
-        )
-        self.states.update(outcome.states)
-        counts = self.work.report.counts
-        counts.verdicts.setdefault(self.stage.name, Counter()).update(outcome.verdicts)
-        counts.retired += outcome.retired
-        for row, one in zip(rows, outcome.decided, strict=True):
-            self.accepted[row] = one.decision.fold or one.arrival.transit
-            if one.reason is not None:
-                self._fail(one)
-
-    def _arrival(self, row: Mapping[str, Any]) -> Arrival:
-        signature = self.rows.signatures[row[schema.SIGNATURE]]
-        own = self.work.job.node(row[schema.TOPIC], row[schema.PARTITION], row[schema.OFFSET])
-        verdict = _incarnation(self.work, signature)
-        names = self.aggregate.fold.inputs() if isinstance(self.aggregate.fold, Fields) else ()
-        return Arrival(
-            Element(None, row[schema.KEY], own, event_id=row[schema.EVENT_ID] or ""),
-            row[STAGE_KEY],
-            self._standing(row),
-            VERDICTS[verdict] if verdict >= 0 else None,
-            EnvelopeError(Reason.TRANSFORM_FAILED, CANNOT)
-            if row[BROKEN]
-            else {name: row[f"{_INPUT}{name}"] for name in names},
-            signature.stage in self.later,
-        )
-
-    def _standing(self, row: Mapping[str, Any]) -> Standing:
-        return standing(row, self.rows.signatures, rekeyed=row[REKEYED], siblings=self.siblings, stage=self.stage.name)
-
-    def _fail(self, one: Decided) -> None:
-        assert one.reason is not None
-        own = one.arrival.element.own
-        self.work.bury(own, self.stage.name, one.reason, one.detail, hole=one.hole)
-        if one.hole:
-            place = (self.stage.index, own.topic, own.partition, own.offset)
-            self.work.report.failed[place] = (one.reason, one.detail)
-
-    def _excluded(self) -> npt.NDArray[np.bool_]:
-        nodes = self.work.job.excluded_at(self.stage)
-        mask = np.zeros(self.frame.height, np.bool_)
-        partition = self.frame.get_column(schema.PARTITION).to_numpy()
-        offset = self.frame.get_column(schema.OFFSET).to_numpy()
-        for node in nodes:
-            mask |= (partition == node.partition) & (offset == node.offset)
-        return mask
 
 
 def _existing(work: Work, rows: Rows) -> Rows:
@@ -341,7 +133,7 @@ def _enter(work: Work, stage: Stage, before: Rows) -> Rows:
     key = _key_bytes(key)
     frame = stepped.frame
     # A row whose inputs cannot be computed still arrives: it leaves a hole under its key.
-    inputs, broken = evaluate_columns(frame, {f"{_INPUT}{name}": one for name, one in aggregate.fold.inputs().items()})
+    inputs, broken = evaluate_columns(frame, {f"{INPUT}{name}": one for name, one in aggregate.fold.inputs().items()})
     _gather(work, stage.name, stepped)
     rekeyed = pl.lit(value=True) if not aggregate.co_partitioned else pl.col(STAGE_KEY).ne_missing(pl.col(schema.KEY))
     system = [name for name in frame.columns if name in schema.SYSTEM or _is_position(name)]
@@ -381,23 +173,11 @@ def _key_bytes(key: pl.Series) -> pl.Series:
     return key.cast(pl.String).cast(pl.Binary)
 
 
-def _key_codes(frame: pl.DataFrame) -> tuple[npt.NDArray[np.int64], list[bytes]]:
-    """Number of every row's key, and the keys by number."""
-    keys = frame.select(STAGE_KEY).unique(maintain_order=True).with_row_index(CODE)
-    codes = frame.select(STAGE_KEY).join(keys, on=STAGE_KEY, how="left", maintain_order="left").get_column(CODE)
-    return codes.to_numpy().astype(np.int64), keys.get_column(STAGE_KEY).to_list()
-
-
 def _gather(work: Work, stage: str, stepped: Stepped) -> None:
     work.report.counts.filtered += stepped.filtered
     for frame, reason, detail in stepped.rejected:
         for topic, partition, offset in frame.select(schema.TOPIC, schema.PARTITION, schema.OFFSET).iter_rows():
             work.bury(work.job.node(topic, partition, offset), stage, reason, detail)
-
-
-def _incarnation(work: Work, signature: Signature) -> int:
-    verdict = work.incarnations.verdict(signature.topic, signature.topic_id)
-    return -1 if verdict is None else VERDICTS.index(verdict)
 
 
 def _chunks(batches: Iterable[pa.RecordBatch]) -> Iterable[pa.Table]:
@@ -426,22 +206,6 @@ def _count(work: Work, table: pa.Table) -> None:
 
 def _node(job: Job, table: pa.Table, row: int) -> Node:
     return job.node(*(table.column(name)[row].as_py() for name in ("topic", "partition", "offset")))
-
-
-def _together(parts: Sequence[Rows], blank: pl.DataFrame | None) -> Rows:
-    """Concatenate, with one numbering of the signatures."""
-    numbers: dict[Signature, int] = {}
-    frames = []
-    for part in parts:
-        if not part.frame.height:
-            continue
-        renumbered = np.array([numbers.setdefault(one, len(numbers)) for one in part.signatures], np.uint32)
-        codes = part.frame.get_column(schema.SIGNATURE).to_numpy()
-        frames.append(part.frame.with_columns(pl.Series(schema.SIGNATURE, renumbered[codes])))
-    if not frames:
-        empty = blank if blank is not None else parts[0].frame if parts else pl.DataFrame()
-        return Rows(empty, [])
-    return Rows(pl.concat(frames, how="diagonal") if len(frames) > 1 else frames[0], list(numbers))
 
 
 def _empty(decoder: Decoder) -> pl.DataFrame:

@@ -1,0 +1,211 @@
+"""One stage, one batch, whole columns: verdicts, folds and windows.
+
+A key with anything uncommon about it in a batch (a route through a retry topic, a missing fan-out index, a
+hole in its state, a value that a fold refuses, a total near its limit) is folded message by message by the pure
+code, which is the definition; all other keys take the columns.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from aggregations.columns import schema
+from aggregations.columns.batch import position_arrays, standing
+from aggregations.columns.fold import CODE, fold_fields, unfit_rows
+from aggregations.columns.judge import VERDICTS, Judged, judge
+from aggregations.columns.order import positions_of
+from aggregations.columns.signature import Place, Signature, lanes_of
+from aggregations.columns.steps import CANNOT
+from aggregations.columns.windows import fold_windows
+from aggregations.element import Element
+from aggregations.fields import Fields
+from aggregations.flow import Aggregate, Stage
+from aggregations.spark.path import Work
+from aggregations.spark.rows import BROKEN, INPUT, REKEYED, STAGE_KEY, Rows
+from aggregations.stage import Arrival, Decided, KeyState, fold_stage
+from envelope import EnvelopeError, Reason, Siblings, Standing, Verdict, Windows
+
+_FIRST_SEEN = tuple(VERDICTS.index(one) for one in (Verdict.ACCEPTED, Verdict.LATE, Verdict.NEW_LANE))
+
+
+class _Door(NamedTuple):
+    """Arrivals as `aggregations.columns.judge` takes them."""
+
+    lanes: npt.NDArray[np.int64]
+    positions: list[npt.NDArray[np.int64]]
+    places: list[Place]
+
+
+class ColumnarFold:
+    """One stage, one batch."""
+
+    def __init__(
+        self,
+        work: Work,
+        stage: Stage,
+        rows: Rows,
+        codes: npt.NDArray[np.int64],
+        keys: list[bytes],
+        found: Mapping[bytes, KeyState],
+    ) -> None:
+        assert work.job.flow.topic is not None
+        self.work = work
+        self.stage = stage
+        self.aggregate: Aggregate = stage.aggregate
+        self.siblings: Siblings = work.job.flow.topic.siblings
+        self.later = work.job.flow.behind(stage)
+        self.rows = rows
+        self.frame = rows.frame
+        self.codes = codes
+        self.keys = keys
+        self.found = found
+        self.states: dict[bytes, KeyState] = {}
+        self.accepted = np.zeros(self.frame.height, np.bool_)
+
+    def run(self) -> "ColumnarFold":
+        fields = self.aggregate.fold
+        assert isinstance(fields, Fields)
+        inputs = self.frame.select(pl.col(f"{INPUT}{name}").alias(name) for name in fields.inputs())
+        door = self._door()
+        blank = Windows()
+        windows = [state.windows if (state := self.found.get(key)) else blank for key in self.keys]
+        exotic: npt.NDArray[np.bool_] = self.frame.get_column(schema.EXOTIC).to_numpy()
+        judged = judge(self.codes, door.lanes, door.positions, door.places, windows, exotic | self._excluded())
+        uncommon = judged.pure | self._keys_with(self._refused(fields, inputs) & judged.fold)
+        new, unfit = self._folded(fields, inputs, door, judged, judged.fold & ~uncommon)
+        if unfit:
+            uncommon |= np.isin(self.codes, unfit)
+        self.accepted = judged.fold & ~uncommon
+        self._hold(door, judged, windows, new)
+        self._count(judged.verdicts, ~uncommon)
+        if uncommon.any():
+            self._one_by_one(np.flatnonzero(uncommon))
+        return self
+
+    def _door(self) -> "_Door":
+        signatures = self.frame.get_column(schema.SIGNATURE).to_numpy()
+        rekeyed = self.frame.get_column(REKEYED).to_numpy()
+        lanes, places = lanes_of(self.rows.signatures, signatures, rekeyed)
+        return _Door(lanes, position_arrays(self.frame), places)
+
+    def _refused(self, fields: Fields, inputs: pl.DataFrame) -> npt.NDArray[np.bool_]:
+        """Rows that the fold will refuse."""
+        broken: npt.NDArray[np.bool_] = self.frame.get_column(BROKEN).to_numpy()
+        return broken | unfit_rows(fields, inputs, self.frame.height)
+
+    def _keys_with(self, rows: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+        """All rows of the keys that have one of these rows."""
+        if not rows.any():
+            return rows
+        keys = np.zeros(len(self.keys), np.bool_)
+        keys[self.codes[rows]] = True
+        return keys[self.codes]
+
+    def _folded(
+        self, fields: Fields, inputs: pl.DataFrame, door: "_Door", judged: Judged, fold: npt.NDArray[np.bool_]
+    ) -> tuple[dict[int, Any], list[int]]:
+        """New states of the fold by key number, and keys with a total near its limit."""
+        rows = judged.order[fold[judged.order]]
+        at = None
+        if any(field.ordered for field in fields.fields.values()):
+            names = [door.places[lane].lane for lane in door.lanes[rows].tolist()]
+            at = list(zip(positions_of(door.positions, rows), names, strict=True))
+        taken = inputs[rows] if inputs.width else pl.DataFrame(height=len(rows))
+        states = {code: state.fold for code, key in enumerate(self.keys) if (state := self.found.get(key)) is not None}
+        return fold_fields(fields, taken.with_columns(pl.Series(CODE, self.codes[rows])), at, states)
+
+    def _hold(self, door: "_Door", judged: Judged, windows: Sequence[Windows], new: Mapping[int, Any]) -> None:
+        """Put new folds and windows together."""
+        held, retired = fold_windows(
+            judged,
+            self.codes,
+            door.lanes,
+            door.positions,
+            door.places,
+            windows,
+            fold=self.accepted,
+            size=self.aggregate.window,
+            most_lanes=self.aggregate.lanes,
+            batch=self.work.job.batch,
+        )
+        self.work.report.counts.retired += retired
+        for code, now in held.items():
+            key = self.keys[code]
+            before = self.found.get(key)
+            self.states[key] = KeyState(new[code], now, before.version if before else 0)
+
+    def _count(self, verdicts: npt.NDArray[np.uint8], mask: npt.NDArray[np.bool_]) -> None:
+        """Count verdicts; first deliveries of a topic created again have a name of their own."""
+        signature = self.frame.get_column(schema.SIGNATURE).to_numpy()
+        incarnation = np.array([_incarnation(self.work, one) for one in self.rows.signatures], np.int64)[signature]
+        named = np.where((incarnation >= 0) & np.isin(verdicts, _FIRST_SEEN), incarnation, verdicts)
+        counts = np.bincount(named[mask], minlength=len(VERDICTS))
+        mine = self.work.report.counts.verdicts.setdefault(self.stage.name, Counter())
+        mine.update({VERDICTS[i].value: int(count) for i, count in enumerate(counts) if count})
+
+    def _one_by_one(self, rows: npt.NDArray[np.int64]) -> None:
+        """Fold some keys by the pure code."""
+        job = self.work.job
+        arrivals = [self._arrival(row) for row in self.frame[rows].iter_rows(named=True)]
+        loaded = {key: self.found[key] for key in {one.key for one in arrivals} if key in self.found}
+        outcome = fold_stage(
+            self.aggregate,
+            loaded,
+            arrivals,
+            batch=job.batch,
+            siblings=self.siblings,
+            excluded=job.excluded_at(self.stage),
+        )
+        self.states.update(outcome.states)
+        counts = self.work.report.counts
+        counts.verdicts.setdefault(self.stage.name, Counter()).update(outcome.verdicts)
+        counts.retired += outcome.retired
+        for row, one in zip(rows, outcome.decided, strict=True):
+            self.accepted[row] = one.decision.fold or one.arrival.transit
+            if one.reason is not None:
+                self._fail(one)
+
+    def _arrival(self, row: Mapping[str, Any]) -> Arrival:
+        signature = self.rows.signatures[row[schema.SIGNATURE]]
+        own = self.work.job.node(row[schema.TOPIC], row[schema.PARTITION], row[schema.OFFSET])
+        verdict = _incarnation(self.work, signature)
+        names = self.aggregate.fold.inputs() if isinstance(self.aggregate.fold, Fields) else ()
+        return Arrival(
+            Element(None, row[schema.KEY], own, event_id=row[schema.EVENT_ID] or ""),
+            row[STAGE_KEY],
+            self._standing(row),
+            VERDICTS[verdict] if verdict >= 0 else None,
+            EnvelopeError(Reason.TRANSFORM_FAILED, CANNOT)
+            if row[BROKEN]
+            else {name: row[f"{INPUT}{name}"] for name in names},
+            signature.stage in self.later,
+        )
+
+    def _standing(self, row: Mapping[str, Any]) -> Standing:
+        return standing(row, self.rows.signatures, rekeyed=row[REKEYED], siblings=self.siblings, stage=self.stage.name)
+
+    def _fail(self, one: Decided) -> None:
+        assert one.reason is not None
+        own = one.arrival.element.own
+        self.work.bury(own, self.stage.name, one.reason, one.detail, hole=one.hole)
+        if one.hole:
+            place = (self.stage.index, own.topic, own.partition, own.offset)
+            self.work.report.failed[place] = (one.reason, one.detail)
+
+    def _excluded(self) -> npt.NDArray[np.bool_]:
+        nodes = self.work.job.excluded_at(self.stage)
+        mask = np.zeros(self.frame.height, np.bool_)
+        partition = self.frame.get_column(schema.PARTITION).to_numpy()
+        offset = self.frame.get_column(schema.OFFSET).to_numpy()
+        for node in nodes:
+            mask |= (partition == node.partition) & (offset == node.offset)
+        return mask
+
+
+def _incarnation(work: Work, signature: Signature) -> int:
+    verdict = work.incarnations.verdict(signature.topic, signature.topic_id)
+    return -1 if verdict is None else VERDICTS.index(verdict)

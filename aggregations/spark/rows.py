@@ -1,0 +1,55 @@
+"""Arrivals at a stage as columns: the form in which the vectorised path hands them on."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from aggregations.columns import schema
+from aggregations.columns.fold import CODE
+from aggregations.columns.signature import Signature
+
+STAGE_KEY = "_stage_key"
+REKEYED = "_rekeyed"
+BROKEN = "_broken"
+INPUT = "_in:"
+
+
+@dataclass(slots=True)
+class Rows:
+    """Arrivals at a stage as columns.
+
+    Attributes:
+        frame: `_stage_key` Binary, `_rekeyed` Boolean, `_broken` Boolean (its inputs cannot be computed), `_in:NAME` for
+            every input of the stage's fields, the system columns of `aggregations.columns.schema`, positions `_p0`,
+            `_p1`, … and the payload columns that stages further down read.
+        signatures: By the codes of `_signature`.
+    """
+
+    frame: pl.DataFrame
+    signatures: list[Signature]
+
+
+def key_codes(frame: pl.DataFrame) -> tuple[npt.NDArray[np.int64], list[bytes]]:
+    """Number of every row's key, and the keys by number."""
+    keys = frame.select(STAGE_KEY).unique(maintain_order=True).with_row_index(CODE)
+    codes = frame.select(STAGE_KEY).join(keys, on=STAGE_KEY, how="left", maintain_order="left").get_column(CODE)
+    return codes.to_numpy().astype(np.int64), keys.get_column(STAGE_KEY).to_list()
+
+
+def together(parts: Sequence[Rows], blank: pl.DataFrame | None) -> Rows:
+    """Concatenate, with one numbering of the signatures."""
+    numbers: dict[Signature, int] = {}
+    frames = []
+    for part in parts:
+        if not part.frame.height:
+            continue
+        renumbered = np.array([numbers.setdefault(one, len(numbers)) for one in part.signatures], np.uint32)
+        codes = part.frame.get_column(schema.SIGNATURE).to_numpy()
+        frames.append(part.frame.with_columns(pl.Series(schema.SIGNATURE, renumbered[codes])))
+    if not frames:
+        empty = blank if blank is not None else parts[0].frame if parts else pl.DataFrame()
+        return Rows(empty, [])
+    return Rows(pl.concat(frames, how="diagonal") if len(frames) > 1 else frames[0], list(numbers))
