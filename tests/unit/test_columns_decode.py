@@ -5,9 +5,11 @@ import pyarrow as pa
 import pytest
 
 from aggregations.columns import Decoder, lanes_of, schema
+from aggregations.element import Record
 from aggregations.payload import Json, Raw
-from aggregations.source import Topic
-from envelope import Envelope, Hop, Reason, Siblings, Standing, encode
+from aggregations.source import RecordDecoder, Topic
+from envelope import Envelope, EnvelopeError, Hop, Limits, Reason, Siblings, Standing, encode
+from envelope import envelope_pb2 as pb
 from tests.messages import Leg
 
 HOP = Hop("raw", 1, 3, via="r", index=2, topic_id="i")
@@ -144,3 +146,71 @@ def test_a_payload_column_may_have_any_name_but_the_engines() -> None:
     topic = Topic("legs", Json({"dep delay": int, "f0": str, "Clear": bool}), envelope=False)
     decoded = Decoder(topic).decode(batch(b'{"dep delay": 4, "Clear": true}'))
     assert decoded.frame.select(list(topic.schema)).rows() == [(4, None, True)]
+
+
+def foreign(*chain: pb.Hop, **fields: object) -> bytes:
+    """An envelope as another writer may write it: without a seal."""
+    return pb.Envelope(format=1, payload=Leg(minutes=4).SerializeToString(), chain=chain, **fields).SerializeToString()  # type: ignore[arg-type]
+
+
+def hop(topic: str = "raw", **fields: int) -> bytes:
+    return foreign(pb.Hop(topic=topic, via="r", index=0, **{"partition": 0, "offset": 1, **fields}))  # type: ignore[arg-type]
+
+
+PLAIN = foreign()
+SEALED = leg(5)
+CASES: dict[str, tuple[bytes, Reason | None]] = {
+    "no seal": (PLAIN, None),
+    "a seal in other order, and none": (PLAIN + b"\x10\x01", Reason.TRUNCATED),
+    "a checksum with a field behind it": (PLAIN + b"\xfd\x7f\x01\x02\x03\x04" + b"\x6a\x01t", Reason.TRUNCATED),
+    "a checksum that is wrong": (PLAIN + b"\xfd\x7f\x01\x02\x03\x04", Reason.CHECKSUM_MISMATCH),
+    "a flip in the seal": (SEALED[:3] + b"\x00" + SEALED[4:], Reason.CHECKSUM_MISMATCH),
+    "a flip in the payload": (SEALED.replace(b"N1", b"N2"), Reason.CHECKSUM_MISMATCH),
+    "a tail cut off": (SEALED[:-6], Reason.TRUNCATED),
+    "a tail of another value": (SEALED[:-1] + b"\x00", Reason.CHECKSUM_MISMATCH),
+    "a payload that ends as a checksum begins": (PLAIN + b"\x3a\x06\xfd\x7f\x00\x00\x00\x00", None),
+    "framed": (b"\x00\x00\x00\x00\x01\x00" + SEALED, None),
+    "two bytes": (b"\x08\x01", Reason.TRUNCATED),
+    "the next version": (b"\x08\x02" + SEALED[2:], Reason.UNSUPPORTED_FORMAT),
+    "the largest payload": (encode(Envelope(b"\x0a\x26" + b"x" * 38)), None),
+    "a payload too large": (encode(Envelope(b"\x0a\x27" + b"x" * 39)), Reason.PAYLOAD_TOO_LARGE),
+    "a message too large": (foreign(traceparent="t" * 240), Reason.PAYLOAD_TOO_LARGE),
+    "the longest chain": (leg(5, HOP, Hop("mid", 0, 1)), None),
+    "too long a chain": (leg(5, HOP, Hop("mid", 0, 1), Hop("mid2", 0, 1)), Reason.TOO_MANY_HOPS),
+    "a possible hop": (hop(offset=2**63 - 2, partition=2**31 - 1), None),
+    "a topic Kafka would refuse": (hop("a b"), Reason.BAD_TOPIC),
+    "a topic too long": (hop("x" * 21), Reason.BAD_TOPIC),
+    "no topic": (hop(""), Reason.MISSING_FIELD),
+    "an offset no record has": (hop(offset=2**63 - 1), Reason.BAD_COORDINATES),
+    "a negative offset": (hop(offset=-1), Reason.BAD_COORDINATES),
+    "a negative partition": (hop(partition=-1), Reason.BAD_COORDINATES),
+    "no offset": (foreign(pb.Hop(topic="raw", partition=1)), Reason.MISSING_FIELD),
+    "no partition": (foreign(pb.Hop(topic="raw", offset=1)), Reason.MISSING_FIELD),
+    "another key": (leg(5, key=b"N2"), Reason.KEY_MISMATCH),
+    "its key": (leg(5, key=b"N1"), None),
+    "another type": (leg(5, payload_type="tests.Point"), Reason.UNKNOWN_PAYLOAD_TYPE),
+    "a payload cut off": (encode(Envelope(b"\x0a\x05N")), Reason.BAD_PAYLOAD),
+    "text that is no UTF-8": (encode(Envelope(b"\x0a\x01\xff")), Reason.BAD_PAYLOAD),
+    "a header that is no UTF-8": (PLAIN + b"\x6a\x01\xff", Reason.MALFORMED),
+}
+LIMITS = Limits(hops=2, payload_bytes=40, overhead_bytes=200, topic_chars=20)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_among_good_records_an_odd_one_is_judged_as_it_is_alone(name: str) -> None:
+    value, reason = CASES[name]
+    topic = Topic("legs", Leg, limits=LIMITS)
+    decoded = Decoder(topic).decode(batch(leg(1, HOP), value, leg(3)))
+    refused = [(row, why) for row, why, _ in decoded.rejected]
+    assert refused == ([] if reason is None else [(1, reason)])
+    assert decoded.frame.get_column("_row").to_list() == ([0, 1, 2] if reason is None else [0, 2])
+    record = Record("legs", 2, 8, b"N1", value, timestamp_ms=1000)
+    if reason is None:
+        alone = RecordDecoder(topic).decode(record)
+        row = decoded.frame.row(1, named=True)
+        assert {column: row[column] for column in topic.schema} == alone.columns
+        assert decoded.standing(1, rekeyed=True) == alone.lineage.standing(rekeyed=True)
+        return
+    with pytest.raises(EnvelopeError) as error:
+        RecordDecoder(topic).decode(record)
+    assert (error.value.reason, error.value.detail) == (reason, decoded.rejected[0].detail)
