@@ -222,12 +222,25 @@ def begin(
         for _, store in ordered[1:]:
             effect(TERM, lambda store=store: store.install_term(ref, run.term))  # type: ignore[misc]
         run.manifests = [(name, store.load_manifest(ref)) for name, store in ordered]
+        if all(manifest is None for _, manifest in run.manifests):
+            _found(run, ordered)
         refuse(check_stores(flow.name, run.manifests, run.definitions()), accept)
     except BaseException:
         run.close()
         raise
     run.manifest = _common([manifest for _, manifest in run.manifests])
     return run
+
+
+def _found(run: Run, ordered: Sequence[tuple[str, StateStore]]) -> None:
+    """Write manifests of nothing, downstream store first.
+
+    From here on a store without a manifest has lost what it had. Without them a store that was lost
+    after the very first batch had died between states and manifests would be taken for a new one.
+    """
+    nothing = Manifest(run.term, 0, definitions=run.definitions())
+    for _, store in reversed(ordered):
+        effect(TERM, lambda store=store: store.save_manifest(run.ref, nothing))  # type: ignore[misc]
 
 
 def _common(manifests: Sequence[Manifest | None]) -> Manifest | None:

@@ -171,40 +171,45 @@ def _snapshot(world: World, a: int, b: int, c: int) -> None:
 
 def _restore(world: World, a: int, b: int, c: int) -> None:
     """Stores go back to a copy, or to nothing; nobody runs meanwhile."""
-    copies = list(world.copies)
+    choices = list(world.copies)
     if not world.trimmed:
-        copies.append(dict.fromkeys(world.stores, _NOTHING))
-    if not copies:
+        choices.append(dict.fromkeys(world.stores, _NOTHING))
+    if not choices:
         return
     for process, _ in world.zombies:
         process.kill()
     world.zombies.clear()
     world.driver = None
-    copy = copies[a % len(copies)]
-    urls = list(world.stores)
-    # Upstream alone, all of them, or downstream alone.
-    for url in [urls[:1], urls, urls[1:]][b % 3]:
-        world.stores[url].restore(copy[url])
-    if len(urls) > 1 and not _fits(world):
-        # What must be refused is mended as the refusal says.
-        for url in urls:
-            world.stores[url].restore(copy[url])
+    number = a % len(choices)
+    copy = choices[number]
+    # What was copied later belongs to a past that has not been.
+    del world.copies[number + 1 if number < len(world.copies) else 0 :]
+    upstream, *downstream = world.stores
+    if b % 3 == 0 and downstream:
+        world.stores[upstream].restore(copy[upstream])
+    else:
+        if b % 3 == 1:
+            for url in downstream:
+                world.stores[url].restore(copy[url])
+                _check_start(world)
+        # All of them: what a refusal says, and what the next start needs where manifests cannot tell.
+        for url, store in world.stores.items():
+            store.restore(copy[url])
     world.watch.forget()
 
 
-def _fits(world: World) -> bool:
-    """Whether the engine starts: it must exactly if the downstream store has all that the upstream one counts on."""
+def _check_start(world: World) -> None:
+    """The engine must start exactly if the downstream store has all that the upstream manifest counts on."""
     upstream, downstream = (store.load_manifest(_REF) for store in world.stores.values())
     lost = bool(ahead(upstream, downstream)) or (upstream is not None and downstream is None)
     try:
         world.start()
     except RunRefusedError as refused:
+        if not lost:
+            raise Violation(f"the engine refuses stores that fit together: {refused}") from None
+    else:
         if lost:
-            return False
-        raise Violation(f"the engine refuses stores that fit together: {refused}") from None
-    if lost:
-        raise Violation("the engine starts although the downstream store lost data")
-    return True
+            raise Violation("the engine starts although the downstream store lost data")
 
 
 def _redrive(world: World, a: int, b: int, c: int) -> None:

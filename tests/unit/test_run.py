@@ -134,6 +134,18 @@ def test_an_upstream_store_that_is_ahead_is_refused_with_the_remedy():
     assert begin(flow(), stores, accept=["downstream-behind"]).start == {("legs", 0): 5}
 
 
+def test_a_downstream_store_that_is_lost_after_the_first_batch_died_before_its_manifests_is_noticed():
+    """The upstream states hold what the lost store had, and would drop the replay."""
+    from persistence import faults
+    from persistence.errors import Transient
+
+    stores = two_stores()
+    with faults.use(faults.Injector([faults.Fault.parse("manifest.error")])), pytest.raises(Transient):
+        MemoryRunner(flow(), stores).process(legs(0))
+    with pytest.raises(RunRefusedError, match="store of stage b is empty"):
+        MemoryRunner(flow(), {**stores, "b": fresh_store()})
+
+
 def test_after_a_crash_between_manifests_the_older_incarnation_of_the_topic_is_gone_on_from():
     stores = two_stores()
     ref = begin(flow(), stores).ref
