@@ -169,6 +169,10 @@ CASES: dict[str, tuple[bytes, Reason | None]] = {
     "a tail cut off": (SEALED[:-6], Reason.TRUNCATED),
     "a tail of another value": (SEALED[:-1] + b"\x00", Reason.CHECKSUM_MISMATCH),
     "a payload that ends as a checksum begins": (PLAIN + b"\x3a\x06\xfd\x7f\x00\x00\x00\x00", None),
+    "the same with a seal that may be flipped": (
+        b"\x08\x01\x10\x00\x3a\x06\xfd\x7f\x00\x00\x00\x00",
+        Reason.CHECKSUM_MISMATCH,
+    ),
     "framed": (b"\x00\x00\x00\x00\x01\x00" + SEALED, None),
     "two bytes": (b"\x08\x01", Reason.TRUNCATED),
     "the next version": (b"\x08\x02" + SEALED[2:], Reason.UNSUPPORTED_FORMAT),
