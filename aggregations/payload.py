@@ -54,11 +54,12 @@ class Protobuf:
         return self.type.schema
 
     def reader(self, columns: frozenset[str] | None) -> PayloadReader:
-        parse = protobuf.trimmed(self.type, columns).FromString
+        message = protobuf.trimmed(self.type, columns)
+        parse, fields = message.FromString, protobuf.reader(message.DESCRIPTOR)
 
         def read(payload: bytes) -> RawColumns:
             try:
-                return protobuf.read(parse(payload))
+                return fields(parse(payload))
             except DecodeError as error:
                 raise EnvelopeError(Reason.BAD_PAYLOAD, "the payload is not the protobuf message declared") from error
 

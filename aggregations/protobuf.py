@@ -4,7 +4,7 @@ The trimmed message keeps names and wire format of the original and leaves out w
 that neither reader spends time on it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, TypeAlias
@@ -88,9 +88,30 @@ def trimmed(of: MessageType, columns: frozenset[str] | None = None) -> type[Mess
     return message_class(file, "Columns")
 
 
-def read(message: Message) -> dict[str, object]:
-    """Return the fields of a trimmed message by name: None, scalars, lists, and dicts for messages."""
-    return {field.name: _value(message, field) for field in message.DESCRIPTOR.fields}
+def reader(of: Descriptor) -> Callable[[Message], dict[str, object]]:
+    """Return the function that reads the fields of a trimmed message by name: None, scalars, lists, dicts.
+
+    Args:
+        of: Descriptor of the trimmed message.
+    """
+    fields = [
+        (field.name, field.is_repeated, field.has_presence, reader(field.message_type) if field.message_type else None)
+        for field in of.fields
+    ]
+
+    def read(message: Message) -> dict[str, object]:
+        found: dict[str, object] = {}
+        for name, repeated, presence, inner in fields:
+            value = getattr(message, name)
+            if repeated:
+                found[name] = list(value) if inner is None else [inner(one) for one in value]
+            elif presence and not message.HasField(name):
+                found[name] = None
+            else:
+                found[name] = value if inner is None else inner(value)
+        return found
+
+    return read
 
 
 def new_file() -> FileProto:
@@ -138,20 +159,6 @@ def _below(columns: frozenset[str] | None, field: str) -> frozenset[str] | None:
     if columns is None or field in columns:
         return None
     return frozenset(column.removeprefix(f"{field}.") for column in columns if column.startswith(f"{field}."))
-
-
-def _value(message: Message, field: Field) -> object:
-    value = getattr(message, field.name)
-    if field.is_repeated:
-        return [_plain(one, field) for one in value]
-    return None if field.has_presence and not message.HasField(field.name) else _plain(value, field)
-
-
-def _plain(value: object, field: Field) -> object:
-    if field.message_type is None:
-        return value
-    assert isinstance(value, Message)
-    return read(value)
 
 
 def _files(file: Descriptor) -> Iterator[bytes]:
