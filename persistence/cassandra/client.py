@@ -63,7 +63,7 @@ class Client:
         return self._retrying(action)
 
     def live(self, at: At) -> Live:
-        """The open connections; connects when there are none.
+        """The open connections; connects when there are none, and goes on trying as `retried` does.
 
         Raises:
             Transient: No host can be reached.
@@ -73,7 +73,7 @@ class Client:
             return live
         with self._connecting:
             # Another thread may have connected while this one waited.
-            live = self._live or self._connect(at)
+            live = self._live or self.retried(lambda: self._connect(at))
             self._live = live
             return live
 

@@ -19,6 +19,7 @@ CREATE TABLE IF NOT EXISTS {keyspace}.flow (
     manifest text STATIC,
     buckets int,
     mode text,
+    fenced boolean,
     PRIMARY KEY ((flow, generation), stage)
 ) WITH comment = 'headwater: per flow and generation the installed term, the manifest and how each stage is laid out'"""
 

@@ -45,6 +45,9 @@ DRIVER_ERRORS: Final = (
 _PROTOCOL: Final = 5
 """Native protocol of Cassandra 4.0 and newer; frames have checksums from this version on."""
 
+_HEARTBEAT: Final = 5.0
+"""Seconds of silence before a connection is asked whether it lives, and seconds that it has to answer."""
+
 
 def connect(settings: Settings) -> tuple[Any, Any]:
     """Open connections; return (cluster, session). The session has no keyspace: statements name theirs.
@@ -61,6 +64,9 @@ def connect(settings: Settings) -> tuple[Any, Any]:
         ssl_context=_ssl_context(settings.tls) if settings.tls else None,
         connect_timeout=settings.connect_timeout,
         control_connection_timeout=settings.timeout,
+        # A connection whose packets are dropped on the way is given up after ten seconds, not after a minute.
+        idle_heartbeat_interval=_HEARTBEAT,
+        idle_heartbeat_timeout=_HEARTBEAT,
         # The driver's own gives up after 64 tries and waits up to ten minutes between them.
         reconnection_policy=ExponentialReconnectionPolicy(0.2, 10.0, max_attempts=None),
         # Without it a conditional batch of some kilobytes waits 40 ms for an acknowledgement.

@@ -9,22 +9,25 @@ fence raised and changes nothing (the transactions of one partition are in one o
 A writer that finds a lower fence than its own term (a stage that has just begun, or an install that
 died half-way) raises it itself, after a look at the installed term. Between that look and the raise
 a newer term may be installed; but then its fence is in the bucket or will be, and fences only rise.
+
+A bucket that had a fence and has none was emptied, and its states are gone with it: that stops the flow.
 """
 
-from collections.abc import Callable
 from functools import partial
 
 from persistence.cas import check_term
 from persistence.cassandra.client import Client
-from persistence.errors import Fenced
+from persistence.cassandra.flows import Flows
+from persistence.errors import Fenced, Terminal
 from persistence.names import StageRef
 
 
 class Fences:
     """Raises and checks fences."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client, flows: Flows) -> None:
         self._client = client
+        self._flows = flows
 
     def raise_all(self, stage: StageRef, buckets: int, term: int, before: int) -> None:
         """Raise the fences of a stage, those that are higher excepted.
@@ -33,20 +36,20 @@ class Fences:
             stage: The stage.
             buckets: How many it has.
             term: The new fence.
-            before: What they most likely are; a wrong guess costs a second round.
+            before: What they most likely are, below `term`; a wrong guess costs a second round.
+
+        Raises:
+            Terminal: A bucket was emptied.
         """
         self._client.together(stage, [partial(self._raise, stage, bucket, term, before) for bucket in range(buckets)])
 
-    def check(
-        self, stage: StageRef, bucket: int, term: int, installed_term: Callable[[], int], *, serial: bool = True
-    ) -> bool:
+    def check(self, stage: StageRef, bucket: int, term: int, *, serial: bool = True) -> bool:
         """Whether a writer of `term` may write; raise the fence to it if that is all that is missing.
 
         Args:
             stage: The stage.
             bucket: The bucket.
             term: The writer's term.
-            installed_term: Reads the installed term.
             serial: Read the fence at the serial consistency.
 
         Returns:
@@ -54,15 +57,16 @@ class Fences:
 
         Raises:
             Fenced: A higher term is installed.
-            Terminal: The writer's term is not known here.
+            Terminal: The writer's term is not known here, or the bucket was emptied.
         """
-        rows = self._client.rows(stage, self._client.live(stage).statements.fence(stage, bucket), serial=serial)
-        fence = (rows[0][0] if rows else None) or 0
+        fence = self._read(stage, bucket, serial=serial)
         if fence > term:
             raise Fenced.by(stage, term, fence)
         if fence == term:
             return True
-        check_term(stage, term, installed_term())
+        check_term(stage, term, self._flows.installed_term(stage.flow_ref))
+        if not fence:
+            self._check_present(stage, bucket)
         return self._raise(stage, bucket, term, fence) == term
 
     def _raise(self, stage: StageRef, bucket: int, term: int, found: int) -> int:
@@ -71,4 +75,23 @@ class Fences:
             statement = self._client.live(stage).statements.set_fence(stage, bucket, term, found)
             applied, now = self._client.retried(lambda: self._client.applied(stage, statement))  # noqa: B023
             found = term if applied else now.get("fence") or 0
+            if not found:
+                self._check_present(stage, bucket)
         return found
+
+    def _check_present(self, stage: StageRef, bucket: int) -> None:
+        """Told that a bucket has no fence: is that because its stage has just begun?"""
+        # In this order: the fence may have been set after the look that found none.
+        layout = self._flows.layouts(stage.flow_ref).get(stage.stage)
+        if layout and layout.fenced and not self._read(stage, bucket, serial=True):
+            raise Terminal(
+                f"bucket {bucket} has been emptied: its fence is gone, and its states with it",
+                "Restore the table from a copy, or rebuild the flow into a new generation with `headwater replay`",
+                at=stage,
+            )
+
+    def _read(self, stage: StageRef, bucket: int, *, serial: bool) -> int:
+        """A bucket's fence, 0 when there is none."""
+        statement = self._client.live(stage).statements.fence(stage, bucket)
+        rows = self._client.retried(lambda: self._client.rows(stage, statement, serial=serial))
+        return (rows[0][0] if rows else None) or 0

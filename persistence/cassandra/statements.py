@@ -34,12 +34,13 @@ class Statements:
         flow, state = f"{keyspace}.flow", f"{keyspace}.state"
         prepare = session.prepare
         self._flow = prepare(f"SELECT term, manifest FROM {flow} {_FLOW} LIMIT 1")
-        self._stages = prepare(f"SELECT stage, buckets, mode FROM {flow} {_FLOW}")
+        self._stages = prepare(f"SELECT stage, buckets, mode, fenced FROM {flow} {_FLOW}")
         self._set_term = prepare(f"UPDATE {flow} SET term = ? {_FLOW} IF term = ?")
         self._set_manifest = prepare(f"UPDATE {flow} SET manifest = ? {_FLOW} IF term = ? AND manifest = ?")
         self._add_stage = prepare(
             f"UPDATE {flow} SET buckets = ?, mode = ? {_FLOW} AND stage = ? IF buckets = NULL AND term = ?"
         )
+        self._set_fenced = prepare(f"UPDATE {flow} SET fenced = true {_FLOW} AND stage = ? IF term = ?")
         self._fence = prepare(f"SELECT fence FROM {state} {_BUCKET} LIMIT 1")
         self._set_fence = prepare(f"UPDATE {state} SET fence = ? {_BUCKET} IF fence = ?")
         self._states = prepare(f"SELECT {_COLUMNS} FROM {state} {_BUCKET} AND key IN ?")
@@ -52,7 +53,7 @@ class Statements:
         return self._flow.bind((flow.flow, flow.generation))
 
     def stages(self, flow: FlowRef) -> Any:
-        """(stage, buckets, mode) of each stage that has been written to; stage None when only the flow is known."""
+        """(stage, buckets, mode, fenced) of each stage written to; one row of None when only the flow is known."""
         return self._stages.bind((flow.flow, flow.generation))
 
     def set_term(self, flow: FlowRef, term: int, found: int) -> Any:
@@ -66,6 +67,10 @@ class Statements:
     def add_stage(self, stage: StageRef, buckets: int, mode: str, term: int) -> Any:
         """Make a stage known if it is not and `term` is the installed one."""
         return self._add_stage.bind((buckets, mode, stage.flow, stage.generation, stage.stage, term))
+
+    def set_fenced(self, stage: StageRef, term: int) -> Any:
+        """Note that every bucket of a stage has a fence, if `term` is the installed one."""
+        return self._set_fenced.bind((stage.flow, stage.generation, stage.stage, term))
 
     def fence(self, stage: StageRef, bucket: int) -> Any:
         """(fence,) of a bucket; no row when it is untouched."""

@@ -14,8 +14,7 @@ writers of one term that write a state at once may mix their values. So the mode
 run can ever be alive, and is never chosen by itself.
 """
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Final
 
 from persistence.cas import settle
@@ -39,10 +38,9 @@ _TERM_BITS: Final = 32
 class States:
     """The states of one bucket at a time."""
 
-    def __init__(self, client: Client, fences: Fences, installed_term: Callable[[StageRef], int]) -> None:
+    def __init__(self, client: Client, fences: Fences) -> None:
         self._client = client
         self._fences = fences
-        self._installed_term = installed_term
         self._limit = client.settings.batch_bytes
         self._conditional = client.settings.mode == CONDITIONAL
 
@@ -123,8 +121,7 @@ class _Batch:
         stage, serial = self._stage, self._states._conditional
         held = self._states.load(stage, self._bucket, [write.key for write in self._writes], serial=serial)
         # After the states: if the fence is still mine, nobody newer had written before I looked.
-        installed_term = partial(self._states._installed_term, stage)
-        allowed = self._states._fences.check(stage, self._bucket, self._term, installed_term, serial=serial)
+        allowed = self._states._fences.check(stage, self._bucket, self._term, serial=serial)
         if allowed:
             self._writes = settle(stage, self._writes, held, term=self._term, batch=self._batch)
         self._checked = allowed

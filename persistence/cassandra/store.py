@@ -12,6 +12,7 @@ from persistence.cassandra.fences import Fences
 from persistence.cassandra.flows import Flows
 from persistence.cassandra.settings import CONDITIONAL, Settings
 from persistence.cassandra.states import States, stored, value_bytes
+from persistence.cassandra.terms import Terms
 from persistence.errors import Conflict, Terminal
 from persistence.protocol import Capabilities, FlowRef, Manifest, StageRef, Stored, Write
 
@@ -32,9 +33,10 @@ class CassandraStore:
 
     def __init__(self, settings: Settings) -> None:
         self._client = Client(settings)
-        self._fences = Fences(self._client)
-        self._flows = Flows(self._client, self._fences.raise_all)
-        self._states = States(self._client, self._fences, lambda stage: self._flows.installed_term(stage.flow_ref))
+        self._flows = Flows(self._client)
+        fences = Fences(self._client, self._flows)
+        self._terms = Terms(self._flows, fences, settings)
+        self._states = States(self._client, fences)
         self._settings = settings
         self._capabilities: Capabilities | None = None
 
@@ -52,10 +54,10 @@ class CassandraStore:
         return self._capabilities
 
     def acquire_term(self, flow: FlowRef, *, above: int = 0) -> int:
-        return self._flows.acquire_term(flow, above)
+        return self._terms.acquire(flow, above)
 
     def install_term(self, flow: FlowRef, term: int) -> None:
-        self._flows.install_term(flow, term)
+        self._terms.install(flow, term)
 
     def installed_term(self, flow: FlowRef) -> int:
         return self._flows.installed_term(flow)
@@ -76,7 +78,7 @@ class CassandraStore:
             return
         check_is_term(stage, term)
         self._check_sizes(stage, writes)
-        layout = self._flows.begin(stage, term)
+        layout = self._terms.begin(stage, term)
         lanes = list(writes_by_bucket(writes, layout.buckets).items())
         # Tasks of one flow save at the same time: in one order they would all wait for the same bucket.
         random.shuffle(lanes)

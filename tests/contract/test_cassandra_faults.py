@@ -1,0 +1,264 @@
+"""Connections that break before and after the server applied a write, and runs that wake up too late."""
+
+import random
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from urllib.parse import urlsplit
+
+import pytest
+
+from persistence.cassandra import apply_schema, open_store
+from persistence.contract.processes import increment_with
+from persistence.errors import Fenced, Transient
+from persistence.protocol import FlowRef, Manifest, Progress, Stored, Write
+from tests.support.proxy import Fault, Proxy
+
+BREAKING = [Fault.CUT_BEFORE, Fault.CUT_AFTER, Fault.HALF_CLOSE]
+
+
+@pytest.fixture(scope="module")
+def keyspace(cassandra_url, worker_id):
+    name = f"faults_{worker_id}"
+    apply_schema(f"{cassandra_url}/{name}?replication=1")
+    return name
+
+
+@pytest.fixture
+def proxy(cassandra_url):
+    server = urlsplit(cassandra_url)
+    proxy = Proxy((server.hostname, server.port))
+    yield proxy
+    proxy.close()
+
+
+@pytest.fixture
+def url(proxy, keyspace):
+    return f"cassandra://127.0.0.1:{proxy.port}/{keyspace}?buckets=4"
+
+
+@pytest.fixture
+def store(url):
+    store = open_store(url)
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def direct(cassandra_url, keyspace):
+    store = open_store(f"{cassandra_url}/{keyspace}?buckets=4")
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def stage():
+    return FlowRef(f"faults-{uuid.uuid4().hex}").stage("aircraft")
+
+
+@pytest.fixture
+def marker():
+    """Bytes that only one write carries."""
+    return uuid.uuid4().hex.encode()
+
+
+def begun(store, stage, keys=(b"k",)):
+    """The term of a run that has written every key once."""
+    term = store.acquire_term(stage.flow_ref)
+    store.save(stage, [Write(key, 0, b"first") for key in keys], term=term, batch=0)
+    return term
+
+
+@pytest.mark.parametrize("fault", BREAKING)
+def test_a_write_whose_connection_breaks_takes_effect_once(store, direct, proxy, stage, marker, fault):
+    term = begun(store, stage)
+    met = proxy.arm(marker, fault)
+    store.save(stage, [Write(b"k", 1, marker)], term=term, batch=1)
+    assert met.is_set()
+    assert direct.load(stage, [b"k"]) == {b"k": Stored(2, term, 1, marker)}
+
+
+def test_a_write_that_was_applied_is_read_back_and_not_sent_again(store, direct, proxy, stage, marker):
+    term = begun(store, stage)
+    proxy.watch(marker)
+    proxy.arm(marker, Fault.CUT_AFTER)
+    store.save(stage, [Write(b"k", 1, marker)], term=term, batch=1)
+    assert proxy.sent(marker) == 1
+    assert direct.load(stage, [b"k"]) == {b"k": Stored(2, term, 1, marker)}
+
+
+def test_an_answer_that_never_comes_ends_in_a_read_on_another_connection(url, direct, proxy, stage, marker):
+    store = open_store(f"{url}&timeout=0.5")
+    term = begun(store, stage)
+    proxy.watch(marker)
+    met = proxy.arm(marker, Fault.HOLD_AFTER)
+    store.save(stage, [Write(b"k", 1, marker)], term=term, batch=1)
+    assert met.is_set()
+    assert proxy.sent(marker) == 1
+    assert direct.load(stage, [b"k"]) == {b"k": Stored(2, term, 1, marker)}
+    store.close()
+
+
+@pytest.mark.parametrize("fault", BREAKING)
+@pytest.mark.parametrize("requests", range(8))
+def test_a_term_is_acquired_through_a_broken_connection(store, direct, proxy, stage, fault, requests):
+    # Each request of acquiring a term for a flow that has a stage names the flow; every one of them breaks once.
+    term = begun(direct, stage)
+    store.installed_term(stage.flow_ref)
+    proxy.arm(stage.flow.encode(), fault, skip=requests)
+    acquired = store.acquire_term(stage.flow_ref)
+    assert acquired > term
+    assert direct.installed_term(stage.flow_ref) == acquired
+    with pytest.raises(Fenced):
+        direct.save(stage, [Write(b"k", 1, b"late")], term=term, batch=1)
+    direct.save(stage, [Write(b"k", 1, b"new")], term=acquired, batch=0)
+
+
+@pytest.mark.parametrize("fault", BREAKING)
+def test_a_manifest_is_saved_once_through_a_broken_connection(store, direct, proxy, stage, marker, fault):
+    flow = stage.flow_ref
+    manifest = Manifest(term=store.acquire_term(flow), batch=3, positions={marker.decode(): {0: Progress(7)}})
+    met = proxy.arm(marker, fault)
+    store.save_manifest(flow, manifest)
+    assert met.is_set()
+    assert direct.load_manifest(flow) == manifest
+
+
+@pytest.mark.parametrize("requests", range(3))
+def test_a_stage_begins_through_a_broken_connection(store, direct, proxy, stage, requests):
+    term = store.acquire_term(stage.flow_ref)
+    proxy.arm(b"aircraft", Fault.CUT_AFTER, skip=requests)
+    store.save(stage, [Write(b"k", 0, b"1")], term=term, batch=0)
+    assert direct.load(stage, [b"k"]) == {b"k": Stored(1, term, 0, b"1")}
+
+
+def test_reads_go_on_over_broken_connections(store, direct, proxy, stage):
+    keys = [b"%d" % i for i in range(100)]
+    begun(direct, stage, keys)
+    for _ in range(3):
+        proxy.cut()
+        assert store.load(stage, keys).keys() == set(keys)
+        proxy.cut()
+        assert {key for key, _ in store.scan(stage)} == set(keys)
+
+
+def test_a_server_that_stays_away_is_transient_with_a_remedy_and_no_secret(url, proxy, stage):
+    store = open_store(f"{url}&retry_for=1&connect_timeout=1")
+    term = begun(store, stage)
+    with proxy.refusing():
+        with pytest.raises(Transient, match=r"aircraft.*Check that the cluster runs"):
+            store.save(stage, [Write(b"k", 1, b"SECRET")], term=term, batch=1)
+        with pytest.raises(Transient) as caught:
+            store.load(stage, [b"k"])
+        fresh = open_store(f"{url}&retry_for=1&connect_timeout=1")
+        with pytest.raises(Transient, match="no host can be reached"):
+            fresh.installed_term(stage.flow_ref)
+        fresh.close()
+    assert "SECRET" not in str(caught.value)
+    # Back again, the same handle goes on.
+    patient = open_store(url)
+    assert patient.load(stage, [b"k"]) == {b"k": Stored(1, term, 0, b"first")}
+    patient.close()
+    store.close()
+
+
+def test_closing_does_not_wait_for_a_server_that_is_silent(url, proxy, stage, marker):
+    store = open_store(f"{url}&timeout=60")
+    term = begun(store, stage)
+    met = proxy.arm(marker, Fault.HOLD_AFTER)
+    with ThreadPoolExecutor(1) as pool:
+        writing = pool.submit(store.save, stage, [Write(b"k", 1, marker)], term=term, batch=1)
+        assert met.wait(60)
+        store.close()
+        proxy.release()
+        writing.result(60)
+
+
+def test_a_write_that_was_sent_before_a_newer_run_began_changes_nothing_when_it_arrives(
+    url, direct, proxy, stage, marker
+):
+    """The zombie's request is on its way while the newer run installs its term, loads and writes."""
+    store = open_store(f"{url}&timeout=60&retry_for=60")
+    term = begun(store, stage, [b"k", b"untouched"])
+    held = [proxy.arm(marker, Fault.HOLD_BEFORE)]
+    with ThreadPoolExecutor(1) as pool:
+        zombie = pool.submit(
+            store.save, stage, [Write(key, 1, marker) for key in (b"k", b"untouched")], term=term, batch=1
+        )
+        assert held[0].wait(60)
+        newer = direct.acquire_term(stage.flow_ref)
+        loaded = direct.load(stage, [b"k", b"untouched"])
+        direct.save(stage, [Write(b"k", 1, b"newer")], term=newer, batch=0)
+        proxy.release()
+        with pytest.raises(Fenced):
+            zombie.result(60)
+    assert direct.load(stage, [b"k", b"untouched"]) == {
+        b"k": Stored(2, newer, 0, b"newer"),
+        b"untouched": loaded[b"untouched"],
+    }
+    store.close()
+
+
+def test_in_timestamp_mode_such_a_write_replaces_what_the_newer_run_has_not_written(
+    url, direct, cassandra_url, keyspace, proxy, stage, marker
+):
+    """The documented hole of `mode=timestamp`, and its border: what the newer run has written stays."""
+    store = open_store(f"{url}&mode=timestamp&timeout=60&retry_for=60&buckets=1")
+    other = open_store(f"{cassandra_url}/{keyspace}?mode=timestamp")
+    assert not store.capabilities.fenced
+    term = begun(store, stage, [b"k", b"untouched"])
+    held = proxy.arm(marker, Fault.HOLD_BEFORE)
+    with ThreadPoolExecutor(1) as pool:
+        zombie = pool.submit(
+            store.save, stage, [Write(key, 1, marker) for key in (b"k", b"untouched")], term=term, batch=1
+        )
+        assert held.wait(60)
+        newer = other.acquire_term(stage.flow_ref)
+        loaded = other.load(stage, [b"k", b"untouched"])
+        assert loaded[b"untouched"].value == b"first"
+        other.save(stage, [Write(b"k", 1, b"newer")], term=newer, batch=0)
+        proxy.release()
+        zombie.result(60)
+    assert other.load(stage, [b"k", b"untouched"]) == {
+        b"k": Stored(2, newer, 0, b"newer"),
+        b"untouched": Stored(2, term, 1, marker),
+    }
+    # The next write of the zombie is refused: the hole is as wide as one request.
+    with pytest.raises(Fenced):
+        store.save(stage, [Write(b"untouched", 2, marker)], term=term, batch=2)
+    store.close()
+    other.close()
+
+
+class Unlucky:
+    """A store of which every third request or so meets a broken connection."""
+
+    def __init__(self, store, proxy, chance):
+        self._store, self._proxy, self._chance = store, proxy, chance
+
+    def load(self, stage, keys):
+        return self._store.load(stage, keys)
+
+    def save(self, stage, writes, **numbers):
+        if self._chance.random() < 0.4:
+            self._proxy.arm(stage.flow.encode(), self._chance.choice(BREAKING), skip=self._chance.randrange(6))
+        self._store.save(stage, writes, **numbers)
+
+
+@pytest.mark.slow
+def test_counting_through_connections_that_break_at_random_is_exact(url, direct, proxy, stage):
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    term = begun(direct, stage)
+    stores = [open_store(url) for _ in range(2)]
+    with ThreadPoolExecutor(2) as pool:
+        counting = [
+            pool.submit(increment_with, Unlucky(store, proxy, random.Random(seed + me)), stage, term, me, 20)
+            for me, store in enumerate(stores)
+        ]
+        for one in counting:
+            one.result(300)
+    held = direct.load(stage, [b"a", b"b", b"c"])
+    assert {state.value for state in held.values()} == {b"20,20,0,0"}
+    assert {state.version for state in held.values()} == {40}
+    for store in stores:
+        store.close()

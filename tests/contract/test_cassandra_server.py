@@ -1,0 +1,296 @@
+"""What the Cassandra store does with its tables on a real server: laid out, read by others, emptied, damaged."""
+
+import uuid
+from urllib.parse import urlsplit
+
+import pytest
+
+from persistence.cassandra import apply_schema, open_store, preflight, schema
+from persistence.cassandra.buckets import bucket_of
+from persistence.cassandra.driver import connect
+from persistence.cassandra.settings import Settings
+from persistence.errors import Conflict, Corrupt, Fenced, Terminal
+from persistence.protocol import FlowRef, Manifest, Progress, Stored, Write
+
+
+@pytest.fixture(scope="module")
+def session(cassandra_url):
+    """A connection of somebody else, for looking and for damaging."""
+    cluster, session = connect(Settings.parse(f"{cassandra_url}/any"))
+    yield session
+    cluster.shutdown()
+
+
+@pytest.fixture(scope="module")
+def keyspace(cassandra_url, worker_id):
+    name = f"server_{worker_id}"
+    apply_schema(f"{cassandra_url}/{name}?replication=1")
+    return name
+
+
+@pytest.fixture
+def own_keyspace(cassandra_url, session):
+    """A keyspace for one test, which may break it."""
+    name = f"own_{uuid.uuid4().hex}"
+    apply_schema(f"{cassandra_url}/{name}?replication=1")
+    yield name
+    session.execute(f"DROP KEYSPACE {name}", timeout=60)
+
+
+@pytest.fixture
+def opened(cassandra_url):
+    """Opens stores and closes them: `opened(keyspace, "buckets=4")`."""
+    stores = []
+
+    def opening(keyspace, options=""):
+        stores.append(open_store(f"{cassandra_url}/{keyspace}?{options}"))
+        return stores[-1]
+
+    yield opening
+    for store in stores:
+        store.close()
+
+
+@pytest.fixture
+def stage():
+    return FlowRef(f"fleet-{uuid.uuid4().hex}").stage("aircraft")
+
+
+def begun(store, stage, keys=(b"N14228",)):
+    term = store.acquire_term(stage.flow_ref)
+    store.save(stage, [Write(key, 0, b'{"legs":1}') for key in keys], term=term, batch=3)
+    return term
+
+
+def test_opening_connects_to_nothing():
+    store = open_store("cassandra://127.0.0.1:1/fleet")
+    store.close()
+
+
+@pytest.mark.parametrize("missing", ["keyspace", "table"])
+def test_a_store_without_its_tables_is_terminal_and_names_the_command(opened, own_keyspace, session, missing):
+    if missing == "table":
+        session.execute(f"DROP TABLE {own_keyspace}.state", timeout=60)
+    store = opened(own_keyspace if missing == "table" else "nobody_made_this")
+    with pytest.raises(Terminal, match="headwater schema apply"):
+        store.acquire_term(FlowRef("fleet"))
+
+
+def test_applying_the_schema_again_changes_nothing(cassandra_url, opened, own_keyspace, stage):
+    store = opened(own_keyspace)
+    begun(store, stage)
+    told = []
+    apply_schema(f"{cassandra_url}/{own_keyspace}?replication=1", told.append)
+    assert told[0].startswith("connecting to 127.0.0.1")
+    assert told[1:-1] == [
+        line.partition("\n")[0].removesuffix(" (") for line in schema(f"cassandra://h/{own_keyspace}?replication=1")
+    ]
+    assert told[-1] == "the keyspace was there already"
+    assert len(store.load(stage, [b"N14228"])) == 1
+
+
+@pytest.mark.parametrize("replication", ["3", "datacenter1:2", "nowhere:1"])
+def test_more_copies_than_nodes_are_refused_before_anything_is_made(cassandra_url, session, replication):
+    with pytest.raises(Terminal, match=r"copies are asked for in the data centre.*replication=1"):
+        apply_schema(f"{cassandra_url}/too_many?replication={replication}")
+    rows = session.execute("SELECT keyspace_name FROM system_schema.keyspaces")
+    assert ("too_many",) not in list(rows)
+
+
+def test_states_and_manifests_can_be_read_in_cqlsh(opened, keyspace, session, stage):
+    store = opened(keyspace, "buckets=8")
+    term = begun(store, stage)
+    store.save_manifest(stage.flow_ref, Manifest(term=term, batch=3, positions={"legs": {0: Progress(9)}}))
+    bucket = bucket_of(b"N14228", 8)
+    state = session.execute(
+        "SELECT blob_as_text(key), fence, version, term, batch_number, blob_as_text(value) "
+        f"FROM {keyspace}.state WHERE flow = %s AND generation = 1 AND stage = 'aircraft' AND bucket = %s",
+        (stage.flow, bucket),
+    )
+    assert list(state) == [("N14228", term, 1, term, 3, '{"legs":1}')]
+    flow = session.execute(
+        f"SELECT stage, buckets, mode, fenced, term, manifest FROM {keyspace}.flow WHERE flow = %s AND generation = 1",
+        (stage.flow,),
+    )
+    (row,) = flow
+    assert row[:5] == ("aircraft", 8, "conditional", True, term)
+    assert row[5].startswith('{"term":')
+
+
+def test_a_stage_keeps_the_buckets_it_began_with(opened, keyspace, stage):
+    keys = [b"%d" % i for i in range(50)]
+    term = begun(opened(keyspace, "buckets=4"), stage, keys)
+    other = opened(keyspace, "buckets=64")
+    assert other.load(stage, keys).keys() == set(keys)
+    other.save(stage, [Write(key, 1, b"2") for key in keys], term=term, batch=4)
+    assert {key: state.version for key, state in other.scan(stage)} == dict.fromkeys(keys, 2)
+    newer = other.acquire_term(stage.flow_ref)
+    with pytest.raises(Fenced):
+        opened(keyspace).save(stage, [Write(b"0", 2, b"3")], term=term, batch=5)
+    other.save(stage, [Write(b"0", 2, b"3")], term=newer, batch=0)
+
+
+def test_a_stage_keeps_the_mode_it_began_with(opened, keyspace, stage):
+    term = begun(opened(keyspace), stage)
+    other = opened(keyspace, "mode=timestamp")
+    with pytest.raises(Terminal, match=r"aircraft.*mode=conditional.*new generation"):
+        other.save(stage, [Write(b"N14228", 1, b"2")], term=term, batch=4)
+    assert other.load(stage, [b"N14228"])[b"N14228"].version == 1
+
+
+@pytest.mark.parametrize("mode", ["conditional", "timestamp"])
+def test_values_of_every_size_go_through_bounded_batches_and_pages(opened, keyspace, stage, mode):
+    store = opened(keyspace, f"buckets=1&mode={mode}&max_value_bytes=4194304")
+    term = store.acquire_term(stage.flow_ref)
+    sizes = [0, 1, 1000, 49_000, 200_000, 3 << 20] + [1000] * 300 + [60_000] * 20
+    writes = [Write(b"%04d" % i, 0, bytes([i % 251]) * size) for i, size in enumerate(sizes)]
+    store.save(stage, writes, term=term, batch=0)
+    held = store.load(stage, [write.key for write in writes])
+    assert held == {write.key: Stored(1, term, 0, write.value) for write in writes}
+    assert dict(store.scan(stage)) == held
+
+
+def test_a_conflict_in_one_batch_leaves_the_others_written_and_names_all_changed_keys(opened, keyspace, stage):
+    store = opened(keyspace, "buckets=4")
+    keys = [b"%03d" % i for i in range(200)]
+    term = begun(store, stage, keys)
+    stale = [key for i, key in enumerate(keys) if i % 50 == 0]
+    store.save(stage, [Write(key, 1, b"theirs") for key in stale], term=term, batch=4)
+    with pytest.raises(Conflict) as caught:
+        store.save(stage, [Write(key, 1, b"mine" * 1000) for key in keys], term=term, batch=5)
+    assert caught.value.keys == tuple(stale)
+    held = store.load(stage, keys)
+    assert all(held[key].value == b"theirs" for key in stale)
+    assert {state.version for key, state in held.items() if key not in stale} <= {1, 2}
+
+
+def test_writers_of_other_states_of_a_bucket_do_not_conflict(opened, keyspace, stage):
+    one, other = opened(keyspace, "buckets=1"), opened(keyspace, "buckets=1")
+    term = begun(one, stage, [b"a", b"b"])
+    for version in range(1, 6):
+        one.save(stage, [Write(b"a", version, b"x")], term=term, batch=version)
+        other.save(stage, [Write(b"b", version, b"y")], term=term, batch=version)
+    assert {state.version for state in one.load(stage, [b"a", b"b"]).values()} == {6}
+
+
+@pytest.mark.parametrize("column", ["value", "version", "term", "batch_number"])
+def test_a_row_without_one_of_its_columns_is_corrupt_and_not_empty(opened, keyspace, session, stage, column):
+    store = opened(keyspace, "buckets=8")
+    term = begun(store, stage)
+    session.execute(
+        f"DELETE {column} FROM {keyspace}.state "
+        "WHERE flow = %s AND generation = 1 AND stage = 'aircraft' AND bucket = %s AND key = %s",
+        (stage.flow, bucket_of(b"N14228", 8), b"N14228"),
+    )
+    for use in (
+        lambda: store.load(stage, [b"N14228"]),
+        lambda: list(store.scan(stage)),
+        # Of another version than there is, even where there is none: a writer has always loaded before.
+        lambda: store.save(stage, [Write(b"N14228", 2, b"2")], term=term, batch=4),
+    ):
+        with pytest.raises(Corrupt, match=r"stage aircraft, key b'N14228'.*Restore"):
+            use()
+
+
+def test_a_manifest_that_was_tampered_with_is_corrupt(opened, keyspace, session, stage):
+    store = opened(keyspace)
+    term = begun(store, stage)
+    store.save_manifest(stage.flow_ref, Manifest(term=term, batch=3))
+    session.execute(
+        f"UPDATE {keyspace}.flow SET manifest = %s WHERE flow = %s AND generation = 1 IF EXISTS",
+        ('{"term":1,"batch":99}', stage.flow),
+    )
+    for use in (
+        lambda: store.load_manifest(stage.flow_ref),
+        lambda: store.save_manifest(stage.flow_ref, Manifest(term=term, batch=4)),
+    ):
+        with pytest.raises(Corrupt, match="manifest"):
+            use()
+
+
+def test_tables_that_are_emptied_under_a_running_flow_stop_it(opened, own_keyspace, session, stage):
+    store = opened(own_keyspace, "buckets=2")
+    term = begun(store, stage)
+    for table in ("flow", "state"):
+        session.execute(f"TRUNCATE {own_keyspace}.{table}", timeout=60)
+    with pytest.raises(Terminal, match="emptied or replaced"):
+        store.save(stage, [Write(b"N14228", 1, b"2")], term=term, batch=4)
+    assert list(opened(own_keyspace).scan(stage)) == []
+
+
+def test_states_that_are_emptied_beside_a_flow_that_is_not_stop_this_run_and_the_next(
+    opened, own_keyspace, session, stage
+):
+    store = opened(own_keyspace, "buckets=2")
+    term = begun(store, stage)
+    session.execute(f"TRUNCATE {own_keyspace}.state", timeout=60)
+    with pytest.raises(Terminal, match=r"stage aircraft: bucket \d has been emptied"):
+        store.save(stage, [Write(b"N14228", 0, b"2")], term=term, batch=4)
+    with pytest.raises(Terminal, match="has been emptied"):
+        opened(own_keyspace).acquire_term(stage.flow_ref)
+
+
+def test_a_run_that_died_while_it_raised_the_fences_is_made_good_by_the_next_install(opened, keyspace, session, stage):
+    store = opened(keyspace, "buckets=4")
+    old = begun(store, stage, [b"%d" % i for i in range(20)])
+    # What is left when it dies after the first of its transactions: the term without the fences.
+    session.execute(
+        f"UPDATE {keyspace}.flow SET term = %s WHERE flow = %s AND generation = 1 IF term = %s",
+        (old + 5, stage.flow, old),
+    )
+    store.install_term(stage.flow_ref, old + 5)
+    for key in range(20):
+        with pytest.raises(Fenced):
+            store.save(stage, [Write(b"%d" % key, 1, b"late")], term=old, batch=4)
+
+
+def test_a_writer_raises_a_fence_that_its_own_run_left_low(opened, keyspace, session, stage):
+    store = opened(keyspace, "buckets=4")
+    old = begun(store, stage)
+    session.execute(
+        f"UPDATE {keyspace}.flow SET term = %s WHERE flow = %s AND generation = 1 IF term = %s",
+        (old + 5, stage.flow, old),
+    )
+    store.save(stage, [Write(b"N14228", 1, b"2")], term=old + 5, batch=0)
+    with pytest.raises(Fenced):
+        store.save(stage, [Write(b"N14228", 2, b"late")], term=old, batch=4)
+
+
+def test_a_healthy_single_node_has_one_finding(cassandra_url, keyspace):
+    (finding,) = preflight(f"{cassandra_url}/{keyspace}")
+    assert finding.risk == "replication-1"
+    assert finding.unsafe
+    assert "nodetool repair" in str(finding)
+
+
+def test_preflight_names_what_costs_states(cassandra_url, own_keyspace, session):
+    session.execute(f"ALTER TABLE {own_keyspace}.state WITH default_time_to_live = 3600", timeout=60)
+    session.execute(f"ALTER KEYSPACE {own_keyspace} WITH durable_writes = false", timeout=60)
+    found = {
+        finding.risk: finding
+        for finding in preflight(
+            f"{cassandra_url}/{own_keyspace}?batch_bytes=60000&max_value_bytes=8388608&dc=datacenter1&mode=timestamp"
+        )
+    }
+    assert found.keys() == {"no-commitlog", "expiring-states", "replication-1", "batch-size", "timestamp-mode"}
+    assert all(finding.remedy for finding in found.values())
+    assert not found["batch-size"].unsafe
+
+
+def test_preflight_names_a_datacentre_that_is_not_there(cassandra_url, keyspace):
+    with pytest.raises(Exception, match="no host can be reached"):
+        preflight(f"{cassandra_url}/{keyspace}?dc=nowhere&retry_for=1")
+
+
+def test_a_server_that_syncs_before_it_acknowledges_is_durable(opened, keyspace):
+    capabilities = opened(keyspace).capabilities
+    assert capabilities.durable
+    assert capabilities.fenced
+    assert not opened(keyspace, "mode=timestamp").capabilities.fenced
+
+
+def test_the_hosts_of_a_url_are_tried_until_one_answers(cassandra_url, keyspace, stage):
+    server = urlsplit(cassandra_url)
+    store = open_store(f"cassandra://127.0.0.1:1,{server.hostname}:{server.port}/{keyspace}")
+    assert store.installed_term(stage.flow_ref) == 0
+    store.close()
