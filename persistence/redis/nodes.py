@@ -48,8 +48,8 @@ class Node:
         return answers
 
     def close(self) -> None:
-        """Close the connections."""
-        self._pool.disconnect()
+        """Close the connections that no thread is using."""
+        self._pool.disconnect(inuse_connections=False)
 
 
 def _read(connection: Any) -> Any:
@@ -206,6 +206,5 @@ def _common(settings: Settings) -> dict[str, Any]:
         "socket_connect_timeout": settings.connect_timeout,
         # redis-py would send a command again by itself, and has executed one twice.
         "retry": Retry(NoBackoff(), 0),
-        "retry_on_timeout": False,
         "protocol": 2,
     }

@@ -1,0 +1,99 @@
+import pytest
+
+from persistence.errors import Terminal
+from persistence.names import FlowRef
+from persistence.redis.calls import chunks
+from persistence.redis.layout import Layout, bucket_of
+from persistence.redis.settings import Settings, read_place, read_settings
+
+STAGE = FlowRef("fleet").stage("aircraft")
+
+
+@pytest.mark.parametrize(
+    ("url", "kind", "tls", "hosts", "rest"),
+    [
+        ("redis://localhost", "single", False, (("localhost", 6379),), ("", "", 0)),
+        ("redis://127.0.0.1:7000/3", "single", False, (("127.0.0.1", 7000),), ("", "", 3)),
+        ("rediss://[::1]:7000", "single", True, (("::1", 7000),), ("", "", 0)),
+        ("redis+unix:///run/redis/r%20.sock", "single", False, (), ("/run/redis/r .sock", "", 0)),
+        ("redis+sentinel://a,b:1/main", "sentinel", False, (("a", 26379), ("b", 1)), ("", "main", 0)),
+        ("rediss+sentinel://a/main/2", "sentinel", True, (("a", 26379),), ("", "main", 2)),
+        ("redis+cluster://a:1,b:2,c", "cluster", False, (("a", 1), ("b", 2), ("c", 6379)), ("", "", 0)),
+        ("rediss+cluster://a", "cluster", True, (("a", 6379),), ("", "", 0)),
+    ],
+)
+def test_a_url_says_where_the_servers_are(url, kind, tls, hosts, rest):
+    place = read_place(url)
+    assert (place.kind, place.tls, place.hosts) == (kind, tls, hosts)
+    assert (place.socket, place.service, place.db) == rest
+
+
+def test_user_and_password_are_read_and_never_shown():
+    place = read_place("redis://me:p%40ss@host/1")
+    assert (place.username, place.password) == ("me", "p@ss")
+    assert read_place("redis://:secret@host").username is None
+    assert "p@ss" not in repr(place)
+
+
+@pytest.mark.parametrize("url", ["redis://host:port", "redis://host/x", "redis+sentinel://a", "redis+cluster://a/2"])
+def test_a_url_that_cannot_be_read_says_how_to_write_it(url):
+    with pytest.raises(Terminal, match=r"Write redis://|Leave the number out"):
+        read_place(url)
+
+
+def test_options_have_defaults_and_can_be_set():
+    assert read_settings("redis://h") == Settings()
+    assert read_settings(
+        "redis://h?timeout=2&retry_for=0.5&buckets=8&prefix=mine&wait=2&waitaof=1,2&accept=eviction,no-aof&ssl_ca_certs=/ca"
+    ) == Settings(
+        timeout=2.0,
+        retry_for=0.5,
+        buckets=8,
+        prefix="mine",
+        wait=2,
+        waitaof=(1, 2),
+        accept=frozenset({"eviction", "no-aof"}),
+        client=(("ssl_ca_certs", "/ca"),),
+    )
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        "timeout=0",
+        "timeout=inf",
+        "buckets=0",
+        "buckets=16385",
+        "buckets=x",
+        "prefix=a{b}",
+        "prefix=",
+        "wait=-1",
+        "waitaof=2",
+        "accept=everything",
+        "socket_timeout=3",
+        "retry=9",
+        "wait=1&wait_timeout=5",
+    ],
+)
+def test_an_impossible_option_is_refused(option):
+    with pytest.raises(Terminal):
+        read_settings(f"redis://h?{option}")
+
+
+def test_key_names_are_the_documented_ones():
+    layout = Layout()
+    assert layout.flow(FlowRef("fleet")) == b"hw:{fleet:1}"
+    assert layout.bucket(FlowRef("fleet", 2), 5) == b"hw:{fleet:2:5}"
+    assert layout.index(STAGE, 5) == b"hw:{fleet:1:5}:aircraft"
+    assert Layout("mine").index(STAGE, 0) == b"mine:{fleet:1:0}:aircraft"
+
+
+def test_buckets_are_those_of_crc_32():
+    assert bucket_of(b"123456789", 2**32) == 0xCBF43926  # the check value of CRC-32
+    assert bucket_of(b"anything", 1) == 0
+
+
+def test_calls_are_bounded_by_number_and_by_bytes():
+    assert chunks([], 3, 100) == []
+    assert chunks([1] * 7, 3, 100) == [slice(0, 3), slice(3, 6), slice(6, 7)]
+    assert chunks([60, 60, 10, 10, 200, 1], 10, 100) == [slice(0, 1), slice(1, 4), slice(4, 5), slice(5, 6)]
