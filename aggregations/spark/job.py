@@ -86,8 +86,9 @@ class Job:
         )
 
     def node(self, topic: str, partition: int, offset: int) -> Node:
-        """Coordinates with the topic's current id."""
-        return Node(topic, partition, offset, self.topic_ids.get(topic, ""))
+        """Coordinates with the topic's current id, and its cluster where there are several."""
+        cluster = self.flow.topic.cluster if self.flow.topic else ""
+        return Node(topic, partition, offset, self.topic_ids.get(topic, ""), cluster)
 
 
 @dataclass(slots=True)

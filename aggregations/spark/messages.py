@@ -100,7 +100,7 @@ class MessagePath:
                 Element(
                     value=read.columns,
                     key=read.key,
-                    own=record.node,
+                    own=read.lineage.own,
                     chain=read.chain,
                     event_time_us=read.event_time_us,
                     event_id=read.event_id,

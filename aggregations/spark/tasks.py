@@ -13,6 +13,7 @@ folded. The chain is then cut in two, and the driver looks in between:
     read, fold stage 1 | ... | fold the last stage || publish | persist the last stage | ...
 """
 
+import gc
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -189,6 +190,7 @@ def _guarded(job: Job, others: Sequence[Parcel], act: Callable[[Work], list[Parc
         if job.driver:
             os.environ[faults.PID] = str(job.driver)
         work = Work(job, incarnations=Incarnations(job.incarnations))
+        gc.disable()  # a batch makes many objects and no cycles; collecting them costs half of what windows cost
         try:
             passed += act(work)
         except Exception as error:  # it reaches the driver as it is, and stops every task behind this one
@@ -197,6 +199,8 @@ def _guarded(job: Job, others: Sequence[Parcel], act: Callable[[Work], list[Parc
         else:
             work.report.seen = dict(work.incarnations.seen)
             passed.append(Parcel(0, Kind.REPORT, 0, dumps(work.report)))
+        finally:
+            gc.enable()
     yield from pack(passed)
 
 
