@@ -156,6 +156,8 @@ def _aggregate(kafka: KafkaSettings, store: str, home: Path, result: Result) -> 
     arguments = [
         *("run", "jobs.demo.flow:flow", "--store", store, "--generation", str(result.generation)),
         *("--dead-letters", DEAD, "--max-records", str(max(total // _JOB_BATCHES, 1)), "--until-caught-up"),
+        # Three runs of some seconds: a JVM that compiles quickly needs half the time of one that compiles well.
+        *("--conf", "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1"),
         *("--bootstrap", kafka.bootstrap, "--json"),
     ]
     with progress("aggregation", total, "records") as bar:
