@@ -70,8 +70,9 @@ def apply_schema(url: str, progress: Callable[[str], object] = lambda _line: Non
     """
     settings = Settings.parse(url)
     progress(f"connecting to {settings.place}")
-    cluster, session = connect(settings)
+    cluster = None
     try:
+        cluster, session = connect(settings)
         exists = settings.keyspace in cluster.metadata.keyspaces
         if not exists:
             _check_nodes(settings.replication, cluster)
@@ -87,7 +88,8 @@ def apply_schema(url: str, progress: Callable[[str], object] = lambda _line: Non
     except DRIVER_ERRORS as error:
         raise translate(error, settings.place) from error
     finally:
-        disconnect(cluster)
+        if cluster is not None:
+            disconnect(cluster)
 
 
 def _check_nodes(replication: Replication, cluster: object) -> None:

@@ -36,10 +36,16 @@ _RIGHTS = "GRANT SELECT and MODIFY on the keyspace to this user (CREATE too for 
 _REACH = "Check that the cluster runs, the hosts and ports of the URL, and its option tls"
 _REPLICAS = "Start the nodes that are down; a quorum of each state's copies must be up"
 _BUSY = "The cluster is slow or overloaded: look at its log; raise timeout only if that is known to be normal"
+_TLS = (
+    "Check tls_ca and tls_cert; certificates must name the nodes' IP addresses, or say tls_hostname=ignore "
+    "to trust every certificate of that authority"
+)
 _VERSION = "headwater needs Cassandra 4.0 or newer"
 
 # How a server says that keyspace, table or column is missing; it has no code of its own for it.
 _MISSING = ("does not exist", "unconfigured table", "Undefined column", "Unknown identifier", "No keyspace has been")
+# TLS errors that will not pass, by OpenSSL's names; the driver wraps them in an OSError.
+_TLS_ERRORS = ("CERTIFICATE_VERIFY_FAILED", "WRONG_VERSION_NUMBER", "_ALERT_")
 
 
 def translate(error: BaseException, place: str, at: FlowRef | StageRef | None = None) -> StoreError:
@@ -56,6 +62,8 @@ def translate(error: BaseException, place: str, at: FlowRef | StageRef | None = 
     if isinstance(error, (InvalidRequest, SyntaxException, RequestValidationException, RefusedRequest)):
         missing = any(phrase in str(error) for phrase in _MISSING)
         return Terminal(what, SCHEMA_REMEDY if missing else "See the server's log", at=at)
+    if isinstance(error, OSError) and any(name in str(error) for name in _TLS_ERRORS):
+        return Terminal(what, _TLS, at=at)
     if isinstance(error, (ProtocolVersionUnsupported, UnsupportedOperation)):
         return Terminal(what, _VERSION, at=at)
     if isinstance(error, UnresolvableContactPoints):

@@ -77,7 +77,15 @@ class Secret:
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """How connections are encrypted. `authority` None trusts what the system trusts."""
+    """How connections are encrypted.
+
+    Attributes:
+        authority: PEM file of the certificate authority; None trusts what the system trusts.
+        certificate: PEM file of this client's own certificate, where nodes ask for one.
+        key: PEM file of its key.
+        key_password: Where the key's password is.
+        check_hostname: Each node's certificate must name its IP address: that is how the driver knows nodes.
+    """
 
     authority: Path | None = None
     certificate: Path | None = None

@@ -143,7 +143,9 @@ def test_reads_go_on_over_broken_connections(store, direct, proxy, stage):
 
 def test_a_server_that_stays_away_is_transient_with_a_remedy_and_no_secret(url, proxy, stage):
     store = open_store(f"{url}&retry_for=1&connect_timeout=1")
+    patient = open_store(url)
     term = begun(store, stage)
+    patient.load(stage, [b"k"])
     with proxy.refusing():
         with pytest.raises(Transient, match=r"aircraft.*Check that the cluster runs"):
             store.save(stage, [Write(b"k", 1, b"SECRET")], term=term, batch=1)
@@ -154,8 +156,7 @@ def test_a_server_that_stays_away_is_transient_with_a_remedy_and_no_secret(url, 
             fresh.installed_term(stage.flow_ref)
         fresh.close()
     assert "SECRET" not in str(caught.value)
-    # Back again, the same handle goes on.
-    patient = open_store(url)
+    # A handle that was open before goes on when the server is back.
     assert patient.load(stage, [b"k"]) == {b"k": Stored(1, term, 0, b"first")}
     patient.close()
     store.close()

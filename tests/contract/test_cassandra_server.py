@@ -1,5 +1,8 @@
 """What the Cassandra store does with its tables on a real server: laid out, read by others, emptied, damaged."""
 
+import os
+import subprocess
+import sys
 import uuid
 from urllib.parse import urlsplit
 
@@ -287,6 +290,48 @@ def test_a_server_that_syncs_before_it_acknowledges_is_durable(opened, keyspace)
     assert capabilities.durable
     assert capabilities.fenced
     assert not opened(keyspace, "mode=timestamp").capabilities.fenced
+
+
+FORKING = """
+import os, sys, threading
+from persistence.registry import open_store
+from persistence.protocol import FlowRef, Write
+
+store = open_store(sys.argv[1])
+stage = FlowRef(sys.argv[2]).stage("s")
+term = store.acquire_term(stage.flow_ref)
+
+def write(key, versions):
+    for version in versions:
+        store.save(stage, [Write(key, version, b"x")], term=term, batch=version)
+
+busy = threading.Thread(target=write, args=(b"busy", range(60)))
+busy.start()
+children = []
+for number in range(4):
+    write(b"parent", [number])
+    child = os.fork()
+    if not child:
+        if number % 2:  # every other one never touches the store, and must end all the same
+            write(b"child%d" % number, range(3))
+        sys.exit(0)  # with all that Python runs at its end
+    children.append(child)
+assert [os.waitpid(child, 0)[1] for child in children] == [0] * 4
+busy.join()
+write(b"parent", [4])
+assert {key: state.version for key, state in store.scan(stage)} == {
+    b"busy": 60, b"parent": 5, b"child1": 3, b"child3": 3
+}
+"""
+
+
+def test_processes_that_fork_in_the_middle_of_their_work_go_on_and_end(cassandra_url, keyspace):
+    subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", FORKING, f"{cassandra_url}/{keyspace}", f"fork-{uuid.uuid4().hex}"],
+        check=True,
+        timeout=300,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    )
 
 
 def test_the_hosts_of_a_url_are_tried_until_one_answers(cassandra_url, keyspace, stage):

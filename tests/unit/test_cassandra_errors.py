@@ -46,6 +46,12 @@ TERMINAL = {
         NoHostAvailable("Unable to connect", {"127.0.0.1": cassandra.AuthenticationFailed("Bad credentials")}),
     ],
     "GRANT": [cassandra.Unauthorized("User app has no MODIFY permission")],
+    "tls_ca": [
+        NoHostAvailable(
+            "", {"h": OSError(1, "Last error: [SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed")}
+        ),
+        OSError(1, "[SSL: WRONG_VERSION_NUMBER] wrong version number"),
+    ],
     "Cassandra 4.0": [NoHostAvailable("", {"127.0.0.1": cassandra.UnsupportedOperation("v5")})],
     "hosts and ports": [cassandra.UnresolvableContactPoints({})],
     "log": [code(protocol.SyntaxException, 0x2000, "no viable alternative")],
