@@ -26,7 +26,7 @@ from persistence.faults import effect
 from persistence.protocol import Write
 from persistence.steps import Step
 
-_CHUNK_ROWS = 100_000
+_CHUNK_ROWS = 50_000  # measured: 10,000 cost a third more, 100,000 a little
 _NO_END = np.iinfo(np.int64).max
 
 
