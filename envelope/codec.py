@@ -7,6 +7,7 @@ stood. What a torn, merged or flipped message looks like is therefore known befo
 parsed, and 86 % of single-bit flips would parse.
 """
 
+from collections.abc import Callable
 from typing import Any, Final
 
 import google_crc32c
@@ -26,6 +27,10 @@ SEAL_TAG: Final = b"\xfd\x7f"
 SEAL_BYTES: Final = 6
 _FORMAT_TAG: Final = 0x08
 _CHAIN_TAG: Final = b"\x4a"
+
+_crc32c: Final[Callable[[bytes], int]] = google_crc32c.value
+_extend_crc32c: Final[Callable[[int, bytes], int]] = google_crc32c.extend
+_from_string: Final = pb.Envelope.FromString
 
 
 def encode(envelope: Envelope, limits: Limits = DEFAULT_LIMITS) -> bytes:
@@ -112,10 +117,15 @@ def append_hop(
         # A singular field that comes twice has its last value.
         tail = pb.Envelope(key=key, destination=destination).SerializeToString() + tail
     if is_sealed(value):
-        crc: int = google_crc32c.extend(int.from_bytes(value[-4:], "little"), tail)
-        return value[:-SEAL_BYTES] + tail + SEAL_TAG + crc.to_bytes(4, "little")
+        return append_bytes(value, tail)
     check_head(value, limits)
     return _seal(HEAD + value[len(HEAD) - 2 :] + tail)
+
+
+def append_bytes(value: bytes, tail: bytes) -> bytes:
+    """Return an envelope that is known to be sealed with serialized fields appended: `append_hop` without its checks."""
+    crc = _extend_crc32c(int.from_bytes(value[-4:], "little"), tail)
+    return value[:-SEAL_BYTES] + tail + SEAL_TAG + crc.to_bytes(4, "little")
 
 
 def decode(value: bytes | None, limits: Limits = DEFAULT_LIMITS) -> Envelope:
@@ -160,17 +170,26 @@ def parse(value: bytes, limits: Limits = DEFAULT_LIMITS) -> pb.Envelope:
     Raises:
         EnvelopeError: With the reason code of the first rule that is broken.
     """
-    check_head(value, limits)
-    check_seal(value)
+    body, tail = value[:-SEAL_BYTES], value[-SEAL_BYTES:]
+    sealed = body[:4] == HEAD
+    if not (
+        sealed
+        and tail[:2] == SEAL_TAG
+        and _crc32c(body) == int.from_bytes(tail[2:], "little")
+        and len(value) <= limits.message_bytes
+    ):
+        check_head(value, limits)
+        check_seal(value)
     try:
-        message = pb.Envelope.FromString(value)
+        message = _from_string(value)
     except DecodeError as error:
         raise EnvelopeError(Reason.MALFORMED, "not valid protobuf") from error
-    if (message.sealed or message.HasField("checksum")) and not value.startswith(HEAD):
+    if not sealed and (message.sealed or message.HasField("checksum")):
         # Another writer's order of fields, or a flip: what claims a seal is held to it.
         _check_tail(value)
         _check_crc(value)
-    _check_sizes(len(message.chain), len(message.payload), limits)
+    if len(message.chain) > limits.hops or len(message.payload) > limits.payload_bytes:
+        _check_sizes(len(message.chain), len(message.payload), limits)
     return message
 
 
@@ -190,14 +209,17 @@ def rewrite(message: pb.Envelope, hops: bytes = b"", limits: Limits = DEFAULT_LI
     """
     changed = pb.Envelope()
     changed.CopyFrom(message)
-    for name in ("format", "sealed", "checksum"):
-        changed.ClearField(name)
+    clear = changed.ClearField
+    clear("format")
+    clear("sealed")
+    clear("checksum")
     for name, field in fields.items():
         if field is None:
-            changed.ClearField(name)
+            clear(name)
         else:
             setattr(changed, name, field)
-    _check_sizes(0, len(changed.payload), limits)
+    if "payload" in fields:
+        _check_sizes(0, len(changed.payload), limits)
     return _seal(HEAD + changed.SerializeToString() + hops)
 
 
@@ -251,7 +273,7 @@ def _check_tail(value: bytes) -> None:
 
 
 def _check_crc(value: bytes) -> None:
-    if google_crc32c.value(value[:-SEAL_BYTES]) != int.from_bytes(value[-4:], "little"):
+    if _crc32c(value[:-SEAL_BYTES]) != int.from_bytes(value[-4:], "little"):
         raise EnvelopeError(Reason.CHECKSUM_MISMATCH, "the envelope was changed after it was written")
 
 
@@ -307,8 +329,7 @@ def _check_sizes(hops: int, payload_bytes: int, limits: Limits) -> None:
 
 
 def _seal(body: bytes) -> bytes:
-    crc: int = google_crc32c.value(body)
-    return body + SEAL_TAG + crc.to_bytes(4, "little")
+    return body + SEAL_TAG + _crc32c(body).to_bytes(4, "little")
 
 
 def varint(number: int) -> bytes:

@@ -14,8 +14,10 @@ from envelope.message import Hop
 
 _LOW_BITS: Final = 14
 _LOW_MASK: Final = (1 << _LOW_BITS) - 1
-# Two bytes of a varint that goes on behind them, for each value of its lowest 14 bits.
+# The first two bytes of a varint for each value of its lowest 14 bits: of one that goes on, and of one that ends there.
 _LOW: Final = tuple(bytes((n & 0x7F | 0x80, n >> 7 | 0x80)) for n in range(1 << _LOW_BITS))
+_WHOLE: Final = tuple(bytes((n & 0x7F | 0x80, n >> 7)) for n in range(1 << _LOW_BITS))
+_ONE_BYTE: Final = 1 << 7
 _OFFSET_TAG: Final = b"\x18"
 _MOST_TEMPLATES: Final = 1024
 
@@ -49,6 +51,7 @@ class HopWriter:
     ) -> None:
         self._hop = Hop(topic, partition, 0, via=via, topic_id=topic_id, cluster=cluster)
         self._limits = limits
+        self._plain = _Template()
         self._templates: dict[tuple[int, int, bool, bool], _Template] = {}
         encode_hop(self._hop, limits)
         self._front = pb.Hop(topic=topic, partition=partition).SerializeToString() + _OFFSET_TAG
@@ -70,13 +73,19 @@ class HopWriter:
         Raises:
             EnvelopeError: Impossible offset, index or count.
         """
-        template = self._templates.get((index, count, rekeyed, transparent))
-        if template is None:
-            if len(self._templates) >= _MOST_TEMPLATES:
-                self._templates.clear()
-            template = self._templates[index, count, rekeyed, transparent] = _Template()
-        if timestamp_ms is not None and template.fits(offset, timestamp_ms, leader_epoch):
-            return template.fill(offset, timestamp_ms)
+        if index == 0 and count == 1 and not (rekeyed or transparent):
+            template = self._plain
+        else:
+            template = self._template((index, count, rekeyed, transparent))
+        if (
+            timestamp_ms is not None
+            and offset >> _LOW_BITS == template.offset_high
+            and offset >= _ONE_BYTE
+            and timestamp_ms >> _LOW_BITS == template.timestamp_high
+            and leader_epoch == template.leader_epoch
+        ):
+            at, when = template.low[offset & _LOW_MASK], _LOW[timestamp_ms & _LOW_MASK]
+            return template.start + at + template.middle + when + template.end
         hop = replace(
             self._hop,
             offset=offset,
@@ -91,32 +100,35 @@ class HopWriter:
         template.learn(hop, whole, self._front, self._back)
         return whole
 
+    def _template(self, variant: tuple[int, int, bool, bool]) -> "_Template":
+        if variant not in self._templates:
+            if len(self._templates) >= _MOST_TEMPLATES:
+                self._templates.clear()
+            self._templates[variant] = _Template()
+        return self._templates[variant]
+
 
 class _Template:
     """A hop's bytes around the low 14 bits of its offset and of its timestamp."""
 
-    __slots__ = ("_end", "_epoch", "_high", "_middle", "_start")
+    __slots__ = ("end", "leader_epoch", "low", "middle", "offset_high", "start", "timestamp_high")
 
     def __init__(self) -> None:
-        self._high = (-1, -1)
-        self._epoch: int | None = None
-        self._start = self._middle = self._end = b""
-
-    def fits(self, offset: int, timestamp_ms: int, leader_epoch: int | None) -> bool:
-        return (offset >> _LOW_BITS, timestamp_ms >> _LOW_BITS) == self._high and leader_epoch == self._epoch
-
-    def fill(self, offset: int, timestamp_ms: int) -> bytes:
-        return self._start + _LOW[offset & _LOW_MASK] + self._middle + _LOW[timestamp_ms & _LOW_MASK] + self._end
+        self.offset_high = self.timestamp_high = -1
+        self.leader_epoch: int | None = None
+        self.low = _LOW
+        self.start = self.middle = self.end = b""
 
     def learn(self, hop: Hop, whole: bytes, front: bytes, back: int) -> None:
         """Take a written hop apart: `front` ends where the offset begins, `back` bytes follow the timestamp."""
         timestamp_ms = hop.timestamp_ms or 0
-        if hop.offset <= _LOW_MASK or timestamp_ms <= _LOW_MASK:
-            return  # shorter than two bytes and a rest: such records are few
+        if hop.offset < _ONE_BYTE or timestamp_ms <= _LOW_MASK:
+            return  # fewer bytes than the tables have: such records are few
         offset_at = whole.index(front) + len(front)
         timestamp_at = len(whole) - back - len(varint(timestamp_ms))
-        self._high = (hop.offset >> _LOW_BITS, timestamp_ms >> _LOW_BITS)
-        self._epoch = hop.leader_epoch
-        self._start = whole[:offset_at]
-        self._middle = whole[offset_at + 2 : timestamp_at]
-        self._end = whole[timestamp_at + 2 :]
+        self.offset_high, self.timestamp_high = hop.offset >> _LOW_BITS, timestamp_ms >> _LOW_BITS
+        self.low = _LOW if self.offset_high else _WHOLE
+        self.leader_epoch = hop.leader_epoch
+        self.start = whole[:offset_at]
+        self.middle = whole[offset_at + 2 : timestamp_at]
+        self.end = whole[timestamp_at + 2 :]

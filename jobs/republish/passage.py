@@ -12,7 +12,8 @@ from envelope.deadletter import Headers
 from envelope.headers import TWIN, is_cloudevents, twin
 from envelope.hops import HopWriter
 from envelope.limits import MAX_OFFSET, check_coordinates, check_topic
-from jobs.republish.record import KEEP, PASS, RETRY_PREFIX, Output, Record, Transform
+from jobs.republish.express import Express, express
+from jobs.republish.record import KEEP, RETRY_PREFIX, Output, Record, Transform, identity
 from jobs.republish.source import Opener, Source, Wrapping
 
 _MOST_KNOWN = 1000
@@ -55,6 +56,9 @@ class Passage:
         roots: Topics that a chain may begin with; None for any.
         headers_twin: Write the envelope's twin into headers.
         mark_destination: Write the target topic into every envelope, not only into those that name one.
+
+    Attributes:
+        target: The default target.
     """
 
     def __init__(
@@ -74,7 +78,7 @@ class Passage:
         self._transform = transform
         self._via = via
         self._targets = dict(targets)
-        self._first = next(iter(self._targets))
+        self.target = next(iter(self._targets))
         self._limits = limits
         self._max_outputs = max_outputs
         self._roots = None if roots is None else frozenset(roots)
@@ -86,41 +90,50 @@ class Passage:
         retried = Opener(Source(source.topics, payload=source.payload), limits)
         self._openers = dict.fromkeys(source.topics, opener) | dict.fromkeys(retry_topics, retried)
 
-    def open(self, record: Record) -> Record:
+    def express(self) -> Express | None:
+        """The short way through this passage; None where the transform or an option leaves no room for one."""
+        if self._transform is not identity or self._twin or self._mark or self._roots is not None:
+            return None
+        most_bytes = min(self._targets[self.target] - _OVERHEAD_BYTES, self._limits.message_bytes)
+        return express(self._known, most_bytes, self._limits)
+
+    def open(self, record: Record) -> None:
         """Take the record's value apart and check what came before it.
 
         Raises:
             EnvelopeError: With the reason code of the first rule that is broken.
         """
-        opened = self._openers[record.topic].open(record.value, record.key, record.headers, record.timestamp_ms)
-        message = opened.message
-        record.message, record.wrapped, record.data = message, opened.wrapped, opened.data
-        if opened.wrapped is None:
-            record.way = (record.topic,)
-            return record
-        record.way = way = (*(self._checked(hop) for hop in message.chain), record.topic)
-        if self._roots is not None and way[0] not in self._roots:
-            raise EnvelopeError(Reason.FOREIGN_ROOT, "the root topic is not one of those that are allowed")
-        if message.destination and message.destination != record.topic:
+        topic = record.topic
+        self._openers[topic].open(record)
+        if record.wrapped is None:
+            record.way = (topic,)
+            return
+        message, known = record.message, self._known
+        way: list[str] = []
+        for hop in message.chain:
+            name = hop.topic
+            if name not in known or hop.partition < 0 or not 0 <= hop.offset < MAX_OFFSET:
+                self._check(hop)
+            way.append(name)
+        way.append(topic)
+        record.way = way
+        if message.destination and message.destination != topic:
             raise EnvelopeError(Reason.WRONG_DESTINATION, "the envelope was written for another topic")
-        if message.HasField("key") and message.key != record.key:
+        if message.key != record.key and message.HasField("key"):
             raise EnvelopeError(Reason.KEY_MISMATCH, "the envelope was written with another key")
         if len(way) > self._limits.hops:
             raise EnvelopeError(Reason.TOO_MANY_HOPS, f"no room for a hop more, the limit is {self._limits.hops}")
-        if len(set(way)) != len(way):
+        if self._roots is not None and way[0] not in self._roots:
+            raise EnvelopeError(Reason.FOREIGN_ROOT, "the root topic is not one of those that are allowed")
+        if len(way) > 1 and len(set(way)) != len(way):
             record.lineage.check()  # a retry topic may come twice
-        return record
 
-    def _checked(self, hop: pb.Hop) -> str:
-        """The hop's topic. What is checked here is what could harm a reader; `decode` checks the rest."""
-        topic: str = hop.topic
-        if topic not in self._known:
-            check_topic(topic, self._limits)
-            if len(self._known) < _MOST_KNOWN:
-                self._known.add(topic)
-        if hop.partition < 0 or not 0 <= hop.offset < MAX_OFFSET:
-            check_coordinates(hop.partition, hop.offset)
-        return topic
+    def _check(self, hop: pb.Hop) -> None:
+        """Check what could harm a reader. The rest of a sealed hop was checked by who sealed it."""
+        check_topic(hop.topic, self._limits)
+        check_coordinates(hop.partition, hop.offset)
+        if len(self._known) < _MOST_KNOWN and hop.topic not in self._openers and hop.topic not in self._targets:
+            self._known.add(hop.topic)
 
     def process(self, record: Record, hops: HopWriter) -> list[Outgoing]:
         """Return what to produce for a record: all of its outputs, or an error and none.
@@ -166,8 +179,12 @@ class Passage:
             value = append_hop(record.wrapped, hop, destination=destination, limits=self._limits)
         return Outgoing(topic, record.key, value, [*_plain(record.headers), *headers])
 
+    def _too_large(self, value: bytes, topic: str) -> EnvelopeError:
+        what = f"an output of {len(value)} bytes, {topic} takes {self._targets[topic]}"
+        return EnvelopeError(Reason.PAYLOAD_TOO_LARGE, what)
+
     def _outgoing(self, record: Record, hops: HopWriter, output: Output, index: int, count: int) -> Outgoing:
-        topic = output.topic or self._first
+        topic = output.topic or self.target
         max_bytes = self._targets.get(topic)
         if max_bytes is None:
             raise EnvelopeError(Reason.BAD_TOPIC, "the transform chose a topic that is no target of this republisher")
@@ -180,7 +197,7 @@ class Passage:
         if topic in record.way and any(node.topic == topic for node in record.lineage.reduced().nodes):
             raise EnvelopeError(Reason.CHAIN_LOOP, "the target is a topic that the event came through")
         destination = topic if self._mark or message.destination else ""
-        changes = {} if output is PASS else output.changes()
+        changes = output.changes()
         if wrapped is None or changes or (rekeyed and key is None):
             if rekeyed:
                 changes["key"] = key
@@ -189,11 +206,10 @@ class Passage:
             value = rewrite(message, hop, self._limits, **changes)
         else:
             value = append_hop(wrapped, hop, key=key if rekeyed else None, destination=destination, limits=self._limits)
-        headers = self._headers(record, output, value) if record.headers or self._twin or output is not PASS else ()
+        plain = not record.headers and output.headers is KEEP and not self._twin
+        headers = () if plain else self._headers(record, output, value)
         if len(value) > self._limits.message_bytes or _size(key, value, headers) > max_bytes:
-            raise EnvelopeError(
-                Reason.PAYLOAD_TOO_LARGE, f"an output of {len(value)} bytes, the topic takes {max_bytes}"
-            )
+            raise self._too_large(value, topic)
         return Outgoing(topic, key, value, headers)
 
     def _headers(self, record: Record, output: Output, value: bytes) -> Headers:

@@ -1,9 +1,8 @@
 """What a transform is given and what it returns."""
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from envelope import DEFAULT_LIMITS, Envelope, Hop, Lineage, Node
 from envelope import envelope_pb2 as pb
@@ -62,8 +61,6 @@ class Record:
     )
 
     message: pb.Envelope
-    wrapped: bytes | None
-    data: Any
 
     def __init__(
         self,
@@ -88,7 +85,9 @@ class Record:
         self.leader_epoch = leader_epoch
         self.topic_id = topic_id
         self.cluster = cluster
-        self.way: tuple[str, ...] = ()
+        self.data: Any = None
+        self.wrapped: bytes | None = None
+        self.way: Sequence[str] = ()
         self._chain: tuple[Hop, ...] | None = None
 
     def __repr__(self) -> str:
@@ -143,8 +142,7 @@ class Record:
         return int(found[-1]) if found and found[-1] and found[-1].isdigit() else 1
 
 
-@dataclass(frozen=True, slots=True)
-class Output:
+class Output(NamedTuple):
     """One message to produce. What is not given stays as the input had it.
 
     Attributes:
@@ -169,14 +167,18 @@ class Output:
 
     def changes(self) -> dict[str, Any]:
         """Fields of the envelope that differ from the input's, key and destination left out."""
-        fields = {
-            "payload": self.payload,
-            "payload_type": self.payload_type,
-            "content_type": self.content_type,
-            "event_id": self.event_id,
-            "event_time_us": self.event_time_us,
-        }
-        return {name: value for name, value in fields.items() if value is not KEEP}
+        changed: dict[str, Any] = {}
+        if self.payload is not KEEP:
+            changed["payload"] = self.payload
+        if self.payload_type is not KEEP:
+            changed["payload_type"] = self.payload_type
+        if self.content_type is not KEEP:
+            changed["content_type"] = self.content_type
+        if self.event_id is not KEEP:
+            changed["event_id"] = self.event_id
+        if self.event_time_us is not KEEP:
+            changed["event_time_us"] = self.event_time_us
+        return changed
 
 
 PASS: Final = Output()

@@ -211,7 +211,7 @@ class _Run:
 
 def _next_size(messages: Sequence[Sized], seconds: float) -> int:
     """How many records to read at once, so that a slice stays short and small."""
-    size = sum(len(message) for message in messages)
+    size = sum(map(len, messages))
     by_time = _SLICE_SECONDS * len(messages) / max(seconds, 1e-6)
     by_bytes = _SLICE_BYTES * len(messages) / max(size, 1)
     return max(1, min(_MOST_RECORDS, int(by_time), int(by_bytes)))

@@ -14,6 +14,7 @@ from envelope.codec import from_message, parse
 from envelope.framing import strip_frame
 from envelope.headers import TRACEPARENT, Headers, from_cloudevents
 from envelope.limits import check_topic
+from jobs.republish.record import Record
 
 PayloadParser: TypeAlias = Callable[[bytes], Any]
 _SCHEMA_ID_FRAME: Final = 5  # Confluent's zero byte and schema id; JSON has no message indexes behind them
@@ -80,21 +81,6 @@ class Source:
         raise ValueError(f"no kind of source {kind!r}: envelope, raw, json or cloudevents")
 
 
-@dataclass(frozen=True, slots=True)
-class Opened:
-    """A record's value, taken apart.
-
-    Attributes:
-        message: The envelope it came in, or the one that is begun for it.
-        wrapped: The bytes of the envelope it came in; None when it came in none.
-        data: The parsed payload.
-    """
-
-    message: pb.Envelope
-    wrapped: bytes | None
-    data: Any
-
-
 class Opener:
     """Takes the values of one topic apart.
 
@@ -110,35 +96,44 @@ class Opener:
         if isinstance(source.payload, type) and issubclass(source.payload, Message):
             self._type = source.payload.DESCRIPTOR.full_name
         self._wrapping = source.wrapping
+        self._enveloped = source.wrapping is Wrapping.ENVELOPE
 
-    def open(self, value: bytes | None, key: bytes | None, headers: Headers, timestamp_ms: int | None) -> Opened:
-        """Take a value apart.
+    def open(self, record: Record) -> None:
+        """Take a record's value apart: sets its `message`, `wrapped` and `data`.
 
         Raises:
             EnvelopeError: With the reason code of the first rule that is broken.
         """
+        value = record.value
         if not value:
             raise EnvelopeError(Reason.EMPTY, "the record has no value")
-        if self._wrapping is Wrapping.ENVELOPE:
-            wrapped = strip_frame(value) if value[0] == 0 else value
-            message = parse(wrapped, self._limits)
-            if not message.sealed:
-                from_message(message, self._limits)  # nobody vouches for its hops
-            declared = message.payload_type if self._type else ""
-            if declared and declared != self._type:
+        if not self._enveloped:
+            self._begin(record, value)
+            return
+        wrapped = strip_frame(value) if value[0] == 0 else value
+        record.message = message = parse(wrapped, self._limits)
+        record.wrapped = wrapped
+        if not message.sealed:
+            from_message(message, self._limits)  # nobody vouches for its hops
+        if self._parse:
+            if self._type and message.payload_type and message.payload_type != self._type:
                 raise EnvelopeError(Reason.UNKNOWN_PAYLOAD_TYPE, f"the payload is not the {self._type} declared")
-            return Opened(message, wrapped, self._parse(message.payload) if self._parse else None)
+            record.data = self._parse(message.payload)
+
+    def _begin(self, record: Record, value: bytes) -> None:
+        """Begin the envelope of a record that is the root of its event."""
         if len(value) > self._limits.payload_bytes:
             raise EnvelopeError(
                 Reason.PAYLOAD_TOO_LARGE, f"{len(value)} bytes, the limit is {self._limits.payload_bytes}"
             )
         payload = self._unframed(value)
-        message = self._begun(payload, key, headers)
-        if not message.HasField("event_time_us") and timestamp_ms is not None:
-            message.event_time_us = timestamp_ms * 1000
+        record.message = message = self._begun(payload, record.key, record.headers)
+        if record.timestamp_ms is not None and not message.HasField("event_time_us"):
+            message.event_time_us = record.timestamp_ms * 1000
         if self._type and not message.payload_type:
             message.payload_type = self._type
-        return Opened(message, None, self._parse(payload) if self._parse else None)
+        if self._parse:
+            record.data = self._parse(payload)
 
     def _unframed(self, value: bytes) -> bytes:
         """Neither a protobuf message nor JSON begins with a zero byte; Confluent's framing does."""

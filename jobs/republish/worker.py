@@ -56,6 +56,7 @@ class Worker:
         self._retry = retry
         self._dead_letter = dead_letter
         self._cluster = cluster
+        self._express = passage.express()
         self._begin()
 
     def _begin(self) -> None:
@@ -81,33 +82,37 @@ class Worker:
         """
         if not self.pending:
             self._began = time.monotonic()
-        outgoing: list[Outgoing] = []
-        partitions, process, counts = self._input.partitions, self._passage.process, self._counts
+        outbox = _Outbox()
+        to_target = outbox.of(self._passage.target)
+        partitions, express = self._input.partitions, self._express
+        passed = 0
         for message in messages:
             if error := message.error():
                 self._input.raise_for(message, error)
                 continue
-            topic, partition, offset = message.topic(), message.partition(), message.offset()
-            part = partitions.get((topic, partition))
+            offset = message.offset()
+            part = partitions.get((message.topic(), message.partition()))
             if part is None or part.due_ms:
                 continue  # taken away, or waiting: it is read again
             if offset != part.next:
                 part = self._input.jumped(part, offset)
+            key, value = message.key(), message.value()
+            if express and key and value and not message.headers():
+                kind, timestamp = message.timestamp()
+                made = express(value, key, offset, timestamp, message.leader_epoch(), part.hops) if kind else None
+                if made:
+                    to_target.append({"value": made, "key": key})
+                    part.next = offset + 1
+                    passed += 1
+                    continue
             record = self._record(message, part, offset)
-            if record.headers and self._waits(record, part):
-                continue
-            try:
-                made = process(record, part.hops)
-            except EnvelopeError as refused:
-                outgoing += self._refuse(record, part, refused)
-            else:
-                outgoing += made
-                counts.produced += len(made)
-                counts.dropped += not made
-            part.next = offset + 1
-            counts.consumed += 1
-        if outgoing:
-            effect(REPUBLISH_PRODUCE, lambda: self._produce(outgoing))
+            if not self._waits(record, part):
+                outbox.extend(self._process(record, part))
+                part.next = offset + 1
+        self._counts.consumed += passed
+        self._counts.produced += passed
+        if outbox:
+            effect(REPUBLISH_PRODUCE, lambda: outbox.send(self._producer))
 
     def finish(self, timeout: float | None = None) -> None:
         """Return when every output and dead letter of the batch is acknowledged.
@@ -150,6 +155,17 @@ class Worker:
         self._input.hold(part, record.offset, due)
         return True
 
+    def _process(self, record: Record, part: InputPartition) -> Sequence[Outgoing]:
+        """Send a record through the passage, or where what cannot be used goes."""
+        self._counts.consumed += 1
+        try:
+            made = self._passage.process(record, part.hops)
+        except EnvelopeError as error:
+            return self._refuse(record, part, error)
+        self._counts.produced += len(made)
+        self._counts.dropped += not made
+        return made
+
     def _refuse(self, record: Record, part: InputPartition, error: EnvelopeError) -> Sequence[Outgoing]:
         """Send a record that cannot be used to its next try, or set it aside for the dead-letter topic."""
         kind = error.error if isinstance(error, TransformError) else ""
@@ -179,27 +195,44 @@ class Worker:
         _LOG.info("dead letter: %s: %s", record.node, error)
         return ()
 
-    def _produce(self, outgoing: list[Outgoing]) -> None:
-        """Queue outputs topic by topic; within a topic, and so within a partition, the order stays."""
-        topics: dict[str, list[Message]] = {}
-        for topic, key, value, headers in outgoing:
-            waiting = topics.setdefault(topic, [])
-            if not headers:
-                waiting.append({"key": key, "value": value})
-                continue
-            if waiting:
-                self._producer.send_many(topic, waiting)
-                topics[topic] = []
-            self._producer.send(topic, value, key, headers)
-        for topic, waiting in topics.items():
-            if waiting:
-                self._producer.send_many(topic, waiting)
-
     def _bury(self, timeout: float | None) -> None:
         assert self._dead_letter is not None
         for remains in self._dead:
             self._producer.send(self._dead_letter[0], remains.value, remains.key, remains.headers)
         self._producer.flush(timeout)
+
+
+class _Outbox:
+    """What a slice of records became, by topic. Within a topic, and so within a partition, the order stays."""
+
+    def __init__(self) -> None:
+        self._topics: dict[str, list[Message]] = {}
+        self._with_headers: set[str] = set()
+
+    def __bool__(self) -> bool:
+        return any(self._topics.values())
+
+    def of(self, topic: str) -> list[Message]:
+        """The records for a topic, to append to."""
+        return self._topics.setdefault(topic, [])
+
+    def extend(self, outgoing: Sequence[Outgoing]) -> None:
+        """Add what came of one record."""
+        for topic, key, value, headers in outgoing:
+            message = Message(value=value, key=key)
+            if headers:
+                message["headers"] = headers
+                self._with_headers.add(topic)
+            self.of(topic).append(message)
+
+    def send(self, producer: AcknowledgedProducer) -> None:
+        """Hand everything to the producer."""
+        for topic, messages in self._topics.items():
+            if topic in self._with_headers:
+                for message in messages:
+                    producer.send(topic, message["value"], message.get("key"), message.get("headers", ()))
+            elif messages:
+                producer.send_many(topic, messages)
 
 
 def _lineage(record: Record) -> str:

@@ -30,10 +30,11 @@ _SLICE_SECONDS: Final = 0.5  # flush in slices: a signal handler runs between tw
 
 
 class Message(TypedDict):
-    """One record of `send_many`: shaped as `Producer.produce_batch` takes it."""
+    """One record, shaped as `Producer.produce_batch` takes it; `send_many` takes none with headers."""
 
     value: bytes | None
     key: NotRequired[bytes | None]
+    headers: NotRequired[Headers]
 
 
 class AcknowledgedProducer:
@@ -102,9 +103,8 @@ class AcknowledgedProducer:
         Raises:
             BrokerError: A record cannot be sent, or one sent before has failed.
         """
-        size = 0
-        for message in messages:
-            size += _size(message["value"], message.get("key"))
+        contents = [message["value"] for message in messages] + [message.get("key") for message in messages]
+        size = sum(map(len, filter(None, contents)))
         self._reserve(len(messages), size)
         try:
             queued = self._producer.produce_batch(topic, cast(list[dict[str, Any]], messages))

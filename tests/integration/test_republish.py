@@ -201,7 +201,7 @@ def test_members_that_come_and_go_lose_nothing_and_never_commit_backwards(
     errors = []
 
     def watch() -> None:
-        for place, offset in topics.group_offsets(group).items():
+        for place, offset in topics.group_offsets(group, [source]).items():
             if offset < seen.get(place, 0):
                 backwards.append(place)
             seen[place] = offset
@@ -484,7 +484,7 @@ def test_a_broker_that_dies_and_comes_back_costs_neither_messages_nor_the_servic
         assert stack.up(tmp_path).kafka == settings.bootstrap
         produce(settings, source, INPUTS[500:])
         ends = {place: marks.high for place, marks in topics.marks([source]).items()}
-        while topics.group_offsets(group) != ends:
+        while topics.group_offsets(group, [source]) != ends:
             assert thread.is_alive()
         republisher.stop()
         thread.join(60)

@@ -1,0 +1,65 @@
+"""The short way for the usual record: a sealed envelope without headers that is passed on as it is."""
+
+from collections.abc import Callable
+from typing import Final, TypeAlias
+
+import google_crc32c
+from google.protobuf.message import DecodeError
+
+from envelope import DEFAULT_LIMITS, Limits
+from envelope import envelope_pb2 as pb
+from envelope.codec import HEAD, SEAL_BYTES, SEAL_TAG
+from envelope.hops import HopWriter
+from envelope.limits import MAX_OFFSET
+
+Express: TypeAlias = Callable[[bytes, bytes, int, int, int | None, HopWriter], bytes | None]
+"""(value, key, offset, timestamp, leader epoch, hops) -> the value to produce; None to go the long way."""
+
+_HEAD_BYTES: Final = len(HEAD)
+
+
+def express(known: set[str], most_bytes: int, limits: Limits = DEFAULT_LIMITS) -> Express:
+    """Return a function that gives what `Passage.process` gives for `PASS`, three times as fast, or nothing.
+
+    Whatever is not in order goes the long way, which also knows the reason. One function and no
+    calls to others but those in C: at 150,000 records a second a call is a fiftieth of the time.
+
+    Args:
+        known: Topics that were checked and that are neither read nor written here.
+        most_bytes: Most bytes of key and value of an output.
+        limits: Limits of envelopes.
+    """
+    crc32c: Callable[[bytes], int] = google_crc32c.value
+    extend: Callable[[int, bytes], int] = google_crc32c.extend
+    parse = pb.Envelope.FromString
+    most_hops, payload_bytes, message_bytes = limits.hops - 1, limits.payload_bytes, limits.message_bytes
+
+    def passed_on(
+        value: bytes, key: bytes, offset: int, timestamp_ms: int, leader_epoch: int | None, hops: HopWriter
+    ) -> bytes | None:
+        body, tail = value[:-SEAL_BYTES], value[-SEAL_BYTES:]
+        if body[:_HEAD_BYTES] != HEAD or tail[:2] != SEAL_TAG or len(value) > message_bytes:
+            return None
+        crc = crc32c(body)
+        if crc != int.from_bytes(tail[2:], "little"):
+            return None
+        try:
+            message = parse(value)
+        except DecodeError:
+            return None
+        if message.key != key or message.destination or len(message.payload) > payload_bytes:
+            return None
+        way = []
+        for hop in message.chain:
+            topic = hop.topic
+            if topic not in known or hop.partition < 0 or not 0 <= hop.offset < MAX_OFFSET:
+                return None
+            way.append(topic)
+        if len(way) > 1 and (len(way) > most_hops or len(set(way)) != len(way)):
+            return None
+        more = hops.write(offset, timestamp_ms, leader_epoch)
+        if len(value) + len(more) + len(key) > most_bytes:
+            return None
+        return body + more + SEAL_TAG + extend(crc, more).to_bytes(4, "little")
+
+    return passed_on
