@@ -37,6 +37,12 @@ _LOST = Meaning(
     "the server cannot be reached, or its answer did not come in time",
     "Check that it runs, the URL and the network; raise the options timeout and retry_for if it is slow",
 )
+_UNTRUSTED = Meaning(
+    "the server's certificate is not trusted",
+    "Name the authority that signed it with ssl_ca_certs, and the server as the certificate names it",
+    Terminal,
+    again=False,
+)
 _WAITS = "It ends by itself; raise the option retry_for if it takes longer"
 
 _CODES = {
@@ -108,6 +114,8 @@ def meaning_of(error: Exception) -> Meaning:
         return _CODES["NOAUTH" if "Authentication required" in str(error) else "WRONGPASS"]
     if code := _CLASSES.get(type(error)):
         return _CODES[code]
+    if "CERTIFICATE_VERIFY_FAILED" in str(error):
+        return _UNTRUSTED
     if isinstance(error, (redis.ConnectionError, redis.TimeoutError, OSError)):
         return _LOST
     if found := _CODE.search(str(error)):

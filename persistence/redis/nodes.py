@@ -37,7 +37,9 @@ class Node:
         connection: Any = self._pool.get_connection()
         complete = False
         try:
-            connection.send_packed_command(connection.pack_commands(commands))
+            for command in commands:
+                # One by one: the server works on the first while the next is packed.
+                connection.send_packed_command(connection.pack_command(*command))
             answers = [_read(connection) for _ in commands]
             complete = True
         finally:

@@ -14,7 +14,7 @@ from persistence.errors import Conflict, Corrupt, Fenced, Terminal, Transient
 from persistence.protocol import FlowRef, Manifest, Progress, Stored, Write
 from persistence.redis import open_store, preflight
 from tests.support.proxy import Fault, Proxy
-from tests.support.redis_server import DURABLE, Answering, server, until
+from tests.support.redis_server import DURABLE, Answering, encrypted, server, until
 
 pytestmark = pytest.mark.integration
 
@@ -435,6 +435,21 @@ def test_a_wrong_password_is_terminal_and_not_in_the_message(stage):
         right = open_store(valkey.url.replace("redis://", "redis://:hunter2@"))
         assert right.acquire_term(stage.flow_ref) == 1
         right.close()
+
+
+def test_an_encrypted_connection_needs_a_trusted_certificate(valkey, direct, stage, tmp_path):
+    with encrypted(valkey, tmp_path) as (port, authority):
+        trusting = open_store(f"rediss://127.0.0.1:{port}?ssl_ca_certs={authority}")
+        term = begun(trusting, stage)
+        assert direct.load(stage, [b"k"]) == {b"k": Stored(1, term, 0, b"first")}
+        distrusting = open_store(f"rediss://127.0.0.1:{port}")
+        with pytest.raises(Terminal, match=r"certificate is not trusted.*ssl_ca_certs"):
+            distrusting.load(stage, [b"k"])
+        plain = open_store(f"redis://127.0.0.1:{port}?retry_for=0.2")
+        with pytest.raises(Transient):
+            plain.load(stage, [b"k"])
+        for store in (trusting, distrusting, plain):
+            store.close()
 
 
 def test_a_unix_socket_reaches_the_same_states(stage, tmp_path):

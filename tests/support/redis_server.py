@@ -3,6 +3,7 @@
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import tempfile
 import threading
@@ -109,6 +110,41 @@ def free_port():
             port = probe.getsockname()[1]
         if port < 55_000:
             return port
+
+
+@contextmanager
+def encrypted(server, directory):
+    """A port that speaks TLS before a server, with a certificate of its own: yields the port and the CA file."""
+    key, certificate = str(directory / "key.pem"), str(directory / "cert.pem")
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", key, "-out", certificate]
+        + ["-days", "1", "-subj", "/CN=headwater", "-addext", "subjectAltName=IP:127.0.0.1"],
+        check=True,
+        capture_output=True,
+    )
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+
+    def pump(source, target):
+        with suppress(OSError, ValueError), source, target:
+            while data := source.recv(1 << 16):
+                target.sendall(data)
+
+    def accept():
+        with suppress(OSError):
+            while True:
+                plain, _ = listener.accept()
+                try:
+                    client = context.wrap_socket(plain, server_side=True)
+                except OSError:  # the client does not trust it
+                    continue
+                upstream = socket.create_connection(("127.0.0.1", server.port))
+                threading.Thread(target=pump, args=(client, upstream), daemon=True).start()
+                threading.Thread(target=pump, args=(upstream, client), daemon=True).start()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=accept, daemon=True).start()
+        yield listener.getsockname()[1], certificate
 
 
 class Answering:
