@@ -39,6 +39,10 @@ class SqliteStore:
     later one. With `off` the file may be damaged by a loss of power. A killed process loses nothing
     in any of them. The file must be on a local disk: WAL does not work on network shares.
 
+    On two cores and a virtual disk, 200,000 to 260,000 conditional writes a second with `full` and 260,000 to
+    280,000 with `normal` (300 bytes, 2,500 states a call, benchmarks/stores.py). Writers take turns; one that is
+    frozen in the middle of a call keeps the others waiting, up to `busy_timeout`.
+
     Args:
         path: The file. It and its directory are created when they are missing.
         synchronous: SQLite's `synchronous`: full, normal or off.
