@@ -39,7 +39,7 @@ def show(result: Result) -> None:
     print(f"  {len(result.crashes)} processes killed (SIGKILL): {', '.join(result.crashes)}")
     print(f"  {result.resent:,} of {result.messages:,} messages sent again by the republisher after its crash")
     print(f"  {result.nonsense} records of nonsense, and the flights without a tail number")
-    print("\nDropped, and why:")
+    print("\nDropped, and why (copies from the republisher, and the job's own replays after its crashes):")
     dropped = [
         (stage, verdict.value, counts[verdict.value])
         for stage, counts in result.verdicts.items()

@@ -1,0 +1,82 @@
+"""What the documents show works: their Python runs, their commands exist."""
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sybil import Document
+from sybil.parsers.markdown import PythonCodeBlockParser
+from typer.main import get_command
+
+from jobs.cli import app
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+COMMAND = re.compile(r"^\s*(?:\$ )?headwater (.+?)(?:\s+#.*)?$", re.MULTILINE)
+
+
+def name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def shell_blocks(text: str) -> Iterator[str]:
+    """Code blocks that are no Python."""
+    language, lines = None, []
+    for line in text.splitlines():
+        if not line.startswith("```"):
+            lines.append(line)
+        elif language is None:
+            language, lines = line.removeprefix("```"), []
+        else:
+            if language in ("", "console"):
+                yield "\n".join(lines)
+            language = None
+
+
+def commands() -> list[tuple[str, str]]:
+    """Every `headwater ...` line of a code block."""
+    return [
+        (name(path), line)
+        for path in DOCUMENTS
+        for block in shell_blocks(path.read_text())
+        for line in COMMAND.findall(block)
+    ]
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=name)
+def test_the_python_in_it_runs(path: Path) -> None:
+    document = Document.parse(str(path), PythonCodeBlockParser(), encoding="utf-8")
+    for example in document.examples():
+        example.evaluate()
+
+
+@pytest.mark.parametrize(("document", "line"), commands())
+def test_its_commands_exist_with_these_options(document: str, line: str) -> None:
+    command: Any = get_command(app)
+    arguments = shlex.split(line)
+    path = "headwater"
+    while hasattr(command, "commands"):
+        path += f" {arguments[0]}"
+        command = command.commands[arguments.pop(0)]
+    command.make_context(path, arguments)
+
+
+def test_the_readme_shows_every_command_but_those_that_make_runs() -> None:
+    shown = {line.split()[0] for document, line in commands() if document == "README.md"}
+    every: Any = get_command(app)
+    assert shown | {"demo"} >= set(every.commands)
+
+
+def test_the_example_is_the_readme_s_flow() -> None:
+    [flow] = re.findall(r"^flow = \(\n.*?^\)", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    assert flow in (ROOT / "examples" / "fleet.py").read_text()
+    assert len([line for line in flow.splitlines() if line]) <= 15
+
+
+def test_links_within_the_repository_lead_somewhere() -> None:
+    for path in DOCUMENTS:
+        for target in re.findall(r"\]\((?!https?://|#)([^)#]+)", path.read_text()):
+            assert (path.parent / target).exists(), f"{name(path)}: {target}"
