@@ -19,7 +19,7 @@ MIDDLE := $(wildcard tests/golden tests/contract tests/simulation tests/docs tes
 REAL := $(wildcard tests/spark tests/integration)
 STUBS := envelope/v1/envelope:envelope demo/v1/leg:jobs/demo
 
-.PHONY: help demo test check lint tests-fast tests-middle tests-real lock proto clean java
+.PHONY: help demo test check lint tests-fast tests-middle tests-real fuzz lock proto clean java
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*  ## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*  ## (.*)/  make \1\t\2/' | expand -t 16
@@ -48,6 +48,9 @@ tests-middle: $(READY) java
 # Spark and the servers take both cores by themselves.
 tests-real: $(READY) java
 	$(PYTEST) $(REAL)
+
+fuzz: $(READY)  ## a million damaged envelopes through the codec; ARGS='--executions 100000 --seed 7'
+	$(BIN)/python -m tests.fuzz.codec $(ARGS)
 
 lock: $(READY)  ## pin every dependency again; ARGS=--upgrade takes newer versions
 	$(BIN)/pip install -q 'uv>=0.9,<1'

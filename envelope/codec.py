@@ -184,10 +184,14 @@ def parse(value: bytes, limits: Limits = DEFAULT_LIMITS) -> pb.Envelope:
         message = _from_string(value)
     except DecodeError as error:
         raise EnvelopeError(Reason.MALFORMED, "not valid protobuf") from error
-    if not sealed and (message.sealed or message.HasField("checksum")):
-        # Another writer's order of fields, or a flip: what claims a seal is held to it.
-        _check_tail(value)
-        _check_crc(value)
+    if message.format != FORMAT:  # it came twice
+        raise EnvelopeError(Reason.UNSUPPORTED_FORMAT, f"this code reads format {FORMAT}; upgrade headwater")
+    if sealed or message.sealed or message.HasField("checksum"):
+        if not sealed:  # another writer's order of fields, or a flip: what claims a seal is held to it
+            _check_tail(value)
+            _check_crc(value)
+        if message.checksum != int.from_bytes(value[-4:], "little"):
+            raise EnvelopeError(Reason.TRUNCATED, "the last bytes are part of another field, not a checksum")
     if len(message.chain) > limits.hops or len(message.payload) > limits.payload_bytes:
         _check_sizes(len(message.chain), len(message.payload), limits)
     return message

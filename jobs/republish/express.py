@@ -6,7 +6,7 @@ from typing import Final, TypeAlias
 import google_crc32c
 from google.protobuf.message import DecodeError
 
-from envelope import DEFAULT_LIMITS, Limits
+from envelope import DEFAULT_LIMITS, FORMAT, Limits
 from envelope import envelope_pb2 as pb
 from envelope.codec import HEAD, SEAL_BYTES, SEAL_TAG
 from envelope.hops import HopWriter
@@ -47,7 +47,9 @@ def express(known: set[str], most_bytes: int, limits: Limits = DEFAULT_LIMITS) -
             message = parse(value)
         except DecodeError:
             return None
-        if message.key != key or message.destination or len(message.payload) > payload_bytes:
+        if message.checksum != crc or message.format != FORMAT or message.key != key or message.destination:
+            return None
+        if len(message.payload) > payload_bytes:
             return None
         way = []
         for hop in message.chain:
