@@ -11,3 +11,7 @@ class RunRefusedError(Exception):
 
 class DefinitionChangedError(RunRefusedError):
     """A stored state was made by another definition of the stage's fold."""
+
+
+class TasksLostError(Exception):
+    """Spark lost tasks of a batch, with a worker process or with the source; the batch may be tried again."""

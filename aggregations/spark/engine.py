@@ -12,11 +12,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from py4j.protocol import Py4JJavaError
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as Spark's own documents do
 from pyspark.sql.streaming.query import StreamingQuery
 
-from aggregations.errors import FlowError, RunRefusedError
+from aggregations.errors import FlowError, RunRefusedError, TasksLostError
 from aggregations.flow import Flow, Stage
 from aggregations.reconcile import Broker, Plan, check_durability, plan, refuse
 from aggregations.report import Report
@@ -290,13 +291,12 @@ class Engine:
         for attempt in range(1, ATTEMPTS + 1):
             try:
                 effect(Step.MANIFEST.of(name), lambda: store.save_manifest(self.run.ref, manifest))
+                return
             except Transient as error:
                 if attempt == ATTEMPTS:
                     raise
                 _LOG.warning("manifest of batch %d, attempt %d: %s", manifest.batch, attempt, error)
                 time.sleep(_PAUSE_SECONDS * attempt)
-            else:
-                return
 
     def _attempt(self, rows: DataFrame) -> TaskReport:
         """Fold and persist a batch; what is half written is finished by the next attempt, never redone."""
@@ -312,7 +312,7 @@ class Engine:
                 excluded |= scattered
                 continue
             worst = min(failures, key=lambda one: next((i for i, k in enumerate(_GRAVITY) if isinstance(one, k)), -1))
-            if not isinstance(worst, Conflict | Transient | BrokerUnavailable) or attempt == ATTEMPTS:
+            if not isinstance(worst, Conflict | Transient | BrokerUnavailable | TasksLostError) or attempt == ATTEMPTS:
                 raise worst
             _LOG.warning("batch %d, attempt %d: %s", self.run.batch, attempt, worst)
             time.sleep(_PAUSE_SECONDS * attempt)
@@ -376,8 +376,15 @@ class Engine:
 
 
 def _collect(frame: DataFrame) -> tuple[TaskReport, list[Exception]]:
-    """Run the action."""
-    return outcome_of((row.kind, bytes(row.payload)) for row in frame.select("kind", "payload").collect())
+    """Run the action. What a task raises itself comes as a parcel; what Spark raises is about workers or the source."""
+    try:
+        rows = frame.select("kind", "payload").collect()
+    except Py4JJavaError as error:
+        reason = _first_line(error.java_exception.getMessage() or "")
+        return TaskReport(), [
+            TasksLostError(f"{reason}. Give workers memory, batches fewer records, or look at the broker")
+        ]
+    return outcome_of((row.kind, bytes(row.payload)) for row in rows)
 
 
 def _routes(spark: SparkSession) -> list[int]:

@@ -33,7 +33,7 @@ def explain(error: Exception) -> tuple[Exit, str]:
 
 
 def _expected() -> dict[Exit, tuple[type[Exception], ...]]:
-    from aggregations.errors import DefinitionChangedError, FlowError, RunRefusedError
+    from aggregations.errors import DefinitionChangedError, FlowError, RunRefusedError, TasksLostError
     from envelope import HolesFullError
     from jobs.demo.children import DemoError
     from jobs.jars import JarsUnavailable
@@ -47,5 +47,14 @@ def _expected() -> dict[Exit, tuple[type[Exception], ...]]:
     return {
         Exit.USAGE: (FlowError, LoadError, SettingsError, UsageError),
         Exit.REFUSED: (RunRefusedError, DefinitionChangedError),
-        Exit.FAILED: (BrokerError, StoreError, StackError, JarsUnavailable, JavaUnavailable, DemoError, HolesFullError),
+        Exit.FAILED: (
+            BrokerError,
+            StoreError,
+            StackError,
+            TasksLostError,
+            JarsUnavailable,
+            JavaUnavailable,
+            DemoError,
+            HolesFullError,
+        ),
     }
