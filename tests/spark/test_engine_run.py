@@ -7,20 +7,23 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path as File
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 from pyspark.sql import SparkSession
 
 from aggregations.errors import FlowError
+from aggregations.flow import Flow
 from aggregations.report import Report
 from aggregations.run import begin, bind
+from aggregations.source import Topic
 from aggregations.spark import engine, run_flow
 from jobs.stack import ports
 from persistence.errors import Fenced, Terminal
 from persistence.faults import SPEC, Fault, Injector, NoFaults, Outcome, use
 from persistence.kafka import BrokerRefused, BrokerUnavailable, KafkaSettings, Topics
-from tests.support.flows import PATHS, Path, fleet, totals
+from tests.messages import Leg
+from tests.support.flows import PATHS, Deadly, Path, Totals, carrier, fleet, tail, totals
 from tests.support.world import Sent, World, alone, legs, republished
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration]
@@ -72,6 +75,21 @@ def test_a_store_or_broker_that_fails_for_a_moment_is_asked_again_within_the_run
     assert any("injected at" in message for message in tried)
     world.check(flow)
     assert world.results(flow, "carrier") == totals(sent, "carrier")
+
+
+def test_a_worker_that_dies_is_replaced_and_its_batch_tried_again(
+    world: World, tmp_path: File, caplog: pytest.LogCaptureFixture
+) -> None:
+    sent, marker = legs(40), tmp_path / "alive"
+    marker.touch()
+    world.send(alone(leg) for leg in sent)
+    flow: Flow[Any] = Flow("deadly").source(Topic(world.topic, payload=Leg))
+    flow = flow.aggregate("aircraft", tail, Deadly(str(marker))).aggregate("carrier", carrier, Totals())
+    with caplog.at_level(logging.WARNING, "headwater.spark"):
+        world.run(flow)
+    assert "Python worker exited unexpectedly" in caplog.text
+    assert not marker.exists()
+    world.check(flow)
 
 
 def test_a_manifest_that_cannot_be_written_for_a_moment_is_written_again_within_the_run(world: World) -> None:

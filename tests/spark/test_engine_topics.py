@@ -70,7 +70,7 @@ def test_aborted_transactions_and_their_markers_leave_gaps_that_do_not_matter(wo
         transaction([alone(leg) for leg in sent], commit=False)
         transaction([alone(leg) for leg in sent[start + 10 : start + 20]], commit=True)
         transaction([alone(leg) for leg in sent[:5]], commit=False)
-        world.run(flow, max_records=40)
+        world.run(flow, max_records=60)
     world.check(flow)
     assert world.results(flow, "carrier") == totals(sent, "carrier")
     assert len(world.dead_letters()) == 3

@@ -2,5 +2,12 @@
 
 from typing import Final
 
-# The JVM of a test lives for a minute: what its second compiler would gain is less than what it costs.
-FAST: Final = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
+FAST: Final = {
+    # The JVM of a test lives for a minute or two: what its second compiler and the check of Spark's own byte code
+    # would gain is less than what they cost, more than half of a start.
+    "spark.driver.extraJavaOptions": (
+        "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:+IgnoreUnrecognizedVMOptions -XX:+UnlockDiagnosticVMOptions "
+        "-XX:-BytecodeVerificationRemote"
+    )
+}
+"""Settings for a short life."""
