@@ -381,9 +381,7 @@ def _collect(frame: DataFrame) -> tuple[TaskReport, list[Exception]]:
         rows = frame.select("kind", "payload").collect()
     except Py4JJavaError as error:
         reason = _first_line(error.java_exception.getMessage() or "")
-        return TaskReport(), [
-            TasksLostError(f"{reason}. Give workers memory, batches fewer records, or look at the broker")
-        ]
+        return TaskReport(), [TasksLostError(f"{reason}. Look at the workers' memory, then at the broker")]
     return outcome_of((row.kind, bytes(row.payload)) for row in rows)
 
 
