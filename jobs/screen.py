@@ -1,6 +1,7 @@
 """What a person sees: progress where there is a terminal, plain lines where there is none, JSON on request."""
 
 import json
+import logging
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -24,6 +25,13 @@ def say(line: str) -> None:
         _bars[-1].console.print(line, highlight=False, markup=False)
     else:
         print(line, file=sys.stderr, flush=True)
+
+
+class LogLines(logging.Handler):
+    """Shows log records as `say` shows lines, so that they do not tear a progress bar apart."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        say(self.format(record))
 
 
 def emit(data: Mapping[str, Any]) -> None:
@@ -50,7 +58,7 @@ def steps(title: str) -> Iterator[Any]:
     if not sys.stderr.isatty():
         yield lambda line: say(f"{title}: {line}")
         return
-    with progress(title) as bar:
+    with _rich(title, None, "", transient=True) as bar:
         yield lambda line: bar(0, None, line)
 
 
@@ -92,13 +100,13 @@ _bars: list[Any] = []
 
 
 @contextmanager
-def _rich(title: str, total: int | None, unit: str) -> Iterator[Bar]:
+def _rich(title: str, total: int | None, unit: str, *, transient: bool = False) -> Iterator[Bar]:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     counted = TextColumn("{task.fields[counted]}")
     shown = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), counted, TimeElapsedColumn())
-    with Progress(*shown, console=Console(stderr=True)) as bars:
+    with Progress(*shown, console=Console(stderr=True), transient=transient) as bars:
         task = bars.add_task(title, total=total, counted="")
 
         def update(done: int, total: int | None = total, note: str = "") -> None:

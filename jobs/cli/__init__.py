@@ -4,6 +4,7 @@ Commands import what they need when they run, so that `headwater --help` answers
 output, everything that is said about it to standard error.
 """
 
+import logging
 import os
 import sys
 from typing import Annotated
@@ -13,6 +14,7 @@ import typer
 from jobs.cli import demo, inspect, redrive, republish, run, stack
 from jobs.cli.errors import explain
 from jobs.environment import DEBUG
+from jobs.screen import LogLines
 
 __all__ = ["app", "main"]
 
@@ -48,15 +50,13 @@ def common(
     """Options of every command."""
     if debug:
         os.environ[DEBUG] = "1"
-    import logging
-
     debugging = bool(os.environ.get(DEBUG))
-    logging.basicConfig(
-        level=logging.INFO if debugging else logging.WARNING, format="%(levelname)s %(name)s: %(message)s"
-    )
+    lines = LogLines()
     if not debugging:
-        # What the client library mends by itself; what it cannot mend becomes an error of ours.
-        logging.getLogger("headwater.kafka").setLevel(logging.ERROR)
+        # What the client library says of a connection it mends by itself; what it cannot mend becomes an error of ours.
+        lines.addFilter(lambda record: record.name != "headwater.kafka" or record.levelno >= logging.ERROR)
+    level = logging.INFO if debugging else logging.WARNING
+    logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s", handlers=[lines])
 
 
 def main() -> None:

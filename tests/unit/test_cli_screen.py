@@ -1,5 +1,6 @@
 import io
 import json
+import logging
 import sys
 from itertools import count
 
@@ -50,7 +51,9 @@ def test_on_a_terminal_progress_is_drawn_and_lines_stand_above_it(monkeypatch: p
     with screen.progress("flights", 5000, "records") as bar:
         bar(2500)
         screen.say("a line [of] text")
+        screen.LogLines().handle(logging.makeLogRecord({"msg": "attempt %d", "args": (2,)}))
     drawn = terminal.getvalue()
+    assert "attempt 2" in drawn
     assert "2,500 of 5,000 records" in drawn
     assert "a line [of] text" in drawn
 
