@@ -6,6 +6,7 @@ from typing import Final
 from persistence.cassandra.driver import DRIVER_ERRORS, connect, disconnect
 from persistence.cassandra.errors import translate
 from persistence.cassandra.settings import Replication, Settings
+from persistence.cassandra.statements import Statements
 from persistence.errors import Terminal
 
 _KEYSPACE: Final = "CREATE KEYSPACE IF NOT EXISTS {keyspace} WITH replication = {replication} AND durable_writes = true"
@@ -65,7 +66,8 @@ def apply_schema(url: str, progress: Callable[[str], object] = lambda _line: Non
         progress: Told each step.
 
     Raises:
-        Terminal: The cluster has fewer nodes than `replication` asks for, or refuses.
+        Terminal: The cluster has fewer nodes than `replication` asks for, or refuses, or has tables
+            of these names that are not these.
         Transient: It cannot be reached.
     """
     settings = Settings.parse(url)
@@ -84,6 +86,7 @@ def apply_schema(url: str, progress: Callable[[str], object] = lambda _line: Non
                 f"the nodes of {settings.place} do not agree on the schema",
                 "Look at `nodetool describecluster`, then run `headwater schema apply` again",
             )
+        Statements(session, settings.keyspace)  # can they be used, whoever made them?
         progress("the keyspace was there already" if exists else "done")
     except DRIVER_ERRORS as error:
         raise translate(error, settings.place) from error

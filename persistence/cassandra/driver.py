@@ -54,7 +54,7 @@ def connect(settings: Settings) -> tuple[Any, Any]:
 
     Raises:
         DRIVER_ERRORS: No host can be reached, or each refuses.
-        Terminal: A secret or a certificate cannot be read.
+        Terminal: A secret or a certificate cannot be read, or there is no such data centre.
     """
     cluster = Cluster(
         settings.hosts,
@@ -74,8 +74,10 @@ def connect(settings: Settings) -> tuple[Any, Any]:
     )
     try:
         session = cluster.connect()
-    except BaseException:
+    except BaseException as error:
         disconnect(cluster)
+        if isinstance(error, NoHostAvailable):
+            _check_datacentre(cluster, settings)
         raise
     # The server's clock and ballots order writes, never this machine's clock.
     session.use_client_timestamp = False
@@ -119,6 +121,16 @@ def _profile(settings: Settings) -> Any:
         request_timeout=settings.timeout,
         row_factory=tuple_factory,
     )
+
+
+def _check_datacentre(cluster: Any, settings: Settings) -> None:
+    """With a data centre that does not exist the driver finds a cluster, and in it nobody to talk to."""
+    known = {host.datacenter for host in cluster.metadata.all_hosts() if host.datacenter}
+    if settings.dc and known and settings.dc not in known:
+        raise Terminal(
+            f"{settings.place} has no data centre of the name that the URL's dc gives",
+            f"Say ?dc= one of {', '.join(sorted(known))}",
+        )
 
 
 def serial_level(settings: Settings) -> int:

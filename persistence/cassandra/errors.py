@@ -30,6 +30,10 @@ from persistence.errors import StoreError, Terminal, Transient
 from persistence.names import FlowRef, StageRef
 
 SCHEMA_REMEDY: Final = "Create the keyspace and its tables: headwater schema apply URL"
+FOREIGN_REMEDY: Final = (
+    "The tables are not those of this version: choose another keyspace, or add the columns that "
+    "`headwater schema print` has and they have not"
+)
 
 _LOGIN = "Check the user in the URL and the secret behind password_file or password_env"
 _RIGHTS = "GRANT SELECT and MODIFY on the keyspace to this user (CREATE too for `headwater schema apply`)"
@@ -43,7 +47,8 @@ _TLS = (
 _VERSION = "headwater needs Cassandra 4.0 or newer"
 
 # How a server says that keyspace, table or column is missing; it has no code of its own for it.
-_MISSING = ("does not exist", "unconfigured table", "Undefined column", "Unknown identifier", "No keyspace has been")
+_MISSING = ("does not exist", "unconfigured table")
+_FOREIGN = ("Undefined column", "Unknown identifier")
 # TLS errors that will not pass, by OpenSSL's names; the driver wraps them in an OSError.
 _TLS_ERRORS = ("CERTIFICATE_VERIFY_FAILED", "WRONG_VERSION_NUMBER", "_ALERT_")
 
@@ -60,8 +65,7 @@ def translate(error: BaseException, place: str, at: FlowRef | StageRef | None = 
     if isinstance(error, Unauthorized):
         return Terminal(what, _RIGHTS, at=at)
     if isinstance(error, (InvalidRequest, SyntaxException, RequestValidationException, RefusedRequest)):
-        missing = any(phrase in str(error) for phrase in _MISSING)
-        return Terminal(what, SCHEMA_REMEDY if missing else "See the server's log", at=at)
+        return Terminal(what, _schema_remedy(str(error)), at=at)
     if isinstance(error, OSError) and any(name in str(error) for name in _TLS_ERRORS):
         return Terminal(what, _TLS, at=at)
     if isinstance(error, (ProtocolVersionUnsupported, UnsupportedOperation)):
@@ -76,6 +80,14 @@ def translate(error: BaseException, place: str, at: FlowRef | StageRef | None = 
         return Transient(what, _BUSY, at=at)
     # Left are lost connections and codes that say "not now": bootstrapping, truncating, an unknown outcome.
     return Transient(what, at=at)
+
+
+def _schema_remedy(text: str) -> str:
+    if any(phrase in text for phrase in _MISSING):
+        return SCHEMA_REMEDY
+    if any(phrase in text for phrase in _FOREIGN):
+        return FOREIGN_REMEDY
+    return "See the server's log"
 
 
 def _no_host(error: Any, place: str, at: FlowRef | StageRef | None) -> StoreError:

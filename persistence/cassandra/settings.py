@@ -105,7 +105,9 @@ class Settings:
         consistency: Of reads, and of a transaction's commit.
         serial_consistency: Of a transaction's Paxos rounds and of reads after an unknown outcome.
         mode: `CONDITIONAL` or `TIMESTAMP`. A stage keeps the mode that it began with.
-        buckets: Partitions that the states of a stage are spread over. A stage keeps what it began with.
+        buckets: Partitions that the states of a stage are spread over. Fewer make fuller batches: 16 were
+            twice as fast as 32 in calls of 2,500 states. More keep partitions small: Cassandra likes
+            them below 100 MB, 200,000 states of 500 bytes. A stage keeps what it began with.
         batch_bytes: Most bytes of one conditional batch. A server refuses some batches above its
             `batch_size_fail_threshold`, 50 KiB unless configured.
         max_value_bytes: Longest state that is accepted.
@@ -125,7 +127,7 @@ class Settings:
     consistency: str = "local_quorum"
     serial_consistency: str = "local_serial"
     mode: str = CONDITIONAL
-    buckets: int = 32
+    buckets: int = 16
     batch_bytes: int = 48 << 10
     max_value_bytes: int = 1 << 20
     concurrency: int = 8

@@ -92,6 +92,14 @@ def test_applying_the_schema_again_changes_nothing(cassandra_url, opened, own_ke
     assert len(store.load(stage, [b"N14228"])) == 1
 
 
+def test_tables_of_other_columns_are_refused_when_applied_and_when_used(cassandra_url, opened, own_keyspace, session):
+    session.execute(f"ALTER TABLE {own_keyspace}.state DROP batch_number", timeout=60)
+    with pytest.raises(Terminal, match="not those of this version"):
+        apply_schema(f"{cassandra_url}/{own_keyspace}?replication=1")
+    with pytest.raises(Terminal, match="not those of this version"):
+        opened(own_keyspace).installed_term(FlowRef("fleet"))
+
+
 @pytest.mark.parametrize("replication", ["3", "datacenter1:2", "nowhere:1"])
 def test_more_copies_than_nodes_are_refused_before_anything_is_made(cassandra_url, session, replication):
     with pytest.raises(Terminal, match=r"copies are asked for in the data centre.*replication=1"):
@@ -281,8 +289,8 @@ def test_preflight_names_what_costs_states(cassandra_url, own_keyspace, session)
 
 
 def test_preflight_names_a_datacentre_that_is_not_there(cassandra_url, keyspace):
-    with pytest.raises(Exception, match="no host can be reached"):
-        preflight(f"{cassandra_url}/{keyspace}?dc=nowhere&retry_for=1")
+    with pytest.raises(Terminal, match=r"no data centre.*datacenter1"):
+        preflight(f"{cassandra_url}/{keyspace}?dc=nowhere")
 
 
 def test_a_server_that_syncs_before_it_acknowledges_is_durable(opened, keyspace):

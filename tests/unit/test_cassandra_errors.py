@@ -39,8 +39,8 @@ TERMINAL = {
         cassandra.InvalidRequest('message="Keyspace fleet does not exist"'),
         cassandra.InvalidRequest('message="table state does not exist"'),
         cassandra.InvalidRequest('message="unconfigured table state"'),
-        cassandra.InvalidRequest('message="Undefined column name fence in table fleet.state"'),
     ],
+    "another keyspace": [cassandra.InvalidRequest('message="Undefined column name fence in table fleet.state"')],
     "password_file": [
         cassandra.AuthenticationFailed("Failed to authenticate"),
         NoHostAvailable("Unable to connect", {"127.0.0.1": cassandra.AuthenticationFailed("Bad credentials")}),
