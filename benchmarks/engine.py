@@ -109,15 +109,14 @@ def children(pid):
 
 def spent(broker):
     """CPU seconds so far by part: broker, driver (Python and JVM), workers."""
-    [jvm, *_] = [child for child in children(os.getpid()) if "java" in Path(f"/proc/{child}/cmdline").read_text()] or [
-        0
-    ]
+    mine = [child for child in children(os.getpid()) if child != broker]
+    [jvm, *_] = [child for child in mine if "java" in Path(f"/proc/{child}/cmdline").read_text()] or [0]
     below = children(jvm) if jvm else []
     workers = below + [worker for daemon in below for worker in children(daemon)]
-    mine = os.times()
+    times = os.times()
     return {
         "broker": cpu(broker),
-        "driver": mine.user + mine.system,
+        "driver": times.user + times.system,
         "jvm": cpu(jvm) if jvm else 0.0,
         "workers": sum(cpu(worker) for worker in workers),
     }
