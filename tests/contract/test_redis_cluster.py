@@ -109,7 +109,7 @@ def test_the_primary_that_the_sentinels_name_is_followed_when_it_changes(tmp_pat
             for version in itertools.islice(itertools.count(1), 3):
                 store.save(stage, [Write(b"k", version, b"%d" % (version + 1))], term=term, batch=version)
             assert store.load(stage, [b"k"]) == {b"k": Stored(4, term, 3, b"4")}
-            assert two.client.hget("hw:{watched:1:0}:s:k", "value") == b"4"
+            assert two.client.get("hw:{watched:1:0}:s:k") == b"4"
             store.close()
 
 

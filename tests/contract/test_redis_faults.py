@@ -410,7 +410,7 @@ def test_wait_counts_a_write_only_when_a_replica_has_it(stage):
             waiting = open_store(f"{primary.url}?wait=1&waitaof=1,1&wait_timeout=2&retry_for=20")
             term = begun(waiting, stage)
             replica.client.config_set("replica-serve-stale-data", "yes")
-            assert replica.client.hget(names(primary, stage), "value") == b"first"
+            assert replica.client.get(names(primary, stage)) == b"first"
             replica.signal(signal.SIGSTOP)
             try:
                 with pytest.raises(Terminal, match=r"WAIT was answered \[0\]"):
@@ -418,7 +418,7 @@ def test_wait_counts_a_write_only_when_a_replica_has_it(stage):
             finally:
                 replica.signal(signal.SIGCONT)
             waiting.save(stage, [Write(b"k", 1, b"second")], term=term, batch=1)
-            assert replica.client.hget(names(primary, stage), "value") == b"second"
+            assert replica.client.get(names(primary, stage)) == b"second"
             waiting.close()
         store.close()
 
@@ -472,35 +472,57 @@ def test_states_can_be_read_by_any_other_client(valkey, stage):
     store.save_manifest(stage.flow_ref, Manifest(term=term, batch=3, positions={"legs": {0: Progress(12)}}))
     client = valkey.client
     name = names(valkey, stage, b"N14228")
-    assert client.hgetall(name) == {b"head": b"1 %d 3" % term, b"value": b'{"legs":7}'}
-    assert client.smembers(name.removesuffix(b":N14228")) == {b"N14228"}
+    assert client.get(name) == b'{"legs":7}'
+    assert client.hgetall(name.removesuffix(b":N14228")) == {b"N14228": b"1 %d 3" % term}
     flow = client.hgetall(f"hw:{{{stage.flow}:1}}")
     assert flow.keys() == {b"term", b"buckets", b"manifest", b"manifest_head"}
     assert json.loads(flow[b"manifest"])["positions"] == {"legs": {"0": {"next_offset": 12}}}
     store.close()
 
 
-@pytest.mark.parametrize("verb", ["load", "save"])
 @pytest.mark.parametrize(
     ("damage", "says"),
     [
-        (lambda client, name: client.delete(name), "gone: evicted, expired or deleted"),
-        (lambda client, name: client.hset(name, "head", "x"), "head cannot be read"),
-        (lambda client, name: (client.delete(name), client.set(name, "x")), "another type"),
+        (lambda client, name, heads: client.delete(name), "gone: evicted, expired, deleted"),
+        (lambda client, name, heads: (client.delete(name), client.rpush(name, "x")), "another type"),
+        (lambda client, name, heads: client.hdel(heads, "k"), "head is gone"),
+        (lambda client, name, heads: client.hset(heads, "k", "x"), "head is gone or cannot be read"),
+        (lambda client, name, heads: client.hset(heads, "k", "7 3"), "head is gone or cannot be read"),
     ],
-    ids=["deleted", "head", "type"],
+    ids=["deleted", "type", "headless", "head", "short"],
 )
-def test_a_state_that_was_tampered_with_is_corrupt_and_never_empty(valkey, stage, damage, says, verb):
+def test_a_state_that_was_tampered_with_is_corrupt_and_never_empty(valkey, stage, damage, says):
+    store = open_store(valkey.url)
+    begun(store, stage, [b"a", b"k", b"z"])
+    name = names(valkey, stage)
+    damage(valkey.client, name, name.removesuffix(b":k"))
+    with pytest.raises(Corrupt, match=f"stage aircraft, key b'k'.*{says}"):
+        store.load(stage, [b"a", b"k", b"z"])
+    assert store.load(stage, [b"a", b"z"]).keys() == {b"a", b"z"}
+    store.close()
+
+
+def test_a_state_with_a_damaged_head_is_not_replaced(valkey, stage):
     store = open_store(valkey.url)
     term = begun(store, stage, [b"a", b"k", b"z"])
-    damage(valkey.client, names(valkey, stage))
-    with pytest.raises(Corrupt, match=f"stage aircraft.*{says}"):
-        if verb == "load":
-            store.load(stage, [b"a", b"k", b"z"])
-        else:
-            store.save(stage, [Write(key, 1, b"second") for key in (b"a", b"k", b"z")], term=term, batch=1)
-    assert store.load(stage, [b"a", b"z"]).keys() == {b"a", b"z"}
+    valkey.client.hset(names(valkey, stage).removesuffix(b":k"), "k", "x")
+    with pytest.raises(Corrupt, match=r"stage aircraft, key b'k'.*head"):
+        store.save(stage, [Write(key, 1, b"second") for key in (b"a", b"k", b"z")], term=term, batch=1)
     assert store.load(stage, [b"a"])[b"a"].version == 1
+    store.close()
+
+
+def test_heads_of_another_type_are_corrupt(valkey, stage):
+    store = open_store(valkey.url)
+    term = begun(store, stage)
+    heads = names(valkey, stage).removesuffix(b":k")
+    valkey.client.delete(heads)
+    valkey.client.set(heads, "x")
+    with pytest.raises(Corrupt, match=r"stage aircraft.*another type"):
+        store.load(stage, [b"k"])
+    with pytest.raises(Corrupt, match=r"stage aircraft.*another type"):
+        store.save(stage, [Write(b"k", 1, b"second")], term=term, batch=1)
+    assert valkey.client.get(names(valkey, stage)) == b"first"
     store.close()
 
 
