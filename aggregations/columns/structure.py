@@ -5,9 +5,12 @@ fields cut off within a number. So that both paths refuse the same, a batch is p
 message, and the result is thrown away.
 """
 
+from typing import Any
+
 import numpy as np
 import pyarrow as pa
 from google.protobuf.message import DecodeError, Message
+from google.protobuf.unknown_fields import UnknownFieldSet
 
 from aggregations.columns.seal import Mask, spans
 from aggregations.protobuf import FileProto, MessageType, add_message, message_class, new_file
@@ -19,10 +22,13 @@ class Structure:
 
     Args:
         file: A file with a message "Row": the type.
+        envelope: It is the envelope: a field that came with another wire type than the schema says is an error, as it
+            is to the codec, and not just one that is not known.
     """
 
-    def __init__(self, file: FileProto) -> None:
-        self._row: type[Message] = message_class(file, "Row")
+    def __init__(self, file: FileProto, *, envelope: bool = False) -> None:
+        self._row: type[Any] = message_class(file, "Row")
+        self._envelope = envelope
 
     @classmethod
     def of_payload(cls, payload: MessageType, columns: frozenset[str] | None) -> "Structure":
@@ -42,7 +48,7 @@ class Structure:
             for field in row.field:
                 if field.name == "payload":
                     field.type, field.type_name = field.TYPE_MESSAGE, f".{file.package}.{inner.name}"
-        return cls(file)
+        return cls(file, envelope=True)
 
     def all_valid(self, values: pa.BinaryArray) -> bool:
         """Whether every value parses, if each one is known to be whole.
@@ -63,7 +69,17 @@ class Structure:
 
     def _parses(self, value: bytes) -> bool:
         try:
-            self._row.FromString(value)
+            message = self._row.FromString(value)
         except DecodeError:
             return False
-        return True
+        if not self._envelope:
+            return True
+        # Hops with fields that are not known at all are rare: 0.2 us a hop to see that there is none.
+        odd = any(map(len, map(UnknownFieldSet, message.chain)))
+        return not _misread(message, pb.Envelope) and not (odd and any(_misread(hop, pb.Hop) for hop in message.chain))
+
+
+def _misread(message: Message, kind: type[Message]) -> bool:
+    """Whether what the parser did not know has a field that `kind` does know."""
+    unknown, known = UnknownFieldSet(message), kind.DESCRIPTOR.fields_by_number
+    return any(unknown[i].field_number in known for i in range(len(unknown)))

@@ -35,6 +35,14 @@ def batch(*values: bytes | None, key: bytes | None = b"N1") -> pa.RecordBatch:
     )
 
 
+@pytest.mark.parametrize("odd", [b"\x08\x01\x38\x05", b"\x08\x01\x4a\x0b\x0a\x03raw\x10\x01\x18\x03\x20\x05"])
+def test_a_field_of_another_wire_type_is_refused_as_by_the_codec(odd: bytes) -> None:
+    sealed = encode(Envelope(b"", unknown=odd[2:]))
+    decoded = Decoder(Topic("legs"), {}).decode(batch(odd, leg(5, HOP), sealed))
+    assert [(one.row, one.reason) for one in decoded.rejected] == [(0, Reason.MALFORMED), (2, Reason.MALFORMED)]
+    assert decoded.frame[schema.ROW].to_list() == [1]
+
+
 def test_a_batch_of_sparks_kafka_source_has_payload_columns_system_columns_and_positions() -> None:
     decoded = Decoder(Topic("legs", Leg), {"legs": "own"}).decode(batch(leg(5, HOP, event_id="e"), leg(6)))
     expected = {
