@@ -16,8 +16,9 @@ from persistence.errors import Transient
 from persistence.faults import Fault, Injector, Outcome, use
 from persistence.kafka import BrokerRefused
 from tests.messages import Leg
-from tests.support.flows import PATHS, Path, fleet, totals
+from tests.support.flows import PATHS, Path, counted, fleet, totals
 from tests.support.world import Sent, World, alone, legs, verdicts
+from tests.unit.bad_inputs import BAD_INPUTS
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration]
 
@@ -74,6 +75,20 @@ def test_every_bad_record_is_set_aside_as_it_came_with_its_reason_and_the_stream
         assert (letter.topic, letter.application) == (world.topic, "fleet")
         assert letter.lineage.endswith(f"{letter.topic}:{letter.partition}:{letter.offset}")
         assert b"N1" not in b"".join(value or b"" for name, value in remains.headers if name.startswith("hw-dlq"))
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_thousand_odd_records_end_where_the_oracle_says(world: World, path: Path) -> None:
+    world.send(
+        Sent(value, odd.key, odd.headers)
+        for odd in BAD_INPUTS
+        for value in odd.values
+        if len(value or b"") < 500_000  # more than that the broker does not take
+    )
+    flow = counted(world.topic, path)
+    report = world.run(flow)
+    assert report.records > 1000
+    assert report.reasons == world.check(flow).report.reasons
 
 
 @pytest.mark.parametrize("path", PATHS)

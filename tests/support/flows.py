@@ -100,6 +100,16 @@ def shared(source: str) -> Flow[Any]:
     return flow.flat_map(carriers).aggregate("carrier", carrier, Totals()).aggregate("aircraft", tail, Totals())
 
 
+def raw_value(element: Element[Any]) -> bytes:
+    return bytes(element["value"])
+
+
+def counted(source: str, path: Path) -> Flow[Any]:
+    """Number of messages of each payload, whatever that is."""
+    flow: Flow[Any] = Flow("counted").source(Topic(source))
+    return flow.aggregate("payloads", "value" if path == "columns" else raw_value, Fields(seen=count()))
+
+
 def totals(legs: Iterable[Any], key: str) -> dict[bytes, dict[str, Any]]:
     """The truth: what `fleet` must have for every key, each leg given once."""
     found: dict[bytes, dict[str, Any]] = {}

@@ -207,7 +207,7 @@ class World:
         """Next offset by partition, as the manifest in the store of a stage has it; empty without a manifest."""
         with closing(open_store(self.stores(flow)[stage or flow.stages[0].name])) as store:
             manifest = store.load_manifest(FlowRef(flow.name, 1))
-        progress = manifest.positions[self.topic] if manifest else {}
+        progress = manifest.positions.get(self.topic, {}) if manifest else {}
         return {partition: one.next_offset for partition, one in progress.items()}
 
     def manifest(self, flow: Flow[Any], stage: str = "") -> bytes:
