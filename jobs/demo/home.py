@@ -7,28 +7,34 @@ import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Final
 
 from jobs.screen import say
 from jobs.settings import UsageError
+from jobs.stack import StackState
 from persistence.registry import open_store
 
 
 @contextmanager
 def directory(*, keep: bool) -> Iterator[Path]:
-    """A fresh directory; deleted at the end, unless it shall be kept or something went wrong."""
+    """A fresh directory; deleted at the end, unless it shall be kept or holds the logs of what went wrong."""
     home = Path(tempfile.mkdtemp(prefix="headwater-demo-"))
     try:
         yield home
     finally:
         # What is on its way out is an error that the logs in it explain, or the person who stopped it.
-        if keep or isinstance(sys.exception(), Exception):
+        if keep or (isinstance(sys.exception(), Exception) and any(home.iterdir())):
             say(f"logs and states: {home}")
         else:
             shutil.rmtree(home, ignore_errors=True)
 
 
+KINDS: Final = {"redis": ("redis", "redis"), "cassandra": ("cassandra", "cassandra"), "mixed": ("redis", "cassandra")}
+"""Servers that the demo starts for the states of aircraft and of carriers."""
+
+
 def prepared(store: str | None, home: Path) -> tuple[str, int]:
-    """Return the URL of the store, and a generation in which it has no states yet.
+    """Return what to keep the states in, a URL or a key of `KINDS`, and a generation in which it has none yet.
 
     Raises:
         UsageError: The store lives in the memory of one process.
@@ -36,7 +42,30 @@ def prepared(store: str | None, home: Path) -> tuple[str, int]:
     """
     if store is None:
         return f"sqlite://{home / 'states.db'}", 1
+    if store in KINDS:
+        return store, 1
     with closing(open_store(store)) as opened:
         if not opened.capabilities.shared:
             raise UsageError("--store: the demo's processes are several, the store must be one that they can share")
     return store, int(time.time())
+
+
+def bound(store: str, servers: StackState) -> dict[str, str]:
+    """URL of the store by stage.
+
+    Args:
+        store: A URL, or a key of `KINDS`.
+        servers: What runs.
+    """
+    urls = [_started(kind, servers) for kind in KINDS[store]] if store in KINDS else [store, store]
+    return dict(zip(("aircraft", "carrier"), urls, strict=True))
+
+
+def _started(kind: str, servers: StackState) -> str:
+    if kind == "redis":
+        return servers.redis
+    from persistence.cassandra import apply_schema
+
+    url = f"{servers.cassandra}/headwater_demo?replication=1"
+    apply_schema(url)
+    return url

@@ -95,11 +95,14 @@ def test_the_directory_is_gone_at_the_end_unless_it_is_wanted_or_needed(
         pass
     with home.directory(keep=True) as kept:
         pass
+    with pytest.raises(ValueError, match="x"), home.directory(keep=False) as empty:
+        raise ValueError("x")
     with pytest.raises(ValueError, match="x"), home.directory(keep=False) as needed:
+        (needed / "job-1.log").touch()
         raise ValueError("x")
     with pytest.raises(KeyboardInterrupt), home.directory(keep=False) as stopped:
         raise KeyboardInterrupt
-    assert [path.exists() for path in (gone, kept, needed, stopped)] == [False, True, True, False]
+    assert [path.exists() for path in (gone, kept, empty, needed, stopped)] == [False, True, False, True, False]
     assert capsys.readouterr().err == f"logs and states: {kept}\nlogs and states: {needed}\n"
 
 
