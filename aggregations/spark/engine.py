@@ -173,7 +173,7 @@ class Engine:
         known = self.run.manifest.topic_ids if self.run.manifest else {}
         self.topic_ids = {**known, self.topic.name: facts.topic_id}
         marks = self.topics.marks([self.topic.name])
-        group = self.topics.group_offsets(self.group)
+        group = self.topics.group_offsets(self.group, [self.topic.name])
         self.plan = plan(
             self.flow.name,
             self.run.manifest,

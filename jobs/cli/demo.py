@@ -18,8 +18,9 @@ def demo(
     store: Annotated[
         str | None,
         typer.Option(
-            metavar="URL",
-            help="Store of the states. Without it: a SQLite file that is deleted at the end.",
+            metavar="URL|redis|cassandra|mixed",
+            help="Store of the states: a URL, or servers that are started for it (mixed: aircraft in Redis, carriers in "
+            "Cassandra). Without it: a SQLite file that is deleted at the end.",
             show_default=False,
         ),
     ] = None,
@@ -45,7 +46,7 @@ def demo(
             emit(as_json(result))
         else:
             show(result)
-        if keep:
+        if keep and "://" in url:
             say(
                 f"states: headwater inspect jobs.demo.flow:flow --stage carrier --generation {generation} --store {url}"
             )

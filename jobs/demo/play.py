@@ -3,7 +3,7 @@
 import random
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,9 +11,10 @@ from typing import Any, Final
 
 import polars as pl
 
-from jobs import inspect, jars, settings, stack
+from jobs import inspect, jars, stack
 from jobs.demo import audit, children, flights, nonsense
 from jobs.demo.flow import DEAD, LEGS, RAW, VIA, flow
+from jobs.demo.home import KINDS, bound
 from jobs.screen import Bar, progress, steps
 from persistence.kafka import AcknowledgedProducer, KafkaSettings, Message, Topics
 
@@ -80,7 +81,8 @@ def play(count: int, store: str, home: Path, *, generation: int = 1) -> Result:
 
     Args:
         count: Flights, at most `flights.ALL`.
-        store: URL of the store.
+        store: URL of the store, or `redis`, `cassandra` or `mixed` (aircraft in Redis, carriers in Cassandra) for
+            servers that are started for it.
         home: An empty directory for servers, logs and Spark's own files.
         generation: Generation of the states, new to the store.
 
@@ -93,16 +95,19 @@ def play(count: int, store: str, home: Path, *, generation: int = 1) -> Result:
     table = flights.load(count)
     with _phase(result, "servers"), steps("servers") as step:
         jars.kafka_connector(progress=lambda jar: step(f"downloading {jar}"))
-        kafka = KafkaSettings(stack.up(home / "stack", progress=step).kafka)
+        kinds = KINDS.get(store, ())
+        servers = stack.up(home / "stack", redis="redis" in kinds, cassandra="cassandra" in kinds, progress=step)
+        kafka = KafkaSettings(servers.kafka)
     try:
+        stores = bound(store, servers)
         with _phase(result, "produce"):
             _produce(kafka, table, result)
         with _phase(result, "republish"):
             _republish(kafka, home, result)
         with _phase(result, "aggregate"):
-            _aggregate(kafka, store, home, result)
+            _aggregate(kafka, stores, home, result)
         with _phase(result, "check"):
-            _check(kafka, store, table, result)
+            _check(kafka, stores, table, result)
     finally:
         stack.down(home / "stack")
     return result
@@ -150,11 +155,13 @@ def _republish(kafka: KafkaSettings, home: Path, result: Result) -> None:
         children.run("republisher", arguments, home, on_line=told)
 
 
-def _aggregate(kafka: KafkaSettings, store: str, home: Path, result: Result) -> None:
+def _aggregate(kafka: KafkaSettings, stores: Mapping[str, str], home: Path, result: Result) -> None:
     marks = Topics(kafka).marks([LEGS])
     total = sum(ends.high for ends in marks.values())
     arguments = [
-        *("run", "jobs.demo.flow:flow", "--store", store, "--generation", str(result.generation)),
+        *("run", "jobs.demo.flow:flow", "--generation", str(result.generation)),
+        *(text for stage, url in stores.items() for text in ("--store", f"{stage}={url}")),
+        *("--accept", "replication-1"),  # one Cassandra node on one machine: there is no second one to copy to
         *("--dead-letters", DEAD, "--max-records", str(max(total // _JOB_BATCHES, 1)), "--until-caught-up"),
         # Three runs of some seconds: a JVM that compiles quickly needs half the time of one that compiles well.
         *("--conf", "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1"),
@@ -173,8 +180,7 @@ def _aggregate(kafka: KafkaSettings, store: str, home: Path, result: Result) -> 
                 result.verdicts.setdefault(stage, Counter()).update(counts)
 
 
-def _check(kafka: KafkaSettings, store: str, table: pl.DataFrame, result: Result) -> None:
-    stores = settings.stores(flow, [store])
+def _check(kafka: KafkaSettings, stores: Mapping[str, str], table: pl.DataFrame, result: Result) -> None:
     states = {
         stage.name: {
             view.key.decode(): view.state
