@@ -5,9 +5,10 @@ import os
 import sys
 import traceback
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from aggregations.flow import Flow
+if TYPE_CHECKING:
+    from aggregations.flow import Flow
 
 
 class LoadError(ValueError):
@@ -37,13 +38,15 @@ def load(reference: str) -> Any:
     return found
 
 
-def load_flow(reference: str) -> Flow[Any]:
+def load_flow(reference: str) -> "Flow[Any]":
     """Import the flow that `module:name` names.
 
     Raises:
         LoadError: There is none.
         FlowError: Its definition cannot work.
     """
+    from aggregations.flow import Flow  # here: a republisher loads functions and knows no flows
+
     found = load(reference)
     if not isinstance(found, Flow):
         raise LoadError(f"{reference} is no Flow, its type is {type(found).__name__}")

@@ -1,40 +1,14 @@
 """Running a republisher as a process: the transform found by name, signals, one error line."""
 
-import importlib
 import signal
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
+from jobs.loading import load
 from jobs.republish.record import Transform
 from jobs.republish.service import Republisher
 from jobs.republish.statistics import Progress, Statistics
-
-
-def load(name: str) -> Callable[..., Any]:
-    """Return what `module:function` names. The working directory is searched too, as `python -m` does.
-
-    Raises:
-        ValueError: There is no such module or function; the text says which.
-    """
-    module_name, colon, attribute = name.partition(":")
-    if not (module_name and colon and attribute):
-        raise ValueError(f"{name!r} names no function: write module:function")
-    if (here := str(Path.cwd())) not in sys.path:
-        sys.path.insert(0, here)
-    try:
-        found: Any = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        raise ValueError(
-            f"no module {error.name}: run it from the directory of {module_name}, or install it"
-        ) from error
-    for part in attribute.split("."):
-        found = getattr(found, part, None)
-    if not callable(found):
-        raise ValueError(f"{module_name} has no function {attribute}")  # noqa: TRY004 - a wrong argument
-    return found  # type: ignore[no-any-return]
 
 
 def republish(
@@ -56,7 +30,9 @@ def republish(
         BrokerError: What Kafka has against it, in one line with the remedy.
         ValueError: What is wrong with the arguments, in one line.
     """
-    made = load(transform) if isinstance(transform, str) else transform
+    made: Transform = load(transform) if isinstance(transform, str) else transform
+    if not callable(made):
+        raise ValueError(f"{transform} is no function, its type is {type(made).__name__}")  # noqa: TRY004 - an argument
     republisher = Republisher(made, **arguments)
     with _stopped_by_signals(republisher):
         return republisher.run(until_caught_up=until_caught_up, progress=progress)
