@@ -165,12 +165,16 @@ class Windows:
                 holes[one.group] = holes[one.group] - {one.position}
         known = dict(self.lanes)
         for lane, added in positions.items():
-            known[lane] = known.get(lane, Window()).adding(added, size, batch)
+            # Letters come back in no order of their own: their lanes are wide, and give way to no other.
+            width = max(size, WINDOW) if _is_of_orphans(lane) else size
+            known[lane] = known.get(lane, Window()).adding(added, width, batch)
         active = [lane for lane, window in known.items() if window.held]
-        retired = sorted(active, key=lambda lane: (known[lane].used, lane))[: max(len(active) - lanes, 0)]
+        orphans = [lane for lane in active if _is_of_orphans(lane)]
+        paths = [lane for lane in active if not _is_of_orphans(lane)] if orphans else active
+        retired = (*_longest_unused(paths, known, lanes), *_longest_unused(orphans, known, max(lanes, LANES)))
         for lane in retired:
             known[lane] = known[lane].retired()
-        return Windows(known, {group: left for group, left in holes.items() if left}), tuple(retired)
+        return Windows(known, {group: left for group, left in holes.items() if left}), retired
 
     def leaving_hole(self, one: Standing, limit: int = HOLES) -> "Windows":
         """Return the windows with a hole where `one`, which goes to the dead-letter topic, would have stood.
@@ -191,6 +195,15 @@ class Windows:
 def _orphans(one: Standing) -> str:
     """Lane that remembers the orphans of a group by their position. No lane of a path begins like this."""
     return f"!{one.group}"
+
+
+def _is_of_orphans(lane: str) -> bool:
+    return lane.startswith("!")
+
+
+def _longest_unused(active: Sequence[str], known: Mapping[str, Window], limit: int) -> list[str]:
+    """The lanes beyond the limit, those first that were used last longest ago."""
+    return sorted(active, key=lambda lane: (known[lane].used, lane))[: max(len(active) - limit, 0)]
 
 
 def in_order(arrivals: Sequence[Standing]) -> list[int]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
+from aggregations.element import Record
 from aggregations.memory import MemoryRunner
 from aggregations.reconcile import Broker, plan, refuse
 from aggregations.simulation.kafka import Cluster
@@ -42,24 +43,37 @@ class Driver:
             for number, partition in enumerate(self.log.partitions)
         )
 
-    def batch(self, limit: int, slow: int = -1) -> None:
-        """Fold up to `limit` records of every partition but the slow one, and commit."""
-        records = [
+    def records(self, limit: int, slow: int) -> list[Record]:
+        """Up to `limit` records of every partition but the slow one."""
+        return [
             record
             for number in range(len(self.log.partitions))
             if number != slow
             for record in self._cluster.read(FINAL, number, self.next.get(number, 0), limit)
         ]
-        self.runner.process(records)
+
+    def advance(self, records: Sequence[Record]) -> None:
+        """Go on behind these records."""
         for record in records:
             self.next[record.partition] = record.offset + 1
-        effect(Step.RETURN, lambda: None)
-        effect(Step.OFFSETS, self._commit)
 
-    def _commit(self) -> None:
+    def batch(self, limit: int, slow: int = -1) -> None:
+        """Fold up to `limit` records of every partition but the slow one, and commit."""
+        records = self.records(limit, slow)
+        self.runner.process(records)
+        self.advance(records)
+        effect(Step.RETURN, lambda: None)
+        effect(Step.OFFSETS, self.commit)
+
+    def commit(self) -> None:
+        """Tell the consumer group; never backwards."""
         for number, offset in self.next.items():
             at = (FLOW, FINAL, number)
             self._cluster.groups[at] = max(self._cluster.groups.get(at, 0), offset)
+
+    def committed(self, number: int) -> int:
+        """What the consumer group was told of a partition."""
+        return self._cluster.groups.get((FLOW, FINAL, number), 0)
 
     def _broker(self) -> Broker:
         marks = {number: (partition.low, partition.high) for number, partition in enumerate(self.log.partitions)}

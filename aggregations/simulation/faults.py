@@ -1,7 +1,8 @@
 """Deaths and interruptions: a fault at the nth effect of what runs next, and runs that can be paused at one."""
 
 import threading
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from typing import TypeVar
 
@@ -36,23 +37,27 @@ class Script:
     """What happens to the effects of one process.
 
     Args:
-        ends: End by number of the effect, from 0.
+        ends: End by number of the effect, from 0, or by kind of effect and the how many-th of it, from 0.
 
     Attributes:
         reached: The effects met, in order.
         pause: Called where the process stands still; returns when it is woken.
     """
 
-    def __init__(self, ends: dict[int, End] | None = None) -> None:
+    def __init__(self, ends: Mapping[int | tuple[str, int], End] | None = None) -> None:
         self.ends = ends or {}
         self.reached: list[str] = []
         self.pause: Callable[[], None] = lambda: None
+        self._kinds: Counter[str] = Counter()
 
     def effect(self, point: str, action: Callable[[], T]) -> T:
         """Run an effect, or not."""
-        number = len(self.reached)
+        if not self.ends:
+            return action()
+        kind, number = point.partition(":")[0], len(self.reached)
+        end = self.ends.get(number) or self.ends.get((kind, self._kinds[kind]))
         self.reached.append(point)
-        end = self.ends.get(number)
+        self._kinds[kind] += 1
         if end is None:
             return action()
         if end is End.PAUSE:

@@ -92,7 +92,7 @@ class Oracle:
         Raises:
             Violation: The stage has no reason to refuse it.
         """
-        if self.messages[message].fails != stage and message not in self._mended:
+        if stage not in self.letters or (self.messages[message].fails != stage and message not in self._mended):
             raise Violation(f"{message} is a dead letter of stage {stage}: {reason}")
         self.letters[stage].add(message)
 

@@ -26,6 +26,7 @@ class Outgoing(NamedTuple):
     value: bytes
     partition: int | None
     payload: Payload
+    redriven: str = ""
 
 
 def payload_of(record: Record) -> Payload:
@@ -49,7 +50,7 @@ def mended(letter: DeadLetter, place: Record) -> Outgoing:
     hops = redrive_hops(_place(record), _place(place), Redrive(letter.stage, letter.hole))
     value = encode(replace(message, payload=_encode_json(payload), chain=(*message.chain, *hops)))
     assert record.key is not None
-    return Outgoing(record.topic, record.key, value, None, payload)
+    return Outgoing(record.topic, record.key, value, None, payload, letter.stage)
 
 
 @dataclass(slots=True)

@@ -6,7 +6,7 @@ from random import Random
 from typing import NamedTuple
 
 from aggregations.errors import RunRefusedError
-from aggregations.simulation.faults import ENDS, Crash, Script
+from aggregations.simulation.faults import ENDS, Crash, End, Script
 from aggregations.simulation.kafka import Log
 from aggregations.simulation.oracle import Violation
 from aggregations.simulation.service import Outgoing, mended, rooted
@@ -19,6 +19,10 @@ from persistence.names import FlowRef
 
 _REF = FlowRef(FLOW)
 _NOTHING = Copy({}, {}, {})
+
+
+POINTS = ("persist", "load", "manifest", "publish", "persist", "dead_letter", "manifest", "term", "return", "offsets")
+"""Kinds of effects of the engine; where most is at stake twice."""
 
 
 class Step(NamedTuple):
@@ -36,27 +40,33 @@ class Step(NamedTuple):
         return f"{self.kind}({self.a}, {self.b}, {self.c})"
 
 
-def draw_world(seed: int, steps: int = 40) -> tuple[Spec, list[Step]]:
+def draw_world(seed: int, steps: int = 80) -> tuple[Spec, list[Step]]:
     """Draw a world and what happens in it."""
     random = Random(seed)
     spec = draw(random)
-    kinds = random.choices(list(KINDS), [weight for weight, _ in KINDS.values()], k=steps)
+    possible = {
+        "grow": bool(spec.growth),
+        "recreate": spec.recreates,
+        **dict.fromkeys(["republish", "rewind", "stale", "deliver"], bool(spec.passages)),
+    }
+    weights = [weight * possible.get(kind, True) for kind, (weight, _) in KINDS.items()]
+    kinds = random.choices(list(KINDS), weights, k=steps)
     return spec, [Step(kind, *(random.randrange(1 << 16) for _ in range(3))) for kind in kinds]
 
 
 def _produce(world: World, a: int, b: int, c: int) -> None:
-    """Producers write one to four events."""
+    """Producers write one to six events."""
     topic = world.spec.roots[b % len(world.spec.roots)]
-    for n in range(1 + a % 4):
+    for _ in range(1 + a % 6):
         name = f"e{len(world.oracle.events)}"
         stage = world.spec.stages[digest(name, "bad") % len(world.spec.stages)]
         payload: Payload = {
             "id": name,
-            "k": f"k{digest(name, 'k') % 3}",
+            "k": f"k{digest(name, 'k') % 2}",
             "g": f"g{digest(name, 'g') % 2}",
-            "h": f"h{(c + n) % 2}",
+            "h": "h",
             "x": digest(name, "x") % 100,
-            "bad": ("", stage.name, f"!{stage.name}")[max(digest(name, "poison") % 16 - 13, 0)],
+            "bad": ("", stage.name, f"!{stage.name}")[max(digest(name, "poison") % 10 - 7, 0)],
         }
         world.rooted(topic, payload, Outgoing(topic, payload["k"].encode(), rooted(payload), None, payload))
 
@@ -100,12 +110,23 @@ def _rewind(world: World, a: int, b: int, c: int) -> None:
 
 def _engine(world: World, a: int, b: int, c: int) -> None:
     """The engine folds a batch, or dies, or errs, at one of its effects or within a save."""
-    script = Script({(b >> 1) % 24: ENDS[c % 4]} if b & 1 else {})
+    ends: dict[int | tuple[str, int], End] = {}
+    if b & 1:
+        ends[POINTS[(b >> 3) % len(POINTS)], (b >> 8) % 4 // 3] = ENDS[c % 4]
+    if b % 8 in (2, 3):
+        # Few batches have dead letters.
+        ends["dead_letter", 0] = ENDS[(c >> 2) % 4]
+    script = Script(ends)
     if b % 8 == 6:
         list(world.stores.values())[c % len(world.stores)].dies_after = c >> 4
-    world.under(script, lambda: world.engine(1 + a % 10, (a >> 8) % 12))
+    world.under(script, lambda: world.engine(1 + a % 10))
     for store in world.stores.values():
         store.dies_after = None
+
+
+def _slow(world: World, a: int, b: int, c: int) -> None:
+    """One partition of the flow's topic lags behind from now on, or no longer."""
+    world.slow = a % 6 - 2
 
 
 def _kill(world: World, a: int, b: int, c: int) -> None:
@@ -114,13 +135,23 @@ def _kill(world: World, a: int, b: int, c: int) -> None:
 
 
 def _zombie(world: World, a: int, b: int, c: int) -> None:
-    """The engine stands still at one of its effects."""
-    world.zombie(1 + a % 10, b % 16)
+    """The engine stands still in front of one of its effects."""
+    world.zombie(1 + a % 10, (POINTS[b % len(POINTS)], (b >> 8) % 2))
 
 
 def _wake(world: World, a: int, b: int, c: int) -> None:
     """An engine that stood still goes on."""
     world.wake(a)
+
+
+def _duel(world: World, a: int, b: int, c: int) -> None:
+    """The engine stands still with its writes in hand, another one takes over and works, the first one goes on."""
+    waiting = len(world.zombies)
+    world.zombie(1 + a % 10, (POINTS[b % 2 * 4], (b >> 8) % 2))
+    for n in range(c % 3):
+        world.engine(1 + (a >> n) % 10)
+    if len(world.zombies) > waiting:
+        world.wake(waiting)
 
 
 def _grow(world: World, a: int, b: int, c: int) -> None:
@@ -132,6 +163,10 @@ def _grow(world: World, a: int, b: int, c: int) -> None:
     topic = _topic(world, a)
     if len(topic.partitions) < 4:
         world.cluster.grow(topic.topic)
+        if topic.topic == FINAL:
+            # Read again from before it grew, a key's records would come by two partitions at once.
+            world.replayable = False
+            world.copies.clear()
 
 
 def _recreate(world: World, a: int, b: int, c: int) -> None:
@@ -143,7 +178,7 @@ def _recreate(world: World, a: int, b: int, c: int) -> None:
     world.cluster.create(topic.topic, len(topic.partitions))
     world.copies.clear()
     if topic.topic == FINAL:
-        world.trimmed = True
+        world.replayable = False
         world.driver = None
 
 
@@ -160,7 +195,7 @@ def _trim(world: World, a: int, b: int, c: int) -> None:
             passed.append(minimum(manifests).get(FINAL, {}).get(number, 0) if same else 0)
         partition.low = max(partition.low, min([*passed, partition.high]))
     if log.topic == FINAL:
-        world.trimmed = True
+        world.replayable = False
         world.copies.clear()
 
 
@@ -172,7 +207,7 @@ def _snapshot(world: World, a: int, b: int, c: int) -> None:
 def _restore(world: World, a: int, b: int, c: int) -> None:
     """Stores go back to a copy, or to nothing; nobody runs meanwhile."""
     choices = list(world.copies)
-    if not world.trimmed:
+    if world.replayable:
         choices.append(dict.fromkeys(world.stores, _NOTHING))
     if not choices:
         return
@@ -214,8 +249,10 @@ def _check_start(world: World) -> None:
 
 def _redrive(world: World, a: int, b: int, c: int) -> None:
     """A dead letter comes back, mended."""
-    if world.letters:
-        output = mended(*world.letters[a % len(world.letters)])
+    if world.letters and world.redriven < len(world.letters):
+        # In the order of the dead-letter topic, or once more.
+        world.redriven += b % 4 > 0
+        output = mended(*world.letters[max(world.redriven - 1, 0)])
         world.oracle.cured(output.payload["id"])
         world.deliver(output)
 
@@ -226,20 +263,22 @@ def _topic(world: World, number: int) -> Log:
 
 
 KINDS: dict[str, tuple[int, Callable[[World, int, int, int], None]]] = {
-    "produce": (14, _produce),
-    "republish": (26, _republish),
+    "produce": (12, _produce),
+    "republish": (34, _republish),
     "engine": (22, _engine),
-    "rewind": (4, _rewind),
+    "rewind": (8, _rewind),
     "stale": (3, _stale),
     "deliver": (3, _deliver),
+    "slow": (4, _slow),
     "kill": (2, _kill),
-    "zombie": (4, _zombie),
-    "wake": (4, _wake),
-    "grow": (2, _grow),
-    "recreate": (1, _recreate),
+    "zombie": (5, _zombie),
+    "wake": (5, _wake),
+    "duel": (4, _duel),
+    "grow": (4, _grow),
+    "recreate": (3, _recreate),
     "trim": (2, _trim),
     "snapshot": (2, _snapshot),
     "restore": (2, _restore),
-    "redrive": (4, _redrive),
+    "redrive": (5, _redrive),
 }
-"""Kind of step to how often it happens and what it does. A world has about forty steps."""
+"""Kind of step to how often it happens and what it does. A world has eighty steps."""

@@ -6,8 +6,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from aggregations.simulation.faults import Crash
+from aggregations.simulation.oracle import Violation
 from persistence.memory import MemoryStore
-from persistence.protocol import Capabilities, Manifest, StageRef, Stored, Write
+from persistence.protocol import Capabilities, FlowRef, Manifest, StageRef, Stored, Write
 from persistence.registry import register
 
 SCHEME = "simulated"
@@ -38,12 +39,22 @@ class SimulatedStore(MemoryStore):
         return replace(super().capabilities, atomic_save=False)
 
     def save(self, stage: StageRef, writes: Sequence[Write], *, term: int, batch: int) -> None:
-        if self.dies_after is None or not writes:
-            super().save(stage, writes, term=term, batch=batch)
-            return
-        applied, self.dies_after = writes[: self.dies_after % len(writes)], None
+        dies, self.dies_after = self.dies_after if writes else None, None
+        applied = writes if dies is None else writes[: dies % len(writes)]
         super().save(stage, applied, term=term, batch=batch)
-        raise Crash("within a save")
+        if applied:
+            self._check_written(stage.flow_ref, term)
+        if dies is not None:
+            raise Crash("within a save")
+
+    def save_manifest(self, flow: FlowRef, manifest: Manifest) -> None:
+        super().save_manifest(flow, manifest)
+        self._check_written(flow, manifest.term)
+
+    def _check_written(self, flow: FlowRef, term: int) -> None:
+        installed = self._terms.get(flow, 0)
+        if term < installed:
+            raise Violation(f"a run of term {term} wrote though {installed} is installed")
 
     def copy(self) -> Copy:
         """A copy of everything."""

@@ -59,7 +59,7 @@ class Passage:
 
     def _output(self, payload: Payload, name: str) -> Payload:
         changes = self.rekey == "change" or (self.rekey == "mixed" and digest(name) % 2 == 0)
-        key = f"{self.name}{digest(name, 'k') % 3}" if changes else payload["k"]
+        key = f"{self.name}{digest(name, 'k') % 2}" if changes else payload["k"]
         return {**payload, "id": name, "k": key}
 
 
@@ -94,6 +94,7 @@ class Spec:
         passages: Republish services.
         stages: Stages of the flow.
         window: Positions remembered per lane.
+        lanes: Lanes with a window per state.
         split: Number of stages in the first store; all when it is the number of stages.
         growth: Topics may get partitions: `drained` when nothing is under way, `undrained` at any time, or empty.
         recreates: Topics may be deleted and created again, when nothing is under way.
@@ -106,6 +107,7 @@ class Spec:
     passages: tuple[Passage, ...]
     stages: tuple[StageSpec, ...]
     window: int
+    lanes: int
     split: int
     growth: str = ""
     recreates: bool = False
@@ -131,7 +133,7 @@ class Spec:
                 fold,
                 co_partitioned=not spread,
                 window=self.window,
-                lanes=LANES,
+                lanes=self.lanes,
                 emit=_emit if stage.emits else None,
             )
         return flow
@@ -208,75 +210,67 @@ def _emit(element: Element[Any], state: Any) -> list[Payload]:
 
 def draw(random: Random) -> Spec:
     """Draw a world."""
-    roots, passages = _draw_passages(random)
+    trouble = random.choice([""] * 10 + ["spread", "retries", "foreign", "reorders", "undrained"])
+    # A key that is kept all the way is the ordinary case, with rules of its own.
+    kept_key = random.random() < 0.35
+    roots, passages = _draw_passages(random, trouble, kept_key)
     topics = sorted({FINAL, *roots, *(passage.source for passage in passages)})
-    growth = random.choice(["", "", "", "drained", "undrained"])
-    reorders = random.random() < 0.1
-    stages = _draw_stages(random)
-    rekeyed = any(passage.rekey != "keep" for passage in passages) or any(
-        stage.key != "k" or stage.flat for stage in stages
-    )
-    foreign = any(passage.foreign for passage in passages)
-    disorder = (
-        reorders
-        or growth == "undrained"
-        or (growth and rekeyed)
-        or foreign
-        or any(passage.spread or passage.retries for passage in passages)
-    )
+    drained = random.random() < (0.6 if kept_key else 0.2)
+    growth = trouble if trouble == "undrained" else "drained" if drained else ""
+    stages = _draw_stages(random, kept_key)
+    # Where first deliveries rise in every lane, and no message ever changes its lane, the smallest window is enough.
+    disorder = bool(trouble) or (bool(growth) and not kept_key)
     return Spec(
         roots=roots,
-        partitions={topic: random.randint(1, 3) for topic in topics},
+        partitions={topic: random.choice([1, 2, 2, 3]) for topic in topics},
         passages=passages,
         stages=stages,
-        # Where first deliveries rise in every lane the smallest window is enough.
-        window=256 if disorder else random.choice([1, 2, 3, 8, 32]),
-        split=random.choice([len(stages), random.randint(1, len(stages))]),
+        window=512 if disorder else random.choice([1, 1, 1, 2, 3, 32]),
+        lanes=LANES if disorder or growth else random.choice([1, 2, LANES]),
+        split=random.choice([len(stages), random.randint(1, len(stages)), random.randint(1, len(stages))]),
         growth=growth,
-        recreates=not foreign and random.random() < 0.25,
-        reorders=reorders,
+        recreates=trouble != "foreign" and random.random() < 0.25,
+        reorders=trouble == "reorders",
         filters=random.random() < 0.2,
     )
 
 
-def _draw_passages(random: Random) -> tuple[tuple[str, ...], tuple[Passage, ...]]:
+def _draw_passages(random: Random, trouble: str, kept_key: bool) -> tuple[tuple[str, ...], tuple[Passage, ...]]:
     shape = random.choice(["direct", "line", "line", "line", "diamond", "roots"])
     if shape == "direct":
         return (FINAL,), ()
-    count = {"line": random.randint(1, 3), "diamond": 2, "roots": 2}[shape]
+    count = {"line": random.choice([1, 2, 2, 3]), "diamond": 2, "roots": 2}[shape]
     topics = ["r0", *(f"m{i}" for i in range(1, count)), FINAL]
-    passages = [_draw_passage(random, f"p{i}", topics[i], topics[i + 1]) for i in range(count)]
+    troubled = random.randrange(count)
+    ends = [(f"p{i}", topics[i], topics[i + 1]) for i in range(count)]
     roots: tuple[str, ...] = ("r0",)
     if shape == "diamond":
         twin = random.randrange(count)
-        passages.append(_draw_passage(random, "q", topics[twin], topics[twin + 1]))
+        ends.append(("q", topics[twin], topics[twin + 1]))
     if shape == "roots":
         roots = ("r0", "r1")
-        passages.append(_draw_passage(random, "q", "r1", random.choice(topics[1:])))
-    return roots, tuple(passages)
-
-
-def _draw_passage(random: Random, name: str, source: str, target: str) -> Passage:
-    return Passage(
-        name,
-        source,
-        target,
-        rekey=random.choice(["keep", "keep", "change", "mixed"]),
-        fan=random.choice([1, 1, 2, 3]),
-        spread=random.random() < 0.1,
-        foreign=random.random() < 0.1,
-        retries=random.random() < 0.15,
+        ends.append(("q", "r1", random.choice(topics[1:])))
+    return roots, tuple(
+        Passage(
+            *end,
+            rekey="keep" if kept_key else random.choice(["keep", "change", "mixed"]),
+            fan=random.choice([1, 1, 2, 3] if trouble != "foreign" else [2, 3]),
+            spread=trouble == "spread" and i == troubled,
+            foreign=trouble == "foreign" and i == troubled,
+            retries=trouble == "retries" and i == troubled,
+        )
+        for i, end in enumerate(ends)
     )
 
 
-def _draw_stages(random: Random) -> tuple[StageSpec, ...]:
+def _draw_stages(random: Random, kept_key: bool) -> tuple[StageSpec, ...]:
     count = random.choice([1, 2, 2, 3])
     return tuple(
         StageSpec(
             f"s{i}",
-            key=random.choice(["k", "g", "h"]),
+            key="k" if kept_key else random.choice(["k", "k", "g", "h"]),
             seen=random.random() < 0.85,
-            flat=random.random() < 0.25,
+            flat=not kept_key and random.random() < 0.25,
             emits=i + 1 < count and random.random() < 0.2,
             checks=random.random() < 0.3,
         )

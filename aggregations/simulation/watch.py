@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from aggregations.element import Record
-from aggregations.simulation.oracle import Oracle
+from aggregations.simulation.oracle import Oracle, Violation
 from aggregations.simulation.stores import SimulatedStore
 from aggregations.simulation.topology import FINAL, FLOW, Spec
 from persistence.names import FlowRef
@@ -28,7 +28,7 @@ class Watch:
         self._spec = spec
         self._oracle = oracle
         self._stores = stores
-        self._names: dict[tuple[str, int, int], str] = {}
+        self._names: dict[tuple[str, int, int], tuple[str, str]] = {}
         self.forget()
 
     def forget(self) -> None:
@@ -37,9 +37,9 @@ class Watch:
         self._versions: dict[tuple[int, bytes], tuple[int, int]] = {}
         self._covered: dict[tuple[int, str, int], int] = {}
 
-    def arrived(self, record: Record, message: str) -> None:
-        """Note which logical message a record of the flow's topic is."""
-        self._names[record.topic_id, record.partition, record.offset] = message
+    def arrived(self, record: Record, message: str, redriven: str) -> None:
+        """Note which logical message a record of the flow's topic is, and the stage that it is redriven to."""
+        self._names[record.topic_id, record.partition, record.offset] = (message, redriven)
 
     def check(self) -> None:
         """Check every invariant.
@@ -61,6 +61,9 @@ class Watch:
             version = (stored.version, stored.term)
             if self._versions.get((i, key)) == version:
                 continue
+            before = self._versions.get((i, key), (0, 0))
+            if version[0] <= before[0] or version[1] < before[1]:
+                raise Violation(f"stage {ref.stage}, key {key!r}: {version} was written over {before} (version, term)")
             self._versions[i, key] = version
             state = decode_record(stored.value, ref, key).state or {}
             self._oracle.check_state(i, key.decode(), state)
@@ -78,6 +81,8 @@ class Watch:
             for partition, progress in manifest.positions.get(FINAL, {}).items():
                 at = (i, topic_id, partition)
                 for offset in range(self._covered.get(at, 0), progress.next_offset):
-                    message = self._names[topic_id, partition, offset]
+                    message, redriven = self._names[topic_id, partition, offset]
+                    if redriven > self._spec.stages[i].name:
+                        continue  # it passes through; the record that died is the one to hold here
                     self._oracle.check_held(message, [i], self.held, f"manifest of {FINAL}:{partition}")
                 self._covered[at] = progress.next_offset

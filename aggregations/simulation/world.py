@@ -41,7 +41,9 @@ class World:
         stale: Services that stand still, with what they have in hand.
         copies: Copies of all stores.
         letters: Dead letters, each with its place in the dead-letter topic.
-        trimmed: Records of the flow's topic were deleted.
+        slow: Partition of the flow's topic that lags behind; none when it is negative.
+        redriven: Letters redriven so far, in the order of the dead-letter topic.
+        replayable: The flow's topic can be read again from its beginning.
     """
 
     def __init__(self, spec: Spec) -> None:
@@ -64,7 +66,9 @@ class World:
         self.stale: list[tuple[Service, list[Outgoing]]] = []
         self.copies: list[dict[str, Copy]] = []
         self.letters: list[tuple[DeadLetter, Record]] = []
-        self.trimmed = False
+        self.redriven = 0
+        self.slow = -1
+        self.replayable = True
         self._faults = Faults()
         self._drivers: list[tuple[Driver, int]] = []
 
@@ -95,7 +99,7 @@ class World:
         """Append a message to its topic."""
         record = self.cluster.produce(output.topic, output.key, output.value, output.partition)
         if output.topic == FINAL:
-            self.watch.arrived(record, output.payload["id"])
+            self.watch.arrived(record, output.payload["id"], output.redriven)
         return record
 
     def rooted(self, topic: str, payload: Payload, output: Outgoing) -> None:
@@ -119,7 +123,7 @@ class World:
         self._drivers.append((driver, 0))
         return driver
 
-    def engine(self, limit: int, slow: int = -1) -> None:
+    def engine(self, limit: int) -> None:
         """One batch; a failure of any kind ends the engine.
 
         Raises:
@@ -127,15 +131,15 @@ class World:
         """
         try:
             driver, self.driver = self.driver or self.start(), None
-            driver.batch(limit, slow)
+            driver.batch(limit, self.slow)
             self.driver = driver
         except RunRefusedError as refused:
             raise Violation(f"the engine does not start: {refused}") from refused
         except (Crash, StoreError):
             pass
 
-    def zombie(self, limit: int, number: int) -> None:
-        """Begin a batch that stands still in front of its nth effect."""
+    def zombie(self, limit: int, place: tuple[str, int]) -> None:
+        """Begin a batch that stands still in front of an effect."""
         script: Script | None = None
 
         def work(stand_still: Callable[[], None]) -> None:
@@ -143,7 +147,7 @@ class World:
             script.pause = stand_still
             self.engine(limit)
 
-        script = Script({number: End.PAUSE})
+        script = Script({place: End.PAUSE})
         self.under(script, lambda: self._begin(work, script))
 
     def _begin(self, work: Callable[[Callable[[], None]], None], script: Script) -> None:
@@ -196,6 +200,7 @@ class World:
             for service in behind:
                 service.drain()
             if not behind:
+                self.slow = -1
                 self.engine(1000)
                 self.check()
                 if self.driver is not None and not self.driver.lag and not any(s.lag() for s in self.services):

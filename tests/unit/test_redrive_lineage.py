@@ -71,7 +71,7 @@ def test_an_orphan_at_the_floor_of_its_own_lane_is_unproven_never_dropped() -> N
         Lineage.of(
             redrive_hops(Hop("b", 1, n, topic_id="idB"), D, Redrive(hole=False)), Node("b", 1, 90 + n)
         ).standing()
-        for n in range(6, 12)
+        for n in range(6, 60)
     ]
     windows, _ = Windows().folding(later, size=4)
     first = Lineage.of(redrive_hops(B, D, Redrive(hole=False)), Node("b", 1, 99)).standing()

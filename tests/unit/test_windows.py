@@ -1,11 +1,13 @@
 """The window rule, verdict by verdict."""
 
+from typing import Any
+
 import pytest
 
 from envelope import Decision, HolesFullError, Siblings, Standing, Verdict, Window, Windows, in_order
 
 
-def at(*position: int | str, lane: str = "a:0#i", group: str | None = None, **fields: bool) -> Standing:
+def at(*position: int | str, lane: str = "a:0#i", group: str | None = None, **fields: Any) -> Standing:
     return Standing(lane, group or lane.split(">")[0], position, **fields)
 
 
@@ -93,6 +95,18 @@ def test_the_lane_longest_unused_is_retired_to_its_floor() -> None:
     assert retired == ("a",)
     assert windows.lanes["a"] == Window((), (0,), 0)
     assert verdicts(windows, at(0, lane="a"), at(1, lane="a")) == ["below_floor", "accepted"]
+
+
+def test_lanes_of_redriven_letters_are_wide_and_are_not_retired_for_those_of_paths() -> None:
+    def letter(died: int) -> Standing:
+        return at(died, lane="a:0#i", orphan=("!t:0#T", (died,)))
+
+    windows = Windows()
+    for batch, died in enumerate([7, 3, 5]):
+        windows, _ = windows.folding([letter(died)], size=1, lanes=1, batch=batch)
+        assert [one.verdict for one in windows.judge([letter(died)])] == [Verdict.DUPLICATE]
+    assert windows.lanes["!t:0#T"].held == ((3,), (5,), (7,))
+    assert [lane for lane, window in windows.lanes.items() if window.held] == ["a:0#i", "!t:0#T", "!a:0#i"]
 
 
 @pytest.mark.parametrize(
