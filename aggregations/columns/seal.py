@@ -63,6 +63,14 @@ def intact(values: pa.BinaryArray, most_bytes: int) -> tuple[Mask, Mask]:
     return sealed, plain
 
 
+def stored(values: pa.BinaryArray) -> npt.NDArray[np.uint32]:
+    """Return the last four bytes of each value as a number: the checksum, if it ends in one. 0 where it is shorter."""
+    starts, lengths, data = spans(values)
+    if not len(data):
+        return np.zeros(len(values), np.uint32)
+    return np.where(lengths >= 4, _last_four(starts + np.maximum(lengths, 4), data), np.uint32(0))
+
+
 def begins(values: pa.BinaryArray, head: bytes) -> Mask:
     """Find the values that begin with `head`."""
     starts, lengths, data = spans(values)
@@ -86,6 +94,12 @@ def _bytes_at(
     return np.asarray(room)
 
 
+def _last_four(ends: npt.NDArray[np.int64], data: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint32]:
+    """The four bytes before each end, little-endian."""
+    first, second, third, fourth = (data[np.minimum(ends - 4 + i, len(data) - 1)].astype(np.uint32) for i in range(4))
+    return np.asarray(first | second << 8 | third << 16 | fourth << 24, np.uint32)
+
+
 def _checksums_match(values: pa.BinaryArray, ends: npt.NDArray[np.int64], data: npt.NDArray[np.uint8]) -> Mask:
     """Whether each checksum is that of the bytes before it.
 
@@ -93,9 +107,12 @@ def _checksums_match(values: pa.BinaryArray, ends: npt.NDArray[np.int64], data: 
     when tag and checksum are added to it: that step cannot lead from two checksums to one.
     """
     whole = np.fromiter(map(google_crc32c.value, values.to_pylist()), np.uint32, len(values))
-    tail = [data[ends - 4 + i].astype(np.uint32) for i in range(4)]
-    crc = ~(tail[0] | tail[1] << 8 | tail[2] << 16 | tail[3] << 24)
-    added = [*(np.full(len(crc), byte, np.uint32) for byte in SEAL_TAG), *tail]
+    stored = _last_four(ends, data)
+    crc = ~stored
+    added = [
+        *(np.full(len(crc), byte, np.uint32) for byte in SEAL_TAG),
+        *(stored >> shift & 0xFF for shift in (0, 8, 16, 24)),
+    ]
     for byte in added:
         crc = _TABLE[(crc ^ byte) & 0xFF] ^ (crc >> 8)
     return np.asarray(~crc == whole)

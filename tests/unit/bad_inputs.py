@@ -7,6 +7,8 @@ import gzip
 import random
 from dataclasses import dataclass, field
 
+import google_crc32c
+
 from envelope import DEFAULT_LIMITS, Envelope, Hop, Reason, append_hop, encode
 from envelope import envelope_pb2 as pb
 from envelope.codec import HEAD, SEAL_TAG, varint
@@ -57,6 +59,12 @@ def accepted_by_codec(name: str, value: bytes, *reasons: Reason, **more) -> BadI
 def unsealed(tail: bytes) -> bytes:
     """An envelope of another producer: a format version and whatever comes behind."""
     return b"\x08\x01" + tail
+
+
+def sealed(body: bytes) -> bytes:
+    """Whatever it is, with the right checksum behind it."""
+    crc: int = google_crc32c.value(body)
+    return body + SEAL_TAG + crc.to_bytes(4, "little")
 
 
 def hops(*bodies: bytes) -> bytes:
@@ -119,6 +127,7 @@ BAD_INPUTS = [
     one("wrong wire type in a hop", unsealed(hops(hop_body() + b"\x20\x05")), Reason.MALFORMED),
     one("bad UTF-8 in a topic", unsealed(hops(b"\x0a\x02\xff\xfe\x10\x01\x18\x03")), Reason.MALFORMED),
     one("11-byte varint", unsealed(b"\x20" + b"\xff" * 10 + b"\x01"), Reason.MALFORMED),
+    one("length of 2^64-1", unsealed(b"\x3a\x01a\x3a" + b"\xff" * 9 + b"\x01!a"), Reason.MALFORMED),
     one("length of 2 GiB with 3 bytes behind it", unsealed(b"\x3a" + varint(1 << 31) + b"abc"), Reason.MALFORMED),
     one("unknown groups nested 99 deep", unsealed(b"\x3a\x01a" + group(99))),
     one("nesting of 101", unsealed(b"\x3a\x01a" + group(101)), Reason.MALFORMED),
@@ -158,6 +167,8 @@ BAD_INPUTS = [
     one("payload over the limit, unsealed", unsealed(b"\x3a" + varint((1 << 20) + 1) + bytes((1 << 20) + 1)), Reason.PAYLOAD_TOO_LARGE),
     one("sealed without a checksum", HEAD + b"\x3a\x07payload", Reason.TRUNCATED),
     one("a checksum in front", b"\x08\x01" + SEAL_TAG + b"\0\0\0\0" + b"\x3a\x07payload", Reason.TRUNCATED),
+    one("format version twice", sealed(HEAD + b"\x08\x61"), Reason.UNSUPPORTED_FORMAT),
+    one("a checksum within another field", sealed(HEAD + b"\x3a\x07p"), Reason.TRUNCATED),
     one("a payload that ends as a checksum begins", unsealed(b"\x3a\x08ab" + SEAL_TAG + b"cdef")),
     *(one(f"timestamp {ms}", VALUE, timestamp_ms=ms) for ms in (0, -1, 253_402_300_799_000)),
     one("10,000 headers", VALUE, headers=tuple((f"h{i}", b"v") for i in range(10_000))),
