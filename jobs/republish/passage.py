@@ -1,10 +1,10 @@
 """The pure half of a republisher: one record in, the records to produce out, or a reason against it."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
 from typing import NamedTuple
 
-from envelope import DEFAULT_LIMITS, EnvelopeError, Limits, Reason, append_hop, decode
+from envelope import DEFAULT_LIMITS, EnvelopeError, Limits, Node, Reason, append_hop, decode
 from envelope import envelope_pb2 as pb
 from envelope.codec import rewrite
 from envelope.deadletter import PREFIX as DEAD_PREFIX
@@ -54,6 +54,7 @@ class Passage:
         limits: Limits of envelopes.
         max_outputs: Outputs of one input.
         roots: Topics that a chain may begin with; None for any.
+        is_beyond: Says of a root whether it lies beyond the end of its topic; None to believe every root.
         headers_twin: Write the envelope's twin into headers.
         mark_destination: Write the target topic into every envelope, not only into those that name one.
 
@@ -72,6 +73,7 @@ class Passage:
         limits: Limits = DEFAULT_LIMITS,
         max_outputs: int = 10_000,
         roots: Iterable[str] | None = None,
+        is_beyond: Callable[[Node], bool] | None = None,
         headers_twin: bool = False,
         mark_destination: bool = False,
     ) -> None:
@@ -82,6 +84,7 @@ class Passage:
         self._limits = limits
         self._max_outputs = max_outputs
         self._roots = None if roots is None else frozenset(roots)
+        self._is_beyond = is_beyond
         self._known: set[str] = set()
         self._twin = headers_twin
         self._mark = mark_destination
@@ -92,7 +95,8 @@ class Passage:
 
     def express(self) -> Express | None:
         """The short way through this passage; None where the transform or an option leaves no room for one."""
-        if self._transform is not identity or self._twin or self._mark or self._roots is not None:
+        looks = self._roots is not None or self._is_beyond is not None
+        if self._transform is not identity or self._twin or self._mark or looks:
             return None
         most_bytes = min(self._targets[self.target] - _OVERHEAD_BYTES, self._limits.message_bytes)
         return express(self._known, most_bytes, self._limits)
@@ -125,8 +129,10 @@ class Passage:
             raise EnvelopeError(Reason.TOO_MANY_HOPS, f"no room for a hop more, the limit is {self._limits.hops}")
         if self._roots is not None and way[0] not in self._roots:
             raise EnvelopeError(Reason.FOREIGN_ROOT, "the root topic is not one of those that are allowed")
-        if len(way) > 1 and len(set(way)) != len(way):
+        if len(set(way)) != len(way):
             record.lineage.check()  # a retry topic may come twice
+        if self._is_beyond and len(way) > 1 and self._is_beyond(record.root):
+            raise EnvelopeError(Reason.ROOT_BEYOND_END, "the root's offset is beyond the end of the root topic")
 
     def _check(self, hop: pb.Hop) -> None:
         """Check what could harm a reader. The rest of a sealed hop was checked by who sealed it."""

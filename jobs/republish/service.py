@@ -10,6 +10,7 @@ from jobs.republish.input import Input
 from jobs.republish.passage import Passage
 from jobs.republish.record import Transform
 from jobs.republish.retry import NO_RETRIES, RetryTopics
+from jobs.republish.roots import RootEnds
 from jobs.republish.source import Source
 from jobs.republish.statistics import Progress, Statistics
 from jobs.republish.worker import Worker, now_ms
@@ -52,6 +53,8 @@ class Republisher:
         drain: Seconds that a stop may take to get what is under way acknowledged.
         limits: Limits of envelopes.
         cluster: Name of the Kafka cluster, where there is more than one.
+        check_roots: Refuse a record whose root lies beyond the end of its topic. Costs some milliseconds whenever
+            a root is newer than those seen before; a flow checks it in any case.
         options: `max_outputs`, `roots`, `headers_twin`, `mark_destination`: see `Passage`.
 
     Attributes:
@@ -77,6 +80,7 @@ class Republisher:
         drain: float = 30.0,
         limits: Limits = DEFAULT_LIMITS,
         cluster: str = "",
+        check_roots: bool = False,
         **options: Any,
     ) -> None:
         self.statistics = Statistics()
@@ -93,6 +97,7 @@ class Republisher:
         self._drain = drain
         self._limits = limits
         self._cluster = cluster
+        self._check_roots = check_roots
         self._options = options
         self._stop = threading.Event()
         self._inputs = (*self._source.topics, *retry.delays)
@@ -132,7 +137,8 @@ class Republisher:
             message_max_bytes=max(max_bytes.values()),
             batch_size=min(_PRODUCER_BATCH_BYTES, *max_bytes.values()),
         ) as producer:
-            run = _Run(self, producer, max_bytes, ends, progress)
+            roots = RootEnds(topics) if self._check_roots else None
+            run = _Run(self, producer, max_bytes, ends, roots, progress)
             run.loop()
         return self.statistics
 
@@ -146,6 +152,7 @@ class _Run:
         producer: AcknowledgedProducer,
         max_bytes: dict[str, int],
         ends: dict[tuple[str, int], int] | None,
+        roots: RootEnds | None,
         progress: Progress | None,
     ) -> None:
         self._of = of
@@ -168,6 +175,7 @@ class _Run:
                 targets={topic: max_bytes[topic] for topic in of._targets},
                 retry_topics=tuple(of._retry.delays),
                 limits=of._limits,
+                is_beyond=roots.is_beyond if roots else None,
                 **of._options,
             ),
             source=self._input,

@@ -491,3 +491,23 @@ def test_a_broker_that_dies_and_comes_back_costs_neither_messages_nor_the_servic
         assert set(outputs(settings, target)) == set(expected(settings, source))
     finally:
         stack.down(tmp_path)
+
+
+def test_a_root_beyond_the_end_of_its_topic_is_refused_when_asked_for(
+    settings: KafkaSettings, topic: Make, topics: Topics
+) -> None:
+    root, source, target, dead = (topic(1, name) for name in ("root", "in", "out", "dead"))
+    produce(settings, root, [(b"k", b"v")] * 3)
+    topic_id = topics.topic_ids([root])[root]
+    hops = [
+        Hop(root, 0, 2, topic_id=topic_id),
+        Hop(root, 0, 3, topic_id=topic_id),
+        Hop(root, 0, 2**62, topic_id="of-another-life"),
+        Hop("elsewhere", 0, 2**62),
+        Hop(root, 7, 0),
+    ]
+    produce(settings, source, [(b"k", encode(Envelope(b"v", (hop,), key=b"k"))) for hop in hops])
+    counts = run(settings, source=source, target=target, dead_letter=dead, check_roots=True)
+    assert (counts.produced, counts.dead_lettered) == (3, {"root_beyond_end": 2})
+    letters = [DeadLetter.read(message.headers()) for message in read_all(settings, dead)]
+    assert [letter.offset for letter in letters if letter] == [1, 4]
