@@ -104,7 +104,7 @@ class World:
         """End the consumer."""
         self._consumer.close()
 
-    def send(self, messages: Iterable[Sent], topic: str = "") -> None:
+    def send(self, messages: Iterable[Sent]) -> None:
         """Produce and wait until all are in the log."""
         failed: list[KafkaError] = []
         # A new one each time: it sees partitions that were added, and topics that were created again, at once.
@@ -113,7 +113,7 @@ class World:
         )
         for one in messages:
             producer.produce(
-                topic or self.topic,
+                self.topic,
                 one.value,
                 one.key,
                 one.partition,
@@ -183,25 +183,23 @@ class World:
         oracle = self.oracle(flow, *batches)
         for stage in flow.stages:
             views, truth = self.views(flow, stage.name), oracle.states(stage.name)
-            assert self.results(flow, stage.name) == oracle.results(stage.name)
-            assert {key: held(view.windows) for key, view in views.items()} == {
-                key: held(state.windows) for key, state in truth.items()
-            }
+            same(self.results(flow, stage.name), oracle.results(stage.name))
+            same({k: held(v.windows) for k, v in views.items()}, {k: held(s.windows) for k, s in truth.items()})
         self._check_dead_letters(oracle)
         return oracle
 
     def _check_dead_letters(self, oracle: MemoryRunner) -> None:
         """Every dead letter of the oracle is there, byte for byte; a crash may have written one twice."""
-        wanted = {(str(one.record.node), one.stage, one.reason): one.record for one in oracle.dead_letters}
+        wanted = {
+            (str(one.record.node), one.stage, one.reason): (one.record.key, one.record.value, list(one.record.headers))
+            for one in oracle.dead_letters
+        }
         found = {}
         for letter, remains in self.dead_letters():
             place = f"{letter.topic}:{letter.partition}:{letter.offset}"
-            found[place, letter.stage, letter.reason] = remains
-        assert found.keys() == wanted.keys()
-        for cause, record in wanted.items():
-            remains = found[cause]
-            assert (remains.key, remains.value) == (record.key, record.value)
-            assert own_headers(remains.headers) == list(record.headers)
+            cause = (place, letter.stage, letter.reason)
+            found[cause] = (remains.key, remains.value, own_headers(remains.headers))
+        same(found, wanted)
 
     def ends(self, flow: Flow[Any], stage: str = "") -> dict[int, int]:
         """Next offset by partition, as the manifest in the store of a stage has it; empty without a manifest."""
@@ -231,6 +229,12 @@ def _record(message: Any, topic_id: str) -> Record:
     place = (message.topic(), message.partition(), message.offset())
     headers = tuple(message.headers() or ())
     return Record(*place, message.key(), message.value(), message.timestamp()[1], headers, topic_id)
+
+
+def same(found: Mapping[Any, Any], wanted: Mapping[Any, Any]) -> None:
+    """Assert that two mappings are equal, and show only where they differ."""
+    differing = {key for key in found.keys() | wanted.keys() if found.get(key) != wanted.get(key)}
+    assert not differing, {key: (found.get(key), wanted.get(key)) for key in differing}
 
 
 def held(windows: Windows) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
