@@ -71,12 +71,12 @@ class MessagePath:
                 if one.reason is not None:
                     self._fail(work, stage, one)
             emitted = [element for one in outcome.decided for element in one.emitted]
-            applied = Applied(emitted, None)
             work.outputs += job.snapshots_of(stage, outcome.states)
             writes = writes_of(outcome.states, stage.aggregate.definition)
             if stage.index + 1 < len(job.flow.stages):
-                return writes, self._enter(work, job.flow.stages[stage.index + 1], applied)
-            self._gather(work, END_OF_FLOW, apply_steps(job.flow.tail, applied.elements, applied.schema))
+                following = job.flow.stages[stage.index + 1]
+                return writes, self._enter(work, following, Applied(emitted, following.schema))
+            self._gather(work, END_OF_FLOW, apply_steps(job.flow.tail, emitted, job.flow.tail_schema))
             return writes, None
 
     def _decode(self, work: Work, batches: Iterable[pa.RecordBatch]) -> list[Element[Any]]:

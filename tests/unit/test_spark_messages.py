@@ -1,0 +1,76 @@
+"""The per-message path of the Spark engine, task code called directly: it keeps what the in-memory runner keeps."""
+
+import json
+import uuid
+
+import polars as pl
+import pyarrow as pa
+import pytest
+
+from aggregations.element import Record
+from aggregations.fields import Fields, count, total
+from aggregations.flow import Flow
+from aggregations.memory import MemoryRunner
+from aggregations.run import begin, bind
+from aggregations.source import Json, Topic
+from aggregations.spark.job import Job
+from aggregations.spark.messages import MessagePath
+from aggregations.spark.path import Work
+from envelope import Envelope, encode
+from persistence.kafka import KafkaSettings
+
+LEGS = Topic("legs", Json({"tail": pl.String, "carrier": pl.String, "note": pl.String}))
+
+
+def leg(offset: int, note: str | None) -> Record:
+    payload = json.dumps({"tail": "N1", "carrier": "AA", "note": note}).encode()
+    return Record("legs", 0, offset, b"N1", encode(Envelope(payload, key=b"N1")))
+
+
+def table_of(records: list[Record]) -> pa.Table:
+    return pa.table(
+        {
+            "key": pa.array([one.key for one in records], pa.binary()),
+            "value": pa.array([one.value for one in records], pa.binary()),
+            "topic": [one.topic for one in records],
+            "partition": pa.array([one.partition for one in records], pa.int32()),
+            "offset": [one.offset for one in records],
+            "timestamp": pa.array([0 for _ in records], pa.timestamp("us")),
+        }
+    )
+
+
+def everything(_element: object) -> bool:
+    return True
+
+
+PER_MESSAGE = Flow("fleet").source(LEGS).filter(everything).aggregate("aircraft", "tail", Fields(legs=count()))
+WORDS = pl.col("note").str.len_chars().fill_null(0)
+
+
+@pytest.mark.parametrize(
+    "flow",
+    [
+        PER_MESSAGE.map(words=WORDS).aggregate("carrier", "carrier", Fields(words=total("words"))),
+        PER_MESSAGE.aggregate("carrier", "carrier", Fields(words=total(WORDS))),
+        PER_MESSAGE.map(words=WORDS).publish("out"),
+    ],
+    ids=["map behind a stage", "field of the second stage", "map behind the last stage"],
+)
+def test_columns_keep_their_declared_types_behind_a_stage(flow: Flow[object]) -> None:
+    records = [leg(0, "two words"), leg(1, None)]
+    runner = MemoryRunner(flow, bind(flow, {}, f"memory://{uuid.uuid4()}"))
+    runner.process(records)
+    urls = bind(flow, {}, f"memory://{uuid.uuid4()}")
+    run = begin(flow, urls)
+    job = Job(flow, run.ref, urls, run.term, run.batch, 1, KafkaSettings("nowhere:1"), None, {}, {})
+    work, path = Work(job), MessagePath()
+    arrivals = path.read(work, table_of(records).to_batches())
+    for stage in flow.stages:
+        _, following = path.fold(work, stage, arrivals)
+        arrivals = following or []
+    assert [one.reason.value for one in work.graves.values()] == [one.reason for one in runner.dead_letters] == []
+    assert [one.value for one in work.outputs] == [one.value for one in runner.outputs]
+    assert {stage: dict(counts) for stage, counts in work.report.counts.verdicts.items()} == {
+        stage: dict(counts) for stage, counts in runner.report.verdicts.items()
+    }
