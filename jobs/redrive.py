@@ -165,10 +165,10 @@ def redriven(
         mend: Makes a new value first.
 
     Raises:
-        EnvelopeError: The value was trimmed, or is a damaged envelope; `mend` can help.
+        EnvelopeError: The value was trimmed, or is a damaged envelope; `mend` can help. Or `mend` itself raised.
     """
     if mend is not None:
-        value = mend(key, value)
+        value = _mended(mend, key, value)
     elif any(name == f"{PREFIX}trimmed" for name, _ in headers):
         raise EnvelopeError(Reason.TRUNCATED, "the letter was trimmed; the record itself stays at its coordinates")
     died = Hop(letter.topic, letter.partition, letter.offset, topic_id=letter.topic_id)
@@ -184,6 +184,19 @@ def redriven(
     for hop in hops:
         value = append_hop(value, hop)
     return value
+
+
+def _mended(mend: Mend, key: bytes | None, value: bytes | None) -> bytes:
+    """What the user's code makes of a letter; one that it cannot mend does not end the others."""
+    try:
+        result = mend(key, value)
+    except Exception as error:  # the user's code: anything may come, and its text may quote the letter
+        raise EnvelopeError(Reason.TRANSFORM_FAILED, f"{type(error).__name__} in the function that mends") from error
+    if not isinstance(result, bytes):
+        raise EnvelopeError(
+            Reason.TRANSFORM_FAILED, f"the function that mends returned {type(result).__name__}, not bytes"
+        )
+    return result
 
 
 def _read(settings: KafkaSettings, topic: str, marks: Mapping[tuple[str, int], Marks]) -> Iterable[_Letter]:

@@ -149,3 +149,19 @@ def test_letters_that_were_trimmed_or_damaged_do_not_go_back_as_they_are() -> No
             redriven_value(b"k", value, headers, letter, place)
     mended = redriven_value(b"k", damaged, (), letter, place, lambda key, value: b'{"tail":"N1"}')
     assert decode(mended).payload == b'{"tail":"N1"}'
+
+
+def test_a_letter_that_cannot_be_mended_is_named_by_its_reason_and_does_not_end_the_others() -> None:
+    letter, place = DeadLetter("plain", 0, 7, Reason.MALFORMED), Hop("dead", 0, 1)
+
+    def raises(key: bytes | None, value: bytes | None) -> bytes:
+        raise ValueError(f"what is {value!r}?")
+
+    def forgets(key: bytes | None, value: bytes | None) -> bytes:
+        return None  # type: ignore[return-value]
+
+    for mend, what in ((raises, "ValueError"), (forgets, "NoneType")):
+        with pytest.raises(EnvelopeError, match=what) as caught:
+            redriven_value(b"k", b"payload", (), letter, place, mend)
+        assert caught.value.reason is Reason.TRANSFORM_FAILED
+        assert "payload" not in str(caught.value)
