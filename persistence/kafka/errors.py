@@ -38,6 +38,7 @@ class BrokerRefused(BrokerError):
 UNREACHABLE_REMEDY: Final = "Check that the broker runs and that the bootstrap address is right"
 MISSING_TOPIC_REMEDY: Final = "Create the topic, or correct its name; headwater creates none by accident"
 _CREDENTIALS = "Check security.protocol, the credentials and the CA certificate"
+_SECURITY: Final = re.compile(r"(?i)authenticat|sasl error|ssl handshake|certificate")
 _SOON = "The cluster is choosing a leader: try again"
 _RIGHTS = "Grant this user the right to it (kafka-acls), or use another user"
 
@@ -90,10 +91,20 @@ def broker_error(error: KafkaError, doing: str, hint: str = "") -> BrokerError:
     if remedy := _REFUSED.get(error.code()):
         return BrokerRefused(what, remedy)
     if remedy := _UNAVAILABLE.get(error.code()):
-        return BrokerUnavailable(what, remedy)
+        return unreachable(what, hint) if remedy is UNREACHABLE_REMEDY else BrokerUnavailable(what, remedy)
     if error.fatal() or not error.retriable():
         return BrokerRefused(what, f"Kafka calls it {error.name()}; its log may say more")
     return BrokerUnavailable(what, f"Kafka calls it {error.name()}; try again")
+
+
+def unreachable(what: str, hint: str) -> BrokerUnavailable:
+    """Return the error for no answer: to a wrong password or certificate the client library hears none either.
+
+    Args:
+        what: What was tried.
+        hint: What the connection reported before; empty when it reported nothing.
+    """
+    return BrokerUnavailable(what, _CREDENTIALS if _SECURITY.search(hint) else UNREACHABLE_REMEDY)
 
 
 def connection_trouble(text: str) -> str:

@@ -13,12 +13,11 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka import Message as Report
 
 from persistence.kafka.errors import (
-    UNREACHABLE_REMEDY,
     BrokerError,
     BrokerRefused,
-    BrokerUnavailable,
     broker_error,
     connection_trouble,
+    unreachable,
 )
 from persistence.kafka.settings import KafkaSettings
 
@@ -128,7 +127,7 @@ class AcknowledgedProducer:
             if time.monotonic() > deadline:
                 hint = f" ({self._connection})" if self._connection else ""
                 what = f"{left} records were not acknowledged within {timeout:g} s{hint}"
-                raise BrokerUnavailable(what, UNREACHABLE_REMEDY)
+                raise unreachable(what, self._connection)
         self._messages = self._bytes = 0
         self._check()
 

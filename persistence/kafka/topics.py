@@ -15,15 +15,22 @@ from confluent_kafka import (
     TopicCollection,
     TopicPartition,
 )
-from confluent_kafka.admin import AdminClient, ConfigResource, NewPartitions, NewTopic, OffsetSpec, ResourceType
+from confluent_kafka.admin import (
+    AclOperation,
+    AdminClient,
+    ConfigResource,
+    NewPartitions,
+    NewTopic,
+    OffsetSpec,
+    ResourceType,
+)
 
 from persistence.kafka.errors import (
-    UNREACHABLE_REMEDY,
     BrokerError,
     BrokerRefused,
-    BrokerUnavailable,
     broker_error,
     connection_trouble,
+    unreachable,
 )
 from persistence.kafka.settings import KafkaSettings
 
@@ -174,6 +181,30 @@ class Topics:
             facts[name] = TopicFacts(name, str(topic.topic_id).rstrip("=").translate(_URL_SAFE), len(topic.partitions))
         return facts
 
+    def check_rights(self, *, read: Iterable[str] = (), write: Iterable[str] = ()) -> None:
+        """Return when this user may do with the topics what is meant; a cluster without ACLs lets everybody.
+
+        Args:
+            read: Topics that will be read.
+            write: Topics that will be produced to.
+
+        Raises:
+            BrokerRefused: A right is missing; the text names it and the topic.
+        """
+        wanted = [(name, AclOperation.READ) for name in read] + [(name, AclOperation.WRITE) for name in write]
+        if not wanted:
+            return
+        asked = TopicCollection(list(dict.fromkeys(name for name, _ in wanted)))
+        futures = self._admin.describe_topics(asked, include_authorized_operations=True)
+        for name, right in wanted:
+            granted = self._result(futures[name], f"topic {name}").authorized_operations
+            if granted is not None and right not in granted:
+                verb = right.name.capitalize()
+                raise BrokerRefused(
+                    f"topic {name}: this user has no right to {verb.lower()} it",
+                    f"Grant it {verb} on the topic (kafka-acls), or use another user",
+                )
+
     def topic_ids(self, names: Iterable[str]) -> dict[str, str]:
         """Return the current id of each topic."""
         return {name: facts.topic_id for name, facts in self.describe(names).items()}
@@ -232,6 +263,10 @@ class Topics:
         try:
             found = consumer.committed(list(parts), timeout=self._timeout)
         except KafkaException as error:
+            # The coordinator's refusal comes as a message; the call itself only times out.
+            told = consumer.poll(0)
+            if told is not None and (refusal := told.error()) is not None:
+                raise broker_error(refusal, doing) from error
             raise broker_error(error.args[0], doing, self._connection) from error
         finally:
             consumer.close()
@@ -278,7 +313,7 @@ class Topics:
             self._admin.poll(0)  # serves `_on_error`: why nobody answers
             hint = f" ({self._connection})" if self._connection else ""
             what = f"{doing}: no answer from Kafka at {self._settings.bootstrap} within {self._timeout:g} s{hint}"
-            raise BrokerUnavailable(what, UNREACHABLE_REMEDY) from error
+            raise unreachable(what, self._connection) from error
         except KafkaException as error:
             raise broker_error(error.args[0], doing, self._connection) from error
 
