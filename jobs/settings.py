@@ -20,6 +20,7 @@ from persistence.kafka import KafkaSettings
 from persistence.kafka.settings import ENV_PREFIX
 
 BOOTSTRAP: Final = f"{ENV_PREFIX}BOOTSTRAP"
+_ADDRESSES: Final = (BOOTSTRAP, f"{BOOTSTRAP}_SERVERS")
 HOME: Final = Path(".headwater")
 """What headwater keeps on this machine: the local stack and the embedded store."""
 
@@ -32,23 +33,26 @@ class UsageError(ValueError):
     """Something on the command line or in the environment cannot be used; the text says what to write instead."""
 
 
-def kafka(bootstrap: str | None = None, root: Path = stack.DEFAULT_ROOT) -> KafkaSettings:
-    """Return how to reach Kafka: `bootstrap`, else `HEADWATER_KAFKA_BOOTSTRAP`, else the stack that runs in `root`.
+def kafka(bootstrap: str | None = None, root: Path = stack.DEFAULT_ROOT, file: Path | None = None) -> KafkaSettings:
+    """Return how to reach Kafka: by `bootstrap`, the environment or `file`, else the stack that runs in `root`.
 
-    Security settings come from the environment, see `KafkaSettings.load`.
+    Args:
+        bootstrap: `host:port[,host:port...]`; it wins over the environment, the environment over the file.
+        root: Directory of the local stack, which needs no settings.
+        file: TOML file with a table `[kafka]`, see `KafkaSettings.load`.
 
     Raises:
-        UsageError: There is none of the three.
-        SettingsError: A setting in the environment cannot be used.
+        UsageError: None of them says where Kafka is.
+        SettingsError: A setting cannot be used.
     """
-    if not (bootstrap or os.environ.get(BOOTSTRAP)):
-        running = stack.status(root)
-        if running is None or running.find("kafka") is None:
-            raise UsageError(
-                f"no Kafka: give --bootstrap HOST:PORT, set {BOOTSTRAP}, or start a local one with `headwater stack up`"
-            )
-        return KafkaSettings(running.kafka)
-    return KafkaSettings.load(bootstrap)
+    if bootstrap or file is not None or any(os.environ.get(name) for name in _ADDRESSES):
+        return KafkaSettings.load(bootstrap, file=file)
+    running = stack.status(root)
+    if running is None or running.find("kafka") is None:
+        raise UsageError(
+            f"no Kafka: give --bootstrap HOST:PORT, set {BOOTSTRAP}, or start a local one with `headwater stack up`"
+        )
+    return KafkaSettings(running.kafka)
 
 
 def stores(flow: Flow[Any], given: Sequence[str] = (), env: Mapping[str, str] = os.environ) -> dict[str, str]:

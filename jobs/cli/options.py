@@ -16,6 +16,15 @@ Bootstrap: TypeAlias = Annotated[
         show_default=False,
     ),
 ]
+KafkaFile: TypeAlias = Annotated[
+    Path | None,
+    typer.Option(
+        "--kafka-settings",
+        metavar="FILE",
+        help="TOML file whose table [kafka] says how to reach Kafka; the environment (HEADWATER_KAFKA_*) wins over it.",
+        show_default=False,
+    ),
+]
 Root: TypeAlias = Annotated[
     Path, typer.Option("--root", metavar="DIRECTORY", help="Where the local stack keeps its data.")
 ]

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from jobs.cli.errors import Exit
-from jobs.cli.options import Bootstrap, Json
+from jobs.cli.options import Bootstrap, Json, KafkaFile
 from jobs.screen import emit, progress, say, table
 
 
@@ -41,6 +41,7 @@ def redrive(
         ),
     ] = None,
     bootstrap: Bootstrap = None,
+    kafka_settings: KafkaFile = None,
     json: Json = False,
 ) -> None:
     """Bring dead letters back to the topics where they died: each is folded once, also when it is redriven twice.
@@ -57,7 +58,7 @@ def redrive(
     )
     with progress("reading dead letters", unit="letters") as bar:
         result = run(
-            settings.kafka(bootstrap),
+            settings.kafka(bootstrap, file=kafka_settings),
             source,
             selection=selection,
             apply=apply,

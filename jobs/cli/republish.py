@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from jobs.cli.options import STACK_ROOT, Bootstrap, Json, Root
+from jobs.cli.options import STACK_ROOT, Bootstrap, Json, KafkaFile, Root
 from jobs.screen import emit, progress, say
 
 if TYPE_CHECKING:
@@ -60,6 +60,7 @@ def republish(
     ] = False,
     batch: Annotated[int, typer.Option(metavar="N", min=1, help="Most records between two commits.")] = 50_000,
     bootstrap: Bootstrap = None,
+    kafka_settings: KafkaFile = None,
     root: Root = STACK_ROOT,
     json: Json = False,
 ) -> None:
@@ -78,7 +79,7 @@ def republish(
     transform = load(function)
     if not callable(transform):
         raise settings.UsageError(f"{function} is no function, its type is {type(transform).__name__}")
-    kafka = settings.kafka(bootstrap, root)
+    kafka = settings.kafka(bootstrap, root, kafka_settings)
     if instance:
         kafka = kafka.with_options(group_instance_id=instance)
     total = _unread(kafka, source, group or via) if until_caught_up else None

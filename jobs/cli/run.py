@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from jobs.cli.options import STACK_ROOT, Bootstrap, FlowName, Generation, Json, Root, Stores
+from jobs.cli.options import STACK_ROOT, Bootstrap, FlowName, Generation, Json, KafkaFile, Root, Stores
 from jobs.cli.signals import on_signals
 from jobs.screen import Bar, emit, progress, say, steps, table
 
@@ -54,6 +54,7 @@ def run(
         ),
     ] = None,
     bootstrap: Bootstrap = None,
+    kafka_settings: KafkaFile = None,
     root: Root = STACK_ROOT,
     master: Annotated[str, typer.Option(metavar="URL", help="Spark's master.")] = "local[2]",
     conf: Annotated[
@@ -72,7 +73,7 @@ def run(
     from jobs.loading import load_flow
 
     found = load_flow(flow)
-    kafka = settings.kafka(bootstrap, root)
+    kafka = settings.kafka(bootstrap, root, kafka_settings)
     stores = settings.stores(found, store or ())
     seconds = settings.seconds(trigger)
     spark = settings.spark(conf or ())
