@@ -3,6 +3,7 @@
 import base64
 import subprocess
 import uuid
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -60,12 +61,33 @@ rootLogger.appenderRef.out.ref = out
 """
 
 
-def prepare(home: Path, *, heap_mb: int, progress: Progress) -> Launch:
-    """Write the broker's configuration and format its storage on the first start."""
+PORTS: Final = ("client", "controller")
+"""Names of the broker's ports in its directory."""
+
+
+def prepare(
+    home: Path,
+    *,
+    heap_mb: int,
+    progress: Progress,
+    properties: Mapping[str, str] | None = None,
+    format_options: Sequence[str] = (),
+) -> Launch:
+    """Write the broker's configuration and format its storage on the first start.
+
+    Args:
+        home: The broker's directory.
+        heap_mb: Java heap, in MiB.
+        progress: Told what is being waited for.
+        properties: Broker settings that win over ours, by Kafka's names.
+        format_options: More options for formatting the storage, for example users of SCRAM (`--add-scram`).
+    """
     found = jars.kafka_broker(progress=lambda jar: progress(f"downloading {jar}"))
-    chosen = ports.remembered(home, ("client", "controller"))
-    properties, logging, data = home / "server.properties", home / "log4j2.properties", home / "data"
-    properties.write_text(_PROPERTIES.format(**chosen, data=data))
+    chosen = ports.remembered(home, PORTS)
+    configuration, logging, data = home / "server.properties", home / "log4j2.properties", home / "data"
+    # Of a name that stands in the file twice Java takes the last.
+    more = "".join(f"{name}={value}\n" for name, value in (properties or {}).items())
+    configuration.write_text(_PROPERTIES.format(**chosen, data=data) + more)
     logging.write_text(_LOGGING)
     run = (
         java(),
@@ -78,9 +100,11 @@ def prepare(home: Path, *, heap_mb: int, progress: Progress) -> Launch:
         f"{found[0].parent}/*",
     )
     if not (data / "meta.properties").exists():
-        _format((*run, "kafka.tools.StorageTool", "format", "-t", _cluster_id(), "-c", str(properties)))
+        _format(
+            (*run, "kafka.tools.StorageTool", "format", "-t", _cluster_id(), "-c", str(configuration), *format_options)
+        )
     address = f"{ports.LOOPBACK}:{chosen['client']}"
-    return Launch((*run, "kafka.Kafka", str(properties)), address, lambda: _is_ready(chosen["client"], address))
+    return Launch((*run, "kafka.Kafka", str(configuration)), address, lambda: _is_ready(chosen["client"], address))
 
 
 def _cluster_id() -> str:
