@@ -161,8 +161,7 @@ class Engine:
         """
         self.topics = Topics(self.kafka)
         facts = self.topics.describe([self.topic.name])[self.topic.name]
-        if self.dead_letters:
-            self.topics.describe([self.dead_letters])
+        self.topics.check_rights(read=[self.topic.name], write=[self.dead_letters] if self.dead_letters else [])
         for url in dict.fromkeys(stores.values()):
             found = preflight(url)
             for finding in found:

@@ -126,7 +126,7 @@ class Republisher:
         self.statistics = Statistics()
         topics = Topics(self._settings)
         topics.check()
-        topics.describe([*self._inputs, *self._outputs])
+        topics.check_rights(read=self._inputs, write=self._outputs)
         max_bytes = topics.max_message_bytes(self._outputs)
         ends = None
         if until_caught_up:
