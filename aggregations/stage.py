@@ -12,7 +12,19 @@ from aggregations.fields import Fields
 from aggregations.flow import Aggregate
 from aggregations.folds import check_state
 from aggregations.rows import Schema, evaluate_values
-from envelope import Decision, EnvelopeError, Node, Position, Reason, Siblings, Standing, Verdict, Windows, in_order
+from envelope import (
+    Decision,
+    EnvelopeError,
+    HolesFullError,
+    Node,
+    Position,
+    Reason,
+    Siblings,
+    Standing,
+    Verdict,
+    Windows,
+    in_order,
+)
 
 _FIRST_SEEN = frozenset({Verdict.ACCEPTED, Verdict.LATE, Verdict.NEW_LANE})
 
@@ -123,6 +135,9 @@ def fold_stage(
         batch: Number of the batch, for the age of lanes.
         siblings: Policy for equal positions without index and id.
         excluded: Records that must not be folded, with the cause: a sibling failed elsewhere.
+
+    Raises:
+        HolesFullError: A key has as many dead letters that wait for a redrive as its state remembers.
     """
     by_key: dict[bytes, list[int]] = defaultdict(list)
     by_record: dict[Node, list[int]] = defaultdict(list)
@@ -147,7 +162,7 @@ def fold_stage(
                 failed[own] = (reason, detail)
                 todo |= dict.fromkeys(arrivals[sibling].key for sibling in by_record[own])
     passing = {i: _pass(stage, loaded, one) for i, one in enumerate(arrivals) if one.transit}
-    return _outcome(arrivals, results, loaded, failed, by_record, siblings, passing)
+    return _outcome(stage, arrivals, results, loaded, failed, by_record, siblings, passing)
 
 
 @dataclass(slots=True)
@@ -243,6 +258,7 @@ def _fold_one(stage: Aggregate, state: Any, arrival: Arrival) -> tuple[Any, tupl
 
 
 def _outcome(
+    stage: Aggregate,
     arrivals: Sequence[Arrival],
     results: Mapping[bytes, _Folded],
     loaded: Mapping[bytes, KeyState],
@@ -272,7 +288,10 @@ def _outcome(
                 continue
             rejected[i] = cause
             state = states.get(key, before)
-            states[key] = replace(state, windows=state.windows.leaving_hole(standing))
+            try:
+                states[key] = replace(state, windows=state.windows.leaving_hole(standing))
+            except HolesFullError as error:
+                raise HolesFullError(f"stage {stage.name}, {own} ({cause[0].value}): {error}") from None
     decided = []
     for i, arrival in enumerate(arrivals):
         if i in passing:

@@ -393,7 +393,7 @@ def test_the_loaded_state_is_not_changed_by_a_fold_in_place():
 
 def test_more_holes_than_allowed_stop_the_batch():
     windows = Windows(holes={LANE: frozenset((n, 0) for n in range(1024))})
-    with pytest.raises(HolesFullError, match="redrive"):
+    with pytest.raises(HolesFullError, match=r"stage \w+, \w+:0:2000 \(fold_failed\): .*redrive"):
         fold([arrival(2000, value="bad")], {b"k": KeyState(None, windows, 1)})
 
 
