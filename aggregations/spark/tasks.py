@@ -15,6 +15,7 @@ folded. The chain is then cut in two, and the driver looks in between:
 
 import gc
 import os
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
@@ -205,12 +206,16 @@ def _guarded(job: Job, others: Sequence[Parcel], act: Callable[[Work], list[Parc
 
 
 def _portable(error: Exception) -> bytes:
-    """The error for the driver; its type and place only when it cannot be pickled."""
+    """The error for the driver, with its place as a note: a traceback does not cross. Its type only if it cannot."""
+    place = "In a task:\n" + "".join(traceback.format_tb(error.__traceback__)).rstrip()
+    error.add_note(place)
     try:
         payload = dumps(error)
         loads(payload)
     except Exception:  # somebody's own exception with odd arguments
-        return dumps(RuntimeError(f"{type(error).__name__} in a task; run with a smaller batch to see more"))
+        substitute = RuntimeError(f"{type(error).__name__} in a task, and the exception itself cannot be pickled")
+        substitute.add_note(place)
+        return dumps(substitute)
     return payload
 
 

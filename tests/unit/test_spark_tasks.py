@@ -1,0 +1,57 @@
+"""How the error of a task reaches the driver; no Spark is started."""
+
+from collections.abc import Callable
+from typing import Any
+
+import polars as pl
+import pytest
+
+from aggregations.fields import Fields, count
+from aggregations.flow import Flow
+from aggregations.source import Json, Topic
+from aggregations.spark.job import Job
+from aggregations.spark.parcels import Kind, Parcel, unpack
+from aggregations.spark.path import Work
+from aggregations.spark.tasks import _guarded, outcome_of
+from persistence.errors import Transient
+from persistence.kafka import BrokerUnavailable, KafkaSettings
+from persistence.protocol import FlowRef
+
+FLOW = (
+    Flow("fleet").source(Topic("legs", Json({"tail": pl.String}))).aggregate("aircraft", "tail", Fields(legs=count()))
+)
+JOB = Job(FLOW, FlowRef("fleet", 1), {"aircraft": "memory://x"}, 1, 1, 2, KafkaSettings("nowhere:1"), None, {}, {})
+
+
+class OddError(Exception):
+    """Cannot be pickled: it is made of more than its text."""
+
+    def __init__(self, what: str, *, why: Callable[[], str]) -> None:
+        super().__init__(what)
+        self.why = why
+
+
+def failure(error: Exception) -> Exception:
+    def the_place_where_it_happened(_work: Work) -> list[Parcel]:
+        raise error
+
+    parcels = unpack(_guarded(JOB, [], the_place_where_it_happened))
+    assert [(one.route, one.kind) for one in parcels] == [(0, Kind.FAILURE), (1, Kind.FAILURE)]
+    _, failures = outcome_of((one.kind, one.payload) for one in parcels)
+    return failures[0]
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError("five"), Transient("no answer", "Try again"), BrokerUnavailable("no answer", "Try again")]
+)
+def test_the_error_of_a_task_reaches_the_driver_with_its_place(error: Exception) -> None:
+    found: Any = failure(error)
+    assert (type(found), str(found)) == (type(error), str(error))
+    assert "the_place_where_it_happened" in found.__notes__[0]
+
+
+def test_an_error_that_cannot_cross_is_named_by_type_and_place_and_not_quoted() -> None:
+    found: Any = failure(OddError("a payload", why=lambda: "odd"))
+    assert "OddError" in str(found)
+    assert "a payload" not in str(found)
+    assert "the_place_where_it_happened" in found.__notes__[0]
