@@ -7,6 +7,7 @@ from typing import Final, Protocol, cast
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from envelope.hops import HopWriter
+from jobs.republish.statistics import Statistics
 from persistence.kafka import BrokerRefused, KafkaSettings, Topics
 from persistence.kafka.errors import broker_error, connection_trouble
 
@@ -83,14 +84,13 @@ class Input:
         topics: Topics to read.
         via: Name of the republisher.
         before_revoke: Called before partitions go away.
+        statistics: Where rebalances and expired records are counted.
         ends: (topic, partition) -> offset to be reached; None to read on for ever.
         cluster: Name of the Kafka cluster, where there is more than one.
 
     Attributes:
         partitions: What is assigned now.
         assigned: Whether the group has dealt out partitions yet.
-        rebalances: How often partitions came or went.
-        expired: Records that retention deleted before they were read.
     """
 
     def __init__(
@@ -101,13 +101,13 @@ class Input:
         via: str,
         *,
         before_revoke: Callable[[], None],
+        statistics: Statistics,
         ends: dict[tuple[str, int], int] | None = None,
         cluster: str = "",
     ) -> None:
         self.partitions: dict[tuple[str, int], InputPartition] = {}
         self.assigned = False
-        self.rebalances = 0
-        self.expired = 0
+        self._statistics = statistics
         self._topics = Topics(settings)
         self._names = list(topics)
         self._via = via
@@ -169,14 +169,16 @@ class Input:
         Returns the partition to go on with.
         """
         expected = part.next
-        if expected is None:
-            return part
-        if offset < expected:
-            _LOG.warning("%s:%d went back from %d to %d", part.topic, part.partition, expected, offset)
+        if offset == 0 or (expected is not None and offset < expected):
+            # Where a topic created again begins. The consumer follows it without a word.
             topic_id = self._topics.topic_ids([part.topic])[part.topic]
+            if expected:
+                _LOG.warning("%s:%d went back from %d to %d", part.topic, part.partition, expected, offset)
             if topic_id != part.topic_id:
                 part = self._new(part.topic, part.partition, topic_id)
                 self.partitions[part.topic, part.partition] = part
+            return part
+        if expected is None:
             return part
         low, _ = self._consumer.get_watermark_offsets(TopicPartition(part.topic, part.partition), cached=True)
         self._count_expired(part.topic, part.partition, expected, min(low, offset))
@@ -235,7 +237,7 @@ class Input:
 
     def _on_assign(self, consumer: Consumer, added: list[TopicPartition]) -> None:
         self.assigned = True
-        self.rebalances += 1
+        self._statistics.rebalances += 1
         if not added:
             return
         names = {part.topic for part in added}
@@ -249,12 +251,12 @@ class Input:
                 self._count_expired(part.topic, part.partition, part.offset, low)
 
     def _on_revoke(self, consumer: Consumer, gone: list[TopicPartition]) -> None:
-        self.rebalances += 1
+        self._statistics.rebalances += 1
         self._before_revoke()
         self._forget(gone)
 
     def _on_lost(self, consumer: Consumer, gone: list[TopicPartition]) -> None:
-        self.rebalances += 1
+        self._statistics.rebalances += 1
         self._forget(gone)
 
     def _forget(self, gone: list[TopicPartition]) -> None:
@@ -267,7 +269,7 @@ class Input:
 
     def _count_expired(self, topic: str, partition: int, expected: int, low: int) -> None:
         if low > expected:
-            self.expired += low - expected
+            self._statistics.expired += low - expected
             _LOG.warning(
                 "%s:%d: retention deleted offsets %d to %d before they were read", topic, partition, expected, low - 1
             )

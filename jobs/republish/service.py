@@ -108,7 +108,7 @@ class Republisher:
             raise ValueError(f"{', '.join(both)} is read and written: messages would go round for ever")
 
     def stop(self) -> None:
-        """Let `run` finish what is under way, commit it and return. For any thread or signal handler."""
+        """Let `run` finish what is under way, commit it and return, for good. For any thread or signal handler."""
         self._stop.set()
 
     def run(self, *, until_caught_up: bool = False, progress: Progress | None = None) -> Statistics:
@@ -122,7 +122,6 @@ class Republisher:
             BrokerError: Kafka cannot be reached, lacks a topic, or refuses. What was not committed is
                 read again by the next run.
         """
-        self._stop.clear()
         self.statistics = Statistics()
         topics = Topics(self._settings)
         topics.check()
@@ -163,6 +162,7 @@ class _Run:
             of._inputs,
             of._name,
             before_revoke=self._commit,
+            statistics=of.statistics,
             ends=ends,
             cluster=of._cluster,
         )
@@ -212,7 +212,6 @@ class _Run:
         effect(REPUBLISH_COMMIT, self._input.commit)
         statistics = self._of.statistics
         statistics.add(self._worker.take_counts())
-        statistics.expired, statistics.rebalances = self._input.expired, self._input.rebalances
         if self._progress:
             self._progress(statistics)
 

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 @dataclass(slots=True)
 class Statistics:
-    """Counts since the start of a run. Everything counted is committed.
+    """Counts since the start of a run. What is counted is acknowledged, and committed unless the group was just dealt out.
 
     Attributes:
         consumed: Input records.
@@ -41,7 +41,6 @@ class Statistics:
         self.dropped += batch.dropped
         self.retried += batch.retried
         self.dead_lettered.update(batch.dead_lettered)
-        self.expired += batch.expired
         self.commits += 1
         self.seconds = time.monotonic() - self._started
 

@@ -18,6 +18,7 @@ from persistence.kafka import AcknowledgedProducer, BrokerRefused, Message
 _LOG = logging.getLogger("headwater.republish")
 
 _MOST_DEAD: Final = 1000
+_MOST_WAITING: Final = 10_000  # outputs, besides those that take the short way: a few records may make very many
 
 
 def now_ms() -> int:
@@ -109,6 +110,8 @@ class Worker:
             if not self._waits(record, part):
                 outbox.extend(self._process(record, part))
                 part.next = offset + 1
+            if outbox.added >= _MOST_WAITING:
+                effect(REPUBLISH_PRODUCE, lambda: outbox.send(self._producer))
         self._counts.consumed += passed
         self._counts.produced += passed
         if outbox:
@@ -206,6 +209,7 @@ class _Outbox:
     """What a slice of records became, by topic. Within a topic, and so within a partition, the order stays."""
 
     def __init__(self) -> None:
+        self.added = 0
         self._topics: dict[str, list[Message]] = {}
         self._with_headers: set[str] = set()
 
@@ -218,6 +222,7 @@ class _Outbox:
 
     def extend(self, outgoing: Sequence[Outgoing]) -> None:
         """Add what came of one record."""
+        self.added += len(outgoing)
         for topic, key, value, headers in outgoing:
             message = Message(value=value, key=key)
             if headers:
@@ -226,13 +231,15 @@ class _Outbox:
             self.of(topic).append(message)
 
     def send(self, producer: AcknowledgedProducer) -> None:
-        """Hand everything to the producer."""
+        """Hand everything to the producer, and be empty."""
         for topic, messages in self._topics.items():
             if topic in self._with_headers:
                 for message in messages:
                     producer.send(topic, message["value"], message.get("key"), message.get("headers", ()))
             elif messages:
                 producer.send_many(topic, messages)
+            messages.clear()
+        self.added = 0
 
 
 def _lineage(record: Record) -> str:

@@ -420,6 +420,46 @@ def test_a_topic_that_was_created_again_gives_chains_with_its_new_id(settings: K
     topics.delete([target])
 
 
+@pytest.mark.parametrize("before", [0, 20])
+def test_a_topic_created_again_under_a_running_republisher_is_noticed(
+    before: int, settings: KafkaSettings, topics: Topics
+) -> None:
+    source, target, group = (f"{name}-{uuid.uuid4().hex}" for name in ("in", "out", "group"))
+    topics.create(target, 1)
+    first = topics.create(source, 1).topic_id
+    produce(settings, source, INPUTS[:before])
+    republisher = Republisher(
+        identity, source=Source.of(source, "raw"), target=target, name="r", group=group, settings=settings, max_wait=0.1
+    )
+    over = threading.Event()
+
+    def supervised() -> None:
+        while not over.is_set():
+            try:
+                republisher.run()
+            except BrokerRefused:  # it looked while the topic was gone: started again, as a supervisor would
+                continue
+
+    thread = threading.Thread(target=supervised)
+    thread.start()
+    while republisher.statistics.consumed < before or not republisher.statistics.rebalances:
+        assert thread.is_alive()
+    topics.delete([source])
+    second = topics.create(source, 1).topic_id
+    produce(settings, source, INPUTS[:30])
+    wanted = {(first, offset) for offset in range(before)} | {(second, offset) for offset in range(30)}
+    found: set[tuple[str, int]] = set()
+    while found != wanted:
+        assert thread.is_alive()
+        hops = [decode(message.value()).chain[0] for message in read_all(settings, target)]
+        found = {(hop.topic_id, hop.offset) for hop in hops}
+        assert found <= wanted
+    over.set()
+    republisher.stop()
+    thread.join(60)
+    topics.delete([source, target])
+
+
 def test_what_retention_deleted_is_counted_and_the_rest_goes_on(
     settings: KafkaSettings, topic: Make, topics: Topics
 ) -> None:
