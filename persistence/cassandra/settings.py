@@ -1,6 +1,5 @@
 """Where a Cassandra store is and how it is used: what its URL says. It holds no secret, only where secrets are."""
 
-import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,6 +8,7 @@ from typing import Any, Final, Self
 from urllib.parse import unquote, urlsplit
 
 from persistence.errors import Terminal
+from persistence.secrets import Secret, referred
 from persistence.urls import choice, options, redact, seconds
 
 DEFAULT_PORT: Final = 9042
@@ -48,31 +48,6 @@ class Replication:
         counts = self.datacentres or (("replication_factor", self.everywhere),)
         quoted = ", ".join(f"'{name.replace(chr(39), chr(39) * 2)}': {count}" for name, count in counts)
         return f"{{'class': 'NetworkTopologyStrategy', {quoted}}}"
-
-
-@dataclass(frozen=True, slots=True)
-class Secret:
-    """Where a secret is kept: a file, or a variable of the environment. It is read when it is needed."""
-
-    file: Path | None = None
-    variable: str = ""
-
-    def read(self) -> str:
-        """Return the secret.
-
-        Raises:
-            Terminal: It is not there.
-        """
-        if self.file is None:
-            value = os.environ.get(self.variable)
-            if value is None:
-                raise Terminal(f"the variable {self.variable} is not set", "Set it to the secret that it stands for")
-            return value
-        try:
-            return self.file.read_text(encoding="utf-8").strip()
-        except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "it is no text"
-            raise Terminal(f"the file {self.file} cannot be read: {reason}", "Write the secret to it") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +146,7 @@ class Settings:
             raise Terminal(f"{redact(url)} has a host that cannot be one", _EXAMPLE) from error
         given = options(url, _OPTIONS)
         return cls(
-            addresses, keyspace, username=unquote(user), password=_secret(url, given, "password"),
+            addresses, keyspace, username=unquote(user), password=referred(url, given, "password"),
             tls=_tls(url, given), **given,
         )  # fmt: skip
 
@@ -184,19 +159,12 @@ def _address(text: str) -> tuple[str, int]:
     return parts.hostname, parts.port or DEFAULT_PORT
 
 
-def _secret(url: str, given: dict[str, Any], name: str) -> Secret | None:
-    file, variable = given.pop(f"{name}_file", None), given.pop(f"{name}_env", "")
-    if file and variable:
-        raise Terminal(f"{redact(url)} names both {name}_file and {name}_env", "Keep one of them")
-    return Secret(file, variable) if file or variable else None
-
-
 def _tls(url: str, given: dict[str, Any]) -> Tls | None:
     wanted = given.pop("tls", None)
     check_hostname = given.pop("tls_hostname", "check") == "check"
     tls = Tls(
         given.pop("tls_ca", None), given.pop("tls_cert", None), given.pop("tls_key", None),
-        _secret(url, given, "tls_key_password"), check_hostname,
+        referred(url, given, "tls_key_password"), check_hostname,
     )  # fmt: skip
     if tls != Tls() and wanted is False:
         raise Terminal(f"{redact(url)} says tls=off and how to use TLS", "Keep one of them")

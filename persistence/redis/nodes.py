@@ -12,6 +12,7 @@ from redis.retry import Retry
 from redis.sentinel import Sentinel
 
 from persistence.redis.settings import Place, Settings
+from persistence.secrets import Secret
 
 Command = Sequence[Any]
 LOST = (redis.ConnectionError, redis.TimeoutError, OSError)
@@ -170,7 +171,7 @@ def connect(place: Place, settings: Settings) -> Nodes:
     client = dict(settings.client)
     asking = {
         "username": client.pop("sentinel_username", None),
-        "password": client.pop("sentinel_password", None),
+        "password": _read_secret(settings.sentinel_password, client.pop("sentinel_password", None)),
         "ssl": place.tls,
         **_common(settings),
         **client,
@@ -180,7 +181,7 @@ def connect(place: Place, settings: Settings) -> Nodes:
         place.service,
         db=place.db,
         username=place.username,
-        password=place.password,
+        password=_read_secret(settings.password, place.password),
         ssl=place.tls,
         **_common(settings),
         **client,
@@ -195,11 +196,15 @@ def _pool(place: Place, settings: Settings, host: str, port: int) -> ConnectionP
         connection_class=kind,
         db=place.db,
         username=place.username,
-        password=place.password,
+        password=_read_secret(settings.password, place.password),
         **where,
         **_common(settings),
         **{name: value for name, value in settings.client if not name.startswith("sentinel_")},
     )
+
+
+def _read_secret(kept: Secret | None, written: str | None) -> str | None:
+    return kept.read() if kept else written
 
 
 def _common(settings: Settings) -> dict[str, Any]:

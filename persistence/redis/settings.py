@@ -1,11 +1,13 @@
 """A Redis URL, read."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from persistence.errors import Terminal
+from persistence.secrets import Secret, referred
 from persistence.urls import options, redact, seconds
 
 _OPTIONS = ("timeout", "connect_timeout", "retry_for", "buckets", "prefix", "wait", "waitaof", "wait_timeout", "accept")
@@ -26,6 +28,8 @@ class Settings:
         waitaof: (1 if the server itself must have it on disk, replicas that must) (WAITAOF); None for none.
         wait_timeout: Seconds to wait for them.
         accept: Risks that the preflight shall not refuse.
+        password: Where the password is, when the URL does not have it.
+        sentinel_password: The same for the sentinels.
         client: Options for redis-py: TLS, names, passwords.
     """
 
@@ -38,7 +42,9 @@ class Settings:
     waitaof: tuple[int, int] | None = None
     wait_timeout: float = 1.0
     accept: frozenset[str] = frozenset()
-    client: tuple[tuple[str, Any], ...] = ()
+    password: Secret | None = None
+    sentinel_password: Secret | None = None
+    client: tuple[tuple[str, Any], ...] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
         if self.wait_timeout >= self.timeout and (self.wait or self.waitaof):
@@ -68,10 +74,17 @@ def read_settings(url: str) -> Settings:
         "client_name": str,
         "sentinel_username": str,
         "sentinel_password": str,
+        "sentinel_password_file": Path,
+        "sentinel_password_env": str,
+        "password_file": Path,
+        "password_env": str,
     }
     read = options(url, known)
+    password, sentinel = referred(url, read, "password"), referred(url, read, "sentinel_password")
+    if (password and urlsplit(url).password) or (sentinel and "sentinel_password" in read):
+        raise Terminal(f"{redact(url)} has a password in it and says where else it is", "Keep one of them")
     own = {name: read.pop(name) for name in _OPTIONS if name in read}
-    return Settings(**own, client=tuple(read.items()))
+    return Settings(**own, password=password, sentinel_password=sentinel, client=tuple(read.items()))
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -223,7 +223,9 @@ def open_store(url: str) -> RedisStore:
     | `wait_timeout` | 1 | seconds to wait for them |
     | `accept` | | risks not to refuse: `eviction`, `no-aof`, `replica` |
     | `ssl_ca_certs`, `ssl_certfile`, `ssl_keyfile`, `ssl_cert_reqs` | | as redis-py has them |
-    | `sentinel_username`, `sentinel_password`, `client_name` | | |
+    | `password_file`, `password_env` | | the file or variable that has the password |
+    | `sentinel_username`, `sentinel_password_file`, `sentinel_password_env` | | the same for the sentinels |
+    | `client_name` | | |
 
     Raises:
         Terminal: The URL cannot be read.

@@ -423,7 +423,7 @@ def test_wait_counts_a_write_only_when_a_replica_has_it(stage):
         store.close()
 
 
-def test_a_wrong_password_is_terminal_and_not_in_the_message(stage):
+def test_a_wrong_password_is_terminal_and_not_in_the_message(stage, tmp_path):
     with server(*DURABLE) as valkey:
         valkey.client.config_set("requirepass", "hunter2")
         for login, says in (("", "wants a password"), (":hunter3@", "wrong")):
@@ -432,9 +432,14 @@ def test_a_wrong_password_is_terminal_and_not_in_the_message(stage):
                 store.acquire_term(stage.flow_ref)
             assert "hunter" not in str(caught.value)
             store.close()
-        right = open_store(valkey.url.replace("redis://", "redis://:hunter2@"))
-        assert right.acquire_term(stage.flow_ref) == 1
-        right.close()
+        (tmp_path / "password").write_text("hunter2")
+        for term, url in enumerate(
+            (valkey.url.replace("redis://", "redis://:hunter2@"), f"{valkey.url}?password_file={tmp_path}/password"),
+            start=1,
+        ):
+            right = open_store(url)
+            assert right.acquire_term(stage.flow_ref) == term
+            right.close()
 
 
 def test_an_encrypted_connection_needs_a_trusted_certificate(valkey, direct, stage, tmp_path):

@@ -35,6 +35,23 @@ def test_user_and_password_are_read_and_never_shown():
     assert "p@ss" not in repr(place)
 
 
+def test_a_password_may_stand_in_a_file_or_a_variable(tmp_path, monkeypatch):
+    (tmp_path / "secret").write_text("hunter2\n")
+    monkeypatch.setenv("REDIS_PASSWORD", "hunter3")
+    kept = read_settings(f"rediss://me@h?password_file={tmp_path}/secret&sentinel_password_env=REDIS_PASSWORD")
+    assert kept.password.read() == "hunter2"
+    assert kept.sentinel_password.read() == "hunter3"
+    assert "hunter" not in repr(kept)
+    assert "hunter2" not in repr(read_settings("redis+sentinel://h/main?sentinel_password=hunter2"))
+
+
+@pytest.mark.parametrize("url", ["redis://:hunter2@h?password_env=X", "redis://h?password_env=X&password_file=/x"])
+def test_two_passwords_are_refused_and_not_quoted(url):
+    with pytest.raises(Terminal, match="Keep one of them") as caught:
+        read_settings(url)
+    assert "hunter2" not in str(caught.value)
+
+
 @pytest.mark.parametrize("url", ["redis://host:port", "redis://host/x", "redis+sentinel://a", "redis+cluster://a/2"])
 def test_a_url_that_cannot_be_read_says_how_to_write_it(url):
     with pytest.raises(Terminal, match=r"Write redis://|Leave the number out"):

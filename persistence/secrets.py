@@ -1,0 +1,51 @@
+"""Secrets of store URLs: a URL says where they are kept, never what they are."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from persistence.errors import Terminal
+from persistence.urls import redact
+
+
+@dataclass(frozen=True, slots=True)
+class Secret:
+    """Where a secret is kept: a file, or a variable of the environment. It is read when it is needed."""
+
+    file: Path | None = None
+    variable: str = ""
+
+    def read(self) -> str:
+        """Return the secret.
+
+        Raises:
+            Terminal: It is not there.
+        """
+        if self.file is None:
+            value = os.environ.get(self.variable)
+            if value is None:
+                raise Terminal(f"the variable {self.variable} is not set", "Set it to the secret that it stands for")
+            return value
+        try:
+            return self.file.read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is no text"
+            raise Terminal(f"the file {self.file} cannot be read: {reason}", "Write the secret to it") from error
+
+
+def referred(url: str, given: dict[str, Any], name: str) -> Secret | None:
+    """Take `NAME_file` (a path) or `NAME_env` (a variable) out of a URL's options.
+
+    Args:
+        url: The URL, for the error.
+        given: Its options as read; what is found is taken out.
+        name: Name of the secret.
+
+    Raises:
+        Terminal: Both are there.
+    """
+    file, variable = given.pop(f"{name}_file", None), given.pop(f"{name}_env", "")
+    if file and variable:
+        raise Terminal(f"{redact(url)} names both {name}_file and {name}_env", "Keep one of them")
+    return Secret(file, variable) if file or variable else None
