@@ -43,25 +43,6 @@ class Judged:
     pure: Mask
 
 
-@dataclass(slots=True)
-class _Lanes:
-    """What the states hold in the lanes that the batch has messages for. A pair is a key and a lane.
-
-    Attributes:
-        pair_of: Pair of every row.
-        own: Window of each pair's lane.
-        others: Windows of the other lanes of its group that its key's state has.
-        highest: Root offset of the highest position that the key holds in the group.
-        floor: Root offset of the lane's floor, where no other lane has to be asked.
-    """
-
-    pair_of: Ints
-    own: list[Window | None]
-    others: list[tuple[Window, ...]]
-    highest: Ints
-    floor: Ints
-
-
 def judge(
     keys: Ints,
     lanes: Ints,
