@@ -204,7 +204,7 @@ def copies(settings: KafkaSettings, topic: str) -> int:
 def test_a_chain_of_which_every_process_is_killed_three_times_is_exact_at_its_end(kafka: str, tmp_path: Path) -> None:
     rng, settings = random.Random(SEED), KafkaSettings(kafka)
     for name, partitions in mission.PARTITIONS.items():
-        Topics(settings).create(name, partitions)
+        Topics(settings, timeout=30).create(name, partitions)
     stores = {
         flow.name: bind(flow, {stage.name: f"sqlite:///{tmp_path}/{stage.name}.db" for stage in flow.stages})
         for flow in (mission.sales, mission.demand)
