@@ -32,7 +32,7 @@ from tests.support.spark import FAST
 pytestmark = [pytest.mark.spark, pytest.mark.integration, pytest.mark.slow]
 
 ROOT = Path(__file__).parents[2]
-SEED = int(os.environ.get("MISSION_SEED", "2013"))
+SEED = int(os.environ.get("MISSION_SEED", "229"))
 ORDERS = 2000
 KILLS = 3
 SECONDS = 300
