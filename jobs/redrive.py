@@ -17,6 +17,7 @@ from envelope.errors import Reason
 from envelope.redrive import Redrive, redrive_hops
 from persistence.faults import REDRIVE_FLUSH, effect
 from persistence.kafka import AcknowledgedProducer, BrokerUnavailable, KafkaSettings, Marks, Topics
+from persistence.kafka.errors import broker_error, passes
 
 _BATCH = 1000
 _SECONDS = 10.0
@@ -100,6 +101,7 @@ def redrive(
     """
     selection, result = selection or Selection(), Redriven()
     topics = Topics(settings)
+    topics.check_rights(read=[letters])
     marks = topics.marks([letters])
     total = sum(one.high - one.low for one in marks.values())
     ids: dict[str, str] = topics.topic_ids([letters])
@@ -224,9 +226,9 @@ def _partition(consumer: Consumer, topic: str, partition: int, end: int) -> Iter
         if error is not None:
             if error.name() == "_PARTITION_EOF":
                 return
-            if error.retriable():
+            if passes(error):
                 continue
-            raise BrokerUnavailable(f"reading {topic}:{partition}: {error.str()}", "Look at the broker, then try again")
+            raise broker_error(error, f"reading {topic}:{partition}")
         offset = message.offset()
         if offset is None or offset >= end:
             return

@@ -13,6 +13,7 @@ from aggregations.spark.path import Grave, Work
 from envelope.deadletter import DeadLetter, bury
 from persistence.faults import DEAD_LETTER, effect
 from persistence.kafka import AcknowledgedProducer, BrokerUnavailable, KafkaSettings, Topics
+from persistence.kafka.errors import passes
 from persistence.steps import Step
 
 _FETCH_SECONDS = 30.0
@@ -131,7 +132,7 @@ def _read(consumer: Consumer, job: Job, topic: str, partition: int, offsets: set
         message = consumer.poll(1.0)
         error = message.error() if message is not None else None
         if message is None or error is not None:
-            if time.monotonic() < deadline and (error is None or error.retriable()):
+            if time.monotonic() < deadline and (error is None or passes(error)):
                 continue
             raise BrokerUnavailable(
                 f"reading {topic}:{partition}:{todo[0]} for the dead-letter topic: {error.str() if error else 'no answer'}",

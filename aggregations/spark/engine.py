@@ -19,6 +19,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from aggregations.errors import FlowError, RunRefusedError, TasksLostError
 from aggregations.flow import Flow, Stage
+from aggregations.operators import Publish, PublishStates
 from aggregations.reconcile import Broker, Plan, check_durability, plan, refuse
 from aggregations.report import Report
 from aggregations.run import Run, begin
@@ -161,7 +162,9 @@ class Engine:
         """
         self.topics = Topics(self.kafka)
         facts = self.topics.describe([self.topic.name])[self.topic.name]
-        self.topics.check_rights(read=[self.topic.name], write=[self.dead_letters] if self.dead_letters else [])
+        written = [step.topic for step in self.flow.steps if isinstance(step, Publish | PublishStates)]
+        written += [self.dead_letters] if self.dead_letters else []
+        self.topics.check_rights(read=[self.topic.name], write=written)
         for url in dict.fromkeys(stores.values()):
             found = preflight(url)
             for finding in found:

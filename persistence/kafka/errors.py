@@ -107,6 +107,14 @@ def unreachable(what: str, hint: str) -> BrokerUnavailable:
     return BrokerUnavailable(what, _CREDENTIALS if _SECURITY.search(hint) else UNREACHABLE_REMEDY)
 
 
+def passes(error: KafkaError) -> bool:
+    """Whether a consumer that was assigned its partitions, and commits nothing, may read on.
+
+    It needs no right to its group, which it never joins; the client library asks for the group's coordinator all the same.
+    """
+    return error.retriable() or error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED
+
+
 def connection_trouble(text: str) -> str:
     """What librdkafka reported of a connection, without how long it had been in which state."""
     return re.sub(r" \(after [^)]*\)", "", text)

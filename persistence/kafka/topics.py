@@ -265,7 +265,8 @@ class Topics:
         except KafkaException as error:
             # The coordinator's refusal comes as a message; the call itself only times out.
             told = consumer.poll(0)
-            if told is not None and (refusal := told.error()) is not None:
+            refusal = told.error() if told is not None else None
+            if refusal is not None and refusal.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
                 raise broker_error(refusal, doing) from error
             raise broker_error(error.args[0], doing, self._connection) from error
         finally:
