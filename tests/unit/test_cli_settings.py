@@ -42,6 +42,17 @@ def test_the_command_line_wins_over_both(local: str, monkeypatch: pytest.MonkeyP
     assert settings.kafka("other:9092").bootstrap == "other:9092"
 
 
+def test_a_settings_file_wins_over_the_local_stack_and_the_environment_over_the_file(
+    local: str, bare: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = bare / "headwater.toml"
+    file.write_text('[kafka]\nbootstrap = "file:9092"\nsasl.username = "fleet"\n')
+    assert settings.kafka(file=file).bootstrap == "file:9092"
+    monkeypatch.setenv("HEADWATER_KAFKA_BOOTSTRAP_SERVERS", "broker:9092")
+    assert settings.kafka(file=file).options == {"sasl.username": "fleet"}
+    assert settings.kafka().bootstrap == "broker:9092"
+
+
 def test_security_settings_of_the_environment_are_not_for_the_local_stack(
     local: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

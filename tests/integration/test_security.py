@@ -1,0 +1,235 @@
+"""Kafka behind TLS, SCRAM and ACLs: everything works, what is refused says why, and the password shows nowhere."""
+
+import json
+import os
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from confluent_kafka.admin import AclOperation, ResourceType
+
+from aggregations.run import bind
+from jobs import inspect
+from jobs.stack import topics
+from persistence.kafka import AcknowledgedProducer, BrokerRefused, KafkaSettings, Topics
+from tests.messages import Leg
+from tests.support.flows import fleet, totals
+from tests.support.secured_kafka import SecuredKafka, certificate, secured_kafka
+from tests.support.spark import FAST
+from tests.support.world import alone, legs
+
+pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.slow]
+
+PASSWORD = f"hunter2-{uuid.uuid4().hex}"
+WRONG = f"wrong-{uuid.uuid4().hex}"
+IN, LEGS, DEAD = "fleet.in", "fleet.legs", "fleet.dead"
+READER, WRITER = "reader", "writer"
+FLOW = f"from tests.support.flows import fleet\n\nflow = fleet({LEGS!r})\n"
+LOGGING = """
+appender.err.type = Console
+appender.err.name = err
+appender.err.target = SYSTEM_ERR
+appender.err.layout.type = PatternLayout
+appender.err.layout.pattern = %p %c: %m%n%ex
+rootLogger.level = info
+rootLogger.appenderRef.err.ref = err
+logger.kafka.name = org.apache.kafka
+logger.kafka.level = info
+logger.spark.name = org.apache.spark
+logger.spark.level = info
+"""
+
+
+@dataclass
+class Command:
+    """A command that runs, with what it has written so far in files."""
+
+    process: "subprocess.Popen[bytes]"
+    output: Path
+
+    def finished(self) -> tuple[int, str]:
+        """Wait for it; return its exit code and all that it wrote."""
+        code = self.process.wait(120)
+        return code, self.output.read_text(errors="replace")
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[SecuredKafka]:
+    """A broker with a user who may do what a flow and a republisher need, one who only reads and one who only writes."""
+    with secured_kafka({"fleet": PASSWORD, READER: PASSWORD, WRITER: PASSWORD}) as broker:
+        for name in (IN, LEGS, DEAD):
+            topics.create(broker.inside, name, 2)
+        for user, right in (
+            ("fleet", AclOperation.READ),
+            ("fleet", AclOperation.WRITE),
+            (READER, AclOperation.READ),
+            (WRITER, AclOperation.WRITE),
+        ):
+            broker.allow(user, right, ResourceType.TOPIC, "fleet.")
+        broker.allow("fleet", AclOperation.READ, ResourceType.GROUP, "fleet")
+        broker.allow(READER, AclOperation.READ, ResourceType.GROUP, "fleet.kit")
+        yield broker
+
+
+@pytest.fixture
+def password(tmp_path: Path) -> Path:
+    """The file that the settings name."""
+    file = tmp_path / "password"
+    file.write_text(f"{PASSWORD}\n")
+    return file
+
+
+def headwater(*arguments: str, at: Path, name: str, **environment: str) -> Command:
+    """Start a command in the directory `at`."""
+    root = Path(__file__).parents[2]
+    (at / "fleet.py").write_text(FLOW)
+    output = at / f"{name}.txt"
+    with output.open("wb") as out:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "jobs.cli", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            cwd=at,
+            env=os.environ | {"PYTHONPATH": str(root), "NO_COLOR": "1"} | environment,
+        )
+    return Command(process, output)
+
+
+REPUBLISH = (
+    "republish jobs.republish.record:identity --via fleet.kit --to fleet.legs --from fleet.in --until-caught-up"
+).split()
+RUN = "run fleet:flow --until-caught-up --dead-letters fleet.dead".split()
+
+
+def test_republisher_flow_and_redrive_work_over_sasl_ssl_and_show_no_secret(
+    broker: SecuredKafka, password: Path, tmp_path: Path
+) -> None:
+    sent = legs(60)
+    with AcknowledgedProducer(KafkaSettings(broker.inside)) as producer:
+        for one in map(alone, [*sent, Leg(tail="N1", carrier="AA", minutes=-5)]):
+            producer.send(IN, one.value, one.key)
+        producer.flush()
+    environment = broker.environment("fleet", password)
+    shown = []
+
+    code, said = headwater("--debug", *REPUBLISH, at=tmp_path, name="republish", **environment).finished()
+    assert code == 0, said
+    shown.append(said)
+
+    (tmp_path / "log4j2.properties").write_text(LOGGING)
+    (tmp_path / "events").mkdir()
+    conf = {
+        "spark.driver.extraJavaOptions": f"{FAST['spark.driver.extraJavaOptions']} "
+        f"-Dlog4j2.configurationFile={tmp_path / 'log4j2.properties'}",
+        "spark.eventLog.enabled": "true",
+        "spark.eventLog.dir": f"file://{tmp_path / 'events'}",
+        "spark.eventLog.compress": "false",
+        "spark.eventLog.rolling.enabled": "false",
+    }
+    options = [part for name, value in conf.items() for part in ("--conf", f"{name}={value}")]
+    run = headwater("--debug", *RUN, *options, at=tmp_path, name="run", **environment)
+    while run.process.poll() is None:
+        with suppress(subprocess.TimeoutExpired):
+            run.process.wait(0.5)
+        shown += command_lines()
+    code, said = run.finished()
+    assert code == 0, said[-3000:]
+    shown.append(said)
+    assert "Streaming query made progress" in said
+    assert "sasl.jaas.config = [hidden]" in said
+    (events,) = [file for file in (tmp_path / "events").rglob("*") if file.is_file() and not file.name.startswith(".")]
+    shown.append(events.read_text())
+    assert "SparkListenerEnvironmentUpdate" in shown[-1]
+
+    flow = fleet(LEGS)
+    stores = bind(flow, {}, f"sqlite://{tmp_path / '.headwater' / 'states.db'}")
+    assert {view.key: view.state for view in inspect.states(flow, "carrier", stores)} == totals(sent, "carrier")
+
+    settings = tmp_path / "headwater.toml"
+    settings.write_text(
+        f'[kafka]\nbootstrap = "{broker.bootstrap}"\nsecurity.protocol = "SASL_SSL"\nsasl.mechanism = "SCRAM-SHA-512"\n'
+        f'sasl.username = "fleet"\nsasl.password.file = "{password}"\nssl.ca.location = "{broker.authority}"\n'
+    )
+    redrive = ["redrive", "--from", DEAD, "--json", "--kafka-settings", str(settings)]
+    code, said = headwater(*redrive, at=tmp_path, name="redrive").finished()
+    assert code == 0, said
+    shown.append(said)
+    assert json.loads(said.splitlines()[-1])["letters"] == 1
+
+    assert not [text[:200] for text in shown if PASSWORD in text]
+
+
+def test_a_wrong_password_and_a_wrong_authority_end_in_one_line_without_the_secret(
+    broker: SecuredKafka, password: Path, tmp_path: Path
+) -> None:
+    wrong = tmp_path / "wrong"
+    wrong.write_text(WRONG)
+    _, stranger = certificate(tmp_path, "stranger")
+    bad_password = broker.environment("fleet", wrong)
+    bad_authority = broker.environment("fleet", password) | {"HEADWATER_KAFKA_SSL_CA_LOCATION": str(stranger)}
+    running = [
+        ("invalid credentials", headwater(*REPUBLISH, at=tmp_path, name="republish", **bad_password)),
+        ("certificate verify failed", headwater(*RUN, at=tmp_path, name="run", **bad_authority)),
+    ]
+    for what, command in running:
+        code, said = command.finished()
+        assert code == 1, said
+        line = the_line(said)
+        assert what in line
+        assert "Check security.protocol, the credentials and the CA certificate" in line
+        assert PASSWORD not in said
+        assert WRONG not in said
+
+
+def test_a_denied_topic_is_named_with_the_right_that_is_missing(
+    broker: SecuredKafka, password: Path, tmp_path: Path
+) -> None:
+    reader, writer = (broker.environment(user, password) for user in (READER, WRITER))
+    cases = [
+        (REPUBLISH, reader, f"topic {LEGS}: this user has no right to write it. Grant it Write"),
+        (RUN, reader, f"topic {DEAD}: this user has no right to write it. Grant it Write"),
+        (RUN, writer, f"topic {LEGS}: this user has no right to read it. Grant it Read"),
+    ]
+    running = [
+        (wanted, headwater(*command, at=tmp_path, name=f"denied-{i}", **environment))
+        for i, (command, environment, wanted) in enumerate(cases)
+    ]
+    for wanted, command in running:
+        code, said = command.finished()
+        assert code == 1, said
+        assert wanted in the_line(said)
+        assert "kafka-acls" in the_line(said)
+        assert PASSWORD not in said
+
+
+def test_a_topic_that_may_not_be_seen_and_a_group_that_may_not_be_used_are_refused_by_name(
+    broker: SecuredKafka, password: Path
+) -> None:
+    topics.create(broker.inside, "payroll", 1)
+    known = Topics(KafkaSettings.load(env=broker.environment(READER, password)), timeout=3)
+    with pytest.raises(BrokerRefused, match=r"topic payroll: .*authorization failed.*kafka-acls"):
+        known.check_rights(read=["payroll"])
+    with pytest.raises(BrokerRefused, match=r"the offsets of group fleet: .*authorization failed.*kafka-acls"):
+        known.group_offsets("fleet", [LEGS])
+
+
+def the_line(said: str) -> str:
+    """The one line of an error."""
+    (line,) = [line for line in said.splitlines() if line.startswith("headwater: ")]
+    assert "Traceback" not in said
+    return line
+
+
+def command_lines() -> list[str]:
+    """Of every process on this machine that can be seen."""
+    lines = []
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            lines.append(file.read_bytes().replace(b"\0", b" ").decode(errors="replace"))
+    return lines
