@@ -15,3 +15,7 @@ class DefinitionChangedError(RunRefusedError):
 
 class TasksLostError(Exception):
     """Spark lost tasks of a batch, with a worker process or with the source; the batch may be tried again."""
+
+
+class SharedKeyError(Exception):
+    """A key was met in two partitions of a topic that is said to be partitioned by it; nothing of it was written."""

@@ -71,7 +71,8 @@ class ColumnarPath:
     def fold(self, work: Work, stage: Stage, arrivals: Rows) -> tuple[list[Write], Rows | None]:
         job = work.job
         if not arrivals.frame.height:
-            return [], _onward(work, stage, arrivals)
+            # A task that got nothing has not even columns.
+            return [], arrivals if stage.index + 1 < len(job.flow.stages) else None
         codes, keys = key_codes(arrivals.frame)
         with work.timed("load"):
             found: dict[bytes, KeyState] = effect(

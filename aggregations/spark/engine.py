@@ -17,7 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as Spark's own documents do
 from pyspark.sql.streaming.query import StreamingQuery
 
-from aggregations.errors import FlowError, RunRefusedError, TasksLostError
+from aggregations.errors import FlowError, RunRefusedError, SharedKeyError, TasksLostError
 from aggregations.flow import Flow, Stage
 from aggregations.operators import Publish, PublishStates
 from aggregations.reconcile import Broker, Plan, check_durability, plan, refuse
@@ -151,6 +151,7 @@ class Engine:
         self._progress = progress
         self._busy = threading.Lock()
         self._stopping = False
+        self._spread = False
         self._failure: BaseException | None = None
         self._done: queue.SimpleQueue[dict[tuple[str, int], int]] = queue.SimpleQueue()
 
@@ -313,6 +314,10 @@ class Engine:
                 # Items of these records may have been folded by other tasks: once more without them.
                 excluded |= scattered
                 continue
+            if any(isinstance(one, SharedKeyError) for one in failures) and not self._spread:
+                _LOG.warning("batch %d: %s", self.run.batch, failures[0])
+                self._spread = True
+                continue
             worst = min(failures, key=lambda one: next((i for i, k in enumerate(_GRAVITY) if isinstance(one, k)), -1))
             if not isinstance(worst, Conflict | Transient | BrokerUnavailable | TasksLostError) or attempt == ATTEMPTS:
                 raise worst
@@ -339,6 +344,7 @@ class Engine:
             attempt=attempt,
             ends=ask_ends(self.topics, known),
             asked=tuple(known),
+            spread=self._spread,
         )
 
     def _execute(self, rows: DataFrame, job: Job) -> tuple[TaskReport, list[Exception]]:
@@ -348,7 +354,8 @@ class Engine:
         for stage in stages[1:] if job.folds_while_reading else stages:
             frame = self._shuffled(frame).mapInArrow(folding(job, stage), SCHEMA)
         if not self.flow.scatters:
-            return _collect(self._persisted(frame, job, stages[:-1]))
+            waiting = stages if len(stages) == 1 and job.folds_while_reading else stages[:-1]
+            return _collect(self._persisted(frame, job, waiting))
         frame = frame.persist()
         try:
             report, failures = _collect(frame.where(F.col("kind") >= int(Kind.REPORT)))

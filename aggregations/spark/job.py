@@ -42,6 +42,7 @@ class Job:
         attempt: Attempt at this batch, from 1.
         ends: Ends of the root topics, asked for when the batch had been delivered.
         asked: Root topics that were asked for.
+        spread: A key was met in two partitions: the first stage is folded behind a shuffle too.
     """
 
     flow: Flow[Any]
@@ -60,12 +61,13 @@ class Job:
     attempt: int = 1
     ends: Ends = field(default_factory=dict)
     asked: tuple[str, ...] = ()
+    spread: bool = False
 
     @property
     def folds_while_reading(self) -> bool:
         """Whether the task that reads a partition has all of its keys and folds the first stage itself."""
         first = self.flow.stages[0]
-        return first.aggregate.co_partitioned and not first.fans_out
+        return first.aggregate.co_partitioned and not first.fans_out and not self.spread
 
     def definition(self, stage: Stage) -> str:
         """Definition that loaded states must have; empty for any."""

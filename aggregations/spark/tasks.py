@@ -2,6 +2,10 @@
 
     read, fold stage 1 | fold stage 2 | ... | fold the last stage, publish, persist it | persist the one before | ...
 
+The first stage is persisted behind a bar even when it is the only one: there it shows whether two partitions had the
+same key, as after partitions were added to the topic. Then nothing of that key is written, and the batch is folded
+again with the first stage behind a shuffle.
+
 A bar is a shuffle: no task behind it begins before every task in front of it is done. States of
 all but the last stage therefore wait, as parcels, until every stage behind theirs is persisted:
 downstream first, without the driver in between. A task that fails sends its error to all tasks
@@ -16,21 +20,20 @@ folded. The chain is then cut in two, and the driver looks in between:
 import gc
 import os
 import traceback
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import pyarrow as pa
 
+from aggregations.errors import SharedKeyError
 from aggregations.flow import Stage
 from aggregations.run import Incarnations
 from aggregations.spark.columnar import ColumnarPath
 from aggregations.spark.edge import publish
 from aggregations.spark.job import Job, TaskReport, dumps, loads, store_of
 from aggregations.spark.messages import MessagePath
-from aggregations.spark.parcels import Kind, Parcel, pack, unpack
+from aggregations.spark.parcels import Kind, Parcel, pack, route_of, unpack
 from aggregations.spark.path import Path, Work
 from persistence import faults
-from persistence.errors import Conflict
 from persistence.faults import effect
 from persistence.protocol import Write
 from persistence.steps import Step
@@ -111,10 +114,11 @@ def persisting(job: Job, stage: Stage) -> Task:
 
 
 def _fold(work: Work, path: Path, stage: Stage, arrivals: object) -> list[Parcel]:
-    """Fold a stage; the last one is persisted at once, the others' writes wait."""
+    """Fold a stage; the last one is persisted at once if this task has all of its keys, other writes wait."""
     writes, following = path.fold(work, stage, arrivals)
     parcels = _leave(work)
-    if following is None and not work.job.flow.scatters:
+    reads = stage.index == 0 and work.job.folds_while_reading
+    if following is None and not reads and not work.job.flow.scatters:
         _persist(work, stage, writes)
         return parcels
     parcels += _waiting(work.job, stage, writes)
@@ -143,35 +147,39 @@ def _send(work: Work, path: Path, stage: int, arrivals: object) -> list[Parcel]:
 
 
 def _waiting(job: Job, stage: Stage, writes: Sequence[Write]) -> list[Parcel]:
-    """Writes that wait, dealt out over the tasks that will persist them."""
-    if not writes:
-        return []
-    return [
-        Parcel(route, Kind.WRITES, stage.index, dumps(part))
-        for route in range(job.routes)
-        if (part := writes[route :: job.routes])
-    ]
+    """Writes that wait, each for the task of its key: two writes of one key meet there."""
+    parts: dict[int, list[Write]] = {}
+    for write in writes:
+        parts.setdefault(route_of(write.key, job.routes), []).append(write)
+    return [Parcel(route, Kind.WRITES, stage.index, dumps(part)) for route, part in sorted(parts.items())]
 
 
 def _persist(work: Work, stage: Stage, writes: Sequence[Write]) -> None:
     """Write the states of a stage.
 
     Raises:
-        Conflict: Tasks of the stage shared a key, as where its topic is not partitioned by it: they loaded the same
-            version, the first write is done, and the batch is tried again for the others.
+        SharedKeyError: Two tasks folded one key. Neither half may be written: it would raise the floor above what
+            the other one has.
     """
     if not writes:
         return
     job = work.job
-    ref = job.ref.stage(stage.name)
-    once = {write.key: write for write in reversed(writes)}
+    if len({write.key for write in writes}) < len(writes):
+        raise SharedKeyError(
+            f"flow {job.flow.name}, stage {stage.name}: a key is in two partitions of {_topic(job)}. It is folded "
+            "behind a shuffle from now on; say co_partitioned=False if the topic is not partitioned by the stage's key"
+        )
     with work.timed("persist"):
         effect(
             Step.PERSIST.of(stage.name),
-            lambda: store_of(job.urls[stage.name]).save(ref, list(once.values()), term=job.term, batch=job.batch),
+            lambda: store_of(job.urls[stage.name]).save(
+                job.ref.stage(stage.name), writes, term=job.term, batch=job.batch
+            ),
         )
-    if len(once) < len(writes):
-        raise Conflict(tuple(key for key, times in Counter(write.key for write in writes).items() if times > 1), ref)
+
+
+def _topic(job: Job) -> str:
+    return job.flow.topic.name if job.flow.topic else ""
 
 
 def _sorted(parcels: Iterable[Parcel], kind: Kind, stage: int) -> tuple[list[bytes], list[Parcel]]:
