@@ -1,1 +1,96 @@
-"""`python -m aggregations.simulation`."""
+"""`python -m aggregations.simulation`: one seed, one schedule, or the whole proof."""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from aggregations.simulation.faults import End
+from aggregations.simulation.planted import BUGS, planted
+from aggregations.simulation.prove import prove
+from aggregations.simulation.schedules import attempt
+from aggregations.simulation.shrink import outcome, shrink
+from aggregations.simulation.steps import draw_world
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run what the arguments say.
+
+    Returns:
+        0 when everything holds, 1 when something does not, 2 for arguments that make no sense.
+    """
+    options = _parser().parse_args(arguments)
+    if options.command == "prove":
+        return _prove(options)
+    if options.plant:
+        with planted(options.plant):
+            return _one(options)
+    return _one(options)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m aggregations.simulation", description=__doc__)
+    parser.add_argument("--seed", type=int, help="run one seed, and shrink it when it fails")
+    parser.add_argument("--steps", help="numbers of the seed's steps to take, as the shrunk story gives them")
+    parser.add_argument("--world", type=int, help="run one schedule of faults in a small world")
+    parser.add_argument("--faults", default="", help="its faults: NUMBER.END,NUMBER.END")
+    parser.add_argument("--plant", choices=sorted(BUGS), help="with this bug planted")
+    commands = parser.add_subparsers(dest="command")
+    command = commands.add_parser("prove", help="many seeds, every schedule, every planted bug")
+    command.add_argument("--seeds", type=int, default=1_000_000)
+    command.add_argument("--schedules", type=int, default=1_000_000)
+    command.add_argument("--bugs", help="names of the planted bugs to look for; all of them when left out")
+    command.add_argument("--workers", type=int, default=2)
+    command.add_argument("--state", type=Path, default=Path(".headwater/prove.json"), help="where progress is kept")
+    command.add_argument("--json", action="store_true", help="end with one JSON object")
+    return parser
+
+
+def _one(options: argparse.Namespace) -> int:
+    if options.world is not None:
+        ends = {int(place): End(end) for place, _, end in (one.partition(".") for one in _split(options.faults))}
+        text = attempt(options.world, ends)
+        print(text or "holds")
+        return bool(text)
+    if options.seed is None:
+        print("give --seed N, --world N --faults ..., or prove; see --help", file=sys.stderr)
+        return 2
+    spec, steps = draw_world(options.seed)
+    chosen = [int(number) for number in _split(options.steps)] if options.steps else list(range(len(steps)))
+    text = outcome(options.seed, chosen)
+    if not text:
+        print(f"seed {options.seed} holds")
+        return 0
+    if not options.steps:
+        kept = shrink(len(steps), lambda some: bool(outcome(options.seed, some)))
+        chosen, text = kept, outcome(options.seed, kept)
+    print(spec)
+    for number in chosen:
+        print(f"{number:4} {steps[number]}")
+    print(text)
+    print(f"repeat: python -m aggregations.simulation --seed {options.seed} --steps {','.join(map(str, chosen))}")
+    return 1
+
+
+def _split(text: str) -> list[str]:
+    return [one for one in text.split(",") if one]
+
+
+def _prove(options: argparse.Namespace) -> int:
+    bugs = list(BUGS) if options.bugs is None else _split(options.bugs)
+    proof = prove(options.seeds, options.schedules, bugs=bugs, state=options.state, workers=options.workers)
+    for violation in proof.violations:
+        print(f"python -m aggregations.simulation {violation}")
+    missed = sorted(set(bugs) - set(proof.found))
+    if missed:
+        print(f"planted and not found: {', '.join(missed)}")
+    if options.json:
+        print(json.dumps(proof.summary()))
+    else:
+        print(", ".join(f"{name} {count}" for name, count in proof.summary().items()))
+    return 0 if proof.holds else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from aggregations.element import Record
 from aggregations.memory import MemoryRunner
 from aggregations.reconcile import Broker, plan, refuse
+from aggregations.simulation.faults import Crash
 from aggregations.simulation.kafka import Cluster
 from aggregations.simulation.topology import FINAL, FLOW, Spec
 from persistence.faults import effect
@@ -44,7 +45,13 @@ class Driver:
         )
 
     def records(self, limit: int, slow: int) -> list[Record]:
-        """Up to `limit` records of every partition but the slow one."""
+        """Up to `limit` records of every partition but the slow one.
+
+        Raises:
+            Crash: The topic was created again: the broker does not know its id any more.
+        """
+        if self._cluster.topics[FINAL] is not self.log:
+            raise Crash("the topic was created again while the engine ran")
         return [
             record
             for number in range(len(self.log.partitions))

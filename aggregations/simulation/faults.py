@@ -4,7 +4,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
 from enum import StrEnum
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from persistence.errors import Transient
 
@@ -41,18 +41,20 @@ class Script:
 
     Attributes:
         reached: The effects met, in order.
+        counts: Effects are counted though no fault is planned.
         pause: Called where the process stands still; returns when it is woken.
     """
 
-    def __init__(self, ends: Mapping[int | tuple[str, int], End] | None = None) -> None:
+    def __init__(self, ends: Mapping[Any, End] | None = None) -> None:
         self.ends = ends or {}
         self.reached: list[str] = []
+        self.counts = bool(self.ends)
         self.pause: Callable[[], None] = lambda: None
         self._kinds: Counter[str] = Counter()
 
     def effect(self, point: str, action: Callable[[], T]) -> T:
         """Run an effect, or not."""
-        if not self.ends:
+        if not self.counts:
             return action()
         kind, number = point.partition(":")[0], len(self.reached)
         end = self.ends.get(number) or self.ends.get((kind, self._kinds[kind]))

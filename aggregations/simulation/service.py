@@ -101,11 +101,11 @@ class Service:
         if records:
             effect(REPUBLISH_COMMIT, lambda: self.commit(topic, number, records[-1].offset + 1))
 
-    def drain(self) -> None:
-        """Work until there is nothing more to read now."""
+    def drain(self, limit: int = 1000) -> None:
+        """Work on every partition once."""
         for source, topic in enumerate(self.sources):
-            for number, partition in enumerate(self.cluster.topics[topic].partitions):
-                self.step(source, number, partition.high)
+            for number in range(len(self.cluster.topics[topic].partitions)):
+                self.step(source, number, limit)
 
     def read(self, topic: str, partition: int, limit: int) -> list[Record]:
         """Records from the committed offset on."""

@@ -2,14 +2,14 @@
 
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from random import Random
-from typing import NamedTuple
 
 from aggregations.errors import RunRefusedError
 from aggregations.simulation.faults import ENDS, Crash, End, Script
 from aggregations.simulation.kafka import Log
 from aggregations.simulation.oracle import Violation
-from aggregations.simulation.service import Outgoing, mended, rooted
+from aggregations.simulation.service import mended
 from aggregations.simulation.stores import Copy
 from aggregations.simulation.topology import FINAL, FLOW, Payload, Spec, digest, draw
 from aggregations.simulation.world import World
@@ -25,7 +25,8 @@ POINTS = ("persist", "load", "manifest", "publish", "persist", "dead_letter", "m
 """Kinds of effects of the engine; where most is at stake twice."""
 
 
-class Step(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Step:
     """One step. Called with the world that it happens in."""
 
     kind: str
@@ -58,17 +59,20 @@ def _produce(world: World, a: int, b: int, c: int) -> None:
     """Producers write one to six events."""
     topic = world.spec.roots[b % len(world.spec.roots)]
     for _ in range(1 + a % 6):
-        name = f"e{len(world.oracle.events)}"
-        stage = world.spec.stages[digest(name, "bad") % len(world.spec.stages)]
-        payload: Payload = {
-            "id": name,
-            "k": f"k{digest(name, 'k') % 2}",
-            "g": f"g{digest(name, 'g') % 2}",
-            "h": "h",
-            "x": digest(name, "x") % 100,
-            "bad": ("", stage.name, f"!{stage.name}")[max(digest(name, "poison") % 10 - 7, 0)],
-        }
-        world.rooted(topic, payload, Outgoing(topic, payload["k"].encode(), rooted(payload), None, payload))
+        world.produce(topic, event(world.spec, f"e{len(world.oracle.events)}"))
+
+
+def event(spec: Spec, name: str) -> Payload:
+    """The event of that name. One in five is bad for a stage, or in front of it."""
+    stage = spec.stages[digest(name, "bad") % len(spec.stages)]
+    return {
+        "id": name,
+        "k": f"k{digest(name, 'k') % 2}",
+        "g": f"g{digest(name, 'g') % 2}",
+        "h": "h",
+        "x": digest(name, "x") % 100,
+        "bad": ("", stage.name, f"!{stage.name}")[max(digest(name, "poison") % 10 - 7, 0)],
+    }
 
 
 def _republish(world: World, a: int, b: int, c: int) -> None:
@@ -109,19 +113,17 @@ def _rewind(world: World, a: int, b: int, c: int) -> None:
 
 
 def _engine(world: World, a: int, b: int, c: int) -> None:
-    """The engine folds a batch, or dies, or errs, at one of its effects or within a save."""
+    """The engine folds a batch, or dies, or errs, at one of its effects."""
     ends: dict[int | tuple[str, int], End] = {}
     if b & 1:
         ends[POINTS[(b >> 3) % len(POINTS)], (b >> 8) % 4 // 3] = ENDS[c % 4]
+    if b % 8 == 6:
+        ends["write", (b >> 3) % 6] = ENDS[(c >> 2) % 4]
     if b % 8 in (2, 3):
         # Few batches have dead letters.
         ends["dead_letter", 0] = ENDS[(c >> 2) % 4]
     script = Script(ends)
-    if b % 8 == 6:
-        list(world.stores.values())[c % len(world.stores)].dies_after = c >> 4
     world.under(script, lambda: world.engine(1 + a % 10))
-    for store in world.stores.values():
-        store.dies_after = None
 
 
 def _slow(world: World, a: int, b: int, c: int) -> None:
@@ -147,7 +149,7 @@ def _wake(world: World, a: int, b: int, c: int) -> None:
 def _duel(world: World, a: int, b: int, c: int) -> None:
     """The engine stands still with its writes in hand, another one takes over and works, the first one goes on."""
     waiting = len(world.zombies)
-    world.zombie(1 + a % 10, (POINTS[b % 2 * 4], (b >> 8) % 2))
+    world.zombie(1 + a % 10, [("persist", 0), ("write", 1), ("persist", 1), ("write", 3)][b % 4])
     for n in range(c % 3):
         world.engine(1 + (a >> n) % 10)
     if len(world.zombies) > waiting:

@@ -5,8 +5,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import urlsplit
 
-from aggregations.simulation.faults import Crash
 from aggregations.simulation.oracle import Violation
+from persistence.cas import check_distinct
+from persistence.faults import effect
 from persistence.memory import MemoryStore
 from persistence.protocol import Capabilities, FlowRef, Manifest, StageRef, Stored, Write
 from persistence.registry import register
@@ -24,32 +25,24 @@ class Copy:
 
 
 class SimulatedStore(MemoryStore):
-    """A memory store whose saves are not atomic: a crash may leave some writes of one applied.
-
-    Attributes:
-        dies_after: Writes of the next save that are applied before the process dies; None for no death.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.dies_after: int | None = None
+    """A memory store whose saves are not atomic: every write of one is an effect of its own, `write:STAGE`."""
 
     @property
     def capabilities(self) -> Capabilities:
         return replace(super().capabilities, atomic_save=False)
 
     def save(self, stage: StageRef, writes: Sequence[Write], *, term: int, batch: int) -> None:
-        dies, self.dies_after = self.dies_after if writes else None, None
-        applied = writes if dies is None else writes[: dies % len(writes)]
-        super().save(stage, applied, term=term, batch=batch)
-        if applied:
-            self._check_written(stage.flow_ref, term)
-        if dies is not None:
-            raise Crash("within a save")
+        check_distinct(stage, writes)
+        for write in writes:
+            effect(f"write:{stage.stage}", lambda write=write: self._write(stage, write, term, batch))  # type: ignore[misc]
 
     def save_manifest(self, flow: FlowRef, manifest: Manifest) -> None:
         super().save_manifest(flow, manifest)
         self._check_written(flow, manifest.term)
+
+    def _write(self, stage: StageRef, write: Write, term: int, batch: int) -> None:
+        super().save(stage, [write], term=term, batch=batch)
+        self._check_written(stage.flow_ref, term)
 
     def _check_written(self, flow: FlowRef, term: int) -> None:
         installed = self._terms.get(flow, 0)

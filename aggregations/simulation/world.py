@@ -11,7 +11,7 @@ from aggregations.simulation.driver import Driver
 from aggregations.simulation.faults import Crash, End, Faults, Process, Script
 from aggregations.simulation.kafka import Cluster
 from aggregations.simulation.oracle import Oracle, Violation
-from aggregations.simulation.service import Outgoing, Service, payload_of
+from aggregations.simulation.service import Outgoing, Service, payload_of, rooted
 from aggregations.simulation.stores import SCHEME, Copy, SimulatedStore, forget, open_store
 from aggregations.simulation.topology import FINAL, Payload, Spec
 from aggregations.simulation.watch import Watch
@@ -20,7 +20,7 @@ from persistence import faults
 from persistence.errors import StoreError
 from persistence.record import decode_record
 
-_ENDLESS = 10_000
+_ENDLESS = 200
 _names = count()
 
 
@@ -72,7 +72,7 @@ class World:
         self._faults = Faults()
         self._drivers: list[tuple[Driver, int]] = []
 
-    def run(self, steps: Iterable[Callable[["World"], None]]) -> None:
+    def run(self, steps: Iterable[Callable[["World"], object]]) -> None:
         """Take steps, checking after each; then let everything get well and compare with the plain fold.
 
         Raises:
@@ -102,10 +102,10 @@ class World:
             self.watch.arrived(record, output.payload["id"], output.redriven)
         return record
 
-    def rooted(self, topic: str, payload: Payload, output: Outgoing) -> None:
+    def produce(self, topic: str, payload: Payload) -> None:
         """A producer writes an event."""
         self.oracle.rooted(topic, payload)
-        self.deliver(output)
+        self.deliver(Outgoing(topic, payload["k"].encode(), rooted(payload), None, payload))
 
     def under(self, script: Script, work: Callable[[], None]) -> None:
         """Run some of the engine or of a service under a script of faults."""

@@ -1,0 +1,158 @@
+"""Every schedule of up to two faults in small worlds: each effect of everything, with each way to end."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from random import Random
+from typing import NamedTuple
+
+from aggregations.simulation.faults import ENDS, Crash, End, Script
+from aggregations.simulation.oracle import Violation
+from aggregations.simulation.service import mended
+from aggregations.simulation.steps import event
+from aggregations.simulation.topology import Payload, Spec, draw
+from aggregations.simulation.world import World
+from persistence.errors import Transient
+
+WORLDS = 64
+"""Small worlds that are gone through: together they have more than a million schedules."""
+_EVENTS = 3
+_MOST_MESSAGES = 8
+_MOST_PASSAGES = 2
+_MOST_ROUNDS = 40
+
+
+class First(NamedTuple):
+    """A first fault; every second one behind it belongs to the same unit of work.
+
+    Attributes:
+        world: Number of the world.
+        place: Number of the effect, counted over all processes.
+        end: How it ends.
+    """
+
+    world: int
+    place: int
+    end: End
+
+
+class Unit(NamedTuple):
+    """What one unit of work came to.
+
+    Attributes:
+        schedules: Schedules run.
+        violations: Texts of those that failed, with what repeats them.
+    """
+
+    schedules: int
+    violations: tuple[str, ...]
+
+
+def small_world(number: int) -> Spec:
+    """Draw a world of at most two passages, three stages, two stores and eight messages."""
+    random = Random(f"small {number}")
+    while True:
+        spec = draw(random)
+        if len(spec.passages) <= _MOST_PASSAGES and 1 <= _messages(spec, number) <= _MOST_MESSAGES:
+            return replace(
+                spec,
+                partitions={topic: min(count, 2) for topic, count in spec.partitions.items()},
+                growth="",
+                recreates=False,
+            )
+
+
+def _messages(spec: Spec, number: int) -> int:
+    return sum(1 for topic, payload in _events(spec, number) for _ in spec.messages(topic, payload))
+
+
+def _events(spec: Spec, number: int) -> Iterator[tuple[str, Payload]]:
+    for n in range(_EVENTS):
+        yield spec.roots[n % len(spec.roots)], event(spec, f"w{number}e{n}")
+
+
+def run(spec: Spec, number: int, ends: Mapping[int, End]) -> int:
+    """Run a small world to its end under these faults.
+
+    Returns:
+        Number of effects met.
+
+    Raises:
+        Violation: It does not come out right.
+    """
+    script = Script(ends)
+    script.counts = True
+
+    def live(world: World) -> None:
+        for topic, payload in _events(spec, number):
+            world.produce(topic, payload)
+        if all(_round(world) for _ in range(_MOST_ROUNDS)):
+            raise Violation("it does not come to an end")
+
+    World(spec).run([lambda world: world.under(script, lambda: live(world))])
+    return len(script.reached)
+
+
+def _round(world: World) -> bool:
+    """Everybody does a little; whether anything was left to do."""
+    busy = False
+    for service in world.services:
+        if service.lag():
+            busy = True
+            with suppress(Crash, Transient):
+                service.drain(limit=2)
+    if world.driver is None or world.driver.lag:
+        busy = True
+        world.engine(2)
+        world.check()
+    if not busy and world.redriven < len(world.letters):
+        busy = True
+        world.redriven += 1
+        output = mended(*world.letters[world.redriven - 1])
+        world.oracle.cured(output.payload["id"])
+        world.deliver(output)
+    return busy
+
+
+def units(worlds: int = WORLDS) -> list[First]:
+    """Every first fault, in an order in which any beginning is a fair sample."""
+    found = [
+        First(number, place, end)
+        for number in range(worlds)
+        for place in range(run(small_world(number), number, {}))
+        for end in ENDS
+    ]
+    Random("schedules").shuffle(found)
+    return found
+
+
+def explore(first: First) -> Unit:
+    """Run one first fault alone, then with every second one."""
+    spec, ends = small_world(first.world), {first.place: first.end}
+    violations: list[str] = []
+
+    def run_one(faults: Mapping[int, End]) -> int:
+        try:
+            return run(spec, first.world, faults)
+        except Exception as error:
+            violations.append(f"--world {first.world} --faults {_text(faults)}: {type(error).__name__}: {error}")
+            return 0
+
+    seconds = range(first.place + 1, run_one(ends))
+    for place in seconds:
+        for end in ENDS:
+            run_one({**ends, place: end})
+    return Unit(1 + len(seconds) * len(ENDS), tuple(violations))
+
+
+def attempt(number: int, ends: Mapping[int, End]) -> str:
+    """What goes wrong in a small world under these faults; empty when nothing does."""
+    try:
+        run(small_world(number), number, ends)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def _text(ends: Mapping[int, End]) -> str:
+    return ",".join(f"{place}.{end}" for place, end in ends.items())
