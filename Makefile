@@ -19,7 +19,7 @@ MIDDLE := $(wildcard tests/golden tests/contract tests/simulation tests/docs tes
 REAL := $(wildcard tests/spark tests/integration)
 STUBS := envelope/v1/envelope:envelope demo/v1/leg:jobs/demo
 
-.PHONY: help demo test check lint tests-fast tests-middle tests-real fuzz lock proto clean java
+.PHONY: help demo test check lint tests-fast tests-middle tests-real prove fuzz lock proto clean java
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*  ## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*  ## (.*)/  make \1\t\2/' | expand -t 16
@@ -48,6 +48,9 @@ tests-middle: $(READY) java
 # Spark and the servers take both cores by themselves.
 tests-real: $(READY) java
 	$(PYTEST) $(REAL)
+
+prove: $(READY)  ## simulated worlds, every schedule of faults, planted bugs; ARGS='--seeds 2000 --schedules 50000 --json'
+	@$(BIN)/python -m aggregations.simulation prove $(ARGS)
 
 fuzz: $(READY)  ## a million damaged envelopes through the codec; ARGS='--executions 100000 --seed 7'
 	$(BIN)/python -m tests.fuzz.codec $(ARGS)
