@@ -65,7 +65,7 @@ class Process:
             "dead_letters": world.dead,
             **options,
         }
-        self._errors = world.directory / "stderr"
+        self._errors = world.directory / f"stderr-{len(list(world.directory.glob('stderr-*')))}"
         with self._errors.open("wb") as errors:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "tests.support.run_fleet", json.dumps(arguments)],
@@ -77,9 +77,8 @@ class Process:
             )
 
     def wait(self) -> int:
-        """Wait for its end and return the exit code."""
-        self._process.communicate(timeout=120)
-        return self._process.returncode
+        """Wait for its end, not for that of the JVM and the workers that it leaves behind, and return the exit code."""
+        return self._process.wait(timeout=300)
 
     def await_batch(self) -> None:
         """Return when it has committed a batch."""
@@ -90,6 +89,13 @@ class Process:
         """Send a signal to it and to all that it started and that is still there."""
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, number)
+
+    def end(self) -> None:
+        """End it, and all that it started."""
+        self.signal(signal.SIGKILL)
+        self._process.wait()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
 
     @property
     def errors(self) -> str:
@@ -145,7 +151,7 @@ def test_a_run_that_is_killed_at_every_step_of_its_commits_is_exact_in_the_end(w
         assert started[-1].wait() == 0, started[-1].errors
     finally:
         for process in started:
-            process.signal(signal.SIGKILL)
+            process.end()
     world.check(flow)
     assert world.results(flow, "aircraft") == totals(sent, "tail")
     assert world.results(flow, "carrier") == totals(sent, "carrier")
@@ -165,6 +171,6 @@ def test_a_run_that_was_frozen_while_another_one_took_over_is_fenced_when_it_wak
         assert frozen.wait() == 1
         assert "Fenced" in frozen.errors
     finally:
-        frozen.signal(signal.SIGKILL)
+        frozen.end()
     assert (world.views(flow, "aircraft"), world.views(flow, "carrier")) == before
     assert world.results(flow, "carrier") == totals(sent, "carrier")
