@@ -63,6 +63,7 @@ class Oracle:
         messages: Logical message by id.
         events: Root events, in order.
         owners: Id of the logical message by id of an item.
+        outputs: Place of every item that the flow produced.
         letters: Ids met in the dead-letter topic, by stage.
     """
 
@@ -72,6 +73,8 @@ class Oracle:
         self.events: list[Payload] = []
         self.owners: dict[str, str] = {}
         self.letters: dict[str, set[str]] = {stage.name: set() for stage in spec.stages}
+        self.outputs: dict[str, object] = {}
+        self._places: dict[object, str] = {}
         self._mended: set[str] = set()
         self._allowed: list[set[tuple[str, str]]] = [set() for _ in spec.stages]
 
@@ -102,6 +105,22 @@ class Oracle:
             for item in items:
                 allowed.add((item.key, item.id))
                 self.owners[item.id] = payload["id"]
+
+    def published(self, item: str, identity: object) -> None:
+        """Note what the flow produced: any number of times, but each time as the same message.
+
+        Raises:
+            Violation: One item stands in two places, or two items in one.
+        """
+        if self.outputs.setdefault(item, identity) != identity or self._places.setdefault(identity, item) != item:
+            raise Violation(f"{item} is published at {identity}, and before at {self.outputs[item]}")
+
+    def expected_outputs(self) -> set[str]:
+        """Ids of what comes out of the last stage."""
+        last = len(self.spec.stages) - 1
+        return {
+            item.id for message in self.messages.values() if len(message.items) > last for item in message.items[last]
+        }
 
     def check_state(self, stage: int, key: str, seen: Mapping[str, int]) -> None:
         """Nothing twice, nothing under a key where it does not belong.

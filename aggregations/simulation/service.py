@@ -10,7 +10,7 @@ from aggregations.element import Record
 from aggregations.report import DeadLetter
 from aggregations.simulation.kafka import Cluster
 from aggregations.simulation.topology import Passage, Payload, digest
-from envelope import Envelope, Hop, Lineage, append_hop, decode, encode
+from envelope import Envelope, Hop, Lineage, Node, Standing, append_hop, decode, encode
 from envelope.redrive import Redrive, redrive_hops
 from persistence.faults import REPUBLISH_COMMIT, REPUBLISH_FLUSH, REPUBLISH_PRODUCE, effect
 
@@ -34,6 +34,13 @@ def payload_of(record: Record) -> Payload:
     assert record.value is not None
     payload: Payload = _decode_json(decode(record.value).payload)
     return payload
+
+
+def published(value: bytes) -> tuple[str, Standing]:
+    """Id of what a flow produced, and where it stands for whoever reads it."""
+    message = decode(value)
+    name: str = _decode_json(message.payload)["id"]
+    return name, Lineage.of(message.chain, Node("out", 0, 0)).standing(event_id=message.event_id)
 
 
 def rooted(payload: Payload) -> bytes:

@@ -43,8 +43,7 @@ class Step:
 
 def draw_world(seed: int, steps: int = 80) -> tuple[Spec, list[Step]]:
     """Draw a world and what happens in it."""
-    random = Random(seed)
-    spec = draw(random)
+    spec, random = draw(Random(f"world {seed}")), Random(f"steps {seed}")
     possible = {
         "grow": bool(spec.growth),
         "recreate": spec.recreates,

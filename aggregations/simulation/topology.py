@@ -100,6 +100,7 @@ class Spec:
         recreates: Topics may be deleted and created again, when nothing is under way.
         reorders: Services' producers may swap neighbours.
         filters: The flow leaves some elements out.
+        publishes: The flow produces what comes out of its last stage to a topic.
     """
 
     roots: tuple[str, ...]
@@ -113,6 +114,7 @@ class Spec:
     recreates: bool = False
     reorders: bool = False
     filters: bool = False
+    publishes: bool = False
 
     @cached_property
     def flow(self) -> Flow[Any]:
@@ -136,7 +138,7 @@ class Spec:
                 lanes=self.lanes,
                 emit=_emit if stage.emits else None,
             )
-        return flow
+        return flow.publish("out", key="g") if self.publishes else flow
 
     def messages(self, topic: str, payload: Payload) -> Iterator[Payload]:
         """The logical messages that reach the flow's topic because of a message in `topic`."""
@@ -232,6 +234,7 @@ def draw(random: Random) -> Spec:
         recreates=trouble != "foreign" and random.random() < 0.25,
         reorders=trouble == "reorders",
         filters=random.random() < 0.2,
+        publishes=random.random() < 0.3,
     )
 
 

@@ -11,7 +11,7 @@ from aggregations.simulation.driver import Driver
 from aggregations.simulation.faults import Crash, End, Faults, Process, Script
 from aggregations.simulation.kafka import Cluster
 from aggregations.simulation.oracle import Oracle, Violation
-from aggregations.simulation.service import Outgoing, Service, payload_of, rooted
+from aggregations.simulation.service import Outgoing, Service, payload_of, published, rooted
 from aggregations.simulation.stores import SCHEME, Copy, SimulatedStore, forget, open_store
 from aggregations.simulation.topology import FINAL, Payload, Spec
 from aggregations.simulation.watch import Watch
@@ -70,7 +70,7 @@ class World:
         self.slow = -1
         self.replayable = True
         self._faults = Faults()
-        self._drivers: list[tuple[Driver, int]] = []
+        self._drivers: list[tuple[Driver, int, int]] = []
 
     def run(self, steps: Iterable[Callable[["World"], object]]) -> None:
         """Take steps, checking after each; then let everything get well and compare with the plain fold.
@@ -120,7 +120,7 @@ class World:
         # To read a topic that was created again is what the operator of these worlds wants.
         accept = [Risk.TOPIC_RECREATED] if self.spec.recreates else []
         driver = Driver(self.spec, self.cluster, self.urls, accept)
-        self._drivers.append((driver, 0))
+        self._drivers.append((driver, 0, 0))
         return driver
 
     def engine(self, limit: int) -> None:
@@ -170,10 +170,13 @@ class World:
         process.raise_error()
 
     def sweep(self) -> None:
-        """Put what engines sent to the dead-letter topic where it can be redriven from."""
-        for number, (driver, seen) in enumerate(self._drivers):
-            letters = driver.runner.dead_letters
-            for letter in letters[seen:]:
+        """Look at what engines produced, and put dead letters where they can be redriven from."""
+        for number, (driver, letters_seen, outputs_seen) in enumerate(self._drivers):
+            letters, outputs = driver.runner.dead_letters, driver.runner.outputs
+            for output in outputs[outputs_seen:]:
+                item, standing = published(output.value)
+                self.oracle.published(item, (standing.group, standing.position))
+            for letter in letters[letters_seen:]:
                 message = payload_of(letter.record)["id"]
                 if letter.reason is Reason.UNPROVEN:
                     continue  # a copy of what is folded, or the comparison at the end would find it missing
@@ -182,7 +185,7 @@ class World:
                 assert letter.record.value is not None
                 place = self.cluster.produce("dead", letter.record.key, letter.record.value)
                 self.letters.append((letter, place))
-            self._drivers[number] = (driver, len(letters))
+            self._drivers[number] = (driver, len(letters), len(outputs))
 
     def check(self) -> None:
         """Check what must hold at any time."""
@@ -208,12 +211,14 @@ class World:
         raise Violation("it does not come to an end")
 
     def compare(self) -> None:
-        """Compare every state with the plain fold.
+        """Compare every state with the plain fold, and what was produced with what comes out of it.
 
         Raises:
             Violation: One differs.
         """
         assert self.driver is not None
+        if self.spec.publishes and (lost := self.oracle.expected_outputs() - self.oracle.outputs.keys()):
+            raise Violation(f"{min(lost)} was never published")
         for number, stage in enumerate(self.spec.stages):
             store = self.stores[self.urls[stage.name]]
             ref = self.driver.runner.run.ref.stage(stage.name)
