@@ -1,18 +1,23 @@
 """The consuming side of a republisher: which partitions it has, how far they are done, and their commit."""
 
 import logging
+import time
 from collections.abc import Callable, Iterable
-from typing import Final, Protocol, cast
+from typing import Final, Protocol, TypeVar, cast
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from envelope.hops import HopWriter
 from jobs.republish.statistics import Statistics
-from persistence.kafka import BrokerRefused, KafkaSettings, Topics
-from persistence.kafka.errors import broker_error, connection_trouble
+from persistence.kafka import BrokerRefused, BrokerUnavailable, KafkaSettings, Topics
+from persistence.kafka.errors import UNREACHABLE_REMEDY, broker_error, connection_trouble
+
+T = TypeVar("T")
 
 _LOG = logging.getLogger("headwater.republish")
 
+_PATIENCE_SECONDS: Final = 60.0  # a fifth of max.poll.interval.ms, after which the group would give us up
+_IDLE_SECONDS: Final = 300.0  # max.poll.interval.ms: so long may a group wait for a member that hangs
 _WAIT_SECONDS: Final = 0.2  # the longest a stop has to wait for an idle consumer
 # The group is being dealt out again. What was not committed stays to be committed by whoever has the partition then.
 _OVERTAKEN: Final = (
@@ -160,8 +165,12 @@ class Input:
             if part := self.partitions.get((message.topic(), message.partition())):
                 # Transaction markers and compacted records have offsets too, and no record.
                 part.next = max(part.next or 0, message.offset())
-        elif error.code() != KafkaError._MAX_POLL_EXCEEDED:  # that one is followed by `on_lost`
-            raise broker_error(error, f"reading {message.topic() or ', '.join(self._names)}", self._connection)
+            return
+        failure = broker_error(error, f"reading {message.topic() or ', '.join(self._names)}", self._connection)
+        # The client mends connections by itself; after _MAX_POLL_EXCEEDED it joins the group anew.
+        if isinstance(failure, BrokerRefused) and error.code() != KafkaError._MAX_POLL_EXCEEDED:
+            raise failure
+        _LOG.warning("%s", failure)
 
     def jumped(self, part: InputPartition, offset: int) -> InputPartition:
         """Look into an offset that is not the one expected: a gap, retention, or a topic created again.
@@ -198,13 +207,30 @@ class Input:
                 part.due_ms = 0
                 self._consumer.resume([TopicPartition(part.topic, part.partition)])
 
+    def check_idle(self, seconds: float) -> None:
+        """Give up on an end that nothing leads to any more.
+
+        Args:
+            seconds: How long nothing has come.
+
+        Raises:
+            BrokerUnavailable: It has been too long.
+        """
+        if self._ends is not None and seconds > _IDLE_SECONDS:
+            hint = f" ({self._connection})" if self._connection else ""
+            what = f"nothing came of {', '.join(self._names)} for {seconds:.0f} s, before the end{hint}"
+            raise BrokerUnavailable(what, UNREACHABLE_REMEDY)
+
     @property
     def caught_up(self) -> bool:
         """Whether every assigned partition has reached the end asked for; never when none is."""
         return self._ends is not None and self.assigned and all(part.caught_up for part in self.partitions.values())
 
-    def commit(self) -> None:
+    def commit(self, timeout: float | None = None) -> None:
         """Commit how far the assigned partitions are processed.
+
+        Args:
+            timeout: Seconds to go on trying while the coordinator is away; None for a minute.
 
         Raises:
             BrokerError: The group's coordinator refused or did not answer.
@@ -213,17 +239,44 @@ class Input:
         if not done:
             return
         offsets = [TopicPartition(part.topic, part.partition, part.next or 0) for part in done]
+        doing = "committing the input offsets"
+        for part, committed in zip(done, self._patiently(lambda: self._commit(offsets, doing), timeout), strict=True):
+            part.committed = part.next if committed else part.committed
+
+    def _commit(self, offsets: list[TopicPartition], doing: str) -> list[bool]:
+        """Commit, and say of each offset whether it is."""
         try:
             results = self._consumer.commit(offsets=offsets, asynchronous=False)
         except KafkaException as error:
-            if error.args[0].code() in _OVERTAKEN:
-                return
-            raise broker_error(error.args[0], "committing the input offsets", self._connection) from error
-        for part, result in zip(done, results, strict=True):
-            if result.error is None:
-                part.committed = result.offset
-            elif result.error.code() not in _OVERTAKEN:
-                raise broker_error(result.error, f"committing {part.topic}:{part.partition}")
+            if error.args[0].code() not in _OVERTAKEN:
+                raise broker_error(error.args[0], doing, self._connection) from error
+            return [False] * len(offsets)
+        for at in results:
+            if at.error and at.error.code() not in _OVERTAKEN:
+                raise broker_error(at.error, f"{doing}, {at.topic}:{at.partition}")
+        return [at.error is None for at in results]
+
+    def _committed(self, parts: list[TopicPartition]) -> list[TopicPartition]:
+        doing = "reading the committed offsets"
+        try:
+            found: list[TopicPartition] = self._consumer.committed(parts, timeout=10)
+        except KafkaException as error:
+            raise broker_error(error.args[0], doing, self._connection) from error
+        for at in found:
+            if at.error:
+                raise broker_error(at.error, f"{doing}, {at.topic}:{at.partition}")
+        return found
+
+    def _patiently(self, action: Callable[[], T], timeout: float | None = None) -> T:
+        """Ask again while a broker is away or a coordinator is on its way."""
+        deadline = time.monotonic() + (_PATIENCE_SECONDS if timeout is None else timeout)
+        while True:
+            try:
+                return action()
+            except BrokerUnavailable:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(_WAIT_SECONDS)
 
     def close(self) -> None:
         """Leave the group."""
@@ -241,8 +294,9 @@ class Input:
         if not added:
             return
         names = {part.topic for part in added}
-        ids, marks = self._topics.topic_ids(names), self._topics.marks(names)
-        for part in consumer.committed(added, timeout=10):
+        ids = self._patiently(lambda: self._topics.topic_ids(names))
+        marks = self._patiently(lambda: self._topics.marks(names))
+        for part in self._patiently(lambda: self._committed(added)):
             place = (part.topic, part.partition)
             self.partitions[place] = self._new(part.topic, part.partition, ids[part.topic])
             if part.offset >= 0:

@@ -187,15 +187,17 @@ class _Run:
 
     def loop(self) -> None:
         """Work until the end; leave the group in any case, and commit nothing after an error."""
-        most = 100
+        most, active = 100, time.monotonic()
         try:
             while not self._of._stop.is_set() and not self._input.caught_up:
                 self._input.wake(now_ms())
                 messages = self._input.read(min(most, self._of._batch_size - self._worker.pending))
+                began = time.monotonic()
                 if messages:
-                    began = time.monotonic()
                     self._worker.handle(messages)
-                    most = _next_size(messages, time.monotonic() - began)
+                    active = time.monotonic()
+                    most = _next_size(messages, active - began)
+                self._input.check_idle(began - active)
                 if self._worker.is_due(self._of._batch_size, self._of._max_wait):
                     self._commit()
             self._commit(self._of._drain)
@@ -209,7 +211,7 @@ class _Run:
         if not self._worker.pending:
             return
         self._worker.finish(timeout)
-        effect(REPUBLISH_COMMIT, self._input.commit)
+        effect(REPUBLISH_COMMIT, lambda: self._input.commit(timeout))
         statistics = self._of.statistics
         statistics.add(self._worker.take_counts())
         if self._progress:

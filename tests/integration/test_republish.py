@@ -517,6 +517,8 @@ def test_a_broker_that_dies_and_comes_back_costs_neither_messages_nor_the_servic
         thread = threading.Thread(target=republisher.run)
         thread.start()
         produce(settings, source, INPUTS[:500])
+        while not republisher.statistics.consumed:
+            assert thread.is_alive()
         broker = stack.up(tmp_path).find("kafka")
         assert broker
         os.kill(broker.pid, signal.SIGKILL)
@@ -528,6 +530,7 @@ def test_a_broker_that_dies_and_comes_back_costs_neither_messages_nor_the_servic
             assert thread.is_alive()
         republisher.stop()
         thread.join(60)
+        assert not thread.is_alive()
         assert set(outputs(settings, target)) == set(expected(settings, source))
     finally:
         stack.down(tmp_path)
