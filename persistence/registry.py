@@ -58,6 +58,38 @@ def preflight(url: str) -> list[Finding]:
     return look(url)
 
 
+def schema(url: str) -> list[str]:
+    """The statements, in order, that make the database at `url` ready to be a store. Connects to nothing.
+
+    A store's module may have the functions `schema(url)` and `apply_schema(url, progress)` for it; one that
+    has none needs no schema.
+
+    Raises:
+        Terminal: The URL cannot be read, or there is no store for it.
+    """
+    statements: Callable[[str], list[str]] = getattr(_resolve(url)[0], "schema", lambda _: [])
+    return statements(url)
+
+
+def apply_schema(url: str, progress: Callable[[str], object] = lambda _line: None) -> list[str]:
+    """Create what of the schema of the store at `url` is missing; what exists stays as it is.
+
+    Args:
+        url: The store's URL.
+        progress: Told each step.
+
+    Returns:
+        What was created, for example `table fleet.state`; empty when everything was there.
+
+    Raises:
+        Transient: The database cannot be reached.
+        Terminal: It refuses, or holds something else under these names.
+    """
+    apply: Callable[[str, Callable[[str], object]], list[str]]
+    apply = getattr(_resolve(url)[0], "apply_schema", lambda _url, _progress: [])
+    return apply(url, progress)
+
+
 def _resolve(url: str) -> tuple[ModuleType, str]:
     """The module of the store at `url`, and the name of its function there."""
     scheme = urlsplit(url).scheme

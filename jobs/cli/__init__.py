@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from jobs.cli import demo, inspect, redrive, republish, run, stack
+from jobs.cli import demo, inspect, redrive, republish, run, schema, stack
 from jobs.cli.errors import explain
 from jobs.environment import DEBUG
 from jobs.screen import LogLines
@@ -28,6 +28,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.add_typer(stack.app, name="stack")
+app.add_typer(schema.app, name="schema")
 for command in (demo.demo, run.run, run.describe, republish.republish, redrive.redrive, inspect.inspect):
     app.command()(command)
 
@@ -53,8 +54,9 @@ def common(
     debugging = bool(os.environ.get(DEBUG))
     lines = LogLines()
     if not debugging:
-        # What the client library says of a connection it mends by itself; what it cannot mend becomes an error of ours.
+        # What client libraries say of connections they mend by themselves; what they cannot becomes an error of ours.
         lines.addFilter(lambda record: record.name != "headwater.kafka" or record.levelno >= logging.ERROR)
+        lines.addFilter(lambda record: not record.name.startswith("cassandra."))
     level = logging.INFO if debugging else logging.WARNING
     logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s", handlers=[lines])
 

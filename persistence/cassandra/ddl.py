@@ -1,7 +1,7 @@
 """The tables, and how they come into being: never by themselves, only by `headwater schema apply`."""
 
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 from persistence.cassandra.driver import DRIVER_ERRORS, connect, disconnect
 from persistence.cassandra.errors import translate
@@ -40,6 +40,8 @@ CREATE TABLE IF NOT EXISTS {keyspace}.state (
 ) WITH compaction = {{'class': 'LeveledCompactionStrategy'}}
     AND comment = 'headwater: one state a row; no other program may write it, and nothing USING TTL'"""
 
+TABLES: Final = ("flow", "state")
+
 _APPLY_TIMEOUT: Final = 60.0
 """Seconds for one statement: a cluster agrees on a change of its schema in seconds, a busy one in tens of them."""
 
@@ -55,7 +57,7 @@ def schema(url: str) -> list[str]:
     return [statement.format(**names) for statement in (_KEYSPACE, _FLOW, _STATE)]
 
 
-def apply_schema(url: str, progress: Callable[[str], object] = lambda _line: None) -> None:
+def apply_schema(url: str, progress: Callable[[str], object] = lambda _line: None) -> list[str]:
     """Create what of the keyspace and its tables is missing; what exists stays as it is.
 
     To be run by one operator at a time, before any flow: Cassandra versions before 6 do not order schema
@@ -64,6 +66,9 @@ def apply_schema(url: str, progress: Callable[[str], object] = lambda _line: Non
     Args:
         url: The store's URL; its option `replication` says how many copies a new keyspace has.
         progress: Told each step.
+
+    Returns:
+        What was created, for example `table fleet.state`; empty when everything was there.
 
     Raises:
         Terminal: The cluster has fewer nodes than `replication` asks for, or refuses, or has tables
@@ -75,8 +80,8 @@ def apply_schema(url: str, progress: Callable[[str], object] = lambda _line: Non
     cluster = None
     try:
         cluster, session = connect(settings)
-        exists = settings.keyspace in cluster.metadata.keyspaces
-        if not exists:
+        missing = _missing(settings.keyspace, cluster)
+        if settings.keyspace not in cluster.metadata.keyspaces:
             _check_nodes(settings.replication, cluster)
         for statement in schema(url):
             progress(statement.partition("\n")[0].removesuffix(" ("))
@@ -87,7 +92,7 @@ def apply_schema(url: str, progress: Callable[[str], object] = lambda _line: Non
                 "Look at `nodetool describecluster`, then run `headwater schema apply` again",
             )
         Statements(session, settings.keyspace)  # can they be used, whoever made them?
-        progress("the keyspace was there already" if exists else "done")
+        return missing
     except DRIVER_ERRORS as error:
         raise translate(error, settings.place) from error
     finally:
@@ -95,10 +100,17 @@ def apply_schema(url: str, progress: Callable[[str], object] = lambda _line: Non
             disconnect(cluster)
 
 
-def _check_nodes(replication: Replication, cluster: object) -> None:
+def _missing(keyspace: str, cluster: Any) -> list[str]:
+    """What `apply_schema` is going to create."""
+    there = cluster.metadata.keyspaces.get(keyspace)
+    tables = [f"table {keyspace}.{name}" for name in TABLES if there is None or name not in there.tables]
+    return tables if there else [f"keyspace {keyspace}", *tables]
+
+
+def _check_nodes(replication: Replication, cluster: Any) -> None:
     """A keyspace with more copies than nodes can be created, and then no quorum is ever met."""
     nodes: dict[str, int] = {}
-    for host in cluster.metadata.all_hosts():  # type: ignore[attr-defined]  # the driver has no types
+    for host in cluster.metadata.all_hosts():
         nodes[host.datacenter] = nodes.get(host.datacenter, 0) + 1
     wanted = dict(replication.datacentres) or dict.fromkeys(nodes, replication.everywhere)
     for dc, copies in wanted.items():

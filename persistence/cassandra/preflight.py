@@ -6,6 +6,7 @@ from typing import Any, Final
 from cassandra.query import SimpleStatement
 
 from persistence.cassandra.client import Client
+from persistence.cassandra.ddl import TABLES
 from persistence.cassandra.driver import DRIVER_ERRORS
 from persistence.cassandra.errors import translate
 from persistence.cassandra.settings import TIMESTAMP, Settings
@@ -22,7 +23,6 @@ _VIEWED: Final = (
     "batch_size_fail_threshold_in_kb",
 )
 _UNITS: Final = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
-_TABLES: Final = ("flow", "state")
 
 
 def preflight(url: str) -> list[Finding]:
@@ -79,7 +79,7 @@ def _of_keyspace(keyspace: Any, settings: Settings) -> Iterator[Finding]:
             f"ALTER KEYSPACE {name} WITH durable_writes = true",
             unsafe=True,
         )
-    for table in _TABLES:
+    for table in TABLES:
         lifetime = keyspace.tables[table].options.get("default_time_to_live")
         if lifetime:
             yield Finding(

@@ -1,5 +1,6 @@
 """The command line's surface: help for everything, one line and an exit code for every error."""
 
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -153,6 +154,9 @@ def test_wrong_usage_ends_in_two(
             "republish jobs.demo.flow:legs --from a --to b --via v --bootstrap b:1 --input xml".split(),
             "no kind of source 'xml'",
         ),
+        (["schema", "print", "cassandra://host"], "names no keyspace"),
+        (["schema", "apply", "cassandra://host/fleet?copies=3"], "has no option 'copies'"),
+        (["schema", "apply", "mongodb://host/fleet"], "no store has the scheme 'mongodb'"),
     ],
 )
 def test_what_cannot_be_used_is_named_with_the_remedy(
@@ -181,6 +185,27 @@ def test_describe_draws_the_flow(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     assert lines[0] == "flights"
     assert "flights.legs" in lines[1]
     assert sum("vectorised" in line for line in lines) == 4
+
+
+def test_a_schema_is_printed_for_a_person_to_run_and_as_json(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = "cassandra://nowhere/fleet?replication=paris:3,oslo:2"
+    assert run(monkeypatch, "schema", "print", url) == 0
+    shown = capsys.readouterr().out
+    assert run(monkeypatch, "schema", "print", url, "--json") == 0
+    statements = json.loads(capsys.readouterr().out)["statements"]
+    assert shown == "\n\n".join(f"{statement};" for statement in statements) + "\n"
+    assert [line.split("(")[0].split()[5] for line in statements] == ["fleet", "fleet.flow", "fleet.state"]
+    assert "'paris': 3, 'oslo': 2" in statements[0]
+
+
+def test_a_store_without_a_schema_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    for verb in ("print", "apply"):
+        assert run(monkeypatch, "schema", verb, "sqlite://states.db") == 0
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert err.endswith("this store creates what it needs by itself\n")
 
 
 def test_nothing_runs_in_an_empty_directory(

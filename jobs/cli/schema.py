@@ -1,0 +1,63 @@
+"""`headwater schema`: the tables of a store that does not create them by itself."""
+
+from typing import Annotated
+
+import typer
+
+from jobs.cli.options import Json
+from jobs.screen import emit, say, steps
+
+app = typer.Typer(
+    help="Show or create the tables of a store. Only Cassandra needs it; other stores create what they need.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+StoreUrl = Annotated[
+    str, typer.Argument(metavar="STORE_URL", help="The store: cassandra://host:9042/keyspace?replication=3")
+]
+
+
+@app.command("print")
+def print_(url: StoreUrl, json: Json = False) -> None:
+    """Write the statements that make the store usable, in order, for somebody else to run. Connects to nothing."""
+    statements = _statements(url)
+    if json:
+        emit({"statements": statements})
+    elif statements:
+        typer.echo("\n\n".join(f"{statement};" for statement in statements))
+    else:
+        say(_NOTHING)
+
+
+@app.command()
+def apply(url: StoreUrl, json: Json = False) -> None:
+    """Create what is missing; what exists stays as it is. One operator at a time, before any flow.
+
+    The URL's `replication` says how many copies a new keyspace keeps.
+    """
+    from persistence.registry import apply_schema
+
+    needed = _statements(url)
+    with steps("schema") as step:
+        created = apply_schema(url, step)
+    if json:
+        emit({"created": created})
+    elif created:
+        say(f"created {', '.join(created)}")
+    else:
+        say("everything was there" if needed else _NOTHING)
+
+
+_NOTHING = "nothing to apply: this store creates what it needs by itself"
+
+
+def _statements(url: str) -> list[str]:
+    """The statements for a URL that was typed: one that cannot be read is wrong usage."""
+    from jobs.settings import UsageError
+    from persistence.errors import Terminal
+    from persistence.registry import schema
+
+    try:
+        return schema(url)
+    except Terminal as error:
+        raise UsageError(str(error)) from error

@@ -1,0 +1,68 @@
+"""`headwater schema` on a real server: what it creates, what it says, and that a store works afterwards."""
+
+import json
+import sys
+import uuid
+
+import pytest
+
+from jobs.cli import main
+from jobs.cli.errors import Exit
+from persistence.cassandra import open_store
+from persistence.cassandra.driver import connect
+from persistence.cassandra.settings import Settings
+from persistence.protocol import FlowRef
+
+
+@pytest.fixture
+def url(cassandra_url):
+    """A keyspace that is not there yet, dropped afterwards."""
+    name = f"command_{uuid.uuid4().hex[:12]}"
+    yield f"{cassandra_url}/{name}?replication=1"
+    cluster, session = connect(Settings.parse(f"{cassandra_url}/{name}"))
+    session.execute(f"DROP KEYSPACE IF EXISTS {name}", timeout=60)
+    cluster.shutdown()
+
+
+def headwater(monkeypatch, capsys, *arguments):
+    """Run a command here: (exit code, standard output, lines of standard error)."""
+    monkeypatch.setattr(sys, "argv", ["headwater", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    out, err = capsys.readouterr()
+    return ended.value.code or 0, out, err.splitlines()
+
+
+def test_apply_creates_what_is_missing_says_so_and_the_store_works(url, monkeypatch, capsys):
+    keyspace = Settings.parse(url).keyspace
+    code, out, _ = headwater(monkeypatch, capsys, "schema", "apply", url, "--json")
+    assert code == Exit.DONE
+    assert json.loads(out) == {"created": [f"keyspace {keyspace}", f"table {keyspace}.flow", f"table {keyspace}.state"]}
+    store = open_store(url)
+    assert store.acquire_term(FlowRef("fleet")) == 1
+    store.close()
+
+    code, out, err = headwater(monkeypatch, capsys, "schema", "apply", url)
+    assert (code, out, err[-1]) == (Exit.DONE, "", "everything was there")
+
+
+def test_what_print_shows_is_all_that_a_store_needs(url, cassandra_url, monkeypatch, capsys):
+    code, out, _ = headwater(monkeypatch, capsys, "schema", "print", url)
+    assert code == Exit.DONE
+    cluster, session = connect(Settings.parse(url))
+    for statement in out.split(";\n"):
+        if statement.strip():
+            session.execute(statement, timeout=60)
+    cluster.shutdown()
+    _, out, _ = headwater(monkeypatch, capsys, "schema", "apply", url, "--json")
+    assert json.loads(out) == {"created": []}
+
+
+def test_more_copies_than_nodes_and_a_server_that_is_away_are_one_line_and_exit_code_one(url, monkeypatch, capsys):
+    code, out, err = headwater(monkeypatch, capsys, "schema", "apply", url.replace("replication=1", "replication=3"))
+    assert (code, out) == (Exit.FAILED, "")
+    assert "3 copies are asked for" in err[-1]
+    code, out, err = headwater(monkeypatch, capsys, "schema", "apply", "cassandra://127.0.0.1:1/fleet")
+    assert (code, out) == (Exit.FAILED, "")
+    assert err[-1].startswith("headwater: no host can be reached")
+    assert not any("Traceback" in line for line in err)
