@@ -171,18 +171,11 @@ def plan(flow: str, start: Manifest | None, manifests: Sequence[tuple[str, Manif
         broker: What the broker says.
     """
     known_id = start.topic_ids.get(broker.topic, "") if start else ""
-    recreated = bool(known_id and broker.topic_id and known_id != broker.topic_id)
-    findings = []
-    if recreated:
-        findings.append(
-            _unsafe(
-                Risk.TOPIC_RECREATED,
-                f"flow {flow}: topic {broker.topic} has id {broker.topic_id}, the flow read {known_id}: it was created again",
-                "If that was meant, accept it: the new topic is folded from its beginning",
-            )
-        )
+    findings, progress = [], start.positions.get(broker.topic, {}) if start else {}
+    if known_id and broker.topic_id and known_id != broker.topic_id:
+        findings.append(recreated(flow, broker.topic, known_id, broker.topic_id))
+        progress = {}
     partitions = []
-    progress = start.positions.get(broker.topic, {}) if start and not recreated else {}
     for partition, (low, high) in sorted(broker.marks.items()):
         offset = progress[partition].next_offset if partition in progress else None
         place = f"{broker.topic}:{partition}"
@@ -214,6 +207,15 @@ def plan(flow: str, start: Manifest | None, manifests: Sequence[tuple[str, Manif
         }
         partitions.append(PartitionPlan(partition, offset, stores, broker.group.get(partition), low, high))
     return Plan(broker.topic, broker.topic_id, partitions, findings)
+
+
+def recreated(flow: str, topic: str, known: str, now: str) -> Finding:
+    """The topic that the flow reads is another one of the same name."""
+    return _unsafe(
+        Risk.TOPIC_RECREATED,
+        f"flow {flow}: topic {topic} has id {now}, the flow read {known}: it was created again",
+        "If that was meant, accept it: the new topic is folded from its beginning",
+    )
 
 
 def check_durability(stores: Sequence[tuple[str, Capabilities]]) -> list[Finding]:

@@ -13,8 +13,9 @@ from aggregations.columns.steps import Stepped, apply_columns, evaluate_columns,
 from aggregations.expressions import columns_of, expression
 from aggregations.fields import Fields
 from aggregations.flow import END_OF_FLOW, Divert, Filter, Map, Stage
+from aggregations.spark.clients import store_of
 from aggregations.spark.columnar_fold import ColumnarFold
-from aggregations.spark.job import Job, dumps, loads, store_of
+from aggregations.spark.job import Job, dumps, loads
 from aggregations.spark.parcels import route_of
 from aggregations.spark.path import Work
 from aggregations.spark.roots import DETAIL

@@ -1,6 +1,5 @@
 """A task's way out: outputs and dead letters, produced and acknowledged before anything is persisted."""
 
-import os
 import time
 from collections.abc import Iterable
 
@@ -8,17 +7,17 @@ from confluent_kafka import Consumer, TopicPartition
 
 from aggregations.element import Record
 from aggregations.errors import RunRefusedError
+from aggregations.spark.clients import producer_of, topics_of
 from aggregations.spark.job import Job
 from aggregations.spark.path import Grave, Work
 from envelope.deadletter import DeadLetter, bury
 from persistence.faults import DEAD_LETTER, effect
-from persistence.kafka import AcknowledgedProducer, BrokerUnavailable, KafkaSettings, Topics
+from persistence.kafka import BrokerUnavailable
 from persistence.kafka.errors import passes
 from persistence.steps import Step
 
 _FETCH_SECONDS = 30.0
 
-_producers: dict[tuple[int, str], AcknowledgedProducer] = {}
 _sizes: dict[tuple[str, str], int] = {}
 
 
@@ -59,7 +58,7 @@ def _dead_letters(work: Work) -> None:
         )
     place = (job.kafka.bootstrap, job.dead_letters)
     if place not in _sizes:
-        _sizes[place] = Topics(job.kafka).max_message_bytes([job.dead_letters])[job.dead_letters]
+        _sizes[place] = topics_of(job.kafka).max_message_bytes([job.dead_letters])[job.dead_letters]
     records = fetch_records(job, graves)
     producer = producer_of(job.kafka)
     now = int(time.time() * 1000)
@@ -81,14 +80,6 @@ def _dead_letters(work: Work) -> None:
         remains = bury(letter, record.key, record.value, record.headers, _sizes[place])
         producer.send(job.dead_letters, remains.value, remains.key, remains.headers)
     producer.flush()
-
-
-def producer_of(settings: KafkaSettings) -> AcknowledgedProducer:
-    """The producer of this process."""
-    place = (os.getpid(), settings.bootstrap)
-    if place not in _producers:
-        _producers[place] = AcknowledgedProducer(settings)
-    return _producers[place]
 
 
 def fetch_records(job: Job, graves: Iterable[Grave]) -> dict[tuple[str, int, int], Record]:

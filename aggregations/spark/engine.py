@@ -9,6 +9,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from aggregations.report import Report
 from aggregations.run import Run, begin
 from aggregations.spark.job import Job, Place, TaskReport
 from aggregations.spark.parcels import SCHEMA, Kind
-from aggregations.spark.roots import ask_ends
+from aggregations.spark.roots import ask_ends, check_source
 from aggregations.spark.session import session
 from aggregations.spark.tasks import folding, outcome_of, persisting, publishing, reading
 from envelope import Reason
@@ -257,10 +258,16 @@ class Engine:
             raise self._failure
         failed = query.exception()
         if failed is not None and not stopped:
+            self._check_source()
             raise BrokerUnavailable(
                 f"Spark's query on {self.topic.name} ended: {_first_line(str(failed))}",
                 "If records were deleted meanwhile, start again to see which; else look at the broker",
             )
+
+    def _check_source(self) -> None:
+        """Say so if what Spark's source could not read is another topic of that name."""
+        with suppress(BrokerError):
+            check_source(self.topics, self.flow, self.topic_ids)
 
     def _batch(self, rows: DataFrame, number: int) -> None:
         """What foreachBatch calls. Spark's number restarts with every run and means nothing here."""
@@ -318,6 +325,8 @@ class Engine:
                 _LOG.warning("batch %d: %s", self.run.batch, failures[0])
                 self._spread = True
                 continue
+            if any(isinstance(one, TasksLostError) for one in failures):
+                self._check_source()
             worst = min(failures, key=lambda one: next((i for i, k in enumerate(_GRAVITY) if isinstance(one, k)), -1))
             if not isinstance(worst, Conflict | Transient | BrokerUnavailable | TasksLostError) or attempt == ATTEMPTS:
                 raise worst

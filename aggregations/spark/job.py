@@ -1,6 +1,5 @@
 """What the driver tells its tasks, and what they tell the driver."""
 
-import os
 import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,8 +13,7 @@ from aggregations.stage import KeyState
 from aggregations.steps import Output
 from envelope import Node, Reason
 from persistence.kafka import KafkaSettings
-from persistence.protocol import FlowRef, StateStore
-from persistence.registry import open_store
+from persistence.protocol import FlowRef
 
 Place = tuple[int, str, int, int]
 """(stage index, topic, partition, offset): a record at a stage."""
@@ -132,14 +130,3 @@ def dumps(what: object) -> bytes:
 def loads(payload: bytes) -> Any:
     """Read what a process of this job wrote."""
     return pickle.loads(payload)  # noqa: S301 - written by our own tasks a moment ago
-
-
-_handles: dict[tuple[int, str], StateStore] = {}
-
-
-def store_of(url: str) -> StateStore:
-    """The store at `url`, opened once per worker process."""
-    place = (os.getpid(), url)
-    if place not in _handles:
-        _handles[place] = open_store(url)
-    return _handles[place]

@@ -9,7 +9,8 @@ import pyarrow as pa
 from aggregations.element import Element, Record
 from aggregations.flow import END_OF_FLOW, Stage
 from aggregations.source import RecordDecoder
-from aggregations.spark.job import dumps, loads, store_of
+from aggregations.spark.clients import store_of
+from aggregations.spark.job import dumps, loads
 from aggregations.spark.parcels import route_of
 from aggregations.spark.path import Work, text_of
 from aggregations.spark.roots import DETAIL

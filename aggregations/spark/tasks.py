@@ -27,12 +27,14 @@ import pyarrow as pa
 from aggregations.errors import SharedKeyError
 from aggregations.flow import Stage
 from aggregations.run import Incarnations
+from aggregations.spark.clients import store_of, topics_of
 from aggregations.spark.columnar import ColumnarPath
 from aggregations.spark.edge import publish
-from aggregations.spark.job import Job, TaskReport, dumps, loads, store_of
+from aggregations.spark.job import Job, TaskReport, dumps, loads
 from aggregations.spark.messages import MessagePath
 from aggregations.spark.parcels import Kind, Parcel, pack, route_of, unpack
 from aggregations.spark.path import Path, Work
+from aggregations.spark.roots import check_source
 from persistence import faults
 from persistence.faults import effect
 from persistence.protocol import Write
@@ -54,6 +56,8 @@ def reading(job: Job) -> Task:
             path = path_of(job)
             first = job.flow.stages[0]
             arrivals = path.read(work, batches)
+            # Now that all rows are here: they are of the topic that the driver means, if it is that one still.
+            check_source(topics_of(job.kafka), job.flow, job.topic_ids)
             if job.folds_while_reading:
                 return _fold(work, path, first, arrivals)
             return [*_leave(work), *_send(work, path, first.index, arrivals)]

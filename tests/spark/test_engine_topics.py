@@ -7,6 +7,7 @@ from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from aggregations.errors import RunRefusedError
+from aggregations.report import Report
 from envelope import Verdict
 from tests.support.flows import PATHS, Path, fleet, totals
 from tests.support.world import Sent, World, alone, legs, republished, verdicts
@@ -33,6 +34,23 @@ def test_a_topic_that_was_created_again_is_folded_from_its_beginning_once_that_i
     assert world.results(flow, "aircraft") == totals(sent, "tail")
     assert world.results(flow, "carrier") == totals(sent, "carrier")
     assert world.run(flow).records == 0
+
+
+def test_a_topic_that_is_created_again_while_it_is_read_ends_the_run_before_any_of_it_is_folded(world: World) -> None:
+    sent, flow = legs(90), fleet(world.topic)
+    world.send(alone(leg) for leg in sent)
+    before: list[object] = []
+
+    def create_again(_: Report) -> None:
+        if not before:
+            before.append((world.views(flow, "aircraft"), world.views(flow, "carrier"), world.ends(flow)))
+            world.topics.delete([world.topic])
+            world.topics.create(world.topic, 2)
+            world.send(alone(leg) for leg in sent * 2)  # longer than the first one: no offset is out of its range
+
+    with pytest.raises(RunRefusedError, match=r"created again.*--accept topic-recreated"):
+        world.run(flow, max_records=30, progress=create_again)
+    assert before == [(world.views(flow, "aircraft"), world.views(flow, "carrier"), world.ends(flow))]
 
 
 @pytest.mark.parametrize("path", PATHS)

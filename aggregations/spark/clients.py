@@ -1,0 +1,40 @@
+"""What a process of the engine is connected to: each opened once, when it is first used."""
+
+import os
+from collections.abc import Callable, Hashable
+from typing import TypeVar
+
+from persistence.kafka import AcknowledgedProducer, KafkaSettings, Topics
+from persistence.protocol import StateStore
+from persistence.registry import open_store
+
+T = TypeVar("T")
+
+_open: dict[Hashable, object] = {}
+
+
+def store_of(url: str) -> StateStore:
+    """The store at `url`."""
+    return _once(("store", url), lambda: open_store(url))
+
+
+def producer_of(settings: KafkaSettings) -> AcknowledgedProducer:
+    """The producer to a cluster."""
+    return _once(("producer", _name(settings)), lambda: AcknowledgedProducer(settings))
+
+
+def topics_of(settings: KafkaSettings) -> Topics:
+    """Whom to ask about topics of a cluster."""
+    return _once(("topics", _name(settings)), lambda: Topics(settings))
+
+
+def _name(settings: KafkaSettings) -> Hashable:
+    """All of the settings: two flows may come to one broker as two users."""
+    return settings.bootstrap, tuple(sorted(settings.options.items()))
+
+
+def _once(what: Hashable, make: Callable[[], T]) -> T:
+    place = (os.getpid(), what)  # a fork has the table and none of the connections
+    if place not in _open:
+        _open[place] = make()
+    return _open[place]  # type: ignore[return-value]
