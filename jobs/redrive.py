@@ -15,7 +15,7 @@ from envelope import Envelope, EnvelopeError, Hop, append_hop, decode, encode
 from envelope.deadletter import PREFIX, DeadLetter, Headers, own_headers
 from envelope.errors import Reason
 from envelope.redrive import Redrive, redrive_hops
-from persistence.faults import REDRIVE_FLUSH, effect
+from persistence.faults import REDRIVE_FLUSH, REDRIVE_PRODUCE, effect
 from persistence.kafka import AcknowledgedProducer, BrokerUnavailable, KafkaSettings, Marks, Topics
 from persistence.kafka.errors import broker_error, passes
 
@@ -147,7 +147,8 @@ def _one(
         return
     result.redriven[letter.topic, letter.stage, letter.reason.value if letter.reason else "unknown"] += 1
     if producer is not None:
-        producer.send(letter.topic, value, record.key, own_headers(record.headers))
+        headers = own_headers(record.headers)
+        effect(REDRIVE_PRODUCE, lambda: producer.send(letter.topic, value, record.key, headers))
 
 
 def redriven(

@@ -37,21 +37,31 @@ SPEC = "HEADWATER_FAULT"
 PID = "HEADWATER_FAULT_PID"
 
 TERM = "term"
+FENCE = "fence"
 DEAD_LETTER = "dead_letter"
 REPUBLISH_PRODUCE = "republish:produce"
 REPUBLISH_FLUSH = "republish:flush"
 REPUBLISH_DEAD_LETTER = "republish:dead_letter"
 REPUBLISH_COMMIT = "republish:commit"
+REDRIVE_PRODUCE = "redrive:produce"
 REDRIVE_FLUSH = "redrive:flush"
+
+
+def write_of(stage: str) -> str:
+    """The point at which a store writes a part of a stage's states."""
+    return f"write:{stage}"
+
 
 _POINTS = {
     TERM: "a run's term is acquired or installed",
+    FENCE: "one bucket of a store is closed to older terms, within term",
     Step.FETCH: Step.FETCH.text,
     Step.LOAD.of("STAGE"): Step.LOAD.text,
     Step.FOLD: Step.FOLD.text,
     Step.PUBLISH: Step.PUBLISH.text,
     DEAD_LETTER: "dead letters of a flow are produced and acknowledged, within publish",
     Step.PERSIST.of("STAGE"): Step.PERSIST.text,
+    write_of("STAGE"): "a part of a stage's states is written by one transaction or script, within persist",
     Step.MANIFEST.of("STORE"): Step.MANIFEST.text,
     Step.RETURN: Step.RETURN.text,
     Step.OFFSETS: Step.OFFSETS.text,
@@ -59,6 +69,7 @@ _POINTS = {
     REPUBLISH_FLUSH: "a republisher waits until its outputs are acknowledged",
     REPUBLISH_DEAD_LETTER: "a republisher's dead letters are produced and acknowledged",
     REPUBLISH_COMMIT: "a republisher commits its input offsets",
+    REDRIVE_PRODUCE: "a redriven dead letter is handed to the producer",
     REDRIVE_FLUSH: "redriven dead letters are acknowledged",
 }
 
@@ -69,15 +80,24 @@ def known_points() -> Mapping[str, str]:
 
 
 class Outcome(StrEnum):
-    """How an effect ends at a fault; the module's table says what each means."""
+    """How an effect ends at a fault.
 
-    BEFORE = "before"
-    AFTER = "after"
-    ERROR = "error"
-    UNANSWERED = "unanswered"
+    Attributes:
+        text: What that means.
+    """
 
+    text: str
 
-_TEXTS = {Outcome.ERROR: "not applied", Outcome.UNANSWERED: "applied, the answer was lost"}
+    BEFORE = "before", "not applied; the process dies"
+    AFTER = "after", "applied; the process dies"
+    ERROR = "error", "not applied; the caller is told so"
+    UNANSWERED = "unanswered", "applied; the caller is told that no answer came"
+
+    def __new__(cls, value: str, text: str) -> Self:
+        member = str.__new__(cls, value)
+        member._value_ = value
+        member.text = text
+        return member
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +123,7 @@ class Fault:
         point, _, outcome = place.rpartition(".")  # stage names may have dots
         if outcome not in set(Outcome) or not (nth or "1").isdecimal():
             raise ValueError(f"{text!r} is no fault: write POINT.before, .after, .error or .unanswered, then maybe @N")
-        return cls(point, Outcome(outcome), int(nth or "1"))
+        return cls(point, Outcome[outcome.upper()], int(nth or "1"))
 
     def matches(self, point: str) -> bool:
         """Whether `point` is this one, or one of its kind."""
@@ -164,7 +184,7 @@ class Injector:
             action()
         if fault.outcome in (Outcome.BEFORE, Outcome.AFTER):
             self._crash()
-        raise Transient(f"injected at {point}: {_TEXTS[fault.outcome]}")
+        raise Transient(f"injected at {point}: {fault.outcome.text}")
 
     def _due(self, point: str) -> Fault | None:
         due = None

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from jobs.cli import demo, inspect, redrive, republish, run, schema, stack
+from jobs.cli import demo, faults, inspect, redrive, republish, run, schema, stack
 from jobs.cli.errors import explain
 from jobs.environment import DEBUG
 from jobs.screen import LogLines
@@ -29,7 +29,7 @@ app = typer.Typer(
 )
 app.add_typer(stack.app, name="stack")
 app.add_typer(schema.app, name="schema")
-for command in (demo.demo, run.run, run.describe, republish.republish, redrive.redrive, inspect.inspect):
+for command in (demo.demo, run.run, run.describe, republish.republish, redrive.redrive, inspect.inspect, faults.faults):
     app.command()(command)
 
 

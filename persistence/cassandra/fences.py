@@ -19,6 +19,7 @@ from persistence.cas import check_term
 from persistence.cassandra.client import Client
 from persistence.cassandra.flows import Flows
 from persistence.errors import Fenced, Terminal
+from persistence.faults import FENCE, effect
 from persistence.names import StageRef
 
 
@@ -73,7 +74,9 @@ class Fences:
         """Raise one fence and return what it is then."""
         while found < term:
             statement = self._client.live(stage).statements.set_fence(stage, bucket, term, found)
-            applied, now = self._client.retried(lambda: self._client.applied(stage, statement))  # noqa: B023
+            applied, now = self._client.retried(
+                lambda: effect(FENCE, lambda: self._client.applied(stage, statement))  # noqa: B023
+            )
             found = term if applied else now.get("fence") or 0
             if not found:
                 self._check_present(stage, bucket)

@@ -25,6 +25,7 @@ from persistence.cassandra.client import Client, Row
 from persistence.cassandra.fences import Fences
 from persistence.cassandra.settings import CONDITIONAL
 from persistence.errors import Conflict, Corrupt, Transient
+from persistence.faults import effect, write_of
 from persistence.names import StageRef
 from persistence.protocol import Stored, Write
 
@@ -105,6 +106,9 @@ class _Batch:
 
     def _send(self) -> bool:
         """Send what is left once; whether it took effect."""
+        return effect(write_of(self._stage.stage), self._execute)
+
+    def _execute(self) -> bool:
         client, stage, bucket = self._client, self._stage, self._bucket
         statements = client.live(stage).statements
         if self._states._conditional:

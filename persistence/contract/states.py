@@ -1,9 +1,13 @@
 """Contract 7 to 16: states, and the condition on which each is replaced."""
 
+from contextlib import suppress
+from typing import NoReturn
+
 import pytest
 
 from persistence.contract.base import Contract, creating, load_one
-from persistence.errors import Conflict, Terminal
+from persistence.errors import Conflict, Terminal, Transient
+from persistence.faults import Fault, Injector, Outcome, use, write_of
 from persistence.protocol import FlowRef, StageRef, StateStore, Stored, Write
 
 _KEYS = {
@@ -15,6 +19,14 @@ _KEYS = {
     "separators": b"a:b{c}d/e*f?[g]\\h\r\n'i\"j",
     "long": b"k" * 1024,
 }
+
+
+class _DiedError(BaseException):
+    """Stands for the death of the process."""
+
+
+def _die() -> NoReturn:
+    raise _DiedError
 
 
 class StateContract(Contract):
@@ -67,6 +79,22 @@ class StateContract(Contract):
         for version in range(5):
             store.save(stage, [Write(b"k", version, b"%d" % version)], term=term, batch=version)
             assert other.load(stage, [b"k"]) == {b"k": Stored(version + 1, term, version, b"%d" % version)}
+
+    @pytest.mark.parametrize("nth", [1, 2])
+    @pytest.mark.parametrize("outcome", Outcome)
+    def test_a_save_that_ends_within_one_of_its_parts_is_finished_by_the_same_save(
+        self, store: StateStore, stage: StageRef, term: int, outcome: Outcome, nth: int
+    ) -> None:  # 10, 14
+        writes = creating([b"%d" % i for i in range(300)], bytes(500))
+        point = write_of(stage.stage)
+        with use(Injector([Fault(point, outcome, nth)], crash=_die)) as injector, suppress(_DiedError, Transient):
+            store.save(stage, writes, term=term, batch=3)
+        if not injector.reached[point]:
+            pytest.skip("the store's writes are no fault points (persistence.faults.write_of)")
+        store.save(stage, writes, term=term, batch=3)
+        assert store.load(stage, [write.key for write in writes]) == {
+            write.key: Stored(1, term, 3, write.value) for write in writes
+        }
 
     @pytest.mark.parametrize("expected", [0, 1, 3, 4])
     def test_a_state_of_another_version_is_not_replaced(

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from typing import Any
 
@@ -9,6 +10,7 @@ import stamina
 from redis import exceptions as redis
 
 from persistence.errors import StoreError, Terminal
+from persistence.faults import effect
 from persistence.names import FlowRef, StageRef
 from persistence.redis.errors import Meaning, meaning_of
 from persistence.redis.nodes import LOST, Command, Node, Nodes
@@ -54,13 +56,14 @@ class Caller:
         self._settings = settings
         self._waits = _waits(settings)
 
-    def run(self, calls: Sequence[Call], at: FlowRef | StageRef, *, writes: bool = False) -> list[Any]:
+    def run(self, calls: Sequence[Call], at: FlowRef | StageRef, *, writes: bool = False, point: str = "") -> list[Any]:
         """Return the answers of the calls, in order.
 
         Args:
             calls: The calls; those of one server go out together.
             at: For the errors.
             writes: Wait until the replicas and disks that the settings ask for have the writes.
+            point: Fault point of what goes to one server; empty for none.
 
         Raises:
             Transient: The answer of a call did not come within the bounds; it did or did not take effect.
@@ -78,14 +81,14 @@ class Caller:
                 wait_jitter=0.05,
             ):
                 with attempt:
-                    self._try(calls, answers, self._waits if writes else ())
+                    self._try(calls, answers, self._waits if writes else (), point)
         except _AgainError as error:
             raise _placed(error.meaning.error(), at) from error.__cause__
         except StoreError as error:
             raise _placed(error, at) from error.__cause__
         return [answers[i] for i in range(len(calls))]
 
-    def _try(self, calls: Sequence[Call], answers: dict[int, Any], waits: Sequence[Command]) -> None:
+    def _try(self, calls: Sequence[Call], answers: dict[int, Any], waits: Sequence[Command], point: str) -> None:
         """Run what has no answer yet; raise when something is left."""
         left: Exception | Meaning | None = None
         try:
@@ -96,7 +99,8 @@ class Caller:
         for node, group in groupby(todo, key=lambda one: one[0]):
             places = [i for _, i in group]
             try:
-                replies, short = _exchange(node, [calls[i] for i in places], waits)
+                exchange = partial(_exchange, node, [calls[i] for i in places], waits)
+                replies, short = effect(point, exchange) if point else exchange()
             except LOST as error:
                 left = error
                 continue

@@ -5,6 +5,7 @@ from typing import Any, NoReturn
 
 from persistence.cas import check_distinct, check_is_term, unknown_term
 from persistence.errors import Conflict, Corrupt, Fenced, Terminal
+from persistence.faults import FENCE, write_of
 from persistence.manifest import Manifest, decode_manifest, encode_manifest
 from persistence.protocol import Capabilities, FlowRef, StageRef, Stored, Write
 from persistence.redis.calls import Call, Caller, chunks, script_call
@@ -121,8 +122,9 @@ class RedisStore:
                     arguments += (write.expected, write.value)
                 keys = [fence, heads, *(b"%b:%b" % (heads, write.key) for write in mine[run])]
                 calls.append(script_call(SAVE, keys, arguments))
+        answers = self._caller.run(calls, stage, writes=True, point=write_of(stage.stage))
         changed: set[bytes] = set()
-        for part, answer in zip(parts, self._caller.run(calls, stage, writes=True), strict=True):
+        for part, answer in zip(parts, answers, strict=True):
             if answer:
                 changed.update(_refused(stage, part, answer, term))
         if changed:
@@ -177,7 +179,7 @@ class RedisStore:
             raise _other_buckets(flow, buckets)
         calls = [script_call(INSTALL, [self._layout.bucket(flow, b)], [term, buckets]) for b in range(buckets)]
         highest = term
-        for installed, count in self._caller.run(calls, flow, writes=True):
+        for installed, count in self._caller.run(calls, flow, writes=True, point=FENCE):
             if int(count) != buckets:
                 raise _other_buckets(flow, int(count))
             highest = max(highest, int(installed))

@@ -7,6 +7,7 @@ from urllib.parse import unquote, urlsplit
 
 from persistence.cas import check_distinct, check_is_term, check_manifest, check_term, settle
 from persistence.errors import Corrupt, Fenced, Terminal
+from persistence.faults import effect, write_of
 from persistence.manifest import Manifest, decode_manifest, encode_manifest
 from persistence.protocol import Capabilities, FlowRef, StageRef, Stored, Write
 from persistence.sqlite.database import Database
@@ -93,8 +94,11 @@ class SqliteStore:
 
     def save(self, stage: StageRef, writes: Sequence[Write], *, term: int, batch: int) -> None:
         check_distinct(stage, writes)
-        if not writes:
-            return
+        if writes:
+            effect(write_of(stage.stage), lambda: self._save(stage, writes, term, batch))
+
+    def _save(self, stage: StageRef, writes: Sequence[Write], term: int, batch: int) -> None:
+        """Write everything in one transaction."""
         with self._database.writing(stage) as connection:
             check_term(stage, term, _flow(connection, stage.flow_ref)[0])
             number = _stage_number(connection, stage)

@@ -20,6 +20,7 @@ from jobs.loading import LoadError
 from jobs.settings import UsageError
 from jobs.stack import StackError
 from persistence.errors import Conflict, Corrupt, Fenced, Terminal, Transient
+from persistence.faults import known_points
 from persistence.kafka import BrokerRefused, BrokerUnavailable, SettingsError
 
 
@@ -206,6 +207,18 @@ def test_a_store_without_a_schema_says_so(monkeypatch: pytest.MonkeyPatch, capsy
         out, err = capsys.readouterr()
         assert out == ""
         assert err.endswith("this store creates what it needs by itself\n")
+
+
+def test_every_fault_point_and_outcome_is_listed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "faults") == 0
+    shown = capsys.readouterr().out
+    assert run(monkeypatch, "faults", "--json") == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["points"] == known_points()
+    assert list(told["outcomes"]) == ["before", "after", "error", "unanswered"]
+    assert all(text in shown for part in told.values() for pair in part.items() for text in pair)
 
 
 def test_nothing_runs_in_an_empty_directory(
