@@ -14,7 +14,7 @@ from aggregations.flow import Aggregate, Divert, Filter, FlatMap, Map, Predicate
 from aggregations.operators import schema_after
 from aggregations.rows import Schema, evaluate_values
 from aggregations.stage import Arrival, inputs_of
-from envelope import Envelope, EnvelopeError, Hop, Reason, Siblings, Verdict, encode
+from envelope import Envelope, EnvelopeError, Hop, Position, Reason, Siblings, Verdict, encode
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +36,21 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """A message to be produced."""
+    """A message to be produced.
+
+    Attributes:
+        topic: Topic.
+        key: Its key.
+        value: Its value.
+        headers: Its headers.
+        order: Position of the element; outputs of one root partition are produced in this order.
+    """
 
     topic: str
     key: bytes | None
     value: bytes
     headers: tuple[tuple[str, bytes | None], ...] = ()
+    order: Position = ()
 
 
 @dataclass(slots=True)
@@ -109,7 +118,8 @@ def _publish(applied: Applied, step: Publish) -> None:
 
     def output(element: Element[Any], key: Any) -> Output:
         key = key_bytes(key)
-        return Output(step.topic, key, encode(_republished(element, step, key)))
+        order = element.lineage.standing(indices=element.indices).position
+        return Output(step.topic, key, encode(_republished(element, step, key)), order=order)
 
     output.__qualname__ = f"publish to {step.topic}"
     results = [_call(output, *pair) for pair in zip(applied.elements, keys, strict=True)]

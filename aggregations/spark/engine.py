@@ -363,8 +363,10 @@ class Engine:
         for stage in stages[1:] if job.folds_while_reading else stages:
             frame = self._shuffled(frame).mapInArrow(folding(job, stage), SCHEMA)
         if not self.flow.scatters:
-            waiting = stages if len(stages) == 1 and job.folds_while_reading else stages[:-1]
-            return _collect(self._persisted(frame, job, waiting))
+            if job.holds_outputs:
+                frame = self._shuffled(frame).mapInArrow(publishing(job), SCHEMA)
+            at_once = not job.holds_outputs and not (len(stages) == 1 and job.folds_while_reading)
+            return _collect(self._persisted(frame, job, stages[:-1] if at_once else stages))
         frame = frame.persist()
         try:
             report, failures = _collect(frame.where(F.col("kind") >= int(Kind.REPORT)))

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from aggregations.flow import Flow, Stage
+from aggregations.flow import Flow, Publish, Stage
 from aggregations.report import Report
 from aggregations.snapshots import snapshots_of
 from aggregations.spark.roots import Ends
@@ -66,6 +66,20 @@ class Job:
         """Whether the task that reads a partition has all of its keys and folds the first stage itself."""
         first = self.flow.stages[0]
         return first.aggregate.co_partitioned and not first.fans_out and not self.spread
+
+    @property
+    def holds_outputs(self) -> bool:
+        """Whether outputs wait for the task that produces them all.
+
+        They do where items of one record may be folded by different tasks: nothing may leave before all of them
+        are. And where a task behind a shuffle publishes: it has the keys of its stage, not those of the outputs.
+        Several tasks would produce what belongs to one key in turns, and who reads it would find old positions
+        behind newer ones.
+        """
+        shuffled = 1 if self.folds_while_reading else 0
+        stages = self.flow.stages
+        behind = [*(stage.before for stage in stages[shuffled + 1 :]), self.flow.tail][: len(stages) - shuffled]
+        return self.flow.scatters or any(isinstance(step, Publish) for steps in behind for step in steps)
 
     def definition(self, stage: Stage) -> str:
         """Definition that loaded states must have; empty for any."""

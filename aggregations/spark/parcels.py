@@ -26,7 +26,7 @@ class Kind(IntEnum):
     WRITES = 1
     """States of a stage that wait until every stage behind it is persisted."""
     OUTPUTS = 2
-    """Outputs and dead letters that wait until no item of a scattered record can fail any more."""
+    """Outputs and dead letters on their way to the task that produces them."""
     REPORT = 3
     """What a task did."""
     FAILURE = 4

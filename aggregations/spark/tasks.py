@@ -15,6 +15,10 @@ Where items of one record may be folded by different tasks, nothing may leave be
 folded. The chain is then cut in two, and the driver looks in between:
 
     read, fold stage 1 | ... | fold the last stage || publish | persist the last stage | ...
+
+Where a task behind a shuffle publishes, one task produces the outputs of all, in the order of their positions:
+
+    read, fold stage 1 | ... | fold the last stage | publish | persist the last stage | ...
 """
 
 import gc
@@ -35,6 +39,7 @@ from aggregations.spark.messages import MessagePath
 from aggregations.spark.parcels import Kind, Parcel, pack, route_of, unpack
 from aggregations.spark.path import Path, Work
 from aggregations.spark.roots import check_source
+from envelope import position_order
 from persistence import faults
 from persistence.faults import effect
 from persistence.protocol import Write
@@ -93,6 +98,7 @@ def publishing(job: Job) -> Task:
                 outputs, graves = loads(payload)
                 work.outputs += outputs
                 work.graves |= graves
+            work.outputs.sort(key=lambda output: position_order(output.order))
             with work.timed("publish"):
                 publish(work)
             return []
@@ -122,7 +128,7 @@ def _fold(work: Work, path: Path, stage: Stage, arrivals: object) -> list[Parcel
     writes, following = path.fold(work, stage, arrivals)
     parcels = _leave(work)
     reads = stage.index == 0 and work.job.folds_while_reading
-    if following is None and not reads and not work.job.flow.scatters:
+    if following is None and not reads and not work.job.holds_outputs:
         _persist(work, stage, writes)
         return parcels
     parcels += _waiting(work.job, stage, writes)
@@ -132,8 +138,8 @@ def _fold(work: Work, path: Path, stage: Stage, arrivals: object) -> list[Parcel
 
 
 def _leave(work: Work) -> list[Parcel]:
-    """Publish outputs and dead letters, or hold them back where a record's items are scattered."""
-    if not work.job.flow.scatters:
+    """Publish outputs and dead letters, or send them to the one task that does."""
+    if not work.job.holds_outputs:
         with work.timed("publish"):
             publish(work)
         return []
