@@ -1,10 +1,11 @@
 """Events a second of the Spark engine, what they cost, and its share of the bare JVM source in the same run.
 
-    python benchmarks/engine.py [--events 2000000] [--keys 10000] [--resent 0.05] [--store sqlite|URL] [--json]
+    python benchmarks/engine.py [--events 2000000] [--keys 10000] [--resent 0.05] [--store sqlite|redis|URL] [--json]
 
 A topic of four partitions is filled with envelopes of one republish hop, part of them re-sent at new offsets. Spark
 reads it twice: straight from the Kafka source into `noop`, and through the engine (one stage, keyed as the topic is).
-Every batch but the first is warm. The sum of what was folded must be the number of unique inputs.
+Every batch but the first is warm. The sum of what was folded must be the number of unique inputs. With `redis` a server
+of its own is started and its CPU counted. Memory is the most that each process ever had resident.
 """
 
 import argparse
@@ -107,19 +108,35 @@ def children(pid):
     return found
 
 
-def spent(broker):
-    """CPU seconds so far by part: broker, driver (Python and JVM), workers."""
-    mine = [child for child in children(os.getpid()) if child != broker]
-    [jvm, *_] = [child for child in mine if "java" in Path(f"/proc/{child}/cmdline").read_text()] or [0]
-    below = children(jvm) if jvm else []
+def peak(pid):
+    """The most resident memory that a process ever had, in MB."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return 0
+    return int(status.partition("VmHWM:")[2].split()[0]) // 1024
+
+
+def processes(servers):
+    """Process ids by part: servers, the driver's JVM, workers and the daemon that forks them."""
+    mine = [child for child in children(os.getpid()) if child not in servers.values()]
+    jvms = [child for child in mine if "java" in Path(f"/proc/{child}/cmdline").read_text()][:1]
+    below = [child for jvm in jvms for child in children(jvm)]
     workers = below + [worker for daemon in below for worker in children(daemon)]
+    return {**{name: [pid] for name, pid in servers.items()}, "jvm": jvms, "workers": workers}
+
+
+def spent(servers):
+    """CPU seconds so far by part."""
     times = os.times()
-    return {
-        "broker": cpu(broker),
-        "driver": times.user + times.system,
-        "jvm": cpu(jvm) if jvm else 0.0,
-        "workers": sum(cpu(worker) for worker in workers),
-    }
+    parts = {part: sum(cpu(pid) for pid in pids) for part, pids in processes(servers).items()}
+    return {**parts, "driver": times.user + times.system}
+
+
+def memory(servers):
+    """Peak resident MB by part; of workers, which share much of theirs, the largest."""
+    parts = {part: max(map(peak, pids), default=0) for part, pids in processes(servers).items()}
+    return {**parts, "driver": peak(os.getpid())}
 
 
 def bare(spark, settings, topic, batch):
@@ -150,29 +167,33 @@ def main():
     parser.add_argument("--keys", type=int, default=10_000)
     parser.add_argument("--resent", type=float, default=0.05)
     parser.add_argument("--batch", type=int, default=500_000, help="records of a batch")
-    parser.add_argument("--store", default="sqlite", help="sqlite, or a URL")
+    parser.add_argument("--store", default="sqlite", help="sqlite, redis, or a URL")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     say = (lambda *words: None) if args.json else print
-    with stack.ephemeral(kafka=True, heap_mb=1024) as servers:
+    with stack.ephemeral(kafka=True, redis=args.store == "redis", heap_mb=1024) as servers:
         settings = KafkaSettings(servers.kafka)
-        broker = servers.find("kafka").pid
+        pids = {one.name: one.pid for one in servers.servers}
         topic = f"bench-{uuid.uuid4().hex[:8]}"
         Topics(settings).create(topic, PARTITIONS)
         Topics(settings).create(f"{topic}.dlq", 1)
         begin = time.perf_counter()
         unique = fill(settings, topic, args.events, args.keys, args.resent)
         say(f"filled with {args.events:,} envelopes, {unique:,} unique, in {time.perf_counter() - begin:.0f} s")
-        url = f"sqlite://{tempfile.mkdtemp()}/bench.db" if args.store == "sqlite" else args.store
+        own = {
+            "sqlite": f"sqlite://{tempfile.mkdtemp()}/bench.db",
+            "redis": servers.redis if servers.find("redis") else "",
+        }
+        url = own.get(args.store, args.store)
         flow = flow_of(topic)
         conf = {"spark.driver.memory": "2g"}
         spark = session("bench", jars=jars.kafka_connector(), conf=conf)
         source = bare(spark, settings, topic, args.batch)
         say("bare JVM source:", ", ".join(f"{rate / 1000:.0f}k" for rate in source), "events/s")
-        marks = [(time.perf_counter(), spent(broker), 0)]
+        marks = [(time.perf_counter(), spent(pids), 0)]
 
         def note(report):
-            marks.append((time.perf_counter(), spent(broker), report.records))
+            marks.append((time.perf_counter(), spent(pids), report.records))
 
         report = run_flow(
             flow,
@@ -204,6 +225,7 @@ def main():
             "source_events_per_second": [round(rate) for rate in source],
             "share_of_source": round(statistics.median(rates) / statistics.median(source), 2),
             "cpu_seconds_per_million": {**cost, "all": round(sum(cost.values()), 2)},
+            "peak_resident_mb": memory(pids),
             "exact": True,
         }
         print(json.dumps(result) if args.json else json.dumps(result, indent=2))

@@ -1,13 +1,12 @@
 """`headwater demo`: the proof."""
 
-import signal
-import sys
 from typing import Annotated
 
 import typer
 
 from jobs.cli.errors import Exit
 from jobs.cli.options import Json
+from jobs.cli.signals import exit_on_sigterm
 from jobs.screen import emit, say
 
 
@@ -38,7 +37,7 @@ def demo(
     from jobs.demo.play import play
     from jobs.demo.report import as_json, show
 
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    exit_on_sigterm()
     with directory(keep=keep) as home:
         url, generation = prepared(store, home)
         result = play(flights, url, home, generation=generation)

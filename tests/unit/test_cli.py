@@ -1,6 +1,7 @@
 """The command line's surface: help for everything, one line and an exit code for every error."""
 
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from typer.main import get_command
 from aggregations.errors import DefinitionChangedError, FlowError, RunRefusedError
 from jobs.cli import app, main
 from jobs.cli.errors import Exit, explain
+from jobs.cli.signals import exit_on_sigterm
 from jobs.demo.children import DemoError
 from jobs.jars import JarsUnavailable
 from jobs.java import JavaUnavailable
@@ -102,6 +104,25 @@ def test_an_error_is_one_line_on_standard_error(
     out, err = capsys.readouterr()
     assert out == ""
     assert err == f"headwater: there is no module no_such_module in {tmp_path} nor on PYTHONPATH\n"
+
+
+def test_a_signal_s_exit_is_kept_when_a_c_library_s_call_makes_something_else_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupted(**_: object) -> None:
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        except SystemExit:
+            raise TypeError from None
+
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr("jobs.cli.signals._received", [])
+    monkeypatch.setattr("jobs.cli.app", interrupted)
+    try:
+        exit_on_sigterm()
+        assert run(monkeypatch, "demo") == 128 + signal.SIGTERM
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_a_stack_trace_is_there_for_those_who_ask(monkeypatch: pytest.MonkeyPatch) -> None:
