@@ -291,7 +291,10 @@ def _outcome(
             try:
                 states[key] = replace(state, windows=state.windows.leaving_hole(standing))
             except HolesFullError as error:
-                raise HolesFullError(f"stage {stage.name}, {own} ({cause[0].value}): {error}") from None
+                raise HolesFullError(
+                    f"stage {stage.name}, {own} ({cause[0].value}): {error} (mend the flow and start it again, or give "
+                    "letters up with `headwater discard`)"
+                ) from None
     decided = []
     for i, arrival in enumerate(arrivals):
         if i in passing:

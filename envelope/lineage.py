@@ -120,7 +120,7 @@ class Lineage:
         """Return the lineage of a record with this source chain and these own coordinates."""
         hops = tuple(chain)
         return cls(
-            nodes=(*(Node(hop.topic, hop.partition, hop.offset, hop.topic_id, hop.cluster) for hop in hops), own),
+            nodes=(*(_node(hop, own) for hop in hops), own),
             edges=tuple(Edge(hop.via, hop.index, hop.rekeyed, hop.transparent) for hop in hops),
         )
 
@@ -227,6 +227,12 @@ class Lineage:
             group += step
         tail = "".join(f">{quote(name)}" for name in branch)
         return lane + tail, group + tail
+
+
+def _node(hop: Hop, own: Node) -> Node:
+    """The record that a hop read. Who redrives knows no clusters: back in its topic a record is in its own."""
+    cluster = own.cluster if hop.transparent and not hop.cluster and hop.topic == own.topic else hop.cluster
+    return Node(hop.topic, hop.partition, hop.offset, hop.topic_id, cluster)
 
 
 def _topic(node: Node) -> str:

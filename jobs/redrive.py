@@ -6,56 +6,23 @@ twice does no harm.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
-
-from confluent_kafka import Consumer, TopicPartition
 
 from envelope import Envelope, EnvelopeError, Hop, append_hop, decode, encode
 from envelope.deadletter import PREFIX, DeadLetter, Headers, own_headers
 from envelope.errors import Reason
 from envelope.redrive import Redrive, redrive_hops
+from jobs.letters import Letter, Letters, Selection
 from persistence.faults import REDRIVE_FLUSH, REDRIVE_PRODUCE, effect
-from persistence.kafka import AcknowledgedProducer, BrokerUnavailable, KafkaSettings, Marks, Topics
-from persistence.kafka.errors import broker_error, passes
+from persistence.kafka import AcknowledgedProducer, KafkaSettings, Topics
+from persistence.kafka.producer import BY_KEY
 
 _BATCH = 1000
-_SECONDS = 10.0
 
 Mend = Callable[[bytes | None, bytes | None], bytes]
 """Makes of a letter's key and value the value that should have been sent."""
-
-
-@dataclass(frozen=True, slots=True)
-class Selection:
-    """Which letters are meant; what is empty does not restrict.
-
-    Attributes:
-        reasons: Reason codes.
-        stages: Stages at which they died.
-        topics: Topics that they died in.
-        applications: Flows and republishers that gave them up.
-        unproven: Letters of reason `unproven` too, as ones that were never folded: the caller knows it.
-    """
-
-    reasons: frozenset[str] = frozenset()
-    stages: frozenset[str] = frozenset()
-    topics: frozenset[str] = frozenset()
-    applications: frozenset[str] = frozenset()
-    unproven: bool = False
-
-    def takes(self, letter: DeadLetter) -> bool:
-        """Whether a letter is meant."""
-        reason = letter.reason.value if letter.reason else ""
-        if letter.reason is Reason.UNPROVEN and not self.unproven:
-            return False
-        pairs = (
-            (self.reasons, reason),
-            (self.stages, letter.stage),
-            (self.topics, letter.topic),
-            (self.applications, letter.application),
-        )
-        return all(not wanted or value in wanted for wanted, value in pairs)
 
 
 @dataclass(slots=True)
@@ -97,58 +64,66 @@ def redrive(
         progress: Told how many of how many letters are read.
 
     Raises:
-        BrokerError: Kafka cannot be reached, or refuses. What was redriven before may be redriven again.
+        BrokerError: Kafka cannot be reached, lacks a topic, or refuses. What was redriven before may be redriven
+            again.
     """
-    selection, result = selection or Selection(), Redriven()
-    topics = Topics(settings)
-    topics.check_rights(read=[letters])
-    marks = topics.marks([letters])
-    total = sum(one.high - one.low for one in marks.values())
-    ids: dict[str, str] = topics.topic_ids([letters])
-    with AcknowledgedProducer(settings) as producer:
-        for done, record in enumerate(_read(settings, letters, marks), start=1):
-            _one(record, ids[letters], selection, mend, producer if apply else None, result)
+    found, result = Letters(settings, letters), Redriven()
+    with AcknowledgedProducer(settings) if apply else nullcontext() as producer:
+        back = _Back(Topics(settings), producer, mend, result)
+        for done, letter in enumerate(found, start=1):
+            if letter.facts is None:
+                result.foreign += 1
+            else:
+                result.letters += 1
+                if (selection or Selection()).takes(letter.facts):
+                    back.bring(letter, letter.facts)
+                else:
+                    result.left += 1
             if done % _BATCH == 0:
-                effect(REDRIVE_FLUSH, producer.flush)
+                back.flush()
             if progress is not None:
-                progress(done, total)
-        effect(REDRIVE_FLUSH, producer.flush)
+                progress(done, found.total)
+        back.flush()
     return result
 
 
-@dataclass(frozen=True, slots=True)
-class _Letter:
-    place: Hop
-    key: bytes | None
-    value: bytes | None
-    headers: Headers
+class _Back:
+    """The way back; without a producer everything is only counted."""
 
+    def __init__(
+        self, topics: Topics, producer: AcknowledgedProducer | None, mend: Mend | None, result: Redriven
+    ) -> None:
+        self._topics = topics
+        self._producer = producer
+        self._mend = mend
+        self._result = result
+        self._partitions: dict[str, int] = {}
 
-def _one(
-    record: _Letter,
-    letters_id: str,
-    selection: Selection,
-    mend: Mend | None,
-    producer: AcknowledgedProducer | None,
-    result: Redriven,
-) -> None:
-    letter = DeadLetter.read(record.headers)
-    if letter is None:
-        result.foreign += 1
-        return
-    result.letters += 1
-    if not selection.takes(letter):
-        result.left += 1
-        return
-    try:
-        value = redriven(record.key, record.value, record.headers, letter, record.place, mend)
-    except EnvelopeError as error:
-        result.unusable[error.reason.value] += 1
-        return
-    result.redriven[letter.topic, letter.stage, letter.reason.value if letter.reason else "unknown"] += 1
-    if producer is not None:
-        headers = own_headers(record.headers)
-        effect(REDRIVE_PRODUCE, lambda: producer.send(letter.topic, value, record.key, headers))
+    def bring(self, letter: Letter, facts: DeadLetter) -> None:
+        """Produce a letter to the partition where it died; where that is not any more, its key decides."""
+        try:
+            value = redriven(letter.key, letter.value, letter.headers, facts, letter.place, self._mend)
+        except EnvelopeError as error:
+            self._result.unusable[error.reason.value] += 1
+            return
+        reason = facts.reason.value if facts.reason else "unknown"
+        partition = facts.partition if facts.partition < self._partitions_of(facts.topic) else BY_KEY
+        self._result.redriven[facts.topic, facts.stage, reason] += 1
+        if (producer := self._producer) is not None:
+            headers = own_headers(letter.headers)
+            effect(REDRIVE_PRODUCE, lambda: producer.send(facts.topic, value, letter.key, headers, partition))
+
+    def flush(self) -> None:
+        """Return when everything produced is acknowledged."""
+        if self._producer is not None:
+            effect(REDRIVE_FLUSH, self._producer.flush)
+
+    def _partitions_of(self, topic: str) -> int:
+        if topic not in self._partitions:
+            if self._producer is not None:
+                self._topics.check_rights(write=[topic])
+            self._partitions.update(self._topics.partitions([topic]))
+        return self._partitions[topic]
 
 
 def redriven(
@@ -168,12 +143,16 @@ def redriven(
         mend: Makes a new value first.
 
     Raises:
-        EnvelopeError: The value was trimmed, or is a damaged envelope; `mend` can help. Or `mend` itself raised.
+        EnvelopeError: The value was trimmed, is a damaged envelope, or none where one is expected; `mend` can
+            help. Or `mend` itself raised.
     """
     if mend is not None:
         value = _mended(mend, key, value)
     elif any(name == f"{PREFIX}trimmed" for name, _ in headers):
         raise EnvelopeError(Reason.TRUNCATED, "the letter was trimmed; the record itself stays at its coordinates")
+    elif letter.reason is Reason.NOT_AN_ENVELOPE:
+        # In an envelope around it, it would be taken for a payload.
+        raise EnvelopeError(Reason.NOT_AN_ENVELOPE, "it would die again; mend it into an envelope or a payload")
     died = Hop(letter.topic, letter.partition, letter.offset, topic_id=letter.topic_id)
     hops = redrive_hops(died, place, Redrive(letter.stage, letter.hole))
     if value is None:
@@ -200,44 +179,3 @@ def _mended(mend: Mend, key: bytes | None, value: bytes | None) -> bytes:
             Reason.TRANSFORM_FAILED, f"the function that mends returned {type(result).__name__}, not bytes"
         )
     return result
-
-
-def _read(settings: KafkaSettings, topic: str, marks: Mapping[tuple[str, int], Marks]) -> Iterable[_Letter]:
-    """Everything between the marks, partition by partition."""
-    consumer = Consumer(
-        settings.client(group_id="headwater-redrive", enable_auto_commit=False, enable_partition_eof=True)
-    )
-    try:
-        for (_, partition), mark in sorted(marks.items()):
-            if mark.low < mark.high:
-                consumer.assign([TopicPartition(topic, partition, mark.low)])
-                yield from _partition(consumer, topic, partition, mark.high)
-    finally:
-        consumer.close()
-
-
-def _partition(consumer: Consumer, topic: str, partition: int, end: int) -> Iterable[_Letter]:
-    while True:
-        message = consumer.poll(_SECONDS)
-        if message is None:
-            raise BrokerUnavailable(
-                f"reading {topic}:{partition}: no answer", "Try again; redriving twice does no harm"
-            )
-        error = message.error()
-        if error is not None:
-            if error.name() == "_PARTITION_EOF":
-                return
-            if passes(error):
-                continue
-            raise broker_error(error, f"reading {topic}:{partition}")
-        offset = message.offset()
-        if offset is None or offset >= end:
-            return
-        headers = [(name, text.encode() if isinstance(text, str) else text) for name, text in _pairs(message.headers())]
-        yield _Letter(Hop(topic, partition, offset), message.key(), message.value(), headers)
-        if offset + 1 >= end:
-            return
-
-
-def _pairs(headers: object) -> list[tuple[str, str | bytes | None]]:
-    return list(headers) if isinstance(headers, list) else []

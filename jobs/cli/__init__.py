@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from jobs.cli import demo, faults, inspect, redrive, republish, run, schema, stack
+from jobs.cli import demo, discard, faults, inspect, redrive, republish, run, schema, stack
 from jobs.cli.errors import explain
 from jobs.cli.signals import exit_code
 from jobs.environment import DEBUG
@@ -30,7 +30,16 @@ app = typer.Typer(
 )
 app.add_typer(stack.app, name="stack")
 app.add_typer(schema.app, name="schema")
-for command in (demo.demo, run.run, run.describe, republish.republish, redrive.redrive, inspect.inspect, faults.faults):
+for command in (
+    demo.demo,
+    run.run,
+    run.describe,
+    republish.republish,
+    redrive.redrive,
+    discard.discard,
+    inspect.inspect,
+    faults.faults,
+):
     app.command()(command)
 
 

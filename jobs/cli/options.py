@@ -41,5 +41,18 @@ Stores: TypeAlias = Annotated[
 Generation: TypeAlias = Annotated[
     int, typer.Option(min=1, help="Which complete set of states; rebuilds write a new one.")
 ]
+Letters: TypeAlias = Annotated[str, typer.Option("--from", metavar="TOPIC", help="The dead-letter topic.")]
+Reasons: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option("--reason", metavar="CODE", help="Only this reason code; may be repeated.", show_default=False),
+]
+Stages: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option("--stage", metavar="NAME", help="Only from this stage; may be repeated.", show_default=False),
+]
+Topics: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option("--topic", metavar="TOPIC", help="Only what died in it; may be repeated.", show_default=False),
+]
 Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Write JSON lines to standard output.")]
 STACK_ROOT = Path(".headwater/stack")

@@ -5,27 +5,18 @@ from typing import Annotated
 import typer
 
 from jobs.cli.errors import Exit
-from jobs.cli.options import Bootstrap, Json, KafkaFile
+from jobs.cli.options import Bootstrap, Json, KafkaFile, Letters, Reasons, Stages, Topics
 from jobs.screen import emit, progress, say, table
 
 
 def redrive(
-    source: Annotated[str, typer.Option("--from", metavar="TOPIC", help="The dead-letter topic.")],
+    source: Letters,
     apply: Annotated[
         bool, typer.Option("--apply", help="Redrive them. Without it: show what would be redriven.")
     ] = False,
-    reason: Annotated[
-        list[str] | None,
-        typer.Option(metavar="CODE", help="Only this reason code; may be repeated.", show_default=False),
-    ] = None,
-    stage: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME", help="Only from this stage; may be repeated.", show_default=False),
-    ] = None,
-    topic: Annotated[
-        list[str] | None,
-        typer.Option(metavar="TOPIC", help="Only what died in it; may be repeated.", show_default=False),
-    ] = None,
+    reason: Reasons = None,
+    stage: Stages = None,
+    topic: Topics = None,
     application: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME", help="Only of this flow or republisher; may be repeated.", show_default=False),
@@ -46,11 +37,11 @@ def redrive(
 ) -> None:
     """Bring dead letters back to the topics where they died: each is folded once, also when it is redriven twice.
 
-    The exit code is 4 when some cannot go back as they are (damaged or trimmed): mend them.
+    The exit code is 4 when some cannot go back as they are (damaged, trimmed, no envelope): mend them.
     """
     from jobs import settings
+    from jobs.letters import Selection
     from jobs.loading import load
-    from jobs.redrive import Selection
     from jobs.redrive import redrive as run
 
     selection = Selection(

@@ -23,6 +23,8 @@ from persistence.kafka.settings import KafkaSettings
 
 Headers: TypeAlias = Sequence[tuple[str, bytes | None]]
 
+BY_KEY: Final = -1
+"""In the place of a partition: the key decides."""
 _QUEUE_MESSAGES: Final = 500_000
 _QUEUE_KBYTES: Final = 256 * 1024
 _SLICE_SECONDS: Final = 0.5  # flush in slices: a signal handler runs between two of them
@@ -80,7 +82,14 @@ class AcknowledgedProducer:
         except KafkaException as error:
             raise broker_error(error.args[0], "setting up the producer") from error
 
-    def send(self, topic: str, value: bytes | None, key: bytes | None = None, headers: Headers = ()) -> None:
+    def send(
+        self,
+        topic: str,
+        value: bytes | None,
+        key: bytes | None = None,
+        headers: Headers = (),
+        partition: int = BY_KEY,
+    ) -> None:
         """Queue one record.
 
         Raises:
@@ -89,7 +98,7 @@ class AcknowledgedProducer:
         self._reserve(1, _size(value, key) + sum(len(name) + len(text or b"") for name, text in headers))
         while True:
             try:
-                return self._producer.produce(topic, value, key, headers=list(headers))
+                return self._producer.produce(topic, value, key, partition, headers=list(headers))
             except BufferError:
                 self._producer.poll(_SLICE_SECONDS)
                 self._check()

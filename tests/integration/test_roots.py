@@ -10,8 +10,7 @@ from aggregations.source import Json, Topic
 from aggregations.spark.job import Job
 from aggregations.spark.tasks import outcome_of, reading
 from envelope import Envelope, Hop, encode
-from envelope.deadletter import DeadLetter
-from jobs.redrive import _read
+from jobs.letters import Letters
 from persistence.kafka import AcknowledgedProducer, KafkaSettings, Topics
 
 pytestmark = pytest.mark.integration
@@ -57,6 +56,5 @@ def test_a_root_beyond_the_end_of_its_topic_goes_to_the_dead_letters(kafka, topi
     assert failures == []
     assert report.counts.reasons == {"bad_coordinates": 2}
     assert sum(report.counts.verdicts["aircraft"].values()) == 4
-    letters = [DeadLetter.read(letter.headers) for letter in _read(settings, dead, topics.marks([dead]))]
-    assert sorted(letter.offset for letter in letters) == [2, 3]
+    assert sorted(letter.facts.offset for letter in Letters(settings, dead) if letter.facts) == [2, 3]
     run.close()

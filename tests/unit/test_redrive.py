@@ -151,6 +151,17 @@ def test_letters_that_were_trimmed_or_damaged_do_not_go_back_as_they_are() -> No
     assert decode(mended).payload == b'{"tail":"N1"}'
 
 
+def test_a_letter_that_is_no_envelope_goes_back_only_when_it_is_mended() -> None:
+    letter, place = DeadLetter("legs", 0, 7, Reason.NOT_AN_ENVELOPE), Hop("dead", 0, 1)
+    with pytest.raises(EnvelopeError, match="mend it") as caught:
+        redriven_value(b"k", b'{"tail":"N1"}', (), letter, place)
+    assert caught.value.reason is Reason.NOT_AN_ENVELOPE
+    for mended in (b'{"tail":"N1"}', encode(Envelope(b'{"tail":"N1"}'))):
+        value = redriven_value(b"k", b"?", (), letter, place, lambda key, _, mended=mended: mended)
+        assert decode(value).payload == b'{"tail":"N1"}'
+        assert [hop.transparent for hop in decode(value).chain] == [True, True]
+
+
 def test_a_letter_that_cannot_be_mended_is_named_by_its_reason_and_does_not_end_the_others() -> None:
     letter, place = DeadLetter("plain", 0, 7, Reason.MALFORMED), Hop("dead", 0, 1)
 

@@ -28,6 +28,15 @@ def test_its_lineage_reads_as_the_original_one() -> None:
     assert line.standing().lane == original.standing().lane
 
 
+def test_it_stands_where_it_stood_when_its_topic_is_in_a_cluster_that_has_a_name() -> None:
+    for before in ((), ORIGIN):
+        died = Node("b", 1, 5, "idB", "oslo")
+        chain = (*before, *redrive_hops(B, D, Redrive("carrier")))
+        line = Lineage.of(chain, Node("b", 1, 9, "idB", "oslo")).check()
+        assert line.standing().group == Lineage.of(before, died).standing().group
+        assert line.reduced().own == died
+
+
 def test_redriven_twice_the_last_passage_counts() -> None:
     again = Hop("dead", 0, 8)
     chain = (*ORIGIN, *redrive_hops(B, D, Redrive()), *redrive_hops(Hop("b", 1, 9), again, Redrive(hole=False)))

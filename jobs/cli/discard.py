@@ -1,0 +1,85 @@
+"""`headwater discard`: give dead letters up."""
+
+from typing import Annotated
+
+import typer
+
+from jobs.cli.errors import Exit
+from jobs.cli.options import (
+    Bootstrap,
+    FlowName,
+    Generation,
+    Json,
+    KafkaFile,
+    Letters,
+    Reasons,
+    Stages,
+    Stores,
+    Topics,
+)
+from jobs.screen import emit, progress, say, table
+
+
+def discard(
+    flow: FlowName,
+    source: Letters,
+    apply: Annotated[bool, typer.Option("--apply", help="Do it. Without it: show what would be given up.")] = False,
+    reason: Reasons = None,
+    stage: Stages = None,
+    topic: Topics = None,
+    store: Stores = None,
+    generation: Generation = 1,
+    bootstrap: Bootstrap = None,
+    kafka_settings: KafkaFile = None,
+    json: Json = False,
+) -> None:
+    """Fill the holes that a flow's dead letters left in its states, and fold nothing: for letters never to be redriven.
+
+    Stop the flow first: this takes its term as a run does. The letters stay in their topic; one that is redriven
+    afterwards is not folded any more. The exit code is 4 when the key of some letters cannot be found.
+    """
+    from jobs import settings
+    from jobs.discard import discard as run
+    from jobs.letters import Selection
+    from jobs.loading import load_flow
+
+    found = load_flow(flow)
+    selection = Selection(frozenset(reason or ()), frozenset(stage or ()), frozenset(topic or ()), unproven=True)
+    with progress("reading dead letters", unit="letters") as bar:
+        result = run(
+            settings.kafka(bootstrap, file=kafka_settings),
+            source,
+            found,
+            settings.stores(found, store or ()),
+            generation=generation,
+            selection=selection,
+            apply=apply,
+            progress=bar,
+        )
+    if json:
+        emit(
+            {
+                "applied": apply,
+                "letters": result.letters,
+                "discarded": [
+                    {"topic": where, "stage": at, "reason": why, "count": count}
+                    for (where, at, why), count in sorted(result.discarded.items())
+                ],
+                "no_hole": result.no_hole,
+                "left": result.left,
+                "foreign": result.foreign,
+                "unusable": dict(result.unusable),
+            }
+        )
+    else:
+        table(
+            ([where, at, why, count] for (where, at, why), count in sorted(result.discarded.items())),
+            ["topic", "stage", "reason", "letters"],
+            left=["topic", "stage", "reason"],
+        )
+        if result.unusable:
+            say(f"{sum(result.unusable.values())} cannot be given up, their key is not known: {dict(result.unusable)}")
+        if not apply and result.discarded:
+            say("nothing was written; --apply does it")
+    if result.unusable:
+        raise typer.Exit(Exit.DIFFERENCES)

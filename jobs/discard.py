@@ -1,0 +1,125 @@
+"""Give dead letters up: the holes that they left are filled, and nothing is folded."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+from aggregations.discard import fill_holes
+from aggregations.element import Record
+from aggregations.flow import Flow
+from aggregations.run import Run, begin, look
+from envelope import EnvelopeError, Node
+from envelope.deadletter import DeadLetter
+from jobs.letters import Letter, Letters, Selection
+from jobs.redrive import redriven
+from persistence.kafka import KafkaSettings
+
+_BATCH = 1000
+
+
+@dataclass(slots=True)
+class Discarded:
+    """What was found and done.
+
+    Attributes:
+        letters: Letters read.
+        discarded: Count by (topic, stage, reason) of the letters whose holes are filled.
+        no_hole: Letters that were meant and have no hole (any more): nothing waits for them.
+        left: Letters that were not meant, those of other flows among them.
+        foreign: Records that are no dead letter.
+        unusable: Count by reason of letters whose key cannot be found any more.
+    """
+
+    letters: int = 0
+    discarded: Counter[tuple[str, str, str]] = field(default_factory=Counter)
+    no_hole: int = 0
+    left: int = 0
+    foreign: int = 0
+    unusable: Counter[str] = field(default_factory=Counter)
+
+
+def discard(
+    settings: KafkaSettings,
+    letters: str,
+    flow: Flow[Any],
+    stores: Mapping[str, str],
+    *,
+    generation: int = 1,
+    selection: Selection | None = None,
+    apply: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+) -> Discarded:
+    """Fill the holes of a flow's dead letters, without folding them.
+
+    The letters stay in their topic; one that is redriven afterwards is not folded. It takes the flow's term like
+    any run: a run that goes on meanwhile ends with `Fenced`.
+
+    Args:
+        settings: Where Kafka is.
+        letters: The dead-letter topic.
+        flow: The flow that gave them up.
+        stores: URL of the store by stage name, from `aggregations.run.bind`.
+        generation: Generation of the states.
+        selection: Which letters are meant; all of the flow when None.
+        apply: Write it; otherwise only count what would be.
+        progress: Told how many of how many letters are read.
+
+    Raises:
+        BrokerError: Kafka cannot be reached, or refuses.
+        StoreError: A store cannot be reached, or a newer run has begun.
+        RunRefusedError: The stores do not fit to the flow.
+    """
+    found, result = Letters(settings, letters), Discarded()
+    opened = begin(flow, stores, generation=generation) if apply else look(flow, stores, generation=generation)
+    with closing(opened) as run:
+        meant = _meant(found, flow.name, selection or Selection(), result, progress)
+        while batch := dict(islice(meant, _BATCH)):
+            _fill(run, batch, result, apply=apply)
+    return result
+
+
+def _meant(
+    letters: Letters,
+    flow: str,
+    selection: Selection,
+    result: Discarded,
+    progress: Callable[[int, int], None] | None,
+) -> Iterator[tuple[Node, tuple[Letter, DeadLetter]]]:
+    """The letters that can have a hole, by the coordinates at which they died: a crash writes one twice."""
+    for done, letter in enumerate(letters, start=1):
+        if progress is not None:
+            progress(done, letters.total)
+        if (facts := letter.facts) is None:
+            result.foreign += 1
+            continue
+        result.letters += 1
+        if facts.application != flow or not selection.takes(facts):
+            result.left += 1
+        elif not facts.hole:
+            result.no_hole += 1
+        else:
+            yield Node(facts.topic, facts.partition, facts.offset, facts.topic_id), (letter, facts)
+
+
+def _fill(run: Run, batch: Mapping[Node, tuple[Letter, DeadLetter]], result: Discarded, *, apply: bool) -> None:
+    records = []
+    for node, (letter, facts) in batch.items():
+        try:
+            value = redriven(letter.key, letter.value, letter.headers, facts, letter.place)
+        except EnvelopeError as error:
+            result.unusable[error.reason.value] += 1
+            continue
+        records.append(
+            Record(node.topic, node.partition, node.offset, letter.key, value, 0, tuple(letter.headers), node.topic_id)
+        )
+    for node, count in fill_holes(run, records, apply=apply).items():
+        facts = batch[node][1]
+        if isinstance(count, EnvelopeError):
+            result.unusable[count.reason.value] += 1
+        elif count:
+            result.discarded[facts.topic, facts.stage, facts.reason.value if facts.reason else "unknown"] += 1
+        else:
+            result.no_hole += 1

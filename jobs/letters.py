@@ -1,0 +1,129 @@
+"""What is in a dead-letter topic, and which letters of it are meant."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from confluent_kafka import Consumer, TopicPartition
+
+from envelope import Hop
+from envelope.deadletter import DeadLetter, Headers
+from envelope.errors import Reason
+from persistence.kafka import BrokerUnavailable, KafkaSettings, Topics
+from persistence.kafka.errors import broker_error, passes
+
+_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which letters are meant; what is empty does not restrict.
+
+    Attributes:
+        reasons: Reason codes.
+        stages: Stages at which they died.
+        topics: Topics that they died in.
+        applications: Flows and republishers that gave them up.
+        unproven: Letters of reason `unproven` too, as ones that were never folded: the caller knows it.
+    """
+
+    reasons: frozenset[str] = frozenset()
+    stages: frozenset[str] = frozenset()
+    topics: frozenset[str] = frozenset()
+    applications: frozenset[str] = frozenset()
+    unproven: bool = False
+
+    def takes(self, letter: DeadLetter) -> bool:
+        """Whether a letter is meant."""
+        reason = letter.reason.value if letter.reason else ""
+        if letter.reason is Reason.UNPROVEN and not self.unproven:
+            return False
+        pairs = (
+            (self.reasons, reason),
+            (self.stages, letter.stage),
+            (self.topics, letter.topic),
+            (self.applications, letter.application),
+        )
+        return all(not wanted or value in wanted for wanted, value in pairs)
+
+
+@dataclass(frozen=True, slots=True)
+class Letter:
+    """One record of a dead-letter topic.
+
+    Attributes:
+        place: Its coordinates there.
+        key: Key of the record that died.
+        value: Its value, unless it was trimmed.
+        headers: Its headers, then those that say how it died.
+        facts: What they say; None when the record is no dead letter.
+    """
+
+    place: Hop
+    key: bytes | None
+    value: bytes | None
+    headers: Headers
+    facts: DeadLetter | None
+
+
+class Letters:
+    """All that is in a dead-letter topic now, partition by partition.
+
+    Args:
+        settings: Where Kafka is.
+        topic: The dead-letter topic.
+
+    Attributes:
+        total: How many records it has at the most.
+
+    Raises:
+        BrokerError: Kafka cannot be reached, has no such topic, or does not let this user read it.
+    """
+
+    def __init__(self, settings: KafkaSettings, topic: str) -> None:
+        self._settings = settings
+        self._topic = topic
+        topics = Topics(settings)
+        topics.check_rights(read=[topic])
+        self._topic_id = topics.topic_ids([topic])[topic]
+        self._marks = {partition: marks for (_, partition), marks in topics.marks([topic]).items()}
+        self.total = sum(marks.high - marks.low for marks in self._marks.values())
+
+    def __iter__(self) -> Iterator[Letter]:
+        consumer = Consumer(
+            self._settings.client(group_id="headwater-letters", enable_auto_commit=False, enable_partition_eof=True)
+        )
+        try:
+            for partition, marks in sorted(self._marks.items()):
+                if marks.low < marks.high:
+                    consumer.assign([TopicPartition(self._topic, partition, marks.low)])
+                    yield from self._partition(consumer, partition, marks.high)
+        finally:
+            consumer.close()
+
+    def _partition(self, consumer: Consumer, partition: int, end: int) -> Iterator[Letter]:
+        place = f"{self._topic}:{partition}"
+        while True:
+            message = consumer.poll(_SECONDS)
+            if message is None:
+                raise BrokerUnavailable(f"reading {place}: no answer", "Try again; doing it twice does no harm")
+            error = message.error()
+            if error is not None:
+                if error.name() == "_PARTITION_EOF":
+                    return
+                if passes(error):
+                    continue
+                raise broker_error(error, f"reading {place}")
+            offset = message.offset()
+            if offset is None or offset >= end:
+                return
+            headers = [
+                (name, text.encode() if isinstance(text, str) else text) for name, text in _pairs(message.headers())
+            ]
+            hop = Hop(self._topic, partition, offset, topic_id=self._topic_id)
+            yield Letter(hop, message.key(), message.value(), headers, DeadLetter.read(headers))
+            if offset + 1 >= end:
+                return
+
+
+def _pairs(headers: object) -> list[tuple[str, str | bytes | None]]:
+    return list(headers) if isinstance(headers, list) else []

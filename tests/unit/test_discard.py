@@ -1,0 +1,116 @@
+"""Giving letters up: their holes are filled under every key that has one, and nothing is folded."""
+
+import json
+import uuid
+from typing import Any
+
+import pytest
+
+from aggregations.discard import fill_holes
+from aggregations.element import Element, Record
+from aggregations.fields import Fields, count
+from aggregations.flow import Flow
+from aggregations.memory import MemoryRunner
+from aggregations.run import bind
+from aggregations.source import Json, Topic
+from envelope import EnvelopeError, Hop, Node, Reason
+from envelope.deadletter import DeadLetter
+from jobs.redrive import redriven
+
+BROKEN = {"now": False}
+
+
+class Legs:
+    """Counts, and takes no carrier `bad`."""
+
+    def zero(self) -> dict[str, int]:
+        return {"legs": 0}
+
+    def fold(self, state: dict[str, int], element: Element[Any]) -> dict[str, int]:
+        if element["carrier"] == "bad":
+            raise ValueError
+        return {"legs": state["legs"] + 1}
+
+
+def sold(element: Element[Any], state: Any) -> list[dict[str, Any]]:
+    return [{**element.value, "carrier": one} for one in element["carrier"].split("+")]
+
+
+def tail(element: Element[Any]) -> Any:
+    if BROKEN["now"]:
+        raise ValueError
+    return element["tail"]
+
+
+FLOW = (
+    Flow("fleet")
+    .source(Topic("legs", Json({"tail": str, "carrier": str}), envelope=False))
+    .aggregate("aircraft", tail, Fields(legs=count()), emit=sold)
+    .aggregate("carrier", lambda element: element["carrier"], Legs(), window=2)
+)
+
+
+def leg(offset: int, carrier: str) -> Record:
+    return Record("legs", 0, offset, b"N1", json.dumps({"tail": "N1", "carrier": carrier}).encode(), topic_id="L")
+
+
+@pytest.fixture
+def runner() -> MemoryRunner:
+    return MemoryRunner(FLOW, bind(FLOW, {}, f"memory://{uuid.uuid4()}"), topic_ids={"legs": "L"})
+
+
+def back(run: MemoryRunner) -> list[Record]:
+    """The letters as they would come back, each where it died."""
+    records = []
+    for n, dead in enumerate(run.dead_letters):
+        one = dead.record
+        facts = DeadLetter(one.topic, one.partition, one.offset, None, "L", stage=dead.stage, hole=dead.hole)
+        value = redriven(one.key, one.value, (), facts, Hop("dead", 0, n))
+        records.append(Record(one.topic, one.partition, one.offset, one.key, value, topic_id="L"))
+    return records
+
+
+def holes(run: MemoryRunner) -> dict[bytes, int]:
+    return {key: sum(map(len, state.windows.holes.values())) for key, state in run.states("carrier").items()}
+
+
+def test_every_key_of_a_record_loses_its_hole_and_keeps_what_it_had(runner: MemoryRunner) -> None:
+    runner.process([leg(0, "AA"), leg(1, "AA+bad"), leg(2, "AA")])
+    assert holes(runner) == {b"AA": 1, b"bad": 1}
+    assert fill_holes(runner.run, back(runner), apply=False) == {Node("legs", 0, 1, "L"): 2}
+    assert holes(runner) == {b"AA": 1, b"bad": 1}
+    assert fill_holes(runner.run, back(runner), apply=True) == {Node("legs", 0, 1, "L"): 2}
+    assert holes(runner) == {b"AA": 0, b"bad": 0}
+    assert runner.results("carrier") == {b"AA": {"legs": 2}, b"bad": {"legs": 0}}
+    assert runner.results("aircraft") == {b"N1": {"legs": 3}}
+    assert fill_holes(runner.run, back(runner), apply=True) == {Node("legs", 0, 1, "L"): 0}
+
+
+def test_what_was_given_up_is_held_as_if_it_had_been_folded(runner: MemoryRunner) -> None:
+    runner.process([leg(0, "AA"), leg(1, "AA+bad"), leg(2, "AA")])
+    fill_holes(runner.run, back(runner), apply=True)
+    again = [Record("legs", 0, 3, one.key, one.value, topic_id="L") for one in back(runner)]
+    assert runner.process(again).verdicts["carrier"] == {"duplicate": 2}
+    assert runner.process([leg(4, "bad"), leg(5, "AA")]).verdicts["carrier"] == {"rejected": 1, "accepted": 1}
+    assert runner.results("carrier") == {b"AA": {"legs": 3}, b"bad": {"legs": 0}}
+
+
+def test_below_the_floor_it_comes_back_unproven_and_is_never_folded(runner: MemoryRunner) -> None:
+    runner.process([leg(0, "AA"), leg(1, "AA+bad"), *(leg(n, "AA") for n in range(2, 9))])
+    fill_holes(runner.run, back(runner), apply=True)
+    again = [Record("legs", 0, 10, one.key, one.value, topic_id="L") for one in back(runner)]
+    assert runner.process(again).verdicts["carrier"] == {"unproven": 1, "duplicate": 1}
+    assert runner.results("carrier")[b"AA"] == {"legs": 8}
+
+
+def test_a_letter_whose_key_the_flow_does_not_find_any_more_is_told_with_the_reason(runner: MemoryRunner) -> None:
+    runner.process([leg(0, "bad")])
+    BROKEN["now"] = True
+    try:
+        found = fill_holes(runner.run, back(runner), apply=True)
+    finally:
+        BROKEN["now"] = False
+    [error] = found.values()
+    assert isinstance(error, EnvelopeError)
+    assert error.reason is Reason.TRANSFORM_FAILED
+    assert holes(runner) == {b"bad": 1}
