@@ -207,53 +207,29 @@ def begin(
         RunRefusedError: The stores do not fit together or to the flow, and that risk is not accepted.
         Fenced: A newer run has begun meanwhile.
     """
-    run = _opened(flow, urls, generation, accept)
+    ref = FlowRef(flow.name, generation)
+    handles: dict[str, StateStore] = {}
+    stores = {
+        name: handles.setdefault(url, open_store(url)) if url not in handles else handles[url]
+        for name, url in urls.items()
+    }
+    run = Run(flow, ref, stores, urls, 0, None, Risk.DEFINITION in accept)
     try:
-        ref, ordered = run.ref, run.distinct_stores()
+        ordered = run.distinct_stores()
         authority = ordered[0][1]
         above = max(store.installed_term(ref) for _, store in ordered)
         run.term = effect(TERM, lambda: authority.acquire_term(ref, above=above))
         for _, store in ordered[1:]:
             effect(TERM, lambda store=store: store.install_term(ref, run.term))  # type: ignore[misc]
-        _read_manifests(run)
+        run.manifests = [(name, store.load_manifest(ref)) for name, store in ordered]
         if all(manifest is None for _, manifest in run.manifests):
             _found(run, ordered)
         refuse(check_stores(flow.name, run.manifests, run.definitions()), accept)
     except BaseException:
         run.close()
         raise
-    return run
-
-
-def look(flow: Flow[object], urls: Mapping[str, str], *, generation: int = 1) -> Run:
-    """Open a flow's stores to read them: no term is taken, a run that goes on is not disturbed.
-
-    Args:
-        flow: The flow.
-        urls: URL of the store by stage name, from `bind`.
-        generation: Generation of the states.
-    """
-    run = _opened(flow, urls, generation, ())
-    try:
-        _read_manifests(run)
-    except BaseException:
-        run.close()
-        raise
-    return run
-
-
-def _opened(flow: Flow[object], urls: Mapping[str, str], generation: int, accept: Sequence[str]) -> Run:
-    handles: dict[str, StateStore] = {}
-    stores = {
-        name: handles.setdefault(url, open_store(url)) if url not in handles else handles[url]
-        for name, url in urls.items()
-    }
-    return Run(flow, FlowRef(flow.name, generation), stores, urls, 0, None, Risk.DEFINITION in accept)
-
-
-def _read_manifests(run: Run) -> None:
-    run.manifests = [(name, store.load_manifest(run.ref)) for name, store in run.distinct_stores()]
     run.manifest = _common([manifest for _, manifest in run.manifests])
+    return run
 
 
 def _found(run: Run, ordered: Sequence[tuple[str, StateStore]]) -> None:

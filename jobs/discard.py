@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
-from aggregations.discard import fill_holes
+from aggregations.discard import fill_holes, look
 from aggregations.element import Record
 from aggregations.flow import Flow
-from aggregations.run import Run, begin, look
+from aggregations.run import Run, begin
 from envelope import EnvelopeError, Node
 from envelope.deadletter import DeadLetter
 from jobs.letters import Letter, Letters, Selection
