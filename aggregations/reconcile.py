@@ -55,9 +55,14 @@ class PartitionPlan:
     high: int
 
     @property
+    def first(self) -> int:
+        """Offset that is read first."""
+        return self.low if self.start is None else self.start
+
+    @property
     def lag(self) -> int:
         """Records to read."""
-        return max(self.high - max(self.low, self.start or 0), 0)
+        return max(self.high - self.first, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +80,11 @@ class Plan:
     topic_id: str
     partitions: Sequence[PartitionPlan] = ()
     findings: Sequence[Finding] = field(default_factory=tuple)
+
+    @property
+    def starts(self) -> dict[int, int]:
+        """Offset that is read first, by partition."""
+        return {one.partition: one.first for one in self.partitions}
 
     def lines(self) -> list[str]:
         """The plan for people, one partition a line."""

@@ -31,6 +31,9 @@ class DeadLetter:
 class Report:
     """What a batch, or a whole run, did.
 
+    On Spark the counts are those of the attempt that committed the batch: what an attempt before it had persisted in
+    part is a duplicate to it.
+
     Attributes:
         records: Records read.
         verdicts: Count per stage and verdict.

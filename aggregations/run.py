@@ -1,6 +1,7 @@
 """One run of a flow against its stores: term, manifests, where to start, and what to write when a batch is done."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 import msgspec
@@ -95,8 +96,8 @@ class Run:
         stores: Open store by stage name.
         urls: URL by stage name.
         term: Term of this run.
-        manifest: What all stores have; None for a flow that never ran. Partitions it does not name start at
-            their beginning.
+        manifest: Where the run is; None for a flow that never ran. Partitions it does not name start at their
+            beginning.
         accept_definition: Go on with states of another definition.
         manifests: (first stage of the store, its manifest), upstream first, as they were when the run began.
     """
@@ -169,12 +170,26 @@ class Run:
         """Definition hash by stage."""
         return {stage.name: stage.aggregate.definition for stage in self.flow.stages}
 
-    def starting_at(self, topic: str, starts: Mapping[int, int | None]) -> None:
-        """Go on from other offsets of a topic than the manifest's: a plan with accepted risks."""
-        if self.manifest is None:
+    def start_at(self, topic: str, topic_id: str, starts: Mapping[int, int]) -> None:
+        """Start from these offsets of a topic, and write them into every store where they are not the manifest's.
+
+        Records of a partition that expire before the first one of it is read are then missed as any others. A
+        topic that was created again is not written down before a batch of it is folded.
+        """
+        before = self.manifest or Manifest(self.term, 0)
+        begun = {partition: Progress(offset) for partition, offset in starts.items()}
+        self.manifest = msgspec.structs.replace(before, positions={**before.positions, topic: begun})
+        if before.positions == self.manifest.positions or before.topic_ids.get(topic, topic_id) != topic_id:
             return
-        known = {partition: Progress(offset) for partition, offset in starts.items() if offset is not None}
-        self.manifest = msgspec.structs.replace(self.manifest, positions={**self.manifest.positions, topic: known})
+        named = {topic: topic_id} if topic_id else {}
+        self.manifest = msgspec.structs.replace(
+            self.manifest,
+            term=self.term,
+            topic_ids={**before.topic_ids, **named},
+            incarnations=merge_incarnations(before.incarnations, {name: [one] for name, one in named.items()}),
+            definitions=self.definitions(),
+        )
+        _save_everywhere(self, self.manifest)
 
     def advanced(self, manifest: Manifest) -> None:
         """Go on from a manifest that every store has."""
@@ -208,13 +223,13 @@ def begin(
         Fenced: A newer run has begun meanwhile.
     """
     ref = FlowRef(flow.name, generation)
-    handles: dict[str, StateStore] = {}
-    stores = {
-        name: handles.setdefault(url, open_store(url)) if url not in handles else handles[url]
-        for name, url in urls.items()
-    }
-    run = Run(flow, ref, stores, urls, 0, None, Risk.DEFINITION in accept)
-    try:
+    with ExitStack() as opened:
+        handles: dict[str, StateStore] = {}
+        for url in dict.fromkeys(urls.values()):
+            handles[url] = open_store(url)
+            opened.callback(handles[url].close)
+        stores = {name: handles[url] for name, url in urls.items()}
+        run = Run(flow, ref, stores, urls, 0, None, Risk.DEFINITION in accept)
         ordered = run.distinct_stores()
         authority = ordered[0][1]
         above = max(store.installed_term(ref) for _, store in ordered)
@@ -223,24 +238,19 @@ def begin(
             effect(TERM, lambda store=store: store.install_term(ref, run.term))  # type: ignore[misc]
         run.manifests = [(name, store.load_manifest(ref)) for name, store in ordered]
         if all(manifest is None for _, manifest in run.manifests):
-            _found(run, ordered)
+            # From here on a store without a manifest has lost what it had. Without them a store that was lost
+            # after the very first batch had died between states and manifests would be taken for a new one.
+            _save_everywhere(run, Manifest(run.term, 0, definitions=run.definitions()))
         refuse(check_stores(flow.name, run.manifests, run.definitions()), accept)
-    except BaseException:
-        run.close()
-        raise
+        opened.pop_all()
     run.manifest = _common([manifest for _, manifest in run.manifests])
     return run
 
 
-def _found(run: Run, ordered: Sequence[tuple[str, StateStore]]) -> None:
-    """Write manifests of nothing, downstream store first.
-
-    From here on a store without a manifest has lost what it had. Without them a store that was lost
-    after the very first batch had died between states and manifests would be taken for a new one.
-    """
-    nothing = Manifest(run.term, 0, definitions=run.definitions())
-    for _, store in reversed(ordered):
-        effect(TERM, lambda store=store: store.save_manifest(run.ref, nothing))  # type: ignore[misc]
+def _save_everywhere(run: Run, manifest: Manifest) -> None:
+    """Write a manifest of a run that has folded nothing yet, downstream store first."""
+    for _, store in reversed(run.distinct_stores()):
+        effect(TERM, lambda store=store: store.save_manifest(run.ref, manifest))  # type: ignore[misc]
 
 
 def _common(manifests: Sequence[Manifest | None]) -> Manifest | None:

@@ -33,8 +33,8 @@ class Driver:
         run = self.runner.run
         made = plan(FLOW, run.manifest, run.manifests, self._broker())
         refuse(made.findings, accept)
-        run.starting_at(FINAL, {one.partition: one.start for one in made.partitions})
-        self.next = {one.partition: one.start or 0 for one in made.partitions}
+        run.start_at(FINAL, made.topic_id, made.starts)
+        self.next = made.starts
 
     @property
     def lag(self) -> int:

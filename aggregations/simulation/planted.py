@@ -304,12 +304,11 @@ _init = _original(_Driver, "__init__")
 _batch = _original(_Driver, "batch")
 
 
-def _from_the_end(self: Any, *arguments: Any, **options: Any) -> None:
-    _init(self, *arguments, **options)
-    known = self.runner.run.start
-    for number, partition in enumerate(self.log.partitions):
-        if (self.log.topic, number) not in known:
-            self.next[number] = partition.high
+def _from_the_end(*arguments: Any) -> Plan:
+    made = plan(*arguments)
+    return replace(
+        made, partitions=[replace(one, start=one.high) if one.start is None else one for one in made.partitions]
+    )
 
 
 def _from_the_group(self: Any, *arguments: Any, **options: Any) -> None:
@@ -452,7 +451,7 @@ BUGS: Mapping[str, tuple[str, Sequence[Patch]]] = {
     ),
     "starts-at-the-end": (
         "partitions that no manifest knows start at their end",
-        [(_Driver, "__init__", _from_the_end)],
+        [(driver, "plan", _from_the_end)],
     ),
     "group-trusted": (
         "a run starts from the group's offsets, committed before the states are written",

@@ -1,5 +1,5 @@
 """The engine that runs a flow on Spark."""
 
-from aggregations.spark.engine import Engine, run_flow
+from aggregations.spark.engine import run_flow
 
-__all__ = ["Engine", "run_flow"]
+__all__ = ["run_flow"]

@@ -42,7 +42,7 @@ class ColumnarPath:
         for table in _chunks(batches):
             with work.timed("decode"):
                 batch = decoder.decode(table)
-                _count(work, table)
+                work.report.counts.records += table.num_rows
                 for row, reason, detail in batch.rejected:
                     work.bury(_node(job, table, row), "", reason, detail)
                 parts.append(_existing(work, Rows(batch.frame, list(batch.signatures))))
@@ -194,16 +194,6 @@ def _chunks(batches: Iterable[pa.RecordBatch]) -> Iterable[pa.Table]:
             held, rows = [], 0
     if rows:
         yield pa.Table.from_batches(held)
-
-
-def _count(work: Work, table: pa.Table) -> None:
-    frame = pl.from_arrow(table.select(["topic", "partition", "offset"]))
-    assert isinstance(frame, pl.DataFrame)
-    work.report.counts.records += frame.height
-    ends = frame.group_by("topic", "partition").agg(pl.col("offset").max())
-    for topic, partition, offset in ends.iter_rows():
-        place = (topic, partition)
-        work.report.ends[place] = max(work.report.ends.get(place, 0), offset + 1)
 
 
 def _node(job: Job, table: pa.Table, row: int) -> Node:

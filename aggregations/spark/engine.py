@@ -4,43 +4,40 @@ import json
 import logging
 import os
 import queue
-import shutil
-import tempfile
+import random
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from py4j.protocol import Py4JJavaError
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - as Spark's own documents do
 from pyspark.sql.streaming.query import StreamingQuery
 
 from aggregations.errors import FlowError, RunRefusedError, SharedKeyError, TasksLostError
-from aggregations.flow import Flow, Stage
-from aggregations.operators import Publish, PublishStates
-from aggregations.reconcile import Broker, Plan, check_durability, plan, refuse
+from aggregations.flow import Flow
+from aggregations.reconcile import Plan
 from aggregations.report import Report
-from aggregations.run import Run, begin
+from aggregations.spark.action import Action, first_line
+from aggregations.spark.checkpoint import Checkpoint
 from aggregations.spark.job import Job, Place, TaskReport
-from aggregations.spark.parcels import SCHEMA, Kind
+from aggregations.spark.opening import Opening, open_run
 from aggregations.spark.roots import ask_ends, check_source
 from aggregations.spark.session import session
-from aggregations.spark.tasks import folding, outcome_of, persisting, publishing, reading
 from envelope import Reason
 from persistence.errors import Conflict, Corrupt, Fenced, StoreError, Terminal, Transient
 from persistence.faults import effect
-from persistence.kafka import BrokerError, BrokerUnavailable, KafkaSettings, Topics
+from persistence.kafka import BrokerError, BrokerUnavailable, KafkaSettings
 from persistence.manifest import Manifest
 from persistence.protocol import StateStore
-from persistence.registry import preflight
 from persistence.steps import Step
 
-ATTEMPTS = 6
-"""Attempts at one batch before the run ends: conflicts of tasks that share a key settle in a few."""
-_PAUSE_SECONDS = 0.2
+MAX_RECORDS = 1_000_000
+"""Most records of one batch: the first one of a flow would else be the whole topic."""
+ATTEMPTS = 9
+"""Attempts at one batch before the run ends. With the pauses between them they outlast the election of a leader in
+Kafka and a failover of Redis; conflicts of tasks that share a key settle in a few."""
+_FIRST_PAUSE_SECONDS = 0.2
 _LOG = logging.getLogger("headwater.spark")
 
 # Worst first: what the driver raises when several tasks failed.
@@ -69,7 +66,7 @@ def run_flow(
     accept: Sequence[str] = (),
     until_caught_up: bool = False,
     trigger_seconds: float = 1.0,
-    max_records: int | None = None,
+    max_records: int = MAX_RECORDS,
     jars: Sequence[Path] = (),
     master: str = "local[2]",
     conf: Mapping[str, str] | None = None,
@@ -89,13 +86,13 @@ def run_flow(
         accept: Risks taken on purpose; see `aggregations.reconcile.Risk`.
         until_caught_up: End at the ends of the partitions as they are now.
         trigger_seconds: Persist interval: at most one batch in this time.
-        max_records: Most records of one batch; None for no limit.
+        max_records: Most records of one batch; 0 for no limit.
         jars: Spark's Kafka connector with what it needs.
         master: Spark's master.
         conf: Spark settings that win over the engine's.
         progress: Called after each batch with what it did.
         planned: Called once with where each partition starts.
-        stop: Set it to end the run after the current batch.
+        stop: Set it to end the run after the current batch; one that waits to be tried again is left to the next run.
 
     Returns:
         What all batches did.
@@ -113,21 +110,42 @@ def run_flow(
             raise FlowError(
                 f"stage {name!r}: {url} lives in one process and Spark's workers are several; use sqlite:///PATH"
             )
-    engine = Engine(flow, kafka=kafka, dead_letters=dead_letters, group=group or flow.name, progress=progress)
+    group = group or flow.name
+    opening = open_run(
+        flow,
+        kafka=kafka,
+        stores=stores,
+        dead_letters=dead_letters,
+        group=group,
+        generation=generation,
+        accept=accept,
+    )
     try:
-        decided = engine.open(stores, generation=generation, accept=accept)
         if planned is not None:
-            planned(decided)
+            planned(opening.plan)
         spark = session(f"headwater {flow.name}", jars=jars, master=master, conf=conf)
-        return engine.stream(
+        engine = Engine(
+            flow,
+            opening,
             spark,
-            until_caught_up=until_caught_up,
-            trigger_seconds=trigger_seconds,
-            max_records=max_records,
+            kafka=kafka,
+            dead_letters=dead_letters,
+            group=group,
+            progress=progress,
             stop=stop or threading.Event(),
         )
+        return engine.stream(until_caught_up=until_caught_up, trigger_seconds=trigger_seconds, max_records=max_records)
     finally:
-        engine.close()
+        opening.run.close()
+
+
+def pause_seconds(attempt: int) -> float:
+    """Seconds behind a failed attempt: 0.2, then twice as many each time, 51 in all, varied by a quarter."""
+    return _FIRST_PAUSE_SECONDS * 2.0 ** (attempt - 1) * random.uniform(0.75, 1.25)
+
+
+class _StoppedError(Exception):
+    """The run was told to stop while a batch waited to be tried again."""
 
 
 class Engine:
@@ -136,88 +154,40 @@ class Engine:
     def __init__(
         self,
         flow: Flow[Any],
+        opening: Opening,
+        spark: SparkSession,
         *,
         kafka: KafkaSettings,
         dead_letters: str | None,
         group: str,
-        progress: Callable[[Report], None] | None = None,
+        progress: Callable[[Report], None] | None,
+        stop: threading.Event,
     ) -> None:
         assert flow.topic is not None
         self.flow = flow
         self.topic = flow.topic
+        self.opening = opening
+        self.run = opening.run
         self.kafka = kafka
         self.dead_letters = dead_letters
         self.group = group
         self.total = TaskReport()
+        self._spark = spark
+        self._action = Action(spark, flow)
         self._progress = progress
+        self._stop = stop
         self._busy = threading.Lock()
         self._stopping = False
         self._spread = False
         self._failure: BaseException | None = None
         self._done: queue.SimpleQueue[dict[tuple[str, int], int]] = queue.SimpleQueue()
 
-    def open(self, stores: Mapping[str, str], *, generation: int = 1, accept: Sequence[str] = ()) -> Plan:
-        """Take the term, read the manifests, compare them with the broker and decide where to start.
-
-        Raises:
-            RunRefusedError: Going on would be unsafe and the risk is not accepted.
-        """
-        self.topics = Topics(self.kafka)
-        facts = self.topics.describe([self.topic.name])[self.topic.name]
-        written = [step.topic for step in self.flow.steps if isinstance(step, Publish | PublishStates)]
-        written += [self.dead_letters] if self.dead_letters else []
-        self.topics.check_rights(read=[self.topic.name], write=written)
-        for url in dict.fromkeys(stores.values()):
-            found = preflight(url)
-            for finding in found:
-                _LOG.warning("%s", finding)
-            refuse(found, accept)
-        self.run: Run = begin(self.flow, stores, generation=generation, accept=accept)
-        refuse(check_durability([(name, one.capabilities) for name, one in self.run.distinct_stores()]), accept)
-        known = self.run.manifest.topic_ids if self.run.manifest else {}
-        self.topic_ids = {**known, self.topic.name: facts.topic_id}
-        marks = self.topics.marks([self.topic.name])
-        group = self.topics.group_offsets(self.group, [self.topic.name])
-        self.plan = plan(
-            self.flow.name,
-            self.run.manifest,
-            self.run.manifests,
-            Broker(
-                self.topic.name,
-                facts.topic_id,
-                {partition: (one.low, one.high) for (_, partition), one in marks.items()},
-                {partition: offset for (topic, partition), offset in group.items() if topic == self.topic.name},
-            ),
-        )
-        refuse(self.plan.findings, accept)
-        self.run.starting_at(self.topic.name, {one.partition: one.start for one in self.plan.partitions})
-        return self.plan
-
-    def close(self) -> None:
-        """Close the driver's stores."""
-        if hasattr(self, "run"):
-            self.run.close()
-
-    def starting_offsets(self) -> str:
-        """Spark's `startingOffsets`: from the plan; partitions without one from their beginning (-2)."""
-        offsets = {str(one.partition): -2 if one.start is None else one.start for one in self.plan.partitions}
-        return json.dumps({self.topic.name: offsets})
-
-    def stream(
-        self,
-        spark: SparkSession,
-        *,
-        until_caught_up: bool,
-        trigger_seconds: float,
-        max_records: int | None,
-        stop: threading.Event,
-    ) -> Report:
+    def stream(self, *, until_caught_up: bool, trigger_seconds: float, max_records: int) -> Report:
         """Run the query and commit group offsets behind it; see `run_flow`."""
-        self._routes = _routes(spark)
-        checkpoint = tempfile.mkdtemp(prefix="headwater-checkpoint-")
-        reader = spark.readStream.format("kafka").options(
+        starts = {str(partition): offset for partition, offset in self.opening.plan.starts.items()}
+        reader = self._spark.readStream.format("kafka").options(
             subscribe=self.topic.name,
-            startingOffsets=self.starting_offsets(),
+            startingOffsets=json.dumps({self.topic.name: starts}),
             failOnDataLoss="true",
             includeHeaders=str(not self.flow.is_columnar).lower(),
             **_CONSUMER,
@@ -225,30 +195,29 @@ class Engine:
         )
         if max_records:
             reader = reader.option("maxOffsetsPerTrigger", max_records)
-        writer = (
-            reader.load().writeStream.foreachBatch(self._batch).option("checkpointLocation", f"file://{checkpoint}")
-        )
-        writer = (
-            writer.trigger(availableNow=True)
-            if until_caught_up
-            else writer.trigger(processingTime=f"{max(int(trigger_seconds * 1000), 0)} milliseconds")
-        )
-        query = writer.start()
-        try:
-            self._follow(query, stop)
-        finally:
-            query.stop()
-            shutil.rmtree(checkpoint, ignore_errors=True)
+        with Checkpoint() as checkpoint:
+            writer = reader.load().writeStream.foreachBatch(
+                lambda rows, number: self._batch(rows, lambda: checkpoint.ends(number))
+            )
+            writer = (
+                writer.trigger(availableNow=True)
+                if until_caught_up
+                else writer.trigger(processingTime=f"{max(int(trigger_seconds * 1000), 0)} milliseconds")
+            )
+            query = writer.option("checkpointLocation", f"file://{checkpoint.path}").start()
+            try:
+                self._follow(query)
+            finally:
+                query.stop()
         return self.total.counts
 
-    def _follow(self, query: StreamingQuery, stop: threading.Event) -> None:
+    def _follow(self, query: StreamingQuery) -> None:
         """Commit group offsets as batches end, until the query does."""
-        while query.isActive and not stop.is_set() and self._failure is None:
+        while query.isActive and not self._stop.is_set() and self._failure is None:
             try:
                 self._offsets(self._done.get(timeout=0.1))
             except queue.Empty:
                 continue
-        stopped = query.isActive
         with self._busy:  # a batch that has begun is finished
             self._stopping = True
             query.stop()
@@ -257,35 +226,37 @@ class Engine:
         if self._failure is not None:
             raise self._failure
         failed = query.exception()
-        if failed is not None and not stopped:
+        if failed is not None and not self._stop.is_set():
             self._check_source()
             raise BrokerUnavailable(
-                f"Spark's query on {self.topic.name} ended: {_first_line(str(failed))}",
+                f"Spark's query on {self.topic.name} ended: {first_line(str(failed))}",
                 "If records were deleted meanwhile, start again to see which; else look at the broker",
             )
 
     def _check_source(self) -> None:
         """Say so if what Spark's source could not read is another topic of that name."""
         with suppress(BrokerError):
-            check_source(self.topics, self.flow, self.topic_ids)
+            check_source(self.opening.topics, self.flow, self.opening.topic_ids)
 
-    def _batch(self, rows: DataFrame, number: int) -> None:
-        """What foreachBatch calls. Spark's number restarts with every run and means nothing here."""
+    def _batch(self, rows: DataFrame, ends: Callable[[], dict[tuple[str, int], int]]) -> None:
+        """What foreachBatch calls."""
         try:
             with self._busy:
                 if not self._stopping:
-                    self._commit(rows)
+                    self._commit(rows, ends())
+        except _StoppedError:
+            raise RuntimeError("the batch was not committed: the run was stopped") from None
         except BaseException as error:
             # SystemExit would leave the query active for ever, and an error's text would end up in Spark's logs.
             self._failure = error
             raise RuntimeError("the batch was not committed; the driver has the reason") from None
 
-    def _commit(self, rows: DataFrame) -> None:
+    def _commit(self, rows: DataFrame, ends: dict[tuple[str, int], int]) -> None:
         report = self._attempt(rows)
         run = self.run
         incarnations = run.incarnations()
         incarnations.seen = report.seen
-        manifest = run.following(report.ends, {self.topic.name: self.plan.topic_id}, incarnations.merged())
+        manifest = run.following(ends, {self.topic.name: self.opening.plan.topic_id}, incarnations.merged())
         for name, store in reversed(run.distinct_stores()):
             self._save_manifest(name, store, manifest)
         run.advanced(manifest)
@@ -293,7 +264,7 @@ class Engine:
         self.total.add(report)
         if self._progress is not None:
             self._progress(report.counts)
-        self._done.put(dict(report.ends))
+        self._done.put(ends)
         effect(Step.RETURN, lambda: None)
 
     def _save_manifest(self, name: str, store: StateStore, manifest: Manifest) -> None:
@@ -303,17 +274,14 @@ class Engine:
                 effect(Step.MANIFEST.of(name), lambda: store.save_manifest(self.run.ref, manifest))
                 return
             except Transient as error:
-                if attempt == ATTEMPTS:
-                    raise
-                _LOG.warning("manifest of batch %d, attempt %d: %s", manifest.batch, attempt, error)
-                time.sleep(_PAUSE_SECONDS * attempt)
+                self._pause(f"manifest of batch {manifest.batch}", attempt, error)
 
     def _attempt(self, rows: DataFrame) -> TaskReport:
         """Fold and persist a batch; what is half written is finished by the next attempt, never redone."""
         excluded: dict[Place, tuple[Reason, str]] = {}
         attempt = 1
         while True:
-            report, failures = self._execute(rows, self._job(attempt, excluded))
+            report, failures = self._try(rows, attempt, excluded)
             if not failures:
                 scattered = {place: cause for place, cause in report.failed.items() if place not in excluded}
                 if not (self.flow.scatters and scattered):
@@ -328,11 +296,33 @@ class Engine:
             if any(isinstance(one, TasksLostError) for one in failures):
                 self._check_source()
             worst = min(failures, key=lambda one: next((i for i, k in enumerate(_GRAVITY) if isinstance(one, k)), -1))
-            if not isinstance(worst, Conflict | Transient | BrokerUnavailable | TasksLostError) or attempt == ATTEMPTS:
+            if not isinstance(worst, Conflict | Transient | BrokerUnavailable | TasksLostError):
                 raise worst
-            _LOG.warning("batch %d, attempt %d: %s", self.run.batch, attempt, worst)
-            time.sleep(_PAUSE_SECONDS * attempt)
+            self._pause(f"batch {self.run.batch}", attempt, worst)
             attempt += 1
+
+    def _try(
+        self, rows: DataFrame, attempt: int, excluded: Mapping[Place, tuple[Reason, str]]
+    ) -> tuple[TaskReport, list[Exception]]:
+        try:
+            job = self._job(attempt, excluded)
+        except BrokerUnavailable as error:
+            return TaskReport(), [error]
+        return self._action.execute(rows, job)
+
+    def _pause(self, what: str, attempt: int, error: Exception) -> None:
+        """Wait before the next attempt.
+
+        Raises:
+            _StoppedError: The run was told to stop.
+            Exception: The error, when this was the last attempt.
+        """
+        if attempt == ATTEMPTS:
+            raise error
+        _LOG.warning("%s, attempt %d: %s", what, attempt, error)
+        if self._stop.wait(pause_seconds(attempt)):
+            _LOG.warning("stopped; the next run folds batch %d", self.run.batch)
+            raise _StoppedError
 
     def _job(self, attempt: int, excluded: Mapping[Place, tuple[Reason, str]]) -> Job:
         known = dict(self.run.manifest.incarnations) if self.run.manifest else {}
@@ -342,79 +332,23 @@ class Engine:
             urls=dict(self.run.urls),
             term=self.run.term,
             batch=self.run.batch,
-            routes=len(self._routes),
+            routes=self._action.routes,
             kafka=self.kafka,
             dead_letters=self.dead_letters,
-            topic_ids=self.topic_ids,
+            topic_ids=self.opening.topic_ids,
             incarnations=known,
             accept_definition=self.run.accept_definition,
             driver=os.getpid(),
             excluded=excluded,
             attempt=attempt,
-            ends=ask_ends(self.topics, known),
+            ends=ask_ends(self.opening.topics, known),
             asked=tuple(known),
             spread=self._spread,
         )
 
-    def _execute(self, rows: DataFrame, job: Job) -> tuple[TaskReport, list[Exception]]:
-        """The chain of tasks of `aggregations.spark.tasks`: one Spark action, two where records scatter."""
-        stages = self.flow.stages
-        frame = rows.mapInArrow(reading(job), SCHEMA)
-        for stage in stages[1:] if job.folds_while_reading else stages:
-            frame = self._shuffled(frame).mapInArrow(folding(job, stage), SCHEMA)
-        if not self.flow.scatters:
-            if job.holds_outputs:
-                frame = self._shuffled(frame).mapInArrow(publishing(job), SCHEMA)
-            at_once = not job.holds_outputs and not (len(stages) == 1 and job.folds_while_reading)
-            return _collect(self._persisted(frame, job, stages[:-1] if at_once else stages))
-        frame = frame.persist()
-        try:
-            report, failures = _collect(frame.where(F.col("kind") >= int(Kind.REPORT)))
-            if failures or not report.failed.keys() <= job.excluded.keys():
-                return report, failures
-            return _collect(self._persisted(self._shuffled(frame).mapInArrow(publishing(job), SCHEMA), job, stages))
-        finally:
-            frame.unpersist()
-
-    def _persisted(self, frame: DataFrame, job: Job, stages: Sequence[Stage]) -> DataFrame:
-        """The frame with these stages persisted behind it, the last one first."""
-        for stage in reversed(stages):
-            frame = self._shuffled(frame).mapInArrow(persisting(job, stage), SCHEMA)
-        return frame
-
-    def _shuffled(self, frame: DataFrame) -> DataFrame:
-        """Every parcel to the task of its route."""
-        number = F.element_at(F.array(*(F.lit(one) for one in self._routes)), F.col("route") + 1)
-        return frame.repartition(len(self._routes), number)
-
     def _offsets(self, offsets: Mapping[tuple[str, int], int]) -> None:
         """Tell lag tools. Advisory: what fails here costs nothing but a number on a dashboard."""
         try:
-            effect(Step.OFFSETS, lambda: self.topics.alter_group_offsets(self.group, offsets))
+            effect(Step.OFFSETS, lambda: self.opening.topics.alter_group_offsets(self.group, offsets))
         except (BrokerError, Transient) as error:
             _LOG.warning("consumer group offsets of %s: %s", self.group, error)
-
-
-def _collect(frame: DataFrame) -> tuple[TaskReport, list[Exception]]:
-    """Run the action. What a task raises itself comes as a parcel; what Spark raises is about workers or the source."""
-    try:
-        rows = frame.select("kind", "payload").collect()
-    except Py4JJavaError as error:
-        reason = _first_line(error.java_exception.getMessage() or "")
-        return TaskReport(), [TasksLostError(f"{reason}. Look at the workers' memory, then at the broker")]
-    return outcome_of((row.kind, bytes(row.payload)) for row in rows)
-
-
-def _routes(spark: SparkSession) -> list[int]:
-    """Numbers that Spark's hash partitioning sends to task 0, 1, 2, ...: one for each."""
-    routes = spark.sparkContext.defaultParallelism
-    numbers = spark.range(64 * routes).select(F.col("id").cast("int").alias("id"))
-    placed = numbers.select("id", F.expr(f"pmod(hash(id), {routes})").alias("task")).collect()
-    first: dict[int, int] = {}
-    for row in placed:
-        first.setdefault(row.task, row.id)
-    return [first[task] for task in range(routes)]
-
-
-def _first_line(text: str) -> str:
-    return text.strip().splitlines()[0][:300] if text.strip() else "no reason given"

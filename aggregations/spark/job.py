@@ -111,14 +111,12 @@ class TaskReport:
 
     Attributes:
         counts: Records, verdicts and the rest.
-        ends: Next offset per topic and partition that it read.
         seen: Topic ids that it met for the first time, by topic.
         failed: Records that a stage could not fold, with reason and detail.
         seconds: CPU seconds per phase.
     """
 
     counts: Report = field(default_factory=Report)
-    ends: dict[tuple[str, int], int] = field(default_factory=dict)
     seen: dict[str, tuple[str, ...]] = field(default_factory=dict)
     failed: dict[Place, tuple[Reason, str]] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
@@ -126,8 +124,6 @@ class TaskReport:
     def add(self, other: "TaskReport") -> None:
         """Add another task's report."""
         self.counts.add(other.counts)
-        for place, end in other.ends.items():
-            self.ends[place] = max(end, self.ends.get(place, 0))
         for topic, ids in other.seen.items():
             have = self.seen.get(topic, ())
             self.seen[topic] = (*have, *(one for one in ids if one not in have))

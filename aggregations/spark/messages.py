@@ -86,9 +86,7 @@ class MessagePath:
         decoder = RecordDecoder(job.flow.topic, job.flow.columns)
         elements: list[Element[Any]] = []
         for record in records_of(batches, job.topic_ids):
-            place = (record.topic, record.partition)
             work.report.counts.records += 1
-            work.report.ends[place] = max(work.report.ends.get(place, 0), record.offset + 1)
             try:
                 read = decoder.decode(record)
             except EnvelopeError as error:

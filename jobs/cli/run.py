@@ -34,8 +34,8 @@ def run(
         str, typer.Option(metavar="DURATION", help="Persist interval: one batch in this time, as 500ms, 1s or 1m.")
     ] = "1s",
     max_records: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Most records of one batch.", show_default=False)
-    ] = None,
+        int, typer.Option(metavar="N", min=0, help="Most records of one batch; 0 for no limit.")
+    ] = 1_000_000,
     group: Annotated[
         str | None,
         typer.Option(

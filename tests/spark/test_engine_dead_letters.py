@@ -9,6 +9,7 @@ import pytest
 
 from aggregations.errors import RunRefusedError
 from aggregations.source import Topic
+from aggregations.spark import engine
 from envelope import Envelope, Hop, Limits, Reason, Verdict, decode, encode
 from envelope.deadletter import own_headers
 from jobs.redrive import redrive
@@ -166,10 +167,13 @@ def test_a_record_that_is_mended_and_redriven_twice_is_folded_once_at_the_stage_
     assert not any(view.windows.holes for view in world.views(flow, stage).values())
 
 
-def test_dead_letters_are_acknowledged_before_the_manifest_moves_and_repeated_when_it_could_not(world: World) -> None:
+def test_dead_letters_are_acknowledged_before_the_manifest_moves_and_repeated_when_it_could_not(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     flow = fleet(world.topic)
+    monkeypatch.setattr(engine, "ATTEMPTS", 2)
     world.send([alone(Leg(tail="N1", carrier="AA", minutes=1)), Sent(b"poison", b"N1")])
-    with use(Injector([Fault("manifest", Outcome.ERROR, n) for n in range(1, 50)])), pytest.raises(Transient):
+    with use(Injector([Fault("manifest", Outcome.ERROR, n) for n in (1, 2)])), pytest.raises(Transient):
         world.run(flow)
     assert len(world.dead_letters()) >= 1
     world.run(flow)

@@ -3,7 +3,7 @@
 import logging
 import threading
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path as File
@@ -17,7 +17,8 @@ from aggregations.flow import Flow
 from aggregations.report import Report
 from aggregations.run import begin, bind
 from aggregations.source import Topic
-from aggregations.spark import engine, run_flow
+from aggregations.spark import engine, opening, run_flow
+from aggregations.spark.roots import Ends, ask_ends
 from jobs.stack import ports
 from persistence.errors import Fenced, Terminal
 from persistence.faults import SPEC, Fault, Injector, NoFaults, Outcome, use
@@ -42,6 +43,17 @@ def faults_in_workers(spark: SparkSession, spec: str) -> Iterator[None]:
     finally:
         environment.clear()
         environment.update(before)
+
+
+class StopAtFirstWarning(logging.Handler):
+    """Tells a run to stop while it waits to try something again."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.stop = threading.Event()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.stop.set()
 
 
 class Recorder(NoFaults):
@@ -104,6 +116,36 @@ def test_a_manifest_that_cannot_be_written_for_a_moment_is_written_again_within_
     world.check(flow)
 
 
+def test_a_run_that_is_told_to_stop_before_it_tries_again_leaves_the_batch_to_the_next_one(world: World) -> None:
+    sent, flow, impatient = legs(30), fleet(world.topic), StopAtFirstWarning()
+    world.send(alone(leg) for leg in sent)
+    logger = logging.getLogger("headwater.spark")
+    logger.addHandler(impatient)
+    try:
+        with use(Injector([Fault("manifest", Outcome.ERROR)])):
+            report = world.run(flow, stop=impatient.stop)
+    finally:
+        logger.removeHandler(impatient)
+    assert (report.batches, world.ends(flow)) == (0, {0: 0, 1: 0})
+    assert world.run(flow).records == len(sent)
+    world.check(flow)
+
+
+def test_a_broker_that_does_not_answer_a_batch_is_asked_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent, flow, away = legs(30), fleet(world.topic), [BrokerUnavailable("no leader", "Wait")]
+
+    def ask(topics: Topics, names: Iterable[str]) -> Ends:
+        if away:
+            raise away.pop()
+        return ask_ends(topics, names)
+
+    monkeypatch.setattr(engine, "ask_ends", ask)
+    world.send(alone(leg) for leg in sent)
+    assert world.run(flow).batches == 1
+    assert not away
+    world.check(flow)
+
+
 @pytest.mark.parametrize("path", PATHS)
 def test_a_newer_run_fences_the_older_one_which_writes_nothing_more(world: World, path: Path) -> None:
     world.apart = True
@@ -131,10 +173,10 @@ def test_the_driver_writes_manifests_downstream_first_then_returns_then_tells_th
     with use(Recorder()) as recorder:
         report = world.run(flow, max_records=30)
     points = recorder.points
-    # The term is taken, installed, and each of the two stores gets its first manifest.
-    assert points[:4] == ["term"] * 4
+    # The term is taken and installed; each of the two stores gets a manifest of nothing, and one with the start.
+    assert points[:6] == ["term"] * 6
     batch = ["manifest:carrier", "manifest:aircraft", "return"]
-    assert [point for point in points[4:] if point != "offsets"] == batch * report.batches
+    assert [point for point in points[6:] if point != "offsets"] == batch * report.batches
     assert points.count("offsets") == report.batches
     for n in range(1, report.batches + 1):
         before = points[: [i for i, point in enumerate(points) if point == "offsets"][n - 1]]
@@ -207,7 +249,7 @@ def test_a_store_that_cannot_be_opened_is_one_line_with_the_remedy(world: World,
 def test_a_broker_that_does_not_answer_is_one_line_with_the_remedy(
     world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: File
 ) -> None:
-    monkeypatch.setattr(engine, "Topics", partial(Topics, timeout=1))
+    monkeypatch.setattr(opening, "Topics", partial(Topics, timeout=1))
     flow = fleet(world.topic)
     nowhere = KafkaSettings(f"{ports.LOOPBACK}:{ports.remembered(tmp_path, ['kafka'])['kafka']}")
     with pytest.raises(BrokerUnavailable, match=f"{nowhere.bootstrap}.*Check that the broker runs") as refused:

@@ -7,6 +7,7 @@ from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from aggregations.errors import RunRefusedError
+from aggregations.reconcile import Plan
 from aggregations.report import Report
 from envelope import Verdict
 from tests.support.flows import PATHS, Path, fleet, totals
@@ -100,10 +101,52 @@ def test_records_that_were_deleted_unread_are_refused_until_that_is_accepted(wor
     world.send(alone(leg, partition=0) for leg in sent[:20])
     world.run(flow)
     world.send(alone(leg, partition=0) for leg in sent[20:])
-    admin = AdminClient({"bootstrap.servers": world.settings.bootstrap})
-    for deleted in admin.delete_records([TopicPartition(world.topic, 0, 30)]).values():
-        deleted.result(30)
+    expire(world, p0=30)
     with pytest.raises(RunRefusedError, match=f"{world.topic}:0.*20.*30.*10.*--accept lost-records"):
         world.run(flow)
     world.run(flow, accept=["lost-records"])
     assert world.results(flow, "aircraft") == totals([*sent[:20], *sent[30:]], "tail")
+
+
+def expire(world: World, **offsets: int) -> None:
+    """Delete what lies below an offset of a partition: `expire(world, p1=5)`."""
+    admin = AdminClient({"bootstrap.servers": world.settings.bootstrap})
+    wanted = [TopicPartition(world.topic, int(name[1:]), offset) for name, offset in offsets.items()]
+    for deleted in admin.delete_records(wanted).values():
+        deleted.result(30)
+
+
+def test_a_batch_ends_where_spark_took_it_to_though_no_record_is_there_and_a_partition_without_one_counts(
+    world: World,
+) -> None:
+    sent, flow = legs(20), fleet(world.topic)
+    producer = Producer({"bootstrap.servers": world.settings.bootstrap, "transactional.id": world.topic})
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    for leg in sent:
+        producer.produce(world.topic, alone(leg).value, alone(leg).key, 0)
+    producer.commit_transaction(30)  # its marker is the last thing in the log
+    world.run(flow)
+    end = len(sent) + 1
+    assert world.ends(flow) == {0: end, 1: 0}
+    assert world.topics.group_offsets(flow.name, [world.topic]) == {(world.topic, 0): end, (world.topic, 1): 0}
+    expire(world, p0=end)
+    assert world.run(flow).records == 0
+    world.send(alone(leg, partition=1) for leg in sent[:5])
+    expire(world, p1=5)
+    with pytest.raises(RunRefusedError, match=f"{world.topic}:1.*up to 0 and its log begins at 5"):
+        world.run(flow)
+
+
+def test_a_partition_is_known_from_the_start_of_the_first_run_though_that_dies_before_it_reads(world: World) -> None:
+    flow = fleet(world.topic)
+    world.send(alone(leg, partition=1) for leg in legs(5))
+
+    def die(_: Plan) -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        world.run(flow, planned=die)
+    expire(world, p1=5)
+    with pytest.raises(RunRefusedError, match=f"{world.topic}:1.*--accept lost-records"):
+        world.run(flow)

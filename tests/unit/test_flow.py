@@ -119,7 +119,7 @@ def test_a_flow_survives_pickling_with_its_definitions():
     flow = legs().filter(pl.col("minutes") > 0).aggregate("a", carrier, Tally()).publish("out", key=carrier)
     copy = pickle.loads(pickle.dumps(flow))
     assert copy.describe() == flow.describe()
-    assert copy.stages[0].aggregate.definition == flow.stages[0].aggregate.definition
+    assert copy.stages[0].definition == flow.stages[0].definition
 
 
 def test_the_drawing_shows_each_step_with_the_path_that_it_takes():

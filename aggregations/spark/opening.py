@@ -1,0 +1,82 @@
+"""How a run begins: rights, preflight, term, and a plan from what manifests, broker and group say."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+from aggregations.flow import Flow
+from aggregations.operators import Publish, PublishStates
+from aggregations.reconcile import Broker, Plan, check_durability, plan, refuse
+from aggregations.run import Run, begin
+from persistence.kafka import KafkaSettings, Topics
+from persistence.registry import preflight
+
+_LOG = logging.getLogger("headwater.spark")
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """A run that may go on.
+
+    Attributes:
+        topics: Whom to ask about topics.
+        run: The run, which holds the term.
+        plan: Where each partition of the source starts.
+        topic_ids: Current topic id by topic.
+    """
+
+    topics: Topics
+    run: Run
+    plan: Plan
+    topic_ids: dict[str, str]
+
+
+def open_run(
+    flow: Flow[Any],
+    *,
+    kafka: KafkaSettings,
+    stores: Mapping[str, str],
+    dead_letters: str | None,
+    group: str,
+    generation: int,
+    accept: Sequence[str],
+) -> Opening:
+    """Take the term, read the manifests, compare them with the broker, decide where to start and write that down.
+
+    Args: see `aggregations.spark.engine.run_flow`.
+
+    Raises:
+        RunRefusedError: Going on would be unsafe and the risk is not accepted.
+        BrokerError: Kafka does not answer, or refuses.
+        StoreError: A store does.
+    """
+    assert flow.topic is not None
+    source = flow.topic.name
+    topics = Topics(kafka)
+    facts = topics.describe([source])[source]
+    written = [step.topic for step in flow.steps if isinstance(step, Publish | PublishStates)]
+    topics.check_rights(read=[source], write=[*written, *([dead_letters] if dead_letters else [])])
+    for url in dict.fromkeys(stores.values()):
+        found = preflight(url)
+        for finding in found:
+            _LOG.warning("%s", finding)
+        refuse(found, accept)
+    with ExitStack() as stack:
+        run = begin(flow, stores, generation=generation, accept=accept)
+        stack.callback(run.close)
+        refuse(check_durability([(name, one.capabilities) for name, one in run.distinct_stores()]), accept)
+        committed = topics.group_offsets(group, [source])
+        broker = Broker(
+            source,
+            facts.topic_id,
+            {partition: (one.low, one.high) for (_, partition), one in topics.marks([source]).items()},
+            {partition: offset for (_, partition), offset in committed.items()},
+        )
+        decided = plan(flow.name, run.manifest, run.manifests, broker)
+        refuse(decided.findings, accept)
+        known = run.manifest.topic_ids if run.manifest else {}
+        run.start_at(source, facts.topic_id, decided.starts)
+        stack.pop_all()
+        return Opening(topics, run, decided, {**known, source: facts.topic_id})
