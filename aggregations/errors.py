@@ -10,7 +10,7 @@ class RunRefusedError(Exception):
 
 
 class DefinitionChangedError(RunRefusedError):
-    """A stored state was made by another definition of the stage's fold."""
+    """A stored state was made by another definition of its stage."""
 
 
 class TasksLostError(Exception):

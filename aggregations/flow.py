@@ -26,6 +26,7 @@ from aggregations.operators import (
     Schema,
     Step,
     check_columns,
+    definition_of,
     expressions_of,
     is_columnar,
     is_vectorised,
@@ -73,12 +74,14 @@ class Stage:
         columnar: Everything up to and including the fold is vectorised.
         snapshots: Topics that its changed states are published to.
         schema: Columns in front of the first step of `before`; None where a callable decides.
+        definition: Hash of what decides its states; see `operators.definition_of`.
     """
 
     index: int
     before: tuple[Step, ...]
     aggregate: Aggregate
     columnar: bool
+    definition: str
     snapshots: tuple[str, ...] = ()
     schema: Schema = None
 
@@ -238,7 +241,9 @@ class Flow(Generic[T]):
                 continue
             columnar = columnar and is_vectorised(step)
             if isinstance(step, Aggregate):
-                stages.append(Stage(len(stages), tuple(before), step, columnar, schema=self._schema_behind(begins)))
+                made = definition_of(self.steps[: i + 1])
+                schema = self._schema_behind(begins)
+                stages.append(Stage(len(stages), tuple(before), step, columnar, made, schema=schema))
                 before, begins = [], i + 1
             else:
                 before.append(step)

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, TypeAlias
 
 import polars as pl
@@ -25,14 +25,30 @@ def is_columnar(step: object) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Filter:
+class _Deciding:
+    """A step that decides what reaches the stages behind it.
+
+    Attributes:
+        definition: Canonical text: part of the definition of every stage behind it.
+    """
+
+    definition: str = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        # Once, where the flow is written: a worker that gets it pickled may not have the source.
+        given = [getattr(self, one.name) for one in fields(self) if one.init]
+        object.__setattr__(self, "definition", " ".join([type(self).__name__.lower(), *map(_described, given)]))
+
+
+@dataclass(frozen=True, slots=True)
+class Filter(_Deciding):
     """Keeps the elements for which the predicate is true; null counts as false."""
 
     keep: Predicate
 
 
 @dataclass(frozen=True, slots=True)
-class Map:
+class Map(_Deciding):
     """Adds or replaces columns by expressions, or makes a new value of each element by a function."""
 
     columns: Mapping[str, Expression] = field(default_factory=dict)
@@ -40,14 +56,14 @@ class Map:
 
 
 @dataclass(frozen=True, slots=True)
-class FlatMap:
+class FlatMap(_Deciding):
     """Makes a collection of values of each element; the collection is folded whole or not at all."""
 
     function: Callable[[Element[Any]], Iterable[Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class Divert:
+class Divert(_Deciding):
     """Sends the elements for which the predicate is true to the dead-letter topic."""
 
     when: Predicate
@@ -66,7 +82,8 @@ class Aggregate:
         lanes: Lanes with a window per state.
         emit: Makes a collection of each accepted element and the state after it; None forwards the element itself.
         store: URL of the store when nothing else is bound at run time.
-        definition: Hash of key and fold: a state of another hash is never continued silently.
+        definition: Canonical text of key and fold.
+        emitting: Canonical text of what reaches the stages behind it; empty where each element is forwarded as it is.
     """
 
     name: str
@@ -77,14 +94,39 @@ class Aggregate:
     lanes: int = LANES
     emit: Callable[[Element[Any], Any], Iterable[Any]] | None = None
     store: str = ""
-    definition: str = field(init=False)
+    definition: str = field(init=False, repr=False)
+    emitting: str = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         # Once, where the flow is written: a worker that gets it pickled may not have the source.
-        columnar = isinstance(self.key, str | pl.Expr)
-        key = describe_expression(self.key) if columnar else describe_callable(self.key)  # type: ignore[arg-type]
         fold = self.fold.describe() if isinstance(self.fold, Fields) else describe_object(self.fold)
-        object.__setattr__(self, "definition", hashlib.sha256(f"{key}\n{fold}".encode()).hexdigest()[:16])
+        object.__setattr__(self, "definition", f"{_described(self.key)}\n{fold}")
+        # What is emitted may depend on the state.
+        emitting = "" if self.emit is None else f"{self.definition}\nemit {_described(self.emit)}"
+        object.__setattr__(self, "emitting", emitting)
+
+
+def definition_of(steps: Iterable[object]) -> str:
+    """Hash of what decides a stage's states: a state of another hash is never continued silently.
+
+    Args:
+        steps: The flow's steps up to and including the stage. Of what is in front of it counts what decides which
+            elements reach it, with which value: filters, maps, flat-maps, diversions, and what stages emit.
+    """
+    *before, stage = steps
+    assert isinstance(stage, Aggregate)
+    texts = [one.emitting if isinstance(one, Aggregate) else getattr(one, "definition", "") for one in before]
+    text = "\n".join([*filter(None, texts), stage.definition])
+    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:16]
+
+
+def _described(argument: object) -> str:
+    """Canonical text of what a step was given: expressions, functions, or columns by name."""
+    if isinstance(argument, str | pl.Expr):
+        return describe_expression(argument)
+    if isinstance(argument, Mapping):
+        return "{" + ", ".join(f"{name}={_described(of)}" for name, of in sorted(argument.items())) + "}"
+    return "" if argument is None else describe_callable(argument)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ class Risk(StrEnum):
     NOT_DURABLE = "not-durable"
     """A downstream store acknowledges before it is safe: a crash of its server may leave it behind its upstream."""
     DEFINITION = "definition"
-    """The states were made by another fold: they are continued as if it meant the same."""
+    """The states were made by another definition: they are continued as if it meant the same."""
 
 
 @dataclass(frozen=True, slots=True)

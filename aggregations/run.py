@@ -168,7 +168,7 @@ class Run:
 
     def definitions(self) -> dict[str, str]:
         """Definition hash by stage."""
-        return {stage.name: stage.aggregate.definition for stage in self.flow.stages}
+        return {stage.name: stage.definition for stage in self.flow.stages}
 
     def start_at(self, topic: str, topic_id: str, starts: Mapping[int, int]) -> None:
         """Start from these offsets of a topic, and write them into every store where they are not the manifest's.

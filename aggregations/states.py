@@ -13,7 +13,7 @@ from persistence.record import StateRecord, decode_record, encode_record
 def load_states(run: Run, stage: Stage, keys: Sequence[bytes]) -> dict[bytes, KeyState]:
     """Load the states of `keys`; keys without one are missing."""
     ref = run.stage_ref(stage)
-    return read_states(run.stores[stage.name], ref, keys, "" if run.accept_definition else stage.aggregate.definition)
+    return read_states(run.stores[stage.name], ref, keys, "" if run.accept_definition else stage.definition)
 
 
 def read_states(store: StateStore, ref: StageRef, keys: Sequence[bytes], definition: str) -> dict[bytes, KeyState]:
@@ -32,7 +32,7 @@ def state_of(stored: Stored, ref: StageRef, key: bytes, definition: str = "") ->
     if definition and record.definition != definition:
         raise DefinitionChangedError(
             f"{ref}: a state has definition {record.definition}, the flow has {definition}. Rebuild into a new "
-            "generation with `headwater replay`, or go on with --accept definition"
+            "generation (--generation), or go on with --accept definition"
         )
     return KeyState(record.state, record.windows, stored.version)
 
@@ -40,7 +40,7 @@ def state_of(stored: Stored, ref: StageRef, key: bytes, definition: str = "") ->
 def save_states(run: Run, stage: Stage, states: Mapping[bytes, KeyState]) -> None:
     """Write the changed states of a stage, each on condition of the version that was loaded."""
     run.stores[stage.name].save(
-        run.stage_ref(stage), writes_of(states, stage.aggregate.definition), term=run.term, batch=run.batch
+        run.stage_ref(stage), writes_of(states, stage.definition), term=run.term, batch=run.batch
     )
 
 

@@ -85,7 +85,7 @@ class ColumnarPath:
         with work.timed("fold"):
             folded = effect(Step.FOLD, lambda: ColumnarFold(work, stage, arrivals, codes, keys, found).run())
             work.outputs += job.snapshots_of(stage, folded.states)
-            writes = writes_of(folded.states, stage.aggregate.definition)
+            writes = writes_of(folded.states, stage.definition)
         with work.timed("steps"):
             accepted = Rows(arrivals.frame.filter(pl.Series(folded.accepted)), arrivals.signatures)
             return writes, _onward(work, stage, accepted)

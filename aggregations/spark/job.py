@@ -83,7 +83,7 @@ class Job:
 
     def definition(self, stage: Stage) -> str:
         """Definition that loaded states must have; empty for any."""
-        return "" if self.accept_definition else stage.aggregate.definition
+        return "" if self.accept_definition else stage.definition
 
     def excluded_at(self, stage: Stage) -> dict[Node, tuple[Reason, str]]:
         """Records that one stage must not fold."""

@@ -73,7 +73,7 @@ class MessagePath:
                     self._fail(work, stage, one)
             emitted = [element for one in outcome.decided for element in one.emitted]
             work.outputs += job.snapshots_of(stage, outcome.states)
-            writes = writes_of(outcome.states, stage.aggregate.definition)
+            writes = writes_of(outcome.states, stage.definition)
             if stage.index + 1 < len(job.flow.stages):
                 following = job.flow.stages[stage.index + 1]
                 return writes, self._enter(work, following, Applied(emitted, following.schema))

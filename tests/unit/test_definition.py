@@ -1,4 +1,4 @@
-"""The definition hash of a stage: it changes with what the fold does, and with nothing else."""
+"""The definition hash of a stage: it changes with what it folds and how, and with nothing else."""
 
 import functools
 import importlib.util
@@ -13,6 +13,7 @@ import pytest
 
 from aggregations.code import describe_callable, describe_object
 from aggregations.fields import Fields, count, total
+from aggregations.flow import Flow
 from aggregations.operators import Aggregate
 from tests.support.pure import bare
 
@@ -79,8 +80,11 @@ SAME_IN_EVERY_PROCESS = """
 import sys
 sys.path.insert(0, {folder!r})
 from held import fold
-from aggregations.operators import Aggregate
-print(Aggregate("a", lambda e: e["tail"], fold).definition)
+from aggregations.flow import Flow
+from aggregations.source import Topic
+flow = Flow("f").source(Topic("legs", envelope=False)).filter(lambda e: e["late"]).map(lambda e: e.value)
+flow = flow.aggregate("a", lambda e: e["tail"], fold, emit=lambda e, state: [state]).aggregate("b", fold.pick, fold)
+print([stage.definition for stage in flow.stages])
 """
 HELD = """
 class Rule:
@@ -163,8 +167,8 @@ def test_code_typed_into_an_interpreter_is_known_by_its_bytecode():
 
 
 def test_it_travels_with_the_stage_because_a_worker_may_not_have_the_source():
-    stage = Aggregate("a", pl.col("x") + 1, Fields(n=count()))
-    assert pickle.loads(pickle.dumps(stage)).definition == stage.definition
+    flow = two(Flow("f").source(bare()).filter("late"))
+    assert pickle.loads(pickle.dumps(flow)).stages == flow.stages
 
 
 def test_fields_are_known_by_all_that_they_read():
@@ -174,10 +178,60 @@ def test_fields_are_known_by_all_that_they_read():
     assert definition(Fields(s=total("x"))) == definition(Fields(s=total(pl.col("x"))))
 
 
-def test_steps_before_a_stage_are_no_part_of_it():
-    from aggregations.flow import Flow
+def made(build):
+    """Definitions of the stages of a flow."""
+    return [stage.definition for stage in build(Flow("f").source(bare())).stages]
 
-    flow = Flow("f").source(bare())
-    plain = flow.aggregate("a", "tail", Fields(n=count()))
-    filtered = flow.filter("late").aggregate("a", "tail", Fields(n=count()))
-    assert plain.stages[0].aggregate.definition == filtered.stages[0].aggregate.definition
+
+def two(flow, key="tail", **options):
+    return flow.aggregate("a", key, COUNT, **options).aggregate("b", "carrier", COUNT)
+
+
+COUNT = Fields(n=count())
+STEPS = {
+    "a filter": lambda flow: flow.filter("late"),
+    "another filter": lambda flow: flow.filter(~pl.col("late")),
+    "a filter in Python": lambda flow: flow.filter(lambda element: element["late"]),
+    "a column": lambda flow: flow.map(minutes=pl.col("minutes") * 2),
+    "a map in Python": lambda flow: flow.map(lambda element: element.value),
+    "a flat-map": lambda flow: flow.flat_map(lambda element: [element.value]),
+    "a diversion": lambda flow: flow.divert("late"),
+}
+
+
+def test_what_decides_which_elements_reach_a_stage_is_part_of_its_definition_and_of_all_behind_it():
+    plain = made(two)
+    found = [made(lambda flow, step=step: two(step(flow))) for step in STEPS.values()]
+    for stage in (0, 1):
+        assert len({plain[stage], *(one[stage] for one in found)}) == 1 + len(STEPS)
+
+
+def test_a_step_between_two_stages_is_part_of_the_second_one_only():
+    plain = made(two)
+    between = made(lambda flow: flow.aggregate("a", "tail", COUNT).filter("late").aggregate("b", "carrier", COUNT))
+    assert between[0] == plain[0]
+    assert between[1] != plain[1]
+
+
+def test_the_order_of_steps_is_part_of_it():
+    early = made(lambda flow: two(flow.map(late=~pl.col("late")).filter("late")))
+    assert early != made(lambda flow: two(flow.filter("late").map(late=~pl.col("late"))))
+
+
+def test_what_a_stage_emits_is_part_of_those_behind_it_and_with_it_its_state():
+    def emitting(emit, **options):
+        return made(lambda flow: two(flow, emit=emit, **options))
+
+    plain, emitted = made(two), emitting(lambda element, state: [element.value])
+    assert emitted[0] == plain[0]
+    assert len({plain[1], emitted[1], emitting(lambda element, state: [state])[1]}) == 3
+    assert emitted[1] != emitting(lambda element, state: [element.value], key="carrier")[1]
+    assert made(lambda flow: two(flow, key="carrier"))[1] == plain[1]
+
+
+def test_what_only_passes_elements_on_is_no_part_of_it():
+    assert made(lambda flow: two(flow.publish("out"))) == made(two)
+    published = made(
+        lambda flow: flow.aggregate("a", "tail", COUNT).publish_states("s").aggregate("b", "carrier", COUNT)
+    )
+    assert published == made(two)
