@@ -114,7 +114,8 @@ def peak(pid):
         status = Path(f"/proc/{pid}/status").read_text()
     except OSError:
         return 0
-    return int(status.partition("VmHWM:")[2].split()[0]) // 1024
+    found = status.partition("VmHWM:")[2].split()  # a process that has ended has none
+    return int(found[0]) // 1024 if found else 0
 
 
 def processes(servers):
