@@ -172,7 +172,11 @@ def main():
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     say = (lambda *words: None) if args.json else print
-    with stack.ephemeral(kafka=True, redis=args.store == "redis", heap_mb=1024) as servers:
+    conf = {"spark.driver.memory": "2g"}
+    with (
+        stack.ephemeral(kafka=True, redis=args.store == "redis", heap_mb=1024) as servers,
+        session("bench", jars=jars.kafka_connector(), conf=conf) as spark,
+    ):
         settings = KafkaSettings(servers.kafka)
         pids = {one.name: one.pid for one in servers.servers}
         topic = f"bench-{uuid.uuid4().hex[:8]}"
@@ -187,8 +191,6 @@ def main():
         }
         url = own.get(args.store, args.store)
         flow = flow_of(topic)
-        conf = {"spark.driver.memory": "2g"}
-        spark = session("bench", jars=jars.kafka_connector(), conf=conf)
         source = bare(spark, settings, topic, args.batch)
         say("bare JVM source:", ", ".join(f"{rate / 1000:.0f}k" for rate in source), "events/s")
         marks = [(time.perf_counter(), spent(pids), 0)]

@@ -90,6 +90,16 @@ def apply_schema(url: str, progress: Callable[[str], object] = lambda _line: Non
     return apply(url, progress)
 
 
+def risks(url: str) -> frozenset[str]:
+    """Names of what the preflight of the store at `url` can find unsafe: its module's `RISKS`, where it has any.
+
+    Raises:
+        Terminal: There is no store for this URL.
+    """
+    named: frozenset[str] = getattr(_resolve(url)[0], "RISKS", frozenset())
+    return named
+
+
 def _resolve(url: str) -> tuple[ModuleType, str]:
     """The module of the store at `url`, and the name of its function there."""
     scheme = urlsplit(url).scheme

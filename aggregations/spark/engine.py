@@ -21,9 +21,9 @@ from aggregations.report import Report
 from aggregations.spark.action import Action, first_line
 from aggregations.spark.checkpoint import Checkpoint
 from aggregations.spark.job import Job, Place, TaskReport
-from aggregations.spark.opening import Opening, open_run
+from aggregations.spark.opening import Opening, check_given, open_run
 from aggregations.spark.roots import ask_ends, check_source
-from aggregations.spark.session import session
+from aggregations.spark.session import master_of, session
 from envelope import Reason
 from persistence.errors import Conflict, Corrupt, Fenced, StoreError, Terminal, Transient
 from persistence.faults import effect
@@ -105,11 +105,7 @@ def run_flow(
     """
     if flow.topic is None:
         raise FlowError(f"flow {flow.name!r} has no source")
-    for name, url in stores.items():
-        if url.startswith("memory:"):
-            raise FlowError(
-                f"stage {name!r}: {url} lives in one process and Spark's workers are several; use sqlite:///PATH"
-            )
+    check_given(flow, stores, accept, master_of(master, conf or {}))
     group = group or flow.name
     opening = open_run(
         flow,
@@ -123,18 +119,20 @@ def run_flow(
     try:
         if planned is not None:
             planned(opening.plan)
-        spark = session(f"headwater {flow.name}", jars=jars, master=master, conf=conf)
-        engine = Engine(
-            flow,
-            opening,
-            spark,
-            kafka=kafka,
-            dead_letters=dead_letters,
-            group=group,
-            progress=progress,
-            stop=stop or threading.Event(),
-        )
-        return engine.stream(until_caught_up=until_caught_up, trigger_seconds=trigger_seconds, max_records=max_records)
+        with session(f"headwater {flow.name}", jars=jars, master=master, conf=conf) as spark:
+            engine = Engine(
+                flow,
+                opening,
+                spark,
+                kafka=kafka,
+                dead_letters=dead_letters,
+                group=group,
+                progress=progress,
+                stop=stop or threading.Event(),
+            )
+            return engine.stream(
+                until_caught_up=until_caught_up, trigger_seconds=trigger_seconds, max_records=max_records
+            )
     finally:
         opening.run.close()
 

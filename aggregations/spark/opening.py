@@ -6,12 +6,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
+from aggregations.errors import FlowError
 from aggregations.flow import Flow
 from aggregations.operators import Publish, PublishStates
-from aggregations.reconcile import Broker, Plan, check_durability, plan, refuse
+from aggregations.reconcile import Broker, Plan, Risk, check_durability, plan, refuse
 from aggregations.run import Run, begin
 from persistence.kafka import KafkaSettings, Topics
-from persistence.registry import preflight
+from persistence.registry import preflight, risks
 
 _LOG = logging.getLogger("headwater.spark")
 
@@ -31,6 +32,35 @@ class Opening:
     run: Run
     plan: Plan
     topic_ids: dict[str, str]
+
+
+def check_given(flow: Flow[Any], stores: Mapping[str, str], accept: Sequence[str], master: str) -> None:
+    """Refuse what cannot work, whatever servers say.
+
+    Args:
+        flow: The flow.
+        stores: URL of the store by stage name.
+        accept: Risks taken on purpose.
+        master: Spark's master.
+
+    Raises:
+        FlowError: Workers cannot reach a store, or there is no such risk.
+    """
+    for name, url in stores.items():
+        if url.startswith("memory:"):
+            raise FlowError(
+                f"stage {name!r}: {url} lives in one process and Spark's workers are several; use sqlite:///PATH"
+            )
+        if url.startswith("sqlite:") and not master.startswith("local"):
+            raise FlowError(
+                f"stage {name!r}: {url} is a file of this machine, and Spark's workers ({master}) may run on others; "
+                "use Redis or Cassandra, or --master local[N]"
+            )
+    known = {*Risk, *(risk for url in stores.values() for risk in risks(url))}
+    if unknown := sorted({*accept} - known):
+        raise FlowError(
+            f"flow {flow.name}: no risk is called {', '.join(unknown)}; there are {', '.join(sorted(known))}"
+        )
 
 
 def open_run(

@@ -2,23 +2,30 @@
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pyspark
+from pyspark import SparkContext
+from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
 from persistence.kafka.settings import SECRET_NAMES
 
+_REDACTED = "spark.redaction.regex"
+_SECRETS = f"(?i:secret|password|token|access[.]?key|url|user|{SECRET_NAMES.removeprefix('(?i)')})"
 
+
+@contextmanager
 def session(
     name: str,
     *,
     jars: Sequence[Path] = (),
     master: str = "local[2]",
     conf: Mapping[str, str] | None = None,
-) -> SparkSession:
-    """Return the session, starting one if there is none.
+) -> Iterator[SparkSession]:
+    """The session that there is, with our settings as long as it is used; else one that is started and stopped.
 
     Args:
         name: Name of the application.
@@ -26,29 +33,69 @@ def session(
         master: Spark's master.
         conf: Settings that win over ours.
     """
-    _environment()
-    builder = SparkSession.builder.appName(name).master(master)
-    for key, value in {**_settings(jars, master), **(conf or {})}.items():
-        builder = builder.config(key, value)
-    spark = builder.getOrCreate()
-    spark.sparkContext.setLogLevel("ERROR")
-    return spark
+    settings = _settings(jars, master, conf or {})
+    if (found := _running()) is not None:
+        with _lent(found, settings):
+            yield found
+        return
+    before = dict(os.environ)
+    os.environ.update(_environment(before))
+    try:
+        builder = SparkSession.builder.appName(name).master(master)
+        for key, value in settings.items():
+            builder = builder.config(key, value)
+        spark = builder.getOrCreate()
+        try:
+            spark.sparkContext.setLogLevel("ERROR")
+            yield spark
+        finally:
+            spark.stop()
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
 
 
-def _environment() -> None:
-    """What workers need to connect back, with this interpreter and these modules."""
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+def master_of(master: str, conf: Mapping[str, str]) -> str:
+    """The master that counts: of the session that there is, else `conf`'s, else `master`."""
+    found = _running()
+    return conf.get("spark.master", master) if found is None else str(found.sparkContext.master)
+
+
+def _running() -> SparkSession | None:
+    # `getActiveSession` is about one thread; whose session this is does not depend on that.
+    return None if SparkContext._active_spark_context is None else SparkSession.builder.getOrCreate()
+
+
+@contextmanager
+def _lent(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
+    """Settings of a running session, as far as they can be changed there, put back as they were behind us."""
+    before = {key: spark.conf.get(key, None) for key in settings if key.startswith("spark.sql.")}
+    try:
+        for key in before:
+            with suppress(AnalysisException):  # fixed when Spark was started
+                spark.conf.set(key, settings[key])
+        yield
+    finally:
+        for key, value in before.items():
+            with suppress(AnalysisException):
+                spark.conf.unset(key) if value is None else spark.conf.set(key, value)
+
+
+def _environment(before: Mapping[str, str]) -> dict[str, str]:
+    """What workers need to connect back, with this interpreter and these modules; what is set already stays."""
     mine = [path or str(Path.cwd()) for path in sys.path if not path.endswith(".zip")]
-    before = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
-    os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([*before, *mine]))
-    # One task has one core; a pool of its own for each of these only makes them wait for each other.
-    for pool in ("POLARS_MAX_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
-        os.environ.setdefault(pool, "1")
+    given = [path for path in before.get("PYTHONPATH", "").split(os.pathsep) if path]
+    ours = {
+        "PYSPARK_PYTHON": sys.executable,
+        "PYSPARK_DRIVER_PYTHON": sys.executable,
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        # One task has one core; a pool of its own for each of these only makes them wait for each other.
+        **dict.fromkeys(("POLARS_MAX_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"),
+    }
+    return {**ours, **before, "PYTHONPATH": os.pathsep.join(dict.fromkeys([*given, *mine]))}
 
 
-def _settings(jars: Sequence[Path], master: str) -> dict[str, str]:
+def _settings(jars: Sequence[Path], master: str, conf: Mapping[str, str]) -> dict[str, str]:
     checkpoint = "org.apache.spark.sql.execution.streaming."
     if tuple(int(part) for part in pyspark.__version__.split(".")[:2]) >= (4, 1):
         checkpoint += "checkpointing."
@@ -63,7 +110,6 @@ def _settings(jars: Sequence[Path], master: str) -> dict[str, str]:
         "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
         "spark.sql.streaming.checkpointFileManagerClass": f"{checkpoint}FileSystemBasedCheckpointFileManager",
         "spark.sql.streaming.minBatchesToRetain": "2",
-        "spark.redaction.regex": f"(?i)secret|password|token|access[.]?key|url|user|{SECRET_NAMES.removeprefix('(?i)')}",
     }
     if jars:
         settings["spark.jars"] = ",".join(str(jar) for jar in jars)
@@ -75,4 +121,6 @@ def _settings(jars: Sequence[Path], master: str) -> dict[str, str]:
             # Right for our checkpoint only because it is local and disposable.
             "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
         }
-    return settings
+    # What the user wants redacted comes on top of what has to be.
+    wanted = conf.get(_REDACTED)
+    return {**settings, **conf, _REDACTED: f"{_SECRETS}|(?:{wanted})" if wanted else _SECRETS}

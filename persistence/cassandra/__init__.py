@@ -1,7 +1,7 @@
 """States in Apache Cassandra (4.0 or newer): one row per state, a bucket of them per partition."""
 
 from persistence.cassandra.ddl import apply_schema, schema
-from persistence.cassandra.preflight import preflight
+from persistence.cassandra.preflight import RISKS, preflight
 from persistence.cassandra.store import CassandraStore, open_store
 
-__all__ = ["CassandraStore", "apply_schema", "open_store", "preflight", "schema"]
+__all__ = ["RISKS", "CassandraStore", "apply_schema", "open_store", "preflight", "schema"]

@@ -13,6 +13,10 @@ from persistence.cassandra.settings import TIMESTAMP, Settings
 from persistence.errors import Transient
 from persistence.findings import Finding
 
+RISKS: Final = frozenset(
+    {"no-commitlog", "expiring-states", "replication-1", "local-serial", "commitlog-periodic", "timestamp-mode"}
+)
+"""Names of what can be unsafe about a cluster."""
 _SETTINGS: Final = "SELECT name, value FROM system_views.settings WHERE name IN ({})"
 _VIEWED: Final = (
     "commitlog_sync",

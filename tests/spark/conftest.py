@@ -16,9 +16,8 @@ from tests.support.world import World
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     """The session that `run_flow` finds."""
-    found = session("headwater tests", jars=jars.kafka_connector(), conf=FAST)
-    yield found
-    found.stop()
+    with session("headwater tests", jars=jars.kafka_connector(), conf=FAST) as found:
+        yield found
 
 
 @pytest.fixture

@@ -1,0 +1,61 @@
+"""What a run on Spark is refused for before anything is opened, and what Spark is told to hide."""
+
+import ast
+import inspect
+import re
+from importlib import import_module
+
+import pytest
+
+from aggregations.errors import FlowError
+from aggregations.fields import Fields, count
+from aggregations.flow import Flow
+from aggregations.source import Topic
+from aggregations.spark.opening import check_given
+from aggregations.spark.session import _settings
+
+FLOW = Flow("fleet").source(Topic("legs", envelope=False)).aggregate("a", "value", Fields(n=count()))
+
+
+@pytest.mark.parametrize("master", ["spark://head:7077", "yarn", "k8s://https://head"])
+def test_a_file_of_this_machine_is_no_store_for_workers_of_others(master: str) -> None:
+    with pytest.raises(FlowError, match=r"stage 'a': sqlite:///tmp/a.db is a file of this machine.*Redis"):
+        check_given(FLOW, {"a": "sqlite:///tmp/a.db"}, (), master)
+    check_given(FLOW, {"a": "redis://here"}, (), master)
+
+
+@pytest.mark.parametrize("master", ["local", "local[*]", "local[2]"])
+def test_a_file_is_a_store_for_workers_of_this_machine(master: str) -> None:
+    check_given(FLOW, {"a": "sqlite:///tmp/a.db"}, (), master)
+
+
+def test_a_risk_that_there_is_not_is_refused_with_the_names_of_those_that_there_are() -> None:
+    with pytest.raises(FlowError, match=r"no risk is called lost_records; there are .*lost-records.*topic-recreated"):
+        check_given(FLOW, {"a": "sqlite:///a.db"}, ["lost_records", "beyond-end"], "local")
+    with pytest.raises(FlowError, match="no risk is called eviction"):
+        check_given(FLOW, {"a": "sqlite:///a.db"}, ["eviction"], "local")
+    check_given(FLOW, {"a": "redis://here"}, ["eviction", "definition"], "local")
+    check_given(FLOW, {"a": "cassandra://here/fleet"}, ["replication-1"], "local")
+
+
+@pytest.mark.parametrize("store", ["redis", "cassandra"])
+def test_every_risk_that_a_preflight_can_find_unsafe_is_in_its_list(store: str) -> None:
+    module = import_module(f"persistence.{store}.preflight")
+    found = {
+        next(str(one.value) for one in ast.walk(node.args[0]) if isinstance(one, ast.Constant))
+        for node in ast.walk(ast.parse(inspect.getsource(module)))
+        if isinstance(node, ast.Call)
+        and ast.unparse(node.func) == "Finding"
+        and any(word.arg == "unsafe" for word in node.keywords)
+    }
+    # `replication-{count}` is unsafe for one count.
+    assert {next((risk for risk in module.RISKS if risk.startswith(name)), name) for name in found} == module.RISKS
+
+
+def test_what_the_user_wants_redacted_comes_on_top_of_what_has_to_be() -> None:
+    key = "spark.redaction.regex"
+    ours, both = (re.compile(_settings((), "local", conf)[key]) for conf in ({}, {key: "(?i:card)"}))
+    assert ours.search("kafka.sasl.JAAS.config")
+    assert both.search("kafka.sasl.JAAS.config")
+    assert both.search("my.CARD.number")
+    assert not both.search("spark.app.name")
