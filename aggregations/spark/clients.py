@@ -1,4 +1,4 @@
-"""What a process of the engine is connected to: each opened once, when it is first used."""
+"""What a process of the engine is connected to, and has asked: each once, when it is first used."""
 
 import os
 from collections.abc import Callable, Hashable
@@ -26,6 +26,11 @@ def producer_of(settings: KafkaSettings) -> AcknowledgedProducer:
 def topics_of(settings: KafkaSettings) -> Topics:
     """Whom to ask about topics of a cluster."""
     return _once(("topics", _name(settings)), lambda: Topics(settings))
+
+
+def max_message_bytes(settings: KafkaSettings, topic: str) -> int:
+    """The largest record that a topic takes."""
+    return _once(("size", _name(settings), topic), lambda: topics_of(settings).max_message_bytes([topic])[topic])
 
 
 def _name(settings: KafkaSettings) -> Hashable:

@@ -1,13 +1,14 @@
 """A task's way out: outputs and dead letters, produced and acknowledged before anything is persisted."""
 
 import time
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Iterable, Iterator
 
 from confluent_kafka import Consumer, TopicPartition
 
 from aggregations.element import Record
 from aggregations.errors import RunRefusedError
-from aggregations.spark.clients import producer_of, topics_of
+from aggregations.spark.clients import max_message_bytes, producer_of
 from aggregations.spark.job import Job
 from aggregations.spark.path import Grave, Work
 from envelope.deadletter import DeadLetter, bury
@@ -16,9 +17,8 @@ from persistence.kafka import BrokerUnavailable
 from persistence.kafka.errors import passes
 from persistence.steps import Step
 
-_FETCH_SECONDS = 30.0
-
-_sizes: dict[tuple[str, str], int] = {}
+_SILENCE_SECONDS = 30.0
+"""Longest time without a record before the broker counts as away."""
 
 
 def publish(work: Work) -> None:
@@ -56,43 +56,47 @@ def _dead_letters(work: Work) -> None:
             f"flow {job.flow.name}: {len(graves)} records cannot be used, the first is {first.own} ({first.reason.value}: "
             f"{first.detail}), and there is no dead-letter topic. Name one with --dead-letters"
         )
-    place = (job.kafka.bootstrap, job.dead_letters)
-    if place not in _sizes:
-        _sizes[place] = topics_of(job.kafka).max_message_bytes([job.dead_letters])[job.dead_letters]
-    records = fetch_records(job, graves)
+    size = max_message_bytes(job.kafka, job.dead_letters)
+    by_record: dict[tuple[str, int, int], list[Grave]] = {}
+    for grave in graves:
+        by_record.setdefault((grave.own.topic, grave.own.partition, grave.own.offset), []).append(grave)
     producer = producer_of(job.kafka)
     now = int(time.time() * 1000)
-    for grave in graves:
-        own = grave.own
-        record = records[own.topic, own.partition, own.offset]
-        letter = DeadLetter(
-            own.topic,
-            own.partition,
-            own.offset,
-            grave.reason,
-            topic_id=own.topic_id,
-            lineage=grave.lineage or str(own),
-            stage=grave.stage,
-            application=job.flow.name,
-            time_ms=now,
-            hole=grave.hole,
-        )
-        remains = bury(letter, record.key, record.value, record.headers, _sizes[place])
-        producer.send(job.dead_letters, remains.value, remains.key, remains.headers)
+    for record in fetch_records(job, by_record):
+        for grave in by_record[record.topic, record.partition, record.offset]:
+            remains = bury(_letter(job, grave, now), record.key, record.value, record.headers, size)
+            producer.send(job.dead_letters, remains.value, remains.key, remains.headers)
     producer.flush()
 
 
-def fetch_records(job: Job, graves: Iterable[Grave]) -> dict[tuple[str, int, int], Record]:
-    """Read records once more by their coordinates: key, value and headers byte for byte.
+def _letter(job: Job, grave: Grave, now_ms: int) -> DeadLetter:
+    own = grave.own
+    return DeadLetter(
+        own.topic,
+        own.partition,
+        own.offset,
+        grave.reason,
+        topic_id=own.topic_id,
+        lineage=grave.lineage or str(own),
+        stage=grave.stage,
+        application=job.flow.name,
+        time_ms=now_ms,
+        hole=grave.hole,
+    )
 
-    Dead letters are few; carrying every record's headers and bytes through the flow is not worth it.
+
+def fetch_records(job: Job, places: Iterable[tuple[str, int, int]]) -> Iterator[Record]:
+    """Read records once more by their topic, partition and offset: key, value and headers byte for byte.
+
+    One after the other, as they come: a batch of nothing but dead letters need not fit in memory a second time.
+    Carrying every record's headers and bytes through the flow for the few that die is not worth it.
 
     Raises:
         BrokerUnavailable: The broker does not give them.
     """
     wanted: dict[tuple[str, int], set[int]] = {}
-    for grave in graves:
-        wanted.setdefault((grave.own.topic, grave.own.partition), set()).add(grave.own.offset)
+    for topic, partition, offset in places:
+        wanted.setdefault((topic, partition), set()).add(offset)
     consumer = Consumer(
         job.kafka.client(
             group_id=f"headwater-{job.flow.name}-dead-letters",
@@ -101,25 +105,22 @@ def fetch_records(job: Job, graves: Iterable[Grave]) -> dict[tuple[str, int, int
             auto_offset_reset="error",
         )
     )
-    found: dict[tuple[str, int, int], Record] = {}
     try:
         for (topic, partition), offsets in wanted.items():
-            for record in _read(consumer, job, topic, partition, offsets):
-                found[topic, partition, record.offset] = record
+            yield from _read(consumer, topic, partition, offsets)
     finally:
         consumer.close()
-    return found
 
 
-def _read(consumer: Consumer, job: Job, topic: str, partition: int, offsets: set[int]) -> Iterable[Record]:
-    todo = sorted(offsets)
-    deadline = time.monotonic() + _FETCH_SECONDS
+def _read(consumer: Consumer, topic: str, partition: int, offsets: set[int]) -> Iterator[Record]:
+    todo = deque(sorted(offsets))
+    deadline = time.monotonic() + _SILENCE_SECONDS
     at = -1
     while todo:
         # A gap is read over; a large one is skipped.
         if at < 0 or todo[0] - at > 1000:
             consumer.assign([TopicPartition(topic, partition, todo[0])])
-        at = todo[0]
+            at = todo[0]
         message = consumer.poll(1.0)
         error = message.error() if message is not None else None
         if message is None or error is not None:
@@ -131,14 +132,14 @@ def _read(consumer: Consumer, job: Job, topic: str, partition: int, offsets: set
             )
         offset = message.offset()
         assert offset is not None
-        at = offset
+        at, deadline = offset, time.monotonic() + _SILENCE_SECONDS
         if offset > todo[0]:
             raise BrokerUnavailable(
                 f"{topic}:{partition}:{todo[0]} was deleted before it could go to the dead-letter topic",
                 "Lengthen the topic's retention, then start again",
             )
         if offset == todo[0]:
-            todo.pop(0)
+            todo.popleft()
             headers = tuple((name, _bytes(value)) for name, value in _pairs(message.headers()))
             yield Record(topic, partition, offset, message.key(), message.value(), message.timestamp()[1], headers)
 

@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from py4j.protocol import Py4JError, Py4JNetworkError
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -102,6 +103,7 @@ def run_flow(
         StoreError: A store does; `Fenced` when a newer run has taken over.
         RunRefusedError: Going on would be unsafe.
         FlowError: The flow or its stores cannot work on Spark.
+        TasksLostError: Spark lost tasks again and again, or itself.
     """
     if flow.topic is None:
         raise FlowError(f"flow {flow.name!r} has no source")
@@ -205,8 +207,11 @@ class Engine:
             query = writer.option("checkpointLocation", f"file://{checkpoint.path}").start()
             try:
                 self._follow(query)
+            except (Py4JNetworkError, ConnectionError):
+                raise TasksLostError("Spark's JVM ended. Look at its memory (--conf spark.driver.memory=...)") from None
             finally:
-                query.stop()
+                with suppress(Py4JError, ConnectionError):  # of a JVM that ended there is nothing to stop
+                    query.stop()
         return self.total.counts
 
     def _follow(self, query: StreamingQuery) -> None:

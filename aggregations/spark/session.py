@@ -7,6 +7,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pyspark
+from py4j.protocol import Py4JError
 from pyspark import SparkContext
 from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
@@ -49,7 +50,8 @@ def session(
             spark.sparkContext.setLogLevel("ERROR")
             yield spark
         finally:
-            spark.stop()
+            with suppress(Py4JError, ConnectionError):  # its JVM ended
+                spark.stop()
     finally:
         os.environ.clear()
         os.environ.update(before)

@@ -212,7 +212,11 @@ def _guarded(job: Job, others: Sequence[Parcel], act: Callable[[Work], list[Parc
         gc.disable()  # a batch makes many objects and no cycles; collecting them costs half of what windows cost
         try:
             passed += act(work)
-        except Exception as error:  # it reaches the driver as it is, and stops every task behind this one
+        except (KeyboardInterrupt, SystemExit, GeneratorExit):
+            raise
+        except (
+            BaseException
+        ) as error:  # polars panics with one. It reaches the driver, and stops all tasks behind this one
             failure = _portable(error)
             passed += [Parcel(route, Kind.FAILURE, 0, failure) for route in range(job.routes)]
         else:
@@ -223,7 +227,7 @@ def _guarded(job: Job, others: Sequence[Parcel], act: Callable[[Work], list[Parc
     yield from pack(passed)
 
 
-def _portable(error: Exception) -> bytes:
+def _portable(error: BaseException) -> bytes:
     """The error for the driver, with its place as a note: a traceback does not cross. Its type only if it cannot."""
     place = "In a task:\n" + "".join(traceback.format_tb(error.__traceback__)).rstrip()
     error.add_note(place)

@@ -31,7 +31,7 @@ class OddError(Exception):
         self.why = why
 
 
-def failure(error: Exception) -> Exception:
+def failure(error: BaseException) -> Exception:
     def the_place_where_it_happened(_work: Work) -> list[Parcel]:
         raise error
 
@@ -48,6 +48,15 @@ def test_the_error_of_a_task_reaches_the_driver_with_its_place(error: Exception)
     found: Any = failure(error)
     assert (type(found), str(found)) == (type(error), str(error))
     assert "the_place_where_it_happened" in found.__notes__[0]
+
+
+def test_a_panic_of_polars_is_an_error_of_the_task_and_an_interrupt_is_not() -> None:
+    found: Any = failure(pl.exceptions.PanicException("index out of bounds"))
+    assert isinstance(found, RuntimeError)
+    assert "PanicException" in str(found)
+    for error in (KeyboardInterrupt(), SystemExit(3)):
+        with pytest.raises(type(error)):
+            failure(error)
 
 
 def test_an_error_that_cannot_cross_is_named_by_type_and_place_and_not_quoted() -> None:
