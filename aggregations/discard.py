@@ -81,7 +81,7 @@ def fill_holes(run: Run, records: Sequence[Record], *, apply: bool) -> dict[Node
         arrivals = arrive(
             stage.aggregate,
             applied,
-            topic_ids=run.manifest.topic_ids if run.manifest else {},
+            topic_ids=run.topic_ids,
             incarnation=lambda _topic, _topic_id: None,
             siblings=flow.topic.siblings,
             later=flow.behind(stage),

@@ -83,7 +83,8 @@ class MemoryRunner:
             What this batch did.
         """
         batch = effect(Step.FETCH, lambda: self._fetch(records))
-        incarnations = self.run.incarnations()
+        consumed = self._consumed_ids(batch)
+        incarnations = self.run.incarnations({**self.topic_ids, **consumed})
         applied = Applied(self._decode(batch), self.topic.schema)
         for stage in self.flow.stages:
             applied = self._stage(stage, applied, batch, incarnations)
@@ -92,7 +93,7 @@ class MemoryRunner:
         for record in batch.records.values():
             place = (record.topic, record.partition)
             ends[place] = max(ends.get(place, 0), record.offset + 1)
-        manifest = self.run.following(ends, self._consumed_ids(batch), incarnations.merged())
+        manifest = self.run.following(ends, consumed, incarnations.merged())
         commit(
             lambda: self._publish(batch),
             [(stage.name, lambda stage=stage: self._persist(stage, batch)) for stage in self.flow.stages],  # type: ignore[misc]

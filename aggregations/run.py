@@ -49,25 +49,33 @@ def bind(flow: Flow[object], stores: Mapping[str, str], default: str = "") -> di
 
 @dataclass(slots=True)
 class Incarnations:
-    """Topic ids in the order in which this flow first saw them.
+    """Topic ids in the order in which this flow first saw them, as the broker said them.
+
+    Only the broker's word is kept: messages may name any topic and id, and what they name in vain must not
+    fill the manifest. Where the broker says nothing of a topic, its ids are told apart by their lanes alone.
 
     Attributes:
         known: Ids by topic as the manifest has them.
-        seen: Ids met since, by topic.
+        current: Current id by topic, as far as the broker says it.
+        seen: Current ids that messages named and `known` has not, by topic.
     """
 
     known: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    current: Mapping[str, str] = field(default_factory=dict)
     seen: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     def verdict(self, topic: str, topic_id: str) -> Verdict | None:
-        """What a root of this topic id is; None when the topic was never created again, or is the current one."""
+        """What a root of this topic id is; None for the current one unless it is new to a topic that had others."""
+        current = self.current.get(topic, "")
+        if not topic_id or not current:
+            return None
+        if topic_id != current:
+            return Verdict.STALE_INCARNATION
         ids = self.known.get(topic, ())
-        if topic_id and topic_id not in ids:
-            new = self.seen.get(topic, ())
-            if topic_id not in new:
-                self.seen[topic] = (*new, topic_id)
-            return Verdict.NEW_INCARNATION if ids else None
-        return Verdict.STALE_INCARNATION if topic_id and topic_id != ids[-1] else None
+        if current in ids:
+            return None
+        self.seen[topic] = (current,)
+        return Verdict.NEW_INCARNATION if ids else None
 
     def merged(self) -> dict[str, tuple[str, ...]]:
         """All ids, the newly seen ones last."""
@@ -135,9 +143,16 @@ class Run:
             (first[url], self.stores[first[url]]) for url in store_order(self.urls[s.name] for s in self.flow.stages)
         ]
 
-    def incarnations(self) -> Incarnations:
-        """Topic ids known so far."""
-        return Incarnations(self.manifest.incarnations if self.manifest else {})
+    @property
+    def topic_ids(self) -> dict[str, str]:
+        """The topic ids that the manifest knows as the current ones: of consumed topics and of root topics."""
+        if self.manifest is None:
+            return {}
+        return {**{topic: ids[-1] for topic, ids in self.manifest.incarnations.items()}, **self.manifest.topic_ids}
+
+    def incarnations(self, current: Mapping[str, str]) -> Incarnations:
+        """Topic ids known so far, and the current ones."""
+        return Incarnations(self.manifest.incarnations if self.manifest else {}, current)
 
     def following(
         self, offsets: Offsets, topic_ids: Mapping[str, str], incarnations: Mapping[str, tuple[str, ...]]

@@ -266,8 +266,9 @@ def arrive(
             stage=stage.name,
         )
         root, redrive = lineage.root, lineage.redrive
+        age = incarnation(root.topic, root.topic_id) if root.cluster == lineage.own.cluster else None
         transit = redrive is not None and redrive.stage in later
-        arrivals.append(Arrival(element, key, standing, incarnation(root.topic, root.topic_id), values, transit))
+        arrivals.append(Arrival(element, key, standing, age, values, transit))
     return arrivals
 
 

@@ -173,9 +173,13 @@ class Lineage:
         return self
 
     def resolved(self, topic_ids: Mapping[str, str]) -> "Lineage":
-        """Return the lineage with the root's topic id filled in from `topic_ids` where the root has none."""
+        """Return the lineage with the root's topic id filled in where the root has none.
+
+        Args:
+            topic_ids: Current id by topic, of the cluster that the message was read from; roots of others stay open.
+        """
         root = self.root
-        if root.topic_id or not (topic_id := topic_ids.get(root.topic, "")):
+        if root.topic_id or root.cluster != self.own.cluster or not (topic_id := topic_ids.get(root.topic, "")):
             return self
         return replace(self, nodes=(replace(root, topic_id=topic_id), *self.nodes[1:]))
 

@@ -33,8 +33,8 @@ class Manifest(msgspec.Struct, frozen=True):
         batch: Number of the batch within that run.
         positions: Progress per consumed topic and partition.
         topic_ids: Current topic id per consumed topic; absent when the broker gives none.
-        incarnations: Per topic every topic id that was seen, consumed or named as a root, in
-            the order of first sight.
+        incarnations: Per topic every topic id that the broker said was the current one when the topic was
+            consumed or named as a root, in the order of first sight.
         definitions: Definition hash per stage kept in this store.
         schema: Version of this layout.
     """

@@ -93,7 +93,7 @@ class Decoder:
         self._payload_type = payload_type.full_name if payload_type else ""
         self._one = RecordDecoder(topic, columns)
         self._payloads = payload_columns(topic.payload, columns, checked=topic.envelope)
-        self._signatures = Signatures(dict(topic_ids or {}), topic.cluster)
+        self._signatures = Signatures({} if topic_ids is None else topic_ids, topic.cluster)
         self._structure = Structure.of_envelope(payload_type, columns)
         envelope = trimmed(MessageType.of(pb.Envelope), _ENVELOPE_COLUMNS).DESCRIPTOR
         self._envelopes = HandlerPool([envelope.file]).get_for_message(envelope)

@@ -37,7 +37,7 @@ class ColumnarPath:
     def read(self, work: Work, batches: Iterable[pa.RecordBatch]) -> Rows:
         job = work.job
         assert job.flow.topic is not None
-        decoder = Decoder(job.flow.topic, job.topic_ids, job.flow.columns)
+        decoder = Decoder(job.flow.topic, work.roots.topic_ids, job.flow.columns)
         parts: list[Rows] = []
         for table in _chunks(batches):
             with work.timed("decode"):

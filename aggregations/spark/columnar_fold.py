@@ -207,5 +207,8 @@ class ColumnarFold:
 
 
 def _incarnation(work: Work, signature: Signature) -> int:
+    assert work.job.flow.topic is not None
+    if signature.cluster != work.job.flow.topic.cluster:
+        return -1
     verdict = work.incarnations.verdict(signature.topic, signature.topic_id)
     return -1 if verdict is None else VERDICTS.index(verdict)

@@ -19,11 +19,12 @@ from aggregations.errors import FlowError, RunRefusedError, SharedKeyError, Task
 from aggregations.flow import Flow
 from aggregations.reconcile import Plan
 from aggregations.report import Report
+from aggregations.run import merge_incarnations
 from aggregations.spark.action import Action, first_line
 from aggregations.spark.checkpoint import Checkpoint
 from aggregations.spark.job import Job, Place, TaskReport
 from aggregations.spark.opening import Opening, check_given, open_run
-from aggregations.spark.roots import ask_ends, check_source
+from aggregations.spark.roots import ask_ends, check_source, ids_of
 from aggregations.spark.session import master_of, session
 from envelope import Reason
 from persistence.errors import Conflict, Corrupt, Fenced, StoreError, Terminal, Transient
@@ -239,7 +240,7 @@ class Engine:
     def _check_source(self) -> None:
         """Say so if what Spark's source could not read is another topic of that name."""
         with suppress(BrokerError):
-            check_source(self.opening.topics, self.flow, self.opening.topic_ids)
+            check_source(self.opening.topics, self.flow, self.opening.plan.topic_id)
 
     def _batch(self, rows: DataFrame, ends: Callable[[], dict[tuple[str, int], int]]) -> None:
         """What foreachBatch calls."""
@@ -257,9 +258,8 @@ class Engine:
     def _commit(self, rows: DataFrame, ends: dict[tuple[str, int], int]) -> None:
         report = self._attempt(rows)
         run = self.run
-        incarnations = run.incarnations()
-        incarnations.seen = report.seen
-        manifest = run.following(ends, {self.topic.name: self.opening.plan.topic_id}, incarnations.merged())
+        incarnations = merge_incarnations(run.manifest.incarnations if run.manifest else {}, report.seen)
+        manifest = run.following(ends, {self.topic.name: self.opening.plan.topic_id}, incarnations)
         for name, store in reversed(run.distinct_stores()):
             self._save_manifest(name, store, manifest)
         run.advanced(manifest)
@@ -329,6 +329,7 @@ class Engine:
 
     def _job(self, attempt: int, excluded: Mapping[Place, tuple[Reason, str]]) -> Job:
         known = dict(self.run.manifest.incarnations) if self.run.manifest else {}
+        ends = ask_ends(self.opening.topics, known)
         return Job(
             flow=self.flow,
             ref=self.run.ref,
@@ -338,13 +339,13 @@ class Engine:
             routes=self._action.routes,
             kafka=self.kafka,
             dead_letters=self.dead_letters,
-            topic_ids=self.opening.topic_ids,
+            topic_ids={**self.run.topic_ids, **ids_of(ends), self.topic.name: self.opening.plan.topic_id},
             incarnations=known,
             accept_definition=self.run.accept_definition,
             driver=os.getpid(),
             excluded=excluded,
             attempt=attempt,
-            ends=ask_ends(self.opening.topics, known),
+            ends=ends,
             asked=tuple(known),
             spread=self._spread,
         )

@@ -92,7 +92,7 @@ class MessagePath:
             except EnvelopeError as error:
                 work.bury(record.node, "", error.reason, error.detail)
                 continue
-            if read.chain and work.roots.is_beyond(read.lineage.resolved(job.topic_ids).root):
+            if read.chain and work.roots.is_beyond(read.lineage.resolved(work.roots.topic_ids).root):
                 work.bury(record.node, "", Reason.BAD_COORDINATES, DETAIL, str(read.lineage))
                 continue
             elements.append(
@@ -115,7 +115,7 @@ class MessagePath:
         arrivals = arrive(
             stage.aggregate,
             applied,
-            topic_ids=job.topic_ids,
+            topic_ids=work.roots.topic_ids,
             incarnation=work.incarnations.verdict,
             siblings=job.flow.topic.siblings,
             later=job.flow.behind(stage),

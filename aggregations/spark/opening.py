@@ -25,13 +25,11 @@ class Opening:
         topics: Whom to ask about topics.
         run: The run, which holds the term.
         plan: Where each partition of the source starts.
-        topic_ids: Current topic id by topic.
     """
 
     topics: Topics
     run: Run
     plan: Plan
-    topic_ids: dict[str, str]
 
 
 def check_given(flow: Flow[Any], stores: Mapping[str, str], accept: Sequence[str], master: str) -> None:
@@ -106,7 +104,6 @@ def open_run(
         )
         decided = plan(flow.name, run.manifest, run.manifests, broker)
         refuse(decided.findings, accept)
-        known = run.manifest.topic_ids if run.manifest else {}
         run.start_at(source, facts.topic_id, decided.starts)
         stack.pop_all()
-        return Opening(topics, run, decided, {**known, source: facts.topic_id})
+        return Opening(topics, run, decided)

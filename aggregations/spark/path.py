@@ -47,21 +47,24 @@ class Work:
     Attributes:
         job: The batch.
         report: Its own report.
-        incarnations: Topic ids known and met.
         graves: Dead letters, one per record and stage.
         outputs: Messages to be published.
     """
 
     job: Job
     report: TaskReport = field(default_factory=TaskReport)
-    incarnations: Incarnations = field(default_factory=Incarnations)
     graves: dict[tuple[Node, str], Grave] = field(default_factory=dict)
     outputs: list[Output] = field(default_factory=list)
 
     @cached_property
     def roots(self) -> Roots:
-        """Which roots can exist."""
-        return Roots(self.job.ends, self.job.asked, self.job.kafka)
+        """Which roots can exist, and current topic ids."""
+        return Roots(self.job.ends, self.job.asked, self.job.topic_ids, self.job.kafka)
+
+    @cached_property
+    def incarnations(self) -> Incarnations:
+        """Topic ids known and met."""
+        return Incarnations(self.job.incarnations, self.roots.topic_ids)
 
     def bury(
         self, own: Node, stage: str, reason: Reason, detail: str, lineage: str = "", *, hole: bool = False

@@ -2,10 +2,10 @@
 
 A root beyond the end of its topic would raise a lane's floor for ever. The ends are asked for after the batch was
 delivered, so every real root is below them. A root topic that cannot be asked (of another cluster, deleted, or not
-this user's to see) is believed.
+this user's to see) is believed. A root that does not name its topic's id is of the current one.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from aggregations.flow import Flow
@@ -37,8 +37,13 @@ def ask_ends(topics: Topics, names: Iterable[str]) -> Ends:
     return ends
 
 
-def check_source(topics: Topics, flow: Flow[Any], topic_ids: Mapping[str, str]) -> None:
-    """Return when the flow's source is still the topic whose offsets the run knows.
+def ids_of(ends: Ends) -> dict[str, str]:
+    """Current id by topic."""
+    return {topic: topic_id for topic, topic_id, _ in ends}
+
+
+def check_source(topics: Topics, flow: Flow[Any], known: str) -> None:
+    """Return when the flow's source is still the topic of this id, whose offsets the run knows.
 
     Spark goes on at its offsets in a topic that was created again if that is long enough.
 
@@ -49,28 +54,69 @@ def check_source(topics: Topics, flow: Flow[Any], topic_ids: Mapping[str, str]) 
     assert flow.topic is not None
     name = flow.topic.name
     now = topics.topic_ids([name])[name]
-    if now != topic_ids[name]:
-        refuse([recreated(flow.name, name, topic_ids[name], now)], ())
+    if now != known:
+        refuse([recreated(flow.name, name, known, now)], ())
 
 
 class Roots:
-    """The ends that the driver asked for, and those of root topics that a task is the first to meet."""
+    """What the driver asked for of root topics, and what a task asks of those that it is the first to meet.
 
-    def __init__(self, known: Mapping[tuple[str, str, int], int], asked: Iterable[str], kafka: KafkaSettings) -> None:
-        self._ends = dict(known)
+    Attributes:
+        topic_ids: Current id by topic; a topic that was not asked for is, when it is looked up.
+    """
+
+    def __init__(
+        self,
+        ends: Mapping[tuple[str, str, int], int],
+        asked: Iterable[str],
+        topic_ids: Mapping[str, str],
+        kafka: KafkaSettings,
+    ) -> None:
+        self._ends = dict(ends)
         self._asked = set(asked)
+        self._known = dict(topic_ids)
         self._kafka = kafka
+        self.topic_ids: Mapping[str, str] = _TopicIds(self)
 
     def end(self, topic: str, topic_id: str, partition: int, cluster: str = "") -> int | None:
         """The end of a root's partition; None when it cannot be known."""
         if cluster:
             return None
+        self._ask(topic)
+        return self._ends.get((topic, topic_id, partition))
+
+    def current(self, topic: str) -> str:
+        """The current id of a topic; empty when it cannot be known."""
+        if topic not in self._known:
+            self._ask(topic)
+        return self._known.get(topic, "")
+
+    def _ask(self, topic: str) -> None:
         if topic not in self._asked:
             self._asked.add(topic)
-            self._ends |= ask_ends(topics_of(self._kafka), [topic])
-        return self._ends.get((topic, topic_id, partition))
+            found = ask_ends(topics_of(self._kafka), [topic])
+            self._ends |= found
+            self._known |= ids_of(found)
 
     def is_beyond(self, root: Node) -> bool:
         """Whether a root cannot exist."""
         end = self.end(root.topic, root.topic_id, root.partition, root.cluster)
         return end is not None and root.offset >= end
+
+
+class _TopicIds(Mapping[str, str]):
+    """`Roots.current` as a mapping; its length is that of what is known so far."""
+
+    def __init__(self, roots: Roots) -> None:
+        self._roots = roots
+
+    def __getitem__(self, topic: str) -> str:
+        if not (found := self._roots.current(topic)):
+            raise KeyError(topic)
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._roots._known)
+
+    def __len__(self) -> int:
+        return len(self._roots._known)

@@ -30,7 +30,6 @@ import pyarrow as pa
 
 from aggregations.errors import SharedKeyError
 from aggregations.flow import Stage
-from aggregations.run import Incarnations
 from aggregations.spark.clients import store_of, topics_of
 from aggregations.spark.columnar import ColumnarPath
 from aggregations.spark.edge import publish
@@ -62,7 +61,7 @@ def reading(job: Job) -> Task:
             first = job.flow.stages[0]
             arrivals = path.read(work, batches)
             # Now that all rows are here: they are of the topic that the driver means, if it is that one still.
-            check_source(topics_of(job.kafka), job.flow, job.topic_ids)
+            check_source(topics_of(job.kafka), job.flow, job.topic_ids[_topic(job)])
             if job.folds_while_reading:
                 return _fold(work, path, first, arrivals)
             return [*_leave(work), *_send(work, path, first.index, arrivals)]
@@ -208,7 +207,7 @@ def _guarded(job: Job, others: Sequence[Parcel], act: Callable[[Work], list[Parc
     if not any(parcel.kind is Kind.FAILURE for parcel in others):
         if job.driver:
             os.environ[faults.PID] = str(job.driver)
-        work = Work(job, incarnations=Incarnations(job.incarnations))
+        work = Work(job)
         gc.disable()  # a batch makes many objects and no cycles; collecting them costs half of what windows cost
         try:
             passed += act(work)

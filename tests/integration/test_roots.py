@@ -1,5 +1,8 @@
 """Roots that cannot exist, against a real broker, in the tasks of both paths."""
 
+from dataclasses import dataclass
+from typing import Any
+
 import pyarrow as pa
 import pytest
 
@@ -7,9 +10,9 @@ from aggregations.fields import Fields, count
 from aggregations.flow import Flow
 from aggregations.run import begin, bind
 from aggregations.source import Json, Topic
-from aggregations.spark.job import Job
+from aggregations.spark.job import Job, TaskReport
 from aggregations.spark.tasks import outcome_of, reading
-from envelope import Envelope, Hop, encode
+from envelope import Envelope, Hop, Verdict, encode
 from jobs.letters import Letters
 from persistence.kafka import AcknowledgedProducer, KafkaSettings, Topics
 
@@ -20,41 +23,81 @@ def key_of(element):
     return element["tail"]
 
 
-@pytest.mark.parametrize("key", ["tail", key_of], ids=["vectorised", "per message"])
-def test_a_root_beyond_the_end_of_its_topic_goes_to_the_dead_letters(kafka, topic, tmp_path, key) -> None:
-    raw, legs, dead = topic(1, "raw"), topic(1, "legs"), topic(1, "dead")
-    settings = KafkaSettings(kafka)
-    topics = Topics(settings)
-    ids = topics.topic_ids([raw, legs])
-    with AcknowledgedProducer(settings) as producer:
-        for _ in range(3):
-            producer.send(raw, b"x")
+@dataclass
+class Broker:
+    """A root topic with three records, a topic of legs, and what a reading task makes of them."""
 
-        def leg(offset: int, root: str = raw, topic_id: str = ids[raw]) -> bytes:
-            hop = Hop(root, 0, offset, via="wrap", index=0, topic_id=topic_id)
-            return encode(Envelope(b'{"tail":"N1"}', chain=(hop,)))
+    kafka: str
+    raw: str
+    legs: str
+    dead: str
 
-        values = [leg(0), leg(2), leg(3), leg(2**62), leg(2**62, "elsewhere"), leg(2**62, raw, "of-another-life")]
-        for value in values:
-            producer.send(legs, value, b"N1")
-        producer.flush()
-    flow = Flow("roots").source(Topic(legs, Json({"tail": str}))).aggregate("aircraft", key, Fields(legs=count()))
-    run = begin(flow, bind(flow, {}, f"sqlite://{tmp_path}/states.db"))
-    job = Job(flow, run.ref, dict(run.urls), run.term, run.batch, 1, settings, dead, ids, {})
-    rows = pa.table(
-        {
-            "key": pa.array([b"N1"] * len(values), pa.binary()),
-            "value": pa.array(values, pa.binary()),
-            "topic": [legs] * len(values),
-            "partition": pa.array([0] * len(values), pa.int32()),
-            "offset": range(len(values)),
-            "timestamp": pa.array([0] * len(values), pa.timestamp("us")),
-        }
-    )
-    parcels = [row for batch in reading(job)(iter(rows.to_batches())) for row in batch.to_pylist()]
-    report, failures = outcome_of((row["kind"], row["payload"]) for row in parcels)
-    assert failures == []
+    def __post_init__(self) -> None:
+        self.settings = KafkaSettings(self.kafka)
+        self.ids = Topics(self.settings).topic_ids([self.raw, self.legs])
+        with AcknowledgedProducer(self.settings) as producer:
+            for _ in range(3):
+                producer.send(self.raw, b"x")
+            producer.flush()
+
+    def leg(self, offset: int, root: str = "", topic_id: str | None = None) -> bytes:
+        named = self.ids[self.raw] if topic_id is None else topic_id
+        hop = Hop(root or self.raw, 0, offset, via="wrap", index=0, topic_id=named)
+        return encode(Envelope(b'{"tail":"N1"}', chain=(hop,)))
+
+    def read(self, values: list[bytes], key: Any, store: str) -> TaskReport:
+        with AcknowledgedProducer(self.settings) as producer:
+            for value in values:
+                producer.send(self.legs, value, b"N1")
+            producer.flush()
+        flow = Flow("roots").source(Topic(self.legs, Json({"tail": str})))
+        flow = flow.aggregate("aircraft", key, Fields(legs=count()))
+        run = begin(flow, bind(flow, {}, store))
+        known = {self.legs: self.ids[self.legs]}
+        job = Job(flow, run.ref, dict(run.urls), run.term, run.batch, 1, self.settings, self.dead, known, {})
+        rows = pa.table(
+            {
+                "key": pa.array([b"N1"] * len(values), pa.binary()),
+                "value": pa.array(values, pa.binary()),
+                "topic": [self.legs] * len(values),
+                "partition": pa.array([0] * len(values), pa.int32()),
+                "offset": range(len(values)),
+                "timestamp": pa.array([0] * len(values), pa.timestamp("us")),
+            }
+        )
+        parcels = [row for batch in reading(job)(iter(rows.to_batches())) for row in batch.to_pylist()]
+        report, failures = outcome_of((row["kind"], row["payload"]) for row in parcels)
+        run.close()
+        assert failures == []
+        return report
+
+
+@pytest.fixture
+def broker(kafka, topic) -> Broker:
+    return Broker(kafka, topic(1, "raw"), topic(1, "legs"), topic(1, "dead"))
+
+
+PATHS = pytest.mark.parametrize("key", ["tail", key_of], ids=["vectorised", "per message"])
+
+
+@PATHS
+def test_a_root_beyond_the_end_of_its_topic_goes_to_the_dead_letters(broker, tmp_path, key) -> None:
+    leg, raw = broker.leg, broker.raw
+    values = [leg(0), leg(2), leg(3), leg(2**62), leg(2**62, "elsewhere"), leg(2**62, raw, "of-another-life")]
+    report = broker.read(values, key, f"sqlite://{tmp_path}/states.db")
     assert report.counts.reasons == {"bad_coordinates": 2}
     assert sum(report.counts.verdicts["aircraft"].values()) == 4
-    assert sorted(letter.facts.offset for letter in Letters(settings, dead) if letter.facts) == [2, 3]
-    run.close()
+    letters = Letters(broker.settings, broker.dead)
+    assert sorted(letter.facts.offset for letter in letters if letter.facts) == [2, 3]
+
+
+@PATHS
+def test_a_root_that_does_not_name_its_topic_s_id_is_of_the_current_one_and_only_that_is_remembered(
+    broker, tmp_path, key
+) -> None:
+    values = [broker.leg(1), broker.leg(1, topic_id=""), broker.leg(1, topic_id="of-another-life")]
+    values.append(broker.leg(1, "elsewhere", "id-of-nothing"))
+    report = broker.read(values, key, f"sqlite://{tmp_path}/states.db")
+    verdicts = report.counts.verdicts["aircraft"]
+    assert (verdicts[Verdict.DUPLICATE_IN_BATCH], verdicts[Verdict.STALE_INCARNATION]) == (1, 1)
+    assert report.seen == {broker.raw: (broker.ids[broker.raw],)}

@@ -88,6 +88,11 @@ def test_an_unknown_root_topic_id_is_resolved_and_a_known_one_kept() -> None:
     assert line(hop(A, via="r")).resolved({"a": "now"}).root.topic_id == "idA"
 
 
+def test_a_root_of_another_cluster_is_not_resolved_by_the_topics_of_this_one() -> None:
+    elsewhere = Lineage((Node("a", 2, 17, cluster="elsewhere"), C), (Edge("r", 0),))
+    assert elsewhere.resolved({"a": "now"}).root.topic_id == ""
+
+
 def test_a_missing_index_is_ambiguous_unless_the_event_id_stands_in() -> None:
     foreign = line(hop(A, via="foreign"))
     assert foreign.standing().ambiguous

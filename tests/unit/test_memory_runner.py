@@ -11,7 +11,7 @@ from aggregations.fields import Fields, count, last, total
 from aggregations.flow import Flow
 from aggregations.memory import MemoryRunner
 from aggregations.source import Topic
-from envelope import Hop, Reason, decode
+from envelope import Hop, Reason, Verdict, decode
 from envelope.redrive import Redrive, redrive_hops
 from persistence import faults
 from persistence.errors import Transient
@@ -312,11 +312,13 @@ def test_another_output_of_the_same_input_is_another_message():
 
 def test_a_root_topic_created_again_is_folded_beside_the_old_one():
     run = runner(Flow("f").source(wrapped()).aggregate("a", "tail", FLEET))
+    run.topic_ids = {"raw": "old"}
 
     def root(offset, topic_id):
         return chained(offset, Hop("raw", 0, 3, via="wrap", index=0, topic_id=topic_id), minutes=1)
 
     assert run.process([root(0, "old")]).verdicts["a"] == Counter(accepted=1)
+    run.topic_ids = {"raw": "new"}
     assert run.process([root(1, "new")]).verdicts["a"] == Counter(new_incarnation=1)
     assert run.process([root(2, "new"), root(3, "old")]).verdicts["a"] == Counter(duplicate=2)
     assert run.run.manifest.incarnations["raw"] == ("old", "new")
@@ -328,11 +330,24 @@ def test_a_message_from_before_the_topic_was_created_again_is_stale_and_folded_b
     def root(offset, at, topic_id):
         return chained(offset, Hop("raw", 0, at, via="wrap", index=0, topic_id=topic_id), minutes=1)
 
+    run.topic_ids = {"raw": "old"}
     run.process([root(0, 3, "old")])
+    run.topic_ids = {"raw": "new"}
     run.process([root(1, 0, "new")])
     assert run.process([root(2, 4, "old"), root(3, 3, "old")]).verdicts["a"] == Counter(
         stale_incarnation=1, duplicate=1
     )
+
+
+def test_ids_and_topics_that_only_messages_name_are_folded_by_their_lanes_and_never_remembered():
+    run = runner(Flow("f").source(wrapped()).aggregate("a", "tail", FLEET))
+    run.topic_ids = {"raw": "now"}
+    named = [Hop("raw", 0, 3, via="wrap", index=0, topic_id=f"id-{n}") for n in range(50)]
+    named += [Hop(f"raw-{n}", 0, 3, via="wrap", index=0, topic_id="now") for n in range(50)]
+    report = run.process([chained(n, hop, minutes=1) for n, hop in enumerate(named)])
+    assert states(run, "a") == {"N1": {"n": 100, "m": 100}}
+    assert report.verdicts["a"][Verdict.STALE_INCARNATION] == 50
+    assert run.run.manifest.incarnations == {"legs": ("T1",)}
 
 
 def test_an_unknown_topic_id_of_a_root_is_taken_for_the_current_one():

@@ -185,7 +185,7 @@ def test_a_topic_created_again_starts_anew_in_the_next_manifest():
 def test_the_ids_of_a_consumed_topic_are_kept_in_order_of_age_though_it_is_nobodys_root():
     run = begin(flow(), bind(flow(), {}, fresh_store()))
     run.advanced(run.following({("legs", 0): 5}, {"legs": "T1"}, {"raw": ("R",)}))
-    after = run.following({("legs", 0): 2}, {"legs": "T2"}, run.incarnations().merged())
+    after = run.following({("legs", 0): 2}, {"legs": "T2"}, run.incarnations({}).merged())
     assert after.incarnations == {"raw": ("R",), "legs": ("T1", "T2")}
 
 
@@ -219,13 +219,19 @@ def test_a_run_that_is_refused_leaves_the_older_one_fenced_all_the_same():
 
 
 def test_ids_of_a_topic_are_told_apart_by_age():
-    seen = Incarnations({"raw": ("old", "now")})
+    current = {"raw": "now", "other": "first"}
+    seen = Incarnations({"raw": ("old", "now")}, current)
     assert seen.verdict("raw", "now") is None
     assert seen.verdict("raw", "old") is Verdict.STALE_INCARNATION
-    assert seen.verdict("raw", "next") is Verdict.NEW_INCARNATION
+    assert seen.verdict("raw", "never seen") is Verdict.STALE_INCARNATION
     assert seen.verdict("raw", "") is None
     assert seen.verdict("other", "first") is None
-    assert seen.merged() == {"raw": ("old", "now", "next"), "other": ("first",)}
+    assert seen.verdict("unknown to the broker", "any") is None
+    assert seen.merged() == {"raw": ("old", "now"), "other": ("first",)}
+    later = Incarnations(seen.merged(), current | {"raw": "next"})
+    assert later.verdict("raw", "now") is Verdict.STALE_INCARNATION
+    assert later.verdict("raw", "next") is Verdict.NEW_INCARNATION
+    assert later.merged() == {"raw": ("old", "now", "next"), "other": ("first",)}
 
 
 def test_ids_known_before_come_first_when_they_are_merged():

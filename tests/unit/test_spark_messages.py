@@ -24,7 +24,7 @@ LEGS = Topic("legs", Json({"tail": pl.String, "carrier": pl.String, "note": pl.S
 
 def leg(offset: int, note: str | None) -> Record:
     payload = json.dumps({"tail": "N1", "carrier": "AA", "note": note}).encode()
-    return Record("legs", 0, offset, b"N1", encode(Envelope(payload, key=b"N1")))
+    return Record("legs", 0, offset, b"N1", encode(Envelope(payload, key=b"N1")), topic_id="T1")
 
 
 def table_of(records: list[Record]) -> pa.Table:
@@ -63,7 +63,7 @@ def test_columns_keep_their_declared_types_behind_a_stage(flow: Flow[object]) ->
     runner.process(records)
     urls = bind(flow, {}, f"memory://{uuid.uuid4()}")
     run = begin(flow, urls)
-    job = Job(flow, run.ref, urls, run.term, run.batch, 1, KafkaSettings("nowhere:1"), None, {}, {})
+    job = Job(flow, run.ref, urls, run.term, run.batch, 1, KafkaSettings("nowhere:1"), None, {"legs": "T1"}, {})
     work, path = Work(job), MessagePath()
     arrivals = path.read(work, table_of(records).to_batches())
     for stage in flow.stages:
