@@ -19,7 +19,7 @@ MIDDLE := $(wildcard tests/golden tests/contract tests/simulation tests/docs tes
 REAL := $(wildcard tests/spark tests/integration)
 STUBS := envelope/v1/envelope:envelope demo/v1/leg:jobs/demo
 
-.PHONY: help demo test check lint tests-fast tests-middle tests-real prove fuzz lock proto clean java
+.PHONY: help demo test check lint tests-fast tests-middle tests-real prove soak fuzz lock proto clean java
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*  ## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*  ## (.*)/  make \1\t\2/' | expand -t 16
@@ -51,6 +51,9 @@ tests-real: $(READY) java
 
 prove: $(READY)  ## simulated worlds, every schedule of faults, planted bugs; ARGS='--seeds 2000 --schedules 50000 --json'
 	@$(BIN)/python -m aggregations.simulation prove $(ARGS)
+
+soak: $(READY) java  ## real processes and servers, killed and disturbed for hours; resumable; ARGS='--minutes 30 --json'
+	@$(BIN)/python -m tests.soak $(ARGS)
 
 fuzz: $(READY)  ## a million damaged envelopes through the codec; ARGS='--executions 100000 --seed 7'
 	$(BIN)/python -m tests.fuzz.codec $(ARGS)

@@ -18,6 +18,7 @@ from persistence.kafka.errors import broker_error
         (KafkaError.MSG_SIZE_TOO_LARGE, BrokerRefused, "max.message.bytes"),
         (KafkaError._TRANSPORT, BrokerUnavailable, "bootstrap address"),
         (KafkaError._MSG_TIMED_OUT, BrokerUnavailable, "bootstrap address"),
+        (KafkaError._WAIT_COORD, BrokerUnavailable, "bootstrap address"),
         (KafkaError.NOT_LEADER_FOR_PARTITION, BrokerUnavailable, "try again"),
         (KafkaError.INVALID_REQUEST, BrokerRefused, "INVALID_REQUEST"),
     ],
