@@ -23,10 +23,12 @@ def position_order(position: Position) -> tuple[Position, str]:
     """Sort key of positions of any lanes: the numbers, then the event id.
 
     Within a lane it orders as the positions themselves do. Across lanes a chain of another length can have
-    a number where this one has its event id, and the two cannot be compared.
+    a number where this one has its event id, and the two cannot be compared. What has no position, as a snapshot of a
+    state, comes first.
     """
-    last = position[-1]
-    return (position[:-1], last) if isinstance(last, str) else (position, "")
+    if position and isinstance(last := position[-1], str):
+        return position[:-1], last
+    return position, ""
 
 
 NO_INDEX = -1

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from tests.soak.chain import DRIVER, REPUBLISHERS
 
-_AT_ONCE = 3
+_AT_ONCE = 4
 """Disturbances of one round, on average."""
 
 

@@ -34,7 +34,7 @@ def test_outputs_of_several_tasks_are_in_the_order_of_their_roots(
     world: World, topic: Callable[..., str], made: Callable[[str], Flow[Any]], key: Any
 ) -> None:
     out = topic(partitions=2, name="out")
-    flow = made(world.topic).publish(out, key=key)
+    flow = made(world.topic).publish_states(topic(name="states")).publish(out, key=key)
     sent = [leg for leg in legs(900, tails=3) if leg.minutes]
     world.send(republished(sent))
     world.run(flow)
