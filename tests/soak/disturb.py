@@ -20,6 +20,8 @@ _NEEDLES = {"kafka": b"sales", "redis": b"EVALSHA", "cassandra": b"sales"}
 _ENDS = (Fault.CUT_BEFORE, Fault.CUT_AFTER, Fault.HOLD_BEFORE, Fault.HOLD_AFTER, Fault.HALF_CLOSE)
 
 
+_FENCED = ("has taken over", "Static consumer fenced")
+"""What a run and a republisher say that find a newer one in their place."""
 _HOURS = (1, -1, 0)
 """How far a clock is off, one after the other: it jumps by one hour, by two, and by one."""
 
@@ -62,9 +64,9 @@ def zombie(chain: Chain, name: str, rng: random.Random) -> Told:
         return Told()
     old.signal(signal.SIGCONT)
     until(lambda: old.ended, 120, f"the end of the {name} that was frozen and overtaken")
-    fenced = "fenced" in old.errors.lower()
     old.end()
-    return Told(notes=[f"{name} woken: {'fenced' if fenced else 'ended otherwise'}"])
+    fenced = any(words in old.errors for words in _FENCED)
+    return Told(notes=[f"{name} woken: {'fenced' if fenced else old.last_words}"])
 
 
 def kill_server(chain: Chain, name: str, rng: random.Random) -> Told:

@@ -44,9 +44,7 @@ class Life:
         self.commits = 0
         self.killed = False
         self._log, self._on_line = log, on_line
-        log.touch()
-        self._from = log.stat().st_size
-        with log.open("ab") as errors:
+        with log.open("wb") as errors:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "jobs.cli", *command],
                 cwd=ROOT,
@@ -77,9 +75,13 @@ class Life:
     @property
     def errors(self) -> str:
         """What it wrote to its standard error."""
-        with self._log.open("rb") as log:
-            log.seek(self._from)
-            return log.read().decode(errors="replace")
+        return self._log.read_text(errors="replace")
+
+    @property
+    def last_words(self) -> str:
+        """The last line of it."""
+        lines = [line for line in self.errors.splitlines() if line.strip()]
+        return lines[-1][:300] if lines else "it said nothing"
 
     def _listen(self) -> None:
         assert self._process.stdout is not None
@@ -118,7 +120,8 @@ class Service:
         self.clock = Clock(home / f"{name}.clock")
         self._command = command
         self._home = home
-        self._log = home / f"{name}.log"
+        self._logs = home / "logs"
+        self._logs.mkdir(exist_ok=True)
         self._scratch = home / "tmp"
         self._scratch.mkdir(parents=True, exist_ok=True)
         self._lock = threading.Lock()
@@ -181,17 +184,17 @@ class Service:
 
     def _start(self) -> None:
         environment = {"TMPDIR": str(self._scratch), **_ENVIRONMENT, **self.environment}
-        self.life = Life([*self._command, *self.more], self._log, environment, self._add)
+        logs = self._logs / f"{self.name}-{len(list(self._logs.glob(f'{self.name}-*')))}.log"
+        self.life = Life([*self._command, *self.more], logs, environment, self._add)
         self.more = ()
-        log(self._home, f"{self.name} starts")
+        log(self._home, f"{self.name} starts, see {logs.name}")
 
     def _note(self, life: Life) -> None:
         status = os.waitid(os.P_PID, life._process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
         code = status.si_status if status else 0
-        lines = [line for line in life.errors.strip().splitlines() if line.strip()]
-        line = lines[-1] if lines else "it said nothing"
+        line = life.last_words
         self.exits[f"{self.name}, exit code {code}: {line[:160]}"] += 1
-        log(self._home, f"{self.name} ended by itself, exit code {code}: {line[:300]}")
+        log(self._home, f"{self.name} ended by itself, exit code {code}: {line}")
         if code == REFUSED:
             self.refused = f"{self.name} was refused: {line}"
 
