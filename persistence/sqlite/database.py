@@ -134,7 +134,10 @@ class Database:
             self.path, timeout=self._busy_timeout, isolation_level=None, check_same_thread=False
         )
         try:
+            # In one transaction: between two looks another process may create what is looked for.
+            connection.execute("BEGIN")
             fresh = self._check_owner(connection)
+            connection.execute("COMMIT")
             self._set_wal(connection)
             connection.execute(f"PRAGMA synchronous = {self._synchronous}")
             # A few batches of states: fewer checkpoints, each of which writes and syncs the file itself.

@@ -1,5 +1,7 @@
+import functools
 import multiprocessing
 import sqlite3
+from contextlib import suppress
 
 import pytest
 
@@ -197,6 +199,22 @@ def test_many_processes_may_create_the_file_at_once(path):
         process.join()
     assert [process.exitcode for process in processes] == [0] * 6
     assert open_store(url).installed_term(FLOW) == 6
+
+
+def test_a_file_that_another_process_creates_between_two_looks_at_it_is_ours(path, monkeypatch):
+    class Interrupted(sqlite3.Connection):
+        """Lets another process create the file after the first look, if it can within a moment."""
+
+        def execute(self, sql, *parameters):
+            if sql == "PRAGMA user_version":
+                monkeypatch.undo()
+                with suppress(Transient):
+                    open_store(f"sqlite://{path}?busy_timeout=0.1").acquire_term(FLOW)
+            return super().execute(sql, *parameters)
+
+    monkeypatch.setattr(sqlite3, "connect", functools.partial(sqlite3.connect, factory=Interrupted))
+    open_store(f"sqlite://{path}").acquire_term(FLOW)
+    assert open_store(f"sqlite://{path}").installed_term(FLOW) >= 1
 
 
 def test_a_retry_within_a_large_call_is_told_from_a_change(store):
