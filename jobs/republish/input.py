@@ -18,6 +18,7 @@ _LOG = logging.getLogger("headwater.republish")
 
 _PATIENCE_SECONDS: Final = 60.0  # a fifth of max.poll.interval.ms, after which the group would give us up
 _IDLE_SECONDS: Final = 300.0  # max.poll.interval.ms: so long may a group wait for a member that hangs
+_LOOK_SECONDS: Final = 60.0  # how often topics are asked for their ids
 _WAIT_SECONDS: Final = 0.2  # the longest a stop has to wait for an idle consumer
 # The group is being dealt out again. What was not committed stays to be committed by whoever has the partition then.
 _OVERTAKEN: Final = (
@@ -120,6 +121,7 @@ class Input:
         self._ends = ends
         self._before_revoke = before_revoke
         self._connection = ""
+        self._looked = time.monotonic()
         config = settings.client(
             on_error=self._on_error,
             partition_assignment_strategy="cooperative-sticky",
@@ -220,6 +222,29 @@ class Input:
             hint = f" ({self._connection})" if self._connection else ""
             what = f"nothing came of {', '.join(self._names)} for {seconds:.0f} s, before the end{hint}"
             raise BrokerUnavailable(what, UNREACHABLE_REMEDY)
+
+    def check_topics(self) -> None:
+        """Look, once a minute, whether a topic was created again and the client library still reads the old one.
+
+        It takes the leader epochs of the new topic, which count from 0, for old news when the broker was restarted
+        since the old topic was created, and then waits for ever.
+
+        Raises:
+            BrokerRefused: One was, or a topic is gone.
+        """
+        if time.monotonic() - self._looked < _LOOK_SECONDS:
+            return
+        self._looked = time.monotonic()
+        try:
+            ids = self._topics.topic_ids({part.topic for part in self.partitions.values()})
+        except BrokerUnavailable:
+            return
+        for part in self.partitions.values():
+            if ids[part.topic] != part.topic_id:
+                raise BrokerRefused(
+                    f"{part.topic}:{part.partition}: the topic was created again, and nothing of the new one was read yet",
+                    "Start again; nothing is lost",
+                )
 
     @property
     def caught_up(self) -> bool:

@@ -198,6 +198,7 @@ class _Run:
                     active = time.monotonic()
                     most = _next_size(messages, active - began)
                 self._input.check_idle(began - active)
+                self._input.check_topics()
                 if self._worker.is_due(self._of._batch_size, self._of._max_wait):
                     self._commit()
             self._commit(self._of._drain)

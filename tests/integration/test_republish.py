@@ -536,6 +536,47 @@ def test_a_broker_that_dies_and_comes_back_costs_neither_messages_nor_the_servic
         stack.down(tmp_path)
 
 
+@pytest.mark.slow
+def test_a_topic_created_again_after_a_restart_of_its_broker_is_read_when_the_service_starts_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jobs.republish.input._LOOK_SECONDS", 5.0)
+    settings = KafkaSettings(stack.up(tmp_path).kafka)
+    try:
+        topics = Topics(settings, timeout=60)
+        for name in ("in", "out"):
+            topics.create(name, 1)
+        produce(settings, "in", INPUTS[:50])
+        broker = stack.up(tmp_path).find("kafka")
+        assert broker
+        os.kill(broker.pid, signal.SIGKILL)
+        os.waitpid(broker.pid, 0)
+        stack.up(tmp_path)  # the partition's leader epoch is 1 now, that of the new topic will be 0
+        republisher = Republisher(identity, source=Source.of("in", "raw"), target="out", name="r", settings=settings)
+        ended: list[str] = []
+
+        def serve() -> None:
+            try:
+                republisher.run()
+            except BrokerRefused as error:
+                ended.append(str(error))
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        while topics.group_offsets("r", ["in"]) != {("in", 0): 50}:
+            assert thread.is_alive()
+        topics.delete(["in"])
+        topics.create("in", 1)
+        produce(settings, "in", INPUTS[:30])
+        thread.join(60)
+        assert not thread.is_alive()
+        assert "created again" in ended[0] or "Create the topic" in ended[0]
+        assert republisher.statistics.consumed == 50
+        assert run(settings, source=Source.of("in", "raw"), target="out", group="r").consumed == 30
+    finally:
+        stack.down(tmp_path)
+
+
 def test_a_root_beyond_the_end_of_its_topic_is_refused_when_asked_for(
     settings: KafkaSettings, topic: Make, topics: Topics
 ) -> None:

@@ -16,6 +16,7 @@ from persistence.kafka.errors import broker_error
         (KafkaError.TOPIC_AUTHORIZATION_FAILED, BrokerRefused, "kafka-acls"),
         (KafkaError.SASL_AUTHENTICATION_FAILED, BrokerRefused, "credentials"),
         (KafkaError.MSG_SIZE_TOO_LARGE, BrokerRefused, "max.message.bytes"),
+        (KafkaError._FATAL, BrokerRefused, "start again"),
         (KafkaError._TRANSPORT, BrokerUnavailable, "bootstrap address"),
         (KafkaError._MSG_TIMED_OUT, BrokerUnavailable, "bootstrap address"),
         (KafkaError._WAIT_COORD, BrokerUnavailable, "bootstrap address"),
