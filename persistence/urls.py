@@ -41,7 +41,7 @@ def choice(*values: str) -> Callable[[str], str]:
 
     def read(text: str) -> str:
         if text not in values:
-            raise ValueError(text)
+            raise ValueError
         return text
 
     return read
@@ -51,5 +51,5 @@ def seconds(text: str) -> float:
     """The reader of an option that is a positive number of seconds."""
     number = float(text)
     if not 0 < number < float("inf"):
-        raise ValueError(text)
+        raise ValueError
     return number

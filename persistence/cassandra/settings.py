@@ -40,7 +40,7 @@ class Replication:
             return cls(everywhere=_between(1, 100)(text))
         pairs = tuple((name.strip(), _between(1, 100)(count)) for name, _, count in map(_partition, text.split(",")))
         if not all(name for name, _ in pairs):
-            raise ValueError(text)
+            raise ValueError
         return cls(datacentres=pairs)
 
     def cql(self) -> str:
@@ -155,7 +155,7 @@ def _address(text: str) -> tuple[str, int]:
     # A single authority, so that IPv6 in brackets and the port are read as in any URL.
     parts = urlsplit(f"//{text}")
     if not parts.hostname:
-        raise ValueError(text)
+        raise ValueError
     return parts.hostname, parts.port or DEFAULT_PORT
 
 
@@ -175,7 +175,7 @@ def _between(low: int, high: int) -> Callable[[str], int]:
     def read(text: str) -> int:
         number = int(text)
         if not low <= number <= high:
-            raise ValueError(text)
+            raise ValueError
         return number
 
     return read

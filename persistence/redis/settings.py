@@ -158,32 +158,32 @@ def _host(text: str, default: int) -> tuple[str, int]:
 
 def _count(text: str) -> int:
     if (number := int(text)) < 0:
-        raise ValueError(text)
+        raise ValueError
     return number
 
 
 def _buckets(text: str) -> int:
     # 16,384 is the number of slots of a cluster.
     if not 1 <= (number := int(text)) <= 16384:
-        raise ValueError(text)
+        raise ValueError
     return number
 
 
 def _prefix(text: str) -> str:
     # A brace would change the cluster slot, the others are patterns or separators.
     if not text or set(text) & set("{}*?[]\\ \t\r\n"):
-        raise ValueError(text)
+        raise ValueError
     return text
 
 
 def _pair(text: str) -> tuple[int, int]:
     local, _, replicas = text.partition(",")
     if int(local) not in (0, 1):
-        raise ValueError(text)
+        raise ValueError
     return int(local), _count(replicas or "0")
 
 
 def _risks(text: str) -> frozenset[str]:
     if not set(found := text.split(",")) <= set(RISKS):
-        raise ValueError(text)
+        raise ValueError
     return frozenset(found)

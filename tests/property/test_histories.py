@@ -150,7 +150,7 @@ def run(
                 continue
 
 
-@settings(max_examples=150)
+@settings(max_examples=3 * settings.default.max_examples // 2)
 @given(histories(), st.integers(1, 2), st.booleans(), splits, crashes)
 def test_the_states_are_those_of_a_plain_fold_of_every_message_once(
     history: tuple[str, list[list[Record]]], stages: int, per_message: bool, sizes: list[int], injected: list[Fault]
@@ -163,7 +163,6 @@ def test_the_states_are_those_of_a_plain_fold_of_every_message_once(
     assert not runner.dead_letters
 
 
-@settings(max_examples=100)
 @given(histories(), splits, splits)
 def test_it_does_not_matter_where_batches_end(
     history: tuple[str, list[list[Record]]], sizes: list[int], others: list[int]
@@ -180,7 +179,6 @@ def test_it_does_not_matter_where_batches_end(
             assert held == {lane: (window.held, window.floor) for lane, window in theirs[key].windows.lanes.items()}
 
 
-@settings(max_examples=100)
 @given(histories(), splits, crashes)
 def test_what_is_not_folded_was_folded_before(
     history: tuple[str, list[list[Record]]], sizes: list[int], injected: list[Fault]

@@ -27,7 +27,7 @@ standings = st.builds(standing, st.sampled_from(LANES), st.integers(0, 12), st.i
 batches = st.lists(st.lists(standings, max_size=8), max_size=8)
 
 
-@settings(max_examples=400)
+@settings(max_examples=4 * settings.default.max_examples)
 @given(batches)
 def test_nothing_is_ever_folded_twice_within_a_lane(history: list[list[Standing]]) -> None:
     log, _ = run(history)
@@ -35,7 +35,7 @@ def test_nothing_is_ever_folded_twice_within_a_lane(history: list[list[Standing]
     assert len(folded) == len(set(folded))
 
 
-@settings(max_examples=400)
+@settings(max_examples=4 * settings.default.max_examples)
 @given(batches)
 def test_a_duplicate_was_folded_before_and_everything_else_dropped_is_below_the_floor(
     history: list[list[Standing]],
@@ -56,7 +56,7 @@ def test_a_duplicate_was_folded_before_and_everything_else_dropped_is_below_the_
                 seen.add((one.group, one.position))
 
 
-@settings(max_examples=300)
+@settings(max_examples=3 * settings.default.max_examples)
 @given(st.data())
 def test_disorder_of_fewer_positions_than_the_window_loses_nothing_and_replays_double_nothing(
     data: st.DataObject,
@@ -79,7 +79,7 @@ def test_disorder_of_fewer_positions_than_the_window_loses_nothing_and_replays_d
     assert sorted(one.position[0] for one, _, fold in log if fold) == offsets
 
 
-@settings(max_examples=300)
+@settings(max_examples=3 * settings.default.max_examples)
 @given(batches)
 def test_judging_a_batch_message_by_message_decides_the_same(history: list[list[Standing]]) -> None:
     """What a batch adds changes nothing for what comes after it in the batch: so a batch may be judged at once."""

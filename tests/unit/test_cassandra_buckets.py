@@ -1,3 +1,4 @@
+from itertools import pairwise
 from zlib import crc32
 
 from hypothesis import given
@@ -30,10 +31,22 @@ def test_batches_keep_every_write_in_order_and_are_bounded(writes, limit):
     for batch in batches:
         assert batch
         assert len(batch) == 1 or sum(len(write.key) + len(write.value) + 64 for write in batch) <= limit
-    lanes = writes_by_bucket(writes, 7)
-    assert sum(map(len, lanes.values())) == len(writes)
+    for batch, following in pairwise(batches):
+        needed = sum(len(write.key) + len(write.value) + 64 for write in [*batch, following[0]])
+        assert needed > limit
+
+
+@given(st.lists(st.builds(Write, st.binary(max_size=4), st.just(0), st.just(b""))), st.integers(1, 100))
+def test_every_write_is_in_the_bucket_of_its_key_in_the_order_of_the_call(writes, buckets):
+    divided = writes_by_bucket(writes, buckets)
+    for bucket in range(buckets):
+        assert divided.get(bucket, []) == [write for write in writes if bucket_of(write.key, buckets) == bucket]
 
 
 def test_a_write_above_the_limit_goes_alone():
+    exact = Write(b"k", 0, bytes(1000 - 64 - 1))
+    assert list(bounded([exact, exact], 1000)) == [[exact], [exact]]
+    assert list(bounded([exact, exact], 2000)) == [[exact, exact]]
+    assert list(bounded([exact, exact, exact, exact], 2000)) == [[exact, exact], [exact, exact]]
     small, large = Write(b"a", 0, b"x"), Write(b"b", 0, bytes(5000))
     assert list(bounded([small, large, small], 1000)) == [[small], [large], [small]]

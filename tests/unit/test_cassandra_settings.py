@@ -43,10 +43,13 @@ def test_options_are_read():
         "cassandra://host:port/ks",
         "cassandra://host:99999/ks",
         "cassandra://a,,b/ks",
+        "cassandra://host/Xks",
     ],
 )
 def test_a_url_without_hosts_or_keyspace_is_refused_with_an_example(url):
-    with pytest.raises(Terminal, match="cassandra://host:9042/keyspace"):
+    with pytest.raises(
+        Terminal, match=r"^cassandra:.* (names no keyspace.*|has a host that.*)\. Write cassandra://host:9042/keyspace"
+    ):
         Settings.parse(url)
 
 
@@ -61,6 +64,10 @@ def test_a_url_without_hosts_or_keyspace_is_refused_with_an_example(url):
         "batch_bytes=10",
         "timeout=0",
         "replication=0",
+        "replication=101",
+        "replication=paris:101",
+        "replication=paris:0",
+        "replication=paris:3:2",
         "replication=paris:x",
         "replication=:3",
         "tls=maybe",
@@ -76,7 +83,9 @@ def test_an_impossible_option_is_refused_without_quoting_it(option):
 
 
 def test_a_password_in_the_url_is_refused_and_not_shown():
-    with pytest.raises(Terminal, match="password_file") as caught:
+    with pytest.raises(
+        Terminal, match=r"^cassandra://\.\.\.@h/ks has a password in it.*\. Name .*password_file"
+    ) as caught:
         open_store("cassandra://app:hunter2@h/ks")
     assert "hunter2" not in str(caught.value)
 
@@ -125,7 +134,12 @@ def test_tls_is_off_unless_it_is_asked_for():
     assert Settings.parse("cassandra://h/ks?tls_ca=/ca.pem&tls_hostname=ignore").tls == Tls(
         authority=Path("/ca.pem"), check_hostname=False
     )
-    with pytest.raises(Terminal, match="tls=off"):
+    assert Settings.parse(
+        "cassandra://h/ks?tls_cert=/c.pem&tls_key=/k.pem&tls_key_password_env=KEY&tls_hostname=check"
+    ).tls == Tls(certificate=Path("/c.pem"), key=Path("/k.pem"), key_password=Secret(variable="KEY"))
+    with pytest.raises(Terminal, match="names both tls_key_password_file and tls_key_password_env"):
+        Settings.parse("cassandra://h/ks?tls_key_password_env=KEY&tls_key_password_file=/k")
+    with pytest.raises(Terminal, match=r"^cassandra://h/ks\?.*tls=off.*\. Keep one of them"):
         Settings.parse("cassandra://h/ks?tls=off&tls_ca=/ca.pem")
 
 
@@ -144,6 +158,12 @@ def test_the_schema_is_printed_without_a_server():
 def test_a_keyspace_has_three_copies_unless_told_otherwise():
     assert "'replication_factor': 3}" in schema("cassandra://h/fleet")[0]
     assert "'replication_factor': 1}" in schema("cassandra://h/fleet?replication=1")[0]
+
+
+def test_there_may_be_one_to_a_hundred_copies():
+    assert Replication.parse("1") == Replication(everywhere=1)
+    assert Replication.parse("100") == Replication(everywhere=100)
+    assert Replication.parse("oslo:1, paris:100") == Replication(datacentres=(("oslo", 1), ("paris", 100)))
 
 
 def test_a_datacentre_cannot_end_its_quotes():

@@ -1,5 +1,6 @@
 """A dead letter keeps its record byte for byte and says where it was and why."""
 
+from dataclasses import replace
 from hashlib import sha256
 
 import pytest
@@ -7,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envelope import Reason
-from envelope.deadletter import DeadLetter, bury, own_headers
+from envelope.deadletter import DeadLetter, Remains, bury, own_headers
 
 LETTER = DeadLetter(
     topic="flights.raw",
@@ -22,6 +23,7 @@ LETTER = DeadLetter(
     time_ms=1_700_000_000_123,
     error="ZeroDivisionError",
 )
+PLACE = ("topic", "partition", "offset"), (b"orders", b"4", b"99")
 HEADERS = [("a", b"1"), ("a", b"2"), ("none", None), ("bin", b"\xff\x00")]
 
 
@@ -32,8 +34,24 @@ def size(remains) -> int:
 
 def test_the_facts_are_read_back_from_the_headers() -> None:
     assert DeadLetter.read(LETTER.headers()) == LETTER
-    bare = DeadLetter("t", 0, 0, Reason.EMPTY)
-    assert DeadLetter.read(bare.headers()) == bare
+    for letter in (DeadLetter("t", 0, 0, Reason.EMPTY), DeadLetter("t", 1, 2, None, stage="s", hole=True)):
+        assert DeadLetter.read(letter.headers()) == letter
+    assert ("hw-dlq-hole", b"1") in replace(LETTER, hole=True).headers()
+    assert DeadLetter.read([*DeadLetter("t", 0, 0, None).headers(), ("hw-dlq-hole", b"0")]) == DeadLetter(
+        "t", 0, 0, None
+    )
+    names = [name for name, _ in DeadLetter("t", 0, 0, None).headers()]
+    assert names == ["hw-dlq-topic", "hw-dlq-partition", "hw-dlq-offset", "hw-dlq-attempt"]
+
+
+def test_of_what_our_headers_leave_out_the_defaults_are_read() -> None:
+    headers = [(f"hw-dlq-{name}", text) for name, text in zip(*PLACE, strict=True)]
+    assert DeadLetter.read(headers) == DeadLetter("orders", 4, 99, None)
+
+
+def test_headers_of_one_system_that_cannot_be_read_hide_no_others() -> None:
+    connect = [(f"__connect.errors.{name}", text) for name, text in zip(*PLACE, strict=True)]
+    assert DeadLetter.read([("hw-dlq-topic", b"t"), *connect]) == DeadLetter("orders", 4, 99, None)
 
 
 def test_the_headers_are_text_that_a_person_reads() -> None:
@@ -97,6 +115,56 @@ def test_headers_and_key_are_trimmed_only_when_trimming_the_value_is_not_enough(
     assert DeadLetter.read(remains.headers) == LETTER
 
 
+def accounted(headers) -> int:
+    return sum(len(name.encode()) + len(value or b"") + 10 for name, value in headers)
+
+
+def room(max_bytes: int) -> int:
+    """What a record may have beside our headers once it has to be trimmed."""
+    return max_bytes - 256 - accounted(LETTER.headers()) - 400
+
+
+def test_a_record_that_fits_to_the_byte_is_whole_and_one_byte_less_trims_its_value() -> None:
+    value = bytes(5000)
+    exact = 256 + accounted([*HEADERS, *LETTER.headers()]) + len(b"key") + len(value)
+    assert bury(LETTER, b"key", value, HEADERS, exact) == Remains(b"key", value, HEADERS + LETTER.headers())
+    trimmed = bury(LETTER, b"key", value, HEADERS, exact - 1)
+    assert len(trimmed.value or b"") == room(exact - 1) - accounted(HEADERS) - len(b"key")
+    assert dict(trimmed.headers)["hw-dlq-trimmed"] == b"value"
+
+
+@pytest.mark.parametrize(
+    ("spare", "key_left", "value_left", "trimmed"),
+    [
+        (accounted(HEADERS) + 900 + 7, 900, 7, b"value"),
+        (accounted(HEADERS) + 900, 900, 0, b"value"),
+        (accounted(HEADERS) + 899, 900, accounted(HEADERS) - 1, b"value, headers"),
+        (900, 900, 0, b"value, headers"),
+        (899, 899, 0, b"value, headers, key"),
+        (0, 0, 0, b"value, headers, key"),
+        (-1, 0, 0, b"value, headers, key"),
+    ],
+)
+def test_what_is_left_of_a_record_fills_the_room(spare: int, key_left: int, value_left: int, trimmed: bytes) -> None:
+    key, value, max_bytes = b"k" * 900, b"v" * 9000, spare - room(0)
+    remains = bury(LETTER, key, value, HEADERS, max_bytes)
+    assert (remains.key, remains.value) == (key[:key_left], value[:value_left])
+    assert own_headers(remains.headers) == ([] if b"headers" in trimmed else HEADERS)
+    found = dict(remains.headers)
+    assert found["hw-dlq-trimmed"] == trimmed
+    for name, content in [("value", value), ("key", key)]:
+        digest = sha256(content).hexdigest().encode()
+        is_trimmed = name.encode() in trimmed
+        assert found.get(f"hw-dlq-{name}-bytes") == (b"%d" % len(content) if is_trimmed else None)
+        assert found.get(f"hw-dlq-{name}-sha256") == (digest if is_trimmed else None)
+
+
+def test_a_record_without_value_is_trimmed_to_an_empty_one() -> None:
+    remains = bury(LETTER, b"k" * 9000, None, [], 2000)
+    assert remains.value == b""
+    assert dict(remains.headers)["hw-dlq-value-sha256"] == sha256(b"").hexdigest().encode()
+
+
 def test_a_dead_letter_of_kafka_connect_is_understood() -> None:
     headers = [
         ("own", b"1"),
@@ -114,6 +182,17 @@ def test_a_dead_letter_of_kafka_connect_is_understood() -> None:
         "orders", 4, 99, None, stage="VALUE_CONVERTER", application="sink",
         error="org.apache.kafka.connect.errors.DataException",
     )  # fmt: skip
+
+
+def test_of_another_systems_dead_letter_the_coordinates_are_enough() -> None:
+    connect = [(f"__connect.errors.{name}", text) for name, text in zip(*PLACE, strict=True)]
+    assert DeadLetter.read(connect) == DeadLetter("orders", 4, 99, None)
+    spring = [
+        ("kafka_original-topic", b"orders"),
+        ("kafka_original-partition", bytes([255] * 4)),
+        ("kafka_original-offset", bytes([255] * 8)),
+    ]
+    assert DeadLetter.read(spring) == DeadLetter("orders", -1, -1, None)
 
 
 @pytest.mark.parametrize("start", ["kafka_dlt-", "kafka_"])
@@ -141,6 +220,8 @@ def test_a_dead_letter_of_spring_kafka_is_understood(start: str) -> None:
         [("hw-dlq-topic", b"\xff"), ("hw-dlq-partition", b"0"), ("hw-dlq-offset", b"1")],
         [("hw-dlq-topic", b"t"), ("hw-dlq-partition", b"0"), ("hw-dlq-offset", b"1"), ("hw-dlq-time", b"soon")],
         [("kafka_dlt-original-topic", b"t"), ("kafka_dlt-original-partition", b"4")],
+        [("kafka_dlt-original-topic", b"t"), ("kafka_dlt-original-partition", b"four")],
+        [("kafka_dlt-original-topic", b"t"), ("kafka_dlt-original-offset", b"offset:8")],
         [("__connect.errors.topic", None)],
     ],
 )

@@ -23,7 +23,9 @@ def without(name: str) -> list:
 
 
 def test_a_cloudevent_becomes_an_envelope() -> None:
-    assert from_cloudevents(EVENT, b"{}", b"key") == Envelope(
+    event = from_cloudevents(EVENT, b"{}", b"key")
+    assert isinstance(event.event_time_us, int)
+    assert event == Envelope(
         payload=b"{}",
         key=b"key",
         event_id="/mycontext#A234-1234-1234",
@@ -60,19 +62,37 @@ def test_a_cloudevent_without_a_required_attribute_is_refused(name: str) -> None
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "reason"),
+    ("name", "value", "reason", "text"),
     [
-        ("ce_specversion", b"2.0", Reason.UNSUPPORTED_FORMAT),
-        ("ce_time", b"yesterday", Reason.BAD_PAYLOAD),
-        ("ce_time", b"2018-04-05T17:31:00", Reason.BAD_PAYLOAD),
-        ("ce_type", b"\xff", Reason.BAD_PAYLOAD),
+        ("ce_specversion", b"2.0", Reason.UNSUPPORTED_FORMAT, "a CloudEvents version other than 1$"),
+        ("ce_time", b"yesterday", Reason.BAD_PAYLOAD, "ce_time is no RFC 3339 time$"),
+        ("ce_time", b"2018-04-05T17:31:00", Reason.BAD_PAYLOAD, "ce_time has no offset from UTC$"),
+        ("ce_type", b"\xff", Reason.BAD_PAYLOAD, "a CloudEvents header is not UTF-8$"),
     ],
 )
-def test_a_cloudevent_with_a_wrong_attribute_is_refused(name: str, value: bytes, reason: Reason) -> None:
-    with pytest.raises(EnvelopeError) as caught:
+def test_a_cloudevent_with_a_wrong_attribute_is_refused(name: str, value: bytes, reason: Reason, text: str) -> None:
+    with pytest.raises(EnvelopeError, match=text) as caught:
         from_cloudevents([*without(name), (name, value)], b"", None)
     assert caught.value.reason is reason
 
 
+def test_an_event_with_nothing_but_what_is_required_has_the_envelopes_defaults() -> None:
+    assert from_cloudevents(EVENT[:4], b"{}", None) == Envelope(
+        b"{}", event_id="/mycontext#A234-1234-1234", payload_type="com.example.someevent", producer="/mycontext"
+    )
+
+
+def test_cloudevents_own_trace_context_comes_before_the_headers() -> None:
+    assert from_cloudevents([*EVENT, ("CE_TraceParent", b"00-own")], b"", None).traceparent == "00-own"
+    assert from_cloudevents([*EVENT, ("ce_traceparent", b"")], b"", None).traceparent == EVENT[6][1].decode()
+
+
+def test_every_missing_attribute_is_named() -> None:
+    with pytest.raises(EnvelopeError, match=r"no header ce_id, ce_type$"):
+        from_cloudevents([("ce_specversion", b"1.0"), ("ce_source", b"s"), ("ce_type", b"")], b"", None)
+
+
 def test_without_a_time_the_event_has_none() -> None:
-    assert from_cloudevents(without("ce_time"), b"", None).event_time_us is None
+    event = from_cloudevents(without("ce_time"), b"", None)
+    assert event.event_time_us is None
+    assert "ce_time" not in dict(twin(event, "orders:3:17", "legs"))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from envelope import Edge, EnvelopeError, Hop, Lineage, Node, Reason, group_of
+from envelope import Edge, Envelope, EnvelopeError, Hop, Lineage, Node, Reason, group_of
 
 A, B, C = Node("a", 2, 17, "idA"), Node("b", 0, 4, "idB"), Node("c", 5, 9, "idC")
 
@@ -82,6 +82,20 @@ def test_the_same_topic_name_in_another_cluster_is_another_topic() -> None:
     assert mirrored.check().standing().lane == "a:2#idA>mirror>west/a"
 
 
+@pytest.mark.parametrize(
+    ("passage", "cluster"),
+    [
+        (Hop("c", 5, 1, transparent=True), "west"),
+        (Hop("c", 5, 1, transparent=True, cluster="east"), "east"),
+        (Hop("dead", 5, 1, transparent=True), ""),
+        (Hop("c", 5, 1), ""),
+        (Hop("b", 5, 1), ""),
+    ],
+)
+def test_only_who_redrives_into_a_records_own_topic_need_not_name_its_cluster(passage: Hop, cluster: str) -> None:
+    assert line(passage, own=Node("c", 5, 9, cluster="west")).root.cluster == cluster
+
+
 def test_an_unknown_root_topic_id_is_resolved_and_a_known_one_kept() -> None:
     unnamed = Lineage((Node("a", 2, 17), C), (Edge("r", 0),))
     assert unnamed.resolved({"a": "now"}).standing().lane == "a:2#now>r>c"
@@ -103,3 +117,10 @@ def test_a_missing_index_is_ambiguous_unless_the_event_id_stands_in() -> None:
 def test_branches_of_the_flow_are_part_of_the_path_and_flat_map_indices_of_the_position() -> None:
     standing = line(own=A).standing(branch=("late one",), indices=(0, 3))
     assert (standing.lane, standing.position) == ("a:2#idA>late%20one", (17, 0, 3))
+
+
+def test_a_chain_is_extended_and_replaced_without_changing_the_envelope() -> None:
+    envelope = Envelope(b"payload", key=b"k")
+    assert envelope.with_hop(hop(A)).with_hop(hop(B)) == Envelope(b"payload", (hop(A), hop(B)), key=b"k")
+    assert envelope.with_chain(iter([hop(A), hop(B)])) == Envelope(b"payload", (hop(A), hop(B)), key=b"k")
+    assert envelope.chain == ()

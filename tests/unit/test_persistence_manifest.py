@@ -88,3 +88,18 @@ def test_an_upstream_store_ahead_means_that_the_downstream_store_lost_data():
     assert ahead(manifest(p0=5, p1=3), manifest(p0=5)) == [("legs", 1)]
     assert ahead(manifest(p0=5), None) == [("legs", 0)]
     assert ahead(manifest(p0=0), None) == []
+    assert ahead(manifest(p0=1), None) == [("legs", 0)]
+
+
+def test_a_topic_created_again_hides_no_other_topic_that_lost_data():
+    old, new = (
+        Manifest(
+            1,
+            1,
+            {"a": {0: Progress(500)}, "b": {1: Progress(offset), 0: Progress(offset)}},
+            {"a": topic_id, "b": "b"},
+            {"a": ids, "b": ("b",)},
+        )
+        for topic_id, ids, offset in [("1", ("1",), 7), ("2", ("1", "2"), 6)]
+    )
+    assert ahead(old, new) == [("b", 0), ("b", 1)]

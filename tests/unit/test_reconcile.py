@@ -1,9 +1,11 @@
 """What a run's start is decided from, and what is refused."""
 
+import re
+
 import pytest
 
 from aggregations.errors import DefinitionChangedError, RunRefusedError
-from aggregations.reconcile import Broker, Risk, check_durability, check_stores, plan, refuse
+from aggregations.reconcile import Broker, PartitionPlan, Plan, Risk, check_durability, check_stores, plan, refuse
 from persistence.findings import Finding
 from persistence.manifest import Manifest, Progress
 from persistence.protocol import Capabilities
@@ -92,3 +94,89 @@ def test_a_store_that_is_written_before_another_one_must_be_durable() -> None:
     assert risks(check_durability([("up", loose), ("down", loose)])) == ["not-durable"]
     assert check_durability([("up", loose), ("down", safe)]) == []
     assert check_durability([("only", loose)]) == []
+
+
+def test_an_offset_at_either_end_of_the_log_is_within_it() -> None:
+    for offset in (10, 100):
+        found = planned(manifest(offset), low=10)
+        assert (found.findings, found.partitions[0].start) == ([], offset)
+
+
+def test_a_topic_whose_id_is_not_known_on_one_of_both_sides_is_the_same() -> None:
+    stored = Manifest(1, 1, {"t": {0: Progress(40)}})
+    assert [planned(one, topic_id=now).findings for one, now in [(stored, "one"), (manifest(40), "")]] == [[], []]
+
+
+def test_what_a_manifest_says_of_other_topics_is_not_asked() -> None:
+    other = Manifest(1, 1, {"u": {0: Progress(40)}}, {"u": "id"})
+    assert [(one.start, one.stores) for one in planned(other).partitions] == [(None, {"s": None})] * 2
+
+
+def test_the_plan_is_of_the_topic_as_it_is_now() -> None:
+    assert planned(manifest(40, topic_id="old")).lines()[0] == "topic t (id one)"
+    assert planned(None).starts == {0: 0, 1: 0}
+    assert planned(manifest(40), low=50).starts == {0: 50, 1: 0}
+
+
+def test_what_is_not_known_is_shown_as_such() -> None:
+    unknown = PartitionPlan(0, None, {"a": None, "b": 7}, None, 2, 5)
+    assert Plan("t", "", [unknown, PartitionPlan(1, 3, {}, None, 0, 2)]).lines() == [
+        "topic t (id unknown)",
+        "  partition 0: starts at its beginning; manifests: a -, b 7; group -; log 2 to 5; 3 to read",
+        "  partition 1: starts at 3; manifests: -; group -; log 0 to 2; 0 to read",
+    ]
+
+
+def test_at_most_five_partitions_that_are_behind_are_named() -> None:
+    old, new = (Manifest(1, 1, {"t": {p: Progress(offset) for p in range(9)}}) for offset in (4, 6))
+    [found] = check_stores("f", [("up", new), ("down", old)], {})
+    assert "at t:0, t:1, t:2, t:3, t:4: it lost data" in found.what
+
+
+@pytest.mark.parametrize(
+    ("findings", "text"),
+    [
+        (
+            planned(manifest(40), low=50).findings,
+            r"flow flow: t:0 is folded up to 40 .* begins at 50.*\. Bring them back",
+        ),
+        (planned(manifest(140)).findings, r"flow flow: t:0 is folded up to 140 .* ends at 100.*\. Correct the address"),
+        (
+            planned(manifest(4, "old")).findings,
+            r"flow flow: topic t has id one, the flow read old.*\. If that was meant",
+        ),
+        (
+            check_stores("f", [("up", manifest(60)), ("down", manifest(40))], {}),
+            r"flow f: the store of stage down is behind the one of stage up at t:0.*\. Restore it, or rebuild",
+        ),
+        (
+            check_stores("f", [("a", manifest(1)), ("b", None), ("c", None)], {}),
+            r"flow f: the store of stage b, c is empty.*\. Restore it, or rebuild",
+        ),
+        (
+            check_stores("f", [("s", manifest(1, s="old"))], {"s": "new"}),
+            r"flow f: stage s has definition new, its states were made by old\. Rebuild into",
+        ),
+        (
+            check_durability([("up", Capabilities()), ("down", Capabilities())]),
+            r"the store of stage down may lose .* the one of stage up .*\. Let it sync before",
+        ),
+    ],
+)
+def test_a_finding_says_what_and_where_and_what_to_do_and_is_unsafe(findings: list[Finding], text: str) -> None:
+    [finding] = findings
+    assert finding.unsafe
+    assert re.search(text, str(finding))
+
+
+def test_everything_that_is_refused_is_said_at_once_with_the_flags_that_accept_it() -> None:
+    findings = [
+        Finding("b", "one.", "x.", unsafe=True),
+        Finding("a", "two", "y", unsafe=True),
+        Finding("b", "2", "z", unsafe=True),
+    ]
+    with pytest.raises(RunRefusedError, match=r"^one\. x; two\. y; 2\. z \(--accept b --accept a\)$"):
+        refuse(findings, [])
+    with pytest.raises(RunRefusedError) as caught:
+        refuse([Finding(Risk.DEFINITION, "other", "rebuild", unsafe=True), *findings], [])
+    assert not isinstance(caught.value, DefinitionChangedError)

@@ -4,7 +4,8 @@ from persistence.errors import Terminal
 from persistence.names import FlowRef
 from persistence.redis.calls import chunks
 from persistence.redis.layout import Layout, bucket_of
-from persistence.redis.settings import Settings, read_place, read_settings
+from persistence.redis.settings import RISKS, Settings, read_place, read_settings
+from persistence.secrets import Secret
 
 STAGE = FlowRef("fleet").stage("aircraft")
 
@@ -13,6 +14,7 @@ STAGE = FlowRef("fleet").stage("aircraft")
     ("url", "kind", "tls", "hosts", "rest"),
     [
         ("redis://localhost", "single", False, (("localhost", 6379),), ("", "", 0)),
+        ("redis://:7000", "single", False, (("localhost", 7000),), ("", "", 0)),
         ("redis://127.0.0.1:7000/3", "single", False, (("127.0.0.1", 7000),), ("", "", 3)),
         ("rediss://[::1]:7000", "single", True, (("::1", 7000),), ("", "", 0)),
         ("redis+unix:///run/redis/r%20.sock", "single", False, (), ("/run/redis/r .sock", "", 0)),
@@ -31,7 +33,9 @@ def test_a_url_says_where_the_servers_are(url, kind, tls, hosts, rest):
 def test_user_and_password_are_read_and_never_shown():
     place = read_place("redis://me:p%40ss@host/1")
     assert (place.username, place.password) == ("me", "p@ss")
+    assert read_place("redis://me:p:w@host").password == "p:w"
     assert read_place("redis://:secret@host").username is None
+    assert read_place("redis://me@host").password is None
     assert "p@ss" not in repr(place)
 
 
@@ -45,16 +49,25 @@ def test_a_password_may_stand_in_a_file_or_a_variable(tmp_path, monkeypatch):
     assert "hunter2" not in repr(read_settings("redis+sentinel://h/main?sentinel_password=hunter2"))
 
 
-@pytest.mark.parametrize("url", ["redis://:hunter2@h?password_env=X", "redis://h?password_env=X&password_file=/x"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://:hunter2@h?password_env=X",
+        "redis://h?password_env=X&password_file=/x",
+        "redis://h?sentinel_password=hunter2&sentinel_password_env=X",
+    ],
+)
 def test_two_passwords_are_refused_and_not_quoted(url):
-    with pytest.raises(Terminal, match="Keep one of them") as caught:
+    with pytest.raises(Terminal, match=r"^redis://(\.\.\.@)?h\?.*\. Keep one of them") as caught:
         read_settings(url)
     assert "hunter2" not in str(caught.value)
 
 
 @pytest.mark.parametrize("url", ["redis://host:port", "redis://host/x", "redis+sentinel://a", "redis+cluster://a/2"])
 def test_a_url_that_cannot_be_read_says_how_to_write_it(url):
-    with pytest.raises(Terminal, match=r"Write redis://|Leave the number out"):
+    with pytest.raises(
+        Terminal, match=r"^redis.* cannot be read\. Write redis://|^redis.*: a cluster has no.*\. Leave the number out"
+    ):
         read_place(url)
 
 
@@ -74,6 +87,34 @@ def test_options_have_defaults_and_can_be_set():
     )
 
 
+def test_every_option_has_its_place(tmp_path):
+    tls = [("ssl_certfile", "/c"), ("ssl_keyfile", "/k"), ("ssl_cert_reqs", "none")]
+    names = [("client_name", "hw"), ("sentinel_username", "me")]
+    kept = read_settings(
+        f"redis://h?connect_timeout=1&sentinel_password_file={tmp_path}/s&"
+        + "&".join(f"{a}={b}" for a, b in tls + names)
+    )
+    assert kept == Settings(connect_timeout=1, sentinel_password=Secret(file=tmp_path / "s"), client=(*tls, *names))
+
+
+def test_the_limits_of_an_option_are_possible_values():
+    assert read_settings("redis://h?buckets=1&wait=0&waitaof=0") == Settings(buckets=1, wait=0, waitaof=(0, 0))
+    assert read_settings("redis://h?buckets=16384&wait=1&waitaof=0,1&prefix=X") == Settings(
+        buckets=16384, wait=1, waitaof=(0, 1), prefix="X"
+    )
+    assert read_settings("redis://h?accept=eviction,no-aof,replica").accept == set(RISKS)
+    assert read_settings("redis://h?timeout=1.5&wait_timeout=1.4&wait=1").wait_timeout == 1.4
+    assert read_settings("redis://h?timeout=1&wait_timeout=1").wait_timeout == 1
+
+
+@pytest.mark.parametrize(
+    "options", ["wait=1&wait_timeout=6", "wait=1&wait_timeout=5&timeout=5", "waitaof=1&wait_timeout=9"]
+)
+def test_replicas_cannot_be_waited_for_longer_than_for_an_answer(options):
+    with pytest.raises(Terminal, match=r"the options do not fit\. wait_timeout must be shorter than timeout"):
+        read_settings(f"redis://h?{options}")
+
+
 @pytest.mark.parametrize(
     "option",
     [
@@ -86,6 +127,8 @@ def test_options_have_defaults_and_can_be_set():
         "prefix=",
         "wait=-1",
         "waitaof=2",
+        "waitaof=1,2,3",
+        "waitaof=1,-1",
         "accept=everything",
         "socket_timeout=3",
         "retry=9",

@@ -49,6 +49,9 @@ def test_without_a_hole_it_has_a_lane_of_its_own_by_where_it_died() -> None:
     standing = redriven(Redrive(hole=False), *ORIGIN).standing(indices=(1,))
     assert standing.orphan == ("!b:1#idB", (5, 1))
     assert redriven(Redrive(), *ORIGIN).standing().orphan is None
+    assert redriven(Redrive(), *ORIGIN).standing(stage="carrier").orphan is None
+    assert redriven(Redrive("carrier"), *ORIGIN).standing(stage="carrier").orphan is None
+    assert redriven(Redrive("carrier"), *ORIGIN).standing(stage="region").orphan == ("!b:1#idB", (5,))
 
 
 def orphan(offset: int = 9) -> Standing:
@@ -63,7 +66,7 @@ def test_an_orphan_below_the_floor_is_folded_exactly_once() -> None:
     assert decision == (Verdict.REDRIVEN, True)
     assert [one.verdict for one in windows.judge([orphan(), orphan(10)])] == ["redriven", "duplicate_in_batch"]
     after, _ = windows.folding([orphan()], size=4)
-    assert [one.verdict for one in after.judge([orphan(11)])] == ["duplicate"]
+    assert after.judge([orphan(11)]) == [(Verdict.DUPLICATE, False)]
 
 
 def test_an_orphan_that_came_meanwhile_by_the_ordinary_way_is_a_duplicate_and_the_other_way_round() -> None:

@@ -218,6 +218,65 @@ def test_a_run_that_is_refused_leaves_the_older_one_fenced_all_the_same():
     assert open_store(stores["a"]).installed_term(ref) == 2
 
 
+def stored(run):
+    return [store.load_manifest(run.ref) for _, store in run.distinct_stores()]
+
+
+def test_the_start_of_a_first_run_is_written_into_every_store():
+    run = begin(flow(), two_stores())
+    run.start_at("legs", "T1", {0: 0, 1: 5})
+    assert stored(run) == [run.manifest] * 2
+    assert run.manifest == Manifest(
+        run.term,
+        0,
+        {"legs": {0: Progress(0), 1: Progress(5)}},
+        {"legs": "T1"},
+        {"legs": ("T1",)},
+        run.definitions(),
+    )
+    assert run.batch == 1
+
+
+def test_the_start_of_a_later_run_is_written_where_it_differs_and_keeps_what_is_known_of_other_topics():
+    stores = two_stores()
+    ref = begin(flow(), stores).ref
+    known = Manifest(
+        1,
+        4,
+        {"legs": {0: Progress(7)}, "old": {3: Progress(8)}},
+        {"legs": "T1", "old": "O"},
+        {"legs": ("T0", "T1"), "old": ("O",)},
+    )
+    save(stores["b"], ref, known)
+    save(stores["a"], ref, known)
+    run = begin(flow(), stores)
+    run.start_at("legs", "T1", {0: 7})
+    assert stored(run) == [known] * 2
+    run.start_at("legs", "T1", {0: 7, 1: 0})
+    positions = {"legs": {0: Progress(7), 1: Progress(0)}, "old": {3: Progress(8)}}
+    after = Manifest(run.term, 4, positions, known.topic_ids, known.incarnations, run.definitions())
+    assert stored(run) == [after] * 2
+    assert run.manifest == after
+
+
+def test_a_topic_without_an_id_leaves_no_id_behind():
+    run = begin(flow(), two_stores())
+    run.start_at("legs", "", {0: 2})
+    assert stored(run) == [Manifest(run.term, 0, {"legs": {0: Progress(2)}}, definitions=run.definitions())] * 2
+
+
+def test_a_topic_that_was_created_again_is_started_at_and_written_down_with_its_first_batch():
+    stores = two_stores()
+    ref = begin(flow(), stores).ref
+    save(stores["b"], ref, manifest(50))
+    save(stores["a"], ref, manifest(50))
+    run = begin(flow(), stores)
+    run.start_at("legs", "T2", {0: 0})
+    assert stored(run) == [manifest(50)] * 2
+    assert run.start == {("legs", 0): 0}
+    assert run.manifest.topic_ids == {"legs": "T1"}
+
+
 def test_ids_of_a_topic_are_told_apart_by_age():
     current = {"raw": "now", "other": "first"}
     seen = Incarnations({"raw": ("old", "now")}, current)

@@ -1,14 +1,15 @@
 """One stage: verdicts, folds, and what happens to a record when one of its items fails."""
 
 from collections import Counter
+from dataclasses import replace
 
 import msgspec
 import pytest
 
 from aggregations.fields import Fields, count, last, total
 from aggregations.flow import Aggregate
-from aggregations.stage import Arrival, KeyState, fold_stage
-from envelope import EnvelopeError, HolesFullError, Reason, Siblings, Standing, Verdict, Windows
+from aggregations.stage import Arrival, Decided, KeyState, fold_stage
+from envelope import Decision, EnvelopeError, HolesFullError, Reason, Siblings, Standing, Verdict, Windows
 from tests.support.pure import element
 
 LANE = "legs:0#T1"
@@ -298,6 +299,47 @@ def test_an_emit_that_changes_the_state_it_was_given_changes_nothing():
         return [element.value]
 
     assert fold([arrival(1), arrival(2)], of=stage(emit=emit)).states[b"k"].fold == ["v1", "v2"]
+
+
+def test_what_is_redriven_to_a_later_stage_is_passed_on_and_neither_folded_nor_counted():
+    passing = replace(arrival(1), transit=True)
+    outcome = fold([passing, arrival(2)])
+    assert outcome.decided[0] == Decided(passing, Decision(Verdict.REDRIVEN, fold=False), emitted=(passing.element,))
+    assert outcome.states[b"k"].fold == ["v2"]
+    assert outcome.verdicts == Counter(accepted=1)
+    assert fold([passing]).states == {}
+
+
+def test_what_is_passed_on_is_emitted_from_the_state_that_holds_it_and_does_not_change_that():
+    def emit(element, state):
+        state.append("changed")
+        return [state, element.value]
+
+    passing, held = replace(arrival(1), transit=True), {b"k": KeyState(["v1", "v2"])}
+    for loaded, state in [(held, ["v1", "v2"]), ({}, [])]:
+        [one] = fold([passing], loaded, of=stage(emit=emit)).decided
+        assert [(each.value, each.indices) for each in one.emitted] == [([*state, "changed"], (0,)), ("v1", (1,))]
+        assert one.decision == Decision(Verdict.REDRIVEN, fold=False)
+    assert held[b"k"].fold == ["v1", "v2"]
+
+
+@pytest.mark.parametrize(
+    ("error", "reason", "detail"),
+    [
+        (RuntimeError("secret"), Reason.FOLD_FAILED, "RuntimeError in the fold of stage s"),
+        (EnvelopeError(Reason.NOT_FINITE, "a NaN"), Reason.NOT_FINITE, "a NaN"),
+    ],
+)
+def test_what_cannot_be_passed_on_is_a_dead_letter_that_leaves_no_hole(error, reason, detail):
+    def emit(element, state):
+        raise error
+
+    passing = replace(arrival(1), transit=True)
+    outcome = fold([passing], of=stage(emit=emit))
+    [one] = outcome.decided
+    assert one == Decided(passing, Decision(Verdict.REJECTED, fold=False), reason, detail)
+    assert not one.hole
+    assert outcome.states == {}
 
 
 def test_an_emit_that_fails_rejects_the_message_and_undoes_its_fold():

@@ -97,6 +97,11 @@ def test_the_lane_longest_unused_is_retired_to_its_floor() -> None:
     assert verdicts(windows, at(0, lane="a"), at(1, lane="a")) == ["below_floor", "accepted"]
 
 
+def test_a_retired_lane_remembers_when_it_was_used() -> None:
+    assert Window(((1,), (4,)), (0,), 7).retired() == Window((), (4,), 7)
+    assert Window((), (4,), 7).retired() == Window((), (4,), 7)
+
+
 def test_lanes_of_redriven_letters_are_wide_and_are_not_retired_for_those_of_paths() -> None:
     def letter(died: int) -> Standing:
         return at(died, lane="a:0#i", orphan=("!t:0#T", (died,)))
