@@ -1,7 +1,6 @@
 """Connections that break before and after the server applied a write, and runs that wake up too late."""
 
 import random
-import uuid
 from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import urlsplit
 
@@ -10,8 +9,9 @@ import pytest
 from persistence.cassandra import apply_schema, open_store
 from persistence.contract.processes import increment_with
 from persistence.errors import Fenced, Transient
-from persistence.protocol import FlowRef, Manifest, Progress, Stored, Write
+from persistence.protocol import Manifest, Progress, Stored, Write
 from tests.support.proxy import Fault, Proxy
+from tests.support.stores import begun
 
 BREAKING = [Fault.CUT_BEFORE, Fault.CUT_AFTER, Fault.HALF_CLOSE]
 
@@ -48,24 +48,6 @@ def direct(cassandra_url, keyspace):
     store = open_store(f"{cassandra_url}/{keyspace}?buckets=4")
     yield store
     store.close()
-
-
-@pytest.fixture
-def stage():
-    return FlowRef(f"faults-{uuid.uuid4().hex}").stage("aircraft")
-
-
-@pytest.fixture
-def marker():
-    """Bytes that only one write carries."""
-    return uuid.uuid4().hex.encode()
-
-
-def begun(store, stage, keys=(b"k",)):
-    """The term of a run that has written every key once."""
-    term = store.acquire_term(stage.flow_ref)
-    store.save(stage, [Write(key, 0, b"first") for key in keys], term=term, batch=0)
-    return term
 
 
 @pytest.mark.parametrize("fault", BREAKING)

@@ -54,11 +54,6 @@ def opened(cassandra_url):
         store.close()
 
 
-@pytest.fixture
-def stage():
-    return FlowRef(f"fleet-{uuid.uuid4().hex}").stage("aircraft")
-
-
 def begun(store, stage, keys=(b"N14228",)):
     term = store.acquire_term(stage.flow_ref)
     store.save(stage, [Write(key, 0, b'{"legs":1}') for key in keys], term=term, batch=3)

@@ -57,11 +57,6 @@ def read(bootstrap: str, topic: str, partitions: int, count: int) -> list:
 
 
 @pytest.fixture
-def topics(kafka: str) -> Topics:
-    return Topics(KafkaSettings(kafka), timeout=20)
-
-
-@pytest.fixture
 def producer(kafka: str) -> Iterator[AcknowledgedProducer]:
     with AcknowledgedProducer(KafkaSettings(kafka), delivery_timeout=20) as producer:
         yield producer

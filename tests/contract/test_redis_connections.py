@@ -1,0 +1,186 @@
+"""Redis behind connections that break, hang and deliver late: a write takes effect once."""
+
+import random
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from persistence.contract.processes import increment_with
+from persistence.errors import Conflict, Fenced, Transient
+from persistence.protocol import Manifest, Progress, Stored, Write
+from persistence.redis import open_store
+from tests.support.proxy import Fault, Proxy
+from tests.support.stores import begun
+
+pytestmark = pytest.mark.integration
+
+BREAKING = [Fault.CUT_BEFORE, Fault.CUT_AFTER, Fault.HALF_CLOSE]
+
+
+@pytest.fixture
+def proxy(valkey):
+    proxy = Proxy(("127.0.0.1", valkey.port))
+    yield proxy
+    proxy.close()
+
+
+@pytest.fixture
+def url(proxy):
+    return f"redis://127.0.0.1:{proxy.port}?buckets=4"
+
+
+@pytest.fixture
+def store(url):
+    store = open_store(url)
+    yield store
+    store.close()
+
+
+@pytest.mark.parametrize("fault", BREAKING)
+def test_a_write_whose_connection_breaks_takes_effect_once(store, direct, proxy, stage, marker, fault):
+    term = begun(store, stage)
+    met = proxy.arm(marker, fault)
+    store.save(stage, [Write(b"k", 1, marker)], term=term, batch=1)
+    assert met.is_set()
+    assert direct.load(stage, [b"k"]) == {b"k": Stored(2, term, 1, marker)}
+
+
+@pytest.mark.parametrize("fault", BREAKING)
+def test_a_conflict_is_told_through_a_broken_connection(store, direct, proxy, stage, marker, fault):
+    term = begun(store, stage, [b"%d" % i for i in range(40)])
+    direct.save(stage, [Write(b"7", 1, b"theirs")], term=term, batch=1)
+    proxy.arm(marker, fault)
+    with pytest.raises(Conflict) as caught:
+        store.save(stage, [Write(b"%d" % i, 1, marker) for i in range(40)], term=term, batch=2)
+    assert caught.value.keys == (b"7",)
+    assert direct.load(stage, [b"7"])[b"7"].value == b"theirs"
+
+
+def test_an_answer_that_never_comes_is_asked_for_again_on_another_connection(url, direct, proxy, stage, marker):
+    store = open_store(f"{url}&timeout=0.5")
+    term = begun(store, stage)
+    met = proxy.arm(marker, Fault.HOLD_AFTER)
+    store.save(stage, [Write(b"k", 1, marker)], term=term, batch=1)
+    assert met.is_set()
+    assert direct.load(stage, [b"k"]) == {b"k": Stored(2, term, 1, marker)}
+    store.close()
+
+
+def test_a_write_that_arrives_late_after_it_was_repeated_changes_nothing(url, direct, proxy, stage, marker):
+    store = open_store(f"{url}&timeout=0.5")
+    term = begun(store, stage)
+    proxy.arm(marker, Fault.HOLD_BEFORE)
+    store.save(stage, [Write(b"k", 1, marker)], term=term, batch=1)
+    direct.save(stage, [Write(b"k", 2, b"later")], term=term, batch=2)
+    proxy.release()
+    assert direct.load(stage, [b"k"]) == {b"k": Stored(3, term, 2, b"later")}
+    store.close()
+
+
+def test_the_client_never_repeats_a_write_by_itself(url, proxy, stage, marker):
+    store = open_store(f"{url}&retry_for=1e-9")
+    term = begun(store, stage)
+    proxy.watch(marker)
+    proxy.arm(marker, Fault.CUT_AFTER)
+    with pytest.raises(Transient, match=r"aircraft.*cannot be reached"):
+        store.save(stage, [Write(b"k", 1, marker)], term=term, batch=1)
+    assert proxy.sent(marker) == 1
+    store.close()
+
+
+@pytest.mark.parametrize("fault", BREAKING)
+@pytest.mark.parametrize("requests", range(2))
+def test_a_term_is_acquired_through_a_broken_connection(store, direct, proxy, stage, fault, requests):
+    term = begun(direct, stage)
+    store.installed_term(stage.flow_ref)
+    met = proxy.arm(b"EVALSHA", fault, skip=requests)
+    acquired = store.acquire_term(stage.flow_ref)
+    assert met.is_set()
+    assert acquired > term
+    assert direct.installed_term(stage.flow_ref) == acquired
+    with pytest.raises(Fenced):
+        direct.save(stage, [Write(b"k", 1, b"late")], term=term, batch=1)
+    direct.save(stage, [Write(b"k", 1, b"new")], term=acquired, batch=0)
+
+
+@pytest.mark.parametrize("fault", BREAKING)
+def test_a_manifest_is_saved_once_through_a_broken_connection(store, direct, proxy, stage, marker, fault):
+    flow = stage.flow_ref
+    manifest = Manifest(term=store.acquire_term(flow), batch=3, positions={marker.decode(): {0: Progress(7)}})
+    met = proxy.arm(marker, fault)
+    store.save_manifest(flow, manifest)
+    assert met.is_set()
+    assert direct.load_manifest(flow) == manifest
+
+
+def test_reads_go_on_over_broken_connections(store, direct, proxy, stage):
+    keys = [b"%d" % i for i in range(100)]
+    begun(direct, stage, keys)
+    for _ in range(3):
+        proxy.cut()
+        assert store.load(stage, keys).keys() == set(keys)
+        proxy.cut()
+        assert {key for key, _ in store.scan(stage)} == set(keys)
+
+
+def test_a_server_that_stays_away_is_transient_with_a_remedy_and_no_secret(url, proxy, stage):
+    store = open_store(f"{url}&retry_for=0.3".replace("redis://", "redis://:hunter2@"))
+    with proxy.refusing(), pytest.raises(Transient, match=r"cannot be reached.*Check that it runs") as caught:
+        store.load(stage, [b"k"])
+    assert "hunter2" not in str(caught.value)
+    store.close()
+
+
+def test_a_write_that_was_sent_before_a_newer_run_began_changes_nothing_when_it_arrives(
+    url, direct, proxy, stage, marker
+):
+    store = open_store(f"{url}&timeout=60")
+    term = begun(store, stage, [b"k", b"untouched"])
+    held = proxy.arm(marker, Fault.HOLD_BEFORE)
+    with ThreadPoolExecutor(1) as pool:
+        zombie = pool.submit(
+            store.save, stage, [Write(key, 1, marker) for key in (b"k", b"untouched")], term=term, batch=1
+        )
+        assert held.wait(60)
+        newer = direct.acquire_term(stage.flow_ref)
+        direct.save(stage, [Write(b"k", 1, b"newer")], term=newer, batch=0)
+        proxy.release()
+        with pytest.raises(Fenced):
+            zombie.result(60)
+    assert direct.load(stage, [b"k", b"untouched"]) == {
+        b"k": Stored(2, newer, 0, b"newer"),
+        b"untouched": Stored(1, term, 0, b"first"),
+    }
+    store.close()
+
+
+def test_counting_through_connections_that_break_at_random_is_exact(url, direct, proxy, stage):
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    term = begun(direct, stage)
+    store = open_store(url)
+    ended = threading.Event()
+
+    def vandal():
+        met = None
+        while not ended.wait(chance.uniform(0.01, 0.1)):
+            if met is None or met.is_set():
+                met = proxy.arm(stage.flow.encode(), chance.choice(BREAKING), skip=chance.randrange(6))
+            elif chance.random() < 0.5:
+                proxy.cut()
+
+    with ThreadPoolExecutor(3) as pool:
+        breaking = pool.submit(vandal)
+        counting = [pool.submit(increment_with, store, stage, term, me, 150) for me in range(2)]
+        try:
+            for one in counting:
+                one.result(300)
+        finally:
+            ended.set()
+        breaking.result(10)
+    held = direct.load(stage, [b"a", b"b", b"c"])
+    assert {state.value for state in held.values()} == {b"150,150,0,0"}
+    assert {state.version for state in held.values()} == {300}
+    store.close()

@@ -1,0 +1,132 @@
+"""How Redis is set up: what is refused, what counts as durable, how it is reached."""
+
+import signal
+
+import pytest
+
+from persistence.errors import Terminal, Transient
+from persistence.protocol import Stored, Write
+from persistence.redis import open_store, preflight
+from tests.support.redis_server import DURABLE, encrypted, server, until
+from tests.support.stores import begun
+
+pytestmark = pytest.mark.integration
+
+
+def names(valkey, stage, key=b"k"):
+    """Name of a state of a flow that has one bucket."""
+    return b"hw:{%b:1:0}:%b:%b" % (stage.flow.encode(), stage.stage.encode(), key)
+
+
+@pytest.mark.parametrize(
+    ("options", "risk", "remedy"),
+    [
+        (("--appendonly", "no"), "no-aof", "appendonly yes"),
+        ((*DURABLE, "--maxmemory-policy", "allkeys-lru"), "eviction", "noeviction"),
+    ],
+)
+def test_a_server_that_may_lose_states_is_refused_unless_told(stage, options, risk, remedy):
+    with server(*options) as valkey:
+        assert [(found.risk, found.unsafe) for found in preflight(valkey.url)] == [(risk, True)]
+        store = open_store(valkey.url)
+        with pytest.raises(Terminal, match=f"{remedy}.*accept={risk}"):
+            store.acquire_term(stage.flow_ref)
+        with pytest.raises(Terminal):
+            store.install_term(stage.flow_ref, 3)
+        told = open_store(f"{valkey.url}?accept={risk}")
+        assert told.acquire_term(stage.flow_ref) == 1
+        store.close()
+        told.close()
+
+
+def test_what_a_server_promises_depends_on_how_it_syncs():
+    with server(*DURABLE) as valkey:
+        store = open_store(valkey.url)
+        assert preflight(valkey.url) == []
+        assert (store.capabilities.durable, store.capabilities.ordered_durability) == (True, True)
+        valkey.client.config_set("appendfsync", "everysec")
+        again = open_store(valkey.url)
+        assert [(found.risk, found.unsafe) for found in preflight(valkey.url)] == [("fsync", False)]
+        assert (again.capabilities.durable, again.capabilities.ordered_durability) == (False, True)
+        valkey.client.config_set("appendonly", "no")
+        none = open_store(f"{valkey.url}?accept=no-aof")
+        assert (none.capabilities.durable, none.capabilities.ordered_durability) == (False, False)
+        for one in (store, again, none):
+            one.close()
+
+
+def test_a_replica_is_refused_and_named(stage):
+    with server(*DURABLE) as primary, server(*DURABLE, "--replicaof", "127.0.0.1", str(primary.port)) as replica:
+        until(lambda: replica.client.info("replication")["master_link_status"] == "up")
+        store = open_store(f"{replica.url}?retry_for=0.3")
+        with pytest.raises(Terminal, match=r"is a replica.*Name the primary"):
+            store.acquire_term(stage.flow_ref)
+        assert [found.risk for found in preflight(replica.url)] == ["replica"]
+        store.close()
+
+
+def test_wait_counts_a_write_only_when_a_replica_has_it(stage):
+    with server(*DURABLE) as primary:
+        store = open_store(f"{primary.url}?wait=1&wait_timeout=0.1&retry_for=0.5")
+        with pytest.raises(Terminal, match="too few replicas"):
+            store.acquire_term(stage.flow_ref)
+        with server(*DURABLE, "--replicaof", "127.0.0.1", str(primary.port)) as replica:
+            until(lambda: replica.client.info("replication")["master_link_status"] == "up")
+            waiting = open_store(f"{primary.url}?wait=1&waitaof=1,1&wait_timeout=2&retry_for=20")
+            term = begun(waiting, stage)
+            replica.client.config_set("replica-serve-stale-data", "yes")
+            assert replica.client.get(names(primary, stage)) == b"first"
+            replica.signal(signal.SIGSTOP)
+            try:
+                with pytest.raises(Terminal, match=r"WAIT was answered \[0\]"):
+                    store.save(stage, [Write(b"k", 1, b"second")], term=term, batch=1)
+            finally:
+                replica.signal(signal.SIGCONT)
+            waiting.save(stage, [Write(b"k", 1, b"second")], term=term, batch=1)
+            assert replica.client.get(names(primary, stage)) == b"second"
+            waiting.close()
+        store.close()
+
+
+def test_a_wrong_password_is_terminal_and_not_in_the_message(stage, tmp_path):
+    with server(*DURABLE) as valkey:
+        valkey.client.config_set("requirepass", "hunter2")
+        for login, says in (("", "wants a password"), (":hunter3@", "wrong")):
+            store = open_store(valkey.url.replace("redis://", f"redis://{login}"))
+            with pytest.raises(Terminal, match=says) as caught:
+                store.acquire_term(stage.flow_ref)
+            assert "hunter" not in str(caught.value)
+            store.close()
+        (tmp_path / "password").write_text("hunter2")
+        for term, url in enumerate(
+            (valkey.url.replace("redis://", "redis://:hunter2@"), f"{valkey.url}?password_file={tmp_path}/password"),
+            start=1,
+        ):
+            right = open_store(url)
+            assert right.acquire_term(stage.flow_ref) == term
+            right.close()
+
+
+def test_an_encrypted_connection_needs_a_trusted_certificate(valkey, direct, stage, tmp_path):
+    with encrypted(valkey, tmp_path) as (port, authority):
+        trusting = open_store(f"rediss://127.0.0.1:{port}?ssl_ca_certs={authority}")
+        term = begun(trusting, stage)
+        assert direct.load(stage, [b"k"]) == {b"k": Stored(1, term, 0, b"first")}
+        distrusting = open_store(f"rediss://127.0.0.1:{port}")
+        with pytest.raises(Terminal, match=r"certificate is not trusted.*ssl_ca_certs"):
+            distrusting.load(stage, [b"k"])
+        plain = open_store(f"redis://127.0.0.1:{port}?retry_for=0.2")
+        with pytest.raises(Transient):
+            plain.load(stage, [b"k"])
+        for store in (trusting, distrusting, plain):
+            store.close()
+
+
+def test_a_unix_socket_reaches_the_same_states(stage, tmp_path):
+    path = tmp_path / "redis.sock"
+    with server(*DURABLE, "--unixsocket", str(path)) as valkey:
+        over_tcp, over_socket = open_store(valkey.url), open_store(f"redis+unix://{path}")
+        term = begun(over_socket, stage)
+        assert over_tcp.load(stage, [b"k"]) == {b"k": Stored(1, term, 0, b"first")}
+        over_tcp.close()
+        over_socket.close()

@@ -1,0 +1,195 @@
+"""What can happen to the topics of a republisher, and to their broker."""
+
+import os
+import signal
+import threading
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from envelope import decode
+from jobs import stack
+from jobs.republish import Republisher, Source, identity
+from persistence.kafka import BrokerRefused, KafkaSettings, Topics
+from tests.integration.republish_process import split
+from tests.support.republish import INPUTS, Make, expected, outputs, produce, read_all, run
+
+pytestmark = pytest.mark.integration
+
+
+def test_added_partitions_are_read_from_their_beginning(settings: KafkaSettings, topic: Make, topics: Topics) -> None:
+    source, target, group = topic(1, "in"), topic(1, "out"), uuid.uuid4().hex
+    produce(settings, source, INPUTS[:100])
+    arguments: dict[str, Any] = {
+        "source": Source.of(source, "raw"),
+        "target": target,
+        "group": group,
+        "transform": split,
+    }
+    run(settings, **arguments)
+    topics.add_partitions(source, 4)
+    produce(settings, source, INPUTS[100:300])
+    run(settings, **arguments)
+    copies = outputs(settings, target)
+    assert set(copies) == set(expected(settings, source))
+    assert {len(values) for values in copies.values()} == {1}
+
+
+def test_a_topic_that_was_created_again_gives_chains_with_its_new_id(settings: KafkaSettings, topics: Topics) -> None:
+    source, target, group = (f"{name}-{uuid.uuid4().hex}" for name in ("in", "out", "group"))
+    topics.create(target, 1)
+    ids = []
+    for _ in range(2):
+        ids.append(topics.create(source, 1).topic_id)
+        produce(settings, source, [(b"k", b"0:a")])
+        run(settings, split, source=Source.of(source, "raw"), target=target, group=group)
+        topics.delete([source])
+    assert [decode(m.value()).chain[0].topic_id for m in read_all(settings, target)] == ids
+    topics.delete([target])
+
+
+@pytest.mark.parametrize("before", [0, 20])
+def test_a_topic_created_again_under_a_running_republisher_is_noticed(
+    before: int, settings: KafkaSettings, topics: Topics
+) -> None:
+    source, target, group = (f"{name}-{uuid.uuid4().hex}" for name in ("in", "out", "group"))
+    topics.create(target, 1)
+    first = topics.create(source, 1).topic_id
+    produce(settings, source, INPUTS[:before])
+    republisher = Republisher(
+        identity, source=Source.of(source, "raw"), target=target, name="r", group=group, settings=settings, max_wait=0.1
+    )
+    over = threading.Event()
+
+    def supervised() -> None:
+        while not over.is_set():
+            try:
+                republisher.run()
+            except BrokerRefused:  # it looked while the topic was gone: started again, as a supervisor would
+                continue
+
+    thread = threading.Thread(target=supervised)
+    thread.start()
+    while republisher.statistics.consumed < before or not republisher.statistics.rebalances:
+        assert thread.is_alive()
+    topics.delete([source])
+    second = topics.create(source, 1).topic_id
+    produce(settings, source, INPUTS[:30])
+    wanted = {(first, offset) for offset in range(before)} | {(second, offset) for offset in range(30)}
+    found: set[tuple[str, int]] = set()
+    while found != wanted:
+        assert thread.is_alive()
+        hops = [decode(message.value()).chain[0] for message in read_all(settings, target)]
+        found = {(hop.topic_id, hop.offset) for hop in hops}
+        assert found <= wanted
+    over.set()
+    republisher.stop()
+    thread.join(60)
+    topics.delete([source, target])
+
+
+def test_what_retention_deleted_is_counted_and_the_rest_goes_on(
+    settings: KafkaSettings, topic: Make, topics: Topics
+) -> None:
+    source, target, group = topic(1, "in"), topic(1, "out"), uuid.uuid4().hex
+    produce(settings, source, INPUTS[:10])
+    topics.alter_group_offsets(group, {(source, 0): 2})
+    admin, upto = AdminClient(settings.client()), TopicPartition(source, 0, 6)
+    admin.delete_records([upto])[upto].result(20)
+    counts = run(settings, split, source=Source.of(source, "raw"), target=target, group=group)
+    assert (counts.expired, counts.consumed) == (4, 4)
+
+
+def test_aborted_transactions_and_markers_leave_gaps_and_no_messages(settings: KafkaSettings, topic: Make) -> None:
+    source, target = topic(1, "in"), topic(1, "out")
+    producer = Producer(settings.client(transactional_id=uuid.uuid4().hex))
+    producer.init_transactions(20)
+    for i, commit in enumerate((True, False, True, False)):
+        producer.begin_transaction()
+        producer.produce(source, b"%d:a" % i, b"k")
+        if commit:
+            producer.commit_transaction(20)
+        else:
+            producer.flush(20)
+            producer.abort_transaction(20)
+    counts = run(settings, split, source=Source.of(source, "raw"), target=target)
+    assert (counts.consumed, counts.expired) == (2, 0)
+    assert [decode(m.value()).payload for m in read_all(settings, target)] == [b"0/a", b"2/a"]
+
+
+@pytest.mark.slow
+def test_a_broker_that_dies_and_comes_back_costs_neither_messages_nor_the_service(tmp_path: Path) -> None:
+    settings = KafkaSettings(stack.up(tmp_path).kafka)
+    try:
+        topics = Topics(settings, timeout=60)
+        source, target, group = "in", "out", "r"
+        for name in (source, target):
+            topics.create(name, 2)
+        republisher = Republisher(
+            split, source=Source.of(source, "raw"), target=target, name="r", settings=settings, max_wait=0.1
+        )
+        thread = threading.Thread(target=republisher.run)
+        thread.start()
+        produce(settings, source, INPUTS[:500])
+        while not republisher.statistics.consumed:
+            assert thread.is_alive()
+        broker = stack.up(tmp_path).find("kafka")
+        assert broker
+        os.kill(broker.pid, signal.SIGKILL)
+        os.waitpid(broker.pid, 0)
+        assert stack.up(tmp_path).kafka == settings.bootstrap
+        produce(settings, source, INPUTS[500:])
+        ends = {place: marks.high for place, marks in topics.marks([source]).items()}
+        while topics.group_offsets(group, [source]) != ends:
+            assert thread.is_alive()
+        republisher.stop()
+        thread.join(60)
+        assert not thread.is_alive()
+        assert set(outputs(settings, target)) == set(expected(settings, source))
+    finally:
+        stack.down(tmp_path)
+
+
+@pytest.mark.slow
+def test_a_topic_created_again_after_a_restart_of_its_broker_is_read_when_the_service_starts_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jobs.republish.input._LOOK_SECONDS", 5.0)
+    settings = KafkaSettings(stack.up(tmp_path).kafka)
+    try:
+        topics = Topics(settings, timeout=60)
+        for name in ("in", "out"):
+            topics.create(name, 1)
+        produce(settings, "in", INPUTS[:50])
+        broker = stack.up(tmp_path).find("kafka")
+        assert broker
+        os.kill(broker.pid, signal.SIGKILL)
+        os.waitpid(broker.pid, 0)
+        stack.up(tmp_path)  # the partition's leader epoch is 1 now, that of the new topic will be 0
+        republisher = Republisher(identity, source=Source.of("in", "raw"), target="out", name="r", settings=settings)
+        ended: list[str] = []
+
+        def serve() -> None:
+            try:
+                republisher.run()
+            except BrokerRefused as error:
+                ended.append(str(error))
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        while topics.group_offsets("r", ["in"]) != {("in", 0): 50}:
+            assert thread.is_alive()
+        topics.delete(["in"])
+        topics.create("in", 1)
+        produce(settings, "in", INPUTS[:30])
+        thread.join(60)
+        assert not thread.is_alive()
+        assert "created again" in ended[0] or "Create the topic" in ended[0]
+        assert republisher.statistics.consumed == 50
+        assert run(settings, source=Source.of("in", "raw"), target="out", group="r").consumed == 30
+    finally:
+        stack.down(tmp_path)
