@@ -1,5 +1,6 @@
 """How to reach Kafka: one value, for the client library and for Spark, whose secrets are not shown."""
 
+import base64
 import logging
 import os
 import re
@@ -34,6 +35,9 @@ _LOGIN_MODULES: Final = {
     "SCRAM-SHA-256": "org.apache.kafka.common.security.scram.ScramLoginModule",
     "SCRAM-SHA-512": "org.apache.kafka.common.security.scram.ScramLoginModule",
 }
+
+_PBES2: Final = bytes.fromhex("06092a864886f70d01050d")
+"""The object identifier 1.2.840.113549.1.5.13 in DER (RFC 8018)."""
 
 
 class SettingsError(ValueError):
@@ -193,12 +197,30 @@ def _java_tls(options: Mapping[str, str]) -> dict[str, str]:
         java |= {"ssl.truststore.type": "PEM", "ssl.truststore.certificates": authority}
     if certificate := _pem(options, "ssl.certificate"):
         java |= {"ssl.keystore.type": "PEM", "ssl.keystore.certificate.chain": certificate}
-        java |= {"ssl.keystore.key": _pem(options, "ssl.key")}
+        java |= {"ssl.keystore.key": _java_key(_pem(options, "ssl.key"))}
     if password := options.get("ssl.key.password"):
         java["ssl.key.password"] = password
     if options.get("ssl.endpoint.identification.algorithm") == "none":
         java["ssl.endpoint.identification.algorithm"] = ""
     return java
+
+
+def _java_key(pem: str) -> str:
+    """A key that Spark can read: PKCS#8, and if it has a password encrypted in the older way.
+
+    Kafka's Java client asks Java 17 for a cipher called PBES2, which there is not. librdkafka reads all of them.
+    """
+    plain, encrypted = "-----BEGIN PRIVATE KEY-----" in pem, "-----BEGIN ENCRYPTED PRIVATE KEY-----" in pem
+    if pem and not plain and not encrypted:
+        raise SettingsError(
+            "ssl.key is no PKCS#8: `openssl pkcs8 -topk8 -nocrypt` or `-v1 PBE-SHA1-3DES` makes one of it"
+        )
+    if encrypted and _PBES2 in base64.b64decode("".join(re.findall(r"^[A-Za-z0-9+/=]+$", pem, re.MULTILINE))):
+        raise SettingsError(
+            "ssl.key is encrypted by PBES2, which Spark's Kafka client cannot read: encrypt it by "
+            "`openssl pkcs8 -topk8 -v1 PBE-SHA1-3DES`, or keep it without a password in a file that only headwater may read"
+        )
+    return pem
 
 
 def _pem(options: Mapping[str, str], name: str) -> str:

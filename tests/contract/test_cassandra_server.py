@@ -197,6 +197,17 @@ def test_a_row_without_one_of_its_columns_is_corrupt_and_not_empty(opened, keysp
             use()
 
 
+def test_a_whole_row_that_somebody_deletes_is_not_noticed_as_the_operations_page_says(opened, keyspace, session, stage):
+    store = opened(keyspace, "buckets=8")
+    term = begun(store, stage)
+    session.execute(
+        f"DELETE FROM {keyspace}.state WHERE flow = %s AND generation = 1 AND stage = 'aircraft' AND bucket = %s AND key = %s",
+        (stage.flow, bucket_of(b"N14228", 8), b"N14228"),
+    )
+    assert store.load(stage, [b"N14228"]) == {}
+    store.save(stage, [Write(b"N14228", 0, b'{"legs":1}')], term=term, batch=4)  # begins at nothing
+
+
 def test_a_manifest_that_was_tampered_with_is_corrupt(opened, keyspace, session, stage):
     store = opened(keyspace)
     term = begun(store, stage)

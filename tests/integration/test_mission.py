@@ -35,6 +35,9 @@ ROOT = Path(__file__).parents[2]
 SEED = int(os.environ.get("MISSION_SEED", "229"))
 ORDERS = 2000
 KILLS = 3
+_SENT_AGAIN = (f"{faults.REPUBLISH_FLUSH}.after", f"{faults.REPUBLISH_COMMIT}.before")
+# To fetch is Spark's own; SQLite has no fences; every record of this test can be used.
+_NEVER_MET = {"republish", "redrive", faults.DEAD_LETTER, faults.FENCE, Step.FETCH}
 SECONDS = 300
 """Longest that one process may take: without it a fault that is never met would hang the test."""
 
@@ -68,14 +71,17 @@ def points(flow: Flow[Any] | None) -> Iterator[str]:
         if flow is None:
             if kind == "republish" and point != faults.REPUBLISH_DEAD_LETTER:
                 yield point
-        elif kind not in {"republish", "redrive", faults.DEAD_LETTER, Step.FETCH}:  # to fetch is Spark's own
+        elif kind not in _NEVER_MET:
             yield from (f"{kind}:{stage.name}" for stage in flow.stages) if name == "STAGE" else [kind]
 
 
 def kills(rng: random.Random, flow: Flow[Any] | None) -> list[Kill]:
-    """Fault points, then one kill from outside: until that it may read everything, and then meet no fault any more."""
-    chosen = []
-    for point in rng.sample(list(points(flow)), KILLS - 1):
+    """Fault points, then one kill from outside: until that it may read everything, and then meet no fault any more.
+
+    The first of a republisher is one behind which it must send again: acknowledged and not committed.
+    """
+    chosen = [] if flow is not None else [Kill(f"{rng.choice(_SENT_AGAIN)}@{rng.choice([1, 2])}")]
+    for point in rng.sample(list(points(flow)), KILLS - 1 - len(chosen)):
         nth = 1 if point == faults.TERM else rng.choice([1, 2])
         chosen.append(Kill(str(Fault(point, rng.choice([Outcome.BEFORE, Outcome.AFTER]), nth))))
     return [*chosen, Kill(commits=rng.choice([1, 2, 3]), seconds=rng.random() / 2)]
@@ -239,4 +245,6 @@ def test_a_chain_of_which_every_process_is_killed_three_times_is_exact_at_its_en
     assert {key: snapshot.state for key, snapshot in latest} == by_article
     again = {topic: copies(settings, topic) for topic in (mission.CUSTOMERS, mission.ITEMS, mission.SOLD)}
     print(f"copies: {again}")
-    assert any(again.values())
+    # States are exact although every copy was read: they were dropped.
+    assert again[mission.CUSTOMERS] > 0
+    assert again[mission.ITEMS] > 0

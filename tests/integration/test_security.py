@@ -19,17 +19,17 @@ from jobs.stack import topics
 from persistence.kafka import AcknowledgedProducer, BrokerRefused, KafkaSettings, Topics
 from tests.messages import Leg
 from tests.support.flows import fleet, totals
-from tests.support.secured_kafka import SecuredKafka, certificate, secured_kafka
+from tests.support.secured_kafka import SecuredKafka, certificate, encrypted, secured_kafka
 from tests.support.spark import FAST
-from tests.support.world import alone, legs
+from tests.support.world import Sent, alone, legs
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.slow]
 
 PASSWORD = f"hunter2-{uuid.uuid4().hex}"
 WRONG = f"wrong-{uuid.uuid4().hex}"
 IN, LEGS, DEAD = "fleet.in", "fleet.legs", "fleet.dead"
-READER, WRITER = "reader", "writer"
-FLOW = f"from tests.support.flows import fleet\n\nflow = fleet({LEGS!r})\n"
+READER, WRITER, PILOT = "reader", "writer", "pilot"
+FLOW = "from tests.support.flows import fleet\n\nflow = fleet({topic!r})\n"
 LOGGING = """
 appender.err.type = Console
 appender.err.name = err
@@ -59,19 +59,29 @@ class Command:
 
 
 @pytest.fixture(scope="module")
-def broker() -> Iterator[SecuredKafka]:
-    """A broker with a user who may do what a flow and a republisher need, one who only reads and one who only writes."""
-    with secured_kafka({"fleet": PASSWORD, READER: PASSWORD, WRITER: PASSWORD}) as broker:
+def pilot(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Key, with a password, and certificate of a client."""
+    key, made = certificate(tmp_path_factory.mktemp("pilot"), PILOT)
+    return encrypted(key, PASSWORD), made
+
+
+@pytest.fixture(scope="module")
+def broker(pilot: tuple[Path, Path]) -> Iterator[SecuredKafka]:
+    """A broker with users who may do what a flow and a republisher need, one who only reads and one who only writes."""
+    with secured_kafka({"fleet": PASSWORD, READER: PASSWORD, WRITER: PASSWORD}, pilot[1]) as broker:
         for name in (IN, LEGS, DEAD):
             topics.create(broker.inside, name, 2)
         for user, right in (
             ("fleet", AclOperation.READ),
             ("fleet", AclOperation.WRITE),
+            (f"CN={PILOT}", AclOperation.READ),
+            (f"CN={PILOT}", AclOperation.WRITE),
             (READER, AclOperation.READ),
             (WRITER, AclOperation.WRITE),
         ):
             broker.allow(user, right, ResourceType.TOPIC, "fleet.")
-        broker.allow("fleet", AclOperation.READ, ResourceType.GROUP, "fleet")
+        for user in ("fleet", f"CN={PILOT}"):
+            broker.allow(user, AclOperation.READ, ResourceType.GROUP, "fleet")
         broker.allow(READER, AclOperation.READ, ResourceType.GROUP, "fleet.kit")
         yield broker
 
@@ -84,10 +94,10 @@ def password(tmp_path: Path) -> Path:
     return file
 
 
-def headwater(*arguments: str, at: Path, name: str, **environment: str) -> Command:
-    """Start a command in the directory `at`."""
+def headwater(*arguments: str, at: Path, name: str, topic: str = LEGS, **environment: str) -> Command:
+    """Start a command in the directory `at`, where `fleet:flow` reads `topic`."""
     root = Path(__file__).parents[2]
-    (at / "fleet.py").write_text(FLOW)
+    (at / "fleet.py").write_text(FLOW.format(topic=topic))
     output = at / f"{name}.txt"
     with output.open("wb") as out:
         process = subprocess.Popen(
@@ -163,6 +173,45 @@ def test_republisher_flow_and_redrive_work_over_sasl_ssl_and_show_no_secret(
     assert json.loads(said.splitlines()[-1])["letters"] == 1
 
     assert not [text[:200] for text in shown if PASSWORD in text]
+
+
+@pytest.mark.parametrize("way", ["SCRAM-SHA-256", "certificate"])
+def test_a_client_s_certificate_and_the_shorter_scram_reach_republisher_and_flow_as_well(
+    broker: SecuredKafka, pilot: tuple[Path, Path], password: Path, tmp_path: Path, way: str
+) -> None:
+    raw, out = f"fleet.{way}.in", f"fleet.{way}.out"
+    sent = legs(30)
+    for name in (raw, out):
+        topics.create(broker.inside, name, 2)
+    with AcknowledgedProducer(KafkaSettings(broker.inside)) as producer:
+        for one in [*map(alone, sent), Sent(b"poison", b"N1")]:
+            producer.send(raw, one.value, one.key)
+        producer.flush()
+    if way == "certificate":
+        environment = broker.certified(pilot[1], pilot[0], password)
+    else:
+        environment = broker.environment("fleet", password, way)
+    republish = ["republish", "jobs.republish.record:identity", "--via", "fleet.kit", "--group", f"fleet.{way}"]
+    republish += ["--from", raw, "--to", out, "--dead-letters", DEAD, "--until-caught-up"]
+    for name, command in (("republish", republish), ("run", RUN)):
+        code, said = headwater("--debug", *command, at=tmp_path, name=name, topic=out, **environment).finished()
+        assert code == 0, said[-3000:]
+        assert PASSWORD not in said
+    flow = fleet(out)
+    stores = bind(flow, {}, f"sqlite://{tmp_path / '.headwater' / 'states.db'}")
+    assert {view.key: view.state for view in inspect.states(flow, "carrier", stores)} == totals(sent, "carrier")
+
+
+def test_a_client_without_a_certificate_is_refused_in_one_line(
+    broker: SecuredKafka, pilot: tuple[Path, Path], password: Path, tmp_path: Path
+) -> None:
+    environment = broker.certified(pilot[1], pilot[0], password)
+    environment = {
+        name: value for name, value in environment.items() if "_CERTIFICATE_" not in name and "_KEY" not in name
+    }
+    code, said = headwater(*REPUBLISH, at=tmp_path, name="republish", **environment).finished()
+    assert code == 1, said
+    assert "Check" in the_line(said)
 
 
 def test_a_wrong_password_and_a_wrong_authority_end_in_one_line_without_the_secret(

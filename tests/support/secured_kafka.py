@@ -1,4 +1,4 @@
-"""A broker of a test's own that asks who is there and what they may do: SASL_SSL, SCRAM-SHA-512 and ACLs."""
+"""A broker of a test's own that asks who is there and what they may do: SASL_SSL with SCRAM, mutual TLS, and ACLs."""
 
 import shutil
 import subprocess
@@ -20,7 +20,8 @@ from confluent_kafka.admin import (
 
 from jobs.stack import kafka, ports, process
 
-_LISTENER = "secured"
+_SECURED, _MUTUAL = "secured", "mutual"
+_MECHANISMS = ("SCRAM-SHA-256", "SCRAM-SHA-512")
 _READY_SECONDS = 120.0
 
 
@@ -30,23 +31,36 @@ class SecuredKafka:
 
     Attributes:
         bootstrap: Its SASL_SSL listener.
+        mutual: Its SSL listener, which asks clients for a certificate.
         inside: Its plain listener, where everybody may do everything: for what a test prepares.
         authority: PEM file of the certificate authority.
     """
 
     bootstrap: str
+    mutual: str
     inside: str
     authority: Path
 
-    def environment(self, user: str, password_file: Path) -> dict[str, str]:
+    def environment(self, user: str, password_file: Path, mechanism: str = "SCRAM-SHA-512") -> dict[str, str]:
         """What reaches it as `user`, in headwater's environment variables."""
         return {
             "HEADWATER_KAFKA_BOOTSTRAP": self.bootstrap,
             "HEADWATER_KAFKA_SECURITY_PROTOCOL": "SASL_SSL",
-            "HEADWATER_KAFKA_SASL_MECHANISM": "SCRAM-SHA-512",
+            "HEADWATER_KAFKA_SASL_MECHANISM": mechanism,
             "HEADWATER_KAFKA_SASL_USERNAME": user,
             "HEADWATER_KAFKA_SASL_PASSWORD_FILE": str(password_file),
             "HEADWATER_KAFKA_SSL_CA_LOCATION": str(self.authority),
+        }
+
+    def certified(self, certificate: Path, key: Path, password_file: Path) -> dict[str, str]:
+        """What reaches its SSL listener as the name in a certificate, whose key has a password."""
+        return {
+            "HEADWATER_KAFKA_BOOTSTRAP": self.mutual,
+            "HEADWATER_KAFKA_SECURITY_PROTOCOL": "SSL",
+            "HEADWATER_KAFKA_SSL_CA_LOCATION": str(self.authority),
+            "HEADWATER_KAFKA_SSL_CERTIFICATE_LOCATION": str(certificate),
+            "HEADWATER_KAFKA_SSL_KEY_LOCATION": str(key),
+            "HEADWATER_KAFKA_SSL_KEY_PASSWORD_FILE": str(password_file),
         }
 
     def allow(self, user: str, operation: AclOperation, kind: ResourceType, name: str) -> None:
@@ -66,11 +80,14 @@ class SecuredKafka:
 
 
 @contextmanager
-def secured_kafka(users: dict[str, str]) -> Iterator[SecuredKafka]:
+def secured_kafka(users: dict[str, str], trusted: Path) -> Iterator[SecuredKafka]:
     """A broker in a temporary directory that ends, with its data, where the `with` block does.
 
+    Nobody has a right before `SecuredKafka.allow`.
+
     Args:
-        users: Password by name; none of them has a right before `SecuredKafka.allow`.
+        users: Password by name, for both kinds of SCRAM.
+        trusted: PEM file of the certificate that a client of the SSL listener must have.
     """
     home = Path(tempfile.mkdtemp(prefix="headwater-secured-"))
     try:
@@ -78,16 +95,17 @@ def secured_kafka(users: dict[str, str]) -> Iterator[SecuredKafka]:
         keystore = home / "keystore.pem"
         keystore.write_text(key.read_text() + authority.read_text())
         chosen = ports.remembered(home, kafka.PORTS)
-        port = next(iter(ports.remembered(_made(home / "secured"), (_LISTENER,)).values()))
+        outside = ports.remembered(_made(home / "outside"), (_SECURED, _MUTUAL))
         launch = kafka.prepare(
             home,
             heap_mb=384,
             progress=lambda _line: None,
-            properties=_properties(chosen, port, keystore),
+            properties=_properties(chosen | outside, keystore, trusted),
             format_options=[
                 part
                 for name, password in users.items()
-                for part in ("--add-scram", f"SCRAM-SHA-512=[name={name},password={password}]")
+                for mechanism in _MECHANISMS
+                for part in ("--add-scram", f"{mechanism}=[name={name},password={password}]")
             ],
         )
         log = home / "kafka.log"
@@ -99,11 +117,20 @@ def secured_kafka(users: dict[str, str]) -> Iterator[SecuredKafka]:
             while not launch.is_ready():
                 assert process.start_of(pid) == started and time.monotonic() < deadline, log.read_text()
                 time.sleep(0.1)
-            yield SecuredKafka(f"{ports.LOOPBACK}:{port}", launch.address, authority)
+            secured, mutual = (f"{ports.LOOPBACK}:{outside[name]}" for name in (_SECURED, _MUTUAL))
+            yield SecuredKafka(secured, mutual, launch.address, authority)
         finally:
             process.stop(pid, started, launch.stop_seconds)
     finally:
         shutil.rmtree(home, ignore_errors=True)
+
+
+def encrypted(key: Path, password: str) -> Path:
+    """The key with a password, in the way that Java 17 reads."""
+    made = key.with_suffix(".encrypted.pem")
+    command = ["openssl", "pkcs8", "-topk8", "-in", str(key), "-out", str(made), "-v1", "PBE-SHA1-3DES"]
+    subprocess.run([*command, "-passout", f"pass:{password}"], check=True, capture_output=True)
+    return made
 
 
 def certificate(directory: Path, name: str) -> tuple[Path, Path]:
@@ -123,17 +150,22 @@ def _made(directory: Path) -> Path:
     return directory
 
 
-def _properties(chosen: dict[str, int], port: int, keystore: Path) -> dict[str, str]:
-    listeners = f"PLAINTEXT://127.0.0.1:{chosen['client']},SECURED://127.0.0.1:{port}"
+def _properties(chosen: dict[str, int], keystore: Path, trusted: Path) -> dict[str, str]:
+    protocols = {"PLAINTEXT": "PLAINTEXT", "SECURED": "SASL_SSL", "MUTUAL": "SSL", "CONTROLLER": "PLAINTEXT"}
+    at = {"PLAINTEXT": chosen["client"], "SECURED": chosen[_SECURED], "MUTUAL": chosen[_MUTUAL]}
+    listeners = ",".join(f"{name}://127.0.0.1:{port}" for name, port in at.items())
     login = "org.apache.kafka.common.security.scram.ScramLoginModule required;"
     return {
         "listeners": f"{listeners},CONTROLLER://127.0.0.1:{chosen['controller']}",
         "advertised.listeners": listeners,
-        "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,SECURED:SASL_SSL",
-        "sasl.enabled.mechanisms": "SCRAM-SHA-512",
-        f"listener.name.{_LISTENER}.scram-sha-512.sasl.jaas.config": login,
-        f"listener.name.{_LISTENER}.ssl.keystore.type": "PEM",
-        f"listener.name.{_LISTENER}.ssl.keystore.location": str(keystore),
+        "listener.security.protocol.map": ",".join(f"{name}:{protocol}" for name, protocol in protocols.items()),
+        "sasl.enabled.mechanisms": ",".join(_MECHANISMS),
+        **{f"listener.name.{_SECURED}.{name.lower()}.sasl.jaas.config": login for name in _MECHANISMS},
+        **{f"listener.name.{name}.ssl.keystore.type": "PEM" for name in (_SECURED, _MUTUAL)},
+        **{f"listener.name.{name}.ssl.keystore.location": str(keystore) for name in (_SECURED, _MUTUAL)},
+        f"listener.name.{_MUTUAL}.ssl.client.auth": "required",
+        f"listener.name.{_MUTUAL}.ssl.truststore.type": "PEM",
+        f"listener.name.{_MUTUAL}.ssl.truststore.location": str(trusted),
         "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
         # The plain listeners: the node itself and what a test prepares.
         "super.users": "User:ANONYMOUS",

@@ -1,6 +1,7 @@
 """Where settings come from, which one wins, and that secrets stay out of sight."""
 
 import pickle
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -109,3 +110,46 @@ def test_spark_gets_the_same_cluster_in_javas_names(tmp_path: Path) -> None:
 def test_a_mechanism_that_spark_is_not_set_up_for_is_refused() -> None:
     with pytest.raises(SettingsError, match="SCRAM-SHA-512"):
         KafkaSettings("k:1", {"sasl.mechanism": "GSSAPI", "sasl.username": "u"}).spark()
+
+
+@pytest.fixture(scope="module")
+def key(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A private key, PKCS#8 and without a password."""
+    made = tmp_path_factory.mktemp("key") / "key.pem"
+    openssl("genpkey", "-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:P-256", "-out", made)
+    return made
+
+
+def openssl(*arguments: object) -> None:
+    subprocess.run(["openssl", *map(str, arguments)], check=True, capture_output=True)
+
+
+def spark_options(key: Path) -> dict[str, str]:
+    files = {"ssl.certificate.location": str(key), "ssl.key.location": str(key), "ssl.key.password": SECRET}
+    return KafkaSettings("k:1", files).spark()
+
+
+def test_a_key_that_spark_can_read_is_handed_over_by_content(key: Path, tmp_path: Path) -> None:
+    older = tmp_path / "older.pem"
+    openssl("pkcs8", "-topk8", "-in", key, "-out", older, "-v1", "PBE-SHA1-3DES", "-passout", f"pass:{SECRET}")
+    for made in (key, older):
+        options = spark_options(made)
+        assert options["kafka.ssl.keystore.key"] == made.read_text()
+        assert options["kafka.ssl.key.password"] == SECRET
+
+
+@pytest.mark.parametrize(
+    ("convert", "says"),
+    [
+        (("pkcs8", "-topk8", "-v2", "aes-256-cbc", "-passout", f"pass:{SECRET}"), "encrypted by PBES2.*PBE-SHA1-3DES"),
+        (("ec",), r"no PKCS#8.*openssl pkcs8 -topk8"),
+    ],
+)
+def test_a_key_that_spark_cannot_read_is_refused_with_the_command_that_mends_it(
+    key: Path, tmp_path: Path, convert: tuple[str, ...], says: str
+) -> None:
+    made = tmp_path / "made.pem"
+    openssl(*convert, "-in", key, "-out", made)
+    with pytest.raises(SettingsError, match=says) as refused:
+        spark_options(made)
+    assert SECRET not in str(refused.value)
