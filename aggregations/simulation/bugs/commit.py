@@ -1,0 +1,142 @@
+"""Bugs of the commit: its order, the start of a run, what stores compare."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from aggregations import memory, run
+from aggregations.reconcile import Broker, Plan, plan
+from aggregations.simulation import driver
+from aggregations.simulation.bugs.patch import Patch
+from persistence import cas
+from persistence import memory as memory_store
+from persistence.errors import Transient
+from persistence.faults import effect
+from persistence.manifest import Manifest
+from persistence.steps import Step
+
+_Effects = Sequence[tuple[str, Callable[[], object]]]
+
+
+def _publish(publish: Callable[[], object]) -> None:
+    effect(Step.PUBLISH, publish)
+
+
+def _persist(stages: _Effects) -> None:
+    for name, persist in stages:
+        effect(Step.PERSIST.of(name), persist)
+
+
+def _manifest(manifests: _Effects) -> None:
+    for name, save in manifests:
+        effect(Step.MANIFEST.of(name), save)
+
+
+def _upstream_first(publish: Any, stages: _Effects, manifests: _Effects) -> None:
+    _publish(publish)
+    _persist(stages)
+    _manifest(list(reversed(manifests)))
+
+
+def _manifest_first(publish: Any, stages: _Effects, manifests: _Effects) -> None:
+    _publish(publish)
+    _manifest(list(reversed(manifests)))
+    _persist(list(reversed(stages)))
+
+
+def _upstream_manifest_first(publish: Any, stages: _Effects, manifests: _Effects) -> None:
+    _publish(publish)
+    _persist(list(reversed(stages)))
+    _manifest(manifests)
+
+
+def _published_last(publish: Any, stages: _Effects, manifests: _Effects) -> None:
+    _persist(list(reversed(stages)))
+    _manifest(list(reversed(manifests)))
+    _publish(publish)
+
+
+def _swallowing(work: Callable[[], object]) -> None:
+    try:
+        work()
+    except Transient:
+        return
+
+
+def _publish_not_awaited(publish: Any, stages: _Effects, manifests: _Effects) -> None:
+    _swallowing(lambda: _publish(publish))
+    _persist(list(reversed(stages)))
+    _manifest(list(reversed(manifests)))
+
+
+def _persist_not_awaited(publish: Any, stages: _Effects, manifests: _Effects) -> None:
+    _publish(publish)
+    for one in reversed(stages):
+        _swallowing(lambda one=one: _persist([one]))  # type: ignore[misc]
+    _manifest(list(reversed(manifests)))
+
+
+def _maximum(manifests: Sequence[Manifest | None]) -> dict[str, dict[int, int]]:
+    highest: dict[str, dict[int, int]] = {}
+    for manifest in manifests:
+        for topic, partitions in (manifest.positions if manifest else {}).items():
+            mine = highest.setdefault(topic, {})
+            for partition, progress in partitions.items():
+                mine[partition] = max(mine.get(partition, 0), progress.next_offset)
+    return highest
+
+
+def _same_topic(flow: str, start: Manifest | None, manifests: Any, broker: Broker) -> Plan:
+    known = start.topic_ids.get(broker.topic, "") if start else ""
+    return plan(flow, start, manifests, replace(broker, topic_id=known))
+
+
+def _blind(at: Any, writes: Any, stored: Any, **options: Any) -> Any:
+    return list(writes)
+
+
+def _no_term(*arguments: Any) -> None:
+    """Lets every term pass."""
+
+
+def _any_manifest(*arguments: Any) -> None:
+    """Lets every manifest pass."""
+
+
+def _settle_without_term(at: Any, writes: Any, stored: Any, *, term: int, batch: int) -> Any:
+    return cas.settle(at, writes, stored, term=max([term, *(one.term for one in stored.values())]), batch=batch)
+
+
+BUGS: Mapping[str, tuple[str, Sequence[Patch]]] = {
+    "upstream-first": ("upstream states are persisted first", [(memory, "commit", _upstream_first)]),
+    "manifest-first": ("manifests are written before states", [(memory, "commit", _manifest_first)]),
+    "upstream-manifest-first": (
+        "the upstream manifest is written first",
+        [(memory, "commit", _upstream_manifest_first)],
+    ),
+    "published-last": ("dead letters are produced behind the manifests", [(memory, "commit", _published_last)]),
+    "letters-not-awaited": ("nobody waits for dead letters", [(memory, "commit", _publish_not_awaited)]),
+    "states-not-awaited": ("nobody waits for states", [(memory, "commit", _persist_not_awaited)]),
+    "maximum-of-manifests": ("a run starts where the most advanced store is", [(run, "minimum", _maximum)]),
+    "lost-store-accepted": ("a downstream store that lost data is accepted", [(run, "check_stores", lambda *_: [])]),
+    "incarnation-ignored": (
+        "a topic that was created again is read on from the old offset",
+        [(driver, "plan", _same_topic)],
+    ),
+    "term-ignored": (
+        "an older run may write",
+        [
+            (memory_store, "check_term", _no_term),
+            (memory_store, "check_manifest", _any_manifest),
+            (memory_store, "settle", _settle_without_term),
+        ],
+    ),
+    "term-and-version-ignored": (
+        "an older run may write, whatever version is stored",
+        [
+            (memory_store, "check_term", _no_term),
+            (memory_store, "check_manifest", _any_manifest),
+            (memory_store, "settle", _blind),
+        ],
+    ),
+}

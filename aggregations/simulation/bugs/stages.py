@@ -1,0 +1,74 @@
+"""Bugs of a stage: how a batch is judged and folded."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import count
+from typing import Any
+
+from aggregations import memory, stage, steps
+from aggregations.element import Element
+from aggregations.simulation.bugs.patch import Patch, original
+from aggregations.stage import KeyState, Outcome, fold_stage
+from envelope import Decision, Siblings, Standing, Windows
+
+
+def _keys_apart(of: Any, loaded: Mapping[bytes, KeyState], arrivals: Sequence[Any], **options: Any) -> Outcome:
+    """Folds every key by itself: a record whose item fails under one key is folded under the others."""
+    states_by_key: dict[bytes, KeyState] = {}
+    decided: dict[int, Any] = {}
+    for key in sorted({one.key for one in arrivals}):
+        rows = [i for i, one in enumerate(arrivals) if one.key == key]
+        outcome = fold_stage(of, loaded, [arrivals[i] for i in rows], **options)
+        states_by_key |= outcome.states
+        decided |= zip(rows, outcome.decided, strict=True)
+    return Outcome(states_by_key, [decided[i] for i in range(len(arrivals))])
+
+
+def _trusts_the_first_stage(of: Any, loaded: Any, arrivals: Any, **options: Any) -> Outcome:
+    """Judges at the first stage only."""
+    if of.name == "s0":
+        return fold_stage(of, loaded, arrivals, **options)
+    fresh = {key: replace(state, windows=Windows(state.windows.lanes, {})) for key, state in loaded.items()}
+    numbers = count()
+    apart = [
+        replace(one, standing=replace(one.standing, lane=f"{one.standing.lane}~{options['batch']}.{next(numbers)}"))
+        for one in arrivals
+    ]
+    return fold_stage(of, fresh, [replace(one, standing=replace(one.standing, group="~")) for one in apart], **options)
+
+
+def _arrive_without_ids(*arguments: Any, **options: Any) -> Any:
+    return steps.arrive(*arguments, **{**options, "siblings": Siblings.DROP})
+
+
+_judge = original(Windows, "judge")
+_folding = original(Windows, "folding")
+
+
+def _floor_moves(self: Windows, arrivals: Sequence[Standing], siblings: Siblings = Siblings.EVENT_ID) -> Any:
+    """Judges one by one, in any order, by windows that move on with each."""
+    decisions: list[Decision] = []
+    current = self
+    for one in reversed(arrivals):
+        [decision] = _judge(current, [one], siblings)
+        decisions.append(decision)
+        if decision.fold:
+            current, _ = _folding(current, [one], size=2)
+    return decisions[::-1]
+
+
+def _no_index(self: Element[Any], index: int, value: Any) -> Element[Any]:
+    return replace(self, value=value)
+
+
+BUGS: Mapping[str, tuple[str, Sequence[Patch]]] = {
+    "event-id-ignored": (
+        "siblings without an index are told apart by nothing",
+        [(memory, "arrive", _arrive_without_ids)],
+    ),
+    "floor-moves-in-batch": ("a batch is judged one by one, unsorted", [(Windows, "judge", _floor_moves)]),
+    "half-a-fold-kept": ("a fold that fails half-way leaves its traces", [(stage, "_copy", lambda state: state)]),
+    "partial-flat-map": ("items of a failed record are folded under other keys", [(memory, "fold_stage", _keys_apart)]),
+    "flat-map-without-index": ("items of a flat-map all have the record's own position", [(Element, "nth", _no_index)]),
+    "first-stage-trusted": ("only the first stage drops duplicates", [(memory, "fold_stage", _trusts_the_first_stage)]),
+}
