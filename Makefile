@@ -72,6 +72,7 @@ proto: $(READY)  ## generate the stubs, *_pb2.py and .pyi, from the schemas
 
 clean:  ## stop the local stack; remove .venv and everything generated
 	@if [ -x $(BIN)/headwater ] && [ -d .headwater ]; then $(BIN)/headwater stack down || true; fi
+	@if [ -x $(BIN)/python ] && [ -d .headwater/soak ]; then $(BIN)/python -m tests.soak --remove; fi
 	rm -rf .venv .headwater build dist *.egg-info spark-warehouse .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find $(PACKAGES) tests -name __pycache__ -type d -prune -exec rm -rf {} +
 

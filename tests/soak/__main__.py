@@ -2,12 +2,14 @@
 
 import argparse
 import json
+import shutil
 import signal
 import sys
 from pathlib import Path
 
 from tests.soak.report import Soak, show
 from tests.soak.run import soak
+from tests.soak.servers import forget
 
 
 def main() -> int:
@@ -26,9 +28,14 @@ def main() -> int:
     parser.add_argument(
         "--minutes", type=float, default=1e6, help="begin no round after that; go on with the same call"
     )
+    parser.add_argument("--remove", action="store_true", help="remove the state directory, and what is mounted there")
     parser.add_argument("--json", action="store_true", help="end with one JSON object")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that nothing is left running
+    if options.remove:
+        forget(options.state / "servers")
+        shutil.rmtree(options.state)
+        return 0
     stores = (options.stores.split(",") * 2)[:2]
     plan = Soak(options.seed, options.messages, options.keys, options.kills, stores)
     this = soak(plan, options.state.absolute(), options.minutes)

@@ -1,5 +1,6 @@
 """The servers of the soak: started, killed, frozen, filled up, and told a wrong time."""
 
+import json
 import os
 import resource
 import shutil
@@ -65,15 +66,17 @@ class Disk:
         elif Path(f"/proc/{pid}").exists():
             resource.prlimit(pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 
-    def remove(self) -> None:
-        """Forget it, with all that is on it."""
-        if os.path.ismount(self._directory):
-            subprocess.run(["umount", str(self._directory)], check=True)
-        shutil.rmtree(self._directory, ignore_errors=True)
-
     def _mount(self, options: str) -> bool:
         command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(self._directory)]
         return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+def forget(root: Path) -> None:
+    """Remove the directory of servers that do not run, with their disks."""
+    for directory in root.glob("*/data"):
+        if os.path.ismount(directory):
+            subprocess.run(["umount", str(directory)], check=True)
+    shutil.rmtree(root)
 
 
 class Server:
@@ -94,6 +97,10 @@ class Server:
         self.name = name
         self._home = root / name
         self._home.mkdir(parents=True, exist_ok=True)
+        self._process = self._home / "process.json"
+        if self._process.exists():  # of a soak that was killed; two servers of one directory would ruin it
+            pid, started = json.loads(self._process.read_text())
+            process.stop(pid, started, 1.0)
         self.disk = Disk(self._home / "data", _SIZES[name]) if own_disk else None
         self._launch: Launch = _PREPARE[name](self._home, heap_mb=_HEAP_MB, progress=lambda _line: None, **options)
         self.address = self._launch.address
@@ -123,6 +130,7 @@ class Server:
         for _ in range(3):  # a broker may find its port taken by what its killed predecessor left behind
             self._pid = process.spawn(self._launch.command, log, self._home, environment)
             self._started = process.start_of(self._pid) or ""
+            self._process.write_text(json.dumps([self._pid, self._started]))
             until(
                 lambda: not self.alive or self._launch.is_ready(), self._launch.ready_seconds, f"{self.name}, see {log}"
             )
