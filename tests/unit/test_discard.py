@@ -13,7 +13,7 @@ from aggregations.flow import Flow
 from aggregations.memory import MemoryRunner
 from aggregations.run import bind
 from aggregations.source import Json, Topic
-from envelope import EnvelopeError, Hop, Node, Reason
+from envelope import Envelope, EnvelopeError, Hop, Node, Reason, encode
 from envelope.deadletter import DeadLetter
 from jobs.redrive import redriven
 
@@ -93,6 +93,19 @@ def test_what_was_given_up_is_held_as_if_it_had_been_folded(runner: MemoryRunner
     assert runner.process(again).verdicts["carrier"] == {"duplicate": 2}
     assert runner.process([leg(4, "bad"), leg(5, "AA")]).verdicts["carrier"] == {"rejected": 1, "accepted": 1}
     assert runner.results("carrier") == {b"AA": {"legs": 3}, b"bad": {"legs": 0}}
+
+
+def test_a_root_that_does_not_name_its_topic_s_id_is_found_where_it_stood() -> None:
+    topic = Topic("legs", Json({"tail": str, "carrier": str}))
+    flow = Flow("chained").source(topic).aggregate("carrier", lambda element: element["carrier"], Legs())
+    ids = {"legs": "L", "raw": "R"}
+    run = MemoryRunner(flow, bind(flow, {}, f"memory://{uuid.uuid4()}"), topic_ids=ids)
+    payload = b'{"tail": "N1", "carrier": "bad"}'
+    value = encode(Envelope(payload, (Hop("raw", 0, 7, via="kit", index=0),)))
+    run.process([Record("legs", 0, 0, b"N1", value, topic_id="L")])
+    assert holes(run) == {b"bad": 1}
+    assert fill_holes(run.run, back(run), apply=True) == {Node("legs", 0, 0, "L"): 1}
+    assert holes(run) == {b"bad": 0}
 
 
 def test_below_the_floor_it_comes_back_unproven_and_is_never_folded(runner: MemoryRunner) -> None:
