@@ -186,7 +186,8 @@ class Chain:
             (
                 *("run", "tests.support.mission:sales", "--dead-letters", DEAD, "--bootstrap", bootstrap, "--json"),
                 *(text for stage, url in self._bound(direct=False).items() for text in ("--store", f"{stage}={url}")),
-                *("--accept", "replication-1", "--trigger", "200ms"),
+                *(("--accept", "replication-1") if "cassandra" in self._kinds else ()),
+                *("--trigger", "200ms"),
                 *(text for name, value in FAST.items() for text in ("--conf", f"{name}={value}")),
             ),
             self.home,

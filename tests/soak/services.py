@@ -21,8 +21,8 @@ ROOT = Path(__file__).parents[2]
 _BACKOFF_SECONDS = 1.0
 _ENVIRONMENT = {"HEADWATER_KAFKA_TOPIC_METADATA_REFRESH_INTERVAL_MS": "5000"}
 """Clients look for added partitions every five minutes; the soak has no time to wait for that."""
-REFUSED = 3
-"""Exit code of a run that was refused as unsafe: here it means that something was lost."""
+REFUSED = (2, 3)
+"""Exit codes of what no new start mends: a command that makes no sense, and a run that was refused as unsafe."""
 
 
 class Life:
@@ -195,7 +195,7 @@ class Service:
         line = life.last_words
         self.exits[f"{self.name}, exit code {code}: {line[:160]}"] += 1
         log(self._home, f"{self.name} ended by itself, exit code {code}: {line}")
-        if code == REFUSED:
+        if code in REFUSED:
             self.refused = f"{self.name} was refused: {line}"
 
     def _add(self, line: dict[str, Any]) -> None:
