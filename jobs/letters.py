@@ -8,7 +8,7 @@ from confluent_kafka import Consumer, TopicPartition
 from envelope import Hop
 from envelope.deadletter import DeadLetter, Headers
 from envelope.errors import Reason
-from persistence.kafka import BrokerUnavailable, KafkaSettings, Topics
+from persistence.kafka import BrokerUnavailable, KafkaSettings, Topics, assign
 from persistence.kafka.errors import broker_error, passes
 
 _SECONDS = 10.0
@@ -95,7 +95,7 @@ class Letters:
         try:
             for partition, marks in sorted(self._marks.items()):
                 if marks.low < marks.high:
-                    consumer.assign([TopicPartition(self._topic, partition, marks.low)])
+                    assign(consumer, [TopicPartition(self._topic, partition, marks.low)])
                     yield from self._partition(consumer, partition, marks.high)
         finally:
             consumer.close()

@@ -13,7 +13,7 @@ from aggregations.spark.job import Job
 from aggregations.spark.path import Grave, Work
 from envelope.deadletter import DeadLetter, bury
 from persistence.faults import DEAD_LETTER, effect
-from persistence.kafka import BrokerUnavailable
+from persistence.kafka import BrokerUnavailable, assign
 from persistence.kafka.errors import passes
 from persistence.steps import Step
 
@@ -119,7 +119,7 @@ def _read(consumer: Consumer, topic: str, partition: int, offsets: set[int]) -> 
     while todo:
         # A gap is read over; a large one is skipped.
         if at < 0 or todo[0] - at > 1000:
-            consumer.assign([TopicPartition(topic, partition, todo[0])])
+            assign(consumer, [TopicPartition(topic, partition, todo[0])])
             at = todo[0]
         message = consumer.poll(1.0)
         error = message.error() if message is not None else None

@@ -13,7 +13,7 @@ from envelope import envelope_pb2 as pb
 from envelope.deadletter import DeadLetter, Headers
 from jobs.demo.flights import FIELDS
 from jobs.demo.leg_pb2 import Leg
-from persistence.kafka import BrokerUnavailable, KafkaSettings, Topics
+from persistence.kafka import BrokerUnavailable, KafkaSettings, Topics, assign
 
 Place: TypeAlias = tuple[str, int, int]
 """Topic, partition, offset."""
@@ -69,7 +69,7 @@ def read(
         kafka.client(group_id="headwater-demo-audit", enable_auto_commit=False, queued_max_messages_kbytes=65_536)
     )
     try:
-        consumer.assign([TopicPartition(topic, partition, OFFSET_BEGINNING) for partition in ends])
+        assign(consumer, [TopicPartition(topic, partition, OFFSET_BEGINNING) for partition in ends])
         done, waited = 0, 0.0
         while ends:
             found = consumer.consume(10_000, _SLICE_SECONDS)

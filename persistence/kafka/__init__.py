@@ -2,6 +2,7 @@
 
 from persistence.kafka.errors import BrokerError, BrokerRefused, BrokerUnavailable
 from persistence.kafka.producer import AcknowledgedProducer, Message
+from persistence.kafka.reading import assign
 from persistence.kafka.settings import SECRET_NAMES, KafkaSettings, SettingsError
 from persistence.kafka.topics import Marks, TopicFacts, Topics
 
@@ -17,4 +18,5 @@ __all__ = [
     "SettingsError",
     "TopicFacts",
     "Topics",
+    "assign",
 ]

@@ -10,7 +10,7 @@ import pytest
 from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
 
 from jobs import stack
-from persistence.kafka import AcknowledgedProducer, BrokerRefused, KafkaSettings, Marks, Topics
+from persistence.kafka import AcknowledgedProducer, BrokerRefused, KafkaSettings, Marks, Topics, assign
 from persistence.kafka import Message as Outgoing
 
 pytestmark = pytest.mark.integration
@@ -45,7 +45,7 @@ def murmur2(data: bytes) -> int:
 def read(bootstrap: str, topic: str, partitions: int, count: int) -> list:
     """The first `count` records of a topic."""
     consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": uuid.uuid4().hex, "enable.auto.commit": False})
-    consumer.assign([TopicPartition(topic, p, OFFSET_BEGINNING) for p in range(partitions)])
+    assign(consumer, [TopicPartition(topic, p, OFFSET_BEGINNING) for p in range(partitions)])
     records: list = []
     while len(records) < count:
         got = consumer.consume(count - len(records), 10)

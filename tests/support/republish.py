@@ -14,7 +14,7 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
 
 from envelope import decode
 from jobs.republish import Republisher, Statistics, identity
-from persistence.kafka import AcknowledgedProducer, KafkaSettings, Topics
+from persistence.kafka import AcknowledgedProducer, KafkaSettings, Topics, assign
 from tests.integration.republish_process import split
 
 ROOT = Path(__file__).parents[2]
@@ -36,7 +36,7 @@ def read_all(settings: KafkaSettings, topic: str) -> list[Any]:
     """Every record that the topic holds now."""
     left = {(t, p): m.high for (t, p), m in Topics(settings).marks([topic]).items() if m.high > m.low}
     consumer = Consumer(settings.client(group_id=uuid.uuid4().hex, enable_auto_commit=False, enable_partition_eof=True))
-    consumer.assign([TopicPartition(t, p, OFFSET_BEGINNING) for t, p in left])
+    assign(consumer, [TopicPartition(t, p, OFFSET_BEGINNING) for t, p in left])
     found: list[Any] = []
     while left:
         got = consumer.consume(1000, 0.2)

@@ -21,7 +21,7 @@ from aggregations.spark import run_flow
 from envelope import Envelope, Hop, Windows, encode
 from envelope.deadletter import DeadLetter, own_headers
 from jobs.inspect import View, states
-from persistence.kafka import KafkaSettings, Topics
+from persistence.kafka import KafkaSettings, Topics, assign
 from persistence.protocol import FlowRef
 from persistence.registry import open_store
 from tests.messages import Leg
@@ -146,7 +146,7 @@ class World:
         name = topic or self.topic
         marks = self.topics.marks([name])
         topic_id = self.topics.topic_ids([name])[name]
-        self._consumer.assign([TopicPartition(name, partition, OFFSET_BEGINNING) for _, partition in marks])
+        assign(self._consumer, [TopicPartition(name, partition, OFFSET_BEGINNING) for _, partition in marks])
         found: list[Record] = []
         left = len(marks)
         while left:
