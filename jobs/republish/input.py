@@ -1,6 +1,8 @@
 """The consuming side of a republisher: which partitions it has, how far they are done, and their commit."""
 
 import logging
+import queue
+import threading
 import time
 from collections.abc import Callable, Iterable
 from typing import Final, Protocol, TypeVar, cast
@@ -19,6 +21,7 @@ _LOG = logging.getLogger("headwater.republish")
 _PATIENCE_SECONDS: Final = 60.0  # a fifth of max.poll.interval.ms, after which the group would give us up
 _IDLE_SECONDS: Final = 300.0  # max.poll.interval.ms: so long may a group wait for a member that hangs
 _LOOK_SECONDS: Final = 60.0  # how often topics are asked for their ids
+_LEAST_SECONDS: Final = 1.0  # for an answer, however late it is
 _WAIT_SECONDS: Final = 0.2  # the longest a stop has to wait for an idle consumer
 # The group is being dealt out again. What was not committed stays to be committed by whoever has the partition then.
 _OVERTAKEN: Final = (
@@ -265,13 +268,17 @@ class Input:
             return
         offsets = [TopicPartition(part.topic, part.partition, part.next or 0) for part in done]
         doing = "committing the input offsets"
-        for part, committed in zip(done, self._patiently(lambda: self._commit(offsets, doing), timeout), strict=True):
+        results = self._patiently(lambda left: self._commit(offsets, doing, left), timeout)
+        for part, committed in zip(done, results, strict=True):
             part.committed = part.next if committed else part.committed
 
-    def _commit(self, offsets: list[TopicPartition], doing: str) -> list[bool]:
+    def _commit(self, offsets: list[TopicPartition], doing: str, timeout: float) -> list[bool]:
         """Commit, and say of each offset whether it is."""
         try:
-            results = self._consumer.commit(offsets=offsets, asynchronous=False)
+            results = _within(timeout, lambda: self._consumer.commit(offsets=offsets, asynchronous=False))
+        except TimeoutError:
+            hint = f" ({self._connection})" if self._connection else ""
+            raise BrokerUnavailable(f"{doing}: no answer for {timeout:.0f} s{hint}", UNREACHABLE_REMEDY) from None
         except KafkaException as error:
             if error.args[0].code() not in _OVERTAKEN:
                 raise broker_error(error.args[0], doing, self._connection) from error
@@ -292,12 +299,12 @@ class Input:
                 raise broker_error(at.error, f"{doing}, {at.topic}:{at.partition}")
         return found
 
-    def _patiently(self, action: Callable[[], T], timeout: float | None = None) -> T:
-        """Ask again while a broker is away or a coordinator is on its way."""
+    def _patiently(self, action: Callable[[float], T], timeout: float | None = None) -> T:
+        """Ask again while a broker is away or a coordinator is on its way; `action` gets the seconds that are left."""
         deadline = time.monotonic() + (_PATIENCE_SECONDS if timeout is None else timeout)
         while True:
             try:
-                return action()
+                return action(max(deadline - time.monotonic(), _LEAST_SECONDS))
             except BrokerUnavailable:
                 if time.monotonic() > deadline:
                     raise
@@ -319,9 +326,9 @@ class Input:
         if not added:
             return
         names = {part.topic for part in added}
-        ids = self._patiently(lambda: self._topics.topic_ids(names))
-        marks = self._patiently(lambda: self._topics.marks(names))
-        for part in self._patiently(lambda: self._committed(added)):
+        ids = self._patiently(lambda left: self._topics.topic_ids(names))
+        marks = self._patiently(lambda left: self._topics.marks(names))
+        for part in self._patiently(lambda left: self._committed(added)):
             place = (part.topic, part.partition)
             self.partitions[place] = self._new(part.topic, part.partition, ids[part.topic])
             if part.offset >= 0:
@@ -357,3 +364,29 @@ class Input:
         self._connection = connection_trouble(error.str())
         if error.fatal():
             raise BrokerRefused(f"the consumer failed: {error.str()}", "Start again; nothing is lost")
+
+
+def _within(timeout: float, action: Callable[[], T]) -> T:
+    """Call in a thread of its own, and wait no longer than `timeout` seconds.
+
+    A commit has no timeout in librdkafka: it waits for a coordinator for as long as there is none.
+
+    Raises:
+        TimeoutError: It has not returned.
+    """
+    answers: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
+
+    def call() -> None:
+        try:
+            answers.put((action(), None))
+        except BaseException as error:  # it is raised where the answer is waited for
+            answers.put((None, error))
+
+    threading.Thread(target=call, name="headwater-commit", daemon=True).start()
+    try:
+        answer, error = answers.get(timeout=timeout)
+    except queue.Empty:
+        raise TimeoutError from None
+    if error is not None:
+        raise error
+    return cast("T", answer)

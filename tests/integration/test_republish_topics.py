@@ -14,7 +14,8 @@ from confluent_kafka.admin import AdminClient
 from envelope import decode
 from jobs import stack
 from jobs.republish import Republisher, Source, identity
-from persistence.kafka import BrokerRefused, KafkaSettings, Topics
+from persistence.faults import REPUBLISH_COMMIT, NoFaults, use
+from persistence.kafka import BrokerRefused, BrokerUnavailable, KafkaSettings, Topics
 from tests.integration.republish_process import split
 from tests.support.republish import INPUTS, Make, expected, outputs, produce, read_all, run
 
@@ -150,6 +151,32 @@ def test_a_broker_that_dies_and_comes_back_costs_neither_messages_nor_the_servic
         thread.join(60)
         assert not thread.is_alive()
         assert set(outputs(settings, target)) == set(expected(settings, source))
+    finally:
+        stack.down(tmp_path)
+
+
+@pytest.mark.slow
+def test_a_broker_that_dies_in_front_of_a_commit_and_stays_away_ends_the_service(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jobs.republish.input._PATIENCE_SECONDS", 3.0)
+    settings = KafkaSettings(stack.up(tmp_path).kafka)
+
+    class Dies(NoFaults):
+        def effect(self, point: str, action: Any) -> Any:
+            if point == REPUBLISH_COMMIT:
+                stack.down(tmp_path)
+            return action()
+
+    try:
+        for name in ("in", "out"):
+            Topics(settings, timeout=60).create(name, 1)
+        produce(settings, "in", INPUTS[:50])
+        republisher = Republisher(
+            identity, source=Source.of("in", "raw"), target="out", name="r", settings=settings, max_wait=0.1
+        )
+        with use(Dies()), pytest.raises(BrokerUnavailable, match="committing the input offsets: no answer for 3 s"):
+            republisher.run()
     finally:
         stack.down(tmp_path)
 
