@@ -43,7 +43,7 @@ class Action:
         if not self._flow.scatters:
             if job.holds_outputs:
                 frame = self._shuffled(frame).mapInArrow(publishing(job), SCHEMA)
-            at_once = not job.holds_outputs and not (len(stages) == 1 and job.folds_while_reading)
+            at_once = not job.holds_outputs and not (len(stages) == 1 and job.may_share_keys)
             return _collect(self._persisted(frame, job, stages[:-1] if at_once else stages))
         frame = frame.persist()
         try:

@@ -256,7 +256,7 @@ class Engine:
             raise RuntimeError("the batch was not committed; the driver has the reason") from None
 
     def _commit(self, rows: DataFrame, ends: dict[tuple[str, int], int]) -> None:
-        report = self._attempt(rows)
+        report = self._attempt(rows, ends)
         run = self.run
         incarnations = merge_incarnations(run.manifest.incarnations if run.manifest else {}, report.seen)
         manifest = run.following(ends, {self.topic.name: self.opening.plan.topic_id}, incarnations)
@@ -279,12 +279,14 @@ class Engine:
             except Transient as error:
                 self._pause(f"manifest of batch {manifest.batch}", attempt, error)
 
-    def _attempt(self, rows: DataFrame) -> TaskReport:
+    def _attempt(self, rows: DataFrame, ends: Mapping[tuple[str, int], int]) -> TaskReport:
         """Fold and persist a batch; what is half written is finished by the next attempt, never redone."""
         excluded: dict[Place, tuple[Reason, str]] = {}
+        start = self.run.start
+        partitions = sum(end > start.get(place, 0) for place, end in ends.items())
         attempt = 1
         while True:
-            report, failures = self._try(rows, attempt, excluded)
+            report, failures = self._try(rows, partitions, attempt, excluded)
             if not failures:
                 scattered = {place: cause for place, cause in report.failed.items() if place not in excluded}
                 if not (self.flow.scatters and scattered):
@@ -305,10 +307,10 @@ class Engine:
             attempt += 1
 
     def _try(
-        self, rows: DataFrame, attempt: int, excluded: Mapping[Place, tuple[Reason, str]]
+        self, rows: DataFrame, partitions: int, attempt: int, excluded: Mapping[Place, tuple[Reason, str]]
     ) -> tuple[TaskReport, list[Exception]]:
         try:
-            job = self._job(attempt, excluded)
+            job = self._job(partitions, attempt, excluded)
         except BrokerUnavailable as error:
             return TaskReport(), [error]
         return self._action.execute(rows, job)
@@ -327,7 +329,7 @@ class Engine:
             _LOG.warning("stopped; the next run folds batch %d", self.run.batch)
             raise _StoppedError
 
-    def _job(self, attempt: int, excluded: Mapping[Place, tuple[Reason, str]]) -> Job:
+    def _job(self, partitions: int, attempt: int, excluded: Mapping[Place, tuple[Reason, str]]) -> Job:
         known = dict(self.run.manifest.incarnations) if self.run.manifest else {}
         ends = ask_ends(self.opening.topics, known)
         return Job(
@@ -348,6 +350,7 @@ class Engine:
             ends=ends,
             asked=tuple(known),
             spread=self._spread,
+            one_partition=partitions <= 1,
         )
 
     def _offsets(self, offsets: Mapping[tuple[str, int], int]) -> None:

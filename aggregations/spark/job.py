@@ -41,6 +41,7 @@ class Job:
         ends: Ends of the root topics, asked for when the batch had been delivered.
         asked: Root topics that were asked for.
         spread: A key was met in two partitions: the first stage is folded behind a shuffle too.
+        one_partition: All records of the batch are of one partition.
     """
 
     flow: Flow[Any]
@@ -60,12 +61,18 @@ class Job:
     ends: Ends = field(default_factory=dict)
     asked: tuple[str, ...] = ()
     spread: bool = False
+    one_partition: bool = False
 
     @property
     def folds_while_reading(self) -> bool:
         """Whether the task that reads a partition has all of its keys and folds the first stage itself."""
         first = self.flow.stages[0]
         return first.aggregate.co_partitioned and not first.fans_out and not self.spread
+
+    @property
+    def may_share_keys(self) -> bool:
+        """Whether two of the tasks that fold while they read may have the same key, as after partitions were added."""
+        return self.folds_while_reading and not self.one_partition
 
     @property
     def holds_outputs(self) -> bool:

@@ -2,8 +2,8 @@
 
     read, fold stage 1 | fold stage 2 | ... | fold the last stage, publish, persist it | persist the one before | ...
 
-The first stage is persisted behind a bar even when it is the only one: there it shows whether two partitions had the
-same key, as after partitions were added to the topic. Then nothing of that key is written, and the batch is folded
+The first stage is persisted behind a bar even when it is the only one, unless the batch is of one partition: there it
+shows whether two partitions had the same key, as after partitions were added to the topic. Then nothing of that key is written, and the batch is folded
 again with the first stage behind a shuffle.
 
 A bar is a shuffle: no task behind it begins before every task in front of it is done. States of
@@ -126,8 +126,8 @@ def _fold(work: Work, path: Path, stage: Stage, arrivals: object) -> list[Parcel
     """Fold a stage; the last one is persisted at once if this task has all of its keys, other writes wait."""
     writes, following = path.fold(work, stage, arrivals)
     parcels = _leave(work)
-    reads = stage.index == 0 and work.job.folds_while_reading
-    if following is None and not reads and not work.job.holds_outputs:
+    shared = stage.index == 0 and work.job.may_share_keys
+    if following is None and not shared and not work.job.holds_outputs:
         _persist(work, stage, writes)
         return parcels
     parcels += _waiting(work.job, stage, writes)

@@ -1,5 +1,6 @@
-"""Roots that cannot exist, against a real broker, in the tasks of both paths."""
+"""Roots and keys in the tasks that read, against a real broker, on both paths."""
 
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,8 @@ from aggregations.spark.tasks import outcome_of, reading
 from envelope import Envelope, Hop, Verdict, encode
 from jobs.letters import Letters
 from persistence.kafka import AcknowledgedProducer, KafkaSettings, Topics
+from persistence.protocol import FlowRef
+from persistence.registry import open_store
 
 pytestmark = pytest.mark.integration
 
@@ -45,7 +48,7 @@ class Broker:
         hop = Hop(root or self.raw, 0, offset, via="wrap", index=0, topic_id=named)
         return encode(Envelope(b'{"tail":"N1"}', chain=(hop,)))
 
-    def read(self, values: list[bytes], key: Any, store: str) -> TaskReport:
+    def read(self, values: list[bytes], key: Any, store: str, **options: Any) -> TaskReport:
         with AcknowledgedProducer(self.settings) as producer:
             for value in values:
                 producer.send(self.legs, value, b"N1")
@@ -54,7 +57,7 @@ class Broker:
         flow = flow.aggregate("aircraft", key, Fields(legs=count()))
         run = begin(flow, bind(flow, {}, store))
         known = {self.legs: self.ids[self.legs]}
-        job = Job(flow, run.ref, dict(run.urls), run.term, run.batch, 1, self.settings, self.dead, known, {})
+        job = Job(flow, run.ref, dict(run.urls), run.term, run.batch, 1, self.settings, self.dead, known, {}, **options)
         rows = pa.table(
             {
                 "key": pa.array([b"N1"] * len(values), pa.binary()),
@@ -101,3 +104,16 @@ def test_a_root_that_does_not_name_its_topic_s_id_is_of_the_current_one_and_only
     verdicts = report.counts.verdicts["aircraft"]
     assert (verdicts[Verdict.DUPLICATE_IN_BATCH], verdicts[Verdict.STALE_INCARNATION]) == (1, 1)
     assert report.seen == {broker.raw: (broker.ids[broker.raw],)}
+
+
+@PATHS
+def test_the_only_task_of_a_batch_writes_what_it_folded_and_one_of_several_waits_for_the_others(
+    broker, tmp_path, key
+) -> None:
+    written = {}
+    for one_partition in (True, False):
+        url = f"sqlite://{tmp_path}/{one_partition}.db"
+        broker.read([broker.leg(0)], key, url, one_partition=one_partition)
+        with closing(open_store(url)) as store:
+            written[one_partition] = [key for key, _ in store.scan(FlowRef("roots").stage("aircraft"))]
+    assert written == {True: [b"N1"], False: []}
