@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from py4j.protocol import Py4JError, Py4JNetworkError
+from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -208,7 +208,9 @@ class Engine:
             query = writer.option("checkpointLocation", f"file://{checkpoint.path}").start()
             try:
                 self._follow(query)
-            except (Py4JNetworkError, ConnectionError):
+            except (Py4JError, ConnectionError) as error:
+                if isinstance(error, Py4JJavaError):
+                    raise
                 raise TasksLostError("Spark's JVM ended. Look at its memory (--conf spark.driver.memory=...)") from None
             finally:
                 with suppress(Py4JError, ConnectionError):  # of a JVM that ended there is nothing to stop
