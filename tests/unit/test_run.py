@@ -1,5 +1,6 @@
 """One run against its stores: term, fencing, where to start, and what is refused."""
 
+import sys
 from collections import Counter
 
 import pytest
@@ -10,7 +11,8 @@ from aggregations.flow import Flow
 from aggregations.memory import MemoryRunner
 from aggregations.run import Incarnations, begin, bind, merge_incarnations
 from envelope import Verdict
-from persistence.errors import Fenced
+from persistence import registry
+from persistence.errors import Fenced, Terminal
 from persistence.manifest import Manifest, Progress
 from persistence.registry import open_store
 from tests.support.pure import bare, fresh_store, leg, runner, states
@@ -310,3 +312,22 @@ def test_totals_of_both_stages_survive_a_change_of_runs_at_every_batch():
 def test_a_runner_is_made_of_a_flow_with_a_source():
     with pytest.raises(FlowError, match="has no aggregate"):
         MemoryRunner(Flow("fleet").source(bare()), {})
+
+
+closed: list[str] = []
+
+
+def open_counted(url):
+    store = open_store(url.removeprefix("counted+"))
+    close = store.close
+    store.close = lambda: (closed.append(url), close())
+    return store
+
+
+def test_a_store_that_cannot_be_opened_leaves_none_of_the_others_open(tmp_path):
+    registry.register("counted+memory", "tests.unit.test_run:open_counted")
+    (tmp_path / "file").touch()
+    first = f"counted+{fresh_store()}"
+    with pytest.raises(Terminal):
+        begin(flow(), {"a": first, "b": f"sqlite://{tmp_path}/file/states.db"})
+    assert sys.modules["tests.unit.test_run"].closed == [first]
