@@ -165,7 +165,7 @@ def _ours(found: dict[str, bytes]) -> dict[str, object] | None:
     texts = {name.removeprefix(PREFIX): value.decode() for name, value in found.items() if name.startswith(PREFIX)}
     if "topic" not in texts:
         return None
-    reason = texts.get("reason", "")
+    reason = texts.get("reason")
     return {
         "topic": texts["topic"],
         "partition": int(texts["partition"]),
@@ -175,7 +175,7 @@ def _ours(found: dict[str, bytes]) -> dict[str, object] | None:
         "stage": texts.get("stage", ""),
         "reason": Reason(reason) if reason in set(Reason) else None,
         "error": texts.get("error", ""),
-        "hole": texts.get("hole", "") == "1",
+        "hole": texts.get("hole") == "1",
         "attempt": int(texts.get("attempt", "1")),
         "application": texts.get("application", ""),
         "time_ms": _time_ms(texts["time"]) if "time" in texts else None,
@@ -210,11 +210,11 @@ def _spring(start: str) -> Callable[[dict[str, bytes]], dict[str, object] | None
             return None
         return {
             "topic": found[f"{start}original-topic"].decode(),
-            "partition": int.from_bytes(partition, "big", signed=True),
-            "offset": int.from_bytes(offset, "big", signed=True),
+            "partition": int.from_bytes(partition, signed=True),
+            "offset": int.from_bytes(offset, signed=True),
             "reason": None,
             "error": found.get(f"{start}exception-fqcn", b"").decode(),
-            "attempt": int.from_bytes(found.get("retry_topic-attempts", b"\0\0\0\1"), "big"),
+            "attempt": int.from_bytes(found.get("retry_topic-attempts", b"\0\0\0\1")),
             "application": found.get(f"{start}original-consumer-group", b"").decode(),
         }
 

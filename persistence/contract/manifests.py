@@ -53,7 +53,7 @@ class ManifestContract(Contract):
     def test_within_a_term_the_batch_never_goes_back(self, store: StateStore, flow: FlowRef, term: int) -> None:  # 18
         kept = Manifest(term=term, batch=5)
         store.save_manifest(flow, kept)
-        with pytest.raises(Fenced):
+        with pytest.raises(Fenced, match=flow.flow):
             store.save_manifest(flow, Manifest(term=term, batch=4))
         assert store.load_manifest(flow) == kept
 

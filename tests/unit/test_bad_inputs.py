@@ -44,5 +44,6 @@ def outcome(action) -> Reason | None:
     try:
         action()
     except EnvelopeError as error:
+        assert error.detail
         return error.reason
     return None

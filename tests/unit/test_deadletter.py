@@ -160,9 +160,15 @@ def test_what_is_left_of_a_record_fills_the_room(spare: int, key_left: int, valu
 
 
 def test_a_record_without_value_is_trimmed_to_an_empty_one() -> None:
-    remains = bury(LETTER, b"k" * 9000, None, [], 2000)
-    assert remains.value == b""
+    remains = bury(LETTER, b"k", None, HEADERS * 1000, 5000)
+    assert (remains.key, remains.value) == (b"k", b"")
     assert dict(remains.headers)["hw-dlq-value-sha256"] == sha256(b"").hexdigest().encode()
+
+
+def test_where_not_even_the_facts_fit_nothing_else_is_kept() -> None:
+    remains = bury(LETTER, None, b"value", [], 10)
+    assert (remains.key, remains.value) == (b"", b"")
+    assert dict(remains.headers)["hw-dlq-key-bytes"] == b"0"
 
 
 def test_a_dead_letter_of_kafka_connect_is_understood() -> None:

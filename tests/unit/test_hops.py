@@ -85,6 +85,19 @@ def test_the_limit_of_a_topic_holds_for_the_first_hop_and_for_all_others():
         assert caught.value.reason is reason
 
 
+def test_a_name_that_looks_like_the_coordinates_is_not_taken_for_them():
+    writer = HopWriter("t", 3, "\n\x01t\x10\x03\x18", topic_id="\n\x01t\x10\x03\x18")
+    for offset in range(1000, 1003):
+        hop = Hop("t", 3, offset, "\n\x01t\x10\x03\x18", 0, 1, topic_id="\n\x01t\x10\x03\x18", timestamp_ms=T)
+        assert writer.write(offset, T) == encode_hop(hop)
+
+
+def test_nothing_is_known_before_the_first_hop():
+    assert HopWriter("t", 3, "r").write(1 << 14, 1 << 14) == encode_hop(
+        Hop("t", 3, 1 << 14, "r", 0, 1, timestamp_ms=1 << 14)
+    )
+
+
 @pytest.mark.parametrize(
     "bad", [{"offset": -1}, {"offset": 2**63 - 1}, {"index": -1}, {"index": 2**32}, {"count": -1}, {"count": 2**32}]
 )

@@ -141,6 +141,7 @@ def test_records_that_cannot_be_read_are_dead_letters_with_their_bytes_and_the_o
     run.process([*batch(1), bad, empty])
     assert dead(run) == [(5, "", Reason.BAD_PAYLOAD), (6, "", Reason.EMPTY)]
     assert run.dead_letters[0].record is bad
+    assert run.dead_letters[0].detail
     assert run.report.reasons == Counter(bad_payload=1, empty=1)
     assert states(run, "carrier") == {"UA": {"n": 1, "m": 1}}
 

@@ -1,7 +1,8 @@
 import pytest
 
-from persistence.cas import settle
-from persistence.errors import Conflict, Fenced
+from persistence.cas import check_distinct, check_manifest, check_term, settle
+from persistence.errors import Conflict, Fenced, Terminal
+from persistence.manifest import Manifest
 from persistence.names import FlowRef
 from persistence.protocol import Stored, Write
 
@@ -26,3 +27,63 @@ def test_a_conflict_names_the_changed_keys_in_the_order_of_the_call():
     with pytest.raises(Conflict) as caught:
         settle(STAGE, [Write(b"b", 1, b""), Write(b"c", 2, b""), Write(b"a", 1, b"")], stored, term=1, batch=1)
     assert caught.value.keys == (b"b", b"c")
+
+
+def test_a_key_that_comes_twice_is_refused_by_name_of_the_stage():
+    check_distinct(STAGE, [])
+    check_distinct(STAGE, [Write(b"a", 0, b""), Write(b"b", 0, b"")])
+    with pytest.raises(ValueError, match="stage aircraft: a key comes twice in one save"):
+        check_distinct(STAGE, [Write(b"a", 0, b""), Write(b"b", 0, b""), Write(b"a", 1, b"")])
+
+
+def test_only_the_installed_term_may_write():
+    check_term(STAGE, 3, 3)
+    check_term(STAGE, 1, 1)
+    with pytest.raises(Fenced, match=r"stage aircraft: this run has term 2, the store has term 3"):
+        check_term(STAGE, 2, 3)
+    with pytest.raises(
+        Terminal, match=r"stage aircraft: the store has term 1, this run has term 2\. The store was emptied"
+    ):
+        check_term(STAGE, 2, 1)
+    with pytest.raises(ValueError, match=r"stage aircraft: term 0; terms count from 1"):
+        check_term(STAGE, 0, 3)
+
+
+def test_a_manifest_of_an_older_batch_never_replaces_a_newer_one():
+    flow, newest = STAGE.flow_ref, Manifest(term=3, batch=7)
+    for before in (None, newest, Manifest(term=3, batch=6), Manifest(term=2, batch=9)):
+        check_manifest(flow, Manifest(term=3, batch=7), before, 3)
+    text = r"flow fleet.*the manifest of term 3, batch 6 comes after the one of term 3, batch 7"
+    with pytest.raises(Fenced, match=text):
+        check_manifest(flow, Manifest(term=3, batch=6), newest, 3)
+    with pytest.raises(Fenced, match="this run has term 2, the store has term 3"):
+        check_manifest(flow, Manifest(term=2, batch=9), newest, 3)
+
+
+@pytest.mark.parametrize(
+    ("state", "applied"),
+    [
+        (Stored(5, 2, 9, b"mine"), True),
+        (Stored(5, 2, 9, b"theirs"), False),
+        (Stored(5, 2, 8, b"mine"), False),
+        (Stored(5, 1, 9, b"mine"), False),
+        (Stored(6, 2, 9, b"mine"), False),
+        (Stored(3, 2, 9, b"mine"), False),
+        (None, False),
+    ],
+)
+def test_a_write_is_a_retry_only_if_version_term_batch_and_value_are_what_it_leaves(state, applied):
+    def write():
+        return settle(STAGE, [Write(b"k", 4, b"mine")], {b"k": state} if state else {}, term=2, batch=9)
+
+    if applied:
+        assert write() == []
+    else:
+        with pytest.raises(Conflict, match=r"stage aircraft.*b'k'"):
+            write()
+
+
+def test_a_state_of_the_same_or_an_older_term_is_replaced():
+    write = Write(b"k", 4, b"new")
+    for term in (1, 2):
+        assert settle(STAGE, [write], {b"k": Stored(4, term, 9, b"old")}, term=2, batch=1) == [write]

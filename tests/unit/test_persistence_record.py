@@ -1,6 +1,7 @@
 import json
 import pickle
 
+import google_crc32c
 import msgspec
 import pytest
 
@@ -105,3 +106,52 @@ def test_a_seal_keeps_the_object_readable_for_others():
     assert unseal(value) is value
     with pytest.raises(DamagedError):
         unseal(b'{"a":1}')
+
+
+def test_a_seal_is_eight_digits_of_the_crc_of_all_before_it():
+    assert seal(b'{"a":1}') == b'{"a":1,"crc32c":"%08x"}' % google_crc32c.value(b'{"a":1')
+    assert seal(b'{"n":27}') == b'{"n":27,"crc32c":"%08x"}' % google_crc32c.value(b'{"n":27')
+    low = next(body for body in (b'{"a":%d}' % n for n in range(1000)) if google_crc32c.value(body[:-1]) < 2**28)
+    assert unseal(seal(low))
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ("text", "^a value of type str, not bytes$"),
+        (b"", "^0 bytes without a checksum at their end: truncated, or written by something else$"),
+        (b"[" + GOOD[1:], f"^{len(GOOD)} bytes without a checksum at their end"),
+        (GOOD[:-2] + b"'}", f"^{len(GOOD)} bytes without a checksum at their end"),
+        (GOOD[:-2] + b'"]', f"^{len(GOOD)} bytes without a checksum at their end"),
+        (GOOD.replace(b'"crc32c"', b'"CRC32c"'), f"^{len(GOOD)} bytes without a checksum at their end"),
+        (GOOD.replace(b'"legs":7', b'"legs":8'), f"^{len(GOOD)} bytes that do not match their checksum$"),
+    ],
+)
+def test_a_seal_that_does_not_hold_says_what_is_wrong_and_quotes_nothing(value, text):
+    with pytest.raises(DamagedError, match=text):
+        unseal(value)
+
+
+def test_what_is_wrong_is_in_the_error_of_the_state():
+    with pytest.raises(Corrupt, match=r"the state cannot be read: a lane's positions do not fit its width\. Restore"):
+        read(sealed(lanes={LANE: {"width": 2, "held": [1, 2, 3]}}))
+
+
+@pytest.mark.parametrize("lane", [{"width": -1, "held": [1]}, {"width": 0, "held": [1]}, {"width": -1}])
+def test_an_impossible_width_is_corrupt(lane):
+    with pytest.raises(Corrupt):
+        read(sealed(lanes={LANE: lane}))
+
+
+def test_a_lane_keeps_its_floor_and_its_age_however_wide_its_positions_are():
+    for held in [(), ((1,), (2,)), ((1, 2, 3), (4, 5, 6)), ((1,), (1, "id"))]:
+        lanes = {LANE: Window(held, (0, 1), 7), "other": Window(held)}
+        record = StateRecord("d", 1, Windows(lanes))
+        assert read(encode_record(record)) == record
+
+
+def test_the_same_record_is_always_the_same_bytes():
+    some = [(n, "id") for n in range(50)]
+    one, other = (StateRecord("d", 1, Windows({}, {"g": frozenset(order)})) for order in (some, some[::-1]))
+    assert encode_record(one) == encode_record(other)
+    assert json.loads(encode_record(one))["holes"]["g"] == [list(position) for position in some]

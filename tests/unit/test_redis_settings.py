@@ -58,6 +58,8 @@ def test_a_password_may_stand_in_a_file_or_a_variable(tmp_path, monkeypatch):
     ],
 )
 def test_two_passwords_are_refused_and_not_quoted(url):
+    with pytest.raises(Terminal, match=r"^redis://h\?.* names both sentinel_password_file and sentinel_password_env"):
+        read_settings("redis://h?sentinel_password_env=A&sentinel_password_file=/x")
     with pytest.raises(Terminal, match=r"^redis://(\.\.\.@)?h\?.*\. Keep one of them") as caught:
         read_settings(url)
     assert "hunter2" not in str(caught.value)

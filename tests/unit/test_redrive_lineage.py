@@ -16,6 +16,15 @@ def test_the_name_of_the_hop_says_where_it_goes_on() -> None:
         assert read_via(redrive.via) == redrive
     assert read_via("wrap") is None
     assert read_via("headwater.redriver") is None
+    assert read_via("headwater.redriveX/carrier") is None
+
+
+def test_the_passage_through_the_dead_letter_topic_is_two_transparent_hops_with_the_ids_of_their_topics() -> None:
+    letter = Hop("dead", 0, 3, "x", 1, 2, rekeyed=True, topic_id="idD", leader_epoch=4, timestamp_ms=5)
+    assert redrive_hops(B, letter, Redrive("carrier", hole=False)) == (
+        Hop("b", 1, 5, "headwater.redrive", transparent=True, topic_id="idB"),
+        Hop("dead", 0, 3, "headwater.redrive/carrier!", transparent=True, topic_id="idD"),
+    )
 
 
 def test_its_lineage_reads_as_the_original_one() -> None:

@@ -168,6 +168,26 @@ def test_the_id_of_a_lost_downstream_store_is_taken_with_its_offset():
     assert (run.start, run.manifest.topic_ids) == ({("legs", 0): 50}, {"legs": "T1"})
 
 
+@pytest.mark.parametrize(
+    ("older", "younger", "ids"), [("T9", "T1", ("T9", "T1")), ("", "T1", ("T1",)), ("gone", "T1", ("T1",))]
+)
+def test_an_id_is_as_old_as_it_was_seen_and_one_that_nobody_names_any_more_is_the_oldest(older, younger, ids):
+    stores = two_stores()
+    ref = begin(flow(), stores).ref
+    save(stores["b"], ref, manifest(2, batch=2, topic_id=younger, incarnations=ids))
+    save(stores["a"], ref, manifest(50, topic_id=older, incarnations=ids[:1]))
+    run = begin(flow(), stores)
+    assert (run.start, run.manifest.topic_ids) == ({("legs", 0): 50}, {"legs": older})
+
+
+def test_a_topic_of_whose_ids_no_order_is_known_goes_on():
+    store = fresh_store()
+    ref = begin(flow(), bind(flow(), {}, store)).ref
+    save(store, ref, Manifest(1, 1, {"legs": {0: Progress(5)}}, {"legs": "T1"}))
+    run = begin(flow(), bind(flow(), {}, store))
+    assert (run.start, run.manifest.topic_ids) == ({("legs", 0): 5}, {"legs": "T1"})
+
+
 def test_the_next_manifest_never_goes_back_and_keeps_the_other_partitions():
     run = begin(flow(), bind(flow(), {}, fresh_store()))
     run.advanced(run.following({("legs", 0): 5, ("legs", 1): 3}, {"legs": "T1"}, {}))

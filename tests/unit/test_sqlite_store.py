@@ -1,6 +1,7 @@
 import functools
 import multiprocessing
 import sqlite3
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from persistence.errors import Corrupt, Terminal, Transient
 from persistence.protocol import FlowRef, Manifest, Stored, Write
 from persistence.registry import open_store
+from persistence.sqlite.database import _after_fork_in_child, _inherited
 from persistence.sqlite.errors import translate
 
 FLOW = FlowRef("fleet")
@@ -224,6 +226,63 @@ def test_a_retry_within_a_large_call_is_told_from_a_change(store):
     assert set(store.load(STAGE, [write.key for write in writes]).values()) == {Stored(1, term, 3, b'{"legs":1}')}
 
 
+def test_a_child_of_a_fork_opens_the_file_anew_whoever_held_the_handle_and_leaves_the_parents_connection_open(store):
+    put(store, b"k")
+    parents = store._database._connection
+    with ThreadPoolExecutor(1) as other:
+        other.submit(store._database._lock.acquire).result()
+        _after_fork_in_child()
+        assert store.load(STAGE, [b"k"])
+    assert store._database._connection is not parents
+    assert parents.execute("SELECT 1").fetchone() == (1,)
+    assert any(one is parents for one in _inherited)
+    store.close()
+    _after_fork_in_child()
+    assert store.load(STAGE, [b"k"])
+    assert all(_inherited)
+
+
+def test_an_error_without_a_result_code_is_terminal_with_a_remedy():
+    translated = translate(sqlite3.ProgrammingError("closed"), "states.db", FLOW)
+    assert type(translated) is Terminal
+    assert str(translated) == "flow fleet, generation 1: closed (states.db). See the result codes of SQLite"
+
+
+@pytest.mark.parametrize(
+    ("at", "call"),
+    [
+        (FLOW, lambda store: store.acquire_term(FLOW)),
+        (FLOW, lambda store: store.install_term(FLOW, 1)),
+        (FLOW, lambda store: store.installed_term(FLOW)),
+        (FLOW, lambda store: store.load_manifest(FLOW)),
+        (FLOW, lambda store: store.save_manifest(FLOW, Manifest(term=1, batch=1))),
+        (STAGE, lambda store: store.load(STAGE, [b"k"])),
+        (STAGE, lambda store: store.save(STAGE, [Write(b"k", 0, b"")], term=1, batch=1)),
+        (STAGE, lambda store: list(store.scan(STAGE))),
+    ],
+)
+def test_an_error_says_which_flow_or_stage_it_is_about(store, path, at, call):
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"no database" * 1000)
+    with pytest.raises(Corrupt) as caught:
+        call(store)
+    assert caught.value.at == at
+
+
+def test_what_somebody_else_wrote_into_the_tables_is_corrupt_and_names_its_place(store, path):
+    term = put(store, b"k")
+    run_sql(path, "UPDATE state SET value = 'text'")
+    for read in (lambda: list(store.scan(STAGE)), lambda: store.load(STAGE, [b"k"])):
+        with pytest.raises(Corrupt, match="the state is a str, not bytes") as caught:
+            read()
+        assert (caught.value.at, caught.value.key) == (STAGE, b"k")
+    run_sql(path, "UPDATE flow SET manifest = x'00'")
+    for use in (lambda: store.load_manifest(FLOW), lambda: store.save_manifest(FLOW, Manifest(term=term, batch=9))):
+        with pytest.raises(Corrupt) as caught:
+            use()
+        assert caught.value.at == FLOW
+
+
 @pytest.mark.parametrize(
     ("code", "kind"),
     [
@@ -243,5 +302,6 @@ def test_result_codes_become_errors_with_a_remedy(code, kind):
     error.sqlite_errorcode = code
     translated = translate(error, "states.db", STAGE)
     assert type(translated) is kind
+    assert translated.at == STAGE
     assert translated.remedy
     assert "states.db" in str(translated)
