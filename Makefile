@@ -19,7 +19,7 @@ MIDDLE := $(wildcard tests/golden tests/contract tests/simulation tests/docs tes
 REAL := $(wildcard tests/spark tests/integration)
 STUBS := envelope/v1/envelope:envelope demo/v1/leg:jobs/demo
 
-.PHONY: help demo test check lint tests-fast tests-middle tests-real prove soak fuzz lock proto clean java
+.PHONY: help demo test check lint tests-fast tests-middle tests-real prove soak mutants fuzz lock proto clean java
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*  ## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*  ## (.*)/  make \1\t\2/' | expand -t 16
@@ -55,6 +55,9 @@ prove: $(READY)  ## simulated worlds, every schedule of faults, planted bugs; AR
 soak: $(READY) java  ## real processes and servers, killed and disturbed for hours; resumable; ARGS='--minutes 30 --json'
 	@$(BIN)/python -m tests.soak $(ARGS)
 
+mutants: $(READY)  ## one change at a time in the core's code: does a test see it? ARGS='envelope.windows.*', ARGS=report
+	$(BIN)/python -m tests.mutants $(ARGS)
+
 fuzz: $(READY)  ## a million damaged envelopes through the codec; ARGS='--executions 100000 --seed 7'
 	$(BIN)/python -m tests.fuzz.codec $(ARGS)
 
@@ -73,7 +76,7 @@ proto: $(READY)  ## generate the stubs, *_pb2.py and .pyi, from the schemas
 clean:  ## stop the local stack; remove .venv and everything generated
 	@if [ -x $(BIN)/headwater ] && [ -d .headwater ]; then $(BIN)/headwater stack down || true; fi
 	@if [ -x $(BIN)/python ] && [ -d .headwater/soak ]; then $(BIN)/python -m tests.soak --remove; fi
-	rm -rf .venv .headwater build dist *.egg-info spark-warehouse .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv .headwater mutants build dist *.egg-info spark-warehouse .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find $(PACKAGES) tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(READY): requirements.lock pyproject.toml

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import Phase, settings
 
 from jobs import stack
 from jobs.stack import topics
@@ -18,6 +18,10 @@ _ROOT = "HEADWATER_TEST_STACK"
 # The same examples in every run; `--hypothesis-profile=explore` looks for new ones. A busy machine is no failure.
 settings.register_profile("pinned", derandomize=True, deadline=None, print_blob=True)
 settings.register_profile("explore", derandomize=False, deadline=None, print_blob=True, max_examples=2_000)
+# For `make mutants`: a failure is enough, whatever the smallest example is.
+settings.register_profile(
+    "mutants", derandomize=True, deadline=None, database=None, max_examples=25, phases=(Phase.explicit, Phase.generate)
+)
 settings.load_profile("pinned")
 
 

@@ -1,0 +1,162 @@
+"""`make mutants`: mutmut over the core, its modules named in pyproject.toml, and a report of what survived.
+
+Stop it at any time; it goes on where it was. A mutant is tried again when its function has changed, or
+when it survived without a known reason. Names or patterns try only these: `make mutants ARGS='envelope.windows.*'`.
+"""
+
+import ast
+import copy
+import json
+import subprocess
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from itertools import takewhile
+from pathlib import Path
+
+ROOT = Path("mutants")
+KNOWN = Path(__file__).with_name("survivors.txt")
+WANTED = 0.9
+_CONTEXT = 24
+_SQL = ("BEGIN", "COMMIT", "ROLLBACK", "PRAGMA", "SELECT", "INSERT", "UPDATE")
+_SKIPPED = 34
+_OUT_OF_TIME = (24, -24, 36, 152)
+_DEAD = (*_OUT_OF_TIME, 1, 3, 255)  # 255: a test file that uses it while it is imported could not be imported
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One change.
+
+    Attributes:
+        name: mutmut's name for it; numbers change with the function.
+        module: Where it is.
+        code: mutmut's code for what became of it; None when it was not tried yet.
+        change: If it lives, function and what is changed; the same as long as that place is.
+        text: Only the words of a sentence differ.
+    """
+
+    name: str
+    module: str
+    code: int | None
+    change: str = ""
+    text: bool = False
+
+
+def mutants() -> Iterator[Mutant]:
+    """All mutants that there are."""
+    for meta in sorted(ROOT.rglob("*.py.meta")):
+        source = ast.parse(meta.with_suffix("").read_text())
+        functions = {node.name: node for node in ast.walk(source) if isinstance(node, ast.FunctionDef)}
+        for name, code in json.loads(meta.read_text())["exit_code_by_key"].items():
+            module, _, mangled = name.rpartition(".")
+            if code in (None, _SKIPPED, *_DEAD):
+                yield Mutant(name, module, code)
+                continue
+            start = mangled.partition("__mutmut_")[0]
+            function = start.removeprefix("x_").removeprefix("xǁ").replace("ǁ", ".")
+            before, after = _body(functions[f"{start}__mutmut_orig"]), _body(functions[mangled])
+            change = f"{module}.{function}: {difference(ast.unparse(before), ast.unparse(after))}"
+            yield Mutant(name, module, code, change, _wordless(before) == _wordless(after))
+
+
+def _body(function: ast.FunctionDef) -> ast.Module:
+    return ast.Module(function.body[ast.get_docstring(function) is not None :], [])
+
+
+def difference(before: str, after: str) -> str:
+    """`old => new`, each with a little of what is around it."""
+    old, new = " ".join(before.split()), " ".join(after.split())
+    start = _alike(old, new)
+    end = min(_alike(old[::-1], new[::-1]), min(len(old), len(new)) - start)
+    return " => ".join(one[max(start - _CONTEXT, 0) : len(one) - end + _CONTEXT].strip() for one in (old, new))
+
+
+def _alike(one: str, other: str) -> int:
+    """Number of characters that both begin with."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+
+
+def _wordless(body: ast.Module) -> str:
+    return ast.dump(_Wordless().visit(copy.deepcopy(body)))
+
+
+class _Wordless(ast.NodeTransformer):
+    """Empties every string that is a sentence, and writes SQL in capitals, which SQL does not tell apart."""
+
+    def visit_Constant(self, node: ast.Constant) -> ast.Constant:
+        words = node.value.split() if isinstance(node.value, str) else []
+        if len(words) < 2:
+            return node
+        return ast.Constant(node.value.upper() if words[0].upper() in _SQL else "")
+
+
+def known() -> set[str]:
+    """The changes that `survivors.txt` gives a reason for."""
+    lines = (line.strip() for line in KNOWN.read_text().splitlines())
+    return {line for line in lines if line and not line.startswith("#")}
+
+
+def choose(patterns: list[str], listed: set[str]) -> None:
+    """Have mutmut try what was not tried yet, or lives without a reason, and matches one of the patterns if there are any."""
+    again = {one.name for one in mutants() if one.code in _OUT_OF_TIME or _kind(one, listed) in ("unknown", "untried")}
+    for meta in ROOT.rglob("*.py.meta"):
+        notes = json.loads(meta.read_text())
+        codes = notes["exit_code_by_key"]
+        for name in again & codes.keys():
+            wanted = not patterns or any(fnmatch(name, pattern) for pattern in patterns)
+            codes[name] = None if wanted else _SKIPPED
+        meta.write_text(json.dumps(notes))
+
+
+def report(listed: set[str]) -> bool:
+    """Print a line per module and every survivor without a reason; whether all is as it should be."""
+    rows: dict[str, Counter[str]] = defaultdict(Counter)
+    unknown, left = [], set(listed)
+    for one in mutants():
+        left.discard(one.change)
+        kind = _kind(one, listed)
+        rows[one.module][kind] += 1
+        if kind == "unknown":
+            unknown.append(one)
+    total: Counter[str] = sum(rows.values(), Counter())
+    kinds = ("mutants", "killed", "text", "listed", "unknown", "untried")
+    print(f"{'':34}", *(f"{kind:>9}" for kind in kinds))
+    for module, row in [*sorted(rows.items()), ("", total)]:
+        print(f"{module:34}", *(f"{row[kind] if kind != 'mutants' else row.total():9}" for kind in kinds))
+    tried = total.total() - total["untried"]
+    ratio = total["killed"] / max(tried, 1)
+    print(f"{total['killed']} of {tried} tried mutants are killed: {ratio:.1%}")
+    for one in unknown:
+        print(f"{one.change}\n    {one.name}")
+    if total["untried"]:
+        return False
+    for change in sorted(left):
+        print(f"listed, and no survivor: {change}")
+    return not unknown and not left and ratio >= WANTED
+
+
+def _kind(one: Mutant, listed: set[str]) -> str:
+    if one.code in (None, _SKIPPED):
+        return "untried"
+    if one.code in _DEAD:
+        return "killed"
+    return "text" if one.text else "listed" if one.change in listed else "unknown"
+
+
+def main(arguments: list[str]) -> int:
+    """Run and report; 0 when enough is killed and every survivor has a reason."""
+    listed = known()
+    if arguments != ["report"]:
+        patterns = [] if any(ROOT.rglob("*.py.meta")) else arguments  # mutmut tries what is named even if it was tried
+        choose(arguments, listed)
+        (ROOT / "mutmut-stats.json").unlink(missing_ok=True)  # which test reaches what may have changed
+        mutmut = Path(sys.executable).with_name("mutmut")
+        subprocess.run([str(mutmut), "run", "--max-children", "1", *patterns], check=True)
+    return 0 if report(listed) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
