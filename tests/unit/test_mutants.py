@@ -1,0 +1,48 @@
+"""How mutants that live are named and told apart."""
+
+import ast
+
+import pytest
+
+from tests.mutants.__main__ import KNOWN, _wordless, difference, known
+
+
+def test_a_change_is_named_by_what_was_and_what_is_with_a_little_around_it():
+    old, new = (
+        "first = 1\nif position < floor:\n    return 'dropped'",
+        "first = 1\nif position <= floor:\n    return 'dropped'",
+    )
+    assert difference(old, new) == (
+        "first = 1 if position < floor: return 'dropped' => first = 1 if position <= floor: return 'dropped'"
+    )
+    assert difference("f(a, a)", "f(a)") == "f(a, a) => f(a)"
+    assert difference("x" * 99 + "1" + "y" * 99, "x" * 99 + "2" + "y" * 99) == "x" * 24 + "1" + "y" * 24 + " => " + (
+        "x" * 24 + "2" + "y" * 24
+    )
+
+
+@pytest.mark.parametrize(
+    ("other", "same"),
+    [
+        ("raise E('A FULL DISK')", True),
+        ("raise E('XXa full diskXX')", True),
+        ("raise E(None)", False),
+        ("raise F('a full disk')", False),
+        ("raise E('full')", False),
+    ],
+)
+def test_only_the_words_of_a_sentence_may_differ_without_a_reason(other, same):
+    assert (_wordless(ast.parse("raise E('a full disk')")) == _wordless(ast.parse(other))) is same
+
+
+@pytest.mark.parametrize(("other", "same"), [("'select 1'", True), ("'XXSELECT 1XX'", False), ("'SELECT 2'", False)])
+def test_sql_may_differ_in_its_capitals_only(other, same):
+    assert (_wordless(ast.parse("'SELECT 1'")) == _wordless(ast.parse(other))) is same
+
+
+def test_every_change_on_the_list_has_a_reason_above_it():
+    reason = ""
+    for line in KNOWN.read_text().splitlines():
+        reason = line if line.startswith("#") else reason if line else ""
+        assert reason or not line
+    assert all(" => " in change for change in known())
