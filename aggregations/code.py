@@ -8,12 +8,18 @@ import ast
 import hashlib
 import inspect
 import textwrap
+import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from types import CodeType, FunctionType, MethodType, ModuleType
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
+T = TypeVar("T")
+
+_PARSES = 20
+_PAUSE_SECONDS = 0.01
 _NOT_OURS = frozenset({"builtins", "typing", "abc", "aggregations.folds"})
 _classes: WeakKeyDictionary[type, str] = WeakKeyDictionary()
 _SCALARS = (str, bytes, int, float, complex, type(None), type(Ellipsis))
@@ -100,7 +106,7 @@ def _node_of(code: CodeType) -> ast.AST | None:
     """The function or lambda in its source file. None where there is no source."""
     try:
         lines, _ = inspect.findsource(code)
-        tree = ast.parse("".join(lines))
+        tree = _alone(lambda: ast.parse("".join(lines)))
     except (OSError, TypeError, SyntaxError):
         return None
     if code.co_name != "<lambda>":
@@ -154,11 +160,26 @@ def _class_text(kind: type) -> str:
         if one.__module__ in _NOT_OURS:
             continue
         try:
-            texts.append(_unparsed(ast.parse(textwrap.dedent(inspect.getsource(one)))))
+            # The source of a class is found by parsing its module.
+            source = textwrap.dedent(_alone(lambda one=one: inspect.getsource(one)))  # type: ignore[misc]
+            texts.append(_unparsed(_alone(lambda source=source: ast.parse(source))))  # type: ignore[misc]
         except (OSError, TypeError, SyntaxError):
             codes = (value.__code__ for value in vars(one).values() if isinstance(value, FunctionType))
             texts += [_bytecode(code) for code in codes]
     return "\n".join(texts)
+
+
+def _alone(parse: Callable[[], T]) -> T:
+    """Parse, and again where another thread parsed at that moment, as one that formats a traceback does.
+
+    CPython 3.11 counts the depth of syntax trees for all threads together, and raises SystemError when it does not
+    come out even (CPython issue 106905).
+    """
+    for _ in range(_PARSES - 1):
+        with suppress(SystemError):
+            return parse()
+        time.sleep(_PAUSE_SECONDS)
+    return parse()
 
 
 def _unparsed(tree: ast.AST) -> str:

@@ -1,5 +1,6 @@
 """The definition hash of a stage: it changes with what it folds and how, and with nothing else."""
 
+import ast
 import functools
 import importlib.util
 import os
@@ -235,3 +236,17 @@ def test_what_only_passes_elements_on_is_no_part_of_it():
         lambda flow: flow.aggregate("a", "tail", COUNT).publish_states("s").aggregate("b", "carrier", COUNT)
     )
     assert published == made(two)
+
+
+def test_a_definition_is_found_while_another_thread_formats_tracebacks(monkeypatch):
+    parse, failures = ast.parse, iter([SystemError, SystemError])
+
+    def parsing(*arguments, **options):
+        if failure := next(failures, None):
+            raise failure("AST constructor recursion depth mismatch (before=210, after=61)")
+        return parse(*arguments, **options)
+
+    expected = describe_callable(bare)
+    monkeypatch.setattr(ast, "parse", parsing)
+    assert describe_callable(bare) == expected
+    assert next(failures, None) is None
