@@ -17,6 +17,7 @@ from jobs.demo.flow import DEAD, LEGS, RAW, VIA, flow
 from jobs.demo.home import KINDS, bound
 from jobs.screen import Bar, progress, steps
 from persistence.kafka import AcknowledgedProducer, KafkaSettings, Message, Topics
+from persistence.registry import risks
 
 PARTITIONS: Final = 4
 _SLICE: Final = 20_000
@@ -161,7 +162,7 @@ def _aggregate(kafka: KafkaSettings, stores: Mapping[str, str], home: Path, resu
     arguments = [
         *("run", "jobs.demo.flow:flow", "--generation", str(result.generation)),
         *(text for stage, url in stores.items() for text in ("--store", f"{stage}={url}")),
-        *("--accept", "replication-1"),  # one Cassandra node on one machine: there is no second one to copy to
+        *_accepted(stores),
         *("--dead-letters", DEAD, "--max-records", str(max(total // _JOB_BATCHES, 1)), "--until-caught-up"),
         # Three runs of some seconds: a JVM that compiles quickly needs half the time of one that compiles well.
         *("--conf", "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1"),
@@ -178,6 +179,12 @@ def _aggregate(kafka: KafkaSettings, stores: Mapping[str, str], home: Path, resu
             result.records += line["records"]
             for stage, counts in line["verdicts"].items():
                 result.verdicts.setdefault(stage, Counter()).update(counts)
+
+
+def _accepted(stores: Mapping[str, str]) -> tuple[str, ...]:
+    """One Cassandra node on one machine: there is no second one to copy to."""
+    alone = any("replication-1" in risks(url) for url in stores.values())
+    return ("--accept", "replication-1") if alone else ()
 
 
 def _check(kafka: KafkaSettings, stores: Mapping[str, str], table: pl.DataFrame, result: Result) -> None:
