@@ -56,7 +56,7 @@ def test_a_manifest_of_an_older_batch_never_replaces_a_newer_one():
     text = r"flow fleet.*the manifest of term 3, batch 6 comes after the one of term 3, batch 7"
     with pytest.raises(Fenced, match=text):
         check_manifest(flow, Manifest(term=3, batch=6), newest, 3)
-    with pytest.raises(Fenced, match="flow fleet.*: this run has term 2, the store has term 3"):
+    with pytest.raises(Fenced, match=r"flow fleet.*: this run has term 2, the store has term 3"):
         check_manifest(flow, Manifest(term=2, batch=9), newest, 3)
 
 
