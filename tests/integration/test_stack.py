@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Consumer, Producer
 
+from aggregations.spark.session import session
 from jobs import jars, stack
 from jobs.stack import ports, topics
 from persistence.kafka import BrokerError
+from tests.support.spark import FAST
 
 pytestmark = pytest.mark.integration
 
@@ -99,30 +101,16 @@ def test_cassandra_answers_a_conditional_write(cassandra_url: str) -> None:
         assert not session.execute("INSERT INTO stack_test.t (k, v) VALUES (1, 3) IF NOT EXISTS").was_applied
 
 
-def test_the_connector_reads_a_topic_of_the_broker_from_spark(
-    kafka: str, topic, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from pyspark.sql import SparkSession
-
-    monkeypatch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
-    monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
+def test_the_connector_reads_a_topic_of_the_broker_from_spark(kafka: str, topic) -> None:
     name = topic(partitions=2)
     producer = Producer({"bootstrap.servers": kafka})
     for number in range(1000):
         producer.produce(name, str(number).encode())
     assert producer.flush(30) == 0
-    spark = (
-        SparkSession.builder.master("local[2]")
-        .config("spark.jars", ",".join(map(str, jars.kafka_connector())))
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
-        .getOrCreate()
-    )
-    try:
+    # The session of the tests of Spark, if it runs: to stop it is not for this test.
+    with session("connector", jars=jars.kafka_connector(), conf=FAST) as spark:
         read = spark.read.format("kafka").option("kafka.bootstrap.servers", kafka).option("subscribe", name).load()
         total = read.selectExpr("sum(cast(cast(value as string) as int)) as total").first()
-    finally:
-        spark.stop()
     assert total is not None
     assert total["total"] == sum(range(1000))
 
