@@ -83,7 +83,8 @@ def _envelope(
 ) -> Envelope:
     return Envelope(
         payload=payload or leg.SerializeToString(),
-        chain=chain or (_hop(RAW),),
+        # Not of flights.raw: a root beyond its end is refused before anything else is looked at.
+        chain=chain or (_hop("nonsense.raw"),),
         payload_type=payload_type,
         destination=destination,
     )
