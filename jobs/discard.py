@@ -1,9 +1,8 @@
 """Give dead letters up: the holes that they left are filled, and nothing is folded."""
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -13,7 +12,7 @@ from aggregations.flow import Flow
 from aggregations.run import Run, begin
 from envelope import EnvelopeError, Node
 from envelope.deadletter import DeadLetter
-from jobs.letters import Letter, Letters, Selection
+from jobs.letters import Handled, Letter, Letters, Selection
 from jobs.redrive import redriven
 from persistence.kafka import KafkaSettings
 
@@ -21,24 +20,14 @@ _BATCH = 1000
 
 
 @dataclass(slots=True)
-class Discarded:
-    """What was found and done.
+class Discarded(Handled):
+    """What was found and done: the holes of the letters are filled.
 
     Attributes:
-        letters: Letters read.
-        discarded: Count by (topic, stage, reason) of the letters whose holes are filled.
         no_hole: Letters that were meant and have no hole (any more): nothing waits for them.
-        left: Letters that were not meant, those of other flows among them.
-        foreign: Records that are no dead letter.
-        unusable: Count by reason of letters whose key cannot be found any more.
     """
 
-    letters: int = 0
-    discarded: Counter[tuple[str, str, str]] = field(default_factory=Counter)
     no_hole: int = 0
-    left: int = 0
-    foreign: int = 0
-    unusable: Counter[str] = field(default_factory=Counter)
 
 
 def discard(
@@ -66,6 +55,10 @@ def discard(
         selection: Which letters are meant; all of the flow when None.
         apply: Write it; otherwise only count what would be.
         progress: Told how many of how many letters are read.
+
+    Returns:
+        What was found and done; left are those of other flows too, unusable are letters whose key cannot be found
+        any more.
 
     Raises:
         BrokerError: Kafka cannot be reached, or refuses.
@@ -120,6 +113,6 @@ def _fill(run: Run, batch: Mapping[Node, tuple[Letter, DeadLetter]], result: Dis
         if isinstance(count, EnvelopeError):
             result.unusable[count.reason.value] += 1
         elif count:
-            result.discarded[facts.topic, facts.stage, facts.reason.value if facts.reason else "unknown"] += 1
+            result.add(facts)
         else:
             result.no_hole += 1

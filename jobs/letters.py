@@ -1,7 +1,8 @@
-"""What is in a dead-letter topic, and which letters of it are meant."""
+"""What is in a dead-letter topic, which letters of it are meant, and what became of them."""
 
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from confluent_kafka import Consumer, TopicPartition
 
@@ -63,6 +64,29 @@ class Letter:
     value: bytes | None
     headers: Headers
     facts: DeadLetter | None
+
+
+@dataclass(slots=True)
+class Handled:
+    """What was found in a dead-letter topic, and what was done with it.
+
+    Attributes:
+        letters: Letters read.
+        done: Count by (topic, stage, reason) of the letters with which it was done, or would be.
+        left: Letters that were not meant.
+        foreign: Records that are no dead letter.
+        unusable: Count by reason of the letters with which it cannot be done.
+    """
+
+    letters: int = 0
+    done: Counter[tuple[str, str, str]] = field(default_factory=Counter)
+    left: int = 0
+    foreign: int = 0
+    unusable: Counter[str] = field(default_factory=Counter)
+
+    def add(self, letter: DeadLetter) -> None:
+        """Count a letter as done."""
+        self.done[letter.topic, letter.stage, letter.reason.value if letter.reason else "unknown"] += 1
 
 
 class Letters:

@@ -5,16 +5,14 @@ hole fills it, however far its lane has gone on; one that left none stands in a 
 twice does no harm.
 """
 
-from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, field
 
 from envelope import Envelope, EnvelopeError, Hop, append_hop, decode, encode
 from envelope.deadletter import PREFIX, DeadLetter, Headers, own_headers
 from envelope.errors import Reason
 from envelope.redrive import Redrive, redrive_hops
-from jobs.letters import Letter, Letters, Selection
+from jobs.letters import Handled, Letter, Letters, Selection
 from persistence.faults import REDRIVE_FLUSH, REDRIVE_PRODUCE, effect
 from persistence.kafka import AcknowledgedProducer, KafkaSettings, Topics
 from persistence.kafka.producer import BY_KEY
@@ -25,25 +23,6 @@ Mend = Callable[[bytes | None, bytes | None], bytes]
 """Makes of a letter's key and value the value that should have been sent."""
 
 
-@dataclass(slots=True)
-class Redriven:
-    """What was found and done.
-
-    Attributes:
-        letters: Letters read.
-        redriven: Count by (topic, stage, reason) of the letters that were meant.
-        left: Letters that were not meant.
-        foreign: Records that are no dead letter.
-        unusable: Count by reason of letters that cannot go back as they are: damaged, or trimmed.
-    """
-
-    letters: int = 0
-    redriven: Counter[tuple[str, str, str]] = field(default_factory=Counter)
-    left: int = 0
-    foreign: int = 0
-    unusable: Counter[str] = field(default_factory=Counter)
-
-
 def redrive(
     settings: KafkaSettings,
     letters: str,
@@ -52,7 +31,7 @@ def redrive(
     apply: bool = False,
     mend: Mend | None = None,
     progress: Callable[[int, int], None] | None = None,
-) -> Redriven:
+) -> Handled:
     """Redrive what is in a dead-letter topic now.
 
     Args:
@@ -63,11 +42,14 @@ def redrive(
         mend: Makes a new value of key and value, for letters whose bytes were the trouble.
         progress: Told how many of how many letters are read.
 
+    Returns:
+        What was found and done; unusable are letters that cannot go back as they are: damaged, or trimmed.
+
     Raises:
         BrokerError: Kafka cannot be reached, lacks a topic, or refuses. What was redriven before may be redriven
             again.
     """
-    found, result = Letters(settings, letters), Redriven()
+    found, result = Letters(settings, letters), Handled()
     with AcknowledgedProducer(settings) if apply else nullcontext() as producer:
         back = _Back(Topics(settings), producer, mend, result)
         for done, letter in enumerate(found, start=1):
@@ -91,7 +73,7 @@ class _Back:
     """The way back; without a producer everything is only counted."""
 
     def __init__(
-        self, topics: Topics, producer: AcknowledgedProducer | None, mend: Mend | None, result: Redriven
+        self, topics: Topics, producer: AcknowledgedProducer | None, mend: Mend | None, result: Handled
     ) -> None:
         self._topics = topics
         self._producer = producer
@@ -106,9 +88,8 @@ class _Back:
         except EnvelopeError as error:
             self._result.unusable[error.reason.value] += 1
             return
-        reason = facts.reason.value if facts.reason else "unknown"
         partition = facts.partition if facts.partition < self._partitions_of(facts.topic) else BY_KEY
-        self._result.redriven[facts.topic, facts.stage, reason] += 1
+        self._result.add(facts)
         if (producer := self._producer) is not None:
             headers = own_headers(letter.headers)
             effect(REDRIVE_PRODUCE, lambda: producer.send(facts.topic, value, letter.key, headers, partition))

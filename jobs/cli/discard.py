@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from jobs.cli.errors import Exit
+from jobs.cli.letters import show
 from jobs.cli.options import (
     Bootstrap,
     FlowName,
@@ -17,7 +17,7 @@ from jobs.cli.options import (
     Stores,
     Topics,
 )
-from jobs.screen import emit, progress, say, table
+from jobs.screen import progress
 
 
 def discard(
@@ -56,30 +56,12 @@ def discard(
             apply=apply,
             progress=bar,
         )
-    if json:
-        emit(
-            {
-                "applied": apply,
-                "letters": result.letters,
-                "discarded": [
-                    {"topic": where, "stage": at, "reason": why, "count": count}
-                    for (where, at, why), count in sorted(result.discarded.items())
-                ],
-                "no_hole": result.no_hole,
-                "left": result.left,
-                "foreign": result.foreign,
-                "unusable": dict(result.unusable),
-            }
-        )
-    else:
-        table(
-            ([where, at, why, count] for (where, at, why), count in sorted(result.discarded.items())),
-            ["topic", "stage", "reason", "letters"],
-            left=["topic", "stage", "reason"],
-        )
-        if result.unusable:
-            say(f"{sum(result.unusable.values())} cannot be given up, their key is not known: {dict(result.unusable)}")
-        if not apply and result.discarded:
-            say("nothing was written; --apply does it")
-    if result.unusable:
-        raise typer.Exit(Exit.DIFFERENCES)
+    show(
+        result,
+        done="discarded",
+        written="written",
+        unusable="cannot be given up, their key is not known: {}",
+        apply=apply,
+        json=json,
+        no_hole=result.no_hole,
+    )

@@ -4,9 +4,9 @@ from typing import Annotated
 
 import typer
 
-from jobs.cli.errors import Exit
+from jobs.cli.letters import show
 from jobs.cli.options import Bootstrap, Json, KafkaFile, Letters, Reasons, Stages, Topics
-from jobs.screen import emit, progress, say, table
+from jobs.screen import progress
 
 
 def redrive(
@@ -56,29 +56,11 @@ def redrive(
             mend=load(mend) if mend else None,
             progress=bar,
         )
-    if json:
-        emit(
-            {
-                "applied": apply,
-                "letters": result.letters,
-                "redriven": [
-                    {"topic": where, "stage": at, "reason": why, "count": count}
-                    for (where, at, why), count in sorted(result.redriven.items())
-                ],
-                "left": result.left,
-                "foreign": result.foreign,
-                "unusable": dict(result.unusable),
-            }
-        )
-    else:
-        table(
-            ([where, at, why, count] for (where, at, why), count in sorted(result.redriven.items())),
-            ["topic", "stage", "reason", "letters"],
-            left=["topic", "stage", "reason"],
-        )
-        if result.unusable:
-            say(f"{sum(result.unusable.values())} cannot go back as they are: {dict(result.unusable)}; see --mend")
-        if not apply and result.redriven:
-            say("nothing was produced; --apply does it")
-    if result.unusable:
-        raise typer.Exit(Exit.DIFFERENCES)
+    show(
+        result,
+        done="redriven",
+        written="produced",
+        unusable="cannot go back as they are: {}; see --mend",
+        apply=apply,
+        json=json,
+    )

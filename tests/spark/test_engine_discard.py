@@ -77,7 +77,7 @@ def test_a_letter_goes_back_to_the_partition_where_it_died_and_by_its_key_when_t
     sent = [Sent(alone(Leg(tail="N1", carrier="AA", minutes=-5)).value, b"N1", partition=n) for n in (0, 0, 1)]
     world.send(sent)
     world.run(flow)
-    assert redrive(world.settings, world.dead, apply=True).redriven == {(world.topic, "aircraft", "diverted"): 3}
+    assert redrive(world.settings, world.dead, apply=True).done == {(world.topic, "aircraft", "diverted"): 3}
     assert Counter(record.partition for record in world.records()) == {0: 4, 1: 2}
     world.topics.delete([world.topic])
     world.topics.create(world.topic, 1)
@@ -95,7 +95,7 @@ def test_a_look_at_letters_opens_no_producer(world: World, monkeypatch: pytest.M
     world.run(flow)
     monkeypatch.setattr(redriving, "AcknowledgedProducer", forbidden)
     found = redrive(world.settings, world.dead)
-    assert found.redriven == {(world.topic, "aircraft", "diverted"): 1}
+    assert found.done == {(world.topic, "aircraft", "diverted"): 1}
     assert found.unusable == {"not_an_envelope": 1}
     assert len(world.records()) == 2
     with pytest.raises(AssertionError, match="a producer for a look"):

@@ -1,0 +1,49 @@
+"""What the commands about dead letters say when they are through."""
+
+from typing import TYPE_CHECKING
+
+import typer
+
+from jobs.cli.errors import Exit
+from jobs.screen import emit, say, table
+
+if TYPE_CHECKING:
+    from jobs.letters import Handled
+
+
+def show(result: "Handled", *, done: str, written: str, unusable: str, apply: bool, json: bool, **more: int) -> None:
+    """Write what became of the letters: one JSON object, or a table and lines for people.
+
+    Args:
+        result: What was found and done.
+        done: What is done with a letter; the name of its counts in the JSON object.
+        written: What is done to apply it.
+        unusable: What is wrong with letters that cannot be used; `{}` in it stands for their counts by reason.
+        apply: Whether it was applied.
+        json: Write the JSON object.
+        more: Further numbers for it.
+
+    Raises:
+        typer.Exit: Code 4: some letters cannot be used.
+    """
+    rows = [(*of, count) for of, count in sorted(result.done.items())]
+    if json:
+        emit(
+            {
+                "applied": apply,
+                "letters": result.letters,
+                done: [dict(zip(("topic", "stage", "reason", "count"), row, strict=True)) for row in rows],
+                **more,
+                "left": result.left,
+                "foreign": result.foreign,
+                "unusable": dict(result.unusable),
+            }
+        )
+    else:
+        table(rows, ["topic", "stage", "reason", "letters"], left=["topic", "stage", "reason"])
+        if result.unusable:
+            say(f"{sum(result.unusable.values())} {unusable.format(dict(result.unusable))}")
+        if not apply and rows:
+            say(f"nothing was {written}; --apply does it")
+    if result.unusable:
+        raise typer.Exit(Exit.DIFFERENCES)
