@@ -25,9 +25,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import NoReturn, Protocol, Self, TypeVar
 
+from persistence.described import Described
 from persistence.errors import Transient
 from persistence.steps import Step
 
@@ -79,25 +79,13 @@ def known_points() -> Mapping[str, str]:
     return _POINTS
 
 
-class Outcome(StrEnum):
-    """How an effect ends at a fault.
-
-    Attributes:
-        text: What that means.
-    """
-
-    text: str
+class Outcome(Described):
+    """How an effect ends at a fault."""
 
     BEFORE = "before", "not applied; the process dies"
     AFTER = "after", "applied; the process dies"
     ERROR = "error", "not applied; the caller is told so"
     UNANSWERED = "unanswered", "applied; the caller is told that no answer came"
-
-    def __new__(cls, value: str, text: str) -> Self:
-        member = str.__new__(cls, value)
-        member._value_ = value
-        member.text = text
-        return member
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,19 +1,13 @@
 """The steps of a commit, in order. One name each, for docstrings, code, fault points, simulator and logs."""
 
-from enum import StrEnum
-from typing import Self
+from persistence.described import Described
 
 
-class Step(StrEnum):
+class Step(Described):
     """A step of the commit; members stand in the order in which a batch takes them.
 
     A crash between any two of them loses nothing and doubles nothing.
-
-    Attributes:
-        text: What the step does.
     """
-
-    text: str
 
     FETCH = "fetch", "the batch is delivered: a contiguous range of offsets per topic and partition"
     LOAD = "load", "the states of the batch's keys are read, upstream stage first"
@@ -23,12 +17,6 @@ class Step(StrEnum):
     MANIFEST = "manifest", "the next offsets are written to every store, downstream store first"
     RETURN = "return", "foreachBatch returns, and Spark writes its own commit log"
     OFFSETS = "offsets", "the consumer group's offsets are committed to Kafka; advisory, for lag tools"
-
-    def __new__(cls, value: str, text: str) -> Self:
-        member = str.__new__(cls, value)
-        member._value_ = value
-        member.text = text
-        return member
 
     def of(self, name: str) -> str:
         """The step for one stage (load, persist) or for one store (manifest): `persist:aircraft`."""

@@ -1,0 +1,20 @@
+"""Names that say what they mean."""
+
+from enum import StrEnum
+from typing import Self
+
+
+class Described(StrEnum):
+    """Base of a closed set of names; a member is written as its value and its text.
+
+    Attributes:
+        text: What the name means.
+    """
+
+    text: str
+
+    def __new__(cls, value: str, text: str) -> Self:
+        member = str.__new__(cls, value)
+        member._value_ = value
+        member.text = text
+        return member
