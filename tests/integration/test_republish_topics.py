@@ -4,6 +4,8 @@ import os
 import signal
 import threading
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -122,37 +124,48 @@ def test_aborted_transactions_and_markers_leave_gaps_and_no_messages(settings: K
     assert [decode(m.value()).payload for m in read_all(settings, target)] == [b"0/a", b"2/a"]
 
 
+@contextmanager
+def own_broker(root: Path, partitions: int = 1) -> Iterator[KafkaSettings]:
+    """A broker for one test, which may end it, with the topics `in` and `out`."""
+    settings = KafkaSettings(stack.up(root).kafka)
+    try:
+        for name in ("in", "out"):
+            Topics(settings, timeout=60).create(name, partitions)
+        yield settings
+    finally:
+        stack.down(root)
+
+
+def kill_and_start_again(root: Path) -> str:
+    """Kill that broker, start it on the same data and return its address."""
+    broker = stack.up(root).find("kafka")
+    assert broker
+    os.kill(broker.pid, signal.SIGKILL)
+    os.waitpid(broker.pid, 0)
+    return stack.up(root).kafka
+
+
 @pytest.mark.slow
 def test_a_broker_that_dies_and_comes_back_costs_neither_messages_nor_the_service(tmp_path: Path) -> None:
-    settings = KafkaSettings(stack.up(tmp_path).kafka)
-    try:
-        topics = Topics(settings, timeout=60)
-        source, target, group = "in", "out", "r"
-        for name in (source, target):
-            topics.create(name, 2)
+    with own_broker(tmp_path, partitions=2) as settings:
         republisher = Republisher(
-            split, source=Source.of(source, "raw"), target=target, name="r", settings=settings, max_wait=0.1
+            split, source=Source.of("in", "raw"), target="out", name="r", settings=settings, max_wait=0.1
         )
         thread = threading.Thread(target=republisher.run)
         thread.start()
-        produce(settings, source, INPUTS[:500])
+        produce(settings, "in", INPUTS[:500])
         while not republisher.statistics.consumed:
             assert thread.is_alive()
-        broker = stack.up(tmp_path).find("kafka")
-        assert broker
-        os.kill(broker.pid, signal.SIGKILL)
-        os.waitpid(broker.pid, 0)
-        assert stack.up(tmp_path).kafka == settings.bootstrap
-        produce(settings, source, INPUTS[500:])
-        ends = {place: marks.high for place, marks in topics.marks([source]).items()}
-        while topics.group_offsets(group, [source]) != ends:
+        assert kill_and_start_again(tmp_path) == settings.bootstrap
+        produce(settings, "in", INPUTS[500:])
+        topics = Topics(settings, timeout=60)
+        ends = {place: marks.high for place, marks in topics.marks(["in"]).items()}
+        while topics.group_offsets("r", ["in"]) != ends:
             assert thread.is_alive()
         republisher.stop()
         thread.join(60)
         assert not thread.is_alive()
-        assert set(outputs(settings, target)) == set(expected(settings, source))
-    finally:
-        stack.down(tmp_path)
+        assert set(outputs(settings, "out")) == set(expected(settings, "in"))
 
 
 @pytest.mark.slow
@@ -160,7 +173,6 @@ def test_a_broker_that_dies_in_front_of_a_commit_and_stays_away_ends_the_service
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("jobs.republish.input._PATIENCE_SECONDS", 3.0)
-    settings = KafkaSettings(stack.up(tmp_path).kafka)
 
     class Dies(NoFaults):
         def effect(self, point: str, action: Any) -> Any:
@@ -168,17 +180,13 @@ def test_a_broker_that_dies_in_front_of_a_commit_and_stays_away_ends_the_service
                 stack.down(tmp_path)
             return action()
 
-    try:
-        for name in ("in", "out"):
-            Topics(settings, timeout=60).create(name, 1)
+    with own_broker(tmp_path) as settings:
         produce(settings, "in", INPUTS[:50])
         republisher = Republisher(
             identity, source=Source.of("in", "raw"), target="out", name="r", settings=settings, max_wait=0.1
         )
         with use(Dies()), pytest.raises(BrokerUnavailable, match="committing the input offsets: no answer for 3 s"):
             republisher.run()
-    finally:
-        stack.down(tmp_path)
 
 
 @pytest.mark.slow
@@ -186,17 +194,9 @@ def test_a_topic_created_again_after_a_restart_of_its_broker_is_read_when_the_se
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("jobs.republish.input._LOOK_SECONDS", 5.0)
-    settings = KafkaSettings(stack.up(tmp_path).kafka)
-    try:
-        topics = Topics(settings, timeout=60)
-        for name in ("in", "out"):
-            topics.create(name, 1)
+    with own_broker(tmp_path) as settings:
         produce(settings, "in", INPUTS[:50])
-        broker = stack.up(tmp_path).find("kafka")
-        assert broker
-        os.kill(broker.pid, signal.SIGKILL)
-        os.waitpid(broker.pid, 0)
-        stack.up(tmp_path)  # the partition's leader epoch is 1 now, that of the new topic will be 0
+        kill_and_start_again(tmp_path)  # the partition's leader epoch is 1 now, that of the new topic will be 0
         republisher = Republisher(identity, source=Source.of("in", "raw"), target="out", name="r", settings=settings)
         ended: list[str] = []
 
@@ -208,6 +208,7 @@ def test_a_topic_created_again_after_a_restart_of_its_broker_is_read_when_the_se
 
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
+        topics = Topics(settings, timeout=60)
         while topics.group_offsets("r", ["in"]) != {("in", 0): 50}:
             assert thread.is_alive()
         topics.delete(["in"])
@@ -218,5 +219,3 @@ def test_a_topic_created_again_after_a_restart_of_its_broker_is_read_when_the_se
         assert "created again" in ended[0] or "Create the topic" in ended[0]
         assert republisher.statistics.consumed == 50
         assert run(settings, source=Source.of("in", "raw"), target="out", group="r").consumed == 30
-    finally:
-        stack.down(tmp_path)
