@@ -5,11 +5,12 @@ Every value arrives as the record `legs:2:17` with key `N1`, unless its entry sa
 
 import gzip
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import google_crc32c
 
-from envelope import DEFAULT_LIMITS, Envelope, Hop, Reason, append_hop, encode
+from envelope import DEFAULT_LIMITS, Envelope, EnvelopeError, Hop, Reason, append_hop, encode
 from envelope import envelope_pb2 as pb
 from envelope.codec import HEAD, SEAL_TAG, varint
 
@@ -54,6 +55,16 @@ def one(name: str, value: bytes | None, *reasons: Reason, **more) -> BadInput:
 
 def accepted_by_codec(name: str, value: bytes, *reasons: Reason, **more) -> BadInput:
     return BadInput(name, (value,), None, frozenset(reasons), **more)
+
+
+def reason(action: Callable[[], object]) -> Reason | None:
+    """Why `action` refuses what it is given, which it has to say in words as well; None when it does not."""
+    try:
+        action()
+    except EnvelopeError as error:
+        assert error.detail
+        return error.reason
+    return None
 
 
 def unsealed(tail: bytes) -> bytes:

@@ -2,10 +2,10 @@
 
 import pytest
 
-from envelope import EnvelopeError, Reason, decode
+from envelope import decode
 from envelope.hops import HopWriter
 from jobs.republish import Passage, Record, Source, identity
-from tests.unit.bad_inputs import BAD_INPUTS, OFFSET, PARTITION, TOPIC, BadInput
+from tests.unit.bad_inputs import BAD_INPUTS, OFFSET, PARTITION, TOPIC, BadInput, reason
 
 NAMES = [bad.name for bad in BAD_INPUTS]
 
@@ -17,7 +17,7 @@ def test_every_bad_input_has_a_name_of_its_own() -> None:
 @pytest.mark.parametrize("bad", BAD_INPUTS, ids=NAMES)
 def test_the_codec_reads_it_or_says_why_not(bad: BadInput) -> None:
     for value in bad.values:
-        assert outcome(lambda value=value: decode(value)) in (bad.codec or {None})
+        assert reason(lambda value=value: decode(value)) in (bad.codec or {None})
 
 
 @pytest.mark.parametrize("bad", BAD_INPUTS, ids=NAMES)
@@ -28,7 +28,7 @@ def test_a_republisher_passes_it_on_or_says_why_not(bad: BadInput) -> None:
     hops = HopWriter(TOPIC, PARTITION, "r2")
     for value in bad.values:
         record = Record(TOPIC, PARTITION, OFFSET, bad.key, value, bad.headers, bad.timestamp_ms)
-        result = outcome(lambda record=record: passage.process(record, hops))
+        result = reason(lambda record=record: passage.process(record, hops))
         assert result in (bad.passage or {None})
         if result is None:
             (out,) = passage.process(
@@ -38,12 +38,3 @@ def test_a_republisher_passes_it_on_or_says_why_not(bad: BadInput) -> None:
             before, after = decode(value), decode(out.value)
             assert after.chain[:-1] == before.chain
             assert (after.payload, after.unknown) == (before.payload, before.unknown)
-
-
-def outcome(action) -> Reason | None:
-    try:
-        action()
-    except EnvelopeError as error:
-        assert error.detail
-        return error.reason
-    return None

@@ -2,24 +2,15 @@
 
 import pytest
 
-from envelope import Envelope, EnvelopeError, Hop, Limits, Reason, append_hop, decode, encode, encode_hop
+from envelope import Envelope, Hop, Limits, Reason, append_hop, decode, encode, encode_hop
 from envelope import envelope_pb2 as pb
 from envelope.codec import HEAD, append_bytes, check_head, check_seal, is_sealed, parse, rewrite, varint
 from envelope.framing import strip_frame
 from envelope.limits import MAX_INDEX, check_coordinates, check_topic
-from tests.unit.bad_inputs import sealed, unsealed
+from tests.unit.bad_inputs import reason, sealed, unsealed
 
 HOP = Hop("raw", 1, 3, via="r", index=0, count=1)
 SMALL = Limits(hops=2, payload_bytes=10, overhead_bytes=100, topic_chars=5)
-
-
-def reason(action) -> Reason | None:
-    try:
-        action()
-    except EnvelopeError as error:
-        assert error.detail
-        return error.reason
-    return None
 
 
 @pytest.mark.parametrize(
