@@ -24,13 +24,6 @@ def session(cassandra_url):
     cluster.shutdown()
 
 
-@pytest.fixture(scope="module")
-def keyspace(cassandra_url, worker_id):
-    name = f"server_{worker_id}"
-    apply_schema(f"{cassandra_url}/{name}?replication=1")
-    return name
-
-
 @pytest.fixture
 def own_keyspace(cassandra_url, session):
     """A keyspace for one test, which may break it."""

@@ -8,42 +8,12 @@ import pytest
 
 from persistence.contract.processes import increment_with
 from persistence.errors import Conflict, Fenced, Transient
-from persistence.protocol import Manifest, Progress, Stored, Write
+from persistence.protocol import Stored, Write
 from persistence.redis import open_store
-from tests.support.proxy import Fault, Proxy
+from tests.support.proxy import BREAKING, Fault
 from tests.support.stores import begun
 
 pytestmark = pytest.mark.integration
-
-BREAKING = [Fault.CUT_BEFORE, Fault.CUT_AFTER, Fault.HALF_CLOSE]
-
-
-@pytest.fixture
-def proxy(valkey):
-    proxy = Proxy(("127.0.0.1", valkey.port))
-    yield proxy
-    proxy.close()
-
-
-@pytest.fixture
-def url(proxy):
-    return f"redis://127.0.0.1:{proxy.port}?buckets=4"
-
-
-@pytest.fixture
-def store(url):
-    store = open_store(url)
-    yield store
-    store.close()
-
-
-@pytest.mark.parametrize("fault", BREAKING)
-def test_a_write_whose_connection_breaks_takes_effect_once(store, direct, proxy, stage, marker, fault):
-    term = begun(store, stage)
-    met = proxy.arm(marker, fault)
-    store.save(stage, [Write(b"k", 1, marker)], term=term, batch=1)
-    assert met.is_set()
-    assert direct.load(stage, [b"k"]) == {b"k": Stored(2, term, 1, marker)}
 
 
 @pytest.mark.parametrize("fault", BREAKING)
@@ -104,54 +74,11 @@ def test_a_term_is_acquired_through_a_broken_connection(store, direct, proxy, st
     direct.save(stage, [Write(b"k", 1, b"new")], term=acquired, batch=0)
 
 
-@pytest.mark.parametrize("fault", BREAKING)
-def test_a_manifest_is_saved_once_through_a_broken_connection(store, direct, proxy, stage, marker, fault):
-    flow = stage.flow_ref
-    manifest = Manifest(term=store.acquire_term(flow), batch=3, positions={marker.decode(): {0: Progress(7)}})
-    met = proxy.arm(marker, fault)
-    store.save_manifest(flow, manifest)
-    assert met.is_set()
-    assert direct.load_manifest(flow) == manifest
-
-
-def test_reads_go_on_over_broken_connections(store, direct, proxy, stage):
-    keys = [b"%d" % i for i in range(100)]
-    begun(direct, stage, keys)
-    for _ in range(3):
-        proxy.cut()
-        assert store.load(stage, keys).keys() == set(keys)
-        proxy.cut()
-        assert {key for key, _ in store.scan(stage)} == set(keys)
-
-
 def test_a_server_that_stays_away_is_transient_with_a_remedy_and_no_secret(url, proxy, stage):
     store = open_store(f"{url}&retry_for=0.3".replace("redis://", "redis://:hunter2@"))
     with proxy.refusing(), pytest.raises(Transient, match=r"cannot be reached.*Check that it runs") as caught:
         store.load(stage, [b"k"])
     assert "hunter2" not in str(caught.value)
-    store.close()
-
-
-def test_a_write_that_was_sent_before_a_newer_run_began_changes_nothing_when_it_arrives(
-    url, direct, proxy, stage, marker
-):
-    store = open_store(f"{url}&timeout=60")
-    term = begun(store, stage, [b"k", b"untouched"])
-    held = proxy.arm(marker, Fault.HOLD_BEFORE)
-    with ThreadPoolExecutor(1) as pool:
-        zombie = pool.submit(
-            store.save, stage, [Write(key, 1, marker) for key in (b"k", b"untouched")], term=term, batch=1
-        )
-        assert held.wait(60)
-        newer = direct.acquire_term(stage.flow_ref)
-        direct.save(stage, [Write(b"k", 1, b"newer")], term=newer, batch=0)
-        proxy.release()
-        with pytest.raises(Fenced):
-            zombie.result(60)
-    assert direct.load(stage, [b"k", b"untouched"]) == {
-        b"k": Stored(2, newer, 0, b"newer"),
-        b"untouched": Stored(1, term, 0, b"first"),
-    }
     store.close()
 
 

@@ -19,6 +19,10 @@ class Fault(Enum):
     HALF_CLOSE = "the request is passed on, and the client is told that nothing more will come"
 
 
+BREAKING = [Fault.CUT_BEFORE, Fault.CUT_AFTER, Fault.HALF_CLOSE]
+"""Faults after which the connection is of no use any more."""
+
+
 class Proxy:
     """Passes bytes between clients and one server.
 
