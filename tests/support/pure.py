@@ -4,7 +4,10 @@ import itertools
 import json
 from typing import Any
 
+import polars as pl
+
 from aggregations.element import Element, Record
+from aggregations.fields import Fields, count, total
 from aggregations.flow import Flow
 from aggregations.memory import MemoryRunner
 from aggregations.run import bind
@@ -14,6 +17,9 @@ from envelope import Envelope, Hop, Node, encode
 TOPIC = "legs"
 TOPIC_ID = "T1"
 COLUMNS = {"tail": str, "carrier": str, "minutes": int, "delay": float, "late": bool}
+
+FLEET = Fields(n=count(), m=total("minutes"))
+"""What both stages of `fleet` keep."""
 
 _names = itertools.count()
 
@@ -38,6 +44,22 @@ def leg(offset: int, key: str | None = "N1", *, partition: int = 0, topic: str =
     value = {"tail": key, **columns}
     return Record(
         topic, partition, offset, None if key is None else key.encode(), json.dumps(value).encode(), topic_id=TOPIC_ID
+    )
+
+
+def batch(*offsets: int) -> list[Record]:
+    """Records of three aircraft and two carriers; the minutes are the offset."""
+    return [leg(offset, f"N{offset % 3}", carrier="UA" if offset % 2 else "AA", minutes=offset) for offset in offsets]
+
+
+def fleet() -> Flow:
+    """A flow of two stages that folds what has minutes."""
+    return (
+        Flow("fleet")
+        .source(bare())
+        .filter(pl.col("minutes") > 0)
+        .aggregate("aircraft", "tail", FLEET)
+        .aggregate("carrier", "carrier", FLEET)
     )
 
 

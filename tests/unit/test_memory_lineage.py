@@ -1,0 +1,85 @@
+"""Which messages the in-memory runner takes for one: by chain, root, topic id and cluster."""
+
+from collections import Counter
+
+from aggregations.flow import Flow
+from aggregations.memory import MemoryRunner
+from envelope import Hop, Verdict, decode
+from tests.support.pure import FLEET, TOPIC, bare, chained, fresh_store, hop, leg, runner, states, wrapped
+
+
+def test_a_retry_passage_reads_as_the_direct_one_and_its_message_is_late():
+    direct = hop("raw", 0, 7)
+    run = runner(Flow("f").source(wrapped()).aggregate("a", "tail", FLEET))
+    later = [chained(n, hop("raw", 0, 8 + n), minutes=1) for n in range(3)]
+    by_retry = chained(5, hop("raw", 0, 7, transparent=True), hop("retry", 2, 1), minutes=1)
+    run.process(later)
+    assert run.process([by_retry]).verdicts["a"] == Counter(late=1)
+    assert run.process([chained(6, direct, minutes=1)]).verdicts["a"] == Counter(duplicate=1)
+
+
+def test_a_resent_message_is_a_duplicate_by_its_root_though_its_own_offset_is_new():
+    run = runner(Flow("f").source(wrapped()).aggregate("a", "tail", FLEET))
+    run.process([chained(0, hop("raw", 0, 7), minutes=1)])
+    assert run.process([chained(1, hop("raw", 0, 7), minutes=1)]).verdicts["a"] == Counter(duplicate=1)
+
+
+def test_another_output_of_the_same_input_is_another_message():
+    run = runner(Flow("f").source(wrapped()).aggregate("a", "tail", FLEET))
+    run.process([chained(n, hop("raw", 0, 7, n), minutes=1) for n in range(3)])
+    assert states(run, "a") == {"N1": {"n": 3, "m": 3}}
+
+
+def test_a_root_topic_created_again_is_folded_beside_the_old_one():
+    run = runner(Flow("f").source(wrapped()).aggregate("a", "tail", FLEET))
+    run.topic_ids = {"raw": "old"}
+
+    def root(offset, topic_id):
+        return chained(offset, Hop("raw", 0, 3, via="wrap", index=0, topic_id=topic_id), minutes=1)
+
+    assert run.process([root(0, "old")]).verdicts["a"] == Counter(accepted=1)
+    run.topic_ids = {"raw": "new"}
+    assert run.process([root(1, "new")]).verdicts["a"] == Counter(new_incarnation=1)
+    assert run.process([root(2, "new"), root(3, "old")]).verdicts["a"] == Counter(duplicate=2)
+    assert run.run.manifest.incarnations["raw"] == ("old", "new")
+
+
+def test_a_message_from_before_the_topic_was_created_again_is_stale_and_folded_by_its_own_lane():
+    run = runner(Flow("f").source(wrapped()).aggregate("a", "tail", FLEET))
+
+    def root(offset, at, topic_id):
+        return chained(offset, Hop("raw", 0, at, via="wrap", index=0, topic_id=topic_id), minutes=1)
+
+    run.topic_ids = {"raw": "old"}
+    run.process([root(0, 3, "old")])
+    run.topic_ids = {"raw": "new"}
+    run.process([root(1, 0, "new")])
+    assert run.process([root(2, 4, "old"), root(3, 3, "old")]).verdicts["a"] == Counter(
+        stale_incarnation=1, duplicate=1
+    )
+
+
+def test_ids_and_topics_that_only_messages_name_are_folded_by_their_lanes_and_never_remembered():
+    run = runner(Flow("f").source(wrapped()).aggregate("a", "tail", FLEET))
+    run.topic_ids = {"raw": "now"}
+    named = [Hop("raw", 0, 3, via="wrap", index=0, topic_id=f"id-{n}") for n in range(50)]
+    named += [Hop(f"raw-{n}", 0, 3, via="wrap", index=0, topic_id="now") for n in range(50)]
+    report = run.process([chained(n, hop, minutes=1) for n, hop in enumerate(named)])
+    assert states(run, "a") == {"N1": {"n": 100, "m": 100}}
+    assert report.verdicts["a"][Verdict.STALE_INCARNATION] == 50
+    assert run.run.manifest.incarnations == {"legs": ("T1",)}
+
+
+def test_an_unknown_topic_id_of_a_root_is_taken_for_the_current_one():
+    flow = Flow("f").source(wrapped()).aggregate("a", "tail", FLEET)
+    run = MemoryRunner(flow, {"a": fresh_store()}, topic_ids={"raw": "now"})
+    run.process([chained(0, Hop("raw", 0, 3, via="wrap", index=0), minutes=1)])
+    again = run.process([chained(1, Hop("raw", 0, 3, via="wrap", index=0, topic_id="now"), minutes=1)])
+    assert again.verdicts["a"] == Counter(duplicate=1)
+
+
+def test_the_cluster_of_the_source_is_part_of_its_lineage():
+    run = runner(Flow("f").source(bare(cluster="west")).aggregate("a", "tail", FLEET).publish("out"))
+    run.process([leg(1, minutes=1)])
+    assert list(run.states("a")[b"N1"].windows.lanes) == [f"west/{TOPIC}:0#T1"]
+    assert decode(run.outputs[0].value).chain[0].cluster == "west"
