@@ -4,9 +4,9 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
+from aggregations.element import Record
 from aggregations.fields import Fields, count
 from aggregations.flow import Flow
 from aggregations.run import begin, bind
@@ -18,6 +18,7 @@ from jobs.letters import Letters
 from persistence.kafka import AcknowledgedProducer, KafkaSettings, Topics
 from persistence.protocol import FlowRef
 from persistence.registry import open_store
+from tests.support.pure import table_of
 
 pytestmark = pytest.mark.integration
 
@@ -58,16 +59,7 @@ class Broker:
         run = begin(flow, bind(flow, {}, store))
         known = {self.legs: self.ids[self.legs]}
         job = Job(flow, run.ref, dict(run.urls), run.term, run.batch, 1, self.settings, self.dead, known, {}, **options)
-        rows = pa.table(
-            {
-                "key": pa.array([b"N1"] * len(values), pa.binary()),
-                "value": pa.array(values, pa.binary()),
-                "topic": [self.legs] * len(values),
-                "partition": pa.array([0] * len(values), pa.int32()),
-                "offset": range(len(values)),
-                "timestamp": pa.array([0] * len(values), pa.timestamp("us")),
-            }
-        )
+        rows = table_of([Record(self.legs, 0, offset, b"N1", value) for offset, value in enumerate(values)])
         parcels = [row for batch in reading(job)(iter(rows.to_batches())) for row in batch.to_pylist()]
         report, failures = outcome_of((row["kind"], row["payload"]) for row in parcels)
         run.close()

@@ -2,9 +2,11 @@
 
 import itertools
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import polars as pl
+import pyarrow as pa
 
 from aggregations.element import Element, Record
 from aggregations.fields import Fields, count, total
@@ -44,6 +46,20 @@ def leg(offset: int, key: str | None = "N1", *, partition: int = 0, topic: str =
     value = {"tail": key, **columns}
     return Record(
         topic, partition, offset, None if key is None else key.encode(), json.dumps(value).encode(), topic_id=TOPIC_ID
+    )
+
+
+def table_of(records: Sequence[Record]) -> pa.Table:
+    """Records as the columns that Spark's Kafka source gives, without headers."""
+    return pa.table(
+        {
+            "key": pa.array([one.key for one in records], pa.binary()),
+            "value": pa.array([one.value for one in records], pa.binary()),
+            "topic": [one.topic for one in records],
+            "partition": pa.array([one.partition for one in records], pa.int32()),
+            "offset": [one.offset for one in records],
+            "timestamp": pa.array([one.timestamp_ms * 1000 for one in records], pa.timestamp("us")),
+        }
     )
 
 

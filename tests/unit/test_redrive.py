@@ -3,7 +3,6 @@
 import json
 import uuid
 
-import pyarrow as pa
 import pytest
 
 from aggregations.columns import Decoder
@@ -17,6 +16,7 @@ from envelope import Envelope, EnvelopeError, Hop, Reason, append_hop, decode, e
 from envelope.deadletter import DeadLetter
 from envelope.redrive import Redrive, redrive_hops
 from jobs.redrive import redriven as redriven_value
+from tests.support.pure import table_of
 
 LEGS = Topic("legs", Json({"tail": str, "carrier": str, "air": float}))
 BROKEN = {"until": 0}
@@ -50,19 +50,6 @@ def redriven(record: Record, offset: int, redrive: Redrive, letter: int = 0) -> 
     for hop in redrive_hops(died, Hop("dead", 0, letter), redrive):
         value = append_hop(value, hop)
     return Record("legs", 0, offset, record.key, value, topic_id="L")
-
-
-def table_of(records):
-    return pa.table(
-        {
-            "key": pa.array([one.key for one in records], pa.binary()),
-            "value": pa.array([one.value for one in records], pa.binary()),
-            "topic": [one.topic for one in records],
-            "partition": pa.array([one.partition for one in records], pa.int32()),
-            "offset": [one.offset for one in records],
-            "timestamp": [one.timestamp_ms for one in records],
-        }
-    )
 
 
 def runner() -> MemoryRunner:

@@ -4,7 +4,6 @@ import json
 import uuid
 
 import polars as pl
-import pyarrow as pa
 import pytest
 
 from aggregations.element import Record
@@ -18,6 +17,7 @@ from aggregations.spark.messages import MessagePath
 from aggregations.spark.path import Work
 from envelope import Envelope, encode
 from persistence.kafka import KafkaSettings
+from tests.support.pure import table_of
 
 LEGS = Topic("legs", Json({"tail": pl.String, "carrier": pl.String, "note": pl.String}))
 
@@ -25,19 +25,6 @@ LEGS = Topic("legs", Json({"tail": pl.String, "carrier": pl.String, "note": pl.S
 def leg(offset: int, note: str | None) -> Record:
     payload = json.dumps({"tail": "N1", "carrier": "AA", "note": note}).encode()
     return Record("legs", 0, offset, b"N1", encode(Envelope(payload, key=b"N1")), topic_id="T1")
-
-
-def table_of(records: list[Record]) -> pa.Table:
-    return pa.table(
-        {
-            "key": pa.array([one.key for one in records], pa.binary()),
-            "value": pa.array([one.value for one in records], pa.binary()),
-            "topic": [one.topic for one in records],
-            "partition": pa.array([one.partition for one in records], pa.int32()),
-            "offset": [one.offset for one in records],
-            "timestamp": pa.array([0 for _ in records], pa.timestamp("us")),
-        }
-    )
 
 
 def everything(_element: object) -> bool:
