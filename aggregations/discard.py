@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from aggregations.element import Element, Record
+from aggregations.element import Record
 from aggregations.flow import Flow, Stage
 from aggregations.run import Run
 from aggregations.source import RecordDecoder
@@ -64,17 +64,8 @@ def fill_holes(run: Run, records: Sequence[Record], *, apply: bool) -> dict[Node
             filled[record.node] = error
             continue
         filled[record.node] = 0
-        elements.append(
-            Element(
-                value=read.columns,
-                key=read.key,
-                own=record.node,
-                chain=read.chain,
-                event_time_us=read.event_time_us,
-                event_id=read.event_id,
-                headers=record.headers,
-            )
-        )
+        # By the coordinates that the caller knows it by, also where the source has a cluster.
+        elements.append(replace(read.element(record.headers), own=record.node))
     applied = Applied(elements, flow.topic.schema)
     for stage in flow.stages:
         applied = apply_steps(stage.before, applied.elements, applied.schema)

@@ -136,17 +136,7 @@ class MemoryRunner:
             except EnvelopeError as error:
                 batch.bury("", record.node, error.reason, error.detail)
                 continue
-            elements.append(
-                Element(
-                    value=read.columns,
-                    key=read.key,
-                    own=read.lineage.own,
-                    chain=read.chain,
-                    event_time_us=read.event_time_us,
-                    event_id=read.event_id,
-                    headers=record.headers,
-                )
-            )
+            elements.append(read.element(record.headers))
         return elements
 
     def _stage(self, stage: Stage, applied: Applied, batch: _Batch, incarnations: Incarnations) -> Applied:

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import polars as pl
 
-from aggregations.element import Record
+from aggregations.element import Element, Record
 from aggregations.payload import Json, Payload, Protobuf, Raw, payload_of
 from envelope import DEFAULT_LIMITS, Envelope, EnvelopeError, Hop, Limits, Lineage, Node, Reason, Siblings, decode
 from envelope.codec import HEAD
@@ -96,6 +96,18 @@ class Decoded:
     event_id: str
     event_time_us: int
     identity: str
+
+    def element(self, headers: tuple[tuple[str, bytes | None], ...]) -> Element[dict[str, object]]:
+        """The element that enters the flow, with its record's headers."""
+        return Element(
+            value=self.columns,
+            key=self.key,
+            own=self.lineage.own,
+            chain=self.chain,
+            event_time_us=self.event_time_us,
+            event_id=self.event_id,
+            headers=headers,
+        )
 
 
 class RecordDecoder:

@@ -95,17 +95,7 @@ class MessagePath:
             if read.chain and work.roots.is_beyond(read.lineage.resolved(work.roots.topic_ids).root):
                 work.bury(record.node, "", Reason.BAD_COORDINATES, DETAIL, str(read.lineage))
                 continue
-            elements.append(
-                Element(
-                    value=read.columns,
-                    key=read.key,
-                    own=read.lineage.own,
-                    chain=read.chain,
-                    event_time_us=read.event_time_us,
-                    event_id=read.event_id,
-                    headers=record.headers,
-                )
-            )
+            elements.append(read.element(record.headers))
         return elements
 
     def _enter(self, work: Work, stage: Stage, before: Applied) -> list[Arrival]:
