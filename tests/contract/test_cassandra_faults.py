@@ -93,6 +93,7 @@ def test_closing_does_not_wait_for_a_server_that_is_silent(url, proxy, stage, ma
         store.close()
         proxy.release()
         writing.result(60)
+    store.close()  # the write has opened connections again, to read what became of it
 
 
 def test_in_timestamp_mode_such_a_write_replaces_what_the_newer_run_has_not_written(
