@@ -10,9 +10,6 @@ from persistence.redis.errors import meaning_of
 from persistence.redis.nodes import LOST, Node, Nodes, connect
 from persistence.redis.settings import read_place, read_settings
 
-RISKS = frozenset({"replica", "eviction", "no-aof"})
-"""Names of what can be unsafe about a server."""
-
 
 @dataclass(frozen=True, slots=True)
 class Facts:

@@ -11,7 +11,8 @@ from persistence.secrets import Secret, referred
 from persistence.urls import options, redact, seconds
 
 _OPTIONS = ("timeout", "connect_timeout", "retry_for", "buckets", "prefix", "wait", "waitaof", "wait_timeout", "accept")
-RISKS = ("eviction", "no-aof", "replica")
+RISKS = frozenset({"eviction", "no-aof", "replica"})
+"""Names of what can be unsafe about a server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +185,6 @@ def _pair(text: str) -> tuple[int, int]:
 
 
 def _risks(text: str) -> frozenset[str]:
-    if not set(found := text.split(",")) <= set(RISKS):
+    if not set(found := text.split(",")) <= RISKS:
         raise ValueError
     return frozenset(found)
