@@ -1,11 +1,10 @@
 """Giving up dead letters: their holes are filled as if they had been folded, and nothing is folded."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from aggregations.element import Record
-from aggregations.flow import Flow, Stage
+from aggregations.flow import Stage
 from aggregations.run import Run
 from aggregations.source import RecordDecoder
 from aggregations.stage import Arrival, KeyState, fold_stage
@@ -13,24 +12,7 @@ from aggregations.states import load_states, save_states
 from aggregations.steps import Applied, apply_steps, arrive
 from envelope import EnvelopeError, Node
 from persistence.faults import effect
-from persistence.names import FlowRef
-from persistence.registry import open_store
 from persistence.steps import Step
-
-
-def look(flow: Flow[Any], urls: Mapping[str, str], *, generation: int = 1) -> Run:
-    """Open a flow's stores only to read them: no term is taken, so a run that goes on is not disturbed.
-
-    Args:
-        flow: The flow.
-        urls: URL of the store by stage name, from `aggregations.run.bind`.
-        generation: Generation of the states.
-    """
-    handles = {url: open_store(url) for url in dict.fromkeys(urls.values())}
-    stores = {stage: handles[url] for stage, url in urls.items()}
-    run = Run(flow, FlowRef(flow.name, generation), stores, urls, 0, None)
-    run.manifest = handles[urls[flow.stages[0].name]].load_manifest(run.ref)
-    return run
 
 
 def fill_holes(run: Run, records: Sequence[Record], *, apply: bool) -> dict[Node, int | EnvelopeError]:

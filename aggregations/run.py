@@ -1,7 +1,7 @@
 """One run of a flow against its stores: term, manifests, where to start, and what to write when a batch is done."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 
 import msgspec
@@ -237,15 +237,8 @@ def begin(
         RunRefusedError: The stores do not fit together or to the flow, and that risk is not accepted.
         Fenced: A newer run has begun meanwhile.
     """
-    ref = FlowRef(flow.name, generation)
-    with ExitStack() as opened:
-        handles: dict[str, StateStore] = {}
-        for url in dict.fromkeys(urls.values()):
-            handles[url] = open_store(url)
-            opened.callback(handles[url].close)
-        stores = {name: handles[url] for name, url in urls.items()}
-        run = Run(flow, ref, stores, urls, 0, None, Risk.DEFINITION in accept)
-        ordered = run.distinct_stores()
+    with _opened(flow, urls, generation, accept_definition=Risk.DEFINITION in accept) as run:
+        ref, ordered = run.ref, run.distinct_stores()
         authority = ordered[0][1]
         above = max(store.installed_term(ref) for _, store in ordered)
         run.term = effect(TERM, lambda: authority.acquire_term(ref, above=above))
@@ -257,9 +250,36 @@ def begin(
             # after the very first batch had died between states and manifests would be taken for a new one.
             _save_everywhere(run, Manifest(run.term, 0, definitions=run.definitions()))
         refuse(check_stores(flow.name, run.manifests, run.definitions()), accept)
-        opened.pop_all()
     run.manifest = _common([manifest for _, manifest in run.manifests])
     return run
+
+
+def look(flow: Flow[object], urls: Mapping[str, str], *, generation: int = 1) -> Run:
+    """Open a flow's stores only to read them: no term is taken, so a run that goes on is not disturbed.
+
+    Args:
+        flow: The flow.
+        urls: URL of the store by stage name, from `bind`.
+        generation: Generation of the states.
+    """
+    with _opened(flow, urls, generation) as run:
+        run.manifest = run.stores[flow.stages[0].name].load_manifest(run.ref)
+    return run
+
+
+@contextmanager
+def _opened(
+    flow: Flow[object], urls: Mapping[str, str], generation: int, *, accept_definition: bool = False
+) -> Iterator[Run]:
+    """A run without a term, on open stores; they are closed when the block raises."""
+    with ExitStack() as stack:
+        handles: dict[str, StateStore] = {}
+        for url in dict.fromkeys(urls.values()):
+            handles[url] = open_store(url)
+            stack.callback(handles[url].close)
+        stores = {name: handles[url] for name, url in urls.items()}
+        yield Run(flow, FlowRef(flow.name, generation), stores, urls, 0, None, accept_definition)
+        stack.pop_all()
 
 
 def _save_everywhere(run: Run, manifest: Manifest) -> None:

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from aggregations.discard import fill_holes, look
+from aggregations.discard import fill_holes
 from aggregations.element import Record
 from aggregations.flow import Flow
-from aggregations.run import Run, begin
+from aggregations.run import Run, begin, look
 from envelope import EnvelopeError, Node
 from envelope.deadletter import DeadLetter
 from jobs.letters import Handled, Letter, Letters, Selection

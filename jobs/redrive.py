@@ -49,7 +49,7 @@ def redrive(
         BrokerError: Kafka cannot be reached, lacks a topic, or refuses. What was redriven before may be redriven
             again.
     """
-    found, result = Letters(settings, letters), Handled()
+    found, selection, result = Letters(settings, letters), selection or Selection(), Handled()
     with AcknowledgedProducer(settings) if apply else nullcontext() as producer:
         back = _Back(Topics(settings), producer, mend, result)
         for done, letter in enumerate(found, start=1):
@@ -57,7 +57,7 @@ def redrive(
                 result.foreign += 1
             else:
                 result.letters += 1
-                if (selection or Selection()).takes(letter.facts):
+                if selection.takes(letter.facts):
                     back.bring(letter, letter.facts)
                 else:
                     result.left += 1

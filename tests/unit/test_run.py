@@ -9,7 +9,7 @@ from aggregations.errors import FlowError, RunRefusedError
 from aggregations.fields import Fields, count, total
 from aggregations.flow import Flow
 from aggregations.memory import MemoryRunner
-from aggregations.run import Incarnations, begin, bind, merge_incarnations
+from aggregations.run import Incarnations, begin, bind, look, merge_incarnations
 from envelope import Verdict
 from persistence import registry
 from persistence.errors import Fenced, Terminal
@@ -344,10 +344,13 @@ def open_counted(url):
     return store
 
 
-def test_a_store_that_cannot_be_opened_leaves_none_of_the_others_open(tmp_path):
+@pytest.mark.parametrize(
+    ("opening", "second"), [(begin, "sqlite://{}/file/states.db"), (begin, "nowhere://"), (look, "nowhere://")]
+)
+def test_a_store_that_cannot_be_opened_leaves_none_of_the_others_open(tmp_path, opening, second):
     registry.register("counted+memory", "tests.unit.test_run:open_counted")
     (tmp_path / "file").touch()
     first = f"counted+{fresh_store()}"
     with pytest.raises(Terminal):
-        begin(flow(), {"a": first, "b": f"sqlite://{tmp_path}/file/states.db"})
-    assert sys.modules["tests.unit.test_run"].closed == [first]
+        opening(flow(), {"a": first, "b": second.format(tmp_path)})
+    assert sys.modules["tests.unit.test_run"].closed[-1:] == [first]
