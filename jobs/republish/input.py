@@ -125,6 +125,7 @@ class Input:
         self._before_revoke = before_revoke
         self._connection = ""
         self._looked = time.monotonic()
+        self._joins_again = bool(settings.client().get("group.instance.id"))
         config = settings.client(
             on_error=self._on_error,
             partition_assignment_strategy="cooperative-sticky",
@@ -144,9 +145,7 @@ class Input:
         }
         try:
             self._consumer = Consumer(config)
-            self._consumer.subscribe(
-                self._names, on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost
-            )
+            self._subscribe()
         except KafkaException as error:
             raise broker_error(error.args[0], "setting up the consumer") from error
 
@@ -156,6 +155,8 @@ class Input:
         Raises:
             BrokerError: A topic is gone, or may not be read.
         """
+        if self.assigned and self._joins_again:
+            self._join_again()
         first = self._consumer.consume(1, _WAIT_SECONDS)
         more = self._consumer.consume(most - 1, 0) if first and most > 1 else []
         return cast(list[Consumed], first + more)
@@ -344,6 +345,23 @@ class Input:
     def _on_lost(self, consumer: Consumer, gone: list[TopicPartition]) -> None:
         self._statistics.rebalances += 1
         self._forget(gone)
+
+    def _subscribe(self) -> None:
+        self._consumer.subscribe(
+            self._names, on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost
+        )
+
+    def _join_again(self) -> None:
+        """Join the group a second time, as the member that it is by now.
+
+        A static member that comes back within its session gets its partitions back without a rebalance. If it led
+        the group it still does, but is not told so before version 9 of JoinGroup (KIP-814), of which librdkafka
+        speaks 5: added partitions, which a leader has to look for, would belong to nobody for as long as it runs.
+        """
+        self._before_revoke()  # here: a commit in the callback of an unsubscription is not answered
+        self._joins_again = self.assigned = False
+        self._consumer.unsubscribe()
+        self._subscribe()
 
     def _forget(self, gone: list[TopicPartition]) -> None:
         for part in gone:

@@ -19,7 +19,7 @@ from jobs.republish import Republisher, Source, identity
 from persistence.faults import REPUBLISH_COMMIT, NoFaults, use
 from persistence.kafka import BrokerRefused, BrokerUnavailable, KafkaSettings, Topics
 from tests.integration.republish_process import split
-from tests.support.republish import INPUTS, Make, expected, outputs, produce, read_all, run
+from tests.support.republish import INPUTS, Make, expected, outputs, process, produce, read_all, run
 
 pytestmark = pytest.mark.integration
 
@@ -40,6 +40,34 @@ def test_added_partitions_are_read_from_their_beginning(settings: KafkaSettings,
     copies = outputs(settings, target)
     assert set(copies) == set(expected(settings, source))
     assert {len(values) for values in copies.values()} == {1}
+
+
+def test_partitions_added_while_a_static_member_is_away_are_read_when_it_is_back(
+    settings: KafkaSettings, topic: Make, topics: Topics
+) -> None:
+    source, target, group = topic(1, "in"), topic(1, "out"), uuid.uuid4().hex
+    arguments = {
+        "bootstrap": settings.bootstrap,
+        "options": {"group.instance.id": "one"},
+        "source": source,
+        "kind": "raw",
+        "target": target,
+        "name": "r",
+        "group": group,
+        "max_wait": 0.1,
+    }
+    for partitions, records in ((1, INPUTS[:50]), (3, INPUTS[50:400])):
+        if partitions > 1:
+            topics.add_partitions(source, partitions)
+        produce(settings, source, records)
+        member = process(**arguments)
+        ends = {place: marks.high for place, marks in topics.marks([source]).items()}
+        assert len(ends) == partitions and all(ends.values())
+        while topics.group_offsets(group, [source]) != ends:
+            assert member.poll() is None
+        member.kill()  # its place in the group is kept for as long as its session lasts
+        member.communicate()
+    assert set(outputs(settings, target)) == set(expected(settings, source))
 
 
 def test_a_topic_that_was_created_again_gives_chains_with_its_new_id(settings: KafkaSettings, topics: Topics) -> None:
