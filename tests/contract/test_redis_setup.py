@@ -7,15 +7,10 @@ import pytest
 from persistence.errors import Terminal, Transient
 from persistence.protocol import Stored, Write
 from persistence.redis import open_store, preflight
-from tests.support.redis_server import DURABLE, encrypted, server, until
+from tests.support.redis_server import DURABLE, encrypted, server, state_name, until
 from tests.support.stores import begun
 
 pytestmark = pytest.mark.integration
-
-
-def names(valkey, stage, key=b"k"):
-    """Name of a state of a flow that has one bucket."""
-    return b"hw:{%b:1:0}:%b:%b" % (stage.flow.encode(), stage.stage.encode(), key)
 
 
 @pytest.mark.parametrize(
@@ -75,7 +70,7 @@ def test_wait_counts_a_write_only_when_a_replica_has_it(stage):
             waiting = open_store(f"{primary.url}?wait=1&waitaof=1,1&wait_timeout=2&retry_for=20")
             term = begun(waiting, stage)
             replica.client.config_set("replica-serve-stale-data", "yes")
-            assert replica.client.get(names(primary, stage)) == b"first"
+            assert replica.client.get(state_name(stage)) == b"first"
             replica.signal(signal.SIGSTOP)
             try:
                 with pytest.raises(Terminal, match=r"WAIT was answered \[0\]"):
@@ -83,7 +78,7 @@ def test_wait_counts_a_write_only_when_a_replica_has_it(stage):
             finally:
                 replica.signal(signal.SIGCONT)
             waiting.save(stage, [Write(b"k", 1, b"second")], term=term, batch=1)
-            assert replica.client.get(names(primary, stage)) == b"second"
+            assert replica.client.get(state_name(stage)) == b"second"
             waiting.close()
         store.close()
 

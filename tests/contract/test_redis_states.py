@@ -7,14 +7,10 @@ import pytest
 from persistence.errors import Corrupt, Terminal
 from persistence.protocol import Manifest, Progress, Write
 from persistence.redis import open_store
+from tests.support.redis_server import state_name
 from tests.support.stores import begun
 
 pytestmark = pytest.mark.integration
-
-
-def names(valkey, stage, key=b"k"):
-    """Name of a state of a flow that has one bucket."""
-    return b"hw:{%b:1:0}:%b:%b" % (stage.flow.encode(), stage.stage.encode(), key)
 
 
 def test_states_can_be_read_by_any_other_client(valkey, stage):
@@ -23,7 +19,7 @@ def test_states_can_be_read_by_any_other_client(valkey, stage):
     store.save(stage, [Write(b"N14228", 0, b'{"legs":7}')], term=term, batch=3)
     store.save_manifest(stage.flow_ref, Manifest(term=term, batch=3, positions={"legs": {0: Progress(12)}}))
     client = valkey.client
-    name = names(valkey, stage, b"N14228")
+    name = state_name(stage, b"N14228")
     assert client.get(name) == b'{"legs":7}'
     assert client.hgetall(name.removesuffix(b":N14228")) == {b"N14228": b"1 %d 3" % term}
     flow = client.hgetall(f"hw:{{{stage.flow}:1}}")
@@ -46,7 +42,7 @@ def test_states_can_be_read_by_any_other_client(valkey, stage):
 def test_a_state_that_was_tampered_with_is_corrupt_and_never_empty(valkey, stage, damage, says):
     store = open_store(valkey.url)
     begun(store, stage, [b"a", b"k", b"z"])
-    name = names(valkey, stage)
+    name = state_name(stage)
     damage(valkey.client, name, name.removesuffix(b":k"))
     with pytest.raises(Corrupt, match=f"stage aircraft, key b'k'.*{says}"):
         store.load(stage, [b"a", b"k", b"z"])
@@ -57,7 +53,7 @@ def test_a_state_that_was_tampered_with_is_corrupt_and_never_empty(valkey, stage
 def test_a_state_with_a_damaged_head_is_not_replaced(valkey, stage):
     store = open_store(valkey.url)
     term = begun(store, stage, [b"a", b"k", b"z"])
-    valkey.client.hset(names(valkey, stage).removesuffix(b":k"), "k", "x")
+    valkey.client.hset(state_name(stage).removesuffix(b":k"), "k", "x")
     with pytest.raises(Corrupt, match=r"stage aircraft, key b'k'.*head"):
         store.save(stage, [Write(key, 1, b"second") for key in (b"a", b"k", b"z")], term=term, batch=1)
     assert store.load(stage, [b"a"])[b"a"].version == 1
@@ -67,14 +63,14 @@ def test_a_state_with_a_damaged_head_is_not_replaced(valkey, stage):
 def test_heads_of_another_type_are_corrupt(valkey, stage):
     store = open_store(valkey.url)
     term = begun(store, stage)
-    heads = names(valkey, stage).removesuffix(b":k")
+    heads = state_name(stage).removesuffix(b":k")
     valkey.client.delete(heads)
     valkey.client.set(heads, "x")
     with pytest.raises(Corrupt, match=r"stage aircraft.*another type"):
         store.load(stage, [b"k"])
     with pytest.raises(Corrupt, match=r"stage aircraft.*another type"):
         store.save(stage, [Write(b"k", 1, b"second")], term=term, batch=1)
-    assert valkey.client.get(names(valkey, stage)) == b"first"
+    assert valkey.client.get(state_name(stage)) == b"first"
     store.close()
 
 

@@ -102,6 +102,11 @@ def until(condition, seconds=20):
         time.sleep(0.02)
 
 
+def state_name(stage, key=b"k"):
+    """Name of a state of a flow that has one bucket."""
+    return b"hw:{%b:1:0}:%b:%b" % (stage.flow.encode(), stage.stage.encode(), key)
+
+
 def free_port():
     """A free port whose cluster bus port, 10,000 higher, exists as well."""
     while True:
