@@ -1,17 +1,16 @@
 """`headwater schema` on a real server: what it creates, what it says, and that a store works afterwards."""
 
 import json
-import sys
 import uuid
 
 import pytest
 
-from jobs.cli import main
 from jobs.cli.errors import Exit
 from persistence.cassandra import open_store
 from persistence.cassandra.driver import connect
 from persistence.cassandra.settings import Settings
 from persistence.protocol import FlowRef
+from tests.support.cli import run
 
 
 @pytest.fixture
@@ -26,11 +25,9 @@ def url(cassandra_url):
 
 def headwater(monkeypatch, capsys, *arguments):
     """Run a command here: (exit code, standard output, lines of standard error)."""
-    monkeypatch.setattr(sys, "argv", ["headwater", *arguments])
-    with pytest.raises(SystemExit) as ended:
-        main()
+    code = run(monkeypatch, *arguments)
     out, err = capsys.readouterr()
-    return ended.value.code or 0, out, err.splitlines()
+    return code, out, err.splitlines()
 
 
 def test_apply_creates_what_is_missing_says_so_and_the_store_works(url, monkeypatch, capsys):

@@ -11,9 +11,9 @@ import pytest
 from envelope import HolesFullError, Reason
 from envelope.windows import HOLES
 from jobs import redrive as redriving
-from jobs.cli import main
 from jobs.redrive import redrive
 from tests.messages import Leg
+from tests.support.cli import run
 from tests.support.flows import fleet, totals
 from tests.support.world import Sent, World, alone, legs, verdicts
 
@@ -24,12 +24,10 @@ TOO_MUCH = 2**62  # minutes; two of them are more than 64 bits hold
 
 def headwater(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
     """Run a command here and return its one line of JSON."""
-    monkeypatch.setattr(sys, "argv", ["headwater", *arguments, "--json"])
     capsys.readouterr()
-    with pytest.raises(SystemExit) as ended:
-        main()
+    code = run(monkeypatch, *arguments, "--json")
     out, err = capsys.readouterr()
-    assert not ended.value.code, err
+    assert not code, err
     return json.loads(out)
 
 

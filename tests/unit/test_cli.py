@@ -24,6 +24,7 @@ from jobs.stack import StackError
 from persistence.errors import Conflict, Corrupt, Fenced, Terminal, Transient
 from persistence.faults import known_points
 from persistence.kafka import BrokerRefused, BrokerUnavailable, SettingsError
+from tests.support.cli import run
 
 
 def commands(command: Any, path: str = "headwater") -> Iterator[tuple[str, Any]]:
@@ -36,13 +37,6 @@ EVERY = dict(commands(get_command(app)))
 PARAMETERS = [
     (path, parameter) for path, command in EVERY.items() for parameter in command.params if parameter.name != "help"
 ]
-
-
-def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["headwater", *arguments])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    return int(ended.value.code or 0)
 
 
 @pytest.mark.parametrize("path", EVERY)

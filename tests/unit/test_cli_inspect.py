@@ -1,7 +1,6 @@
 """States of a real run, as `headwater inspect` shows them."""
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,8 +11,8 @@ from aggregations.flow import Flow
 from aggregations.memory import MemoryRunner
 from aggregations.run import bind
 from aggregations.source import Json, Topic
-from jobs.cli import main
 from jobs.inspect import states
+from tests.support.cli import run as headwater
 
 flow = (
     Flow("visits")
@@ -35,10 +34,7 @@ def store(tmp_path: Path) -> str:
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["headwater", "inspect", "visits:flow", *arguments])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    return int(ended.value.code or 0)
+    return headwater(monkeypatch, "inspect", "visits:flow", *arguments)
 
 
 @pytest.fixture(autouse=True)

@@ -1,14 +1,13 @@
 import json
-import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from jobs.cli import main
 from jobs.demo import home, play, report
 from jobs.demo.play import Result
 from jobs.settings import UsageError
+from tests.support.cli import run as headwater
 
 CARRIER = {"legs": 10, "air_minutes": 100, "dep_delay": 5, "arr_delay": -7, "worst_delay": 33, "cancelled": 1}
 
@@ -37,10 +36,7 @@ def result(*mismatches: str) -> Result:
 def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, found: Result, *arguments: str) -> int:
     monkeypatch.setattr(play, "play", lambda *given, **named: found)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setattr(sys, "argv", ["headwater", "demo", *arguments])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    return int(ended.value.code or 0)
+    return headwater(monkeypatch, "demo", *arguments)
 
 
 def test_json_ends_with_one_object_of_all_counts(
