@@ -13,7 +13,6 @@ import typer
 
 from jobs.cli import demo, discard, faults, inspect, redrive, republish, run, schema, stack
 from jobs.cli.errors import explain
-from jobs.cli.signals import exit_code
 from jobs.environment import DEBUG
 from jobs.screen import LogLines
 
@@ -76,9 +75,6 @@ def main() -> None:
     try:
         app(prog_name="headwater")
     except Exception as error:
-        if (ended := exit_code()) is not None:
-            # The signal came inside a call of a C library, out of which the exit came as something else.
-            sys.exit(ended)
         if os.environ.get(DEBUG):
             raise
         code, line = explain(error)

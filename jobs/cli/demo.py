@@ -37,8 +37,7 @@ def demo(
     from jobs.demo.play import play
     from jobs.demo.report import as_json, show
 
-    exit_on_sigterm()
-    with directory(keep=keep) as home:
+    with directory(keep=keep) as home, exit_on_sigterm():
         url, generation = prepared(store, home)
         result = play(flights, url, home, generation=generation)
         if json:

@@ -2,11 +2,10 @@
 
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from jobs.screen import say
-
-_received: list[int] = []
 
 
 def on_signals(stop: Callable[[], None], line: str) -> None:
@@ -22,16 +21,25 @@ def on_signals(stop: Callable[[], None], line: str) -> None:
         signal.signal(number, ask)
 
 
-def exit_on_sigterm() -> None:
-    """Let SIGTERM raise `SystemExit`, so that what was started is ended on the way out."""
+@contextmanager
+def exit_on_sigterm() -> Iterator[None]:
+    """Let SIGTERM raise `SystemExit` as long as the block runs, so that what was started is ended on the way out.
+
+    The block is left by `SystemExit` also when the signal came inside a call of a C library, out of which it came as
+    another exception.
+    """
+    received: list[int] = []
 
     def leave(number: int, frame: object) -> None:
-        _received.append(number)
+        received.append(number)
         sys.exit(128 + number)
 
-    signal.signal(signal.SIGTERM, leave)
-
-
-def exit_code() -> int | None:
-    """Exit code of the signal that ends this process; None when none did."""
-    return 128 + _received[0] if _received else None
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    except Exception:
+        if received:
+            sys.exit(128 + received[0])
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -115,8 +115,8 @@ def _cluster_id() -> str:
 def _format(command: tuple[str, ...]) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     if done.returncode != 0:
-        said = (done.stderr or done.stdout).strip().splitlines()
-        raise StackError(f"Kafka could not format its storage ({said[-1] if said else 'no word why'})")
+        said = [line for line in (done.stderr or done.stdout).splitlines() if line[:1].strip()]  # no lines of a stack
+        raise StackError(f"Kafka could not format its storage ({' | '.join(said[-3:]) or 'no word why'})")
 
 
 def _is_ready(port: int, address: str) -> bool:

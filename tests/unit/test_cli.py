@@ -4,6 +4,7 @@ import json
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,6 @@ from typer.main import get_command
 from aggregations.errors import DefinitionChangedError, FlowError, RunRefusedError
 from jobs.cli import app, main
 from jobs.cli.errors import Exit, explain
-from jobs.cli.signals import exit_on_sigterm
 from jobs.demo.children import DemoError
 from jobs.jars import JarsUnavailable
 from jobs.java import JavaUnavailable
@@ -100,23 +100,22 @@ def test_an_error_is_one_line_on_standard_error(
     assert err == f"headwater: there is no module no_such_module in {tmp_path} nor on PYTHONPATH\n"
 
 
-def test_a_signal_s_exit_is_kept_when_a_c_library_s_call_makes_something_else_of_it(
-    monkeypatch: pytest.MonkeyPatch,
+def test_a_demo_that_is_stopped_inside_a_c_library_s_call_ends_with_the_signal_s_code_and_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def interrupted(**_: object) -> None:
+    def interrupted(count: int, store: str, home: Path, **_: object) -> None:
+        (home / "stack").mkdir()
         try:
             signal.raise_signal(signal.SIGTERM)
         except SystemExit:
             raise TypeError from None
 
     before = signal.getsignal(signal.SIGTERM)
-    monkeypatch.setattr("jobs.cli.signals._received", [])
-    monkeypatch.setattr("jobs.cli.app", interrupted)
-    try:
-        exit_on_sigterm()
-        assert run(monkeypatch, "demo") == 128 + signal.SIGTERM
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr("jobs.demo.play.play", interrupted)
+    assert run(monkeypatch, "demo") == 128 + signal.SIGTERM
+    assert list(tmp_path.iterdir()) == []
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_a_stack_trace_is_there_for_those_who_ask(monkeypatch: pytest.MonkeyPatch) -> None:
