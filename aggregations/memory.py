@@ -89,10 +89,7 @@ class MemoryRunner:
         for stage in self.flow.stages:
             applied = self._stage(stage, applied, batch, incarnations)
         self._finish(self.flow.tail, applied, batch)
-        ends: dict[tuple[str, int], int] = {}
-        for record in batch.records.values():
-            place = (record.topic, record.partition)
-            ends[place] = max(ends.get(place, 0), record.offset + 1)
+        ends = {(record.topic, record.partition): record.offset + 1 for record in batch.records.values()}
         manifest = self.run.following(ends, consumed, incarnations.merged())
         commit(
             lambda: self._publish(batch),
@@ -194,5 +191,6 @@ class MemoryRunner:
         save_states(self.run, stage, batch.outcomes[stage.name].states)
 
     def _consumed_ids(self, batch: _Batch) -> dict[str, str]:
-        ids = {record.topic: record.topic_id for record in batch.records.values() if record.topic_id}
-        return {self.topic.name: self.topic_ids.get(self.topic.name, ""), **ids} if self.topic_ids or ids else {}
+        """Topic ids of what is consumed, where they are known: what a record names goes before what was given."""
+        given = {topic: topic_id for topic, topic_id in self.topic_ids.items() if topic == self.topic.name}
+        return given | {record.topic: record.topic_id for record in batch.records.values() if record.topic_id}

@@ -128,22 +128,18 @@ def check_stores(
         definitions: Definition hash by stage.
     """
     findings: list[Finding] = []
-    empty = [name for name, manifest in manifests if manifest is None]
-    if empty and len(empty) < len(manifests):
-        # Written downstream-first: only the most upstream stores may lack their first manifest.
-        lost = [
-            name
-            for i, (name, manifest) in enumerate(manifests)
-            if manifest is None and any(m for _, m in manifests[:i])
-        ]
-        if lost:
-            findings.append(
-                _unsafe(
-                    Risk.STORE_EMPTY,
-                    f"flow {flow}: the store of stage {', '.join(lost)} is empty and a store upstream of it is not",
-                    "Restore it, or rebuild the flow into a new generation",
-                )
+    # Written downstream-first: only the most upstream stores may lack their first manifest.
+    lost = [
+        name for i, (name, manifest) in enumerate(manifests) if manifest is None and any(m for _, m in manifests[:i])
+    ]
+    if lost:
+        findings.append(
+            _unsafe(
+                Risk.STORE_EMPTY,
+                f"flow {flow}: the store of stage {', '.join(lost)} is empty and a store upstream of it is not",
+                "Restore it, or rebuild the flow into a new generation",
             )
+        )
     for (up, upstream), (down, downstream) in pairwise(manifests):
         if downstream is None:
             continue
@@ -180,7 +176,7 @@ def plan(flow: str, start: Manifest | None, manifests: Sequence[tuple[str, Manif
         manifests: (first stage of the store, its manifest), upstream first.
         broker: What the broker says.
     """
-    known_id = start.topic_ids.get(broker.topic, "") if start else ""
+    known_id = start.topic_ids.get(broker.topic) if start else None
     findings, progress = [], start.positions.get(broker.topic, {}) if start else {}
     if known_id and broker.topic_id and known_id != broker.topic_id:
         findings.append(recreated(flow, broker.topic, known_id, broker.topic_id))
@@ -260,4 +256,6 @@ def refuse(findings: Sequence[Finding], accept: Collection[str]) -> None:
         risks = " ".join(f"--accept {risk}" for risk in dict.fromkeys(finding.risk for finding in left))
         changed = all(finding.risk == Risk.DEFINITION for finding in left)
         error = DefinitionChangedError if changed else RunRefusedError
-        raise error("; ".join(f"{one.what.rstrip('.')}. {one.remedy.rstrip('.')}" for one in left) + f" ({risks})")
+        raise error(
+            "; ".join(f"{one.what.removesuffix('.')}. {one.remedy.removesuffix('.')}" for one in left) + f" ({risks})"
+        )

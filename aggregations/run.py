@@ -66,7 +66,7 @@ class Incarnations:
 
     def verdict(self, topic: str, topic_id: str) -> Verdict | None:
         """What a root of this topic id is; None for the current one unless it is new to a topic that had others."""
-        current = self.current.get(topic, "")
+        current = self.current.get(topic)
         if not topic_id or not current:
             return None
         if topic_id != current:
@@ -165,7 +165,8 @@ class Run:
         positions: dict[str, dict[int, Progress]] = {}
         if before is not None:
             for topic, partitions in before.positions.items():
-                if before.topic_ids.get(topic, "") == topic_ids.get(topic, before.topic_ids.get(topic, "")):
+                known = before.topic_ids.get(topic, "")
+                if topic_ids.get(topic, known) == known:
                     positions[topic] = dict(partitions)
         for (topic, partition), offset in offsets.items():
             mine = positions.setdefault(topic, {})
@@ -301,10 +302,8 @@ def _common(manifests: Sequence[Manifest | None]) -> Manifest | None:
         topic: {partition: Progress(offset) for partition, offset in partitions.items()}
         for topic, partitions in minimum(manifests).items()
     }
-    # Ids are only ever appended, so the longest list has them all in order of age.
-    incarnations = merge_incarnations(
-        {}, *sorted((manifest.incarnations for manifest in found), key=lambda ids: -sum(map(len, ids.values())))
-    )
+    # Ids are only ever appended: of one topic all the lists begin alike, and merged they stay in order of age.
+    incarnations = merge_incarnations(*(manifest.incarnations for manifest in found))
     return Manifest(
         term=max(manifest.term for manifest in found),
         batch=max(manifest.batch for manifest in found),

@@ -22,12 +22,12 @@ def dead(run):
 def test_records_that_cannot_be_read_are_dead_letters_with_their_bytes_and_the_others_are_folded():
     run = runner(fleet())
     bad = Record(TOPIC, 0, 5, b"k", b"{", headers=(("h", b"v"),), topic_id="T1")
-    empty = Record(TOPIC, 0, 6, None, None, topic_id="T1")
-    run.process([*batch(1), bad, empty])
-    assert dead(run) == [(5, "", Reason.BAD_PAYLOAD), (6, "", Reason.EMPTY)]
+    empty, other = (Record(TOPIC, 0, offset, None, None, topic_id="T1") for offset in (6, 7))
+    run.process([*batch(1), bad, empty, other])
+    assert dead(run) == [(5, "", Reason.BAD_PAYLOAD), (6, "", Reason.EMPTY), (7, "", Reason.EMPTY)]
     assert run.dead_letters[0].record is bad
     assert run.dead_letters[0].detail
-    assert run.report.reasons == Counter(bad_payload=1, empty=1)
+    assert run.report.reasons == Counter(bad_payload=1, empty=2)
     assert states(run, "carrier") == {"UA": {"n": 1, "m": 1}}
 
 
@@ -49,7 +49,15 @@ def test_diverted_messages_go_to_the_dead_letters_and_are_not_folded():
     run = runner(Flow("f").source(bare()).divert(pl.col("minutes") < 0).aggregate("a", "tail", FLEET))
     run.process([leg(1, minutes=-1), leg(2, minutes=3)])
     assert dead(run) == [(1, "a", Reason.DIVERTED)]
+    assert run.dead_letters[0].detail == "the flow diverts it"
     assert states(run, "a") == {"N1": {"n": 1, "m": 3}}
+
+
+def test_what_is_diverted_behind_the_last_stage_is_filed_under_the_end_of_the_flow():
+    run = runner(Flow("f").source(bare()).aggregate("a", "tail", FLEET).divert(pl.col("minutes") < 0).publish("out"))
+    run.process([leg(1, minutes=-1), leg(2, minutes=3)])
+    assert dead(run) == [(1, "end", Reason.DIVERTED)]
+    assert len(run.outputs) == 1
 
 
 class PerPart:
@@ -78,6 +86,7 @@ def test_a_record_whose_third_part_of_five_fails_is_one_dead_letter_and_none_of_
     run = runner(parts())
     run.process([leg(0, carrier="a,b,c"), leg(1, carrier="v,w,bad,y,z"), leg(2, carrier="d")])
     assert dead(run) == [(1, "a", Reason.FOLD_FAILED)]
+    assert run.dead_letters[0].detail == "RuntimeError in the fold of stage a"
     assert states(run, "a") == {"N10": {"parts": ["a", "d"]}, "N11": {"parts": ["b"]}, "N12": {"parts": ["c"]}}
     assert run.report.verdicts["a"] == Counter(accepted=4, rejected=5)
 

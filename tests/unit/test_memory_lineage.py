@@ -1,10 +1,13 @@
 """Which messages the in-memory runner takes for one: by chain, root, topic id and cluster."""
 
 from collections import Counter
+from dataclasses import replace
+
+import pytest
 
 from aggregations.flow import Flow
 from aggregations.memory import MemoryRunner
-from envelope import Hop, Verdict, decode
+from envelope import Hop, Siblings, Verdict, decode
 from tests.support.pure import FLEET, TOPIC, bare, chained, fresh_store, hop, leg, runner, states, wrapped
 
 
@@ -28,6 +31,20 @@ def test_another_output_of_the_same_input_is_another_message():
     run = runner(Flow("f").source(wrapped()).aggregate("a", "tail", FLEET))
     run.process([chained(n, hop("raw", 0, 7, n), minutes=1) for n in range(3)])
     assert states(run, "a") == {"N1": {"n": 3, "m": 3}}
+
+
+@pytest.mark.parametrize(
+    ("siblings", "folded"), [(Siblings.EVENT_ID, [2, 1]), (Siblings.GROUP, [2, 0]), (Siblings.DROP, [1, 0])]
+)
+def test_messages_of_one_root_that_no_index_tells_apart_are_folded_as_the_source_says(siblings, folded):
+    """By their ids; all that come in one batch; or the first alone."""
+    run = runner(Flow("f").source(wrapped(siblings=siblings)).aggregate("a", "tail", FLEET))
+    first, second, third = (chained(n, hop("raw", 0, 7, None), event_id=f"e{n}", minutes=1) for n in range(3))
+    total = 0
+    for records, new in zip(([first, second], [third]), folded, strict=True):
+        run.process(records)
+        total += new
+        assert states(run, "a") == {"N1": {"n": total, "m": total}}
 
 
 def test_a_root_topic_created_again_is_folded_beside_the_old_one():
@@ -76,6 +93,22 @@ def test_an_unknown_topic_id_of_a_root_is_taken_for_the_current_one():
     run.process([chained(0, Hop("raw", 0, 3, via="wrap", index=0), minutes=1)])
     again = run.process([chained(1, Hop("raw", 0, 3, via="wrap", index=0, topic_id="now"), minutes=1)])
     assert again.verdicts["a"] == Counter(duplicate=1)
+
+
+@pytest.mark.parametrize(
+    ("named", "given", "known"),
+    [
+        ("T1", {}, {"legs": "T1"}),
+        ("", {"legs": "T2", "raw": "R"}, {"legs": "T2"}),
+        ("T1", {"legs": "T2"}, {"legs": "T1"}),
+        ("", {"raw": "R"}, {}),
+    ],
+)
+def test_the_manifest_has_the_topic_id_that_the_records_name_or_else_the_one_that_was_given(named, given, known):
+    flow = Flow("f").source(bare()).aggregate("a", "tail", FLEET)
+    run = MemoryRunner(flow, {"a": fresh_store()}, topic_ids=given)
+    run.process([replace(leg(0), topic_id=named)])
+    assert run.run.manifest.topic_ids == known
 
 
 def test_the_cluster_of_the_source_is_part_of_its_lineage():

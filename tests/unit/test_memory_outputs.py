@@ -58,6 +58,12 @@ def test_what_was_published_can_be_folded_by_another_flow_exactly_once():
     assert states(second, "b") == {"N1": {"n": 6, "m": 6}}
 
 
+def test_what_is_published_before_a_stage_and_the_states_behind_it_go_out_together():
+    run = runner(Flow("f").source(bare()).publish("passed").aggregate("a", "tail", FLEET).publish_states("states"))
+    run.process([leg(0, minutes=1), leg(1, minutes=1)])
+    assert [out.topic for out in run.outputs] == ["passed", "passed", "states"]
+
+
 class Running:
     def zero(self):
         return 0

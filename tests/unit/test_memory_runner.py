@@ -2,14 +2,17 @@
 
 from collections import Counter
 
+import polars as pl
 import pytest
 
+from aggregations.element import Record
+from aggregations.fields import Fields, total
 from aggregations.flow import Flow
 from aggregations.memory import MemoryRunner
 from persistence import faults
 from persistence.errors import Transient
 from persistence.faults import Fault, Injector
-from tests.support.pure import FLEET, TOPIC, bare, batch, fleet, fresh_store, runner, states
+from tests.support.pure import FLEET, TOPIC, bare, batch, fleet, fresh_store, leg, runner, states
 
 EXPECTED = {"AA": {"n": 4, "m": 20}, "UA": {"n": 5, "m": 25}}
 
@@ -76,7 +79,7 @@ def test_downstream_states_are_written_before_upstream_ones_and_manifests_last()
             return action()
 
     with faults.use(Watch()):
-        run.process(batch(1))
+        run.process([*batch(1), Record(TOPIC, 0, 2, None, None)])
     assert reached == [
         "fetch",
         "load:aircraft",
@@ -84,6 +87,7 @@ def test_downstream_states_are_written_before_upstream_ones_and_manifests_last()
         "load:carrier",
         "fold",
         "publish",
+        "dead_letter",
         "persist:carrier",
         "persist:aircraft",
         "manifest:carrier",
@@ -117,6 +121,49 @@ def test_expressions_and_callables_give_the_same_states():
         other.process(part)
     for stage in ("aircraft", "carrier"):
         assert run.states(stage) == other.states(stage)
+
+
+CARRIER = pl.col("carrier").str.to_uppercase().fill_null("none")
+
+
+@pytest.mark.parametrize(
+    "flow",
+    [
+        Flow("f").source(bare()).filter(CARRIER == "none").aggregate("a", "tail", FLEET),
+        Flow("f").source(bare()).aggregate("a", CARRIER, FLEET),
+        Flow("f").source(bare()).aggregate("a", "tail", Fields(m=total(CARRIER.str.len_chars()))),
+        Flow("f").source(bare()).aggregate("a", "tail", FLEET).filter(CARRIER == "none").aggregate("b", "tail", FLEET),
+        Flow("f").source(bare()).aggregate("a", "tail", FLEET).filter(CARRIER == "none").publish("out"),
+    ],
+    ids=["before a stage", "key", "fields", "between stages", "behind the stages"],
+)
+def test_a_null_has_its_column_s_type_wherever_an_expression_stands(flow):
+    run = runner(flow)
+    report = run.process([leg(0, minutes=1)])
+    assert (run.dead_letters, report.filtered) == ([], 0)
+
+
+def test_the_columns_behind_a_stage_that_emits_are_of_what_it_emits():
+    half = Fields(m=total(pl.col("minutes") * 2))
+    emits = Flow("f").source(bare()).aggregate("a", "tail", FLEET, emit=lambda e, state: [{"minutes": 0.5}])
+    run = runner(emits.aggregate("b", pl.lit("all"), half))
+    run.process([leg(0, minutes=3)])
+    assert states(run, "b") == {"all": {"m": 1.0}}
+
+
+def test_a_column_that_the_flow_does_not_need_cannot_be_wrong():
+    run = runner(Flow("f").source(bare()).aggregate("a", "tail", Fields(m=total("minutes"))))
+    run.process([leg(0, minutes=1, carrier=["no", "text"])])
+    assert states(run, "a") == {"N1": {"m": 1}}
+
+
+def test_retired_lanes_are_counted_over_all_stages():
+    run = runner(
+        Flow("f").source(bare()).aggregate("a", "tail", FLEET, lanes=1).aggregate("b", "carrier", FLEET, lanes=1)
+    )
+    retired = [run.process([leg(0, carrier="UA", partition=lane)]).retired for lane in range(3)]
+    assert retired == [0, 2, 2]
+    assert run.report.retired == 4
 
 
 def test_an_empty_batch_moves_nothing():

@@ -69,6 +69,11 @@ def test_an_empty_downstream_store_is_a_risk_and_an_empty_upstream_one_is_refill
     assert check_stores("f", [("up", None), ("down", None)], {}) == []
 
 
+def test_stores_behind_an_empty_one_are_compared_as_well() -> None:
+    stores = [("a", manifest(40)), ("b", None), ("c", manifest(60)), ("d", manifest(50))]
+    assert risks(check_stores("f", stores, {})) == ["store-empty", "downstream-behind"]
+
+
 def test_states_of_another_definition_are_a_risk() -> None:
     assert risks(check_stores("f", [("s", manifest(1, s="old"))], {"s": "new"})) == ["definition"]
     assert check_stores("f", [("s", manifest(1, s="same"))], {"s": "same", "later": "x"}) == []

@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from aggregations.errors import FlowError, RunRefusedError
+from aggregations.errors import DefinitionChangedError, FlowError, RunRefusedError
 from aggregations.fields import Fields, count, total
 from aggregations.flow import Flow
 from aggregations.memory import MemoryRunner
@@ -39,8 +39,10 @@ def test_a_stage_is_bound_by_name_or_by_its_own_url_or_to_the_default():
 
 
 def test_a_stage_without_a_store_is_named():
-    with pytest.raises(FlowError, match="no store for stage a, b"):
+    with pytest.raises(FlowError, match="no store for stage a, b: give --store URL or --store a=URL"):
         bind(flow(), {})
+    with pytest.raises(FlowError, match="no store for stage b: give --store URL or --store b=URL"):
+        bind(flow(), {"a": "memory://a"})
 
 
 def test_a_store_for_no_stage_is_refused():
@@ -144,7 +146,7 @@ def test_a_downstream_store_that_is_lost_after_the_first_batch_died_before_its_m
     stores = two_stores()
     with faults.use(faults.Injector([faults.Fault.parse("manifest.error")])), pytest.raises(Transient):
         MemoryRunner(flow(), stores).process(legs(0))
-    with pytest.raises(RunRefusedError, match="store of stage b is empty"):
+    with pytest.raises(RunRefusedError, match="flow fleet: the store of stage b is empty"):
         MemoryRunner(flow(), {**stores, "b": fresh_store()})
 
 
@@ -196,6 +198,26 @@ def test_the_next_manifest_never_goes_back_and_keeps_the_other_partitions():
     assert (after.batch, after.term) == (2, run.term)
 
 
+def test_a_partition_of_which_nothing_was_read_stands_at_its_beginning_in_the_next_manifest():
+    run = begin(flow(), bind(flow(), {}, fresh_store()))
+    assert run.following({("legs", 0): 0}, {}, {}).positions == {"legs": {0: Progress(0)}}
+
+
+@pytest.mark.parametrize("ids", [{}, {"legs": ""}])
+def test_the_next_manifest_keeps_the_partitions_of_a_topic_without_an_id(ids):
+    run = begin(flow(), bind(flow(), {}, fresh_store()))
+    run.advanced(run.following({("legs", 0): 5}, {}, {}))
+    assert run.following({("legs", 1): 3}, ids, {}).positions == {"legs": {0: Progress(5), 1: Progress(3)}}
+
+
+def test_the_next_manifest_keeps_what_is_known_of_topics_that_the_batch_has_nothing_of():
+    run = begin(flow(), bind(flow(), {}, fresh_store()))
+    run.advanced(run.following({("legs", 0): 5}, {"legs": "T1"}, {}))
+    after = run.following({("more", 0): 3}, {"more": "M"}, {})
+    assert after.positions == {"legs": {0: Progress(5)}, "more": {0: Progress(3)}}
+    assert after.topic_ids == {"legs": "T1", "more": "M"}
+
+
 def test_a_topic_created_again_starts_anew_in_the_next_manifest():
     run = begin(flow(), bind(flow(), {}, fresh_store()))
     run.advanced(run.following({("legs", 0): 5, ("legs", 1): 3}, {"legs": "T1"}, {}))
@@ -217,7 +239,9 @@ def test_a_changed_definition_is_refused_and_may_be_accepted():
     changed = flow(Fields(n=count("minutes")))
     with pytest.raises(RunRefusedError, match=r"stage a has definition .*ebuild"):
         begin(changed, bind(changed, {}, store))
-    begin(changed, bind(changed, {}, store), accept=["definition"])
+    again = MemoryRunner(changed, bind(changed, {}, store), accept=["definition"])
+    again.process([leg(1, carrier="UA", minutes=1)])
+    assert states(again, "a") == {"N1": {"n": 2}}
 
 
 def test_a_state_of_another_definition_is_refused_even_where_no_manifest_was_written():
@@ -227,8 +251,21 @@ def test_a_state_of_another_definition_is_refused_even_where_no_manifest_was_wri
     store = fresh_store()
     with faults.use(faults.Injector([faults.Fault.parse("manifest.error")])), pytest.raises(Transient):
         runner(flow(), store).process(legs(0))
-    with pytest.raises(Exception, match="definition"):
-        runner(flow(Fields(n=count("minutes"))), store).process(legs(0))
+    with pytest.raises(RunRefusedError, match="stage a has definition"):
+        runner(flow(Fields(n=count("minutes"))), store)
+
+
+def test_a_state_of_another_definition_is_refused_though_the_manifest_is_of_this_one():
+    """The run that changed it died before its manifest."""
+    from persistence import faults
+    from persistence.errors import Transient
+
+    store, changed = fresh_store(), flow(Fields(n=count("minutes")))
+    runner(flow(), store).process(legs(0))
+    with faults.use(faults.Injector([faults.Fault.parse("manifest.error")])), pytest.raises(Transient):
+        MemoryRunner(changed, bind(changed, {}, store), accept=["definition"]).process(legs(1))
+    with pytest.raises(DefinitionChangedError, match="a state has definition"):
+        runner(flow(), store).process(legs(1))
 
 
 def test_a_run_that_is_refused_leaves_the_older_one_fenced_all_the_same():

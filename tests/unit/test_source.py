@@ -6,7 +6,7 @@ from dataclasses import replace
 import polars as pl
 import pytest
 
-from aggregations.element import Record
+from aggregations.element import Element, Record
 from aggregations.payload import Json, Raw
 from aggregations.source import Decoded, RecordDecoder, Topic
 from envelope import Envelope, EnvelopeError, Hop, Limits, Reason, Siblings, encode
@@ -37,6 +37,12 @@ def test_a_protobuf_payload_in_an_envelope_has_its_fields_as_columns() -> None:
     assert str(decoded.lineage) == "raw:1:3 -> legs:2:17"
     assert (decoded.chain, decoded.key) == ((HOP,), b"N1")
     assert (decoded.event_id, decoded.event_time_us, decoded.identity) == ("e", -4, "e")
+
+
+def test_an_element_has_what_its_record_and_its_envelope_say() -> None:
+    decoded = read(Topic("legs", Raw()), sealed(b"x", chain=(HOP,), key=b"N1", event_id="e", event_time_us=-4))
+    headers = (("h", b"v"), ("h", None))
+    assert decoded.element(headers) == Element({"value": b"x"}, b"N1", RECORD.node, (HOP,), -4, "e", headers)
 
 
 def test_without_an_event_time_the_records_timestamp_counts() -> None:
