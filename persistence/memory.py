@@ -26,14 +26,14 @@ class MemoryStore:
 
     def acquire_term(self, flow: FlowRef, *, above: int = 0) -> int:
         with self._lock:
-            term = max(self._terms.get(flow, 0), above) + 1
+            term = max(self.installed_term(flow), above) + 1
             self._terms[flow] = term
             return term
 
     def install_term(self, flow: FlowRef, term: int) -> None:
         check_is_term(flow, term)
         with self._lock:
-            installed = self._terms.get(flow, 0)
+            installed = self.installed_term(flow)
             if installed > term:
                 raise Fenced.by(flow, term, installed)
             self._terms[flow] = term
@@ -51,7 +51,7 @@ class MemoryStore:
         if not writes:
             return
         with self._lock:
-            check_term(stage, term, self._terms.get(stage.flow_ref, 0))
+            check_term(stage, term, self.installed_term(stage.flow_ref))
             states = self._stages.setdefault(stage, {})
             for write in settle(stage, writes, states, term=term, batch=batch):
                 states[write.key] = Stored(write.expected + 1, term, batch, write.value)
@@ -61,7 +61,7 @@ class MemoryStore:
 
     def save_manifest(self, flow: FlowRef, manifest: Manifest) -> None:
         with self._lock:
-            check_manifest(flow, manifest, self._manifests.get(flow), self._terms.get(flow, 0))
+            check_manifest(flow, manifest, self._manifests.get(flow), self.installed_term(flow))
             self._manifests[flow] = manifest
 
     def scan(self, stage: StageRef) -> Iterator[tuple[bytes, Stored]]:

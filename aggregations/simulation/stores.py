@@ -45,7 +45,7 @@ class SimulatedStore(MemoryStore):
         self._check_written(stage.flow_ref, term)
 
     def _check_written(self, flow: FlowRef, term: int) -> None:
-        installed = self._terms.get(flow, 0)
+        installed = self.installed_term(flow)
         if term < installed:
             raise Violation(f"a run of term {term} wrote though {installed} is installed")
 

@@ -166,6 +166,7 @@ class StateContract(Contract):
         with pytest.raises(Conflict) as caught:
             store.save(stage, writes, term=term, batch=1)
         assert caught.value.keys == (b"wrong", b"missing", b"there")
+        assert caught.value.at == stage
         held = store.load(stage, [write.key for write in writes])
         assert held[b"wrong"] == held[b"there"] == Stored(1, term, 0, b"0")
         assert held[b"retried"] == Stored(1, term, 1, b"1")
@@ -200,7 +201,7 @@ class StateContract(Contract):
         assert list(store.scan(stage)) == []
 
     def test_the_same_key_twice_is_refused(self, store: StateStore, stage: StageRef, term: int) -> None:  # 13
-        with pytest.raises(ValueError, match="twice"):
+        with pytest.raises(ValueError, match=f"{stage.stage}.*twice"):
             store.save(stage, creating([b"a", b"k", b"b", b"k"]), term=term, batch=0)
         assert list(store.scan(stage)) == []
 

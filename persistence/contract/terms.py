@@ -119,6 +119,8 @@ class TermContract(Contract):
             store.save_manifest(stage.flow_ref, Manifest(term=term + 1, batch=0))
         with pytest.raises(Terminal):
             store.save(StageRef(stage.flow, 2, "s"), creating([b"k"]), term=term, batch=0)
+        with pytest.raises(Terminal):
+            store.save_manifest(FlowRef(stage.flow, 2), Manifest(term=term, batch=0))
         assert store.load(stage, [b"k"]) == {}
         assert store.load_manifest(stage.flow_ref) is None
 

@@ -163,7 +163,7 @@ class Database:
         return True
 
     def _set_wal(self, connection: sqlite3.Connection) -> None:
-        """Switch to WAL. SQLite does not wait for other processes here, so this does."""
+        """Switch to WAL. SQLite does not wait for another writer here, so this does."""
         end = time.monotonic() + self._busy_timeout
         while True:
             try:
@@ -177,18 +177,14 @@ class Database:
             raise Terminal(f"{self.path} cannot use a write-ahead log", "Use a file on a local disk")
 
     def _create(self, connection: sqlite3.Connection) -> None:
+        """Create the tables, all or none: an error closes the connection, which rolls back."""
         connection.execute("BEGIN IMMEDIATE")
-        try:
-            if self._check_owner(connection):  # else another process was faster
-                for statement in _DDL.split(";\n"):
-                    connection.execute(statement)
-                connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
-                connection.execute(f"PRAGMA user_version = {SCHEMA}")
-            connection.execute("COMMIT")
-        except BaseException:
-            with suppress(sqlite3.Error):
-                connection.execute("ROLLBACK")
-            raise
+        if self._check_owner(connection):  # else another process was faster
+            for statement in _DDL.split(";\n"):
+                connection.execute(statement)
+            connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
+            connection.execute(f"PRAGMA user_version = {SCHEMA}")
+        connection.execute("COMMIT")
 
     def forked(self) -> None:
         """Forget the parent's connection in a child process.

@@ -7,7 +7,8 @@ from contextlib import suppress
 import pytest
 
 from persistence.errors import Corrupt, Terminal, Transient
-from persistence.protocol import FlowRef, Manifest, Stored, Write
+from persistence.faults import Injector, use
+from persistence.protocol import Capabilities, FlowRef, Manifest, Stored, Write
 from persistence.registry import open_store
 from persistence.sqlite.database import _after_fork_in_child, _inherited
 from persistence.sqlite.errors import translate
@@ -32,6 +33,16 @@ def put(store, *keys):
     term = store.acquire_term(FLOW)
     store.save(STAGE, [Write(key, 0, b'{"legs":1}') for key in keys], term=term, batch=3)
     return term
+
+
+def traced(store, call):
+    """The statements that a call executes."""
+    statements = []
+    with store._database.reading(FLOW) as connection:
+        connection.set_trace_callback(statements.append)
+        call()
+        connection.set_trace_callback(None)
+    return statements
 
 
 def run_sql(path, sql):
@@ -64,6 +75,12 @@ def test_only_full_synchronous_claims_to_survive_a_loss_of_power(tmp_path):
     assert open_store(f"sqlite://{tmp_path}/x.db").capabilities == claims["full"]
 
 
+def test_its_file_is_shared_and_it_saves_all_or_nothing_and_scans_in_order(store):
+    assert store.capabilities == Capabilities(
+        durable=True, ordered_durability=True, shared=True, atomic_save=True, ordered_scan=True
+    )
+
+
 @pytest.mark.parametrize("options", ["synchronous=maybe", "busy_timeout=-1", "busy_timeout=x", "journal=off"])
 def test_an_impossible_option_is_refused_without_quoting_it(tmp_path, options):
     with pytest.raises(Terminal) as caught:
@@ -73,7 +90,7 @@ def test_an_impossible_option_is_refused_without_quoting_it(tmp_path, options):
 
 
 def test_a_url_without_a_file_is_refused():
-    with pytest.raises(Terminal, match="names no file"):
+    with pytest.raises(Terminal, match=r"names no file\. Write sqlite:///absolute"):
         open_store("sqlite://")
 
 
@@ -82,6 +99,35 @@ def test_it_writes_ahead_and_syncs_every_commit(store, path):
     assert run_sql(path, "PRAGMA journal_mode") == [("wal",)]
     with store._database.reading(FLOW) as connection:
         assert connection.execute("PRAGMA synchronous").fetchone() == (2,)
+
+
+def test_the_wait_for_a_lock_is_as_long_as_the_url_says(path):
+    store = open_store(f"sqlite://{path}?busy_timeout=0.25")
+    with store._database.reading(FLOW) as connection:
+        assert connection.execute("PRAGMA busy_timeout").fetchone() == (250,)
+    store.close()
+
+
+def test_a_save_passes_its_fault_point(store):
+    with use(Injector()) as faults:
+        put(store, b"k")
+    assert list(faults.reached) == ["write:aircraft"]
+
+
+def test_a_save_of_states_that_nobody_else_changed_reads_none_of_them(store):
+    term = put(store, b"old")
+    writes = [Write(b"old", 1, b"{}"), Write(b"new", 0, b"{}")]
+    statements = traced(store, lambda: store.save(STAGE, writes, term=term, batch=4))
+    assert any("UPDATE state" in one for one in statements)
+    assert not any("FROM state" in one for one in statements)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 512])
+def test_a_load_asks_for_less_than_twice_as_many_keys_as_it_was_given(store, count):
+    (select,) = (
+        one for one in traced(store, lambda: store.load(STAGE, [b"%d" % i for i in range(count)])) if "key IN" in one
+    )
+    assert count <= select.count("x'") < 2 * count
 
 
 def test_states_can_be_read_by_a_person(store, path):
@@ -133,7 +179,7 @@ def test_a_database_of_another_program_is_left_alone(path):
     path.parent.mkdir(parents=True)
     run_sql(path, "CREATE TABLE theirs (x)")
     before = path.read_bytes()
-    with pytest.raises(Terminal, match="another program"):
+    with pytest.raises(Terminal, match=r"another program\. Choose a file of its own"):
         open_store(f"sqlite://{path}").acquire_term(FLOW)
     assert path.read_bytes() == before
 
@@ -142,7 +188,7 @@ def test_a_file_of_a_newer_version_is_refused(store, path):
     put(store)
     store.close()
     run_sql(path, "PRAGMA user_version = 2")
-    with pytest.raises(Terminal, match="Upgrade"):
+    with pytest.raises(Terminal, match=r"has schema 2, this code knows 1\. Upgrade"):
         store.load(STAGE, [b"k"])
 
 
@@ -150,7 +196,7 @@ def test_a_file_that_was_deleted_under_a_running_flow_stops_it(store, path):
     term = put(store, b"k")
     for file in path.parent.iterdir():
         file.unlink()
-    with pytest.raises(Terminal, match="deleted or replaced"):
+    with pytest.raises(Terminal, match=r"deleted or replaced while it was open\. Start the flow again"):
         store.save(STAGE, [Write(b"k", 1, b"")], term=term, batch=4)
     assert not path.exists()
 
@@ -183,7 +229,7 @@ def test_a_damaged_manifest_is_corrupt(store, path):
 
 def test_a_directory_that_cannot_be_made_is_terminal(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(Terminal, match="cannot be created"):
+    with pytest.raises(Terminal, match=r"cannot be created: File exists\. Choose another directory"):
         open_store(f"sqlite://{tmp_path}/file/x.db").installed_term(FLOW)
 
 
@@ -217,6 +263,50 @@ def test_a_file_that_another_process_creates_between_two_looks_at_it_is_ours(pat
     monkeypatch.setattr(sqlite3, "connect", functools.partial(sqlite3.connect, factory=Interrupted))
     open_store(f"sqlite://{path}").acquire_term(FLOW)
     assert open_store(f"sqlite://{path}").installed_term(FLOW) >= 1
+
+
+@pytest.fixture
+def writer(store, path):
+    """Another program within a transaction of the file, which it has taken back to a rollback journal."""
+    put(store, b"k")
+    store.close()
+    writer = sqlite3.connect(path, isolation_level=None)
+    writer.execute("PRAGMA journal_mode = DELETE")
+    writer.execute("BEGIN IMMEDIATE")
+    yield writer
+    writer.close()
+
+
+def test_the_switch_to_wal_waits_until_another_writer_has_ended(store, writer, monkeypatch):
+    class Refused(sqlite3.Connection):
+        """Ends the other writer once it was in the way."""
+
+        def execute(self, sql, *parameters):
+            try:
+                return super().execute(sql, *parameters)
+            except sqlite3.OperationalError:
+                writer.close()
+                refused.append(sql)
+                raise
+
+    refused = []
+    monkeypatch.setattr(sqlite3, "connect", functools.partial(sqlite3.connect, factory=Refused))
+    assert store.load(STAGE, [b"k"])
+    assert refused == ["PRAGMA journal_mode = WAL"]
+
+
+def test_the_switch_to_wal_waits_no_longer_than_for_a_lock(path, writer):
+    with pytest.raises(Transient, match=r"locked.*busy_timeout"):
+        open_store(f"sqlite://{path}?busy_timeout=0.05").load(STAGE, [b"k"])
+
+
+def test_a_file_system_that_cannot_share_memory_is_refused(path, monkeypatch):
+    connect = sqlite3.connect
+    monkeypatch.setattr(
+        sqlite3, "connect", lambda file, **options: connect(f"file:{file}?vfs=unix-dotfile", uri=True, **options)
+    )
+    with pytest.raises(Terminal, match=r"cannot use a write-ahead log\. Use a file on a local disk"):
+        open_store(f"sqlite://{path}").acquire_term(FLOW)
 
 
 def test_a_retry_within_a_large_call_is_told_from_a_change(store):
@@ -277,9 +367,9 @@ def test_what_somebody_else_wrote_into_the_tables_is_corrupt_and_names_its_place
             read()
         assert (caught.value.at, caught.value.key) == (STAGE, b"k")
     run_sql(path, "UPDATE flow SET manifest = x'00'")
-    for use in (lambda: store.load_manifest(FLOW), lambda: store.save_manifest(FLOW, Manifest(term=term, batch=9))):
+    for read in (lambda: store.load_manifest(FLOW), lambda: store.save_manifest(FLOW, Manifest(term=term, batch=9))):
         with pytest.raises(Corrupt) as caught:
-            use()
+            read()
         assert caught.value.at == FLOW
 
 
