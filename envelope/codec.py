@@ -266,13 +266,13 @@ def check_seal(value: bytes) -> None:
     """
     # A flip in `sealed` itself must not switch the check off, so there the tail decides. Elsewhere it
     # must not: one in 65,536 payloads ends as a checksum begins.
-    flipped = len(value) > 2 and (value[2] ^ HEAD[2]).bit_count() <= 1 and value[-SEAL_BYTES:-4] == SEAL_TAG
+    flipped = value[-SEAL_BYTES:-4] == SEAL_TAG and (value[2] ^ HEAD[2]).bit_count() <= 1
     if flipped or is_sealed(value):
         _check_crc(value)
 
 
 def _check_tail(value: bytes) -> None:
-    if len(value) < len(HEAD) + SEAL_BYTES or value[-SEAL_BYTES:-4] != SEAL_TAG:
+    if value[-SEAL_BYTES:-4] != SEAL_TAG:
         raise EnvelopeError(Reason.TRUNCATED, "a sealed envelope that does not end in its checksum")
 
 

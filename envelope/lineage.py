@@ -181,7 +181,7 @@ class Lineage:
             topic_ids: Current id by topic, of the cluster that the message was read from; roots of others stay open.
         """
         root = self.root
-        if root.topic_id or root.cluster != self.own.cluster or not (topic_id := topic_ids.get(root.topic, "")):
+        if root.topic_id or root.cluster != self.own.cluster or not (topic_id := topic_ids.get(root.topic)):
             return self
         return replace(self, nodes=(replace(root, topic_id=topic_id), *self.nodes[1:]))
 

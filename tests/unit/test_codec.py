@@ -1,8 +1,10 @@
 """The codec's borders, one by one; tests/property/test_codec.py has the rest."""
 
+import pickle
+
 import pytest
 
-from envelope import Envelope, Hop, Limits, Reason, append_hop, decode, encode, encode_hop
+from envelope import Envelope, EnvelopeError, Hop, Limits, Reason, append_hop, decode, encode, encode_hop
 from envelope import envelope_pb2 as pb
 from envelope.codec import HEAD, append_bytes, check_head, check_seal, is_sealed, parse, rewrite, varint
 from envelope.framing import strip_frame
@@ -37,6 +39,7 @@ def test_a_message_may_have_its_payload_and_the_overhead_and_no_byte_more() -> N
             reason(lambda n=payload_bytes: decode(value, Limits(payload_bytes=n, overhead_bytes=len(value) - n)))
             is None
         )
+        assert check_head(value, Limits(payload_bytes=payload_bytes, overhead_bytes=len(value) - payload_bytes)) is None
         tight = Limits(payload_bytes=payload_bytes, overhead_bytes=len(value) - payload_bytes - 1)
         assert reason(lambda limits=tight: decode(value, limits)) is Reason.PAYLOAD_TOO_LARGE
         assert reason(lambda limits=tight: check_head(value, limits)) is Reason.PAYLOAD_TOO_LARGE
@@ -118,6 +121,7 @@ def test_a_seal_is_checked_wherever_another_writer_puts_the_field_that_says_so()
     assert reason(lambda: decode(value[:-1] + bytes([value[-1] ^ 1]))) is Reason.CHECKSUM_MISMATCH
     assert reason(lambda: decode(body)) is Reason.TRUNCATED
     assert decode(append_hop(value, HOP)) == Envelope(b"ab", (HOP,))
+    assert decode(sealed(unsealed(b""))) == Envelope(b"")
 
 
 def test_a_value_is_sealed_if_it_begins_so_and_then_it_ends_so() -> None:
@@ -137,9 +141,17 @@ def test_a_flip_in_the_field_that_says_so_does_not_switch_the_check_off() -> Non
         flipped = value[:2] + bytes([value[2] ^ 1 << bit]) + value[3:]
         assert reason(lambda flipped=flipped: check_seal(flipped)) is Reason.CHECKSUM_MISMATCH
         assert reason(lambda flipped=flipped: decode(flipped)) is not None
-    other = unsealed(b"\x3a\x0aabcd" + value[-6:])  # a payload that ends as a seal does
-    assert decode(other) == Envelope(b"abcd" + value[-6:])
+    for event_id, first in (("", b""), ("e", b"\x1a\x01e")):
+        other = unsealed(first + b"\x3a\x0aabcd" + value[-6:])  # a payload that ends as a seal does
+        assert decode(other) == Envelope(b"abcd" + value[-6:], event_id=event_id)
     assert check_seal(value[:2]) is None
+
+
+def test_a_pickled_error_keeps_its_reason_and_detail() -> None:
+    error = EnvelopeError(Reason.BAD_TOPIC, "a b")
+    again = pickle.loads(pickle.dumps(error))
+    assert (type(again), again.reason, again.detail) == (EnvelopeError, Reason.BAD_TOPIC, "a b")
+    assert error.args == again.args == (Reason.BAD_TOPIC, "a b")
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,17 @@ def test_without_a_chain_the_record_itself_is_the_root() -> None:
     assert (standing.lane, standing.position) == ("a:2#idA", (17,))
 
 
+def test_a_topic_id_stands_in_the_lane_as_it_is_and_cannot_be_read_as_a_step_of_the_path() -> None:
+    assert line(own=Node("a", 2, 17, "qd5k_u9TRnm+/==")).standing().lane == "a:2#qd5k_u9TRnm+/=="
+    assert line(own=Node("a", 2, 17, "x>y:1")).standing().lane == "a:2#x%3Ey%3A1"
+
+
+def test_a_lineage_whose_edges_do_not_join_its_nodes_stands_nowhere() -> None:
+    for nodes in ((A,), (A, B, C)):
+        with pytest.raises(ValueError, match="zip"):
+            Lineage(nodes, (Edge("r", 0),)).standing()
+
+
 def test_the_root_is_the_first_hop_and_the_own_coordinates_are_the_last_node() -> None:
     lineage = line(hop(A, via="r", index=0), hop(B, via="s", index=1))
     assert str(lineage) == "a:2:17 -> b:0:4 -> c:5:9"
@@ -115,8 +126,8 @@ def test_a_missing_index_is_ambiguous_unless_the_event_id_stands_in() -> None:
 
 
 def test_branches_of_the_flow_are_part_of_the_path_and_flat_map_indices_of_the_position() -> None:
-    standing = line(own=A).standing(branch=("late one",), indices=(0, 3))
-    assert (standing.lane, standing.position) == ("a:2#idA>late%20one", (17, 0, 3))
+    standing = line(own=A).standing(branch=("late one", "big"), indices=(0, 3))
+    assert (standing.lane, standing.position) == ("a:2#idA>late%20one>big", (17, 0, 3))
 
 
 def test_a_chain_is_extended_and_replaced_without_changing_the_envelope() -> None:

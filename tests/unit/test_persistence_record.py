@@ -41,6 +41,7 @@ def test_a_record_is_one_readable_json_object():
     value = json.loads(encode_record(RECORD))
     assert value["state"]["legs"] == 7
     assert value["lanes"][LANE] == {"width": 2, "held": [41, 0, 41, 1], "floor": [17, 1], "used": 6}
+    assert value["lanes"]["retired:0#"] == {"width": 0, "floor": [3], "used": 2}
     assert list(value)[-1] == "crc32c"
 
 
@@ -89,7 +90,9 @@ def test_no_single_changed_byte_goes_unseen():
 
 
 def test_a_record_of_a_newer_version_is_refused_whatever_its_layout():
-    with pytest.raises(Corrupt, match=r"schema 2, this code reads 1. Upgrade headwater"):
+    with pytest.raises(
+        Corrupt, match=r"aircraft, key b'N14228': the state has schema 2, this code reads 1\. Upgrade headwater"
+    ):
         read(sealed(schema=2, lanes="laid out in another way"))
 
 
