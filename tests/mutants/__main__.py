@@ -88,9 +88,9 @@ class _Wordless(ast.NodeTransformer):
 
     def visit_Constant(self, node: ast.Constant) -> ast.Constant:
         words = node.value.split() if isinstance(node.value, str) else []
-        if len(words) < 2:
-            return node
-        return ast.Constant(node.value.upper() if words[0].upper() in _SQL else "")
+        if words and words[0].upper() in _SQL:
+            return ast.Constant(node.value.upper())
+        return ast.Constant("") if len(words) > 1 else node
 
 
 def known() -> set[str]:
