@@ -61,15 +61,26 @@ class Feed:
         keys: Customers, and articles.
         sent: Orders that are in the topic from earlier runs.
         since: Next offsets at the moment of which `sent` tells, by partition: later records were sent by a run that
-            could not tell any more, and are not sent again.
+            could not tell any more. They are not sent again; those that it left out between them are.
+        topic: Topic of the orders.
 
     Attributes:
-        sent: Orders sent.
+        sent: Orders sent, from the first one on without a gap.
         truth: Their plain fold. An order is in it before it is sent.
     """
 
-    def __init__(self, settings: KafkaSettings, *, seed: int, keys: int, sent: int, since: Mapping[int, int]) -> None:
+    def __init__(
+        self,
+        settings: KafkaSettings,
+        *,
+        seed: int,
+        keys: int,
+        sent: int,
+        since: Mapping[int, int],
+        topic: str = ORDERS,
+    ) -> None:
         self._settings = settings
+        self._topic = topic
         self._orders = orders(seed, keys)
         self._rng = random.Random(f"feed {seed} {sent}")
         self.sent = 0
@@ -77,10 +88,12 @@ class Feed:
         for _ in range(sent):
             self.truth.add(next(self._orders))
             self.sent += 1
-        self._there = set(_numbers(settings, since)) if sent or since else set()
+        self._there = set(_numbers(settings, topic, since)) if sent or since else set()
         self._closing = threading.Event()
         self._failure: BaseException | None = None
         self._thread: threading.Thread | None = None
+        if (behind := max(self._there, default=-1) + 1 - sent) > 0:
+            self.send(behind)
 
     def send(self, count: int) -> None:
         """Send the next orders and wait until all are in the log."""
@@ -125,7 +138,7 @@ class Feed:
             self.sent += 1
             if order["number"] not in self._there:
                 messages.append(Message(key=order["till"].encode(), value=json.dumps(order).encode()))
-        producer.send_many(ORDERS, messages)
+        producer.send_many(self._topic, messages)
         producer.flush()
 
     def _producer(self) -> AcknowledgedProducer:
@@ -133,13 +146,13 @@ class Feed:
         return AcknowledgedProducer(self._settings, delivery_timeout=_AWAY_SECONDS)
 
 
-def _numbers(settings: KafkaSettings, since: Mapping[int, int]) -> Iterator[int]:
+def _numbers(settings: KafkaSettings, topic: str, since: Mapping[int, int]) -> Iterator[int]:
     """Numbers of the orders that the topic has behind these offsets."""
-    marks = Topics(settings, timeout=30).marks([ORDERS])
+    marks = Topics(settings, timeout=30).marks([topic])
     ends = {partition: one.high for (_, partition), one in marks.items() if one.high > since.get(partition, 0)}
     consumer = Consumer(settings.client(group_id="soak", enable_auto_commit=False))
     try:
-        consumer.assign([TopicPartition(ORDERS, partition, since.get(partition, 0)) for partition in ends])
+        consumer.assign([TopicPartition(topic, partition, since.get(partition, 0)) for partition in ends])
         while ends:
             for record in consumer.consume(1000, 1.0):
                 partition, offset = record.partition(), record.offset()

@@ -14,7 +14,7 @@ from tests.soak.orders import Feed
 from tests.soak.plan import Step, amounts, is_alone, rounds
 from tests.soak.report import Soak, log
 
-_ROUND_SECONDS = 25
+_ROUND_SECONDS = 60
 """About how long a round takes: what is sent a second follows from it."""
 
 
