@@ -2,7 +2,7 @@
 
 from typing import Final
 
-_MAGIC: Final = 0
+_MAGIC: Final = b"\0"
 _SCHEMA_ID_BYTES: Final = 4
 
 
@@ -13,13 +13,12 @@ def strip_frame(value: bytes) -> bytes:
     with that many zigzag varints behind it, or a single zero for the first message of the schema
     (Confluent's "wire format"). No envelope begins with a zero byte, so nothing is guessed.
     """
-    if len(value) <= 1 + _SCHEMA_ID_BYTES or value[0] != _MAGIC:
+    if not value.startswith(_MAGIC):
         return value
-    at = 1 + _SCHEMA_ID_BYTES
-    count, at = _zigzag(value, at)
+    count, at = _zigzag(value, len(_MAGIC) + _SCHEMA_ID_BYTES)
     for _ in range(min(max(count, 0), len(value))):
         _, at = _zigzag(value, at)
-    return value[at:] if 0 < at <= len(value) else value
+    return value[at:] if at <= len(value) else value
 
 
 def _zigzag(value: bytes, at: int) -> tuple[int, int]:

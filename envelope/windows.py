@@ -213,5 +213,5 @@ def in_order(arrivals: Sequence[Standing]) -> list[int]:
 
 def group_of(lane: str) -> str:
     """Return the group of a lane: its name without the partitions behind the root's."""
-    head, separator, tail = lane.partition(">")
-    return head + _PARTITION.sub(r"\1", separator + tail) if separator and ":" in tail else lane
+    _, _, path = lane.partition(">")
+    return _PARTITION.sub(r"\1", lane) if ":" in path else lane

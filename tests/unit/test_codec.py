@@ -206,6 +206,8 @@ def test_a_frame_has_as_many_indexes_as_it_says(count: int) -> None:
         (b"\0\0\0\0\7\x80\x00value", b"value"),
         (b"\0\0\0\0\7\0", b""),
         (b"\0\0\0\0\7", b"\0\0\0\0\7"),
+        (b"\0\0", b"\0\0"),
+        (b"", b""),
         (b"\1\0\0\0\7\0value", b"\1\0\0\0\7\0value"),
         (b"\0\0\0\0\7\xff", b"\0\0\0\0\7\xff"),
         (b"\0\0\0\0\7\x02\xff\xff", b"\0\0\0\0\7\x02\xff\xff"),

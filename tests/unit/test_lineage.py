@@ -58,6 +58,11 @@ def test_lanes_of_one_path_root_partition_and_topic_id_are_one_group() -> None:
     assert one.lane != other.lane
     assert one.group == other.group == group_of(one.lane) == group_of(other.lane)
     assert group_of("a:2#idA") == "a:2#idA"
+    two = line(hop(A, via="r", index=0), hop(B, via="s", index=0, rekeyed=True))
+    for standing in (two.standing(), two.standing(rekeyed=True), two.standing(rekeyed=True, branch=("big",))):
+        assert standing.lane.startswith("a:2#idA>r>b:0>s>c")
+        assert standing.group.startswith("a:2#idA>r>b>s>c")
+        assert group_of(standing.lane) == standing.group
 
 
 def test_two_republishers_between_the_same_topics_are_two_paths() -> None:
