@@ -167,14 +167,13 @@ def fold_stage(
 
 @dataclass(slots=True)
 class _Folded:
-    """One key after one attempt."""
+    """One key after one attempt; its state is None when nothing changed it."""
 
-    state: KeyState
-    decisions: dict[int, Decision]
-    emitted: dict[int, tuple[Element[Any], ...]]
-    failures: list[tuple[int, Reason, str]]
-    changed: bool
-    retired: int
+    state: KeyState | None = None
+    decisions: dict[int, Decision] = field(default_factory=dict)
+    emitted: dict[int, tuple[Element[Any], ...]] = field(default_factory=dict)
+    failures: list[tuple[int, Reason, str]] = field(default_factory=list)
+    retired: int = 0
 
 
 def _fold_key(
@@ -192,7 +191,7 @@ def _fold_key(
     decided = before.windows.judge(standings, siblings)
     # The fold may change its state in place, and a key may be folded again.
     state = _copy(before.fold if before.folded else stage.fold.zero())
-    result = _Folded(before, {}, {}, [], changed=False, retired=0)
+    result = _Folded()
     folded: list[Standing] = []
     for place in in_order(standings):
         i, decision = rows[place], decided[place]
@@ -215,7 +214,7 @@ def _fold_key(
         folded.append(arrival.standing)
     if folded:
         windows, retired = before.windows.folding(folded, size=stage.window, lanes=stage.lanes, batch=batch)
-        result.state, result.changed, result.retired = KeyState(state, windows, before.version), True, len(retired)
+        result.state, result.retired = KeyState(state, windows, before.version), len(retired)
     return result
 
 
@@ -267,7 +266,7 @@ def _outcome(
     siblings: Siblings,
     passing: Mapping[int, Decided],
 ) -> Outcome:
-    states = {key: result.state for key, result in results.items() if result.changed}
+    states = {key: result.state for key, result in results.items() if result.state is not None}
     rejected: dict[int, tuple[Reason, str]] = {}
     decisions = {i: decision for result in results.values() for i, decision in result.decisions.items()}
     taken = _taken(arrivals, decisions) if failed else frozenset()
@@ -282,7 +281,7 @@ def _outcome(
                 if verdict is Verdict.AMBIGUOUS and siblings is Siblings.GROUP:
                     rejected[i] = cause
                 continue
-            [decisions[i]] = before.windows.judge([standing], siblings)
+            [decisions[i]] = before.windows.judge([standing])  # alone it has no siblings
             if not decisions[i].fold:
                 # Held already, so it needs no hole: an earlier copy of the record was folded whole.
                 continue
@@ -305,8 +304,7 @@ def _outcome(
             continue
         decision = decisions[i]
         reason = Reason.UNPROVEN if decision.verdict is Verdict.UNPROVEN else None
-        emitted = results[arrival.key].emitted.get(i, ()) if decision.fold else ()
-        decided.append(Decided(arrival, decision, reason, emitted=emitted))
+        decided.append(Decided(arrival, decision, reason, emitted=results[arrival.key].emitted.get(i, ())))
     return Outcome(states, decided, sum(result.retired for result in results.values()))
 
 

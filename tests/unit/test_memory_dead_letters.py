@@ -86,7 +86,7 @@ def test_a_record_whose_third_part_of_five_fails_is_one_dead_letter_and_none_of_
     run = runner(parts())
     run.process([leg(0, carrier="a,b,c"), leg(1, carrier="v,w,bad,y,z"), leg(2, carrier="d")])
     assert dead(run) == [(1, "a", Reason.FOLD_FAILED)]
-    assert run.dead_letters[0].detail == "RuntimeError in the fold of stage a"
+    assert (run.dead_letters[0].detail, run.dead_letters[0].hole) == ("RuntimeError in the fold of stage a", True)
     assert states(run, "a") == {"N10": {"parts": ["a", "d"]}, "N11": {"parts": ["b"]}, "N12": {"parts": ["c"]}}
     assert run.report.verdicts["a"] == Counter(accepted=4, rejected=5)
 

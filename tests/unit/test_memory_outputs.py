@@ -1,6 +1,7 @@
 """What the in-memory runner publishes, passes from stage to stage and shows to readers."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -62,6 +63,12 @@ def test_what_is_published_before_a_stage_and_the_states_behind_it_go_out_togeth
     run = runner(Flow("f").source(bare()).publish("passed").aggregate("a", "tail", FLEET).publish_states("states"))
     run.process([leg(0, minutes=1), leg(1, minutes=1)])
     assert [out.topic for out in run.outputs] == ["passed", "passed", "states"]
+
+
+def test_the_headers_of_a_record_reach_the_functions_of_the_flow():
+    run = runner(Flow("f").source(bare()).filter(lambda e: ("kind", b"leg") in e.headers).aggregate("a", "tail", FLEET))
+    run.process([replace(leg(0, minutes=1), headers=(("kind", b"leg"),)), leg(1, minutes=1)])
+    assert states(run, "a") == {"N1": {"n": 1, "m": 1}}
 
 
 class Running:

@@ -11,8 +11,8 @@ from aggregations.flow import Flow
 from aggregations.memory import MemoryRunner
 from aggregations.run import Incarnations, begin, bind, look, merge_incarnations
 from envelope import Verdict
-from persistence import registry
-from persistence.errors import Fenced, Terminal
+from persistence import faults, registry
+from persistence.errors import Fenced, Terminal, Transient
 from persistence.manifest import Manifest, Progress
 from persistence.registry import open_store
 from tests.support.pure import bare, fresh_store, leg, runner, states
@@ -140,9 +140,6 @@ def test_an_upstream_store_that_is_ahead_is_refused_with_the_remedy():
 
 def test_a_downstream_store_that_is_lost_after_the_first_batch_died_before_its_manifests_is_noticed():
     """The upstream states hold what the lost store had, and would drop the replay."""
-    from persistence import faults
-    from persistence.errors import Transient
-
     stores = two_stores()
     with faults.use(faults.Injector([faults.Fault.parse("manifest.error")])), pytest.raises(Transient):
         MemoryRunner(flow(), stores).process(legs(0))
@@ -233,6 +230,18 @@ def test_the_ids_of_a_consumed_topic_are_kept_in_order_of_age_though_it_is_nobod
     assert after.incarnations == {"raw": ("R",), "legs": ("T1", "T2")}
 
 
+def test_a_look_at_a_flow_shows_how_far_its_first_store_is_and_disturbs_no_run():
+    stores = two_stores()
+    running = MemoryRunner(flow(), stores)
+    running.process(legs(0, 1))
+    with faults.use(faults.Injector([faults.Fault.parse("manifest:a.error")])), pytest.raises(Transient):
+        running.process(legs(2))
+    seen = look(flow(), stores)
+    assert (seen.ref, seen.start) == (running.run.ref, {("legs", 0): 2})
+    assert look(flow(), stores, generation=2).start == {}
+    assert running.process(legs(2)).verdicts["a"] == Counter(duplicate=1)
+
+
 def test_a_changed_definition_is_refused_and_may_be_accepted():
     store = fresh_store()
     runner(flow(), store).process(legs(0))
@@ -245,9 +254,6 @@ def test_a_changed_definition_is_refused_and_may_be_accepted():
 
 
 def test_a_state_of_another_definition_is_refused_even_where_no_manifest_was_written():
-    from persistence import faults
-    from persistence.errors import Transient
-
     store = fresh_store()
     with faults.use(faults.Injector([faults.Fault.parse("manifest.error")])), pytest.raises(Transient):
         runner(flow(), store).process(legs(0))
@@ -257,9 +263,6 @@ def test_a_state_of_another_definition_is_refused_even_where_no_manifest_was_wri
 
 def test_a_state_of_another_definition_is_refused_though_the_manifest_is_of_this_one():
     """The run that changed it died before its manifest."""
-    from persistence import faults
-    from persistence.errors import Transient
-
     store, changed = fresh_store(), flow(Fields(n=count("minutes")))
     runner(flow(), store).process(legs(0))
     with faults.use(faults.Injector([faults.Fault.parse("manifest.error")])), pytest.raises(Transient):

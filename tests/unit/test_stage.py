@@ -24,7 +24,7 @@ def test_a_replay_is_dropped_and_a_state_that_nothing_changed_is_not_written():
     loaded = again(fold([arrival(1), arrival(2)]))
     outcome = fold([arrival(1), arrival(2)], loaded)
     assert verdicts(outcome) == ["duplicate", "duplicate"]
-    assert outcome.states == {}
+    assert (outcome.states, outcome.retired) == ({}, 0)
 
 
 def test_the_version_that_was_loaded_goes_with_the_new_state():
@@ -62,6 +62,14 @@ def test_lanes_beyond_the_limit_are_retired_and_counted():
         loaded = again(outcome, loaded)
     assert outcome.retired == 1
     assert [lane for lane, window in loaded[b"k"].windows.lanes.items() if not window.held] == ["l0", "l1"]
+
+
+def test_the_lane_that_is_retired_is_the_one_longest_unused():
+    of, loaded = stage(lanes=2), {}
+    for batch, lane in enumerate(["first", "second", "first", "third"]):
+        outcome = fold([arrival(batch, lane=lane)], loaded, of=of, batch=batch)
+        loaded = again(outcome, loaded)
+    assert [lane for lane, window in loaded[b"k"].windows.lanes.items() if not window.held] == ["second"]
 
 
 def test_positions_with_event_ids_of_chains_of_different_length_meet_in_one_batch():

@@ -55,7 +55,7 @@ def test_what_is_passed_on_is_emitted_from_the_state_that_holds_it_and_does_not_
     for loaded, state in [(held, ["v1", "v2"]), ({}, [])]:
         [one] = fold([passing], loaded, of=stage(emit=emit)).decided
         assert [(each.value, each.indices) for each in one.emitted] == [([*state, "changed"], (0,)), ("v1", (1,))]
-        assert one.decision == Decision(Verdict.REDRIVEN, fold=False)
+        assert (one.arrival, one.decision) == (passing, Decision(Verdict.REDRIVEN, fold=False))
     assert held[b"k"].fold == ["v1", "v2"]
 
 

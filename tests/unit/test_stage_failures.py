@@ -28,6 +28,18 @@ def test_several_failures_of_one_key_are_all_found(fold):
     assert verdicts(outcome) == ["accepted", "rejected"] * 3
 
 
+def test_a_key_with_many_failures_is_not_folded_again_for_each_of_them():
+    class Counts(Log):
+        calls = 0
+
+        def fold(self, state, element):
+            Counts.calls += 1
+            return super().fold(state, element)
+
+    fold([arrival(n, value="bad" if n % 2 else None) for n in range(60)], of=stage(Counts()))
+    assert Counts.calls <= 3 * 60
+
+
 def test_a_failed_message_leaves_a_hole_and_its_redriven_copy_fills_it_once():
     loaded = again(fold([arrival(1, value="bad"), *(arrival(n) for n in range(2, 60))]))
     assert loaded[b"k"].windows.lanes[LANE].reaches((1, 0))
@@ -81,6 +93,7 @@ def test_when_the_third_of_five_items_fails_none_is_folded_and_each_key_has_a_ho
     }
     assert outcome.states[b"a"].fold == ["old"]
     assert not any(one.emitted for one in outcome.decided)
+    assert {one.decision.fold for one in outcome.decided} == {False}
 
 
 @FOLDS
@@ -128,6 +141,15 @@ def test_a_failed_record_whose_items_are_held_already_is_a_duplicate_and_no_dead
     assert verdicts(outcome) == ["duplicate", "duplicate"]
 
 
+@pytest.mark.parametrize("in_batch", [False, True])
+def test_an_item_of_a_failed_record_that_another_copy_brought_does_not_keep_the_others_from_their_holes(in_batch):
+    copy = arrival(1, b"a", "v0", own=7)
+    failed = record(1, "v0", "bad", own=8)
+    outcome = fold([*failed, copy]) if in_batch else fold(failed, again(fold([copy])))
+    assert verdicts(outcome)[:2] == ["duplicate_in_batch" if in_batch else "duplicate", "rejected"]
+    assert outcome.states[b"b"].windows.holes == {LANE: frozenset({(1, 1)})}
+
+
 def test_a_copy_that_is_folded_in_the_same_batch_makes_the_failed_one_a_duplicate_without_a_hole():
     """A hole would let a third copy in once the position is below the floor."""
 
@@ -144,6 +166,7 @@ def test_a_copy_that_is_folded_in_the_same_batch_makes_the_failed_one_a_duplicat
     ]
     outcome = fold(batch, of=stage(OnceOnly()))
     assert verdicts(outcome) == ["duplicate_in_batch", "accepted", "new_lane"]
+    assert [one.decision.fold for one in outcome.decided] == [False, True, True]
     assert outcome.states[b"k"].windows.holes == {}
 
 
