@@ -1,36 +1,31 @@
 """The consuming side of a republisher: which partitions it has, how far they are done, and their commit."""
 
 import logging
-import queue
-import threading
 import time
 from collections.abc import Callable, Iterable
-from typing import Final, Protocol, TypeVar, cast
+from contextlib import suppress
+from typing import Final, Protocol, cast
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, TopicPartition
 
 from envelope.hops import HopWriter
+from jobs.republish.offsets import commit_offsets, committed, failure, is_of_another_topic, patiently
+from jobs.republish.place import INSTANCE, SESSION_MS
 from jobs.republish.statistics import Statistics
 from persistence.kafka import BrokerRefused, BrokerUnavailable, KafkaSettings, Topics
 from persistence.kafka.errors import UNREACHABLE_REMEDY, broker_error, connection_trouble
 
-T = TypeVar("T")
-
 _LOG = logging.getLogger("headwater.republish")
 
-_PATIENCE_SECONDS: Final = 60.0  # a fifth of max.poll.interval.ms, after which the group would give us up
 _IDLE_SECONDS: Final = 300.0  # max.poll.interval.ms: so long may a group wait for a member that hangs
-_LOOK_SECONDS: Final = 60.0  # how often topics are asked for their ids
-_LEAST_SECONDS: Final = 1.0  # for an answer, however late it is
 _WAIT_SECONDS: Final = 0.2  # the longest a stop has to wait for an idle consumer
-# The group is being dealt out again. What was not committed stays to be committed by whoever has the partition then.
-_OVERTAKEN: Final = (
-    KafkaError.REBALANCE_IN_PROGRESS,
-    KafkaError.ILLEGAL_GENERATION,
-    KafkaError.UNKNOWN_MEMBER_ID,
-    KafkaError._ASSIGNMENT_LOST,
-    KafkaError._STATE,
-)
+_GATHER_SECONDS: Final = 0.05  # between two questions for the topics' ids while records come ...
+_LOOK_SECONDS: Final = 60.0  # ... and while none do
+_COOPERATIVE: Final = "cooperative-sticky"
+
+
+class TopicReplaced(BrokerRefused):
+    """A topic that is read was deleted and created again."""
 
 
 class Consumed(Protocol):
@@ -94,6 +89,7 @@ class Input:
         via: Name of the republisher.
         before_revoke: Called before partitions go away.
         statistics: Where rebalances and expired records are counted.
+        member_ids: Where the ids go that the group gives this member.
         ends: (topic, partition) -> offset to be reached; None to read on for ever.
         cluster: Name of the Kafka cluster, where there is more than one.
 
@@ -111,12 +107,14 @@ class Input:
         *,
         before_revoke: Callable[[], None],
         statistics: Statistics,
+        member_ids: set[str],
         ends: dict[tuple[str, int], int] | None = None,
         cluster: str = "",
     ) -> None:
         self.partitions: dict[tuple[str, int], InputPartition] = {}
         self.assigned = False
         self._statistics = statistics
+        self._member_ids = member_ids
         self._topics = Topics(settings)
         self._names = list(topics)
         self._via = via
@@ -124,15 +122,15 @@ class Input:
         self._ends = ends
         self._before_revoke = before_revoke
         self._connection = ""
-        self._looked = time.monotonic()
-        self._joins_again = bool(settings.client().get("group.instance.id"))
+        self._looked = 0.0
+        self._joins_again = INSTANCE in settings.client()
         config = settings.client(
             on_error=self._on_error,
-            partition_assignment_strategy="cooperative-sticky",
+            partition_assignment_strategy=_COOPERATIVE,
             queued_min_messages=100_000,
             queued_max_messages_kbytes=65_536,
             fetch_wait_max_ms=100,
-            session_timeout_ms=10_000,  # a killed member gives its partitions up after that
+            session_timeout_ms=SESSION_MS,
         )
         # What exactness rests on is not for settings to change.
         config |= {
@@ -145,21 +143,45 @@ class Input:
         }
         try:
             self._consumer = Consumer(config)
+            cooperates = config["partition.assignment.strategy"] == _COOPERATIVE
+            self._assign = self._consumer.incremental_assign if cooperates else self._consumer.assign
             self._subscribe()
         except KafkaException as error:
             raise broker_error(error.args[0], "setting up the consumer") from error
 
     def read(self, most: int) -> list[Consumed]:
-        """Return up to `most` records: what is there, or what comes within a fifth of a second.
+        """Return up to `most` records of the topics that were assigned: what is there, or what comes within a fifth of a second.
+
+        A consumer follows a topic that was created again without a word, and begins there where it was in the old one. So
+        the ids of the topics are asked for after the records were read: ids never come back, and if they are the same
+        now, whatever was read is of the topics that they stand for.
 
         Raises:
+            TopicReplaced: A topic was created again; nothing of it was returned.
             BrokerError: A topic is gone, or may not be read.
         """
         if self.assigned and self._joins_again:
             self._join_again()
-        first = self._consumer.consume(1, _WAIT_SECONDS)
-        more = self._consumer.consume(most - 1, 0) if first and most > 1 else []
-        return cast(list[Consumed], first + more)
+        got = self._consumer.consume(1, _WAIT_SECONDS)
+        if got and most > 1:
+            got += self._consumer.consume(most - 1, max(self._looked + _GATHER_SECONDS - time.monotonic(), 0.0))
+        if got:
+            patiently(lambda left: self._check_topics())
+        elif time.monotonic() - self._looked > _LOOK_SECONDS:
+            # Of a topic created again a client may see nothing at all: its leader epochs, which count from 0, are old
+            # news to it when the broker was restarted since the old one was created.
+            with suppress(BrokerUnavailable):
+                self._check_topics()
+        return cast(list[Consumed], got)
+
+    def _check_topics(self) -> None:
+        self._looked = time.monotonic()
+        ids = self._topics.topic_ids({part.topic for part in self.partitions.values()})
+        for part in self.partitions.values():
+            if ids[part.topic] != part.topic_id:
+                raise TopicReplaced(
+                    f"{part.topic} was created again while it was read", "Start again; nothing of it is lost"
+                )
 
     def raise_for(self, message: Consumed, error: KafkaError) -> None:
         """Deal with a message that is no record: the end of a partition, or an error.
@@ -172,32 +194,22 @@ class Input:
                 # Transaction markers and compacted records have offsets too, and no record.
                 part.next = max(part.next or 0, message.offset())
             return
-        failure = broker_error(error, f"reading {message.topic() or ', '.join(self._names)}", self._connection)
+        problem = failure(error, f"reading {message.topic() or ', '.join(self._names)}", self._connection)
         # The client mends connections by itself; after _MAX_POLL_EXCEEDED it joins the group anew.
-        if isinstance(failure, BrokerRefused) and error.code() != KafkaError._MAX_POLL_EXCEEDED:
-            raise failure
-        _LOG.warning("%s", failure)
+        if isinstance(problem, BrokerRefused) and error.code() != KafkaError._MAX_POLL_EXCEEDED:
+            raise problem
+        _LOG.warning("%s", problem)
 
-    def jumped(self, part: InputPartition, offset: int) -> InputPartition:
-        """Look into an offset that is not the one expected: a gap, retention, or a topic created again.
-
-        Returns the partition to go on with.
-        """
+    def jumped(self, part: InputPartition, offset: int) -> None:
+        """Look into an offset that is not the one expected: a gap, retention, or a log that lost its end."""
         expected = part.next
-        if offset == 0 or (expected is not None and offset < expected):
-            # Where a topic created again begins. The consumer follows it without a word.
-            topic_id = self._topics.topic_ids([part.topic])[part.topic]
-            if expected:
-                _LOG.warning("%s:%d went back from %d to %d", part.topic, part.partition, expected, offset)
-            if topic_id != part.topic_id:
-                part = self._new(part.topic, part.partition, topic_id)
-                self.partitions[part.topic, part.partition] = part
-            return part
         if expected is None:
-            return part
+            return
+        if offset < expected:
+            _LOG.warning("%s:%d went back from %d to %d", part.topic, part.partition, expected, offset)
+            return
         low, _ = self._consumer.get_watermark_offsets(TopicPartition(part.topic, part.partition), cached=True)
         self._count_expired(part.topic, part.partition, expected, min(low, offset))
-        return part
 
     def hold(self, part: InputPartition, offset: int, due_ms: int) -> None:
         """Leave the record at `offset`, and those behind it, until they are due."""
@@ -227,29 +239,6 @@ class Input:
             what = f"nothing came of {', '.join(self._names)} for {seconds:.0f} s, before the end{hint}"
             raise BrokerUnavailable(what, UNREACHABLE_REMEDY)
 
-    def check_topics(self) -> None:
-        """Look, once a minute, whether a topic was created again and the client library still reads the old one.
-
-        It takes the leader epochs of the new topic, which count from 0, for old news when the broker was restarted
-        since the old topic was created, and then waits for ever.
-
-        Raises:
-            BrokerRefused: One was, or a topic is gone.
-        """
-        if time.monotonic() - self._looked < _LOOK_SECONDS:
-            return
-        self._looked = time.monotonic()
-        try:
-            ids = self._topics.topic_ids({part.topic for part in self.partitions.values()})
-        except BrokerUnavailable:
-            return
-        for part in self.partitions.values():
-            if ids[part.topic] != part.topic_id:
-                raise BrokerRefused(
-                    f"{part.topic}:{part.partition}: the topic was created again, and nothing of the new one was read yet",
-                    "Start again; nothing is lost",
-                )
-
     @property
     def caught_up(self) -> bool:
         """Whether every assigned partition has reached the end asked for; never when none is."""
@@ -267,49 +256,10 @@ class Input:
         done = [part for part in self.partitions.values() if part.next is not None and part.next != part.committed]
         if not done:
             return
-        offsets = [TopicPartition(part.topic, part.partition, part.next or 0) for part in done]
-        doing = "committing the input offsets"
-        results = self._patiently(lambda left: self._commit(offsets, doing, left), timeout)
-        for part, committed in zip(done, results, strict=True):
-            part.committed = part.next if committed else part.committed
-
-    def _commit(self, offsets: list[TopicPartition], doing: str, timeout: float) -> list[bool]:
-        """Commit, and say of each offset whether it is."""
-        try:
-            results = _within(timeout, lambda: self._consumer.commit(offsets=offsets, asynchronous=False))
-        except TimeoutError:
-            hint = f" ({self._connection})" if self._connection else ""
-            raise BrokerUnavailable(f"{doing}: no answer for {timeout:.0f} s{hint}", UNREACHABLE_REMEDY) from None
-        except KafkaException as error:
-            if error.args[0].code() not in _OVERTAKEN:
-                raise broker_error(error.args[0], doing, self._connection) from error
-            return [False] * len(offsets)
-        for at in results:
-            if at.error and at.error.code() not in _OVERTAKEN:
-                raise broker_error(at.error, f"{doing}, {at.topic}:{at.partition}")
-        return [at.error is None for at in results]
-
-    def _committed(self, parts: list[TopicPartition]) -> list[TopicPartition]:
-        doing = "reading the committed offsets"
-        try:
-            found: list[TopicPartition] = self._consumer.committed(parts, timeout=10)
-        except KafkaException as error:
-            raise broker_error(error.args[0], doing, self._connection) from error
-        for at in found:
-            if at.error:
-                raise broker_error(at.error, f"{doing}, {at.topic}:{at.partition}")
-        return found
-
-    def _patiently(self, action: Callable[[float], T], timeout: float | None = None) -> T:
-        """Ask again while a broker is away or a coordinator is on its way; `action` gets the seconds that are left."""
-        deadline = time.monotonic() + (_PATIENCE_SECONDS if timeout is None else timeout)
-        while True:
-            try:
-                return action(max(deadline - time.monotonic(), _LEAST_SECONDS))
-            except BrokerUnavailable:
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(_WAIT_SECONDS)
+        offsets = [TopicPartition(p.topic, p.partition, p.next or 0, metadata=p.topic_id) for p in done]
+        results = patiently(lambda left: commit_offsets(self._consumer, offsets, left, self._connection), timeout)
+        for part, is_committed in zip(done, results, strict=True):
+            part.committed = part.next if is_committed else part.committed
 
     def close(self) -> None:
         """Leave the group."""
@@ -324,18 +274,26 @@ class Input:
     def _on_assign(self, consumer: Consumer, added: list[TopicPartition]) -> None:
         self.assigned = True
         self._statistics.rebalances += 1
+        self._member_ids.add(consumer.memberid() or "")
         if not added:
             return
         names = {part.topic for part in added}
-        ids = self._patiently(lambda left: self._topics.topic_ids(names))
-        marks = self._patiently(lambda left: self._topics.marks(names))
-        for part in self._patiently(lambda left: self._committed(added)):
-            place = (part.topic, part.partition)
-            self.partitions[place] = self._new(part.topic, part.partition, ids[part.topic])
-            if part.offset >= 0:
+        ids = patiently(lambda left: self._topics.topic_ids(names))
+        marks = patiently(lambda left: self._topics.marks(names))
+        starts = patiently(lambda left: committed(consumer, added, self._connection))
+        for at in starts:
+            place = (at.topic, at.partition)
+            part = self.partitions[place] = self._new(at.topic, at.partition, ids[at.topic])
+            if at.offset < 0 or is_of_another_topic(at, part.topic_id):
+                if at.offset >= 0:
+                    _LOG.warning("%s:%d was created again: it is read from its beginning", *place)
+                at.offset = OFFSET_BEGINNING
+            else:
                 low = marks[place].low
-                self.partitions[place].next, self.partitions[place].committed = max(part.offset, low), part.offset
-                self._count_expired(part.topic, part.partition, part.offset, low)
+                part.next, part.committed = max(at.offset, low), at.offset
+                self._count_expired(at.topic, at.partition, at.offset, low)
+        # Left to itself, the client library would ask for the committed offsets again, and begin there.
+        self._assign(starts)
 
     def _on_revoke(self, consumer: Consumer, gone: list[TopicPartition]) -> None:
         self._statistics.rebalances += 1
@@ -381,30 +339,4 @@ class Input:
     def _on_error(self, error: KafkaError) -> None:
         self._connection = connection_trouble(error.str())
         if error.fatal():
-            raise BrokerRefused(f"the consumer failed: {error.str()}", "Start again; nothing is lost")
-
-
-def _within(timeout: float, action: Callable[[], T]) -> T:
-    """Call in a thread of its own, and wait no longer than `timeout` seconds.
-
-    A commit has no timeout in librdkafka: it waits for a coordinator for as long as there is none.
-
-    Raises:
-        TimeoutError: It has not returned.
-    """
-    answers: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
-
-    def call() -> None:
-        try:
-            answers.put((action(), None))
-        except BaseException as error:  # it is raised where the answer is waited for
-            answers.put((None, error))
-
-    threading.Thread(target=call, name="headwater-commit", daemon=True).start()
-    try:
-        answer, error = answers.get(timeout=timeout)
-    except queue.Empty:
-        raise TimeoutError from None
-    if error is not None:
-        raise error
-    return cast("T", answer)
+            raise failure(error, "the consumer failed")

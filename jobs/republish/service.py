@@ -1,13 +1,16 @@
 """The republish service: consume, transform, produce, flush, then commit."""
 
+import logging
 import threading
 import time
 from collections.abc import Sequence, Sized
 from typing import Any, Final
 
 from envelope import DEFAULT_LIMITS, Limits
-from jobs.republish.input import Input
+from jobs.republish.input import Input, TopicReplaced
+from jobs.republish.offsets import PATIENCE_SECONDS, Fenced
 from jobs.republish.passage import Passage
+from jobs.republish.place import await_place
 from jobs.republish.record import Transform
 from jobs.republish.retry import NO_RETRIES, RetryTopics
 from jobs.republish.roots import RootEnds
@@ -17,7 +20,10 @@ from jobs.republish.worker import Worker, now_ms
 from persistence.faults import REPUBLISH_COMMIT, effect
 from persistence.kafka import AcknowledgedProducer, KafkaSettings, Topics
 
-_MOST_RECORDS: Final = 1000  # records read at once ...
+_LOG = logging.getLogger("headwater.republish")
+
+_START_SECONDS: Final = 10.0  # to wait for a broker at the start
+_MOST_RECORDS: Final = 10_000  # records read at once ...
 _SLICE_SECONDS: Final = 0.2  # ... fewer when the transform is slow ...
 _SLICE_BYTES: Final = 16 << 20  # ... or the records are large
 _PRODUCER_BATCH_BYTES: Final = 1_000_000  # librdkafka's own default of batch.size
@@ -123,7 +129,21 @@ class Republisher:
                 read again by the next run.
         """
         self.statistics = Statistics()
-        topics = Topics(self._settings)
+        timeout, member_ids = _START_SECONDS, set[str]()
+        while not self._stop.is_set():
+            try:
+                self._serve(Topics(self._settings, timeout=timeout), member_ids, until_caught_up, progress)
+                break
+            except Fenced as error:
+                await_place(self._settings, self._group, member_ids, error)
+                _LOG.warning("%s; nobody else has the place in the group, so it is taken again", error.what)
+            except TopicReplaced as error:
+                _LOG.warning("%s; the group is joined again", error.what)
+            timeout = PATIENCE_SECONDS
+        return self.statistics
+
+    def _serve(self, topics: Topics, member_ids: set[str], until_caught_up: bool, progress: Progress | None) -> None:
+        """Republish with clients made anew, from what is committed."""
         topics.check()
         topics.check_rights(read=self._inputs, write=self._outputs)
         max_bytes = topics.max_message_bytes(self._outputs)
@@ -137,9 +157,7 @@ class Republisher:
             batch_size=min(_PRODUCER_BATCH_BYTES, *max_bytes.values()),
         ) as producer:
             roots = RootEnds(topics) if self._check_roots else None
-            run = _Run(self, producer, max_bytes, ends, roots, progress)
-            run.loop()
-        return self.statistics
+            _Run(self, member_ids, producer, max_bytes, ends, roots, progress).loop()
 
 
 class _Run:
@@ -148,6 +166,7 @@ class _Run:
     def __init__(
         self,
         of: Republisher,
+        member_ids: set[str],
         producer: AcknowledgedProducer,
         max_bytes: dict[str, int],
         ends: dict[tuple[str, int], int] | None,
@@ -163,6 +182,7 @@ class _Run:
             of._name,
             before_revoke=self._commit,
             statistics=of.statistics,
+            member_ids=member_ids,
             ends=ends,
             cluster=of._cluster,
         )
@@ -198,7 +218,6 @@ class _Run:
                     active = time.monotonic()
                     most = _next_size(messages, active - began)
                 self._input.check_idle(began - active)
-                self._input.check_topics()
                 if self._worker.is_due(self._of._batch_size, self._of._max_wait):
                     self._commit()
             self._commit(self._of._drain)

@@ -96,7 +96,7 @@ class Worker:
             if part is None or part.due_ms:
                 continue  # taken away, or waiting: it is read again
             if offset != part.next:
-                part = self._input.jumped(part, offset)
+                self._input.jumped(part, offset)
             key, value = message.key(), message.value()
             if express and key and value and not message.headers():
                 kind, timestamp = message.timestamp()

@@ -59,9 +59,7 @@ _REFUSED: Final[dict[int, str]] = {
     KafkaError.NON_EMPTY_GROUP: "The group has members that run: stop them first",
     KafkaError.INCONSISTENT_GROUP_PROTOCOL: "Members of one group need one assignment strategy: "
     "set partition.assignment.strategy alike, or use a group of its own",
-    KafkaError.FENCED_INSTANCE_ID: "Another member runs under the same group.instance.id: give each its own",
-    KafkaError._FATAL: "The client library gave up, as when another member has its group.instance.id: start again, "
-    "nothing is lost",
+    KafkaError._FATAL: "The client library gave up: start again, nothing is lost",
     KafkaError._INVALID_ARG: "Correct the setting; the names are librdkafka's",
     KafkaError.INVALID_CONFIG: "Correct the topic's configuration",
 }

@@ -274,6 +274,22 @@ class Topics:
         _check_each(found, doing)
         return found
 
+    def static_member(self, group: str, instance: str) -> str | None:
+        """Return the id of the member that a consumer group knows by a `group.instance.id`; None when there is none."""
+        doing = f"describing group {group}"
+
+        def members() -> Any:
+            (future,) = self._admin.describe_consumer_groups([group], request_timeout=self._timeout).values()
+            return self._result(future, doing).members
+
+        try:
+            found = self._until(members)
+        except BrokerRefused as error:
+            if not _is(error, KafkaError.GROUP_ID_NOT_FOUND):
+                raise
+            found = []
+        return next((str(one.member_id) for one in found if one.group_instance_id == instance), None)
+
     def alter_group_offsets(self, group: str, offsets: Mapping[tuple[str, int], int]) -> None:
         """Set committed offsets of a consumer group that has no running member.
 

@@ -55,10 +55,10 @@ def run(settings: KafkaSettings, transform: Callable = identity, **arguments: An
     return Republisher(transform, settings=settings, **arguments).run(until_caught_up=True)
 
 
-def process(faults: str = "", **arguments: Any) -> subprocess.Popen[str]:
+def process(faults: str = "", stderr: int | None = None, **arguments: Any) -> subprocess.Popen[str]:
     env = {**os.environ, "HEADWATER_FAULT": faults, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "tests.integration.republish_process", json.dumps(arguments)]
-    return subprocess.Popen(command, env=env, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen(command, env=env, cwd=ROOT, stdout=subprocess.PIPE, stderr=stderr, text=True)
 
 
 def outputs(settings: KafkaSettings, topic: str) -> dict[tuple, list[bytes]]:
