@@ -12,7 +12,7 @@ from persistence.redis.calls import Call, Caller, chunks, script_call
 from persistence.redis.layout import Layout, bucket_of
 from persistence.redis.nodes import connect
 from persistence.redis.preflight import Facts, facts_of, findings
-from persistence.redis.scripts import ACQUIRE, INSTALL, LOAD, MANIFEST, SAVE
+from persistence.redis.scripts import ACQUIRE, INSTALL, LOAD, MANIFEST, SAVE, SCAN
 from persistence.redis.settings import read_place, read_settings
 
 _BUCKETS = {"single": 1, "sentinel": 1, "cluster": 64}
@@ -155,9 +155,16 @@ class RedisStore:
         for bucket in range(self._bucket_count(stage.flow_ref) or 0):
             heads = self._layout.heads(stage, bucket)
             seen: set[bytes] = set()  # HSCAN may tell a key twice while the hash grows
-            cursor = b"0"
+            process, cursor = b"", b"0"
             while True:
-                cursor, told = self._command(stage, heads, ("HSCAN", heads, cursor, "COUNT", _KEYS))
+                call = script_call(SCAN, [heads], [cursor, _KEYS])
+                (answer,) = self._caller.run([call], stage)
+                if cursor != b"0" and answer[0] != process:
+                    # A cursor means nothing to another process, which hashes with another seed: after a restart or a
+                    # failover it would leave keys out. The bucket is told from its beginning again.
+                    cursor = b"0"
+                    continue
+                process, cursor, told = answer
                 fresh = [key for key in dict.fromkeys(told[::2]) if key not in seen]
                 seen.update(fresh)
                 yield from self.load(stage, fresh).items()

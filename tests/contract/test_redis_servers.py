@@ -59,6 +59,21 @@ def test_a_killed_server_has_everything_that_it_acknowledged(stage):
         store.close()
 
 
+def test_a_scan_goes_on_over_a_restart_and_tells_every_state_once(stage):
+    with server(*DURABLE) as valkey:
+        store = open_store(f"{valkey.url}?retry_for=30")
+        term = store.acquire_term(stage.flow_ref)
+        keys = [b"%d" % i for i in range(10_000)]
+        store.save(stage, [Write(key, 0, b"1") for key in keys], term=term, batch=0)
+        told = store.scan(stage)
+        found = [next(told)[0]]
+        valkey.kill()
+        valkey.start()
+        found += [key for key, _ in told]
+        assert sorted(found) == sorted(keys)
+        store.close()
+
+
 def test_scripts_that_a_server_forgot_are_sent_again(valkey, direct, stage):
     term = begun(direct, stage)
     for version in range(1, 4):
