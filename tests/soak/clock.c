@@ -14,6 +14,7 @@
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <sys/time.h>
+#include <threads.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -67,6 +68,7 @@ static struct timespec real(const struct timespec *until) {
     if (!next) next = (type)dlsym(RTLD_NEXT, name)
 
 typedef int (*wait_condition)(pthread_cond_t *, pthread_mutex_t *, const struct timespec *);
+typedef int (*wait_c11)(cnd_t *, mtx_t *, const struct timespec *);
 typedef int (*wait_semaphore)(sem_t *, const struct timespec *);
 
 int pthread_cond_timedwait(pthread_cond_t *restrict condition, pthread_mutex_t *restrict mutex,
@@ -75,6 +77,13 @@ int pthread_cond_timedwait(pthread_cond_t *restrict condition, pthread_mutex_t *
     /* Of this one there is an older version under the same name. */
     if (!next) next = (wait_condition)dlvsym(RTLD_NEXT, "pthread_cond_timedwait", "GLIBC_2.3.2");
     if (!next) next = (wait_condition)dlsym(RTLD_NEXT, "pthread_cond_timedwait");
+    struct timespec mine = real(until);
+    return next(condition, mutex, &mine);
+}
+
+/* glibc's own calls the one above from inside, where nothing can be put in its place. librdkafka waits with it. */
+int cnd_timedwait(cnd_t *restrict condition, mtx_t *restrict mutex, const struct timespec *restrict until) {
+    NEXT(wait_c11, "cnd_timedwait");
     struct timespec mine = real(until);
     return next(condition, mutex, &mine);
 }
