@@ -82,6 +82,13 @@ def test_a_hole_above_the_floor_is_held_once_it_is_filled() -> None:
     assert verdicts(filled, at(7)) == ["duplicate"]
 
 
+def test_of_two_holes_one_is_left_when_the_other_is_filled() -> None:
+    windows = holding(3, 5, 7, 8, 9).leaving_hole(at(1)).leaving_hole(at(2))
+    filled, _ = windows.folding([at(2)], size=4)
+    assert filled.holes == {"a:0#i": {(1,)}}
+    assert verdicts(filled, at(1, transparent=True), at(2, transparent=True)) == ["redriven", "unproven"]
+
+
 def test_more_holes_than_allowed_stop_the_job() -> None:
     windows = Windows().leaving_hole(at(1), limit=1).leaving_hole(at(1), limit=1)
     with pytest.raises(HolesFullError, match="redrive"):
