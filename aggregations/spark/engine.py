@@ -6,6 +6,7 @@ import os
 import queue
 import random
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -41,6 +42,9 @@ ATTEMPTS = 9
 Kafka and a failover of Redis; conflicts of tasks that share a key settle in a few."""
 _FIRST_PAUSE_SECONDS = 0.2
 _LOG = logging.getLogger("headwater.spark")
+
+_POLLING = "spark.sql.streaming.pollingDelay"  # how long Spark waits when there is nothing to read
+_LEAST_POLLING_MS = 10
 
 # Worst first: what the driver raises when several tasks failed.
 _GRAVITY: tuple[type[Exception], ...] = (Fenced, Corrupt, Terminal, RunRefusedError, StoreError, BrokerError)
@@ -122,7 +126,8 @@ def run_flow(
     try:
         if planned is not None:
             planned(opening.plan)
-        with session(f"headwater {flow.name}", jars=jars, master=master, conf=conf) as spark:
+        polling = {_POLLING: f"{max(int(trigger_seconds * 1000), _LEAST_POLLING_MS)}ms", **(conf or {})}
+        with session(f"headwater {flow.name}", jars=jars, master=master, conf=polling) as spark:
             engine = Engine(
                 flow,
                 opening,
@@ -178,6 +183,7 @@ class Engine:
         self._progress = progress
         self._stop = stop
         self._busy = threading.Lock()
+        self._interval = 0.0
         self._stopping = False
         self._spread = False
         self._failure: BaseException | None = None
@@ -200,11 +206,11 @@ class Engine:
             writer = reader.load().writeStream.foreachBatch(
                 lambda rows, number: self._batch(rows, lambda: checkpoint.ends(number))
             )
+            # Spark's own interval ends at a time of day: a clock that is set back would stop the run for as long.
             writer = (
-                writer.trigger(availableNow=True)
-                if until_caught_up
-                else writer.trigger(processingTime=f"{max(int(trigger_seconds * 1000), 0)} milliseconds")
+                writer.trigger(availableNow=True) if until_caught_up else writer.trigger(processingTime="0 seconds")
             )
+            self._interval = 0.0 if until_caught_up else trigger_seconds
             query = writer.option("checkpointLocation", f"file://{checkpoint.path}").start()
             try:
                 self._follow(query)
@@ -246,10 +252,12 @@ class Engine:
 
     def _batch(self, rows: DataFrame, ends: Callable[[], dict[tuple[str, int], int]]) -> None:
         """What foreachBatch calls."""
+        next_one = time.monotonic() + self._interval
         try:
             with self._busy:
                 if not self._stopping:
                     self._commit(rows, ends())
+            self._stop.wait(max(next_one - time.monotonic(), 0.0))
         except _StoppedError:
             raise RuntimeError("the batch was not committed: the run was stopped") from None
         except BaseException as error:

@@ -19,6 +19,7 @@ from jobs.demo.flow import flow as demo_flow
 from jobs.demo.flow import legs
 from jobs.loading import load
 from persistence.kafka import AcknowledgedProducer, KafkaSettings
+from tests.soak.clock import Clock
 from tests.support.legs import republished
 
 pytestmark = pytest.mark.integration
@@ -101,6 +102,25 @@ def test_a_run_that_is_told_to_stop_finishes_its_batch_and_ends_well(fleet: list
     lines = told(run)
     assert lines[-1]["done"] is True
     assert lines[-1]["records"] == sum(first[0]["plan"]["lag"])
+
+
+@pytest.mark.spark
+@pytest.mark.skipif(
+    not Clock.is_possible(), reason="there is no C compiler (cc) to mislead a process about the time with"
+)
+def test_a_run_goes_on_when_the_machine_s_clock_is_set_back(fleet: list[str], kafka: str, tmp_path: Path) -> None:
+    fleet.remove("--until-caught-up")
+    clock = Clock(tmp_path / "clock")
+    run = headwater("run", "fleet:flow", *fleet, cwd=tmp_path, **clock.environment)
+    assert run.stdout is not None
+    [plan, _] = [json.loads(run.stdout.readline()) for _ in range(2)]
+    clock.set(-2)
+    with AcknowledgedProducer(KafkaSettings(kafka)) as producer:
+        producer.send_many(plan["plan"]["topic"], republished(flights.messages(flights.load(100))))
+        producer.flush()
+    assert json.loads(run.stdout.readline())["batch"] == 2
+    run.send_signal(signal.SIGTERM)
+    assert told(run)[-1]["done"] is True
 
 
 def test_a_republisher_ends_when_it_has_caught_up_and_goes_on_where_it_was(
