@@ -3,6 +3,7 @@
 import pytest
 
 from envelope import Edge, Envelope, EnvelopeError, Hop, Lineage, Node, Reason, group_of
+from envelope.lineage import position_order
 
 A, B, C = Node("a", 2, 17, "idA"), Node("b", 0, 4, "idB"), Node("c", 5, 9, "idC")
 
@@ -140,3 +141,8 @@ def test_a_chain_is_extended_and_replaced_without_changing_the_envelope() -> Non
     assert envelope.with_hop(hop(A)).with_hop(hop(B)) == Envelope(b"payload", (hop(A), hop(B)), key=b"k")
     assert envelope.with_chain(iter([hop(A), hop(B)])) == Envelope(b"payload", (hop(A), hop(B)), key=b"k")
     assert envelope.chain == ()
+
+
+def test_positions_of_any_lanes_are_ordered_by_their_numbers_and_then_by_event_id() -> None:
+    ordered = [(), (5,), (5, 1), (5, 1, "A"), (5, 1, "c"), (5, 2, "b"), (6, 0, "a")]
+    assert sorted((ordered[i] for i in (3, 6, 0, 5, 2, 4, 1)), key=position_order) == ordered
