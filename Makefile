@@ -50,7 +50,7 @@ tests-real: $(READY) java
 	$(PYTEST) -q -n 2 --dist loadfile --durations=15 $(REAL)
 
 prove: $(READY)  ## simulated worlds, every schedule of faults, planted bugs; ARGS='--seeds 2000 --schedules 50000 --json'
-	@$(BIN)/python -m aggregations.simulation prove $(ARGS)
+	@$(BIN)/python -m jobs.simulation prove $(ARGS)
 
 soak: $(READY) java  ## real processes and servers, killed and disturbed for hours; resumable; ARGS='--minutes 30 --json'
 	@$(BIN)/python -m tests.soak $(ARGS)

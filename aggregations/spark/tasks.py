@@ -3,8 +3,8 @@
     read, fold stage 1 | fold stage 2 | ... | fold the last stage, publish, persist it | persist the one before | ...
 
 The first stage is persisted behind a bar even when it is the only one, unless the batch is of one partition: there it
-shows whether two partitions had the same key, as after partitions were added to the topic. Then nothing of that key is written, and the batch is folded
-again with the first stage behind a shuffle.
+shows whether two partitions had the same key, as after partitions were added to the topic. Then nothing of that key is
+written, and the batch is folded again with the first stage behind a shuffle.
 
 A bar is a shuffle: no task behind it begins before every task in front of it is done. States of
 all but the last stage therefore wait, as parcels, until every stage behind theirs is persisted:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from aggregations.simulation.stores import SCHEME as SIMULATED
 from jobs.cli.errors import Exit
+from jobs.simulation.stores import SCHEME as SIMULATED
 from persistence.cassandra.settings import Replication
 from persistence.cassandra.settings import Settings as CassandraSettings
 from persistence.errors import Terminal

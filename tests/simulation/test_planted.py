@@ -4,9 +4,9 @@ import inspect
 
 import pytest
 
-from aggregations.simulation.planted import BUGS, planted
-from aggregations.simulation.prove import SEEDS_PER_BUG, find
-from aggregations.simulation.shrink import outcome
+from jobs.simulation.planted import BUGS, planted
+from jobs.simulation.prove import SEEDS_PER_BUG, find
+from jobs.simulation.shrink import outcome
 
 
 @pytest.mark.parametrize("name", BUGS)

@@ -1,77 +1,108 @@
-"""The simulated service makes what the real republisher makes, and the worlds hold with the real one in its place."""
+"""The republishers of the simulated worlds are the real ones: its code runs, on clients of a simulated broker."""
 
-from dataclasses import replace
+from collections import Counter
 
-import msgspec
 import pytest
+from confluent_kafka import KafkaException, TopicPartition
 
-from aggregations.simulation.service import Outgoing, Service, payload_of
-from aggregations.simulation.shrink import outcome
-from aggregations.simulation.steps import draw_world
-from aggregations.simulation.topology import digest
-from aggregations.simulation.world import World
-from envelope import decode
-from envelope.hops import HopWriter
+from jobs.republish import service as real
+from jobs.republish.input import Input, TopicReplaced
 from jobs.republish.passage import Passage
-from jobs.republish.record import Output, Record
-from jobs.republish.source import Source
+from jobs.republish.worker import Worker
+from jobs.simulation.clients import Session, SimulatedConsumer, simulated_clients
+from jobs.simulation.kafka import Cluster
+from jobs.simulation.service import Outgoing, Service, payload_of, rooted
+from jobs.simulation.shrink import outcome
+from jobs.simulation.topology import Passage as Spec
+from persistence.kafka import AcknowledgedProducer
 
-SIMULATED = Service._passed
-
-
-def really_passed(service, record):
-    """What the real republisher makes of a record of a simulated topic."""
-    spec = service.passage
-    if spec.foreign:  # the kit always writes what such a one leaves out
-        yield from SIMULATED(service, record)
-        return
-    retry = f"{spec.name}.retry"
-    payloads = spec.outputs(payload_of(record))
-
-    def transform(_):
-        return [Output(msgspec.json.encode(one), key=one["k"].encode(), event_id=one["id"]) for one in payloads]
-
-    passage = Passage(
-        transform, via=spec.name, source=Source((spec.source,)), targets={spec.target: 1 << 20}, retry_topics=(retry,)
-    )
-    hops = HopWriter(record.topic, record.partition, spec.name, topic_id=record.topic_id)
-    real = Record(record.topic, record.partition, record.offset, record.key, record.value, topic_id=record.topic_id)
-    if spec.retries and record.topic == spec.source and service._detours(payload_of(record)):
-        passage.open(real)
-        made = passage.detour(real, hops, retry, ())
-        yield Outgoing(retry, made.key, made.value, None, payload_of(record))
-        return
-    for payload, made in zip(payloads, passage.process(real, hops), strict=True):
-        partition = digest(payload["id"], str(service.attempts)) if spec.spread else None
-        yield Outgoing(made.topic, made.key, made.value, partition, payload)
+WAYS = (
+    (Passage, "process"),
+    (Passage, "detour"),
+    (Worker, "_bury"),
+    (Input, "hold"),
+    (Input, "wake"),
+    (Input, "_on_lost"),
+    (Input, "_check_topics"),
+)
 
 
-def comparable(output):
-    """An output with its envelope taken apart. The kit writes more than the lineage needs."""
-    envelope = decode(output.value)
-    chain = tuple(replace(hop, count=None, index=None if hop.transparent else hop.index) for hop in envelope.chain)
-    return output._replace(value=replace(envelope, chain=chain, key=None))
+@pytest.fixture
+def walked(monkeypatch):
+    """How often each way was walked."""
+    counts = Counter()
+
+    def counting(name, real):
+        def walk(*arguments, **options):
+            counts[name] += 1
+            try:
+                return real(*arguments, **options)
+            except TopicReplaced:
+                counts["topic replaced"] += 1
+                raise
+
+        return walk
+
+    for owner, name in WAYS:
+        monkeypatch.setattr(owner, name, counting(name, getattr(owner, name)))
+    express = Passage.express
+
+    def short(self):
+        way = express(self)
+        return way and counting("express", way)
+
+    monkeypatch.setattr(Passage, "express", short)
+    return counts
 
 
-def test_every_output_is_what_the_real_republisher_makes(monkeypatch):
-    compared = 0
-
-    def both(service, record):
-        nonlocal compared
-        simulated, real = list(SIMULATED(service, record)), list(really_passed(service, record))
-        assert [comparable(one) for one in simulated] == [comparable(one) for one in real]
-        compared += len(real)
-        return simulated
-
-    monkeypatch.setattr(Service, "_passed", both)
-    for seed in range(40):
-        spec, steps = draw_world(seed)
-        World(spec).run(steps)
-    assert compared > 1000
+def test_worlds_walk_every_way_through_the_republisher(walked):
+    assert not any(outcome(seed) for seed in range(40))
+    assert set(walked) == {name for _, name in WAYS} | {"topic replaced", "express"}
 
 
-@pytest.mark.parametrize("start", range(0, 200, 50), ids=lambda start: f"from {start}")
-def test_worlds_hold_with_the_real_republisher_in_them(start, monkeypatch):
-    monkeypatch.setattr(Service, "_passed", really_passed)
-    failed = {seed: text for seed in range(start, start + 50) if (text := outcome(seed))}
-    assert not failed
+@pytest.fixture
+def broker():
+    """A broker with a passage's topics and three events in its source."""
+    cluster, passage = Cluster(), Spec("p", "in", "out")
+    for topic in ("in", "out", passage.dead):
+        cluster.create(topic, 1)
+    for number in range(3):
+        cluster.produce("in", b"k0", rooted({"id": f"e{number}", "k": "k0"}))
+    return cluster
+
+
+def deliver_to(cluster):
+    def deliver(output: Outgoing):
+        cluster.produce(output.topic, output.key, output.value)
+
+    return deliver
+
+
+def ids(cluster, topic):
+    return [payload_of(record.value)["id"] for record in cluster.topics[topic].records()]
+
+
+def test_a_life_goes_on_where_the_last_one_has_committed(broker):
+    service = Service(Spec("p", "in", "out"), broker, deliver_to(broker))
+    with simulated_clients():
+        service.step(0, 0, 2)
+        assert (ids(broker, "out"), service.lag()) == (["e0/p.0", "e1/p.0"], 1)
+        service.drain()
+    assert (ids(broker, "out"), service.lag()) == (["e0/p.0", "e1/p.0", "e2/p.0"], 0)
+
+
+def test_who_was_replaced_in_the_group_commits_nothing(broker):
+    first, second = (SimulatedConsumer({"session": Session(broker, print, {}), "group.id": "p"}) for _ in range(2))
+    nobody = {"on_assign": print, "on_revoke": print, "on_lost": print}
+    first.subscribe(["in"], **nobody)
+    first.commit([TopicPartition("in", 0, 1)], asynchronous=False)
+    second.subscribe(["in"], **nobody)
+    with pytest.raises(KafkaException, match="generation"):
+        first.commit([TopicPartition("in", 0, 3)], asynchronous=False)
+    assert broker.committed("p", "in", 0) == 1
+
+
+def test_the_real_clients_are_back_when_the_worlds_are_through():
+    with simulated_clients():
+        assert real.AcknowledgedProducer is not AcknowledgedProducer
+    assert real.AcknowledgedProducer is AcknowledgedProducer

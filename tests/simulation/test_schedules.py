@@ -2,8 +2,8 @@
 
 import pytest
 
-from aggregations.simulation.faults import ENDS
-from aggregations.simulation.schedules import WORLDS, explore, run, small_world, units
+from jobs.simulation.faults import ENDS
+from jobs.simulation.schedules import WORLDS, explore, run, small_world, units
 
 SCHEDULES = 5000
 PARTS = 8

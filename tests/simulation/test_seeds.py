@@ -1,8 +1,8 @@
-"""Two thousand worlds; `python -m aggregations.simulation --seed N` runs one of them again."""
+"""Two thousand worlds; `python -m jobs.simulation --seed N` runs one of them again."""
 
 import pytest
 
-from aggregations.simulation.shrink import outcome
+from jobs.simulation.shrink import outcome
 
 CHUNK = 100
 

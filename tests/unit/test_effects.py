@@ -25,7 +25,7 @@ EFFECTS = {
 }
 GUARDS = {"effect", "commit"}  # `persistence.commit.commit` runs each step that it is given as an effect
 # What runs a demo or a local stack, and the simulator, which brings effects of its own.
-LEFT_OUT = ("jobs/demo", "jobs/stack", "aggregations/simulation")
+LEFT_OUT = ("jobs/demo", "jobs/stack", "jobs/simulation")
 
 
 def modules(*tops: str) -> "list[Module]":

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 
 from aggregations.element import Record
-from aggregations.simulation.oracle import Oracle, Violation
-from aggregations.simulation.stores import SimulatedStore
-from aggregations.simulation.topology import FINAL, FLOW, Spec
+from jobs.simulation.oracle import Oracle, Violation
+from jobs.simulation.stores import SimulatedStore
+from jobs.simulation.topology import FINAL, FLOW, Spec
 from persistence.names import FlowRef
 from persistence.record import decode_record
 

@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
-from aggregations.simulation.bugs import commit, processes, rule, stages
-from aggregations.simulation.bugs.patch import Patch
+from jobs.simulation.bugs import commit, processes, rule, stages
+from jobs.simulation.patch import Patch
 
 BUGS: Mapping[str, tuple[str, Sequence[Patch]]] = {**rule.BUGS, **stages.BUGS, **commit.BUGS, **processes.BUGS}
 """Name to what is wrong, and the patches that make it so."""

@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from aggregations.element import Record
 from aggregations.memory import MemoryRunner
 from aggregations.reconcile import Broker, plan, refuse
-from aggregations.simulation.faults import Crash
-from aggregations.simulation.kafka import Cluster
-from aggregations.simulation.topology import FINAL, FLOW, Spec
+from jobs.simulation.faults import Crash
+from jobs.simulation.kafka import Cluster
+from jobs.simulation.topology import FINAL, FLOW, Spec
 from persistence.faults import effect
 from persistence.steps import Step
 
@@ -75,14 +75,13 @@ class Driver:
     def commit(self) -> None:
         """Tell the consumer group; never backwards."""
         for number, offset in self.next.items():
-            at = (FLOW, FINAL, number)
-            self._cluster.groups[at] = max(self._cluster.groups.get(at, 0), offset)
+            self._cluster.commit(FLOW, FINAL, number, max(self.committed(number), offset))
 
     def committed(self, number: int) -> int:
         """What the consumer group was told of a partition."""
-        return self._cluster.groups.get((FLOW, FINAL, number), 0)
+        return self._cluster.committed(FLOW, FINAL, number)
 
     def _broker(self) -> Broker:
         marks = {number: (partition.low, partition.high) for number, partition in enumerate(self.log.partitions)}
-        group = {at[2]: offset for at, offset in self._cluster.groups.items() if at[:2] == (FLOW, FINAL)}
+        group = {at[2]: offset for at, (offset, _) in self._cluster.groups.items() if at[:2] == (FLOW, FINAL)}
         return Broker(FINAL, self.log.topic_id, marks, group)

@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from aggregations.simulation.topology import Payload, Spec, emitted, kept, split
 from envelope import Reason
+from jobs.simulation.topology import Payload, Spec, emitted, kept, split
 
 
 class Violation(AssertionError):
@@ -65,6 +65,7 @@ class Oracle:
         owners: Id of the logical message by id of an item.
         outputs: Place of every item that the flow produced.
         letters: Ids met in the dead-letter topic, by stage.
+        refused: Ids that republishers have to refuse, by dead-letter topic.
     """
 
     def __init__(self, spec: Spec) -> None:
@@ -74,6 +75,7 @@ class Oracle:
         self.owners: dict[str, str] = {}
         self.letters: dict[str, set[str]] = {stage.name: set() for stage in spec.stages}
         self.outputs: dict[str, object] = {}
+        self.refused: dict[str, set[str]] = {passage.dead: set() for passage in spec.passages}
         self._places: dict[object, str] = {}
         self._mended: set[str] = set()
         self._allowed: list[set[tuple[str, str]]] = [set() for _ in spec.stages]
@@ -81,6 +83,8 @@ class Oracle:
     def rooted(self, topic: str, payload: Payload) -> None:
         """Note a root event and all that will come of it."""
         self.events.append(payload)
+        for dead, name in self.spec.refused(topic, payload):
+            self.refused[dead].add(name)
         for message in self.spec.messages(topic, payload):
             self._add(message)
 

@@ -1,18 +1,16 @@
 """Every schedule of up to two faults in small worlds: each effect of everything, with each way to end."""
 
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from dataclasses import replace
 from random import Random
 from typing import NamedTuple
 
-from aggregations.simulation.faults import ENDS, Crash, End, Script
-from aggregations.simulation.oracle import Violation
-from aggregations.simulation.service import mended
-from aggregations.simulation.steps import event
-from aggregations.simulation.topology import Payload, Spec, draw
-from aggregations.simulation.world import World
-from persistence.errors import Transient
+from jobs.simulation.faults import ENDS, End, Script
+from jobs.simulation.oracle import Violation
+from jobs.simulation.service import mended, payload_of
+from jobs.simulation.steps import event
+from jobs.simulation.topology import Payload, Spec, draw
+from jobs.simulation.world import World
 
 WORLDS = 64
 """Small worlds that are gone through: together they have more than a million schedules."""
@@ -99,8 +97,7 @@ def _round(world: World) -> bool:
     for service in world.services:
         if service.lag():
             busy = True
-            with suppress(Crash, Transient):
-                service.drain(limit=2)
+            service.drain(limit=2)
     if world.driver is None or world.driver.lag:
         busy = True
         world.engine(2)
@@ -109,7 +106,7 @@ def _round(world: World) -> bool:
         busy = True
         world.redriven += 1
         output = mended(*world.letters[world.redriven - 1])
-        world.oracle.cured(output.payload["id"])
+        world.oracle.cured(payload_of(output.value)["id"])
         world.deliver(output)
     return busy
 

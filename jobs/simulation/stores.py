@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import urlsplit
 
-from aggregations.simulation.oracle import Violation
+from jobs.simulation.oracle import Violation
 from persistence.cas import check_distinct
 from persistence.faults import effect
 from persistence.memory import MemoryStore
@@ -77,4 +77,4 @@ def forget(url: str) -> None:
     _open.pop(urlsplit(url).netloc, None)
 
 
-register(SCHEME, "aggregations.simulation.stores:open_store")
+register(SCHEME, "jobs.simulation.stores:open_store")

@@ -6,8 +6,8 @@ from typing import Any
 
 from aggregations import memory, run
 from aggregations.reconcile import Broker, Plan, plan
-from aggregations.simulation import driver
-from aggregations.simulation.bugs.patch import Patch
+from jobs.simulation import driver
+from jobs.simulation.patch import Patch
 from persistence import cas
 from persistence import memory as memory_store
 from persistence.errors import Transient

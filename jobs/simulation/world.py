@@ -7,15 +7,16 @@ from aggregations.element import Record
 from aggregations.errors import RunRefusedError
 from aggregations.reconcile import Risk
 from aggregations.report import DeadLetter
-from aggregations.simulation.driver import Driver
-from aggregations.simulation.faults import Crash, End, Faults, Process, Script
-from aggregations.simulation.kafka import Cluster
-from aggregations.simulation.oracle import Oracle, Violation
-from aggregations.simulation.service import Outgoing, Service, payload_of, published, rooted
-from aggregations.simulation.stores import SCHEME, Copy, SimulatedStore, forget, open_store
-from aggregations.simulation.topology import FINAL, Payload, Spec
-from aggregations.simulation.watch import Watch
 from envelope import Reason
+from jobs.simulation.clients import simulated_clients
+from jobs.simulation.driver import Driver
+from jobs.simulation.faults import Crash, End, Faults, Process, Script
+from jobs.simulation.kafka import Cluster
+from jobs.simulation.oracle import Oracle, Violation
+from jobs.simulation.service import Outgoing, Service, payload_of, published, rooted
+from jobs.simulation.stores import SCHEME, Copy, SimulatedStore, forget, open_store
+from jobs.simulation.topology import FINAL, Payload, Spec
+from jobs.simulation.watch import Watch
 from persistence import faults
 from persistence.errors import StoreError
 from persistence.record import decode_record
@@ -38,7 +39,7 @@ class World:
         watch: What must hold.
         driver: The engine that runs; None when none does.
         zombies: Engines that stand still in the middle of something, each with its script.
-        stale: Services that stand still, with what they have in hand.
+        stale: Services that stand still in the middle of something, each with its script.
         copies: Copies of all stores.
         letters: Dead letters, each with its place in the dead-letter topic.
         slow: Partition of the flow's topic that lags behind; none when it is negative.
@@ -53,7 +54,8 @@ class World:
             self.cluster.create(topic, partitions)
         for passage in spec.passages:
             if passage.retries:
-                self.cluster.create(f"{passage.name}.retry", 1)
+                self.cluster.create(passage.retry, 1)
+            self.cluster.create(passage.dead, 1)
         self.cluster.create("dead", 1)
         self.services = [Service(passage, self.cluster, self.deliver, spec.reorders) for passage in spec.passages]
         name = f"{SCHEME}://w{next(_names)}"
@@ -63,7 +65,7 @@ class World:
         self.watch = Watch(spec, self.oracle, [self.stores[self.urls[stage.name]] for stage in spec.stages])
         self.driver: Driver | None = None
         self.zombies: list[tuple[Process, Script]] = []
-        self.stale: list[tuple[Service, list[Outgoing]]] = []
+        self.stale: list[tuple[Process, Script]] = []
         self.copies: list[dict[str, Copy]] = []
         self.letters: list[tuple[DeadLetter, Record]] = []
         self.redriven = 0
@@ -79,7 +81,7 @@ class World:
             Violation: Something that must hold does not; the text says what.
         """
         try:
-            with faults.use(self._faults):
+            with faults.use(self._faults), simulated_clients():
                 for step in steps:
                     step(self)
                     self.check()
@@ -90,22 +92,24 @@ class World:
 
     def close(self) -> None:
         """Let threads and stores go."""
-        for process, _ in self.zombies:
+        for process, _ in [*self.zombies, *self.stale]:
             process.kill()
         for url in self.stores:
             forget(url)
 
     def deliver(self, output: Outgoing) -> Record:
         """Append a message to its topic."""
-        record = self.cluster.produce(output.topic, output.key, output.value, output.partition)
+        record = self.cluster.produce(
+            output.topic, output.key, output.value, headers=output.headers, partition=output.partition
+        )
         if output.topic == FINAL:
-            self.watch.arrived(record, output.payload["id"], output.redriven)
+            self.watch.arrived(record, payload_of(output.value)["id"], output.redriven)
         return record
 
     def produce(self, topic: str, payload: Payload) -> None:
         """A producer writes an event."""
         self.oracle.rooted(topic, payload)
-        self.deliver(Outgoing(topic, payload["k"].encode(), rooted(payload), None, payload))
+        self.deliver(Outgoing(topic, payload["k"].encode(), rooted(payload)))
 
     def under(self, script: Script, work: Callable[[], None]) -> None:
         """Run some of the engine or of a service under a script of faults."""
@@ -158,6 +162,29 @@ class World:
             self.driver = None
             self.zombies.append((process, script))
 
+    def stand_still(self, life: Callable[[], None], script: Script) -> None:
+        """Begin a service's life that stands still where the script says."""
+
+        def work(stand_still: Callable[[], None]) -> None:
+            script.pause = stand_still
+            life()
+
+        def begin() -> None:
+            process = Process(work)
+            if process.ended:
+                process.raise_error()
+            else:
+                self.stale.append((process, script))
+
+        self.under(script, begin)
+
+    def go_on(self, number: int) -> None:
+        """Let a service that stands still go on to its end. Another one may have its partitions meanwhile."""
+        if self.stale:
+            process, script = self.stale.pop(number % len(self.stale))
+            self.under(script, process.wake)
+            process.raise_error()
+
     def wake(self, number: int) -> None:
         """Let an engine that stands still go on to its end. Another one may have taken over meanwhile."""
         if not self.zombies:
@@ -177,7 +204,7 @@ class World:
                 item, standing = published(output.value)
                 self.oracle.published(item, (standing.group, standing.position))
             for letter in letters[letters_seen:]:
-                message = payload_of(letter.record)["id"]
+                message = payload_of(letter.record.value)["id"]
                 if letter.reason is Reason.UNPROVEN:
                     continue  # a copy of what is folded, or the comparison at the end would find it missing
                 self.oracle.died(message, letter.stage, letter.reason)
@@ -217,6 +244,11 @@ class World:
             Violation: One differs.
         """
         assert self.driver is not None
+        for passage in self.spec.passages:
+            letters = {payload_of(record.value)["id"] for record in self.cluster.topics[passage.dead].records()}
+            if letters != self.oracle.refused[passage.dead]:
+                wrong = min(letters ^ self.oracle.refused[passage.dead])
+                raise Violation(f"{passage.name}: {wrong} is {'' if wrong in letters else 'not '}in {passage.dead}")
         if self.spec.publishes and (lost := self.oracle.expected_outputs() - self.oracle.outputs.keys()):
             raise Violation(f"{min(lost)} was never published")
         for number, stage in enumerate(self.spec.stages):

@@ -2,7 +2,7 @@
 
 import zlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from random import Random
 from typing import Any
@@ -18,13 +18,19 @@ FINAL = "t"
 FLOW = "simulated"
 COLUMNS = {"id": str, "k": str, "g": str, "h": str, "x": int, "bad": str}
 
+_PRIME = 65521
+
 Payload = dict[str, Any]
 """`id` says which logical message it is: the root's id and what every passage made of it."""
 
 
 def digest(*texts: str) -> int:
-    """A number that depends on the texts alone."""
-    return zlib.crc32("|".join(texts).encode())
+    """A number that depends on the texts alone.
+
+    CRC-32 is linear: of texts that differ in one bit all results differ in the same bits, or in none of the lowest
+    ones. Behind the remainder of a prime they do not.
+    """
+    return zlib.crc32("|".join(texts).encode()) % _PRIME
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +46,8 @@ class Passage:
         spread: It writes to partitions in turn, not by key.
         foreign: It writes neither fan-out index nor topic id.
         retries: Some inputs go through its retry topic first, which ones differs from try to try.
+        refusing: Some inputs are refused, in every try.
+        plain: It passes everything on as it is.
     """
 
     name: str
@@ -50,16 +58,34 @@ class Passage:
     spread: bool = False
     foreign: bool = False
     retries: bool = False
+    refusing: bool = False
+    plain: bool = False
+
+    @property
+    def retry(self) -> str:
+        """Its retry topic."""
+        return f"{self.name}.retry"
+
+    @property
+    def dead(self) -> str:
+        """Its dead-letter topic."""
+        return f"{self.name}.dead"
+
+    def refuses(self, payload: Payload) -> bool:
+        """Whether an input is none that it can use."""
+        return self.refusing and digest(payload["id"], self.name, "refused") % 6 == 0
 
     def outputs(self, payload: Payload) -> list[Payload]:
-        """What it makes of an input."""
+        """What it makes of an input that it can use."""
+        if self.plain:
+            return [payload]
         source = payload["id"]
         many = 1 if self.fan == 1 else digest(source, self.name) % (self.fan + 1)
         return [self._output(payload, f"{source}/{self.name}.{i}") for i in range(many)]
 
     def _output(self, payload: Payload, name: str) -> Payload:
         changes = self.rekey == "change" or (self.rekey == "mixed" and digest(name) % 2 == 0)
-        key = f"{self.name}{digest(name, 'k') % 2}" if changes else payload["k"]
+        key = f"{self.name}{digest(name, 'k') % 3}" if changes else payload["k"]
         return {**payload, "id": name, "k": key}
 
 
@@ -145,9 +171,19 @@ class Spec:
         if topic == FINAL:
             yield payload
         for passage in self.passages:
-            if passage.source == topic:
+            if passage.source == topic and not passage.refuses(payload):
                 for output in passage.outputs(payload):
                     yield from self.messages(passage.target, output)
+
+    def refused(self, topic: str, payload: Payload) -> Iterator[tuple[str, str]]:
+        """Dead-letter topic and id of what republishers refuse because of a message in `topic`."""
+        for passage in self.passages:
+            if passage.source == topic:
+                if passage.refuses(payload):
+                    yield passage.dead, payload["id"]
+                else:
+                    for output in passage.outputs(payload):
+                        yield from self.refused(passage.target, output)
 
 
 class Check:
@@ -212,14 +248,15 @@ def _emit(element: Element[Any], state: Any) -> list[Payload]:
 
 def draw(random: Random) -> Spec:
     """Draw a world."""
-    trouble = random.choice([""] * 10 + ["spread", "retries", "foreign", "reorders", "undrained"])
+    trouble = random.choice([""] * 10 + ["spread", *["retries"] * 3, "foreign", "reorders", "undrained"])
     # A key that is kept all the way is the ordinary case, with rules of its own.
     kept_key = random.random() < 0.35
     roots, passages = _draw_passages(random, trouble, kept_key)
     topics = sorted({FINAL, *roots, *(passage.source for passage in passages)})
-    drained = random.random() < (0.6 if kept_key else 0.2)
+    drained = random.random() < (0.8 if kept_key else 0.2)
     growth = trouble if trouble == "undrained" else "drained" if drained else ""
-    stages = _draw_stages(random, kept_key)
+    # So is a flow that is keyed as its topic is, whatever the services before it did.
+    stages = _draw_stages(random, kept_key or random.random() < 0.4)
     # Where first deliveries rise in every lane, and no message ever changes its lane, the smallest window is enough.
     disorder = bool(trouble) or (bool(growth) and not kept_key)
     return Spec(
@@ -253,7 +290,7 @@ def _draw_passages(random: Random, trouble: str, kept_key: bool) -> tuple[tuple[
     if shape == "roots":
         roots = ("r0", "r1")
         ends.append(("q", "r1", random.choice(topics[1:])))
-    return roots, tuple(
+    passages = [
         Passage(
             *end,
             rekey="keep" if kept_key else random.choice(["keep", "change", "mixed"]),
@@ -261,9 +298,16 @@ def _draw_passages(random: Random, trouble: str, kept_key: bool) -> tuple[tuple[
             spread=trouble == "spread" and i == troubled,
             foreign=trouble == "foreign" and i == troubled,
             retries=trouble == "retries" and i == troubled,
+            refusing=random.random() < 0.2,
         )
         for i, end in enumerate(ends)
-    )
+    ]
+    # Two that leave a message as it is would make two of it that nothing but their paths could tell apart.
+    same = [one for one in passages if one.rekey == "keep" and one.fan == 1] if shape != "diamond" else []
+    for one in same:
+        if not (one.spread or one.retries) and random.random() < 0.5:
+            passages[passages.index(one)] = replace(one, refusing=False, plain=True)
+    return roots, tuple(passages)
 
 
 def _draw_stages(random: Random, kept_key: bool) -> tuple[StageSpec, ...]:

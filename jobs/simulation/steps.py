@@ -1,19 +1,18 @@
 """What can happen in a world. A step is a kind and three numbers, taken modulo what there is: any step fits any world."""
 
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from random import Random
+from typing import Any
 
 from aggregations.errors import RunRefusedError
-from aggregations.simulation.faults import ENDS, Crash, End, Script
-from aggregations.simulation.kafka import Log
-from aggregations.simulation.oracle import Violation
-from aggregations.simulation.service import mended
-from aggregations.simulation.stores import Copy
-from aggregations.simulation.topology import FINAL, FLOW, Payload, Spec, digest, draw
-from aggregations.simulation.world import World
-from persistence.errors import Transient
+from jobs.simulation.faults import ENDS, End, Script
+from jobs.simulation.kafka import Log
+from jobs.simulation.oracle import Violation
+from jobs.simulation.service import mended, payload_of
+from jobs.simulation.stores import Copy
+from jobs.simulation.topology import FINAL, FLOW, Payload, Spec, digest, draw
+from jobs.simulation.world import World
 from persistence.manifest import ahead, minimum
 from persistence.names import FlowRef
 
@@ -66,7 +65,7 @@ def event(spec: Spec, name: str) -> Payload:
     stage = spec.stages[digest(name, "bad") % len(spec.stages)]
     return {
         "id": name,
-        "k": f"k{digest(name, 'k') % 2}",
+        "k": f"k{digest(name, 'k') % 3}",
         "g": f"g{digest(name, 'g') % 2}",
         "h": "h",
         "x": digest(name, "x") % 100,
@@ -76,33 +75,25 @@ def event(spec: Spec, name: str) -> Payload:
 
 def _republish(world: World, a: int, b: int, c: int) -> None:
     """A service works on one partition; every other time it meets a fault at one of its effects."""
-    if not world.services:
-        return
-    service = world.services[a % len(world.services)]
-    script = Script({(c >> 3) % 12: ENDS[c % 4]} if c & 4 else {})
-
-    def work() -> None:
-        # It dies; the next one goes on from the committed offset.
-        with suppress(Crash, Transient):
-            service.step(a >> 8, b >> 8, 1 + b % 8)
-
-    world.under(script, work)
+    if world.services:
+        service = world.services[a % len(world.services)]
+        script = Script({(c >> 3) % 12: ENDS[c % 4]} if c & 4 else {})
+        world.under(script, lambda: service.step(a >> 8, b >> 8, 1 + b % 16))
 
 
 def _stale(world: World, a: int, b: int, c: int) -> None:
-    """A service stands still between reading and producing."""
+    """A service stands still in front of one of its effects. When it goes on it may die after some records."""
     if world.services:
         service = world.services[a % len(world.services)]
-        topic, partition = service.place(a >> 8, b >> 8)
-        world.stale.append((service, service.transform(service.read(topic, partition, 1 + b % 8))))
+        ends: dict[Any, End] = {("republish", c % 4): End.PAUSE}
+        if c & 8:
+            ends["deliver", (c >> 4) % 6] = End.BEFORE
+        world.stand_still(lambda: service.step(a >> 8, b >> 8, 1 + b % 8), Script(ends))
 
 
 def _deliver(world: World, a: int, b: int, c: int) -> None:
-    """It is woken, produces some of what it had in hand, and dies."""
-    if world.stale:
-        _, outgoing = world.stale.pop(a % len(world.stale))
-        for output in outgoing[: b % (len(outgoing) + 1)]:
-            world.deliver(output)
+    """It goes on."""
+    world.go_on(a)
 
 
 def _rewind(world: World, a: int, b: int, c: int) -> None:
@@ -171,12 +162,21 @@ def _grow(world: World, a: int, b: int, c: int) -> None:
 
 
 def _recreate(world: World, a: int, b: int, c: int) -> None:
-    """A topic is deleted and created again; its records are all through."""
+    """A topic is deleted and created again; its records are all through, and a service may be waiting for more of them."""
     if not world.spec.recreates:
         return
     world.settle()
     topic = _topic(world, a)
+    readers = [service for service in world.services if service.passage.source == topic.topic]
+    waiting = len(world.stale)
+    if readers and b % 2:
+        script = Script()
+        world.stand_still(lambda: readers[c % len(readers)].wait(script.pause, 1 + b % 8), script)
     world.cluster.create(topic.topic, len(topic.partitions))
+    if topic.topic in world.spec.roots and len(world.stale) > waiting:
+        for _ in range(1 + c % 6):
+            world.produce(topic.topic, event(world.spec, f"e{len(world.oracle.events)}"))
+        world.go_on(waiting)
     world.copies.clear()
     if topic.topic == FINAL:
         world.replayable = False
@@ -187,8 +187,8 @@ def _trim(world: World, a: int, b: int, c: int) -> None:
     """Retention deletes what every reader has read."""
     log = _topic(world, a)
     for number, partition in enumerate(log.partitions):
-        readers = [service.passage.name for service in world.services if service.passage.source == log.topic]
-        passed = [world.cluster.groups.get((reader, log.topic, number), 0) for reader in readers]
+        readers = [service for service in world.services if service.passage.source == log.topic]
+        passed = [reader.committed(log.topic, number) for reader in readers]
         if log.topic == FINAL:
             manifests = [store.load_manifest(_REF) for store in world.stores.values()]
             # A manifest of another incarnation says nothing about this one.
@@ -254,7 +254,7 @@ def _redrive(world: World, a: int, b: int, c: int) -> None:
         # In the order of the dead-letter topic, or once more.
         world.redriven += b % 4 > 0
         output = mended(*world.letters[max(world.redriven - 1, 0)])
-        world.oracle.cured(output.payload["id"])
+        world.oracle.cured(payload_of(output.value)["id"])
         world.deliver(output)
 
 
@@ -275,7 +275,7 @@ KINDS: dict[str, tuple[int, Callable[[World, int, int, int], None]]] = {
     "zombie": (5, _zombie),
     "wake": (5, _wake),
     "duel": (4, _duel),
-    "grow": (4, _grow),
+    "grow": (6, _grow),
     "recreate": (3, _recreate),
     "trim": (2, _trim),
     "snapshot": (2, _snapshot),

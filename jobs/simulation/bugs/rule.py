@@ -5,9 +5,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from aggregations.simulation.bugs.patch import Patch, original
 from envelope import Decision, Lineage, Siblings, Standing, Verdict, Window, Windows
 from envelope.lineage import Edge
+from jobs.simulation.patch import Patch, original
 
 
 def _adding(change: Callable[[Window, Window], Window]) -> Any:

@@ -1,0 +1,167 @@
+"""Bugs of what runs: the driver and republish services."""
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from itertools import count
+from typing import Any
+
+from aggregations.reconcile import Plan, plan
+from envelope.hops import HopWriter
+from jobs.republish import input as reading
+from jobs.republish import passage, service, worker
+from jobs.simulation import driver
+from jobs.simulation.patch import Patch, original
+from persistence.errors import Transient
+from persistence.faults import REPUBLISH_COMMIT, REPUBLISH_DEAD_LETTER, REPUBLISH_FLUSH, effect
+from persistence.steps import Step
+
+_Driver = driver.Driver
+_init = original(_Driver, "__init__")
+_batch = original(_Driver, "batch")
+
+
+def _from_the_end(*arguments: Any) -> Plan:
+    made = plan(*arguments)
+    return replace(
+        made, partitions=[replace(one, start=one.high) if one.start is None else one for one in made.partitions]
+    )
+
+
+def _from_the_group(self: Any, *arguments: Any, **options: Any) -> None:
+    _init(self, *arguments, **options)
+    self.next = {number: self.committed(number) for number in range(len(self.log.partitions))}
+
+
+def _offsets_first(self: Any, limit: int, slow: int = -1) -> None:
+    records = self.records(limit, slow)
+    self.advance(records)
+    effect(Step.OFFSETS, self.commit)
+    self.runner.process(records)
+    effect(Step.RETURN, lambda: None)
+
+
+def _skips_a_failed_batch(self: Any, limit: int, slow: int = -1) -> None:
+    records = self.records(limit, slow)
+    try:
+        _batch(self, limit, slow)
+    except Transient:
+        self.advance(records)
+
+
+def _commits_first(self: Any, timeout: float | None = None) -> None:
+    """Steps 4 to 6 in another order."""
+    if self._worker.pending:
+        effect(REPUBLISH_COMMIT, lambda: self._input.commit(timeout))
+        self._worker.finish(timeout)
+        self._of.statistics.add(self._worker.take_counts())
+
+
+def _no_flush(self: Any, timeout: float | None = None) -> None:
+    if self._dead:
+        effect(REPUBLISH_DEAD_LETTER, lambda: self._bury(timeout))
+
+
+def _no_letters(self: Any, timeout: float | None = None) -> None:
+    effect(REPUBLISH_FLUSH, lambda: self._producer.flush(timeout))
+
+
+def _swallows(self: Any, timeout: float | None = None) -> None:
+    with suppress(Transient):
+        _finish(self, timeout)
+
+
+def _done_with_what_waits(self: Any, part: Any, offset: int, due_ms: int) -> None:
+    _hold(self, part, offset, due_ms)
+    part.next = offset + 1
+
+
+_hold = original(reading.Input, "hold")
+_finish = original(worker.Worker, "finish")
+_write = original(HopWriter, "write")
+_passed_on = original(passage, "express")
+_numbers = count()
+
+
+def _hop_never_rekeyed(*arguments: Any, **options: Any) -> bytes:
+    written: bytes = _write(*arguments, **{**options, "rekeyed": False})
+    return written
+
+
+def _hop_counted(*arguments: Any, index: int = 0, count: int = 1, **options: Any) -> bytes:
+    number = next(_numbers)
+    written: bytes = _write(*arguments, index=number, count=number + 1, **options)
+    return written
+
+
+def _hop_without_index(*arguments: Any, index: int = 0, count: int = 1, **options: Any) -> bytes:
+    written: bytes = _write(*arguments, **options)
+    return written
+
+
+def _hop_never_transparent(*arguments: Any, **options: Any) -> bytes:
+    written: bytes = _write(*arguments, **{**options, "transparent": False})
+    return written
+
+
+def _express_forgets_the_hop(*arguments: Any) -> Any:
+    _passed_on(*arguments)
+    return lambda value, *rest: value
+
+
+BUGS: Mapping[str, tuple[str, Sequence[Patch]]] = {
+    "starts-at-the-end": (
+        "partitions that no manifest knows start at their end",
+        [(driver, "plan", _from_the_end)],
+    ),
+    "group-trusted": (
+        "a run starts from the group's offsets, committed before the states are written",
+        [(_Driver, "__init__", _from_the_group), (_Driver, "batch", _offsets_first)],
+    ),
+    "failed-batch-skipped": (
+        "the engine goes on behind a batch that failed",
+        [(_Driver, "batch", _skips_a_failed_batch)],
+    ),
+    "service-commits-first": (
+        "a republisher commits before its outputs are acknowledged",
+        [(service._Run, "_commit", _commits_first)],
+    ),
+    "service-does-not-flush": (
+        "a republisher commits what is still in its producer's queue",
+        [(worker.Worker, "finish", _no_flush)],
+    ),
+    "service-forgets-letters": ("a republisher produces no dead letters", [(worker.Worker, "finish", _no_letters)]),
+    "service-ignores-failures": (
+        "a republisher commits although the flush failed",
+        [(worker.Worker, "finish", _swallows)],
+    ),
+    "service-done-with-what-waits": (
+        "a republisher counts a record that waits for its next try as done",
+        [(reading.Input, "hold", _done_with_what_waits)],
+    ),
+    "service-believes-old-offsets": (
+        "a republisher goes on in a topic that was created again where it was in the old one",
+        [(reading, "is_of_another_topic", lambda *_: False)],
+    ),
+    "service-follows-any-topic": (
+        "a republisher reads on in a topic that was created again",
+        [(reading.Input, "_check_topics", lambda self: None)],
+    ),
+    "service-hides-rekeying": (
+        "a republisher does not say that it changed the key",
+        [(HopWriter, "write", _hop_never_rekeyed)],
+    ),
+    "service-counts-on": ("a republisher numbers its outputs on and on", [(HopWriter, "write", _hop_counted)]),
+    "service-numbers-nothing": (
+        "a republisher does not number its outputs",
+        [(HopWriter, "write", _hop_without_index)],
+    ),
+    "service-counts-retries": (
+        "a republisher's passage through its retry topic is a hop like any other",
+        [(HopWriter, "write", _hop_never_transparent)],
+    ),
+    "service-leaves-no-hop": (
+        "a republisher passes a record on without a hop of its own",
+        [(passage, "express", _express_forgets_the_hop)],
+    ),
+}

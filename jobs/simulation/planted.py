@@ -1,0 +1,13 @@
+"""Bugs planted on purpose, each a patch of the real code at run time: what a proof is worth that does not find them."""
+
+from contextlib import AbstractContextManager
+
+from jobs.simulation.bugs import BUGS
+from jobs.simulation.patch import patched
+
+__all__ = ["BUGS", "planted"]
+
+
+def planted(name: str) -> AbstractContextManager[None]:
+    """Plant a bug until the block ends."""
+    return patched(BUGS[name][1])
