@@ -190,7 +190,8 @@ class Input:
             BrokerError: It is an error that does not pass by itself.
         """
         if error.code() == KafkaError._PARTITION_EOF:
-            if part := self.partitions.get((message.topic(), message.partition())):
+            part = self.partitions.get((message.topic(), message.partition()))
+            if part and not part.due_ms:  # behind a record that waits the end has not been reached
                 # Transaction markers and compacted records have offsets too, and no record.
                 part.next = max(part.next or 0, message.offset())
             return

@@ -1,34 +1,43 @@
-"""The clients of the simulated broker: as much of confluent-kafka's as a republisher uses, and what it asks of topics.
+"""The clients of the simulated broker, with as much of confluent-kafka's as a republisher uses.
 
-`simulated_clients` puts them, and the simulated clock, where the modules of `jobs.republish` have the real ones; of
-their own code nothing is replaced.
+`simulated_clients` puts them, and the simulated clock, where the republisher's modules and its producer have the real
+ones. Besides those clients three things are not real: `Topics`, which asks questions, `KafkaSettings`, and the thread
+that waits for a commit.
 """
 
 import logging
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, TypeVar
 
-from confluent_kafka import OFFSET_BEGINNING, OFFSET_INVALID, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, OFFSET_INVALID, KafkaError, KafkaException, TopicPartition
 
 from aggregations.element import Record
 from envelope.headers import Headers
 from jobs.republish import input as reading
-from jobs.republish import offsets, service, worker
-from jobs.simulation.kafka import CLOCK, Cluster
+from jobs.republish import offsets, place, service, worker
+from jobs.republish.place import INSTANCE, SESSION_MS
+from jobs.simulation.kafka import CLOCK, Cluster, Committed, Member
 from jobs.simulation.patch import Patch, patched
+from persistence.errors import Transient
 from persistence.faults import effect
 from persistence.kafka import Marks
+from persistence.kafka import producer as producing
+
+T = TypeVar("T")
+Place = tuple[str, int]
+"""Topic and partition."""
 
 DELIVER = "deliver"
 """The effect of one record that reaches its topic, within the flush."""
+_COMMIT, _COMMITTED = "coordinator:commit", "coordinator:committed"
 _CREATE_TIME = 1
 _MOST_BYTES = 1 << 20
-
-Place = tuple[str, int]
-"""Topic and partition."""
+# What exactness rests on. Another broker would do otherwise with other settings, this one does not know them.
+_CONSUMER = {"enable.auto.commit": False, "enable.auto.offset.store": False, "isolation.level": "read_committed"}
+_PRODUCER = {"enable.idempotence": True, "acks": "all"}
+_GAPLESS = {"enable.gapless.guarantee": True, "message.timeout.ms": 0}
 
 
 class Sent(NamedTuple):
@@ -41,32 +50,34 @@ class Sent(NamedTuple):
 
 
 @dataclass(slots=True)
-class Session:
+class Life:
     """One life of a service: the broker it is connected to, and how much it may read. Stands in the place of `KafkaSettings`.
 
     Attributes:
         cluster: The broker.
         deliver: Appends a record to its topic.
         allowed: Number of records that it may still read, by partition.
-        idle: How often it may look in vain before it is told to stop.
+        idle: How often it may look in vain, while something waits for its next try, until it is told to stop.
+        revoked: After how many looks some partitions go to another member, and come back; never when it is negative.
         reorders: Its producer may swap neighbours.
+        options: What `KafkaSettings` has more.
         stop: Tells the service to stop.
-        waits: Called once when there is nothing to read; returns when it is to look again.
-        options: Nothing: what `KafkaSettings` has more.
+        pause: Called once when there is nothing to read; returns when it is to look again.
     """
 
     cluster: Cluster
     deliver: Callable[[Sent], None]
     allowed: dict[Place, int]
     idle: int = 0
+    revoked: int = -1
     reorders: bool = False
-    stop: Callable[[], None] = lambda: None
-    waits: Callable[[], None] | None = None
     options: Mapping[str, str] = field(default_factory=dict)
+    stop: Callable[[], None] = lambda: None
+    pause: Callable[[], None] | None = None
 
     def client(self, on_error: object = None, **options: Any) -> dict[str, Any]:
         """The configuration of a client."""
-        return {"session": self, **{name.replace("_", "."): value for name, value in options.items()}}
+        return {"life": self, **{name.replace("_", "."): value for name, value in options.items()}, **self.options}
 
 
 class SimulatedMessage:
@@ -77,7 +88,7 @@ class SimulatedMessage:
     def __init__(self, record: Record) -> None:
         self._record = record
 
-    def error(self) -> None:
+    def error(self) -> KafkaError | None:
         return None
 
     def topic(self) -> str:
@@ -108,85 +119,155 @@ class SimulatedMessage:
         return len(self._record.value or b"")
 
 
+class SimulatedReport(SimulatedMessage):
+    """What a client says that is no record: an error, the end of a partition, a record that was not delivered."""
+
+    __slots__ = ("_error",)
+
+    def __init__(self, code: int, topic: str = "", partition: int = 0, offset: int = 0) -> None:
+        super().__init__(Record(topic, partition, offset, None, None))
+        self._error = KafkaError(code)
+
+    def error(self) -> KafkaError:
+        return self._error
+
+
 class SimulatedConsumer:
-    """A member of a consumer group, until the group is joined again by another one."""
+    """A member of a consumer group, until another one joins it.
+
+    Who was replaced is told so: a static member is fenced, any other one has lost its partitions and joins again.
+    """
 
     def __init__(self, config: Mapping[str, Any]) -> None:
-        self._session: Session = config["session"]
-        self._cluster: Cluster = self._session.cluster
+        _demand(config, _CONSUMER)
+        self._life: Life = config["life"]
+        self._cluster: Cluster = self._life.cluster
         self._group: str = config["group.id"]
+        self._static = INSTANCE in config
+        self._reset: str = config["auto.offset.reset"]
+        self._tells_ends: bool = config["enable.partition.eof"]
         self._generation = 0
         self._positions: dict[Place, int] = {}
+        self._told: dict[Place, int] = {}
         self._paused: set[Place] = set()
 
     def subscribe(self, topics: Sequence[str], *, on_assign: Any, on_revoke: Any, on_lost: Any) -> None:
-        self._topics, self._on_assign, self._on_lost = topics, on_assign, on_lost
-        self._cluster.generations[self._group] += 1
-        self._generation = self._cluster.generations[self._group]
+        self._topics = topics
+        self._on_assign, self._on_revoke, self._on_lost = on_assign, on_revoke, on_lost
+        self._join()
+
+    def unsubscribe(self) -> None:
+        self._give_up(list(self._positions))
+
+    def _join(self) -> None:
+        last = self._cluster.members.get(self._group, Member(0, 0))
+        self._generation = last.generation + 1
+        self._heartbeat()
+
+    def _heartbeat(self) -> None:
+        self._cluster.members[self._group] = Member(self._generation, CLOCK.monotonic())
+
+    @property
+    def _is_out(self) -> bool:
+        return self._cluster.members[self._group].generation != self._generation
 
     def memberid(self) -> str:
         return f"{self._group}-{self._generation}"
 
     def consume(self, count: int, timeout: float) -> list[SimulatedMessage]:
         if self._is_out:
+            if self._static:
+                return [SimulatedReport(KafkaError.FENCED_INSTANCE_ID)]
             self._on_lost(self, _parts(self._positions))
-            self._positions.clear()
-            self._session.stop()
-            return []
+            self._forget(list(self._positions))
+            self._join()
+        self._heartbeat()
+        self._life.revoked -= 1
+        if self._life.revoked == 0:
+            self._give_up(list(self._positions)[::2])
         logs = [self._cluster.topics[topic] for topic in self._topics]
         places = [(log.topic, number) for log in logs for number in range(len(log.partitions))]
-        if new := [place for place in places if place not in self._positions]:
+        if new := [one for one in places if one not in self._positions]:
             self._on_assign(self, _parts(new))
-        got = [SimulatedMessage(record) for record in self._records(count)]
-        if not got:
-            self._idle(timeout)
-        return got
+        return self._look(count) or (self._waited(timeout) and self._look(count)) or []
 
-    def _idle(self, timeout: float) -> None:
-        session = self._session
+    def _give_up(self, places: list[Place]) -> None:
+        """Partitions go to another member, and what is done of them is committed first."""
+        if places:
+            self._on_revoke(self, _parts(places))
+            self._forget(places)
+
+    def _forget(self, places: list[Place]) -> None:
+        for one in places:
+            del self._positions[one]
+        self._paused -= set(places)
+
+    def _waited(self, timeout: float) -> bool:
+        """Whether something may have come meanwhile."""
+        life = self._life
         CLOCK.sleep(timeout)
-        waits, session.waits = session.waits, None
-        if waits:
-            waits()
-            return
-        session.idle -= 1
-        if session.idle < 0 or not self._paused:
-            session.stop()
+        pause, life.pause = life.pause, None
+        if pause:
+            pause()
+            return True
+        life.idle -= 1
+        if life.idle < 0 or not self._paused:
+            life.stop()
+        return False
 
-    def _records(self, count: int) -> Iterator[Record]:
-        allowed = self._session.allowed
-        for place in self._positions:
-            most = min(count, allowed.get(place, 0))
-            if most <= 0 or place in self._paused:
+    def _look(self, count: int) -> list[SimulatedMessage]:
+        found: list[SimulatedMessage] = []
+        allowed = self._life.allowed
+        for at in self._positions:
+            most = min(count - len(found), allowed.get(at, 0))
+            if most <= 0 or at in self._paused:
                 continue
-            # A topic that was created again is followed without a word. What lies behind its end is read from its beginning.
-            end = self._cluster.topics[place[0]].partitions[place[1]].high
-            records = self._cluster.read(*place, self._positions[place] if self._positions[place] <= end else 0, most)
+            end = self._cluster.topics[at[0]].partitions[at[1]].high
+            if self._positions[at] > end:
+                # A topic that was created again is followed without a word; its end is before where this one is.
+                self._positions[at] = 0
+            records = self._cluster.read(*at, self._positions[at], most)
+            found += map(SimulatedMessage, records)
             if records:
-                self._positions[place] = records[-1].offset + 1
-                allowed[place] -= len(records)
-                count -= len(records)
-                yield from records
+                self._positions[at] = records[-1].offset + 1
+                allowed[at] -= len(records)
+            if self._tells_ends and len(records) < most and self._told.get(at) != end:
+                self._told[at] = end
+                found.append(SimulatedReport(KafkaError._PARTITION_EOF, *at, end))
+        return found
 
     def incremental_assign(self, parts: Sequence[TopicPartition]) -> None:
         for part in parts:
-            self._positions[part.topic, part.partition] = 0 if part.offset == OFFSET_BEGINNING else part.offset
+            self._positions[part.topic, part.partition] = self._begin(part)
+
+    def _begin(self, part: TopicPartition) -> int:
+        low, high = self.get_watermark_offsets(part)
+        if part.offset >= 0:
+            return part.offset
+        from_low = part.offset == OFFSET_BEGINNING or (part.offset != OFFSET_END and self._reset == "earliest")
+        return low if from_low else high
 
     def committed(self, parts: Sequence[TopicPartition], timeout: float) -> list[TopicPartition]:
-        return [self._committed(part.topic, part.partition) for part in parts]
+        return _answered(_COMMITTED, lambda: [self._committed(part.topic, part.partition) for part in parts])
 
     def _committed(self, topic: str, partition: int) -> TopicPartition:
-        offset, metadata = self._cluster.groups.get((self._group, topic, partition), (OFFSET_INVALID, ""))
-        return TopicPartition(topic, partition, offset, metadata=metadata)
+        one = self._cluster.groups.get((self._group, topic, partition), Committed(OFFSET_INVALID))
+        return TopicPartition(topic, partition, one.offset, metadata=one.metadata)
 
     def commit(self, offsets: Sequence[TopicPartition], asynchronous: bool) -> Sequence[TopicPartition]:
+        return _answered(_COMMIT, lambda: self._commit(offsets))
+
+    def _commit(self, offsets: Sequence[TopicPartition]) -> Sequence[TopicPartition]:
         if self._is_out:
-            raise KafkaException(KafkaError(KafkaError.ILLEGAL_GENERATION))
+            code = KafkaError.FENCED_INSTANCE_ID if self._static else KafkaError.ILLEGAL_GENERATION
+            raise KafkaException(KafkaError(code))
+        self._heartbeat()
         for part in offsets:
-            self._cluster.commit(self._group, part.topic, part.partition, part.offset, part.metadata or "")
+            one = Committed(part.offset, part.metadata or "", by_member=True)
+            self._cluster.commit(self._group, part.topic, part.partition, one)
         return offsets
 
-    def get_watermark_offsets(self, part: TopicPartition, cached: bool) -> tuple[int, int]:
+    def get_watermark_offsets(self, part: TopicPartition, cached: bool = True) -> tuple[int, int]:
         marks = _marks(self._cluster, part.topic)[part.partition]
         return marks.low, marks.high
 
@@ -197,22 +278,19 @@ class SimulatedConsumer:
         self._paused -= {(part.topic, part.partition) for part in parts}
 
     def seek(self, part: TopicPartition) -> None:
-        place = part.topic, part.partition
-        self._session.allowed[place] = self._session.allowed.get(place, 0) + self._positions[place] - part.offset
-        self._positions[place] = part.offset
+        at = part.topic, part.partition
+        self._life.allowed[at] = self._life.allowed.get(at, 0) + self._positions[at] - part.offset
+        self._positions[at] = part.offset
 
     def close(self) -> None:
-        """Leave the group."""
-
-    @property
-    def _is_out(self) -> bool:
-        return self._cluster.generations[self._group] != self._generation
+        if not self._is_out:
+            self._give_up(list(self._positions))
 
 
 class SimulatedTopics:
-    """What is known of topics."""
+    """What is known of topics; stands in the place of `persistence.kafka.Topics`."""
 
-    def __init__(self, settings: Session, *, timeout: float = 10) -> None:
+    def __init__(self, settings: Life, *, timeout: float = 10) -> None:
         self._cluster = settings.cluster
 
     def check(self) -> None:
@@ -231,38 +309,76 @@ class SimulatedTopics:
         return {(name, part): marks for name in names for part, marks in enumerate(_marks(self._cluster, name))}
 
     def ends(self, names: Iterable[str]) -> dict[Place, int]:
-        return {place: marks.high for place, marks in self.marks(names).items()}
+        return {at: marks.high for at, marks in self.marks(names).items()}
+
+    def static_member(self, group: str, instance: str) -> str | None:
+        """The last one that joined, until its session is over: a static member leaves no group."""
+        member = self._cluster.members[group]
+        gone = CLOCK.monotonic() - member.seen > SESSION_MS / 1000
+        return None if gone else f"{group}-{member.generation}"
 
 
 class SimulatedProducer:
-    """A producer whose records stay in its queue until the flush: any number of them arrive when it dies there."""
+    """A producer whose records stay in its queue until the flush: any number of them arrive when it dies there.
 
-    def __init__(self, settings: Session, **options: Any) -> None:
-        self._session = settings
-        self._queue: deque[Sent] = deque()
+    Where its configuration allows for gaps, what fails is left out and what was sent behind it goes on.
+    """
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        _demand(config, _PRODUCER)
+        self._life: Life = config["life"]
+        self._gapless = all(config.get(name) == value for name, value in _GAPLESS.items())
+        self._reported: Callable[[KafkaError, SimulatedReport], None] = config["on_delivery"]
+        self._queue: list[Sent] = []
         self._flushes = 0
 
-    def send(self, topic: str, value: bytes | None, key: bytes | None = None, headers: Headers = ()) -> None:
+    def produce(self, topic: str, value: bytes | None, key: bytes | None, partition: int, headers: Headers) -> None:
         self._queue.append(Sent(topic, key, value, headers))
 
-    def send_many(self, topic: str, messages: Sequence[Mapping[str, Any]]) -> None:
-        for message in messages:
-            self.send(topic, message["value"], message.get("key"))
+    def produce_batch(self, topic: str, messages: Sequence[Mapping[str, Any]]) -> int:
+        self._queue += [Sent(topic, message.get("key"), message["value"], ()) for message in messages]
+        return len(messages)
 
-    def flush(self, timeout: float | None = None) -> None:
-        queue = self._queue
-        if self._session.reorders:
-            self._flushes += 1
+    def poll(self, timeout: float) -> int:
+        return 0
+
+    def flush(self, timeout: float) -> int:
+        queue, self._queue = self._queue, []
+        failed = False
+        for sent in self._ordered(queue):
+            try:
+                if not (failed and self._gapless):
+                    effect(DELIVER, lambda sent=sent: self._life.deliver(sent))  # type: ignore[misc]
+                    continue
+            except Transient:
+                failed = True
+            self._reported(KafkaError(KafkaError._MSG_TIMED_OUT), SimulatedReport(0, sent.topic))
+        return 0
+
+    def _ordered(self, queue: list[Sent]) -> list[Sent]:
+        """One partition after another, each time beginning with another one."""
+        cluster, self._flushes = self._life.cluster, self._flushes + 1
+        queue.sort(key=lambda sent: (cluster.place(sent.topic, sent.key or b"") + self._flushes) % 3)
+        if self._life.reorders:
             for i in range(self._flushes % 2, len(queue) - 1, 2):
                 queue[i], queue[i + 1] = queue[i + 1], queue[i]
-        while queue:
-            effect(DELIVER, lambda: self._session.deliver(queue.popleft()))
+        return queue
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
+    def purge(self) -> None:
         self._queue.clear()
+
+
+def _demand(config: Mapping[str, Any], wanted: Mapping[str, object]) -> None:
+    if wrong := [name for name, value in wanted.items() if config.get(name) != value]:
+        raise ValueError(f"{', '.join(wrong)}: exactness rests on another value")
+
+
+def _answered(point: str, action: Callable[[], T]) -> T:
+    """Ask the coordinator. What goes wrong is told as confluent-kafka tells it."""
+    try:
+        return effect(point, action)
+    except Transient as error:
+        raise KafkaException(KafkaError(KafkaError.NOT_COORDINATOR)) from error
 
 
 def _parts(places: Iterable[Place]) -> list[TopicPartition]:
@@ -273,14 +389,15 @@ def _marks(cluster: Cluster, topic: str) -> list[Marks]:
     return [Marks(partition.low, partition.high) for partition in cluster.topics[topic].partitions]
 
 
+TIMED = (reading, offsets, place, service, worker, producing)
+"""Modules that ask what time it is."""
 _PATCHES: Sequence[Patch] = (
     (reading, "Consumer", SimulatedConsumer),
-    (reading, "Topics", SimulatedTopics),
-    (service, "Topics", SimulatedTopics),
-    (service, "AcknowledgedProducer", SimulatedProducer),
+    (producing, "Producer", SimulatedProducer),
+    *((module, "Topics", SimulatedTopics) for module in (reading, place, service)),
     # A commit that is never answered is librdkafka's to have; here no thread has to wait for it.
     (offsets, "_within", lambda timeout, action: action()),
-    *((module, "time", CLOCK) for module in (reading, offsets, service, worker)),
+    *((module, "time", CLOCK) for module in TIMED),
     (logging.getLogger("headwater.republish"), "disabled", True),
 )
 

@@ -6,7 +6,7 @@ from aggregations.element import Record
 from aggregations.memory import MemoryRunner
 from aggregations.reconcile import Broker, plan, refuse
 from jobs.simulation.faults import Crash
-from jobs.simulation.kafka import Cluster
+from jobs.simulation.kafka import Cluster, Committed
 from jobs.simulation.topology import FINAL, FLOW, Spec
 from persistence.faults import effect
 from persistence.steps import Step
@@ -75,7 +75,7 @@ class Driver:
     def commit(self) -> None:
         """Tell the consumer group; never backwards."""
         for number, offset in self.next.items():
-            self._cluster.commit(FLOW, FINAL, number, max(self.committed(number), offset))
+            self._cluster.commit(FLOW, FINAL, number, Committed(max(self.committed(number), offset)))
 
     def committed(self, number: int) -> int:
         """What the consumer group was told of a partition."""
@@ -83,5 +83,5 @@ class Driver:
 
     def _broker(self) -> Broker:
         marks = {number: (partition.low, partition.high) for number, partition in enumerate(self.log.partitions)}
-        group = {at[2]: offset for at, (offset, _) in self._cluster.groups.items() if at[:2] == (FLOW, FINAL)}
+        group = {at[2]: one.offset for at, one in self._cluster.groups.items() if at[:2] == (FLOW, FINAL)}
         return Broker(FINAL, self.log.topic_id, marks, group)

@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import Any, TypeVar
 
 from persistence.errors import Transient
+from persistence.kafka import BrokerUnavailable
 
 T = TypeVar("T")
 
@@ -69,6 +70,8 @@ class Script:
             action()
         if end in (End.BEFORE, End.AFTER):
             raise Crash(point)
+        if kind == "republish":
+            raise BrokerUnavailable(f"injected at {point}", "Start again")
         raise Transient(f"injected at {point}")
 
 

@@ -1,13 +1,15 @@
 """A broker in memory: topics with ids, partitions as lists, retention, growth, consumer groups; and its clock."""
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import islice
+from typing import NamedTuple
 
 from aggregations.element import Record
 from envelope.headers import Headers
 
 _BEGIN_NS = 1_000_000_000 * 10**9
+_MARKED = 7  # one offset in so many is no record
 
 
 class Clock:
@@ -42,11 +44,12 @@ class Partition:
     """One partition.
 
     Attributes:
-        records: Every record since offset 0, deleted ones included: tests need what a broker forgets.
+        records: Every record since offset 0, deleted ones included: tests need what a broker forgets. None where an
+            offset is no record, as of a transaction's marker; one is never the last.
         low: First offset that is still there.
     """
 
-    records: list[Record] = field(default_factory=list)
+    records: list[Record | None] = field(default_factory=list)
     low: int = 0
 
     @property
@@ -66,7 +69,33 @@ class Log:
     def records(self) -> Iterator[Record]:
         """All records that are still there."""
         for partition in self.partitions:
-            yield from partition.records[partition.low :]
+            yield from (record for record in partition.records[partition.low :] if record)
+
+
+class Committed(NamedTuple):
+    """A committed offset.
+
+    Attributes:
+        offset: The offset.
+        metadata: What was committed with it.
+        by_member: A member of the group committed it, and not who set it from outside.
+    """
+
+    offset: int
+    metadata: str = ""
+    by_member: bool = False
+
+
+class Member(NamedTuple):
+    """Who a group knows as its member.
+
+    Attributes:
+        generation: How often the group had been joined then: who joined it earlier is a member no more.
+        seen: When the coordinator heard of it last, in seconds.
+    """
+
+    generation: int
+    seen: float
 
 
 class Cluster:
@@ -74,54 +103,61 @@ class Cluster:
 
     Attributes:
         topics: Log by topic name.
-        groups: Committed offset and its metadata by (group, topic, partition).
-        generations: How often a group was joined: who joined it before its last member is a member no more.
+        groups: What is committed by (group, topic, partition).
+        members: The member of each group. There is one at a time: who joins has everything.
     """
 
     def __init__(self) -> None:
         self.topics: dict[str, Log] = {}
-        self.groups: dict[tuple[str, str, int], tuple[int, str]] = {}
-        self.generations: Counter[str] = Counter()
+        self.groups: dict[tuple[str, str, int], Committed] = {}
+        self.members: dict[str, Member] = {}
         self._created = 0
 
-    def create(self, topic: str, partitions: int) -> Log:
-        """Create a topic; one that exists is deleted first, and gets another id."""
+    def create(self, topic: str, partitions: int, *, late_commits: bool = False) -> Log:
+        """Create a topic; one that exists is deleted first, and gets another id.
+
+        Args:
+            topic: Its name.
+            partitions: Number of its partitions.
+            late_commits: What members had committed of the old one comes in behind its deletion, and stays.
+        """
         self._created += 1
         log = self.topics[topic] = Log(topic, f"{topic}-{self._created}", [Partition() for _ in range(partitions)])
-        # Now and then a commit comes in behind the deletion. It says which topic it counts in.
-        stays = self._created % 2 == 1
-        self.groups = {at: one for at, one in self.groups.items() if at[1] != topic or (stays and one[1])}
+        self.groups = {at: one for at, one in self.groups.items() if at[1] != topic or (late_commits and one.by_member)}
         return log
 
     def grow(self, topic: str) -> None:
         """Add a partition."""
         self.topics[topic].partitions.append(Partition())
 
+    def place(self, topic: str, key: bytes, partition: int | None = None) -> int:
+        """The partition of a record. Keys that differ in one digit are in different ones."""
+        return (sum(key) if partition is None else partition) % len(self.topics[topic].partitions)
+
     def produce(
         self, topic: str, key: bytes, value: bytes, *, headers: Headers = (), partition: int | None = None
     ) -> Record:
         """Append a record, to the key's partition unless one is given."""
-        log = self.topics[topic]
-        count = len(log.partitions)
-        # Keys that differ in one digit are in different partitions.
-        place = (sum(key) if partition is None else partition) % count
+        log, place = self.topics[topic], self.place(topic, key, partition)
         records = log.partitions[place].records
+        if len(records) % _MARKED == _MARKED - 2:
+            records.append(None)
         now_ms = CLOCK.time_ns() // 1_000_000
         record = Record(topic, place, len(records), key, value, now_ms, tuple(headers), log.topic_id)
         records.append(record)
         return record
 
-    def read(self, topic: str, partition: int, offset: int, limit: int) -> Sequence[Record]:
+    def read(self, topic: str, partition: int, offset: int, limit: int) -> list[Record]:
         """Records from `offset` on, or from the first one that is still there."""
         log = self.topics[topic].partitions[partition]
-        begin = max(offset, log.low)
-        return log.records[begin : begin + limit]
+        rest = islice(log.records, max(offset, log.low), None)
+        return list(islice((record for record in rest if record), limit))
 
-    def commit(self, group: str, topic: str, partition: int, offset: int, metadata: str = "") -> None:
+    def commit(self, group: str, topic: str, partition: int, one: Committed) -> None:
         """Keep an offset of a consumer group."""
-        self.groups[group, topic, partition] = offset, metadata
+        self.groups[group, topic, partition] = one
 
     def committed(self, group: str, topic: str, partition: int) -> int:
         """What a group has committed of a topic as it is now; 0 for nothing."""
-        offset, metadata = self.groups.get((group, topic, partition), (0, ""))
-        return 0 if metadata and metadata != self.topics[topic].topic_id else offset
+        one = self.groups.get((group, topic, partition), Committed(0))
+        return 0 if one.metadata and one.metadata != self.topics[topic].topic_id else one.offset

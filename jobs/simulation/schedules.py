@@ -97,7 +97,7 @@ def _round(world: World) -> bool:
     for service in world.services:
         if service.lag():
             busy = True
-            service.drain(limit=2)
+            world.serve(lambda service=service: service.turn(2))  # type: ignore[misc]
     if world.driver is None or world.driver.lag:
         busy = True
         world.engine(2)

@@ -1,7 +1,6 @@
 """A republish service: lives of the real republisher, one after another, each with as much to read as a step gives it."""
 
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -12,19 +11,20 @@ from aggregations.report import DeadLetter
 from envelope import Envelope, Hop, Lineage, Node, Standing, decode, encode
 from envelope.headers import Headers
 from envelope.redrive import Redrive, redrive_hops
-from jobs.republish import Output, Republisher, RetryTopics, Source, Transform, identity
+from jobs.republish import Output, Republisher, RetryTopics, Source, Transform, Wrapping, identity
 from jobs.republish import Record as Input
-from jobs.simulation.clients import Place, Sent, Session
-from jobs.simulation.faults import Crash
-from jobs.simulation.kafka import CLOCK, Cluster
+from jobs.republish.place import INSTANCE
+from jobs.simulation.clients import Life, Place, Sent
+from jobs.simulation.kafka import CLOCK, Cluster, Committed
+from jobs.simulation.oracle import Violation
 from jobs.simulation.topology import Passage, Payload, digest
-from persistence.errors import Transient
 
 RETRY_SECONDS = 2.0
 _LIFE_SECONDS = 0.2  # that pass between two lives
 _BATCH = 3  # records between two commits: most lives have several
 _MAX_WAIT = 0.3
 _PATIENCE = 11  # looks in vain, a fifth of a second each, until it is stopped; only every fourth life has any
+_EVERYTHING = 1000
 _encode_json = msgspec.json.Encoder().encode
 _decode_json = msgspec.json.Decoder(dict).decode
 
@@ -50,9 +50,9 @@ class Outgoing(NamedTuple):
 
 
 def payload_of(value: bytes | None) -> Payload:
-    """The payload of an enveloped record's value."""
+    """The payload of a record's value: of its envelope, or the value itself where there is none."""
     assert value is not None
-    payload: Payload = _decode_json(decode(value).payload)
+    payload: Payload = _decode_json(value if value.startswith(b"{") else decode(value).payload)
     return payload
 
 
@@ -63,9 +63,10 @@ def published(value: bytes) -> tuple[str, Standing]:
     return name, Lineage.of(message.chain, Node("out", 0, 0)).standing(event_id=message.event_id)
 
 
-def rooted(payload: Payload) -> bytes:
-    """What a producer that is no republisher writes."""
-    return encode(Envelope(_encode_json(payload), event_id=payload["id"]))
+def rooted(payload: Payload, *, raw: bool = False) -> bytes:
+    """What a producer that is no republisher writes: an envelope, or the payload alone."""
+    content = _encode_json(payload)
+    return content if raw else encode(Envelope(content, event_id=payload["id"]))
 
 
 def mended(letter: DeadLetter, place: Record) -> Outgoing:
@@ -99,22 +100,20 @@ class Service:
     deliver: Callable[[Outgoing], object]
     reorders: bool = False
     lives: int = 0
-    _retry: RetryTopics = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._retry = RetryTopics({self.passage.retry: RETRY_SECONDS} if self.passage.retries else {})
+    _checked: dict[tuple[str, int], int] = field(default_factory=dict)
 
     @property
-    def sources(self) -> list[str]:
-        """Topics it reads: its own source and its retry topic."""
-        return [self.passage.source, *self._retry.delays]
+    def places(self) -> list[Place]:
+        """Every partition that it reads."""
+        topics = [self.passage.source, *self.passage.retry_topics]
+        return [(topic, n) for topic in topics for n in range(len(self.cluster.topics[topic].partitions))]
 
     def lag(self) -> int:
         """Records it has yet to read."""
         return sum(
-            partition.high - max(partition.low, self.committed(topic, number))
-            for topic in self.sources
-            for number, partition in enumerate(self.cluster.topics[topic].partitions)
+            max(partition.high - max(partition.low, self.committed(topic, n)), 0)
+            for topic, n in self.places
+            for partition in [self.cluster.topics[topic].partitions[n]]
         )
 
     def committed(self, topic: str, partition: int) -> int:
@@ -125,66 +124,100 @@ class Service:
         """Set the committed offset of the source back, as an operator may."""
         topic = self.passage.source
         number = partition % len(self.cluster.topics[topic].partitions)
-        self.cluster.commit(self.passage.name, topic, number, max(self.committed(topic, number) - back, 0))
+        self.cluster.commit(self.passage.name, topic, number, Committed(max(self.committed(topic, number) - back, 0)))
 
-    def step(self, source: int, partition: int, limit: int) -> None:
-        """Live for up to `limit` records of one partition, and as many that come back for another try.
+    def step(self, number: int, limit: int) -> None:
+        """Live for up to `limit` records of one partition, and as many that come back for another try."""
+        places = self.places
+        chosen = places[number % len(places)]
+        self._live(dict.fromkeys([chosen, *(one for one in places if one[0] != self.passage.source)], limit))
 
-        It may die earlier; the next life goes on from what is committed.
-        """
-        topic = self.sources[source % len(self.sources)]
-        place = topic, partition % len(self.cluster.topics[topic].partitions)
-        self._survived({place: limit, **{(retry, 0): limit for retry in self._retry.delays}}, _BATCH)
+    def drain(self) -> None:
+        """Live until all that is there has been read, but for what waits for its next try."""
+        self._live(dict.fromkeys(self.places, _EVERYTHING), until_caught_up=True, batch_size=_EVERYTHING)
 
-    def drain(self, limit: int = 1000) -> None:
+    def turn(self, limit: int) -> None:
         """Live for up to `limit` records of every partition."""
-        places = [(topic, n) for topic in self.sources for n in range(len(self.cluster.topics[topic].partitions))]
-        self._survived(dict.fromkeys(places, limit), max(limit, _BATCH))
+        self._live(dict.fromkeys(self.places, limit))
 
-    def wait(self, stand_still: Callable[[], None], limit: int) -> None:
-        """Live for what is there and, behind that, for up to `limit` records that come while it stands still."""
-        places = {
-            (topic, n): limit for topic in self.sources for n in range(len(self.cluster.topics[topic].partitions))
-        }
-        self._survived(places, _BATCH, stand_still)
+    def wait(self, limit: int, pause: Callable[[], None]) -> None:
+        """Live for what is there, stand still, and go on with up to `limit` records that came meanwhile."""
+        self._live(dict.fromkeys(self.places, limit), pause=pause)
 
-    def _survived(self, allowed: dict[Place, int], batch_size: int, waits: Callable[[], None] | None = None) -> None:
-        with suppress(Crash, Transient):
-            self._live(allowed, batch_size, waits)
+    def check(self, reached: Mapping[str, Container[str]]) -> None:
+        """What lies below a committed offset has gone where it belongs.
 
-    def _live(self, allowed: dict[Place, int], batch_size: int, waits: Callable[[], None] | None) -> None:
+        Args:
+            reached: Ids that were ever in each topic.
+
+        Raises:
+            Violation: Something has not.
+        """
+        passage = self.passage
+        for topic, number in self.places:
+            log = self.cluster.topics[topic]
+            begin, end = self._checked.get((log.topic_id, number), 0), self.committed(topic, number)
+            for record in filter(None, log.partitions[number].records[begin:end]):
+                payload = payload_of(record.value)
+                if any(payload["id"] in reached[one] for one in (*passage.retries_behind(topic), passage.dead)):
+                    continue
+                wanted = [] if passage.refuses(payload) else passage.outputs(payload)
+                lost = [one["id"] for one in wanted if one["id"] not in reached[passage.target]]
+                if lost or passage.refuses(payload):
+                    raise Violation(f"{passage.name} has committed {payload['id']}, which led to nothing: {lost}")
+            self._checked[log.topic_id, number] = max(begin, end)
+
+    def _live(
+        self,
+        allowed: dict[Place, int],
+        *,
+        until_caught_up: bool = False,
+        batch_size: int = _BATCH,
+        pause: Callable[[], None] | None = None,
+    ) -> None:
         """Run the real republisher until it has read what it may, or dies."""
         passage = self.passage
         self.lives += 1
         CLOCK.sleep(_LIFE_SECONDS)
-        session = Session(self.cluster, self._sent, allowed, _PATIENCE if self.lives % 4 == 1 else 0, self.reorders)
+        life = Life(
+            self.cluster,
+            self._sent,
+            allowed,
+            idle=_PATIENCE if self.lives % 4 == 1 else 0,
+            revoked=self.lives % 7,
+            reorders=self.reorders,
+            options={INSTANCE: passage.name} if passage.static else {},
+            pause=pause,
+        )
         republisher = Republisher(
             self._transform(self.lives),
-            source=Source((passage.source,)),
+            source=Source((passage.source,), Wrapping.NONE if passage.raw else Wrapping.ENVELOPE),
             target=passage.target,
             name=passage.name,
-            settings=session,  # type: ignore[arg-type]
+            settings=life,  # type: ignore[arg-type]
             dead_letter=passage.dead,
-            retry=self._retry,
+            retry=RetryTopics(dict.fromkeys(passage.retry_topics, RETRY_SECONDS)),
             batch_size=batch_size,
             max_wait=_MAX_WAIT,
             check_roots=not passage.plain,  # with it there is no short way
         )
-        session.stop, session.waits = republisher.stop, waits
-        republisher.run()
+        life.stop = republisher.stop
+        republisher.run(until_caught_up=until_caught_up)
 
     def _transform(self, life: int) -> Transform:
         passage = self.passage
         if passage.plain:
             return identity
 
-        def transform(record: Input) -> Iterable[Output]:
+        def transform(record: Input) -> Iterator[Output]:
             payload: Payload = _decode_json(record.payload)
-            if passage.retries and record.topic == passage.source and _is_trouble(payload, life):
+            # What fails has made some of its outputs by then.
+            for output in passage.outputs(payload):
+                yield Output(_encode_json(output), key=output["k"].encode(), event_id=output["id"])
+            if passage.retries_behind(record.topic) and _is_trouble(payload, life):
                 raise RuntimeError("this try fails, another one may not")
             if passage.refuses(payload):
                 raise ValueError("every try fails")
-            return [Output(_encode_json(o), key=o["k"].encode(), event_id=o["id"]) for o in passage.outputs(payload)]
 
         return transform
 

@@ -22,6 +22,8 @@ _NOTHING = Copy({}, {}, {})
 
 POINTS = ("persist", "load", "manifest", "publish", "persist", "dead_letter", "manifest", "term", "return", "offsets")
 """Kinds of effects of the engine; where most is at stake twice."""
+SERVICE_POINTS = ("deliver", "republish", "coordinator", "deliver")
+"""The same of a service."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,18 +79,18 @@ def _republish(world: World, a: int, b: int, c: int) -> None:
     """A service works on one partition; every other time it meets a fault at one of its effects."""
     if world.services:
         service = world.services[a % len(world.services)]
-        script = Script({(c >> 3) % 12: ENDS[c % 4]} if c & 4 else {})
-        world.under(script, lambda: service.step(a >> 8, b >> 8, 1 + b % 16))
+        script = Script({(SERVICE_POINTS[(c >> 3) % 4], (c >> 5) % 4): ENDS[c % 4]} if c & 4 else {})
+        world.under(script, lambda: world.serve(lambda: service.step(a >> 8, 1 + b % 16)))
 
 
 def _stale(world: World, a: int, b: int, c: int) -> None:
     """A service stands still in front of one of its effects. When it goes on it may die after some records."""
     if world.services:
         service = world.services[a % len(world.services)]
-        ends: dict[Any, End] = {("republish", c % 4): End.PAUSE}
+        ends: dict[Any, End] = {("republish", c % 4) if c & 4 else ("deliver", c % 4): End.PAUSE}
         if c & 8:
-            ends["deliver", (c >> 4) % 6] = End.BEFORE
-        world.stand_still(lambda: service.step(a >> 8, b >> 8, 1 + b % 8), Script(ends))
+            ends["deliver", 4 + (c >> 4) % 4] = End.BEFORE
+        world.stand_still(lambda: service.step(a >> 8, 1 + b % 16), Script(ends))
 
 
 def _deliver(world: World, a: int, b: int, c: int) -> None:
@@ -171,8 +173,8 @@ def _recreate(world: World, a: int, b: int, c: int) -> None:
     waiting = len(world.stale)
     if readers and b % 2:
         script = Script()
-        world.stand_still(lambda: readers[c % len(readers)].wait(script.pause, 1 + b % 8), script)
-    world.cluster.create(topic.topic, len(topic.partitions))
+        world.stand_still(lambda: readers[c % len(readers)].wait(1 + b % 8, script.pause), script)
+    world.cluster.create(topic.topic, len(topic.partitions), late_commits=bool(c & 8))
     if topic.topic in world.spec.roots and len(world.stale) > waiting:
         for _ in range(1 + c % 6):
             world.produce(topic.topic, event(world.spec, f"e{len(world.oracle.events)}"))

@@ -45,9 +45,11 @@ class Passage:
         fan: 1 for one output per input, else the most outputs; how many is a matter of content.
         spread: It writes to partitions in turn, not by key.
         foreign: It writes neither fan-out index nor topic id.
-        retries: Some inputs go through its retry topic first, which ones differs from try to try.
+        retries: Number of its retry topics. Some inputs go through them first, which ones differs from try to try.
         refusing: Some inputs are refused, in every try.
         plain: It passes everything on as it is.
+        raw: It reads payloads without envelopes.
+        static: It is a static member of its group.
     """
 
     name: str
@@ -57,14 +59,21 @@ class Passage:
     fan: int = 1
     spread: bool = False
     foreign: bool = False
-    retries: bool = False
+    retries: int = 0
     refusing: bool = False
     plain: bool = False
+    raw: bool = False
+    static: bool = False
 
     @property
-    def retry(self) -> str:
-        """Its retry topic."""
-        return f"{self.name}.retry"
+    def retry_topics(self) -> list[str]:
+        """Its retry topics, in their order."""
+        return [f"{self.name}.retry{i}" for i in range(self.retries)]
+
+    def retries_behind(self, topic: str) -> list[str]:
+        """Retry topics that a record of one of its topics may go to."""
+        topics = [self.source, *self.retry_topics]
+        return topics[topics.index(topic) + 1 :]
 
     @property
     def dead(self) -> str:
@@ -166,6 +175,10 @@ class Spec:
             )
         return flow.publish("out", key="g") if self.publishes else flow
 
+    def is_raw(self, topic: str) -> bool:
+        """Whether a topic holds payloads without envelopes."""
+        return any(passage.raw and passage.source == topic for passage in self.passages)
+
     def messages(self, topic: str, payload: Payload) -> Iterator[Payload]:
         """The logical messages that reach the flow's topic because of a message in `topic`."""
         if topic == FINAL:
@@ -256,7 +269,7 @@ def draw(random: Random) -> Spec:
     drained = random.random() < (0.8 if kept_key else 0.2)
     growth = trouble if trouble == "undrained" else "drained" if drained else ""
     # So is a flow that is keyed as its topic is, whatever the services before it did.
-    stages = _draw_stages(random, kept_key or random.random() < 0.4)
+    stages = _draw_stages(random, kept_key or random.random() < 0.6)
     # Where first deliveries rise in every lane, and no message ever changes its lane, the smallest window is enough.
     disorder = bool(trouble) or (bool(growth) and not kept_key)
     return Spec(
@@ -276,10 +289,10 @@ def draw(random: Random) -> Spec:
 
 
 def _draw_passages(random: Random, trouble: str, kept_key: bool) -> tuple[tuple[str, ...], tuple[Passage, ...]]:
-    shape = random.choice(["direct", "line", "line", "line", "diamond", "roots"])
+    shape = random.choice(["direct", "line", "line", "line", "line", "diamond", "roots"])
     if shape == "direct":
         return (FINAL,), ()
-    count = {"line": random.choice([1, 2, 2, 3]), "diamond": 2, "roots": 2}[shape]
+    count = {"line": random.choice([1, 2, 2, 2, 3]), "diamond": 2, "roots": 2}[shape]
     topics = ["r0", *(f"m{i}" for i in range(1, count)), FINAL]
     troubled = random.randrange(count)
     ends = [(f"p{i}", topics[i], topics[i + 1]) for i in range(count)]
@@ -290,15 +303,18 @@ def _draw_passages(random: Random, trouble: str, kept_key: bool) -> tuple[tuple[
     if shape == "roots":
         roots = ("r0", "r1")
         ends.append(("q", "r1", random.choice(topics[1:])))
+    raw = [root for root in roots if random.random() < 0.3 and root != FINAL]
     passages = [
         Passage(
             *end,
-            rekey="keep" if kept_key else random.choice(["keep", "change", "mixed"]),
+            rekey="keep" if kept_key else random.choice(["keep", "change", "change", "mixed"]),
             fan=random.choice([1, 1, 2, 3] if trouble != "foreign" else [2, 3]),
             spread=trouble == "spread" and i == troubled,
             foreign=trouble == "foreign" and i == troubled,
-            retries=trouble == "retries" and i == troubled,
+            retries=random.choice([0, 1, 1, 2]) if trouble == "retries" else 0,
             refusing=random.random() < 0.2,
+            raw=end[1] in raw,
+            static=random.random() < 0.3,
         )
         for i, end in enumerate(ends)
     ]

@@ -81,7 +81,9 @@ class Watch:
             for partition, progress in manifest.positions.get(FINAL, {}).items():
                 at = (i, topic_id, partition)
                 for offset in range(self._covered.get(at, 0), progress.next_offset):
-                    message, redriven = self._names[topic_id, partition, offset]
+                    message, redriven = self._names.get((topic_id, partition, offset), ("", ""))
+                    if not message:
+                        continue  # no record has that offset
                     if redriven > self._spec.stages[i].name:
                         continue  # it passes through; the record that died is the one to hold here
                     self._oracle.check_held(message, [i], self.held, f"manifest of {FINAL}:{partition}")

@@ -1,5 +1,6 @@
 """One simulated world: processes, stores and topics, run step by step and checked after each."""
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from itertools import count
 
@@ -18,10 +19,13 @@ from jobs.simulation.stores import SCHEME, Copy, SimulatedStore, forget, open_st
 from jobs.simulation.topology import FINAL, Payload, Spec
 from jobs.simulation.watch import Watch
 from persistence import faults
-from persistence.errors import StoreError
+from persistence.errors import StoreError, Transient
+from persistence.kafka import BrokerError
 from persistence.record import decode_record
 
 _ENDLESS = 200
+_NOTHING: tuple[object, ...] = (None, {}, {"n": 0, "s": 0})
+"""States of keys of which nothing was folded: a dead letter left its hole there."""
 _names = count()
 
 
@@ -43,6 +47,7 @@ class World:
         copies: Copies of all stores.
         letters: Dead letters, each with its place in the dead-letter topic.
         slow: Partition of the flow's topic that lags behind; none when it is negative.
+        reached: Ids that were ever in each topic.
         redriven: Letters redriven so far, in the order of the dead-letter topic.
         replayable: The flow's topic can be read again from its beginning.
     """
@@ -53,9 +58,8 @@ class World:
         for topic, partitions in spec.partitions.items():
             self.cluster.create(topic, partitions)
         for passage in spec.passages:
-            if passage.retries:
-                self.cluster.create(passage.retry, 1)
-            self.cluster.create(passage.dead, 1)
+            for topic in (*passage.retry_topics, passage.dead):
+                self.cluster.create(topic, 1)
         self.cluster.create("dead", 1)
         self.services = [Service(passage, self.cluster, self.deliver, spec.reorders) for passage in spec.passages]
         name = f"{SCHEME}://w{next(_names)}"
@@ -68,6 +72,7 @@ class World:
         self.stale: list[tuple[Process, Script]] = []
         self.copies: list[dict[str, Copy]] = []
         self.letters: list[tuple[DeadLetter, Record]] = []
+        self.reached: defaultdict[str, set[str]] = defaultdict(set)
         self.redriven = 0
         self.slow = -1
         self.replayable = True
@@ -80,15 +85,19 @@ class World:
         Raises:
             Violation: Something that must hold does not; the text says what.
         """
-        try:
-            with faults.use(self._faults), simulated_clients():
+        with faults.use(self._faults), simulated_clients():
+            try:
                 for step in steps:
                     step(self)
                     self.check()
                 self.settle()
                 self.compare()
-        finally:
-            self.close()
+                if self.zombies or self.stale:
+                    self._wake_all()
+                    self.settle()
+                    self.compare()
+            finally:
+                self.close()
 
     def close(self) -> None:
         """Let threads and stores go."""
@@ -97,19 +106,29 @@ class World:
         for url in self.stores:
             forget(url)
 
+    def _wake_all(self) -> None:
+        while self.zombies:
+            self.wake(0)
+            self.check()
+        while self.stale:
+            self.go_on(0)
+            self.check()
+
     def deliver(self, output: Outgoing) -> Record:
         """Append a message to its topic."""
         record = self.cluster.produce(
             output.topic, output.key, output.value, headers=output.headers, partition=output.partition
         )
+        name = payload_of(output.value)["id"]
+        self.reached[output.topic].add(name)
         if output.topic == FINAL:
-            self.watch.arrived(record, payload_of(output.value)["id"], output.redriven)
+            self.watch.arrived(record, name, output.redriven)
         return record
 
     def produce(self, topic: str, payload: Payload) -> None:
         """A producer writes an event."""
         self.oracle.rooted(topic, payload)
-        self.deliver(Outgoing(topic, payload["k"].encode(), rooted(payload)))
+        self.deliver(Outgoing(topic, payload["k"].encode(), rooted(payload, raw=self.spec.is_raw(topic))))
 
     def under(self, script: Script, work: Callable[[], None]) -> None:
         """Run some of the engine or of a service under a script of faults."""
@@ -162,12 +181,21 @@ class World:
             self.driver = None
             self.zombies.append((process, script))
 
+    def serve(self, life: Callable[[], None]) -> None:
+        """A service's life. Where faults are meant to happen it may die, and the next one goes on from what is committed."""
+        ends = self._faults.script.ends
+        try:
+            life()
+        except (Crash, BrokerError, Transient):
+            if not ends:
+                raise
+
     def stand_still(self, life: Callable[[], None], script: Script) -> None:
         """Begin a service's life that stands still where the script says."""
 
         def work(stand_still: Callable[[], None]) -> None:
             script.pause = stand_still
-            life()
+            self.serve(life)
 
         def begin() -> None:
             process = Process(work)
@@ -218,6 +246,8 @@ class World:
         """Check what must hold at any time."""
         self.sweep()
         self.watch.check()
+        for service in self.services:
+            service.check(self.reached)
 
     def settle(self) -> None:
         """Let everything under way come to its end, without faults.
@@ -228,7 +258,7 @@ class World:
         for _ in range(_ENDLESS):
             behind = [service for service in self.services if service.lag()]
             for service in behind:
-                service.drain()
+                self.serve(service.drain)
             if not behind:
                 self.slow = -1
                 self.engine(1000)
@@ -249,13 +279,16 @@ class World:
             if letters != self.oracle.refused[passage.dead]:
                 wrong = min(letters ^ self.oracle.refused[passage.dead])
                 raise Violation(f"{passage.name}: {wrong} is {'' if wrong in letters else 'not '}in {passage.dead}")
+        for name, message in self.oracle.messages.items():
+            if message.fails and name not in self.oracle.letters[message.fails]:
+                raise Violation(f"{name} is no dead letter of stage {message.fails}, which refuses it")
         if self.spec.publishes and (lost := self.oracle.expected_outputs() - self.oracle.outputs.keys()):
             raise Violation(f"{min(lost)} was never published")
         for number, stage in enumerate(self.spec.stages):
             store = self.stores[self.urls[stage.name]]
             ref = self.driver.runner.run.ref.stage(stage.name)
             records = {key.decode(): decode_record(one.value, ref, key) for key, one in store.stage(ref).items()}
-            found = {key: record.state for key, record in records.items() if record.windows.lanes}
+            found = {key: one.state for key, one in records.items() if one.windows.lanes or one.state not in _NOTHING}
             expected = self.oracle.states(number)
             for key in sorted(expected.keys() | found.keys()):
                 if expected.get(key) != found.get(key):

@@ -59,6 +59,8 @@ _REFUSED: Final[dict[int, str]] = {
     KafkaError.NON_EMPTY_GROUP: "The group has members that run: stop them first",
     KafkaError.INCONSISTENT_GROUP_PROTOCOL: "Members of one group need one assignment strategy: "
     "set partition.assignment.strategy alike, or use a group of its own",
+    KafkaError._GAPLESS_GUARANTEE: "Nothing is sent past a record that is refused. One that is too large needs a larger "
+    "max.message.bytes of the topic; the broker's log says more of others",
     KafkaError._FATAL: "The client library gave up: start again, nothing is lost",
     KafkaError._INVALID_ARG: "Correct the setting; the names are librdkafka's",
     KafkaError.INVALID_CONFIG: "Correct the topic's configuration",

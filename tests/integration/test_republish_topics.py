@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ from envelope import decode
 from jobs import stack
 from jobs.republish import Republisher, Source, identity
 from persistence.faults import REPUBLISH_COMMIT, NoFaults, use
-from persistence.kafka import BrokerRefused, BrokerUnavailable, KafkaSettings, Topics
+from persistence.kafka import AcknowledgedProducer, BrokerRefused, BrokerUnavailable, KafkaSettings, Topics
 from tests.integration.republish_process import split
 from tests.support.republish import INPUTS, Make, expected, outputs, process, produce, read_all, run
 
@@ -252,6 +253,24 @@ def test_a_broker_that_dies_and_comes_back_costs_neither_messages_nor_the_servic
         thread.join(60)
         assert not thread.is_alive()
         assert set(outputs(settings, "out")) == set(expected(settings, "in"))
+
+
+@pytest.mark.slow
+def test_what_a_broker_was_too_long_away_for_never_arrives_behind_what_was_sent_later(tmp_path: Path) -> None:
+    with own_broker(tmp_path) as settings, AcknowledgedProducer(settings, delivery_timeout=20) as producer:
+        producer.send("in", b"first")
+        producer.flush()
+        broker = stack.up(tmp_path).find("kafka")
+        assert broker
+        os.kill(broker.pid, signal.SIGKILL)
+        os.waitpid(broker.pid, 0)
+        producer.send("in", b"a")
+        time.sleep(8)
+        producer.send("in", b"b")
+        # The start takes some twelve seconds: a message.timeout.ms of 20 s would let "a" out and "b" in.
+        assert stack.up(tmp_path).kafka == settings.bootstrap
+        producer.flush()
+        assert [message.value() for message in read_all(settings, "in")] == [b"first", b"a", b"b"]
 
 
 @pytest.mark.slow

@@ -1,29 +1,41 @@
 """The republishers of the simulated worlds are the real ones: its code runs, on clients of a simulated broker."""
 
+import importlib
+import pkgutil
 from collections import Counter
+from dataclasses import replace
 
 import pytest
-from confluent_kafka import KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaException, TopicPartition
 
-from jobs.republish import service as real
+from jobs import republish
+from jobs.republish import input as reading
+from jobs.republish import passage, roots, statistics
 from jobs.republish.input import Input, TopicReplaced
-from jobs.republish.passage import Passage
+from jobs.republish.offsets import Fenced
 from jobs.republish.worker import Worker
-from jobs.simulation.clients import Session, SimulatedConsumer, simulated_clients
-from jobs.simulation.kafka import Cluster
-from jobs.simulation.service import Outgoing, Service, payload_of, rooted
+from jobs.simulation import service as service_module
+from jobs.simulation.clients import TIMED, Life, SimulatedConsumer, simulated_clients
+from jobs.simulation.kafka import CLOCK, Cluster
+from jobs.simulation.service import RETRY_SECONDS, Service, payload_of, rooted
 from jobs.simulation.shrink import outcome
-from jobs.simulation.topology import Passage as Spec
+from jobs.simulation.topology import Passage
 from persistence.kafka import AcknowledgedProducer
 
 WAYS = (
-    (Passage, "process"),
-    (Passage, "detour"),
+    (passage.Passage, "process"),
+    (passage.Passage, "detour"),
     (Worker, "_bury"),
     (Input, "hold"),
     (Input, "wake"),
+    (Input, "jumped"),
+    (Input, "raise_for"),
     (Input, "_on_lost"),
+    (Input, "_on_revoke"),
+    (Input, "_join_again"),
     (Input, "_check_topics"),
+    (roots.RootEnds, "is_beyond"),
+    (AcknowledgedProducer, "_fail"),
 )
 
 
@@ -37,62 +49,100 @@ def walked(monkeypatch):
             counts[name] += 1
             try:
                 return real(*arguments, **options)
-            except TopicReplaced:
-                counts["topic replaced"] += 1
+            except (TopicReplaced, Fenced) as error:
+                counts[type(error)] += 1
                 raise
 
         return walk
 
     for owner, name in WAYS:
         monkeypatch.setattr(owner, name, counting(name, getattr(owner, name)))
-    express = Passage.express
+    express = passage.Passage.express
 
     def short(self):
         way = express(self)
         return way and counting("express", way)
 
-    monkeypatch.setattr(Passage, "express", short)
+    monkeypatch.setattr(passage.Passage, "express", short)
     return counts
 
 
 def test_worlds_walk_every_way_through_the_republisher(walked):
     assert not any(outcome(seed) for seed in range(40))
-    assert set(walked) == {name for _, name in WAYS} | {"topic replaced", "express"}
+    assert set(walked) == {name for _, name in WAYS} | {TopicReplaced, Fenced, "express"}
+
+
+PASSAGE = Passage("p", "in", "out", retries=1)
 
 
 @pytest.fixture
 def broker():
-    """A broker with a passage's topics and three events in its source."""
-    cluster, passage = Cluster(), Spec("p", "in", "out")
-    for topic in ("in", "out", passage.dead):
+    """A broker with a service's topics and three events in its source."""
+    cluster = Cluster()
+    for topic in ("in", "out", *PASSAGE.retry_topics, PASSAGE.dead):
         cluster.create(topic, 1)
     for number in range(3):
         cluster.produce("in", b"k0", rooted({"id": f"e{number}", "k": "k0"}))
     return cluster
 
 
-def deliver_to(cluster):
-    def deliver(output: Outgoing):
-        cluster.produce(output.topic, output.key, output.value)
-
-    return deliver
+def service_of(cluster, passage=PASSAGE):
+    return Service(passage, cluster, lambda out: cluster.produce(out.topic, out.key, out.value, headers=out.headers))
 
 
 def ids(cluster, topic):
-    return [payload_of(record.value)["id"] for record in cluster.topics[topic].records()]
+    """Ids in a topic, each once: what was read when a partition went and came back comes twice."""
+    return list(dict.fromkeys(payload_of(record.value)["id"] for record in cluster.topics[topic].records()))
 
 
 def test_a_life_goes_on_where_the_last_one_has_committed(broker):
-    service = Service(Spec("p", "in", "out"), broker, deliver_to(broker))
+    service = service_of(broker, replace(PASSAGE, retries=0))
     with simulated_clients():
-        service.step(0, 0, 2)
+        service.step(0, 2)
         assert (ids(broker, "out"), service.lag()) == (["e0/p.0", "e1/p.0"], 1)
         service.drain()
     assert (ids(broker, "out"), service.lag()) == (["e0/p.0", "e1/p.0", "e2/p.0"], 0)
 
 
+def test_the_end_of_a_partition_is_not_reached_while_its_records_wait_for_their_next_try(broker, monkeypatch):
+    monkeypatch.setattr(service_module, "_is_trouble", lambda payload, life: True)
+    service = service_of(broker)
+    with simulated_clients():
+        service.drain()
+        assert broker.committed("p", "in", 0) == 3
+        service.drain()  # it is told of the end of the retry topic behind records that are not due
+        assert (broker.committed("p", "p.retry0", 0), ids(broker, "out")) == (0, [])
+        CLOCK.sleep(RETRY_SECONDS)
+        service.drain()
+    assert ids(broker, "out") == ["e0/p.0", "e1/p.0", "e2/p.0"]
+
+
+def test_a_life_that_waits_goes_back_to_what_waited(broker, monkeypatch):
+    troubled = iter([True, True, False, True])
+    monkeypatch.setattr(service_module, "_is_trouble", lambda payload, life: next(troubled))
+    service = service_of(broker)
+
+    def due():
+        broker.produce("in", b"k0", rooted({"id": "e3", "k": "k0"}))
+        CLOCK.sleep(RETRY_SECONDS)
+
+    with simulated_clients():
+        service.drain()
+        service.lives = 4  # the fifth is one that is not stopped as soon as nothing comes
+        service.wait(9, due)  # holds two records, then a third one comes behind them
+    assert (ids(broker, "out"), service.lag()) == (["e2/p.0", "e0/p.0", "e1/p.0", "e3/p.0"], 0)
+
+
 def test_who_was_replaced_in_the_group_commits_nothing(broker):
-    first, second = (SimulatedConsumer({"session": Session(broker, print, {}), "group.id": "p"}) for _ in range(2))
+    config = {
+        "group.id": "p",
+        "enable.auto.commit": False,
+        "enable.auto.offset.store": False,
+        "isolation.level": "read_committed",
+        "auto.offset.reset": "earliest",
+        "enable.partition.eof": False,
+    }
+    first, second = (SimulatedConsumer({**config, "life": Life(broker, print, {})}) for _ in range(2))
     nobody = {"on_assign": print, "on_revoke": print, "on_lost": print}
     first.subscribe(["in"], **nobody)
     first.commit([TopicPartition("in", 0, 1)], asynchronous=False)
@@ -104,5 +154,11 @@ def test_who_was_replaced_in_the_group_commits_nothing(broker):
 
 def test_the_real_clients_are_back_when_the_worlds_are_through():
     with simulated_clients():
-        assert real.AcknowledgedProducer is not AcknowledgedProducer
-    assert real.AcknowledgedProducer is AcknowledgedProducer
+        assert reading.Consumer is SimulatedConsumer
+    assert reading.Consumer is Consumer
+
+
+def test_every_module_of_the_republisher_that_asks_for_the_time_asks_the_simulated_clock():
+    modules = [importlib.import_module(one.name) for one in pkgutil.iter_modules(republish.__path__, "jobs.republish.")]
+    asking = {module for module in modules if hasattr(module, "time")}
+    assert asking - {statistics} <= set(TIMED)  # statistics tell people how long it took

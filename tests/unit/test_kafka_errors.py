@@ -1,6 +1,7 @@
 """Kafka's errors, sorted by what the caller does next."""
 
 import pickle
+from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError
@@ -50,6 +51,29 @@ def test_records_for_a_broker_that_is_not_there_are_reported_by_flush_with_their
         producer.send("orders", b"value")
         with pytest.raises(BrokerUnavailable, match=r"producing to orders.*1 records not acknowledged"):
             producer.flush()
+
+
+def test_what_waited_too_long_is_dropped_and_the_producer_goes_on() -> None:
+    with AcknowledgedProducer(KafkaSettings("127.0.0.1:1"), delivery_timeout=60) as producer:
+        for count in (3, 2):
+            for _ in range(count):
+                producer.send("orders", b"value")
+            with pytest.raises(BrokerUnavailable, match=rf"no acknowledgement within 0\.5 s.*{count} records"):
+                producer.flush(0.5)
+        producer.flush(0.5)
+
+
+def test_settings_cannot_let_a_producer_leave_records_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    configs: list[dict[str, Any]] = []
+    monkeypatch.setattr("persistence.kafka.producer.Producer", configs.append)
+    loose = {"enable.gapless.guarantee": "false", "enable.idempotence": "false", "acks": "1", "retries": "3"}
+    for timeout in ({"message.timeout.ms": "500"}, {"delivery.timeout.ms": "500"}):
+        producer = AcknowledgedProducer(KafkaSettings("k:1", {**loose, **timeout}))
+        assert producer._delivery_timeout == 0.5
+    for config in configs:
+        assert config["enable.gapless.guarantee"] is config["enable.idempotence"] is True
+        assert (config["message.timeout.ms"], config["acks"]) == (0, "all")
+        assert "delivery.timeout.ms" not in config
 
 
 def test_a_setting_that_the_client_does_not_know_is_refused_and_no_secret_is_shown() -> None:

@@ -3,8 +3,9 @@
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from itertools import count
 from typing import Any
+
+from confluent_kafka import OFFSET_END, OFFSET_INVALID, KafkaError, TopicPartition
 
 from aggregations.reconcile import Plan, plan
 from envelope.hops import HopWriter
@@ -14,6 +15,7 @@ from jobs.simulation import driver
 from jobs.simulation.patch import Patch, original
 from persistence.errors import Transient
 from persistence.faults import REPUBLISH_COMMIT, REPUBLISH_DEAD_LETTER, REPUBLISH_FLUSH, effect
+from persistence.kafka import BrokerError, producer
 from persistence.steps import Step
 
 _Driver = driver.Driver
@@ -67,7 +69,7 @@ def _no_letters(self: Any, timeout: float | None = None) -> None:
 
 
 def _swallows(self: Any, timeout: float | None = None) -> None:
-    with suppress(Transient):
+    with suppress(BrokerError):
         _finish(self, timeout)
 
 
@@ -76,11 +78,33 @@ def _done_with_what_waits(self: Any, part: Any, offset: int, due_ms: int) -> Non
     part.next = offset + 1
 
 
+def _without_metadata(topic: str, partition: int, offset: int = OFFSET_INVALID, **options: Any) -> TopicPartition:
+    return TopicPartition(topic, partition, offset)
+
+
+def _checks_ids_first(self: Any, most: int) -> Any:
+    self._check_topics()
+    check, self._check_topics = self._check_topics, lambda: None
+    try:
+        return _read(self, most)
+    finally:
+        self._check_topics = check
+
+
+def _end_is_the_end(self: Any, message: Any, error: Any) -> None:
+    part = self.partitions.get((message.topic(), message.partition()))
+    if part and error.code() == KafkaError._PARTITION_EOF:
+        part.next = max(part.next or 0, message.offset())
+    else:
+        _raise_for(self, message, error)
+
+
+_read = original(reading.Input, "read")
+_raise_for = original(reading.Input, "raise_for")
 _hold = original(reading.Input, "hold")
 _finish = original(worker.Worker, "finish")
 _write = original(HopWriter, "write")
 _passed_on = original(passage, "express")
-_numbers = count()
 
 
 def _hop_never_rekeyed(*arguments: Any, **options: Any) -> bytes:
@@ -88,9 +112,9 @@ def _hop_never_rekeyed(*arguments: Any, **options: Any) -> bytes:
     return written
 
 
-def _hop_counted(*arguments: Any, index: int = 0, count: int = 1, **options: Any) -> bytes:
-    number = next(_numbers)
-    written: bytes = _write(*arguments, index=number, count=number + 1, **options)
+def _hop_counted(self: Any, *arguments: Any, index: int = 0, count: int = 1, **options: Any) -> bytes:
+    self.numbered = getattr(self, "numbered", -1) + 1
+    written: bytes = _write(self, *arguments, index=self.numbered, count=self.numbered + 1, **options)
     return written
 
 
@@ -134,6 +158,30 @@ BUGS: Mapping[str, tuple[str, Sequence[Patch]]] = {
     "service-ignores-failures": (
         "a republisher commits although the flush failed",
         [(worker.Worker, "finish", _swallows)],
+    ),
+    "service-leaves-gaps": (
+        "a republisher's producer leaves out what fails and goes on behind it",
+        [(producer, "_EXACT", {**producer._EXACT, "enable.gapless.guarantee": False})],
+    ),
+    "service-starts-at-the-end": (
+        "a republisher begins new partitions at their end",
+        [(reading, "OFFSET_BEGINNING", OFFSET_END)],
+    ),
+    "service-commits-no-topic-id": (
+        "a republisher does not say which topic an offset counts in",
+        [(reading, "TopicPartition", _without_metadata)],
+    ),
+    "service-checks-ids-first": (
+        "a republisher asks which topics it reads before it reads",
+        [(reading.Input, "read", _checks_ids_first)],
+    ),
+    "service-passes-retry-headers-on": (
+        "a republisher passes on how often an input was tried",
+        [(passage, "_plain", list)],
+    ),
+    "service-reads-ends-past-what-waits": (
+        "the end of a partition counts as reached behind a record that waits for its next try",
+        [(reading.Input, "raise_for", _end_is_the_end)],
     ),
     "service-done-with-what-waits": (
         "a republisher counts a record that waits for its next try as done",
