@@ -59,8 +59,8 @@ _REFUSED: Final[dict[int, str]] = {
     KafkaError.NON_EMPTY_GROUP: "The group has members that run: stop them first",
     KafkaError.INCONSISTENT_GROUP_PROTOCOL: "Members of one group need one assignment strategy: "
     "set partition.assignment.strategy alike, or use a group of its own",
-    KafkaError._GAPLESS_GUARANTEE: "Nothing is sent past a record that is refused. One that is too large needs a larger "
-    "max.message.bytes of the topic; the broker's log says more of others",
+    KafkaError._GAPLESS_GUARANTEE: "Nothing is sent past a record that is refused. The text says why; if it is too large, "
+    "raise max.message.bytes of the topic, or send smaller messages",
     KafkaError._FATAL: "The client library gave up: start again, nothing is lost",
     KafkaError._INVALID_ARG: "Correct the setting; the names are librdkafka's",
     KafkaError.INVALID_CONFIG: "Correct the topic's configuration",
@@ -77,6 +77,7 @@ _UNAVAILABLE: Final[dict[int, str]] = {
     KafkaError.COORDINATOR_LOAD_IN_PROGRESS: _SOON,
     KafkaError.COORDINATOR_NOT_AVAILABLE: _SOON,
     KafkaError.NOT_COORDINATOR: _SOON,
+    KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER: "Send again what was not acknowledged",
     KafkaError.NOT_ENOUGH_REPLICAS: "Start the brokers that are missing, or lower the topic's min.insync.replicas",
 }
 

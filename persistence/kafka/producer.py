@@ -5,7 +5,7 @@ Placement is the Java client's (murmur2 of the key; at random without one), so k
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, Final, NoReturn, NotRequired, Self, TypeAlias, TypedDict, cast
@@ -15,6 +15,7 @@ from confluent_kafka import Message as Report
 
 from persistence.kafka.errors import (
     BrokerError,
+    BrokerRefused,
     broker_error,
     connection_trouble,
     unreachable,
@@ -27,6 +28,7 @@ BY_KEY: Final = -1
 """In the place of a partition: the key decides."""
 _QUEUE_MESSAGES: Final = 500_000
 _QUEUE_KBYTES: Final = 256 * 1024
+_MESSAGE_BYTES: Final = 1_000_000  # librdkafka's own default
 _SLICE_SECONDS: Final = 0.5  # flush in slices: a signal handler runs between two of them
 
 
@@ -38,28 +40,35 @@ class Message(TypedDict):
     headers: NotRequired[Headers]
 
 
-# What exactness rests on. Readers tell a copy from news by order, so whatever arrives in a partition arrives behind
-# all that was sent to it before. To librdkafka that is no matter of course: a record that fails, or waits for longer
-# than message.timeout.ms, is left out, and those behind it go on (its pull request 2188; issue 4134).
+# What exactness rests on. Readers tell a copy from news by order, so whatever arrives in a partition has to arrive behind
+# all that was sent to it before. To librdkafka that is no matter of course: a record that fails for good, or too often, or
+# waits for longer than message.timeout.ms, is left out, and those behind it go on (its pull request 2188; issue 4134).
 _EXACT: Final[dict[str, Any]] = {
     "enable.idempotence": True,
     "acks": "all",
     "enable.gapless.guarantee": True,
     "message.timeout.ms": 0,  # never: `flush` gives up instead, and drops what waits
+    "retries": 2**31 - 1,
+    # A broker that knows a producer id no longer, or not yet, takes any first number: the second of two requests on
+    # their way could pass for it, and librdkafka would take that for an acknowledgement of both.
+    "max.in.flight.requests.per.connection": 1,
     "partitioner": "murmur2_random",
 }
+_ALIASES: Final = ("delivery.timeout.ms", "message.send.max.retries", "max.in.flight")
+_OVERHEAD_BYTES: Final = 256  # of a batch around one record, with room to spare
 _DROPPED: Final = (KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT)
 
 
 class AcknowledgedProducer:
-    """Idempotent producer that waits for every replica in sync and forgets no failed delivery.
+    """Idempotent producer that waits for every replica in sync and forgets no failed delivery. Used by one thread.
 
-    Records to one partition keep the order they were sent in, and none arrives before those in front of it. `send` and
-    `send_many` return when the records are queued; they block while more is in flight than the queue may hold. After an
-    error what waits is dropped, and nothing may be taken as delivered: send again what was sent since the last `flush`.
+    Records to one partition keep the order they were sent in, and none goes on when one in front of it has failed.
+    `send` and `send_many` return when the records are queued; they block while more is in flight than the queue may
+    hold. After an error what waits is dropped, and nothing may be taken as delivered: send again what was sent since
+    the last `flush`.
 
     Args:
-        settings: Where Kafka is. Its `message.timeout.ms` stands for `delivery_timeout`.
+        settings: Where Kafka is. Its `message.timeout.ms` stands for `delivery_timeout`; 0 is for ever.
         delivery_timeout: Seconds without any acknowledgement after which what waits counts as failed.
         options: More librdkafka settings (underscores stand for dots), for example `compression_type="zstd"`.
 
@@ -76,23 +85,23 @@ class AcknowledgedProducer:
                 "message_timeout_ms": int(delivery_timeout * 1000),
                 "queue_buffering_max_messages": _QUEUE_MESSAGES,
                 "queue_buffering_max_kbytes": _QUEUE_KBYTES,
+                "message_max_bytes": _MESSAGE_BYTES,
             }
             | options,
         )
-        timeout_ms = int(
-            config.pop("delivery.timeout.ms", config["message.timeout.ms"])
-        )  # librdkafka's two names of it
+        doing = "setting up the producer"
+        timeout_ms = _number(config, config.keys() & {"delivery.timeout.ms"} or {"message.timeout.ms"}, doing)
         self._delivery_timeout = timeout_ms / 1000 or math.inf
         # What exactness rests on is not for settings to change.
-        config |= _EXACT
+        config = {name: value for name, value in config.items() if name not in _ALIASES} | _EXACT
         # confluent-kafka keeps this option to itself: reports of success cost no Python call.
         config |= {"delivery.report.only.error": True, "on_delivery": self._on_delivery}
         # Half of the queue: librdkafka then never refuses one record of a batch and takes a later one.
-        self._most_messages = int(config["queue.buffering.max.messages"]) // 2
-        self._most_bytes = int(config["queue.buffering.max.kbytes"]) * 1024 // 2
+        self._most_messages = _number(config, {"queue.buffering.max.messages"}, doing) // 2
+        self._most_bytes = _number(config, {"queue.buffering.max.kbytes"}, doing) * 1024 // 2
+        self._most_record = _number(config, {"message.max.bytes"}, doing) - _OVERHEAD_BYTES
         self._messages = self._bytes = 0
         self._topics: set[str] = set()
-        self._failures = 0
         self._failure: BrokerError | None = None
         self._connection = ""
         self._config = config
@@ -117,14 +126,15 @@ class AcknowledgedProducer:
         Raises:
             BrokerError: The record cannot be sent, or one sent before has failed.
         """
-        self._reserve(topic, 1, _size(value, key) + sum(len(name) + len(text or b"") for name, text in headers))
+        size = len(value or b"") + len(key or b"") + sum(len(name) + len(text or b"") for name, text in headers)
         while True:
+            self._reserve(topic, 1, size)
             try:
                 return self._producer.produce(topic, value, key, partition, headers=list(headers))
             except BufferError:
                 self.flush()
             except KafkaException as error:
-                self._fail(broker_error(error.args[0], f"producing to {topic}"), 1)
+                self._fail(broker_error(error.args[0], f"producing to {topic}"))
 
     def send_many(self, topic: str, messages: list[Message]) -> None:
         """Queue records without headers; a third of the cost of as many `send`.
@@ -132,41 +142,49 @@ class AcknowledgedProducer:
         Raises:
             BrokerError: A record cannot be sent, or one sent before has failed.
         """
-        contents = [message["value"] for message in messages] + [message.get("key") for message in messages]
-        size = sum(map(len, filter(None, contents)))
+        values = [len(message["value"] or b"") for message in messages]
+        keys = [len(message.get("key") or b"") for message in messages]
+        size = sum(values) + sum(keys)
+        too_many = len(messages) > self._most_messages or size > self._most_bytes
+        if messages and (too_many or max(values) + max(keys) > self._most_record):
+            # Of a batch librdkafka leaves out what it refuses and takes the rest, which is on its way at once.
+            for message in messages:
+                self.send(topic, message["value"], message.get("key"))
+            return
         self._reserve(topic, len(messages), size)
         try:
             queued = self._producer.produce_batch(topic, cast(list[dict[str, Any]], messages))
         except KafkaException as error:
-            self._fail(broker_error(error.args[0], f"producing to {topic}"), len(messages))
+            self._fail(broker_error(error.args[0], f"producing to {topic}"))
         if queued != len(messages):
             refused = next(message["_error"] for message in messages if "_error" in message)  # type: ignore[typeddict-item]
-            self._fail(broker_error(refused, f"producing to {topic}"), len(messages) - queued)
+            self._fail(broker_error(refused, f"producing to {topic}"))
 
     def flush(self, timeout: float | None = None) -> None:
         """Return when every record sent so far is acknowledged by all replicas in sync.
 
         Args:
-            timeout: Seconds to wait at the most; None for as long as acknowledgements come, and the delivery timeout
-                behind the last one.
+            timeout: Seconds to wait, half a second more or less; what waits then is dropped. None for as long as
+                acknowledgements come, and the delivery timeout behind the last one.
 
         Raises:
             BrokerError: At least one record was not; the text names its topic.
         """
         patience = self._delivery_timeout if timeout is None else timeout
         deadline, fewest = time.monotonic() + patience, math.inf
-        while left := self._wait(_SLICE_SECONDS):
+        while left := self._served(lambda: self._producer.flush(_SLICE_SECONDS)):
+            self._check()
             if timeout is None and left < fewest:
                 deadline, fewest = time.monotonic() + patience, left
             if time.monotonic() > deadline:
                 hint = f" ({self._connection})" if self._connection else ""
-                what = f"producing to {', '.join(sorted(self._topics))}: no acknowledgement within {patience:g} s{hint}"
-                self._fail(unreachable(what, self._connection), left)
+                what = f"{self._doing}: no acknowledgement within {patience:g} s{hint}"
+                self._fail(unreachable(what, self._connection))
         self._check()
         self._forget()
 
     def close(self) -> None:
-        """Drop what is not sent yet and end the client; a second call does nothing."""
+        """Drop what is not sent yet; a second call does nothing."""
         self._producer.purge()
         with suppress(KafkaException, SystemError):
             self._producer.flush(_SLICE_SECONDS)
@@ -180,27 +198,29 @@ class AcknowledgedProducer:
         self.close()
 
     def _reserve(self, topic: str, messages: int, size: int) -> None:
-        """Back-pressure: wait for the queue to run empty before it could overflow."""
-        if self._failure:
-            self._check()
+        """Back-pressure: wait for the queue to run empty before it could overflow. Nothing follows what has failed."""
         if self._messages + messages > self._most_messages or self._bytes + size > self._most_bytes:
             self.flush()
-        else:
-            self._wait(0)
+        self._served(lambda: self._producer.poll(0))
+        self._check()
         self._messages += messages
         self._bytes += size
         self._topics.add(topic)
 
-    def _wait(self, seconds: float) -> int:
-        """Take reports for so long, or until none is to come; how many are."""
+    def _served(self, serve: Callable[[], int]) -> int:
+        """Take reports."""
         try:
-            return self._producer.flush(seconds) if seconds else self._producer.poll(0)
+            return serve()
         except (KafkaException, SystemError) as error:
             # Only a fatal error comes out of it. A report that meets it on the way makes CPython's SystemError of it.
             fatal = error.__cause__ if isinstance(error, SystemError) else error
             if not isinstance(fatal, KafkaException):
                 raise
-            self._fail(broker_error(fatal.args[0], f"producing to {', '.join(sorted(self._topics))}"), 0)
+            self._fail(broker_error(fatal.args[0], self._doing))
+
+    @property
+    def _doing(self) -> str:
+        return f"producing to {', '.join(sorted(self._topics))}"
 
     def _forget(self) -> None:
         self._messages = self._bytes = 0
@@ -208,21 +228,20 @@ class AcknowledgedProducer:
 
     def _check(self) -> None:
         if self._failure:
-            self._fail(self._failure, 0)
+            self._fail(self._failure)
 
-    def _fail(self, failure: BrokerError, count: int) -> NoReturn:
-        """Raise it, or what went wrong before it, with the number of records that it was about. A new client goes on."""
+    def _fail(self, failure: BrokerError) -> NoReturn:
+        """Raise it, or what went wrong before it; a new client goes on. Until then, nothing is forgotten."""
+        self._failure = self._failure or failure
         self.close()  # what waits must not arrive: it was sent behind what failed
-        first, count = self._failure or failure, self._failures + count
-        self._failure, self._failures = None, 0
-        self._forget()
         self._connect()
-        counted = f" ({count} records not acknowledged)" if count else ""
-        raise type(first)(f"{first.what}{counted}", first.remedy)
+        failure, again = self._failure, self._messages
+        self._failure = None
+        self._forget()
+        raise type(failure)(f"{failure.what} ({again} records are to be sent again)", failure.remedy)
 
     def _on_delivery(self, error: KafkaError | None, report: Report) -> None:
         if error and error.code() not in _DROPPED:
-            self._failures += 1
             self._failure = self._failure or broker_error(error, f"producing to {report.topic()}", self._connection)
 
     def _on_error(self, error: KafkaError) -> None:
@@ -230,5 +249,14 @@ class AcknowledgedProducer:
         self._connection = connection_trouble(error.str())
 
 
-def _size(value: bytes | None, key: bytes | None) -> int:
-    return len(value or b"") + len(key or b"")
+def _number(config: Mapping[str, Any], names: Iterable[str], doing: str) -> int:
+    """A setting that is a whole number.
+
+    Raises:
+        BrokerRefused: It is none.
+    """
+    (name,) = names
+    try:
+        return int(config[name])
+    except ValueError:
+        raise BrokerRefused(f"{doing}: {name} is no whole number", "Correct the setting") from None

@@ -126,14 +126,20 @@ def test_a_record_that_the_topic_refuses_is_an_error_of_flush_and_the_producer_g
     assert topics.marks([name]) == {(name, 0): Marks(0, 1)}
 
 
-def test_a_record_over_the_clients_limit_is_refused_at_once(
-    topic: Callable[..., str], producer: AcknowledgedProducer
+def test_a_record_over_the_clients_limit_is_refused_at_once_and_nothing_goes_on_behind_it(
+    kafka: str, topic: Callable[..., str], producer: AcknowledgedProducer, topics: Topics
 ) -> None:
     name = topic()
     with pytest.raises(BrokerRefused, match="too large"):
         producer.send(name, bytes(2_000_000))
-    with pytest.raises(BrokerRefused, match="1 records"):
-        producer.send_many(name, [Outgoing(value=bytes(2_000_000)), Outgoing(value=b"v")])
+    with pytest.raises(BrokerRefused, match="too large"):
+        producer.send_many(
+            name, [Outgoing(value=b"%d" % i if i != 100 else bytes(2_000_000), key=b"k") for i in range(9000)]
+        )
+    producer.flush()
+    arrived = read(kafka, name, 1, topics.marks([name])[name, 0].high)
+    assert [record.value() for record in arrived] == [b"%d" % i for i in range(len(arrived))]
+    assert len(arrived) <= 100
 
 
 def test_a_topic_that_is_not_there_is_refused_with_the_remedy(kafka: str, topics: Topics) -> None:

@@ -49,7 +49,10 @@ def test_a_broker_that_is_not_there_is_one_line_with_the_remedy() -> None:
 def test_records_for_a_broker_that_is_not_there_are_reported_by_flush_with_their_topic() -> None:
     with AcknowledgedProducer(KafkaSettings("127.0.0.1:1"), delivery_timeout=1) as producer:
         producer.send("orders", b"value")
-        with pytest.raises(BrokerUnavailable, match=r"producing to orders.*1 records not acknowledged"):
+        with pytest.raises(
+            BrokerUnavailable,
+            match=r"producing to orders: no acknowledgement within 1 s.*1 records are to be sent again",
+        ):
             producer.flush()
 
 
@@ -66,14 +69,23 @@ def test_what_waited_too_long_is_dropped_and_the_producer_goes_on() -> None:
 def test_settings_cannot_let_a_producer_leave_records_out(monkeypatch: pytest.MonkeyPatch) -> None:
     configs: list[dict[str, Any]] = []
     monkeypatch.setattr("persistence.kafka.producer.Producer", configs.append)
-    loose = {"enable.gapless.guarantee": "false", "enable.idempotence": "false", "acks": "1", "retries": "3"}
-    for timeout in ({"message.timeout.ms": "500"}, {"delivery.timeout.ms": "500"}):
-        producer = AcknowledgedProducer(KafkaSettings("k:1", {**loose, **timeout}))
+    loose = {"enable.gapless.guarantee": "false", "enable.idempotence": "false", "acks": "1"}
+    for more in (
+        {"message.timeout.ms": "500", "retries": "3", "max.in.flight.requests.per.connection": "5"},
+        {"delivery.timeout.ms": "500", "message.send.max.retries": "3", "max.in.flight": "5"},
+    ):
+        producer = AcknowledgedProducer(KafkaSettings("k:1", {**loose, **more}))
         assert producer._delivery_timeout == 0.5
     for config in configs:
         assert config["enable.gapless.guarantee"] is config["enable.idempotence"] is True
         assert (config["message.timeout.ms"], config["acks"]) == (0, "all")
-        assert "delivery.timeout.ms" not in config
+        assert (config["retries"], config["max.in.flight.requests.per.connection"]) == (2**31 - 1, 1)
+        assert not config.keys() & {"delivery.timeout.ms", "message.send.max.retries", "max.in.flight"}
+
+
+def test_a_setting_that_is_no_number_is_refused_by_its_name() -> None:
+    with pytest.raises(BrokerRefused, match=r"message\.timeout\.ms is no whole number"):
+        AcknowledgedProducer(KafkaSettings("k:1", {"message.timeout.ms": "soon"}))
 
 
 def test_a_setting_that_the_client_does_not_know_is_refused_and_no_secret_is_shown() -> None:
