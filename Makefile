@@ -27,7 +27,7 @@ help:  ## show this list
 demo: $(READY) java  ## real flights, republished and aggregated, with crashes; ARGS='--flights 20000 --json'
 	@$(BIN)/headwater demo $(ARGS)
 
-test: check java  ## everything that proves it: check, contracts, simulation, Spark, a real broker, packaging
+test: check java  ## every test: check, contracts, simulation, Spark, a real broker, packaging
 	@$(MAKE) tests-middle
 	@$(MAKE) tests-real
 
