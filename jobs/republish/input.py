@@ -123,7 +123,7 @@ class Input:
         self._before_revoke = before_revoke
         self._connection = ""
         self._looked = 0.0
-        self._joins_again = INSTANCE in settings.client()
+        self._joins_again = self._static = INSTANCE in settings.client()
         config = settings.client(
             on_error=self._on_error,
             partition_assignment_strategy=_COOPERATIVE,
@@ -304,6 +304,8 @@ class Input:
     def _on_lost(self, consumer: Consumer, gone: list[TopicPartition]) -> None:
         self._statistics.rebalances += 1
         self._forget(gone)
+        # As when the broker was away for a session: the client comes back by itself, as a new member of the same place.
+        self.assigned, self._joins_again = False, self._static
 
     def _subscribe(self) -> None:
         self._consumer.subscribe(
@@ -313,7 +315,8 @@ class Input:
     def _join_again(self) -> None:
         """Join the group a second time, as the member that it is by now.
 
-        A static member that comes back within its session gets its partitions back without a rebalance. If it led
+        A static member that comes back within its session, from a restart or from a broker that was away, gets its
+        partitions back without a rebalance. If it led
         the group it still does, but is not told so before version 9 of JoinGroup (KIP-814), of which librdkafka
         speaks 5: added partitions, which a leader has to look for, would belong to nobody for as long as it runs.
         """

@@ -256,6 +256,44 @@ def test_a_broker_that_dies_and_comes_back_costs_neither_messages_nor_the_servic
 
 
 @pytest.mark.slow
+def test_a_static_member_whose_broker_was_away_for_a_session_sees_partitions_that_are_added(tmp_path: Path) -> None:
+    with own_broker(tmp_path) as settings:
+        static = settings.with_options(
+            group_instance_id="one", session_timeout_ms="6000", topic_metadata_refresh_interval_ms="5000"
+        )
+        republisher = Republisher(
+            identity, source=Source.of("in", "raw"), target="out", name="r", settings=static, max_wait=0.1
+        )
+        thread = threading.Thread(target=republisher.run, daemon=True)
+        thread.start()
+        produce(settings, "in", INPUTS[:50])
+        topics = Topics(settings, timeout=60)
+
+        def await_commits() -> None:
+            ends = {place: marks.high for place, marks in topics.marks(["in"]).items()}
+            deadline = time.monotonic() + 90
+            while topics.group_offsets("r", ["in"]) != ends:
+                assert thread.is_alive()
+                assert time.monotonic() < deadline, f"{topics.group_offsets('r', ['in'])}, not {ends}"
+                time.sleep(0.2)
+
+        await_commits()
+        broker = stack.up(tmp_path).find("kafka")
+        assert broker
+        os.kill(broker.pid, signal.SIGKILL)
+        os.waitpid(broker.pid, 0)
+        time.sleep(8)
+        assert stack.up(tmp_path).kafka == settings.bootstrap
+        produce(settings, "in", INPUTS[50:80])
+        await_commits()
+        topics.add_partitions("in", 3)
+        produce(settings, "in", INPUTS[80:])
+        await_commits()
+        republisher.stop()
+        thread.join(60)
+
+
+@pytest.mark.slow
 def test_what_a_broker_was_too_long_away_for_never_arrives_behind_what_was_sent_later(tmp_path: Path) -> None:
     with own_broker(tmp_path) as settings, AcknowledgedProducer(settings, delivery_timeout=20) as producer:
         producer.send("in", b"first")
