@@ -21,6 +21,7 @@ _IDLE_SECONDS: Final = 300.0  # max.poll.interval.ms: so long may a group wait f
 _WAIT_SECONDS: Final = 0.2  # the longest a stop has to wait for an idle consumer
 _GATHER_SECONDS: Final = 0.05  # between two questions for the topics' ids while records come ...
 _LOOK_SECONDS: Final = 60.0  # ... and while none do
+_REFRESH_MS: Final = 30_000  # how late a new partition may be noticed; librdkafka's own default is 5 minutes
 _COOPERATIVE: Final = "cooperative-sticky"
 
 
@@ -131,6 +132,7 @@ class Input:
             queued_max_messages_kbytes=65_536,
             fetch_wait_max_ms=100,
             session_timeout_ms=SESSION_MS,
+            topic_metadata_refresh_interval_ms=_REFRESH_MS,
         )
         # What exactness rests on is not for settings to change.
         config |= {
