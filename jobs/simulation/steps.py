@@ -57,8 +57,11 @@ def draw_world(seed: int, steps: int = 80) -> tuple[Spec, list[Step]]:
 
 def _produce(world: World, a: int, b: int, c: int) -> None:
     """Producers write one to six events."""
-    topic = world.spec.roots[b % len(world.spec.roots)]
-    for _ in range(1 + a % 6):
+    _write(world, world.spec.roots[b % len(world.spec.roots)], 1 + a % 6)
+
+
+def _write(world: World, topic: str, count: int) -> None:
+    for _ in range(count):
         world.produce(topic, event(world.spec, f"e{len(world.oracle.events)}"))
 
 
@@ -176,8 +179,7 @@ def _recreate(world: World, a: int, b: int, c: int) -> None:
         world.stand_still(lambda: readers[c % len(readers)].wait(1 + b % 8, script.pause), script)
     world.cluster.create(topic.topic, len(topic.partitions), late_commits=bool(c & 8))
     if topic.topic in world.spec.roots and len(world.stale) > waiting:
-        for _ in range(1 + c % 6):
-            world.produce(topic.topic, event(world.spec, f"e{len(world.oracle.events)}"))
+        _write(world, topic.topic, 1 + c % 6)
         world.go_on(waiting)
     world.copies.clear()
     if topic.topic == FINAL:

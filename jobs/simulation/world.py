@@ -163,23 +163,14 @@ class World:
 
     def zombie(self, limit: int, place: tuple[str, int]) -> None:
         """Begin a batch that stands still in front of an effect."""
-        script: Script | None = None
+        self._begin(lambda: self.engine(limit), Script({place: End.PAUSE}), self.zombies)
 
-        def work(stand_still: Callable[[], None]) -> None:
-            assert script is not None
-            script.pause = stand_still
-            self.engine(limit)
-
-        script = Script({place: End.PAUSE})
-        self.under(script, lambda: self._begin(work, script))
-
-    def _begin(self, work: Callable[[Callable[[], None]], None], script: Script) -> None:
-        process = Process(work)
-        if process.ended:
-            process.raise_error()
-        else:
-            self.driver = None
-            self.zombies.append((process, script))
+    def wake(self, number: int) -> None:
+        """Let an engine that stands still go on to its end. Another one may have taken over meanwhile."""
+        current = self.driver
+        self._wake(number, self.zombies)
+        # Had it gone on unhindered it would be the engine again; it dies instead.
+        self.driver = current
 
     def serve(self, life: Callable[[], None]) -> None:
         """A service's life. Where faults are meant to happen it may die, and the next one goes on from what is committed."""
@@ -192,37 +183,31 @@ class World:
 
     def stand_still(self, life: Callable[[], None], script: Script) -> None:
         """Begin a service's life that stands still where the script says."""
+        self._begin(lambda: self.serve(life), script, self.stale)
 
+    def go_on(self, number: int) -> None:
+        """Let a service that stands still go on to its end. Another one may have its partitions meanwhile."""
+        self._wake(number, self.stale)
+
+    def _begin(self, life: Callable[[], None], script: Script, among: list[tuple[Process, Script]]) -> None:
         def work(stand_still: Callable[[], None]) -> None:
             script.pause = stand_still
-            self.serve(life)
+            life()
 
         def begin() -> None:
             process = Process(work)
             if process.ended:
                 process.raise_error()
             else:
-                self.stale.append((process, script))
+                among.append((process, script))
 
         self.under(script, begin)
 
-    def go_on(self, number: int) -> None:
-        """Let a service that stands still go on to its end. Another one may have its partitions meanwhile."""
-        if self.stale:
-            process, script = self.stale.pop(number % len(self.stale))
+    def _wake(self, number: int, among: list[tuple[Process, Script]]) -> None:
+        if among:
+            process, script = among.pop(number % len(among))
             self.under(script, process.wake)
             process.raise_error()
-
-    def wake(self, number: int) -> None:
-        """Let an engine that stands still go on to its end. Another one may have taken over meanwhile."""
-        if not self.zombies:
-            return
-        process, script = self.zombies.pop(number % len(self.zombies))
-        current = self.driver
-        self.under(script, process.wake)
-        # Had it gone on unhindered it would be the engine again; it dies instead.
-        self.driver = current
-        process.raise_error()
 
     def sweep(self) -> None:
         """Look at what engines produced, and put dead letters where they can be redriven from."""

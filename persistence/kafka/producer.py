@@ -5,7 +5,7 @@ Placement is the Java client's (murmur2 of the key; at random without one), so k
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, Final, NoReturn, NotRequired, Self, TypeAlias, TypedDict, cast
@@ -89,17 +89,16 @@ class AcknowledgedProducer:
             }
             | options,
         )
-        doing = "setting up the producer"
-        timeout_ms = _number(config, config.keys() & {"delivery.timeout.ms"} or {"message.timeout.ms"}, doing)
-        self._delivery_timeout = timeout_ms / 1000 or math.inf
+        timeout = "delivery.timeout.ms" if "delivery.timeout.ms" in config else "message.timeout.ms"
+        self._delivery_timeout = _number(config, timeout) / 1000 or math.inf
         # What exactness rests on is not for settings to change.
         config = {name: value for name, value in config.items() if name not in _ALIASES} | _EXACT
         # confluent-kafka keeps this option to itself: reports of success cost no Python call.
         config |= {"delivery.report.only.error": True, "on_delivery": self._on_delivery}
         # Half of the queue: librdkafka then never refuses one record of a batch and takes a later one.
-        self._most_messages = _number(config, {"queue.buffering.max.messages"}, doing) // 2
-        self._most_bytes = _number(config, {"queue.buffering.max.kbytes"}, doing) * 1024 // 2
-        self._most_record = _number(config, {"message.max.bytes"}, doing) - _OVERHEAD_BYTES
+        self._most_messages = _number(config, "queue.buffering.max.messages") // 2
+        self._most_bytes = _number(config, "queue.buffering.max.kbytes") * 1024 // 2
+        self._most_record = _number(config, "message.max.bytes") - _OVERHEAD_BYTES
         self._messages = self._bytes = 0
         self._topics: set[str] = set()
         self._failure: BrokerError | None = None
@@ -249,14 +248,13 @@ class AcknowledgedProducer:
         self._connection = connection_trouble(error.str())
 
 
-def _number(config: Mapping[str, Any], names: Iterable[str], doing: str) -> int:
+def _number(config: Mapping[str, Any], name: str) -> int:
     """A setting that is a whole number.
 
     Raises:
         BrokerRefused: It is none.
     """
-    (name,) = names
     try:
         return int(config[name])
     except ValueError:
-        raise BrokerRefused(f"{doing}: {name} is no whole number", "Correct the setting") from None
+        raise BrokerRefused(f"setting up the producer: {name} is no whole number", "Correct the setting") from None

@@ -223,12 +223,17 @@ def own_broker(root: Path, partitions: int = 1) -> Iterator[KafkaSettings]:
         stack.down(root)
 
 
-def kill_and_start_again(root: Path) -> str:
-    """Kill that broker, start it on the same data and return its address."""
+def kill(root: Path) -> None:
+    """Kill that broker."""
     broker = stack.up(root).find("kafka")
     assert broker
     os.kill(broker.pid, signal.SIGKILL)
     os.waitpid(broker.pid, 0)
+
+
+def kill_and_start_again(root: Path) -> str:
+    """Kill that broker, start it on the same data and return its address."""
+    kill(root)
     return stack.up(root).kafka
 
 
@@ -279,10 +284,7 @@ def test_a_static_member_whose_broker_was_away_for_a_session_sees_partitions_tha
 
         await_commits()
         topics.add_partitions("in", 3)
-        broker = stack.up(tmp_path).find("kafka")
-        assert broker
-        os.kill(broker.pid, signal.SIGKILL)
-        os.waitpid(broker.pid, 0)
+        kill(tmp_path)
         time.sleep(6)  # behind the session, and the client joins again by itself when the broker is back
         assert stack.up(tmp_path).kafka == settings.bootstrap
         produce(settings, "in", INPUTS[50:])
@@ -296,10 +298,7 @@ def test_what_a_broker_was_too_long_away_for_never_arrives_behind_what_was_sent_
     with own_broker(tmp_path) as settings, AcknowledgedProducer(settings, delivery_timeout=20) as producer:
         producer.send("in", b"first")
         producer.flush()
-        broker = stack.up(tmp_path).find("kafka")
-        assert broker
-        os.kill(broker.pid, signal.SIGKILL)
-        os.waitpid(broker.pid, 0)
+        kill(tmp_path)
         producer.send("in", b"a")
         time.sleep(8)
         producer.send("in", b"b")

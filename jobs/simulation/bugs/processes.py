@@ -107,24 +107,13 @@ _write = original(HopWriter, "write")
 _passed_on = original(passage, "express")
 
 
-def _hop_never_rekeyed(*arguments: Any, **options: Any) -> bytes:
-    written: bytes = _write(*arguments, **{**options, "rekeyed": False})
-    return written
+def _hop(**changes: Any) -> Any:
+    return lambda *arguments, **options: _write(*arguments, **{**options, **changes})
 
 
 def _hop_counted(self: Any, *arguments: Any, index: int = 0, count: int = 1, **options: Any) -> bytes:
     self.numbered = getattr(self, "numbered", -1) + 1
     written: bytes = _write(self, *arguments, index=self.numbered, count=self.numbered + 1, **options)
-    return written
-
-
-def _hop_without_index(*arguments: Any, index: int = 0, count: int = 1, **options: Any) -> bytes:
-    written: bytes = _write(*arguments, **options)
-    return written
-
-
-def _hop_never_transparent(*arguments: Any, **options: Any) -> bytes:
-    written: bytes = _write(*arguments, **{**options, "transparent": False})
     return written
 
 
@@ -197,16 +186,16 @@ BUGS: Mapping[str, tuple[str, Sequence[Patch]]] = {
     ),
     "service-hides-rekeying": (
         "a republisher does not say that it changed the key",
-        [(HopWriter, "write", _hop_never_rekeyed)],
+        [(HopWriter, "write", _hop(rekeyed=False))],
     ),
     "service-counts-on": ("a republisher numbers its outputs on and on", [(HopWriter, "write", _hop_counted)]),
     "service-numbers-nothing": (
         "a republisher does not number its outputs",
-        [(HopWriter, "write", _hop_without_index)],
+        [(HopWriter, "write", _hop(index=0, count=1))],
     ),
     "service-counts-retries": (
         "a republisher's passage through its retry topic is a hop like any other",
-        [(HopWriter, "write", _hop_never_transparent)],
+        [(HopWriter, "write", _hop(transparent=False))],
     ),
     "service-leaves-no-hop": (
         "a republisher passes a record on without a hop of its own",
