@@ -241,7 +241,7 @@ class Flow(Generic[T]):
                 continue
             columnar = columnar and is_vectorised(step)
             if isinstance(step, Aggregate):
-                made = definition_of(self.steps[: i + 1])
+                made = definition_of(self.steps[: i + 1], self.topic.definition if self.topic else "")
                 schema = self._schema_behind(begins)
                 stages.append(Stage(len(stages), tuple(before), step, columnar, made, schema=schema))
                 before, begins = [], i + 1

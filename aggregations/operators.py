@@ -106,17 +106,21 @@ class Aggregate:
         object.__setattr__(self, "emitting", emitting)
 
 
-def definition_of(steps: Iterable[object]) -> str:
-    """Hash of what decides a stage's states: a state of another hash is never continued silently.
+def definition_of(steps: Iterable[object], source: str) -> str:
+    """Hash of what decides a stage's states, for one source: a state of another hash is never continued silently.
+
+    What is compatible is no part of it: outputs, the store, the sizes of windows.
 
     Args:
         steps: The flow's steps up to and including the stage. Of what is in front of it counts what decides which
             elements reach it, with which value: filters, maps, flat-maps, diversions, and what stages emit.
+        source: Canonical text of the source, `Topic.definition`: it names the lanes and positions of its elements.
     """
     *before, stage = steps
     assert isinstance(stage, Aggregate)
     texts = [one.emitting if isinstance(one, Aggregate) else getattr(one, "definition", "") for one in before]
-    text = "\n".join([*filter(None, texts), stage.definition])
+    lanes = f"co_partitioned {stage.co_partitioned}"  # without it every lane has the partition that was read
+    text = "\n".join([source, *filter(None, texts), lanes, stage.definition])
     return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:16]
 
 

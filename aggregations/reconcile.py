@@ -151,7 +151,7 @@ def check_stores(
                     Risk.DOWNSTREAM_BEHIND,
                     f"flow {flow}: the store of stage {down} is behind the one of stage {up} at {places}: it lost data, and "
                     f"stage {up} would drop the replay that could refill it",
-                    "Restore it, or rebuild into a new generation",
+                    "Restore it, or rebuild into a new generation (--generation)",
                 )
             )
     stored = {stage: made for _, manifest in manifests if manifest for stage, made in manifest.definitions.items()}
@@ -161,7 +161,8 @@ def check_stores(
                 _unsafe(
                     Risk.DEFINITION,
                     f"flow {flow}: stage {stage} has definition {definition}, its states were made by {stored[stage]}",
-                    "Rebuild into a new generation, or accept it if old and new states mean the same",
+                    "Rebuild into a new generation (--generation), or accept it if old and new states mean the same and "
+                    "source, siblings and co_partitioned are the same: with others, copies are folded again",
                 )
             )
     return findings

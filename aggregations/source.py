@@ -7,6 +7,7 @@ batches and gives the same answer.
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+import msgspec
 import polars as pl
 
 from aggregations.element import Element, Record
@@ -73,6 +74,15 @@ class Topic:
     def schema(self) -> dict[str, pl.DataType]:
         """Column name to polars type."""
         return self.payload.schema
+
+    @property
+    def definition(self) -> str:
+        """Canonical text of what names the lanes and positions of its elements, and says which of them are folded.
+
+        Part of the definition of every stage that reads it. What a payload means is not: columns may be added.
+        """
+        kind = "envelope" if self.envelope else "bare"
+        return msgspec.json.encode(["source", self.cluster, self.name, kind, self.siblings.value]).decode()
 
 
 @dataclass(frozen=True, slots=True)

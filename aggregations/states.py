@@ -32,7 +32,8 @@ def state_of(stored: Stored, ref: StageRef, key: bytes, definition: str = "") ->
     if definition and record.definition != definition:
         raise DefinitionChangedError(
             f"{ref}: a state has definition {record.definition}, the flow has {definition}. Rebuild into a new "
-            "generation (--generation), or go on with --accept definition"
+            "generation (--generation). If both mean the same and source, siblings and co_partitioned are the same, go on "
+            "with --accept definition"
         )
     return KeyState(record.state, record.windows, stored.version)
 

@@ -68,7 +68,9 @@ class Terminal(StoreError):
 class Corrupt(StoreError):
     """What is stored cannot be what was written. Never taken for an empty state; the job stops."""
 
-    usual_remedy = "Restore the store from a copy, or rebuild the state into a new generation with `headwater replay`"
+    usual_remedy = (
+        "Restore the store from a copy, or rebuild the state into a new generation (`headwater run --generation`)"
+    )
 
 
 class Fenced(StoreError):

@@ -105,7 +105,7 @@ def _existing(work: Work, rows: Rows) -> Rows:
     if not beyond.any():
         return rows
     stepped = Stepped(rows.frame)
-    stepped.reject(beyond, Reason.BAD_COORDINATES, DETAIL)
+    stepped.reject(beyond, Reason.ROOT_BEYOND_END, DETAIL)
     _gather(work, "", stepped)
     return Rows(stepped.frame, rows.signatures)
 

@@ -93,7 +93,7 @@ class MessagePath:
                 work.bury(record.node, "", error.reason, error.detail)
                 continue
             if read.chain and work.roots.is_beyond(read.lineage.resolved(work.roots.topic_ids).root):
-                work.bury(record.node, "", Reason.BAD_COORDINATES, DETAIL, str(read.lineage))
+                work.bury(record.node, "", Reason.ROOT_BEYOND_END, DETAIL, str(read.lineage))
                 continue
             elements.append(read.element(record.headers))
         return elements

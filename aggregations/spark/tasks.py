@@ -175,8 +175,10 @@ def _persist(work: Work, stage: Stage, writes: Sequence[Write]) -> None:
     job = work.job
     if len({write.key for write in writes}) < len(writes):
         raise SharedKeyError(
-            f"flow {job.flow.name}, stage {stage.name}: a key is in two partitions of {_topic(job)}. It is folded "
-            "behind a shuffle from now on; say co_partitioned=False if the topic is not partitioned by the stage's key"
+            f"flow {job.flow.name}, stage {stage.name}: a key is in two partitions of {_topic(job)}. This run folds the "
+            "stage behind a shuffle from now on; after partitions were added nothing else is needed. If the topic is not "
+            "partitioned by the stage's key, rebuild into a new generation (--generation) with co_partitioned=False; "
+            "in this generation it would fold copies a second time"
         )
     with work.timed("persist"):
         effect(

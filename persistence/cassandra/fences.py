@@ -89,7 +89,7 @@ class Fences:
         if layout and layout.fenced and not self._read(stage, bucket, serial=True):
             raise Terminal(
                 f"bucket {bucket} has been emptied: its fence is gone, and its states with it",
-                "Restore the table from a copy, or rebuild the flow into a new generation with `headwater replay`",
+                "Restore the table from a copy, or rebuild the flow into a new generation (`headwater run --generation`)",
                 at=stage,
             )
 

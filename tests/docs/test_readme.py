@@ -64,6 +64,24 @@ def test_its_commands_exist_with_these_options(document: str, line: str) -> None
     command.make_context(path, arguments)
 
 
+def named() -> list[tuple[str, str]]:
+    """Every `headwater ...` between backticks in the documents, and in what the code says."""
+    code = [path for top in ("envelope", "persistence", "aggregations", "jobs") for path in (ROOT / top).rglob("*.py")]
+    texts = [(name(path), re.sub(r'"\n\s*f?"', "", path.read_text())) for path in [*DOCUMENTS, *code]]
+    return [(place, words) for place, text in texts for words in re.findall(r"(?<!`)`headwater ([^`]+)`(?!`)", text)]
+
+
+@pytest.mark.parametrize(("place", "words"), named())
+def test_a_command_that_a_text_names_exists_with_its_options(place: str, words: str) -> None:
+    command: Any = get_command(app)
+    left = [word for word in words.split() if word != "..."]
+    while left and not left[0].startswith("-") and hasattr(command, "commands"):
+        assert left[0] in command.commands, f"{place}: headwater {words}"
+        command = command.commands[left.pop(0)]
+    known = {option for one in command.params for option in one.opts} | {"--help"}
+    assert {word for word in left if word.startswith("--")} <= known, f"{place}: headwater {words}"
+
+
 def test_the_readme_shows_every_command_but_those_that_make_runs() -> None:
     shown = {line.split()[0] for document, line in commands() if document == "README.md"}
     every: Any = get_command(app)

@@ -80,7 +80,7 @@ def test_a_root_beyond_the_end_of_its_topic_goes_to_the_dead_letters(broker, tmp
     leg, raw = broker.leg, broker.raw
     values = [leg(0), leg(2), leg(3), leg(2**62), leg(2**62, "elsewhere"), leg(2**62, raw, "of-another-life")]
     report = broker.read(values, key, f"sqlite://{tmp_path}/states.db")
-    assert report.counts.reasons == {"bad_coordinates": 2}
+    assert report.counts.reasons == {"root_beyond_end": 2}
     assert sum(report.counts.verdicts["aircraft"].values()) == 4
     letters = Letters(broker.settings, broker.dead)
     assert sorted(letter.facts.offset for letter in letters if letter.facts) == [2, 3]

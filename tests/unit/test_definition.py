@@ -16,7 +16,9 @@ from aggregations.code import describe_callable, describe_object
 from aggregations.fields import Fields, count, total
 from aggregations.flow import Flow
 from aggregations.operators import Aggregate
-from tests.support.pure import bare
+from aggregations.source import Json, Topic
+from envelope import Limits
+from tests.support.pure import COLUMNS, TOPIC, bare, wrapped
 
 BEFORE = '''
 class Sum:
@@ -179,9 +181,9 @@ def test_fields_are_known_by_all_that_they_read():
     assert definition(Fields(s=total("x"))) == definition(Fields(s=total(pl.col("x"))))
 
 
-def made(build):
+def made(build, topic=None):
     """Definitions of the stages of a flow."""
-    return [stage.definition for stage in build(Flow("f").source(bare())).stages]
+    return [stage.definition for stage in build(Flow("f").source(topic or bare())).stages]
 
 
 def two(flow, key="tail", **options):
@@ -236,6 +238,34 @@ def test_what_only_passes_elements_on_is_no_part_of_it():
         lambda flow: flow.aggregate("a", "tail", COUNT).publish_states("s").aggregate("b", "carrier", COUNT)
     )
     assert published == made(two)
+
+
+def of_source(topic=None, **options):
+    return made(lambda flow: flow.aggregate("a", "tail", COUNT, **options), topic)
+
+
+def test_what_names_lanes_and_positions_is_part_of_it():
+    others = [
+        of_source(co_partitioned=False),
+        of_source(Topic("mirror", Json(COLUMNS), envelope=False)),
+        of_source(wrapped()),
+        of_source(bare(cluster="paris")),
+        of_source(bare(siblings="drop")),
+        of_source(bare(siblings="group")),
+    ]
+    assert len({of_source()[0], *(hashes[0] for hashes in others)}) == 1 + len(others)
+
+
+def test_a_wider_window_more_lanes_another_limit_and_more_columns_are_no_part_of_it():
+    assert of_source(window=1024, lanes=9) == of_source()
+    assert of_source(bare(limits=Limits(payload_bytes=1))) == of_source()
+    assert of_source(Topic(TOPIC, Json(COLUMNS | {"more": int}), envelope=False)) == of_source()
+
+
+def test_where_the_keys_of_one_stage_are_is_no_matter_of_another():
+    """Each stage names its lanes by its own key."""
+    spread = made(lambda flow: two(flow, co_partitioned=False))
+    assert (spread[0] != made(two)[0], spread[1] == made(two)[1]) == (True, True)
 
 
 def test_a_definition_is_found_while_another_thread_formats_tracebacks(monkeypatch):

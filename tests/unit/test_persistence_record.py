@@ -79,7 +79,9 @@ DAMAGED = {
 
 @pytest.mark.parametrize("damage", DAMAGED)
 def test_a_damaged_record_is_corrupt_and_never_an_empty_state(damage):
-    with pytest.raises(Corrupt, match=r"flow fleet, generation 1, stage aircraft, key b'N14228'.*headwater replay"):
+    with pytest.raises(
+        Corrupt, match=r"flow fleet, generation 1, stage aircraft, key b'N14228'.*headwater run --generation"
+    ):
         read(DAMAGED[damage])
 
 

@@ -10,18 +10,20 @@ from aggregations.fields import Fields, count, total
 from aggregations.flow import Flow
 from aggregations.memory import MemoryRunner
 from aggregations.run import Incarnations, begin, bind, look, merge_incarnations
+from aggregations.source import Json, Topic
 from envelope import Verdict
 from persistence import faults, registry
 from persistence.errors import Fenced, Terminal, Transient
 from persistence.manifest import Manifest, Progress
 from persistence.registry import open_store
-from tests.support.pure import bare, fresh_store, leg, runner, states
+from tests.support.pure import COLUMNS, bare, fresh_store, leg, runner, states, wrapped
 
 COUNT = Fields(n=count())
 
 
-def flow(fields=COUNT, **options):
-    return Flow("fleet").source(bare()).aggregate("a", "tail", fields, **options).aggregate("b", "carrier", COUNT)
+def flow(fields=COUNT, *, topic=None, **options):
+    source = Flow("fleet").source(topic or bare())
+    return source.aggregate("a", "tail", fields, **options).aggregate("b", "carrier", COUNT)
 
 
 def two_stores():
@@ -250,6 +252,27 @@ def test_a_changed_definition_is_refused_and_may_be_accepted():
         begin(changed, bind(changed, {}, store))
     again = MemoryRunner(changed, bind(changed, {}, store), accept=["definition"])
     again.process([leg(1, carrier="UA", minutes=1)])
+    assert states(again, "a") == {"N1": {"n": 2}}
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda: flow(co_partitioned=False),
+        lambda: flow(topic=bare(siblings="drop")),
+        lambda: flow(topic=bare(cluster="paris")),
+        lambda: flow(topic=wrapped()),
+        lambda: flow(topic=Topic("mirror", Json(COLUMNS), envelope=False)),
+    ],
+)
+def test_what_renames_lanes_or_positions_is_refused_behind_a_half_written_batch_which_it_would_fold_again(other):
+    store = fresh_store()
+    with faults.use(faults.Injector([faults.Fault.parse("manifest.error")])), pytest.raises(Transient):
+        runner(flow(), store).process(legs(0, 1))
+    with pytest.raises(DefinitionChangedError, match="stage a has definition"):
+        runner(other(), store)
+    again = runner(flow(), store)
+    again.process(legs(0, 1))
     assert states(again, "a") == {"N1": {"n": 2}}
 
 
