@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 import polars as pl
 
-from aggregations.code import describe_callable, describe_object
+from aggregations.canonical import describe_callable, describe_object
 from aggregations.element import Element
 from aggregations.errors import FlowError
 from aggregations.expressions import Expression, columns_of, describe_expression, name_of, parsed

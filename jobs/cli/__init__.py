@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from jobs.cli import demo, discard, faults, inspect, redrive, republish, run, schema, stack
+from jobs.cli import demo, discard, faults, redrive, republish, run, schema, stack, views
 from jobs.cli.errors import explain
 from jobs.environment import DEBUG
 from jobs.screen import LogLines
@@ -36,7 +36,7 @@ for command in (
     republish.republish,
     redrive.redrive,
     discard.discard,
-    inspect.inspect,
+    views.inspect,
     faults.faults,
 ):
     app.command()(command)

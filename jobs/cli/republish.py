@@ -8,7 +8,7 @@ from jobs.cli.options import STACK_ROOT, Bootstrap, Json, KafkaFile, Root
 from jobs.screen import emit, progress, say
 
 if TYPE_CHECKING:
-    from jobs.republish.statistics import Statistics
+    from jobs.republish.counts import Statistics
     from persistence.kafka import KafkaSettings
 
 _KINDS = "envelope, raw, json or cloudevents"

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import polars as pl
 
-from jobs import inspect, jars, stack
+from jobs import jars, stack, views
 from jobs.demo import audit, children, flights, nonsense
 from jobs.demo.flow import DEAD, LEGS, RAW, VIA, flow
 from jobs.demo.home import KINDS, bound
@@ -191,7 +191,7 @@ def _check(kafka: KafkaSettings, stores: Mapping[str, str], table: pl.DataFrame,
     states = {
         stage.name: {
             view.key.decode(): view.state
-            for view in inspect.states(flow, stage.name, stores, generation=result.generation)
+            for view in views.states(flow, stage.name, stores, generation=result.generation)
         }
         for stage in flow.stages
     }

@@ -18,13 +18,13 @@ Republisher(
 The transform itself needs no Kafka: `Passage` runs it on one record.
 """
 
+from jobs.republish.counts import Progress, Statistics
 from jobs.republish.passage import Outgoing, Passage, TransformError
 from jobs.republish.record import KEEP, PASS, Output, Record, Transform, identity
 from jobs.republish.retry import RetryTopics
 from jobs.republish.run import republish
 from jobs.republish.service import Republisher
 from jobs.republish.source import Json, Source, Wrapping
-from jobs.republish.statistics import Progress, Statistics
 
 __all__ = [
     "KEEP",

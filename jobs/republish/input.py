@@ -9,9 +9,9 @@ from typing import Final, Protocol, cast
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, TopicPartition
 
 from envelope.hops import HopWriter
+from jobs.republish.counts import Statistics
 from jobs.republish.offsets import commit_offsets, committed, failure, is_of_another_topic, patiently
 from jobs.republish.place import INSTANCE, SESSION_MS
-from jobs.republish.statistics import Statistics
 from persistence.kafka import BrokerRefused, BrokerUnavailable, KafkaSettings, Topics
 from persistence.kafka.errors import UNREACHABLE_REMEDY, broker_error, connection_trouble
 

@@ -6,9 +6,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from jobs.loading import load
+from jobs.republish.counts import Progress, Statistics
 from jobs.republish.record import Transform
 from jobs.republish.service import Republisher
-from jobs.republish.statistics import Progress, Statistics
 
 
 def republish(

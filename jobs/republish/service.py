@@ -7,6 +7,7 @@ from collections.abc import Sequence, Sized
 from typing import Any, Final
 
 from envelope import DEFAULT_LIMITS, Limits
+from jobs.republish.counts import Progress, Statistics
 from jobs.republish.input import Input, TopicReplaced
 from jobs.republish.offsets import PATIENCE_SECONDS, Fenced
 from jobs.republish.passage import Passage
@@ -15,7 +16,6 @@ from jobs.republish.record import Transform
 from jobs.republish.retry import NO_RETRIES, RetryTopics
 from jobs.republish.roots import RootEnds
 from jobs.republish.source import Source
-from jobs.republish.statistics import Progress, Statistics
 from jobs.republish.worker import Worker, now_ms
 from persistence.faults import REPUBLISH_COMMIT, effect
 from persistence.kafka import AcknowledgedProducer, KafkaSettings, Topics

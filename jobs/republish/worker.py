@@ -7,11 +7,11 @@ from typing import Final
 
 from envelope import EnvelopeError, Lineage
 from envelope.deadletter import DeadLetter, Remains, bury
+from jobs.republish.counts import Statistics
 from jobs.republish.input import Consumed, Input, InputPartition
 from jobs.republish.passage import Outgoing, Passage, TransformError
 from jobs.republish.record import Record
 from jobs.republish.retry import RetryTopics, due_ms
-from jobs.republish.statistics import Statistics
 from persistence.faults import REPUBLISH_DEAD_LETTER, REPUBLISH_FLUSH, REPUBLISH_PRODUCE, effect
 from persistence.kafka import AcknowledgedProducer, BrokerRefused, Message
 

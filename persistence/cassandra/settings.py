@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, Final, Self
 from urllib.parse import unquote, urlsplit
 
+from persistence.credentials import Secret, referred
 from persistence.errors import Terminal
-from persistence.secrets import Secret, referred
 from persistence.urls import choice, options, redact, seconds
 
 DEFAULT_PORT: Final = 9042

@@ -11,8 +11,8 @@ from redis.crc import key_slot
 from redis.retry import Retry
 from redis.sentinel import Sentinel
 
+from persistence.credentials import Secret
 from persistence.redis.settings import Place, Settings
-from persistence.secrets import Secret
 
 Command = Sequence[Any]
 LOST = (redis.ConnectionError, redis.TimeoutError, OSError)

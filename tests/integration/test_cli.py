@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from aggregations.run import bind
-from jobs import inspect
+from jobs import views
 from jobs.demo import audit, flights
 from jobs.demo.flow import flow as demo_flow
 from jobs.demo.flow import legs
@@ -79,10 +79,10 @@ def test_a_flow_runs_goes_on_and_refuses_another_definition(fleet: list[str], tm
     assert sum(plan["plan"]["lag"]) == done["records"] == sum(one["records"] for one in batches)
     assert len(batches) == done["batches"] > 1
     url = f"sqlite://{tmp_path}/.headwater/states.db"
-    views = told(headwater("inspect", "fleet:flow", "--stage", "carrier", "--json", cwd=tmp_path))
+    shown = told(headwater("inspect", "fleet:flow", "--stage", "carrier", "--json", cwd=tmp_path))
     truth = flights.expected(flights.load(FLIGHTS), "carrier")
-    assert not audit.differences(truth, {view["key"]: view["state"] for view in views}, "carrier")
-    assert len(list(inspect.states(demo_flow, "carrier", bind(demo_flow, {}, url)))) == 0  # another flow's name
+    assert not audit.differences(truth, {view["key"]: view["state"] for view in shown}, "carrier")
+    assert len(list(views.states(demo_flow, "carrier", bind(demo_flow, {}, url)))) == 0  # another flow's name
 
     [plan, *_, done] = told(headwater("run", "fleet:flow", *fleet, cwd=tmp_path))
     assert (plan["plan"]["lag"], done["records"]) == ([0, 0], 0)

@@ -15,7 +15,7 @@ import pytest
 from aggregations.flow import Flow
 from aggregations.memory import MemoryRunner
 from envelope import decode
-from jobs.inspect import View
+from jobs.views import View
 from persistence.faults import DEAD_LETTER, SPEC, TERM, Fault, Outcome
 from persistence.steps import Step
 from tests.messages import Leg

@@ -21,7 +21,7 @@ from aggregations.run import bind
 from aggregations.snapshots import Latest, read_snapshot
 from envelope import decode
 from jobs.demo import audit
-from jobs.inspect import states
+from jobs.views import states
 from persistence import faults
 from persistence.faults import Fault, Outcome, known_points
 from persistence.kafka import AcknowledgedProducer, KafkaSettings, Message, Topics

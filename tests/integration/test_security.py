@@ -14,7 +14,7 @@ import pytest
 from confluent_kafka.admin import AclOperation, ResourceType
 
 from aggregations.run import bind
-from jobs import inspect
+from jobs import views
 from jobs.stack import topics
 from persistence.kafka import AcknowledgedProducer, BrokerRefused, KafkaSettings, Topics
 from tests.messages import Leg
@@ -159,7 +159,7 @@ def test_republisher_flow_and_redrive_work_over_sasl_ssl_and_show_no_secret(
 
     flow = fleet(LEGS)
     stores = bind(flow, {}, f"sqlite://{tmp_path / '.headwater' / 'states.db'}")
-    assert {view.key: view.state for view in inspect.states(flow, "carrier", stores)} == totals(sent, "carrier")
+    assert {view.key: view.state for view in views.states(flow, "carrier", stores)} == totals(sent, "carrier")
 
     settings = tmp_path / "headwater.toml"
     settings.write_text(
@@ -199,7 +199,7 @@ def test_a_client_s_certificate_and_the_shorter_scram_reach_republisher_and_flow
         assert PASSWORD not in said
     flow = fleet(out)
     stores = bind(flow, {}, f"sqlite://{tmp_path / '.headwater' / 'states.db'}")
-    assert {view.key: view.state for view in inspect.states(flow, "carrier", stores)} == totals(sent, "carrier")
+    assert {view.key: view.state for view in views.states(flow, "carrier", stores)} == totals(sent, "carrier")
 
 
 def test_a_client_without_a_certificate_is_refused_in_one_line(

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from aggregations.run import bind
-from jobs.inspect import states
 from jobs.stack import ports
+from jobs.views import states
 from persistence.errors import StoreError
 from persistence.kafka import BrokerError, KafkaSettings, Topics
 from persistence.manifest import Manifest

@@ -20,7 +20,7 @@ from aggregations.run import bind
 from aggregations.spark import run_flow
 from envelope import Envelope, Hop, Windows, encode
 from envelope.deadletter import DeadLetter, own_headers
-from jobs.inspect import View, states
+from jobs.views import View, states
 from persistence.kafka import KafkaSettings, Topics, assign
 from persistence.protocol import FlowRef
 from persistence.registry import open_store

@@ -4,9 +4,9 @@ import pytest
 
 from persistence.cassandra import schema
 from persistence.cassandra.settings import Replication, Settings, Tls
+from persistence.credentials import Secret
 from persistence.errors import Terminal
 from persistence.registry import open_store
-from persistence.secrets import Secret
 
 
 def test_a_url_names_hosts_ports_and_keyspace():

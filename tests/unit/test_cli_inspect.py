@@ -11,7 +11,7 @@ from aggregations.flow import Flow
 from aggregations.memory import MemoryRunner
 from aggregations.run import bind
 from aggregations.source import Json, Topic
-from jobs.inspect import states
+from jobs.views import states
 from tests.support.cli import run as headwater
 
 flow = (

@@ -12,7 +12,7 @@ import textwrap
 import polars as pl
 import pytest
 
-from aggregations.code import describe_callable, describe_object
+from aggregations.canonical import describe_callable, describe_object
 from aggregations.fields import Fields, count, total
 from aggregations.flow import Flow
 from aggregations.operators import Aggregate

@@ -1,11 +1,11 @@
 import pytest
 
+from persistence.credentials import Secret
 from persistence.errors import Terminal
 from persistence.names import FlowRef
 from persistence.redis.calls import chunks
 from persistence.redis.layout import Layout, bucket_of
 from persistence.redis.settings import RISKS, Settings, read_place, read_settings
-from persistence.secrets import Secret
 
 STAGE = FlowRef("fleet").stage("aircraft")
 

@@ -11,7 +11,7 @@ from jobs.cli.options import FlowName, Generation, Json, Stores
 from jobs.screen import emit, say, table
 
 if TYPE_CHECKING:
-    from jobs.inspect import View
+    from jobs.views import View
 
 
 def inspect(
@@ -33,8 +33,8 @@ def inspect(
     The exit code is 1 when a key that was asked for has no state.
     """
     from jobs import settings
-    from jobs.inspect import states
     from jobs.loading import load_flow
+    from jobs.views import states
 
     found = load_flow(flow)
     name = settings.stage_of(found, stage)
@@ -78,7 +78,7 @@ def _table(views: "Iterable[View]", limit: int) -> int:
 
 
 def _key(view: "View") -> str:
-    from jobs.inspect import key_as_json
+    from jobs.views import key_as_json
 
     return next(iter(key_as_json(view.key).values()))
 
