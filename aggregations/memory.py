@@ -95,8 +95,8 @@ class MemoryRunner:
             lambda: self._publish(batch),
             [(stage.name, lambda stage=stage: self._persist(stage, batch)) for stage in self.flow.stages],  # type: ignore[misc]
             [
-                (name, lambda store=store: store.save_manifest(self.run.ref, manifest))  # type: ignore[misc]
-                for name, store in self.run.distinct_stores()
+                (name, lambda name=name: self.run.save_manifest(name, manifest))  # type: ignore[misc]
+                for name, _ in self.run.distinct_stores()
             ],
         )
         self.run.advanced(manifest)

@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import pairwise
+from types import MappingProxyType
 
 from aggregations.errors import DefinitionChangedError, RunRefusedError
 from persistence.findings import Finding
@@ -27,7 +28,10 @@ class Risk(StrEnum):
     DOWNSTREAM_BEHIND = "downstream-behind"
     """A downstream store lost data that a replay does not bring back: it stays without."""
     STORE_EMPTY = "store-empty"
-    """A store has nothing of the flow while another one does: what it held stays lost."""
+    """A store has nothing of the flow while another one does: a downstream store stays without what it held, one
+    upstream of all others is filled again with what the topic still has."""
+    STAGE_ADDED = "stage-added"
+    """A stage was added to a flow that has begun, or bound to another store: what was folded before stays out of it."""
     NOT_DURABLE = "not-durable"
     """A downstream store acknowledges before it is safe: a crash of its server may leave it behind its upstream."""
     DEFINITION = "definition"
@@ -118,26 +122,35 @@ class Broker:
 
 
 def check_stores(
-    flow: str, manifests: Sequence[tuple[str, Manifest | None]], definitions: Mapping[str, str]
+    flow: str,
+    manifests: Sequence[tuple[str, Manifest | None]],
+    definitions: Mapping[str, str],
+    homes: Mapping[str, str] = MappingProxyType({}),
 ) -> list[Finding]:
     """Compare the manifests of a flow's stores with each other and with the flow's definition.
 
     Args:
         flow: Name of the flow.
         manifests: (first stage of the store, its manifest), upstream first.
-        definitions: Definition hash by stage.
+        definitions: Definition hash by stage, in the flow's order.
+        homes: Name of the store by stage, as in `manifests`.
     """
     findings: list[Finding] = []
-    # Written downstream-first: only the most upstream stores may lack their first manifest.
+    # Before anything else every store gets an empty manifest, the most downstream one first. So a store without one
+    # has lost it if a store upstream of it has one, or if one downstream of it has begun.
     lost = [
-        name for i, (name, manifest) in enumerate(manifests) if manifest is None and any(m for _, m in manifests[:i])
+        name
+        for i, (name, manifest) in enumerate(manifests)
+        if manifest is None
+        and (any(above for _, above in manifests[:i]) or any(below and below.begun for _, below in manifests[i + 1 :]))
     ]
     if lost:
         findings.append(
             _unsafe(
                 Risk.STORE_EMPTY,
-                f"flow {flow}: the store of stage {', '.join(lost)} is empty and a store upstream of it is not",
-                "Restore it, or rebuild the flow into a new generation",
+                f"flow {flow}: the store of stage {', '.join(lost)} has nothing of the flow, and another store has: it was "
+                "emptied, or its URL is another one's",
+                "Correct the URL, restore it, or rebuild into a new generation (--generation)",
             )
         )
     for (up, upstream), (down, downstream) in pairwise(manifests):
@@ -154,17 +167,65 @@ def check_stores(
                     "Restore it, or rebuild into a new generation (--generation)",
                 )
             )
-    stored = {stage: made for _, manifest in manifests if manifest for stage, made in manifest.definitions.items()}
-    for stage, definition in definitions.items():
-        if stored.get(stage, definition) != definition:
-            findings.append(
-                _unsafe(
-                    Risk.DEFINITION,
-                    f"flow {flow}: stage {stage} has definition {definition}, its states were made by {stored[stage]}",
-                    "Rebuild into a new generation (--generation), or accept it if old and new states mean the same and "
-                    "source, siblings and co_partitioned are the same: with others, copies are folded again",
-                )
-            )
+    findings += _added(flow, manifests, definitions, homes)
+    findings += _changed(flow, manifests, definitions)
+    return findings
+
+
+def _added(
+    flow: str,
+    manifests: Sequence[tuple[str, Manifest | None]],
+    definitions: Mapping[str, str],
+    homes: Mapping[str, str],
+) -> list[Finding]:
+    """Stages of which the manifests, or that of their own store, know nothing: a replay would not fill them.
+
+    Their upstream holds what was folded and drops it. Even where no batch is finished, one may be half written.
+    """
+    added = {
+        stage
+        for name, manifest in manifests
+        if manifest and manifest.definitions
+        for stage in definitions
+        if stage not in manifest.definitions
+        or (manifest.kept and homes.get(stage) == name and stage not in manifest.kept)
+    }
+    return [
+        _unsafe(
+            Risk.STAGE_ADDED,
+            f"flow {flow} has begun without stage {stage} in its store: it was added, renamed or bound to another store",
+            "Rebuild into a new generation (--generation), or bind it to its store (--store)",
+        )
+        for stage in definitions
+        if stage in added
+    ]
+
+
+def _changed(
+    flow: str, manifests: Sequence[tuple[str, Manifest | None]], definitions: Mapping[str, str]
+) -> list[Finding]:
+    """Stages whose states were made by another definition, or in another order of stages."""
+    remedy = (
+        "Rebuild into a new generation (--generation), or accept it if old and new states mean the same and source, "
+        "siblings and co_partitioned are the same: with others, copies are folded again"
+    )
+    known = [manifest.definitions for _, manifest in manifests if manifest]
+    stored = {stage: made for one in known for stage, made in one.items()}
+    findings = [
+        _unsafe(
+            Risk.DEFINITION,
+            f"flow {flow}: stage {stage} has definition {definition}, its states were made by {stored[stage]}",
+            remedy,
+        )
+        for stage, definition in definitions.items()
+        if stored.get(stage, definition) != definition
+    ]
+    if any(
+        [one for one in before if one in definitions] != [one for one in definitions if one in before]
+        for before in known
+    ):
+        # Of a half-written batch the downstream states are there. In front, they would drop it.
+        findings.append(_unsafe(Risk.DEFINITION, f"flow {flow}: its stages stood in another order before", remedy))
     return findings
 
 

@@ -186,6 +186,33 @@ class Run:
         """Definition hash by stage."""
         return {stage.name: stage.definition for stage in self.flow.stages}
 
+    def homes(self) -> dict[str, str]:
+        """By stage the name of its store: its first stage's."""
+        names = {self.urls[name]: name for name, _ in self.distinct_stores()}
+        return {stage.name: names[self.urls[stage.name]] for stage in self.flow.stages}
+
+    def save_manifest(self, name: str, manifest: Manifest) -> None:
+        """Write a manifest into the store of that name, with the stages that it keeps."""
+        self.stores[name].save_manifest(self.ref, self._of_store(name, manifest))
+
+    def _of_store(self, name: str, manifest: Manifest) -> Manifest:
+        kept = tuple(stage for stage, home in self.homes().items() if home == name)
+        return msgspec.structs.replace(manifest, definitions=self.definitions(), kept=kept)
+
+    def _note_stages(self) -> None:
+        """Write the flow's stages into every store that has others noted, before anything is folded.
+
+        Of a batch that is half written nobody could tell otherwise which stages were there. Where nothing has begun,
+        every store gets a manifest: from then on one that has none has lost it.
+        """
+        begun = any(manifest and manifest.begun for _, manifest in self.manifests)
+        for name, manifest in reversed(self.manifests):
+            if manifest is None and begun:
+                continue  # accepted: it gets one with the first positions
+            noted = self._of_store(name, msgspec.structs.replace(manifest or Manifest(0, 0), term=self.term))
+            if manifest is None or _stages(manifest) != _stages(noted):
+                effect(TERM, lambda name=name, noted=noted: self.save_manifest(name, noted))  # type: ignore[misc]
+
     def start_at(self, topic: str, topic_id: str, starts: Mapping[int, int]) -> None:
         """Start from these offsets of a topic, and write them into every store where they are not the manifest's.
 
@@ -205,7 +232,8 @@ class Run:
             incarnations=merge_incarnations(before.incarnations, {name: [one] for name, one in named.items()}),
             definitions=self.definitions(),
         )
-        _save_everywhere(self, self.manifest)
+        for name, _ in reversed(self.distinct_stores()):
+            effect(TERM, lambda name=name: self.save_manifest(name, self.manifest))  # type: ignore[misc]
 
     def advanced(self, manifest: Manifest) -> None:
         """Go on from a manifest that every store has."""
@@ -246,11 +274,8 @@ def begin(
         for _, store in ordered[1:]:
             effect(TERM, lambda store=store: store.install_term(ref, run.term))  # type: ignore[misc]
         run.manifests = [(name, store.load_manifest(ref)) for name, store in ordered]
-        if all(manifest is None for _, manifest in run.manifests):
-            # From here on a store without a manifest has lost what it had. Without them a store that was lost
-            # after the very first batch had died between states and manifests would be taken for a new one.
-            _save_everywhere(run, Manifest(run.term, 0, definitions=run.definitions()))
-        refuse(check_stores(flow.name, run.manifests, run.definitions()), accept)
+        refuse(check_stores(flow.name, run.manifests, run.definitions(), run.homes()), accept)
+        run._note_stages()
     run.manifest = _common([manifest for _, manifest in run.manifests])
     return run
 
@@ -283,10 +308,9 @@ def _opened(
         stack.pop_all()
 
 
-def _save_everywhere(run: Run, manifest: Manifest) -> None:
-    """Write a manifest of a run that has folded nothing yet, downstream store first."""
-    for _, store in reversed(run.distinct_stores()):
-        effect(TERM, lambda store=store: store.save_manifest(run.ref, manifest))  # type: ignore[misc]
+def _stages(manifest: Manifest) -> tuple[object, ...]:
+    """What a manifest says of stages: those of the flow, in order, and those of its store."""
+    return list(manifest.definitions.items()), manifest.kept
 
 
 def _common(manifests: Sequence[Manifest | None]) -> Manifest | None:

@@ -35,7 +35,8 @@ class Manifest(msgspec.Struct, frozen=True):
         topic_ids: Current topic id per consumed topic; absent when the broker gives none.
         incarnations: Per topic every topic id that the broker said was the current one when the topic was
             consumed or named as a root, in the order of first sight.
-        definitions: Definition hash per stage kept in this store.
+        definitions: Definition hash of every stage of the flow, in its order.
+        kept: The stages that this store keeps; empty when it was written before that was noted.
         schema: Version of this layout.
     """
 
@@ -45,7 +46,13 @@ class Manifest(msgspec.Struct, frozen=True):
     topic_ids: Mapping[str, str] = {}
     incarnations: Mapping[str, tuple[str, ...]] = {}
     definitions: Mapping[str, str] = {}
+    kept: tuple[str, ...] = ()
     schema: int = SCHEMA
+
+    @property
+    def begun(self) -> bool:
+        """Whether it says more than that a run was about to begin."""
+        return bool(self.positions or self.batch)
 
 
 _encoder = msgspec.json.Encoder()

@@ -32,7 +32,6 @@ from persistence.errors import Conflict, Corrupt, Fenced, StoreError, Terminal, 
 from persistence.faults import effect
 from persistence.kafka import BrokerError, BrokerUnavailable, KafkaSettings
 from persistence.manifest import Manifest
-from persistence.protocol import StateStore
 from persistence.steps import Step
 
 MAX_RECORDS = 1_000_000
@@ -270,8 +269,8 @@ class Engine:
         run = self.run
         incarnations = merge_incarnations(run.manifest.incarnations if run.manifest else {}, report.seen)
         manifest = run.following(ends, {self.topic.name: self.opening.plan.topic_id}, incarnations)
-        for name, store in reversed(run.distinct_stores()):
-            self._save_manifest(name, store, manifest)
+        for name, _ in reversed(run.distinct_stores()):
+            self._save_manifest(name, manifest)
         run.advanced(manifest)
         report.counts.batches = 1
         self.total.add(report)
@@ -280,11 +279,11 @@ class Engine:
         self._done.put(ends)
         effect(Step.RETURN, lambda: None)
 
-    def _save_manifest(self, name: str, store: StateStore, manifest: Manifest) -> None:
+    def _save_manifest(self, name: str, manifest: Manifest) -> None:
         """Write a manifest. The same one again is a success, so a failure of the moment needs no new fold."""
         for attempt in range(1, ATTEMPTS + 1):
             try:
-                effect(Step.MANIFEST.of(name), lambda: store.save_manifest(self.run.ref, manifest))
+                effect(Step.MANIFEST.of(name), lambda: self.run.save_manifest(name, manifest))
                 return
             except Transient as error:
                 self._pause(f"manifest of batch {manifest.batch}", attempt, error)

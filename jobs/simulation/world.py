@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from itertools import count
 
 from aggregations.element import Record
@@ -138,11 +139,23 @@ class World:
         finally:
             self._faults.script = Script()
 
-    def start(self) -> Driver:
-        """Start an engine: whatever else runs is fenced."""
+    def start(self, *, added: bool = False) -> Driver:
+        """Start an engine: whatever else runs is fenced.
+
+        Args:
+            added: With one stage more than the world has.
+
+        Raises:
+            RunRefusedError: It does not start.
+        """
         # To read a topic that was created again is what the operator of these worlds wants.
         accept = [Risk.TOPIC_RECREATED] if self.spec.recreates else []
-        driver = Driver(self.spec, self.cluster, self.urls, accept)
+        spec, urls = self.spec, self.urls
+        if added:
+            last = spec.stages[-1]
+            spec = replace(spec, stages=(*spec.stages, replace(last, name="added")))
+            urls = {**urls, "added": urls[last.name]}
+        driver = Driver(spec, self.cluster, urls, accept)
         self._drivers.append((driver, 0, 0))
         return driver
 

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable
 
+import msgspec
 import pytest
 
 from aggregations.errors import DefinitionChangedError, RunRefusedError
@@ -63,9 +64,12 @@ def test_a_downstream_store_behind_its_upstream_is_a_risk_and_the_other_way_roun
     assert check_stores("f", [("up", old), ("down", new)], {}) == []
 
 
-def test_an_empty_downstream_store_is_a_risk_and_an_empty_upstream_one_is_refilled() -> None:
+def test_a_store_without_a_manifest_is_a_risk_if_one_upstream_has_one_or_one_downstream_has_begun() -> None:
     assert risks(check_stores("f", [("up", manifest(1)), ("down", None)], {})) == ["store-empty"]
-    assert check_stores("f", [("up", None), ("down", manifest(1))], {}) == []
+    assert risks(check_stores("f", [("up", Manifest(1, 0)), ("down", None)], {})) == ["store-empty"]
+    assert risks(check_stores("f", [("up", None), ("down", manifest(1))], {})) == ["store-empty"]
+    assert risks(check_stores("f", [("up", None), ("down", Manifest(1, 1))], {})) == ["store-empty"]
+    assert check_stores("f", [("up", None), ("down", Manifest(1, 0))], {}) == []
     assert check_stores("f", [("up", None), ("down", None)], {}) == []
 
 
@@ -76,7 +80,21 @@ def test_stores_behind_an_empty_one_are_compared_as_well() -> None:
 
 def test_states_of_another_definition_are_a_risk() -> None:
     assert risks(check_stores("f", [("s", manifest(1, s="old"))], {"s": "new"})) == ["definition"]
-    assert check_stores("f", [("s", manifest(1, s="same"))], {"s": "same", "later": "x"}) == []
+    assert check_stores("f", [("s", manifest(1, s="same", gone="x"))], {"s": "same"}) == []
+    assert risks(check_stores("f", [("s", manifest(1, a="x", b="y"))], {"b": "y", "a": "x"})) == ["definition"]
+
+
+def test_a_stage_that_a_manifest_does_not_name_or_that_its_store_does_not_keep_is_a_risk() -> None:
+    known = {"s": "x", "t": "y"}
+    moved = msgspec.structs.replace(manifest(1, **known), kept=("s",))
+    homes = {"s": "up", "t": "up"}
+    assert risks(check_stores("f", [("s", manifest(1, s="x"))], known)) == ["stage-added"]
+    assert risks(check_stores("f", [("up", manifest(1, **known)), ("down", manifest(1, t="y"))], known)) == [
+        "stage-added"
+    ]
+    assert risks(check_stores("f", [("up", moved)], known, homes)) == ["stage-added"]
+    assert check_stores("f", [("up", moved)], known, {"s": "up", "t": "down"}) == []
+    assert check_stores("f", [("up", manifest(1, **known))], known, homes) == []
 
 
 def test_every_finding_is_refused_unless_its_risk_is_accepted_by_name() -> None:
@@ -160,11 +178,15 @@ def test_at_most_five_partitions_that_are_behind_are_named() -> None:
         ),
         (
             lambda: check_stores("f", [("a", manifest(1)), ("b", None), ("c", None)], {}),
-            r"flow f: the store of stage b, c is empty.*\. Restore it, or rebuild",
+            r"flow f: the store of stage b, c has nothing of the flow.*\. Correct the URL, restore it, or rebuild",
         ),
         (
             lambda: check_stores("f", [("s", manifest(1, s="old"))], {"s": "new"}),
             r"flow f: stage s has definition new, its states were made by old\. Rebuild into",
+        ),
+        (
+            lambda: check_stores("f", [("s", manifest(1, s="x"))], {"s": "x", "t": "y"}),
+            r"flow f has begun without stage t in its store.*\. Rebuild into a new generation",
         ),
         (
             lambda: check_durability([("up", Capabilities()), ("down", Capabilities())]),

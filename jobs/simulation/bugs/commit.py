@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from aggregations import memory, run
-from aggregations.reconcile import Broker, Plan, plan
+from aggregations import memory, reconcile, run
+from aggregations.reconcile import Broker, Plan, check_stores, plan
 from jobs.simulation import driver
 from jobs.simulation.patch import Patch
 from persistence import cas
@@ -91,6 +91,11 @@ def _same_topic(flow: str, start: Manifest | None, manifests: Any, broker: Broke
     return plan(flow, start, manifests, replace(broker, topic_id=known))
 
 
+def _upstream_may_be_empty(flow: str, manifests: Any, *rest: Any) -> Any:
+    first = next((number for number, (_, manifest) in enumerate(manifests) if manifest), 0)
+    return check_stores(flow, manifests[first:], *rest)
+
+
 def _blind(at: Any, writes: Any, stored: Any, **options: Any) -> Any:
     return list(writes)
 
@@ -118,6 +123,15 @@ BUGS: Mapping[str, tuple[str, Sequence[Patch]]] = {
     "letters-not-awaited": ("nobody waits for dead letters", [(memory, "commit", _publish_not_awaited)]),
     "states-not-awaited": ("nobody waits for states", [(memory, "commit", _persist_not_awaited)]),
     "maximum-of-manifests": ("a run starts where the most advanced store is", [(run, "minimum", _maximum)]),
+    "wiped-upstream-accepted": (
+        "an upstream store that has nothing of a flow under way is filled with what comes",
+        [(run, "check_stores", _upstream_may_be_empty)],
+    ),
+    "first-start-taken-for-a-loss": (
+        "a store without a manifest is refused though the first start died before it wrote one",
+        [(Manifest, "begun", property(lambda _: True))],
+    ),
+    "added-stage-accepted": ("a stage is added to a flow that has begun", [(reconcile, "_added", lambda *_: [])]),
     "lost-store-accepted": ("a downstream store that lost data is accepted", [(run, "check_stores", lambda *_: [])]),
     "incarnation-ignored": (
         "a topic that was created again is read on from the old offset",
