@@ -4,12 +4,12 @@ The rule is that of an anti-replay window (RFC 4303, RFC 6479): the highest posi
 one by one, everything at or below the floor only as "below".
 """
 
-import re
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from envelope.lanes import group_of
 from envelope.lineage import Position, Siblings, Standing, position_order
 from envelope.verdict import Verdict
 
@@ -20,7 +20,7 @@ LANES = 256
 HOLES = 1024
 """Dead-lettered positions per state."""
 
-_PARTITION = re.compile(r"(>[^>:]*):\d+")
+_SEARCH = 16  # positions that are put into a set in the time of one search
 
 
 class HolesFullError(Exception):
@@ -73,8 +73,38 @@ class Window:
         return Window(tuple(every[cut:]), every[cut - 1] if cut else self.floor, max(self.used, used))
 
     def retired(self) -> "Window":
-        """Return the window with nothing held and the floor at its highest position."""
-        return Window((), self.highest, self.used)
+        """Return the window with its floor at its highest position, and nothing else."""
+        return Window((), self.highest)
+
+
+class Group:
+    """What the lanes of one group hold together.
+
+    Args:
+        windows: Their windows that hold something.
+
+    Attributes:
+        lowest: Lowest position that one of them holds.
+        highest: Highest one.
+    """
+
+    __slots__ = ("_all", "_asked", "_windows", "highest", "lowest")
+
+    def __init__(self, windows: Sequence[Window]) -> None:
+        self.lowest = min(window.held[0] for window in windows)
+        self.highest = max(window.held[-1] for window in windows)
+        self._windows = windows
+        self._asked = 0
+        self._all: set[Position] | None = None
+
+    def holds(self, position: Position) -> bool:
+        """Whether one of them holds `position`."""
+        if self._all is None:
+            self._asked += 1
+            if self._asked * _SEARCH < max(len(window.held) for window in self._windows):
+                return any(window.holds(position) for window in self._windows)
+            self._all = set().union(*(window.held for window in self._windows))
+        return position in self._all
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +118,19 @@ class Windows:
 
     lanes: Mapping[str, Window] = field(default_factory=dict)
     holes: Mapping[str, frozenset[Position]] = field(default_factory=dict)
+    _groups: Mapping[str, Group] | None = field(default=None, init=False, repr=False, compare=False)
+
+    def group(self, name: str) -> Group | None:
+        """What the lanes of a group hold; None where they hold nothing."""
+        groups = self._groups
+        if groups is None:
+            windows: dict[str, list[Window]] = {}
+            for lane, window in self.lanes.items():
+                if window.held:
+                    windows.setdefault(group_of(lane), []).append(window)
+            groups = {group: Group(held) for group, held in windows.items()}
+            object.__setattr__(self, "_groups", groups)
+        return groups.get(name)
 
     def judge(self, arrivals: Sequence[Standing], siblings: Siblings = Siblings.EVENT_ID) -> list[Decision]:
         """Decide about the messages of one batch for one key.
@@ -144,11 +187,8 @@ class Windows:
             return True
         if len(self.lanes) == (window is not None):
             return False
-        return any(
-            other.holds(one.position)
-            for lane, other in self.lanes.items()
-            if lane != one.lane and group_of(lane) == one.group
-        )
+        group = self.group(one.group)
+        return group is not None and group.holds(one.position)
 
     def folding(
         self, folded: Iterable[Standing], *, size: int = WINDOW, lanes: int = LANES, batch: int = 0
@@ -168,12 +208,7 @@ class Windows:
             # Letters come back in no order of their own: their lanes are wide, and give way to no other.
             width = max(size, WINDOW) if _is_of_orphans(lane) else size
             known[lane] = known.get(lane, Window()).adding(added, width, batch)
-        active = [lane for lane, window in known.items() if window.held]
-        orphans = [lane for lane in active if _is_of_orphans(lane)]
-        paths = [lane for lane in active if not _is_of_orphans(lane)] if orphans else active
-        retired = (*_longest_unused(paths, known, lanes), *_longest_unused(orphans, known, max(lanes, LANES)))
-        for lane in retired:
-            known[lane] = known[lane].retired()
+        retired = retire(known, lanes)
         return Windows(known, {group: left for group, left in holes.items() if left}), retired
 
     def leaving_hole(self, one: Standing, limit: int = HOLES) -> "Windows":
@@ -201,17 +236,24 @@ def _is_of_orphans(lane: str) -> bool:
     return lane.startswith("!")
 
 
+def retire(known: dict[str, Window], limit: int) -> tuple[str, ...]:
+    """Retire the lanes that are beyond the limit, those first that were used last longest ago, and return their names."""
+    active = [lane for lane, window in known.items() if window.held]
+    orphans = [lane for lane in active if _is_of_orphans(lane)]
+    paths = [lane for lane in active if not _is_of_orphans(lane)] if orphans else active
+    gone = (*_longest_unused(paths, known, limit), *_longest_unused(orphans, known, max(limit, LANES)))
+    for lane in gone:
+        known[lane] = known[lane].retired()
+    return gone
+
+
 def _longest_unused(active: Sequence[str], known: Mapping[str, Window], limit: int) -> list[str]:
     """The lanes beyond the limit, those first that were used last longest ago."""
-    return sorted(active, key=lambda lane: (known[lane].used, lane))[: max(len(active) - limit, 0)]
+    if len(active) <= limit:
+        return []
+    return sorted(active, key=lambda lane: (known[lane].used, lane))[: len(active) - limit]
 
 
 def in_order(arrivals: Sequence[Standing]) -> list[int]:
     """Return the indices of `arrivals` in the order in which a batch folds them: position, lane, arrival."""
     return sorted(range(len(arrivals)), key=lambda i: (position_order(arrivals[i].position), arrivals[i].lane))
-
-
-def group_of(lane: str) -> str:
-    """Return the group of a lane: its name without the partitions behind the root's."""
-    _, _, path = lane.partition(">")
-    return _PARTITION.sub(r"\1", lane) if ":" in path else lane

@@ -7,7 +7,7 @@ rest needs a look into a window. Keys for which arrays do not say all are left t
 holes, with exotic messages, or with one position in two lanes of a group.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -16,7 +16,8 @@ import numpy.typing as npt
 
 from aggregations.columns.order import Ints, Mask, distinct_lanes, fold_order, numbered, positions_of
 from aggregations.columns.signature import Place
-from envelope import Position, Verdict, Window, Windows, group_of
+from envelope import Position, Verdict, Window, Windows
+from envelope.windows import Group
 
 VERDICTS: Final = tuple(Verdict)
 """Verdicts by their number in `Judged.verdicts`."""
@@ -100,21 +101,21 @@ class _Sorted:
         return same, repeats
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Held:
     """What the states hold where the batch has messages. A pair is a key and a lane.
 
     Attributes:
         pair_of: Pair of every row.
         own: Window of each pair's lane.
-        others: Windows of the other lanes of its group that its key's state has.
-        highest: Root offset of the highest position that the key holds in the group.
-        floor: Root offset of the lane's floor, where no other lane has to be asked.
+        groups: What its key's state holds in the lane's group, where other lanes may hold something.
+        highest: Root offset of the highest position that the lane has or another lane of the group holds.
+        floor: Root offset below which the lane's floor is and no lane of the group holds anything.
     """
 
     pair_of: Ints
     own: list[Window | None]
-    others: list[tuple[Window, ...]]
+    groups: list[Group | None]
     highest: Ints
     floor: Ints
 
@@ -122,39 +123,31 @@ class _Held:
 def _held(batch: _Sorted) -> _Held:
     count = max(len(batch.places), 1)
     pairs, pair_of = numbered(batch.keys * count + batch.lanes, len(batch.windows) * count)
-    nowhere = np.full(len(pairs), _NOWHERE, np.int64)
-    held = _Held(pair_of, [None] * len(pairs), [()] * len(pairs), nowhere, nowhere.copy())
-    groups = {place.lane: place.group for place in batch.places}
-    pair_keys, pair_lanes = (pairs // count).tolist(), (pairs % count).tolist()
-    for pair, (key, lane) in enumerate(zip(pair_keys, pair_lanes, strict=True)):
-        lanes = batch.windows[key].lanes
-        if not lanes:
-            continue
-        place = batch.places[lane]
-        own = held.own[pair] = lanes.get(place.lane)
-        if own is not None:
-            held.highest[pair] = _offset(own.highest)
-            if len(lanes) == 1:
-                held.floor[pair] = _offset(own.floor)
-                continue
-        others = held.others[pair] = _others(lanes, place, groups)
-        for other in others:
-            held.highest[pair] = max(held.highest[pair], _offset(other.highest))
-        if own is not None and not others:
-            held.floor[pair] = _offset(own.floor)
+    held = _Held(pair_of, [], [], np.empty(len(pairs), np.int64), np.empty(len(pairs), np.int64))
+    highest, floors = [], []
+    for key, lane in zip((pairs // count).tolist(), (pairs % count).tolist(), strict=True):
+        windows = batch.windows[key]
+        own = group = None
+        top = floor = _NOWHERE
+        if lanes := windows.lanes:
+            name, group_name = batch.places[lane]
+            own = lanes.get(name)
+            if own is None or len(lanes) > 1:
+                group = windows.group(group_name)
+            if own is not None:
+                top, floor = _offset(own.held[-1] if own.held else own.floor), _offset(own.floor)
+            if group is not None:
+                top, floor = max(top, _offset(group.highest)), min(floor, _offset(group.lowest))
+        held.own.append(own)
+        held.groups.append(group)
+        highest.append(top)
+        floors.append(floor)
+    held.highest[:], held.floor[:] = highest, floors
     return held
 
 
-def _others(lanes: Mapping[str, Window], place: Place, groups: dict[str, str]) -> tuple[Window, ...]:
-    """Windows of the other lanes of a group; `groups` remembers the group of every lane met."""
-    for lane in lanes:
-        if lane not in groups:
-            groups[lane] = group_of(lane)
-    return tuple(window for lane, window in lanes.items() if lane != place.lane and groups[lane] == place.group)
-
-
 def _offset(position: Position | None) -> int:
-    return _NOWHERE if position is None else int(position[0])
+    return _NOWHERE if position is None else position[0]  # type: ignore[return-value]  # an offset
 
 
 def _look_up(batch: _Sorted, held: _Held, verdicts: npt.NDArray[np.uint8], fold: Mask) -> None:
@@ -169,16 +162,16 @@ def _look_up(batch: _Sorted, held: _Held, verdicts: npt.NDArray[np.uint8], fold:
     rows = rows[~below]
     positions = positions_of(batch.positions, rows)
     pairs = held.pair_of[rows].tolist()
-    found = [_decide(held.own[pair], held.others[pair], at) for pair, at in zip(pairs, positions, strict=True)]
+    found = [_decide(held.own[pair], held.groups[pair], at) for pair, at in zip(pairs, positions, strict=True)]
     verdicts[rows] = [_NUMBER[verdict] for verdict in found]
     fold[rows] = [verdict in (Verdict.ACCEPTED, Verdict.LATE) for verdict in found]
 
 
-def _decide(own: Window | None, others: tuple[Window, ...], position: Position) -> Verdict:
+def _decide(own: Window | None, group: Group | None, position: Position) -> Verdict:
     """The rule of `Windows.judge` for one message that is neither exotic nor repeated, in a state without holes."""
     if own is not None and own.holds(position):
         return Verdict.DUPLICATE
-    if any(other.holds(position) for other in others):
+    if group is not None and group.holds(position):
         return Verdict.DUPLICATE
     if own is None:
         return Verdict.ACCEPTED

@@ -66,9 +66,12 @@ def numbered(values: Ints, bound: int) -> tuple[Ints, Ints]:
 
 def distinct_lanes(lanes: Ints, places: Sequence[Place]) -> tuple[Ints, list[Place]]:
     """Number lanes so that each has one number. Two routes may lead to one lane."""
-    numbers: dict[Place, int] = {}
-    table = np.array([numbers.setdefault(place, len(numbers)) for place in places], np.int64)
-    return (lanes if len(numbers) == len(places) else table[lanes]), list(numbers)
+    names = [place.lane for place in places]
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
+    if len(numbers) == len(names):
+        return lanes, list(places)
+    table = np.array([numbers[name] for name in names], np.int64)
+    return table[lanes], list({place.lane: place for place in places}.values())
 
 
 def positions_of(positions: Sequence[Ints], rows: Ints) -> list[Position]:

@@ -7,8 +7,8 @@ import numpy as np
 from aggregations.columns.judge import Judged
 from aggregations.columns.order import Ints, Mask, distinct_lanes, numbered, positions_of
 from aggregations.columns.signature import Place
-from envelope import Position, Standing, Window, Windows
-from envelope.windows import LANES, WINDOW
+from envelope import Position, Window, Windows
+from envelope.windows import LANES, WINDOW, retire
 
 
 def fold_windows(
@@ -50,15 +50,11 @@ def fold_windows(
         if known is None:
             known = new[key] = dict(windows[key].lanes)
         known[lane] = _adding(known.get(lane), added, size, batch)
-    found = {key: Windows(known) for key, known in new.items()}
-    retired, folded_keys = 0, keys[folded]
-    for key, known in new.items():
+    retired = 0
+    for known in new.values():
         if len(known) > most_lanes:
-            start, end = np.searchsorted(folded_keys, [key, key + 1])
-            standings = _standings(folded[start:end], lanes, positions, places)
-            found[key], gone = windows[key].folding(standings, size=size, lanes=most_lanes, batch=batch)
-            retired += len(gone)
-    return found, retired
+            retired += len(retire(known, most_lanes))
+    return {key: Windows(known) for key, known in new.items()}, retired
 
 
 def _highest(
@@ -104,10 +100,3 @@ def _adding(window: Window | None, positions: tuple[Position, ...], size: int, b
     held = window.held + positions
     floor = held[-size - 1] if len(held) > size else window.floor
     return Window(held[-size:], floor, max(window.used, batch))
-
-
-def _standings(rows: Ints, lanes: Ints, positions: Sequence[Ints], places: Sequence[Place]) -> list[Standing]:
-    return [
-        Standing(places[lane].lane, places[lane].group, position)
-        for lane, position in zip(lanes[rows].tolist(), positions_of(positions, rows), strict=True)
-    ]

@@ -63,13 +63,36 @@ RECORD = StateRecord(
         {"flights.raw:2#Qx1>wrap>flights.legs": frozenset({(12, 0), (9, 1)})},
     ),
 )
-STORED = (
+FIRST = (
     b'{"schema":1,"definition":"9f2c4b1a00e7d355","state":{"legs":7,"worst":null,"mean":[1.5,2]},'
     b'"lanes":{"flights.raw:2#Qx1>wrap>flights.legs":{"width":2,"held":[41,0,41,1],"floor":[17,1],"used":6}},'
     b'"holes":{"flights.raw:2#Qx1>wrap>flights.legs":[[9,1],[12,0]]},"crc32c":"bef0d825"}'
 )
 
 
+LANES = StateRecord(
+    "9f2c4b1a00e7d355",
+    {"legs": 7},
+    Windows(
+        {
+            "a:2#Qx1>r>b:4": Window(((41, 0), (41, 1), (44, 0)), (17, 1), 6),
+            "a:2#Qx1>r>b:5": Window(tuple((n, 0) for n in range(50, 60)), None, 6),
+            **{f"a:0#Qx1>r>b:{n}": Window((), (500 + n % 3, 0)) for n in range(4)},
+        },
+    ),
+)
+STORED = (
+    b'{"schema":2,"definition":"9f2c4b1a00e7d355","state":{"legs":7},"lanes":{"a:2#Qx1>r>b":['
+    b'{"at":[4],"held":[41,0,3],"index":[[0,1,0]],"floor":[17,1],"used":6},'
+    b'{"at":[5],"held":[50,-9],"index":[0],"used":6}]},'
+    b'"retired":{"a:0#Qx1>r>b":[{"at":[[0,-3]],"floor":[[500,0,1,2,0],0]}]},"crc32c":"50d6b4f1"}'
+)
+
+
+def test_a_state_record_of_the_first_schema_is_read_as_ever() -> None:
+    assert decode_record(FIRST, StageRef("fleet", 1, "aircraft"), b"N14228") == RECORD
+
+
 def test_a_state_record_is_written_as_ever_and_read_as_ever() -> None:
-    assert encode_record(RECORD) == STORED
-    assert decode_record(STORED, StageRef("fleet", 1, "aircraft"), b"N14228") == RECORD
+    assert encode_record(LANES) == STORED
+    assert decode_record(STORED, StageRef("fleet", 1, "aircraft"), b"N14228") == LANES

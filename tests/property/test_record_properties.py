@@ -18,12 +18,17 @@ def positions(draw, width):
 def lanes(draw):
     width = draw(st.integers(0, 3))
     held = draw(st.sets(positions(width), max_size=6))
-    return Window(tuple(sorted(held)), draw(st.none() | positions(width)), draw(st.integers(0, 2**40)))
+    if draw(st.booleans()):  # dense, as a lane of one busy key
+        held = {(min(held, default=(0,))[0] + n, *(0,) * width) for n in range(draw(st.integers(0, 40)))}
+    return Window(tuple(sorted(held)), draw(st.none() | positions(width)), draw(st.just(0) | st.integers(0, 2**40)))
+
+
+names = st.text(max_size=12) | st.from_regex(r"!?[ab]:[0-9]#i(>r>c(:[0-3])?){0,3}(>branch)?", fullmatch=True)
 
 
 windows = st.builds(
     Windows,
-    st.dictionaries(st.text(max_size=12), lanes(), max_size=4),
+    st.dictionaries(names, lanes(), max_size=12),
     st.dictionaries(st.text(max_size=12), st.frozensets(positions(1), min_size=1, max_size=4), max_size=3),
 )
 json_values = st.recursive(

@@ -5,7 +5,7 @@ import google_crc32c
 import msgspec
 import pytest
 
-from envelope import Window, Windows
+from envelope import Standing, Window, Windows
 from persistence.errors import Corrupt
 from persistence.names import FlowRef
 from persistence.record import StateRecord, decode_record, encode_record
@@ -18,7 +18,7 @@ RECORD = StateRecord(
     "9f2c",
     {"legs": 7, "minutes": 12.5, "first": None, "big": 2**63 - 1},
     Windows(
-        {LANE: Window(((41, 0), (41, 1)), (17, 1), 6), "retired:0#": Window((), (3,), 2), "new:0#": Window(((0,),))},
+        {LANE: Window(((41, 0), (41, 1)), (17, 1), 6), "retired:0#": Window((), (3,)), "new:0#": Window(((0,),))},
         {"flights.raw:2#Qx1>wrap>flights.legs": frozenset({(12, 0), (13, 0, "id-1")})},
     ),
 )
@@ -40,8 +40,8 @@ def test_positions_with_and_without_an_event_id_stay_apart_in_one_lane():
 def test_a_record_is_one_readable_json_object():
     value = json.loads(encode_record(RECORD))
     assert value["state"]["legs"] == 7
-    assert value["lanes"][LANE] == {"width": 2, "held": [41, 0, 41, 1], "floor": [17, 1], "used": 6}
-    assert value["lanes"]["retired:0#"] == {"width": 0, "floor": [3], "used": 2}
+    assert value["lanes"][LANE] == [{"held": [41, 0], "index": [[0, 1]], "floor": [17, 1], "used": 6}]
+    assert value["retired"]["retired:0#"] == [{"floor": [3]}]
     assert list(value)[-1] == "crc32c"
 
 
@@ -69,8 +69,14 @@ DAMAGED = {
     "not bytes": "text",
     "none": None,
     "lanes of a wrong type": sealed(lanes=[1]),
-    "a position that is no position": sealed(lanes={LANE: {"width": 1, "held": [None]}}),
-    "positions that do not fit": sealed(lanes={LANE: {"width": 2, "held": [1, 2, 3]}}),
+    "a position that is no position": sealed(lanes={LANE: [{"held": [None]}]}),
+    "positions that do not fit": sealed(lanes={LANE: [{"held": [1, 2, 3], "index": [[0, 1]]}]}),
+    "a step back": sealed(lanes={LANE: [{"held": [-1, 2]}]}),
+    "a run that nothing could hold": sealed(lanes={LANE: [{"held": [1, -(2**40)]}]}),
+    "more partitions than hops": sealed(lanes={LANE: [{"at": [1, 2], "held": [1]}]}),
+    "more floors than lanes": sealed(retired={LANE: [{"at": [[0, -1]], "floor": [[0, 1, 2, 3]]}]}),
+    "a floor without a lane": sealed(retired={LANE: [{"at": [[]], "floor": [3]}]}),
+    "positions of schema 1 that do not fit": sealed(schema=1, lanes={LANE: {"width": 2, "held": [1, 2, 3]}}),
     "no definition": seal(b'{"schema":1,"state":1,"lanes":{}}'),
     "no schema": seal(b'{"definition":"d","state":1,"lanes":{}}'),
     "not utf-8": seal(b'{"schema":1,"definition":"\xff","state":1,"lanes":{}}'),
@@ -93,13 +99,13 @@ def test_no_single_changed_byte_goes_unseen():
 
 def test_a_record_of_a_newer_version_is_refused_whatever_its_layout():
     with pytest.raises(
-        Corrupt, match=r"aircraft, key b'N14228': the state has schema 2, this code reads 1\. Upgrade headwater"
+        Corrupt, match=r"aircraft, key b'N14228': the state has schema 3, this code reads 2\. Upgrade headwater"
     ):
-        read(sealed(schema=2, lanes="laid out in another way"))
+        read(sealed(schema=3, lanes="laid out in another way"))
 
 
 def test_nothing_of_the_state_is_in_the_error():
-    secret = sealed(lanes={LANE: {"width": 1, "held": [["hunter2"]]}}, state="hunter2")
+    secret = sealed(lanes={LANE: [{"held": [["hunter2"]]}]}, state="hunter2")
     with pytest.raises(Corrupt) as caught:
         read(secret)
     assert "hunter2" not in str(caught.value)
@@ -138,14 +144,14 @@ def test_a_seal_that_does_not_hold_says_what_is_wrong_and_quotes_nothing(value, 
 
 
 def test_what_is_wrong_is_in_the_error_of_the_state():
-    with pytest.raises(Corrupt, match=r"the state cannot be read: a lane's positions do not fit its width\. Restore"):
-        read(sealed(lanes={LANE: {"width": 2, "held": [1, 2, 3]}}))
+    with pytest.raises(Corrupt, match=r"the state cannot be read: a lane's positions do not fit together\. Restore"):
+        read(sealed(lanes={LANE: [{"held": [1, 2, 3], "index": [[0, 1]]}]}))
 
 
 @pytest.mark.parametrize("lane", [{"width": -1, "held": [1]}, {"width": 0, "held": [1]}, {"width": -1}])
-def test_an_impossible_width_is_corrupt(lane):
+def test_an_impossible_width_of_schema_1_is_corrupt(lane):
     with pytest.raises(Corrupt):
-        read(sealed(lanes={LANE: lane}))
+        read(sealed(schema=1, lanes={LANE: lane}))
 
 
 def test_a_lane_keeps_its_floor_and_its_age_however_wide_its_positions_are():
@@ -160,3 +166,43 @@ def test_the_same_record_is_always_the_same_bytes():
     one, other = (StateRecord("d", 1, Windows({}, {"g": frozenset(order)})) for order in (some, some[::-1]))
     assert encode_record(one) == encode_record(other)
     assert json.loads(encode_record(one))["holes"]["g"] == [list(position) for position in some]
+
+
+def lanes_of(record):
+    return json.loads(encode_record(record))["lanes"][LANE]
+
+
+def test_consecutive_offsets_are_one_run_and_the_window_stays_small_however_wide_it_is():
+    consecutive = StateRecord("d", 1, Windows({LANE: Window(tuple((10**9 + n, 0) for n in range(1024)))}))
+    scattered = StateRecord("d", 1, Windows({LANE: Window(tuple((10**9 + 97 * n, 0) for n in range(1024)))}))
+    mixed = StateRecord("d", 1, Windows({LANE: Window(tuple((n, 0) for n in (5, 6, 7, 8, 20, 21, 40)))}))
+    assert lanes_of(consecutive) == [{"held": [10**9, -1023], "index": [0]}]
+    assert lanes_of(mixed) == [{"held": [5, -3, 12, 1, 19], "index": [0]}]
+    assert len(encode_record(scattered)) < 4 * 1024
+    assert [read(encode_record(record)) for record in (consecutive, scattered, mixed)] == [
+        consecutive,
+        scattered,
+        mixed,
+    ]
+
+
+def test_a_key_that_comes_over_a_hundred_times_a_hundred_partitions_has_a_small_record():
+    group = "flights.raw:{}#Qx1Zb3YtQ0aJm1vXkq8Ucw>timetable>flights.legs"
+    names = [(f"{group.format(root)}:{middle}", group.format(root)) for root in range(100) for middle in range(100)]
+    windows = Windows()
+    for batch in (1, 2):
+        standings = [Standing(*name, (1000 * batch + n, 0)) for name in names for n in range(2)]
+        windows, _ = windows.folding(standings, batch=batch)
+    record = StateRecord("d", {"n": 1}, windows)
+    assert len(windows.lanes) == 10_000
+    assert len(encode_record(record)) < 50_000
+    assert read(encode_record(record)) == record
+
+
+def test_lanes_of_one_group_are_told_apart_by_every_partition_of_their_names():
+    names = ["a:0#i>r>b>s>c", "a:0#i>r>b:1>s>c", "a:0#i>r>b:1>s>c:0", "a:0#i>r>b:1>s>c:7", "a:0#i>r>b:2>s>c:7>branch"]
+    held = {name: Window(((n, 0, 1),), (n, 0, 0), 3) for n, name in enumerate(names)}
+    retired = {name: Window((), (7 * n, 1, n)) for n, name in enumerate(names)}
+    for windows in (held, retired, {**held, "!a:0#i>r>b>s>c": held[names[0]]}):
+        record = StateRecord("d", 1, Windows(windows))
+        assert read(encode_record(record)) == record

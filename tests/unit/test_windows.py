@@ -4,7 +4,19 @@ from typing import Any
 
 import pytest
 
-from envelope import Decision, HolesFullError, Siblings, Standing, Verdict, Window, Windows, in_order
+from envelope import (
+    Decision,
+    HolesFullError,
+    Position,
+    Siblings,
+    Standing,
+    Verdict,
+    Window,
+    Windows,
+    group_of,
+    in_order,
+)
+from envelope.windows import Group
 
 
 def at(*position: int | str, lane: str = "a:0#i", group: str | None = None, **fields: Any) -> Standing:
@@ -100,13 +112,40 @@ def test_the_lane_longest_unused_is_retired_to_its_floor() -> None:
     for batch, lane in enumerate(["a", "b", "c"]):
         windows, retired = windows.folding([at(batch, lane=lane)], lanes=2, batch=batch)
     assert retired == ("a",)
-    assert windows.lanes["a"] == Window((), (0,), 0)
+    assert windows.lanes["a"] == Window((), (0,))
     assert verdicts(windows, at(0, lane="a"), at(1, lane="a")) == ["below_floor", "accepted"]
 
 
-def test_a_retired_lane_remembers_when_it_was_used() -> None:
-    assert Window(((1,), (4,)), (0,), 7).retired() == Window((), (4,), 7)
-    assert Window((), (4,), 7).retired() == Window((), (4,), 7)
+def test_a_retired_lane_keeps_its_floor_and_nothing_else() -> None:
+    assert Window(((1,), (4,)), (0,), 7).retired() == Window((), (4,))
+    assert Window((), (4,), 7).retired() == Window((), (4,))
+
+
+def test_what_a_group_holds_is_found_however_often_it_is_asked() -> None:
+    """Few questions search the windows, many make a set of them."""
+    group = Group([Window(tuple((n, 0) for n in range(start, 100, 2))) for start in (0, 1)])
+    for _ in range(3):
+        assert [group.holds((n, 0)) for n in range(-1, 101)] == [False, *[True] * 100, False]
+        assert not group.holds((7, 1))
+    assert (group.lowest, group.highest) == ((0, 0), (99, 0))
+
+
+def test_judging_a_batch_with_a_message_a_lane_searches_no_more_than_a_few_times_for_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    searched = 0
+    holds = Window.holds
+
+    def counted(self: Window, position: Position) -> bool:
+        nonlocal searched
+        searched += 1
+        return holds(self, position)
+
+    lanes = [f"a:{root}#i>r>b:{middle}" for root in range(16) for middle in range(32)]
+    windows, _ = Windows().folding([at(n, lane=lane, group=group_of(lane)) for lane in lanes for n in range(64)])
+    monkeypatch.setattr(Window, "holds", counted)
+    assert set(verdicts(windows, *(at(7, lane=lane, group=group_of(lane)) for lane in lanes))) == {"below_floor"}
+    assert searched < 4 * len(lanes)
 
 
 def test_lanes_of_redriven_letters_are_wide_and_are_not_retired_for_those_of_paths() -> None:

@@ -1,0 +1,46 @@
+"""Names of lanes: a group, and the partitions behind the root's that set a lane of it apart."""
+
+import re
+from functools import lru_cache
+from typing import Final
+
+_PARTITION: Final = re.compile(r"(>[^>:]*):(\d+)")
+_KEPT: Final = 1 << 16  # names remembered: states of one stage share most of theirs
+
+
+@lru_cache(_KEPT)
+def group_of(lane: str) -> str:
+    """Return the group of a lane: its name without the partitions behind the root's."""
+    return _PARTITION.sub(r"\1", lane) if ":" in lane.partition(">")[2] else lane
+
+
+@lru_cache(_KEPT)
+def parts_of(lane: str) -> tuple[str, tuple[int, ...]]:
+    """Return the group of a lane and its partitions behind the root's, for `lane_of`.
+
+    A name that no lineage has is a group of its own.
+    """
+    group = group_of(lane)
+    partitions = tuple(int(number) for _, number in _PARTITION.findall(lane.partition(">")[2] and lane))
+    return (group, partitions) if _named(group, partitions) == lane else (lane, ())
+
+
+@lru_cache(_KEPT)
+def lane_of(group: str, partitions: tuple[int, ...]) -> str:
+    """Return the name of the lane of a group with these partitions.
+
+    Raises:
+        ValueError: The group has fewer hops than there are partitions.
+    """
+    if (name := _named(group, partitions)) is None:
+        raise ValueError(f"a lane has {len(partitions)} partitions behind the root's, and its group fewer hops")
+    return name
+
+
+def _named(group: str, partitions: tuple[int, ...]) -> str | None:
+    root, *steps = group.split(">")
+    if len(steps) < 2 * len(partitions):
+        return None
+    for hop, partition in enumerate(partitions):
+        steps[2 * hop + 1] += f":{partition}"
+    return ">".join((root, *steps))

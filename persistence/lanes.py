@@ -1,0 +1,160 @@
+"""Lanes as a state record has them: under the name of their group, each with what sets it apart.
+
+`at` are the partitions behind the root's that are part of the lane's name. `held` are the root offsets of the
+positions: the first one, then the step from each to the next, and -n stands for n steps of 1. `index` has a column for
+each component behind the root offset: one value where all are the same, else one a position. Where positions differ in
+length, because only some messages had an event id, `ragged` has one list a position instead.
+
+Retired lanes, which have a floor and nothing else, stand together, a column for each component: `at` as above in its
+first column, every other column as one value where all are the same, else as the lowest one and what each has above it.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate, chain, groupby, repeat
+from operator import sub
+from typing import Any, TypeAlias
+
+import msgspec
+
+from envelope import Position, Window
+from envelope.lanes import lane_of, parts_of
+from persistence.seal import DamagedError
+
+Column: TypeAlias = int | str | list[int | str]
+
+_LONGEST_RUN = 1 << 20
+"""No window holds as many positions."""
+
+
+class Lane(msgspec.Struct, omit_defaults=True, gc=False):
+    """One lane with its window."""
+
+    at: list[int] = []
+    held: list[int] = []
+    index: list[Column] = []
+    ragged: list[list[int | str]] = []
+    floor: list[int | str] | None = None
+    used: int = 0
+
+
+class Retired(msgspec.Struct, omit_defaults=True, gc=False):
+    """Floors of the retired lanes of one group."""
+
+    at: list[int | list[int]] = []
+    floor: list[int | list[int]] = []
+
+
+def packed(windows: Mapping[str, Window]) -> tuple[dict[str, list[Lane]], dict[str, list[Retired]]]:
+    """Lanes with what they hold, and retired lanes, both by group."""
+    active: dict[str, list[Lane]] = {}
+    floors: dict[tuple[str, int, int], list[tuple[tuple[int, ...], Position]]] = {}
+    for name, window in windows.items():
+        group, at = parts_of(name)
+        floor = window.floor
+        if not window.held and not window.used and floor is not None and not isinstance(floor[-1], str):
+            floors.setdefault((group, len(at), len(floor)), []).append((at, floor))
+        else:
+            active.setdefault(group, []).append(_lane(window, at))
+    retired: dict[str, list[Retired]] = {}
+    for (group, _, _), found in sorted(floors.items()):
+        found.sort()
+        partitions = list(zip(*(at for at, _ in found), strict=True))
+        columns = [_relative(column) for column in zip(*(floor for _, floor in found), strict=True)]
+        retired.setdefault(group, []).append(
+            Retired([*map(_steps, partitions[:1]), *map(_relative, partitions[1:])], columns)
+        )
+    return active, retired
+
+
+def unpacked(active: Mapping[str, Sequence[Lane]], retired: Mapping[str, Sequence[Retired]]) -> dict[str, Window]:
+    """Windows by the full names of their lanes.
+
+    Raises:
+        DamagedError: It does not fit together.
+    """
+    windows: dict[str, Window] = {}
+    for group, lanes in active.items():
+        for lane in lanes:
+            windows[_name(group, tuple(lane.at))] = _window(lane)
+    for group, blocks in retired.items():
+        for block in blocks:
+            for at, floor in _floors(block):
+                windows[_name(group, at)] = Window((), floor)
+    return windows
+
+
+def _name(group: str, at: tuple[int, ...]) -> str:
+    try:
+        return lane_of(group, at) if at else group
+    except ValueError as error:
+        raise DamagedError(str(error)) from None
+
+
+def _lane(window: Window, at: tuple[int, ...]) -> Lane:
+    held, floor = window.held, None if window.floor is None else list(window.floor)
+    if not held:
+        return Lane(list(at), floor=floor, used=window.used)
+    try:
+        offsets, *others = zip(*held, strict=True)
+    except ValueError:
+        return Lane(list(at), ragged=[list(one) for one in held], floor=floor, used=window.used)
+    index: list[Column] = [one[0] if one.count(one[0]) == len(held) else list(one) for one in others]
+    return Lane(list(at), _steps(offsets), index, [], floor, window.used)
+
+
+def _window(lane: Lane) -> Window:
+    floor = None if lane.floor is None else tuple(lane.floor)
+    if not lane.held:
+        return Window(tuple(map(tuple, lane.ragged)), floor, lane.used)
+    offsets = _offsets(lane.held)
+    columns = [one if isinstance(one, list) else repeat(one, len(offsets)) for one in lane.index]
+    try:
+        held = tuple(zip(offsets, *columns, strict=True))
+    except ValueError:
+        raise DamagedError("a lane's positions do not fit together") from None
+    return Window(held, floor, lane.used)
+
+
+def _steps(ascending: Sequence[Any]) -> list[int]:
+    """The first number, then the steps; -n for n steps of 1 where most of them are."""
+    first, steps = ascending[0], list(map(sub, ascending[1:], ascending))
+    ones = steps.count(1)
+    if ones == len(steps) > 1:
+        return [first, -ones]
+    if ones * 2 > len(steps):
+        runs = [(step, len(list(same))) for step, same in groupby(steps)]
+        steps = list(chain.from_iterable([-n] if step == 1 < n else [step] * n for step, n in runs))
+    return [first, *steps]
+
+
+def _offsets(steps: list[int]) -> list[int]:
+    """What `_steps` was given."""
+    if min(steps) < 0:
+        if steps[0] < 0 or min(steps) < -_LONGEST_RUN:
+            raise DamagedError("a lane's positions are impossible")
+        steps = list(chain.from_iterable([1] * -step if step < 0 else [step] for step in steps))
+    return list(accumulate(steps))
+
+
+def _relative(column: Sequence[Any]) -> int | list[int]:
+    lowest: int = min(column)
+    return lowest if max(column) == lowest else [lowest, *(one - lowest for one in column)]
+
+
+def _absolute(column: int | list[int], count: int) -> Iterable[int]:
+    if isinstance(column, int):
+        return repeat(column, count)
+    lowest, *above = column
+    return [lowest + one for one in above]
+
+
+def _floors(block: Retired) -> Iterator[tuple[tuple[int, ...], Position]]:
+    """Partitions and floor of every lane."""
+    first = _offsets(block.at[0]) if block.at and isinstance(block.at[0], list) and block.at[0] else []
+    count = len(first) if block.at else 1
+    try:
+        partitions = list(zip(first, *(_absolute(one, count) for one in block.at[1:]), strict=True)) if first else [()]
+        floors = list(zip(*(_absolute(one, count) for one in block.floor), strict=True))
+        return iter(list(zip(partitions, floors, strict=True)))
+    except ValueError:
+        raise DamagedError("the floors of retired lanes do not fit together") from None
