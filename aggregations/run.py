@@ -239,6 +239,10 @@ class Run:
         """Go on from a manifest that every store has."""
         self.manifest = manifest
 
+    def superseded(self) -> bool:
+        """Whether a newer run has taken the term: it counts from there, whatever this one still has to do."""
+        return self.stores[self.flow.stages[0].name].installed_term(self.ref) > self.term
+
     def close(self) -> None:
         """Close every store."""
         for _, store in self.distinct_stores():

@@ -39,6 +39,9 @@ MAX_RECORDS = 1_000_000
 ATTEMPTS = 9
 """Attempts at one batch before the run ends. With the pauses between them they outlast the election of a leader in
 Kafka and a failover of Redis; conflicts of tasks that share a key settle in a few."""
+OFFSETS_SECONDS = 30.0
+"""How often the group's offsets are written when there is nothing to read. An older run that was frozen right in front
+of its write may have set them back."""
 _FIRST_PAUSE_SECONDS = 0.2
 _LOG = logging.getLogger("headwater.spark")
 
@@ -187,6 +190,7 @@ class Engine:
         self._spread = False
         self._failure: BaseException | None = None
         self._done: queue.SimpleQueue[dict[tuple[str, int], int]] = queue.SimpleQueue()
+        self._told = 0.0  # when the group's offsets were written last; 0 in a run that has not yet
 
     def stream(self, *, until_caught_up: bool, trigger_seconds: float, max_records: int) -> Report:
         """Run the query and commit group offsets behind it; see `run_flow`."""
@@ -223,17 +227,21 @@ class Engine:
         return self.total.counts
 
     def _follow(self, query: StreamingQuery) -> None:
-        """Commit group offsets as batches end, until the query does."""
+        """Commit group offsets as batches end, and now and then when none does, until the query ends."""
+        began = time.monotonic()
         while query.isActive and not self._stop.is_set() and self._failure is None:
             try:
                 self._offsets(self._done.get(timeout=0.1))
             except queue.Empty:
-                continue
+                if time.monotonic() - max(self._told, began) >= OFFSETS_SECONDS:
+                    self._offsets(self._reached())
         with self._busy:  # a batch that has begun is finished
             self._stopping = True
             query.stop()
         while not self._done.empty():
             self._offsets(self._done.get())
+        if not self._told and self._failure is None:
+            self._offsets(self._reached())
         if self._failure is not None:
             raise self._failure
         failed = query.exception()
@@ -362,9 +370,21 @@ class Engine:
             one_partition=partitions <= 1,
         )
 
+    def _reached(self) -> dict[tuple[str, int], int]:
+        """Next offsets of the source as the manifest has them."""
+        return {place: offset for place, offset in self.run.start.items() if place[0] == self.topic.name}
+
     def _offsets(self, offsets: Mapping[tuple[str, int], int]) -> None:
         """Tell lag tools. Advisory: what fails here costs nothing but a number on a dashboard."""
+        self._told = time.monotonic()
         try:
-            effect(Step.OFFSETS, lambda: self.opening.topics.alter_group_offsets(self.group, offsets))
-        except (BrokerError, Transient) as error:
+            effect(Step.OFFSETS, lambda: self._tell(offsets))
+        except (BrokerError, StoreError) as error:
             _LOG.warning("consumer group offsets of %s: %s", self.group, error)
+
+    def _tell(self, offsets: Mapping[tuple[str, int], int]) -> None:
+        # Asked right before: a run that was frozen since its batch would set a newer run's offsets back.
+        if self.run.superseded():
+            _LOG.warning("consumer group offsets of %s are left to the newer run", self.group)
+            return
+        self.opening.topics.alter_group_offsets(self.group, offsets)

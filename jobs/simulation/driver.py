@@ -7,6 +7,7 @@ from aggregations.memory import MemoryRunner
 from aggregations.reconcile import Broker, plan, refuse
 from jobs.simulation.faults import Crash
 from jobs.simulation.kafka import Cluster, Committed
+from jobs.simulation.oracle import Violation
 from jobs.simulation.topology import FINAL, FLOW, Spec
 from persistence.faults import effect
 from persistence.steps import Step
@@ -73,13 +74,18 @@ class Driver:
         effect(Step.OFFSETS, self.commit)
 
     def commit(self) -> None:
-        """Tell the consumer group; never backwards."""
-        for number, offset in self.next.items():
-            self._cluster.commit(FLOW, FINAL, number, Committed(max(self.committed(number), offset)))
+        """Tell the consumer group, unless a newer run does.
 
-    def committed(self, number: int) -> int:
-        """What the consumer group was told of a partition."""
-        return self._cluster.committed(FLOW, FINAL, number)
+        Raises:
+            Violation: A newer run has begun, and what it told may have been set back.
+        """
+        run = self.runner.run
+        if run.superseded():
+            return
+        for number, offset in self.next.items():
+            self._cluster.commit(FLOW, FINAL, number, Committed(offset))
+        if run.term < max(store.installed_term(run.ref) for _, store in run.distinct_stores()):
+            raise Violation(f"a run of term {run.term} told the consumer group though a newer one has begun")
 
     def _broker(self) -> Broker:
         marks = {number: (partition.low, partition.high) for number, partition in enumerate(self.log.partitions)}

@@ -196,6 +196,43 @@ def test_a_group_whose_offsets_cannot_be_committed_costs_nothing_but_a_number(wo
     world.check(flow)
 
 
+def test_a_run_that_a_newer_one_took_over_from_does_not_set_the_group_s_offsets(world: World) -> None:
+    """As if it had been frozen between its batch and its offsets."""
+    flow, newer = fleet(world.topic), {(world.topic, 0): 1000, (world.topic, 1): 1000}
+    world.send(alone(leg) for leg in legs(30))
+
+    def taken_over(_: Report) -> None:
+        begin(flow, world.stores(flow)).close()
+        world.topics.alter_group_offsets(world.topic, newer)
+
+    assert world.run(flow, group=world.topic, progress=taken_over).batches == 1
+    assert world.topics.group_offsets(world.topic) == newer
+
+
+@pytest.mark.parametrize("until_caught_up", [True, False])
+def test_offsets_that_were_set_back_are_right_again_though_there_is_nothing_to_read(
+    world: World, monkeypatch: pytest.MonkeyPatch, until_caught_up: bool
+) -> None:
+    flow, stop = fleet(world.topic), threading.Event()
+    world.send(alone(leg) for leg in legs(30))
+    world.run(flow, group=world.topic)
+    told = world.topics.group_offsets(world.topic)
+    world.topics.alter_group_offsets(world.topic, dict.fromkeys(told, 0))
+    if not until_caught_up:
+        monkeypatch.setattr(engine, "OFFSETS_SECONDS", 0.0)
+
+    class StopOnceTold(Recorder):
+        def effect(self, point: str, action: Callable[[], T]) -> T:
+            done = super().effect(point, action)
+            if point == "offsets":
+                stop.set()
+            return done
+
+    with use(StopOnceTold()):
+        world.run(flow, group=world.topic, until_caught_up=until_caught_up, stop=stop)
+    assert world.topics.group_offsets(world.topic) == told
+
+
 @pytest.mark.parametrize("path", PATHS)
 def test_a_run_that_is_told_to_stop_ends_whole_and_the_next_one_goes_on(
     world: World, path: Path, spark: SparkSession

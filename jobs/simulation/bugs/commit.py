@@ -131,6 +131,10 @@ BUGS: Mapping[str, tuple[str, Sequence[Patch]]] = {
         "a store without a manifest is refused though the first start died before it wrote one",
         [(Manifest, "begun", property(lambda _: True))],
     ),
+    "older-run-tells-the-group": (
+        "a woken older run sets the consumer group's offsets",
+        [(run.Run, "superseded", lambda _: False)],
+    ),
     "added-stage-accepted": ("a stage is added to a flow that has begun", [(reconcile, "_added", lambda *_: [])]),
     "lost-store-accepted": ("a downstream store that lost data is accepted", [(run, "check_stores", lambda *_: [])]),
     "incarnation-ignored": (
