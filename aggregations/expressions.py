@@ -13,6 +13,8 @@ from aggregations.errors import FlowError
 Expression: TypeAlias = str | pl.Expr
 """A column's name, or a polars expression over the columns, evaluated row by row."""
 
+CANNOT = "an expression cannot be evaluated for it"
+
 # What a name may stand for, so that polars can plan an expression whose columns have no types yet.
 _TRIED: tuple[Any, ...] = (
     pl.Int64,

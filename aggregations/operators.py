@@ -13,6 +13,7 @@ from aggregations.errors import FlowError
 from aggregations.expressions import Expression, columns_of, describe_expression, name_of, parsed
 from aggregations.fields import Fields
 from aggregations.folds import Fold
+from aggregations.integers import select_exact
 from envelope.windows import LANES, WINDOW
 
 Predicate: TypeAlias = Expression | Callable[[Element[Any]], bool]
@@ -204,7 +205,9 @@ def _planned(wanted: Mapping[str, pl.Expr], schema: Mapping[str, pl.DataType]) -
     if missing:
         raise FlowError(f"no column {', '.join(sorted(missing))}; there are {', '.join(sorted(schema))}")
     try:
-        return dict(pl.DataFrame(schema=dict(schema)).select(**wanted).schema)
+        return dict(select_exact(pl.DataFrame(schema=dict(schema)), wanted)[0].schema)
+    except FlowError:
+        raise
     except (Exception, pl.exceptions.PanicException) as error:
         raise FlowError(f"an expression does not fit the columns: {type(error).__name__}: {error}") from error
 

@@ -11,7 +11,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import polars as pl
 
-from aggregations.expressions import Expression, columns_of, is_mapping, parsed
+from aggregations.expressions import CANNOT, Expression, columns_of, is_mapping, parsed
+from aggregations.integers import LEFT_64_BITS, select_exact
 from envelope import EnvelopeError, Reason
 
 Schema: TypeAlias = Mapping[str, Any] | None
@@ -58,7 +59,8 @@ def plain(value: Any) -> Any:
     return next((kind(value) for kind in kinds if isinstance(value, kind)), value)
 
 
-_FAILED = EnvelopeError(Reason.TRANSFORM_FAILED, "an expression cannot be evaluated for it")
+_FAILED = EnvelopeError(Reason.TRANSFORM_FAILED, CANNOT)
+_OVERFLOW = EnvelopeError(Reason.OVERFLOW, LEFT_64_BITS)
 
 
 def _plain_name(of: Expression) -> str | None:
@@ -102,15 +104,17 @@ def _evaluated(
     values: Sequence[Mapping[str, Any]], roots: Sequence[str], needed: Mapping[str, pl.Expr], schema: Schema
 ) -> list[Any]:
     """Evaluate for every value; where that raises, for each half: it fails only the values it raises for."""
-    # An expression of literals alone still has a result per row.
+    # A frame without columns would have no rows.
     data: dict[str, Any] = {_ROW: range(len(values)), **{name: [value[name] for value in values] for name in roots}}
     known = {name: schema[name] for name in roots if name in schema} if schema else {}
     try:
         frame = pl.DataFrame(data, schema_overrides=known, strict=not schema)
-        found = frame.select(_ROW, *(one.alias(name) for name, one in needed.items())).drop(_ROW)
-    except (Exception, pl.exceptions.PanicException):
+        found, overflow = select_exact(frame, needed)
+    except (Exception, pl.exceptions.PanicException) as error:
         if len(values) == 1:
-            return [_FAILED]
+            # Polars has no type for an integer that long.
+            return [_OVERFLOW if isinstance(error, OverflowError) else _FAILED]
         half = len(values) // 2
         return [row for part in (values[:half], values[half:]) for row in _evaluated(part, roots, needed, schema)]
-    return list(found.iter_rows(named=True))
+    rows = list(found.iter_rows(named=True))
+    return rows if overflow is None else [_OVERFLOW if left else row for row, left in zip(rows, overflow, strict=True)]

@@ -7,17 +7,18 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from aggregations.fields import Fields, Mean, Total
+from aggregations.fields import INT64, Fields, Mean, Total
 from envelope import EnvelopeError
 
 # Half of the 64-bit range: a sum of absolute values below it cannot have left the range on the way,
 # and the rounding of the estimate in floating point is far smaller than the other half.
 _SAFE = 2.0**62
 CODE = "_code"
+_WITHIN_64_BITS = frozenset({pl.Int8, pl.Int16, pl.Int32, pl.Int64, pl.UInt8, pl.UInt16, pl.UInt32, pl.UInt64})
 
 
 def unfit_rows(fields: Fields, inputs: pl.DataFrame, rows: int) -> npt.NDArray[np.bool_]:
-    """Rows with a value that a field refuses: NaN or infinite. Their keys are folded message by message.
+    """Rows with a value that a field refuses: NaN, infinite or beyond 64 bits. Their keys are folded message by message.
 
     Args:
         fields: The fold.
@@ -29,6 +30,9 @@ def unfit_rows(fields: Fields, inputs: pl.DataFrame, rows: int) -> npt.NDArray[n
         column = inputs.get_column(name)
         if column.dtype.is_float():
             bad |= (~column.is_finite()).fill_null(value=False).to_numpy()
+        elif column.dtype.is_integer() and column.dtype not in _WITHIN_64_BITS:
+            within = column.cast(pl.Int128, strict=False).is_between(-INT64, 2 * INT64 - 1).fill_null(value=False)
+            bad |= (column.is_not_null() & ~within).to_numpy()
     return bad
 
 

@@ -7,11 +7,17 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from aggregations.expressions import expression
+from aggregations.expressions import CANNOT, expression
 from aggregations.flow import Divert, Filter, Map, Step
+from aggregations.integers import LEFT_64_BITS, select_exact
 from envelope import Reason
 
-CANNOT = "an expression cannot be evaluated for it"
+TRANSFORM_FAILED, OVERFLOW = 1, 2
+FAILURES: Mapping[int, tuple[Reason, str]] = {
+    TRANSFORM_FAILED: (Reason.TRANSFORM_FAILED, CANNOT),
+    OVERFLOW: (Reason.OVERFLOW, LEFT_64_BITS),
+}
+"""Why an expression has no result for a row."""
 
 
 @dataclass(slots=True)
@@ -61,36 +67,43 @@ def apply_columns(steps: Sequence[Step], frame: pl.DataFrame) -> Stepped:
 
 
 def evaluated(stepped: Stepped, wanted: Mapping[str, pl.Expr]) -> pl.DataFrame:
-    """Evaluate expressions for every row; rows for which one raises are rejected."""
-    found, bad = evaluate_columns(stepped.frame, wanted)
-    if bad.any():
-        stepped.reject(bad, Reason.TRANSFORM_FAILED, CANNOT)
-        found = found.filter(~pl.Series(bad))
+    """Evaluate expressions for every row; rows for which one cannot be are rejected."""
+    found, failed = evaluate_columns(stepped.frame, wanted)
+    if failed.any():
+        found = found.filter(pl.Series(failed == 0))
+        for code in (TRANSFORM_FAILED, OVERFLOW):
+            stepped.reject(failed == code, *FAILURES[code])
+            failed = failed[failed != code]
     return found
 
 
-def evaluate_columns(frame: pl.DataFrame, wanted: Mapping[str, pl.Expr]) -> tuple[pl.DataFrame, npt.NDArray[np.bool_]]:
+def evaluate_columns(frame: pl.DataFrame, wanted: Mapping[str, pl.Expr]) -> tuple[pl.DataFrame, npt.NDArray[np.uint8]]:
     """Evaluate expressions for every row.
 
     Returns:
-        The columns of `wanted`, and a mask of the rows for which one raised; these are null.
+        The columns of `wanted`, and for every row 0 or the number in `FAILURES` of why it cannot be evaluated;
+        what is in the columns of these rows has no meaning.
     """
-    bad = np.zeros(frame.height, np.bool_)
-    selection = [one.alias(name) for name, one in wanted.items()]
-    if not selection:
-        return pl.DataFrame(), bad
-    found = _select(frame, selection)
+    failed = np.zeros(frame.height, np.uint8)
+    if not wanted:
+        return pl.DataFrame(), failed
+    found = _select(frame, wanted)
     if found is not None:
-        return found, bad
-    _find_bad(frame, selection, bad, 0)
-    good = np.flatnonzero(~bad)
-    found = _select(frame[good], selection)
-    assert found is not None, "every row was tried alone or with others"
-    places = np.full(frame.height, -1)
-    places[good] = np.arange(len(good))
+        values, overflow = found
+        if overflow is not None:
+            failed[overflow.to_numpy()] = OVERFLOW
+        return values, failed
+    _find_bad(frame, wanted, failed, 0)
+    good = np.flatnonzero(failed == 0)
+    # Every row was tried, alone or with others: it raises no more.
+    values, overflow = select_exact(frame[good], wanted)
+    if overflow is not None:
+        failed[good[overflow.to_numpy()]] = OVERFLOW
     if not len(good):
-        return found.clear(frame.height), bad
-    return found[np.maximum(places, 0)].with_columns(pl.when(~pl.Series(bad)).then(pl.all())), bad
+        return values.clear(frame.height), failed
+    places = np.zeros(frame.height, np.int64)
+    places[good] = np.arange(len(good))
+    return values[places], failed
 
 
 def _predicate(stepped: Stepped, of: object) -> npt.NDArray[np.bool_]:
@@ -99,21 +112,20 @@ def _predicate(stepped: Stepped, of: object) -> npt.NDArray[np.bool_]:
     return found.get_column("predicate").fill_null(value=False).to_numpy()
 
 
-def _select(frame: pl.DataFrame, selection: Sequence[pl.Expr]) -> pl.DataFrame | None:
+def _select(frame: pl.DataFrame, wanted: Mapping[str, pl.Expr]) -> tuple[pl.DataFrame, pl.Series | None] | None:
     try:
-        # The extra column keeps the height where every expression is a literal.
-        return frame.select(pl.int_range(pl.len()).alias("_height"), *selection).drop("_height")
+        return select_exact(frame, wanted)
     except (Exception, pl.exceptions.PanicException):
         return None
 
 
-def _find_bad(frame: pl.DataFrame, selection: Sequence[pl.Expr], bad: npt.NDArray[np.bool_], start: int) -> None:
+def _find_bad(frame: pl.DataFrame, wanted: Mapping[str, pl.Expr], failed: npt.NDArray[np.uint8], start: int) -> None:
     """Mark the rows that fail, by halving."""
-    if _select(frame, selection) is not None:
+    if _select(frame, wanted) is not None:
         return
     if frame.height == 1:
-        bad[start] = True
+        failed[start] = TRANSFORM_FAILED
         return
     half = frame.height // 2
-    _find_bad(frame.slice(0, half), selection, bad, start)
-    _find_bad(frame.slice(half), selection, bad, start + half)
+    _find_bad(frame.slice(0, half), wanted, failed, start)
+    _find_bad(frame.slice(half), wanted, failed, start + half)

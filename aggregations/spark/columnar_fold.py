@@ -19,7 +19,7 @@ from aggregations.columns.fold import CODE, fold_fields, unfit_rows
 from aggregations.columns.judge import VERDICTS, Judged, judge
 from aggregations.columns.order import positions_of
 from aggregations.columns.signature import Place, Signature, lanes_of
-from aggregations.columns.steps import CANNOT
+from aggregations.columns.steps import FAILURES
 from aggregations.columns.windows import fold_windows
 from aggregations.element import Element
 from aggregations.fields import Fields
@@ -27,7 +27,7 @@ from aggregations.flow import Aggregate, Stage
 from aggregations.spark.path import Work
 from aggregations.spark.rows import BROKEN, INPUT, REKEYED, STAGE_KEY, Rows
 from aggregations.stage import Arrival, Decided, KeyState, fold_stage
-from envelope import EnvelopeError, Reason, Siblings, Standing, Verdict, Windows
+from envelope import EnvelopeError, Siblings, Standing, Verdict, Windows
 
 _FIRST_SEEN = tuple(VERDICTS.index(one) for one in (Verdict.ACCEPTED, Verdict.LATE, Verdict.NEW_LANE))
 
@@ -94,7 +94,7 @@ class ColumnarFold:
 
     def _refused(self, fields: Fields, inputs: pl.DataFrame) -> npt.NDArray[np.bool_]:
         """Rows that the fold will refuse."""
-        broken: npt.NDArray[np.bool_] = self.frame.get_column(BROKEN).to_numpy()
+        broken: npt.NDArray[np.bool_] = self.frame.get_column(BROKEN).to_numpy() != 0
         return broken | unfit_rows(fields, inputs, self.frame.height)
 
     def _keys_with(self, rows: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
@@ -179,9 +179,7 @@ class ColumnarFold:
             row[STAGE_KEY],
             self._standing(row),
             VERDICTS[verdict] if verdict >= 0 else None,
-            EnvelopeError(Reason.TRANSFORM_FAILED, CANNOT)
-            if row[BROKEN]
-            else {name: row[f"{INPUT}{name}"] for name in names},
+            EnvelopeError(*FAILURES[row[BROKEN]]) if row[BROKEN] else {name: row[f"{INPUT}{name}"] for name in names},
             signature.stage in self.later,
         )
 

@@ -22,8 +22,8 @@ class Rows:
     """Arrivals at a stage as columns.
 
     Attributes:
-        frame: `_stage_key` Binary, `_rekeyed` Boolean, `_broken` Boolean (its inputs cannot be computed), `_in:NAME` for
-            every input of the stage's fields, the system columns of `aggregations.columns.schema`, positions `_p0`,
+        frame: `_stage_key` Binary, `_rekeyed` Boolean, `_broken` UInt8 (0, or why its inputs cannot be computed: see
+            `aggregations.columns.steps.FAILURES`), `_in:NAME` for every input of the stage's fields, the system columns of `aggregations.columns.schema`, positions `_p0`,
             `_p1`, … and the payload columns that stages further down read.
         signatures: By the codes of `_signature`.
     """

@@ -7,6 +7,7 @@ import random
 import polars as pl
 import pytest
 
+from aggregations.columns.fold import unfit_rows
 from aggregations.errors import FlowError
 from aggregations.fields import Fields, count, first, last, maximum, mean, minimum, total
 from envelope import EnvelopeError, Reason
@@ -108,6 +109,17 @@ def test_what_a_state_cannot_hold_is_refused(value):
     for field in (count("x"), minimum("x"), last("x")):
         fields = Fields(f=field)
         assert refused(fields, fields.zero(), {"f": value}) is Reason.BAD_PAYLOAD
+
+
+@pytest.mark.parametrize(
+    ("value", "unfit"),
+    [(2**64 - 1, False), (2**64, True), (-(2**63), False), (-(2**63) - 1, True), (2**127, True), (None, False)],
+)
+def test_the_vectorised_fold_leaves_to_the_definition_what_is_beyond_64_bits(value, unfit):
+    fields = Fields(f=minimum("x"))
+    dtype = pl.UInt128 if value == 2**127 else pl.Int128
+    inputs = pl.DataFrame({"f": [5, value]}, schema={"f": dtype})
+    assert unfit_rows(fields, inputs, 2).tolist() == [False, unfit]
 
 
 def test_text_has_no_total():

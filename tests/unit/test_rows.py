@@ -79,3 +79,17 @@ def test_the_reason_is_a_code_and_quotes_no_value():
     [error] = evaluate_values([{"x": "secret"}], {"n": pl.col("x").cast(pl.Int64)}, {"x": pl.String()})
     assert error.reason is Reason.TRANSFORM_FAILED
     assert "secret" not in str(error)
+
+
+@pytest.mark.parametrize(
+    ("value", "wanted"),
+    [
+        ({"x": 2**62}, "overflow"),
+        ({"x": 2**64}, "overflow"),
+        ({"x": 2**200}, "overflow"),
+        ({"x": 2**61}, {"double": 2**62}),
+    ],
+    ids=["64 bits", "65 bits", "201 bits", "within"],
+)
+def test_an_integer_that_leaves_64_bits_is_refused_by_name(value, wanted):
+    assert results([value, {"x": 1}]) == [wanted, {"double": 2}]

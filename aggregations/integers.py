@@ -1,0 +1,297 @@
+"""Whole numbers in expressions: computed in 64 bits, and what leaves them is found, never wrapped.
+
+Polars computes in the type of its operands and wraps around silently: a product of two 32-bit columns, a difference
+of unsigned ones. Here every integer operation of an expression is computed in a wider type and brought back to a
+signed 64-bit integer; a row whose result does not fit is marked.
+"""
+
+import io
+import json
+import warnings
+from collections.abc import Iterable, Mapping
+from functools import lru_cache, reduce
+from typing import Any, NamedTuple, TypeAlias
+
+import polars as pl
+
+from aggregations.errors import FlowError
+
+Tree: TypeAlias = Any
+"""A serialized expression."""
+
+LEFT_64_BITS = "an integer of an expression would leave 64 bits"
+
+_LOW, _UNSIGNED = -(2**63), 2**64 - 1
+_OPERATIONS = frozenset({"Plus", "Minus", "Multiply", "FloorDivide", "Modulus"})
+_FUNCTIONS = frozenset({"Abs", "Negate", "Pow", "SumHorizontal", "MeanHorizontal"})
+_OF_LISTS = frozenset({"Sum", "Diff"})
+# The result of one sum, difference or quotient of these fits into 64 bits.
+_NARROW = frozenset({pl.Int8, pl.Int16, pl.Int32, pl.UInt8, pl.UInt16, pl.UInt32, pl.Boolean, pl.Null})
+_WIDER = frozenset({pl.Int128, getattr(pl, "UInt128", pl.Int128)})
+_HEIGHT, _OVERFLOW = "\0height", "\0overflow"  # no names of columns of a message
+# Beyond this estimate a power may leave even 128 bits.
+_POWER = 2.0**64
+
+
+class Exact(NamedTuple):
+    """An expression whose integers do not wrap.
+
+    Attributes:
+        value: The expression; its integer operations give Int64, null in rows where one leaves it.
+        overflow: Boolean, never null: whether one did, in what the row's result depends on. None: it cannot be.
+    """
+
+    value: pl.Expr
+    overflow: pl.Expr | None = None
+
+
+def exact(of: pl.Expr, dtypes: Mapping[str, pl.DataType]) -> Exact:
+    """Return the expression over columns of these types, computed in 64 bits.
+
+    Explicit casts stay polars'. `when(...).then(...).otherwise(...)` overflows where the chosen branch does.
+
+    Raises:
+        FlowError: It computes with integers inside lists or structs, where a row's overflow cannot be found.
+    """
+    if of.meta.is_column():
+        return Exact(of)
+    known = tuple((name, dtypes[name]) for name in sorted(set(of.meta.root_names())) if name in dtypes)
+    return _exact(of.meta.serialize(), known)
+
+
+def select_exact(frame: pl.DataFrame, wanted: Mapping[str, pl.Expr]) -> tuple[pl.DataFrame, pl.Series | None]:
+    """Evaluate expressions for every row, in 64 bits.
+
+    Returns:
+        One column per name of `wanted`, and Boolean: the rows in which an integer overflowed; None when there is none.
+
+    Raises:
+        Exception: Whatever polars raises when it cannot evaluate one of them for a row, and `FlowError`.
+    """
+    found = {name: exact(one, frame.schema) for name, one in wanted.items()}
+    overflow = _either(*(one.overflow for one in found.values()))
+    # The extra column keeps the height where every expression is a literal.
+    selection = [pl.int_range(pl.len()).alias(_HEIGHT), *(one.value.alias(name) for name, one in found.items())]
+    if overflow is None:
+        return frame.select(selection).drop(_HEIGHT), None
+    # Lazily: polars then computes once what a value and its overflow have in common.
+    values = frame.lazy().select(*selection, overflow.alias(_OVERFLOW)).collect()
+    mask = values.get_column(_OVERFLOW)
+    return values.drop(_HEIGHT, _OVERFLOW), mask if mask.any() else None
+
+
+@lru_cache(maxsize=1024)
+def _exact(serialized: bytes, dtypes: tuple[tuple[str, pl.DataType], ...]) -> Exact:
+    with warnings.catch_warnings():
+        # Polars warns that another version of polars may not read it.
+        warnings.simplefilter("ignore")
+        of = pl.Expr.deserialize(io.BytesIO(serialized))
+        tree = json.loads(of.meta.serialize(format="json"))
+        if not _computes(tree):
+            return Exact(of)
+        tree, overflow = _Rewriting(dict(dtypes)).of(tree)
+        return Exact(_expression(tree), overflow)
+
+
+class _Rewritten(NamedTuple):
+    tree: Tree
+    overflow: pl.Expr | None = None
+
+
+class _Rewriting:
+    """One expression, from its leaves up."""
+
+    def __init__(self, dtypes: Mapping[str, pl.DataType]) -> None:
+        self._nothing = pl.DataFrame(schema=dtypes)
+
+    def of(self, tree: Tree) -> _Rewritten:
+        if not _computes(tree):
+            return _Rewritten(tree)
+        ((kind, body),) = tree.items()
+        match kind:
+            case "Alias":
+                inner = self.of(body[0])
+                return _Rewritten({kind: [inner.tree, *body[1:]]}, inner.overflow)
+            case "BinaryExpr":
+                return self._binary(body)
+            case "Function":
+                return self._function(body)
+            case "Ternary":
+                return self._ternary(body)
+            case _ if isinstance(body, dict) and "expr" in body:
+                inner = self.of(body["expr"])
+                rest = {name: one for name, one in body.items() if name != "expr"}
+                if _computes(rest) and _has_integers(self._dtype(inner.tree)):
+                    raise _inside()
+                return _Rewritten({kind: {**body, "expr": inner.tree}}, inner.overflow)
+            case _:
+                raise FlowError(f"an expression computes inside {kind}; give a plain function of the element instead")
+
+    def _binary(self, body: Tree) -> _Rewritten:
+        left, right = self.of(body["left"]), self.of(body["right"])
+        tree = {"BinaryExpr": {**body, "left": left.tree, "right": right.tree}}
+        overflow = _either(left.overflow, right.overflow)
+        dtypes = self._dtype(left.tree), self._dtype(right.tree)
+        if body["op"] not in _OPERATIONS or not self._whole(*dtypes):
+            return _Rewritten(tree, overflow)
+        # A product of two unsigned 32-bit integers has 64 bits, and no sign.
+        narrow = _narrow(dtypes) and not (body["op"] == "Multiply" and all(one == pl.UInt32 for one in dtypes))
+        first, second = _operands([left.tree, right.tree], dtypes, narrow=narrow)
+        tree["BinaryExpr"].update(left=_tree(first.value), right=_tree(second.value))
+        return _narrowed(tree, _either(overflow, first.overflow, second.overflow), safe=narrow)
+
+    def _function(self, body: Tree) -> _Rewritten:
+        inputs = [self.of(one) for one in body["input"]]
+        trees = [one.tree for one in inputs]
+        overflow = _either(*(one.overflow for one in inputs))
+        tree = {"Function": {**body, "input": trees}}
+        name, detail = _named(body["function"])
+        if name in ("ListExpr", "ArrayExpr"):
+            return self._of_list(tree, overflow, _named(detail)[0])
+        dtypes = [self._dtype(one) for one in trees]
+        if name not in _FUNCTIONS or not self._whole(*dtypes):
+            return _Rewritten(tree, overflow)
+        narrow = _narrow(dtypes) and name != "Pow"
+        operands = _operands(trees, dtypes, narrow=narrow)
+        overflow = _either(overflow, *(one.overflow for one in operands))
+        if name == "Negate":
+            tree = _tree(operands[0].value * pl.lit(-1, pl.Int64))
+        elif name == "Pow":
+            base, exponent = (one.value for one in operands)
+            estimate = base.cast(pl.Float64).pow(exponent.cast(pl.Float64)).abs()
+            beyond = (estimate >= _POWER).fill_null(value=False)
+            tree = _tree(pl.when(~beyond).then(base.pow(exponent)))
+            return _narrowed(tree, _either(overflow, beyond), safe=False)
+        else:
+            tree["Function"]["input"] = [_tree(one.value) for one in operands]
+        if name == "MeanHorizontal":
+            return _Rewritten(tree, overflow)
+        return _narrowed(tree, overflow, safe=narrow)
+
+    def _of_list(self, tree: Tree, overflow: pl.Expr | None, name: str) -> _Rewritten:
+        body = tree["Function"]
+        dtype = self._dtype(body["input"][0]) if name in _OF_LISTS else None
+        inner = getattr(dtype, "inner", None)
+        if inner is None or not (inner.is_integer() or inner == pl.Boolean):
+            return _Rewritten(tree, overflow)
+        if name != "Sum":
+            raise _inside()
+        assert dtype is not None
+        wide = pl.Array(pl.Int128, dtype.size) if isinstance(dtype, pl.Array) else pl.List(pl.Int128)
+        body["input"][0] = _tree(_expression(body["input"][0]).cast(wide))
+        return _narrowed(tree, overflow, safe=False)
+
+    def _ternary(self, body: Tree) -> _Rewritten:
+        predicate, truthy, falsy = (self.of(body[name]) for name in ("predicate", "truthy", "falsy"))
+        tree = {"Ternary": {"predicate": predicate.tree, "truthy": truthy.tree, "falsy": falsy.tree}}
+        if truthy.overflow is None and falsy.overflow is None:
+            return _Rewritten(tree, predicate.overflow)
+        never = pl.lit(value=False)
+        chosen = (
+            pl.when(_expression(predicate.tree))
+            .then(never if truthy.overflow is None else truthy.overflow)
+            .otherwise(never if falsy.overflow is None else falsy.overflow)
+        )
+        return _Rewritten(tree, _either(predicate.overflow, chosen))
+
+    def _whole(self, *dtypes: pl.DataType) -> bool:
+        """Whether all operands are whole numbers."""
+        if any(dtype.is_nested() and _has_integers(dtype) for dtype in dtypes):
+            raise _inside()
+        whole = all(dtype.is_integer() or dtype in (pl.Boolean, pl.Null) for dtype in dtypes)
+        return whole and any(dtype != pl.Null for dtype in dtypes)
+
+    def _dtype(self, tree: Tree) -> pl.DataType:
+        # Evaluated, not planned: polars plans a choice between literals as 32 bits and computes it in 64.
+        return self._nothing.select(_expression(tree).alias("_")).schema["_"]
+
+
+class _Operand(NamedTuple):
+    value: pl.Expr
+    overflow: pl.Expr | None = None
+
+
+def _narrow(dtypes: Iterable[pl.DataType]) -> bool:
+    return all(dtype in _NARROW for dtype in dtypes)
+
+
+def _operands(trees: Iterable[Tree], dtypes: Iterable[pl.DataType], *, narrow: bool) -> list[_Operand]:
+    """Operands in a type in which the operation does not wrap."""
+    found = []
+    for tree, dtype in zip(trees, dtypes, strict=True):
+        value = _expression(tree)
+        wide = value.cast(pl.Int64 if narrow else pl.Int128, strict=False)
+        if dtype in _WIDER:
+            within = wide.is_between(pl.lit(_LOW, pl.Int128), pl.lit(_UNSIGNED, pl.Int128)).fill_null(value=False)
+            found.append(_Operand(pl.when(within).then(wide), value.is_not_null() & ~within))
+        else:
+            found.append(_Operand(wide))
+    return found
+
+
+def _narrowed(tree: Tree, overflow: pl.Expr | None, *, safe: bool) -> _Rewritten:
+    """Bring the result of an operation back to Int64."""
+    if safe:
+        return _Rewritten(tree, overflow)
+    wide = _expression(tree)
+    value = wide.cast(pl.Int64, strict=False)
+    return _Rewritten(_tree(value), _either(overflow, value.is_null() & wide.is_not_null()))
+
+
+def _computes(tree: Tree) -> bool:
+    """Whether there is an operation in it that may wrap."""
+    if isinstance(tree, dict):
+        for name, below in tree.items():
+            if name == "op" and below in _OPERATIONS:
+                return True
+            if name == "function" and _may_wrap(below):
+                return True
+            if name not in ("Literal", "Column") and _computes(below):
+                return True
+        return False
+    return isinstance(tree, list) and any(map(_computes, tree))
+
+
+def _may_wrap(function: Tree) -> bool:
+    name, detail = _named(function)
+    if name in ("ListExpr", "ArrayExpr"):
+        return _named(detail)[0] in _OF_LISTS
+    return name in _FUNCTIONS
+
+
+def _named(function: Tree) -> tuple[str, Tree]:
+    """Name of a function, and what it is given besides its inputs."""
+    if isinstance(function, dict) and len(function) == 1:
+        return next(iter(function.items()))
+    return str(function), None
+
+
+def _has_integers(dtype: pl.DataType) -> bool:
+    if isinstance(dtype, pl.Struct):
+        return any(_has_integers(field.dtype) for field in dtype.fields)  # type: ignore[arg-type]
+    if isinstance(dtype, pl.List | pl.Array):
+        return _has_integers(dtype.inner)  # type: ignore[arg-type]
+    return dtype.is_integer()
+
+
+def _either(*marks: pl.Expr | None) -> pl.Expr | None:
+    given = [one for one in marks if one is not None]
+    return reduce(lambda one, other: one | other, given) if given else None
+
+
+def _expression(tree: Tree) -> pl.Expr:
+    try:
+        return pl.Expr.deserialize(io.StringIO(json.dumps(tree)), format="json")
+    except pl.exceptions.ComputeError as error:
+        # JSON has neither.
+        raise FlowError(
+            "an expression computes with integers and has NaN or infinity written in it; use is_nan() or is_infinite()"
+        ) from error
+
+
+def _tree(of: pl.Expr) -> Tree:
+    return json.loads(of.meta.serialize(format="json"))
+
+
+def _inside() -> FlowError:
+    return FlowError("an expression computes with integers inside lists or structs; give a plain function instead")

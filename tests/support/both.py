@@ -1,0 +1,103 @@
+"""A flow run twice: message by message in memory, and by the Spark engine's vectorised tasks, without Spark."""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from aggregations.element import Record
+from aggregations.flow import Flow
+from aggregations.memory import MemoryRunner
+from aggregations.report import DeadLetter
+from aggregations.run import begin, bind
+from aggregations.spark.columnar import ColumnarPath
+from aggregations.spark.job import Job
+from aggregations.spark.path import Work
+from aggregations.spark.rows import Rows
+from aggregations.states import load_states
+from envelope import Reason
+from persistence.kafka import KafkaSettings
+from tests.support.pure import fresh_store, table_of
+
+TOPIC_ID = "T1"
+ROUTES = 2
+
+
+def record(topic: str, offset: int, key: bytes, value: bytes, partition: int = 0) -> Record:
+    """A record of the source."""
+    return Record(topic, partition, offset, key, value, topic_id=TOPIC_ID)
+
+
+class Both:
+    """Two runs of one flow, on stores of their own; after every batch they must agree in everything that is kept.
+
+    Attributes:
+        dead_letters: All dead letters so far.
+    """
+
+    def __init__(self, flow: Flow[Any]) -> None:
+        assert flow.topic is not None
+        assert flow.is_columnar
+        self.flow = flow
+        self.topic = flow.topic.name
+        self.memory = MemoryRunner(flow, bind(flow, {}, fresh_store()), topic_ids={self.topic: TOPIC_ID})
+        self.dead_letters: list[DeadLetter] = []
+        self._urls = bind(flow, {}, fresh_store())
+        self._run = begin(flow, self._urls)
+
+    def process(self, records: Sequence[Record]) -> None:
+        """Fold one batch on both paths and compare verdicts, dead letters, states and windows."""
+        before = len(self.memory.dead_letters)
+        report = self.memory.process(records)
+        work = self._vectorised(records)
+        new = self.memory.dead_letters[before:]
+        self.dead_letters += new
+        assert {(one.record.node, one.stage): (one.reason, one.detail, one.hole) for one in new} == {
+            at: (grave.reason, grave.detail, grave.hole) for at, grave in work.graves.items()
+        }
+        counts = work.report.counts
+        verdicts = {stage.name: counts.verdicts.get(stage.name, Counter()) for stage in self.flow.stages}
+        assert verdicts == dict(report.verdicts)
+        assert (counts.records, counts.filtered) == (report.records, report.filtered)
+        for stage in self.flow.stages:
+            store = self._run.stores[stage.name]
+            keys = [key for key, _ in store.scan(self._run.stage_ref(stage))]
+            assert load_states(self._run, stage, keys) == self.memory.states(stage.name)
+
+    def results(self, stage: str) -> dict[bytes, Any]:
+        """What readers see of every state of a stage."""
+        return self.memory.results(stage)
+
+    def reasons(self) -> list[tuple[int, Reason]]:
+        """Offset and reason of every dead letter so far."""
+        return [(one.record.offset, one.reason) for one in self.dead_letters]
+
+    def _vectorised(self, records: Sequence[Record]) -> Work:
+        run, path = self._run, ColumnarPath()
+        job = Job(
+            self.flow,
+            run.ref,
+            self._urls,
+            run.term,
+            run.batch,
+            ROUTES,
+            KafkaSettings("nowhere:1"),
+            None,
+            {self.topic: TOPIC_ID},
+            {},
+        )
+        work = Work(job)
+        tasks: list[Rows] = [path.read(work, table_of(records).to_batches(max_chunksize=3))]
+        writes = []
+        for stage in self.flow.stages:
+            folded = [path.fold(work, stage, arrivals) for arrivals in tasks]
+            writes.append((stage, [write for part, _ in folded for write in part]))
+            sent = [path.pack(work, following, ROUTES) for _, following in folded if following is not None]
+            tasks = [path.unpack(work, [part[route] for part in sent if part[route]]) for route in range(ROUTES)]
+        for stage, found in reversed(writes):
+            run.stores[stage.name].save(run.stage_ref(stage), found, term=run.term, batch=run.batch)
+        ends = {(one.topic, one.partition): one.offset + 1 for one in records}
+        manifest = run.following(ends, {self.topic: TOPIC_ID}, {})
+        for _, store in run.distinct_stores():
+            store.save_manifest(run.ref, manifest)
+        run.advanced(manifest)
+        return work

@@ -1,0 +1,101 @@
+"""The vectorised path of the Spark engine, task code called directly: it keeps what the in-memory runner keeps."""
+
+from typing import Any
+
+import polars as pl
+import pytest
+
+from aggregations.fields import Fields, count, last, maximum, minimum, total
+from aggregations.flow import Flow
+from aggregations.source import Topic
+from envelope import Reason
+from tests.messages import Every
+from tests.support.both import Both, record
+
+TOPIC = Topic("every", Every, envelope=False)
+LOW, HIGH = -(2**31), 2**31 - 1
+
+
+def numbers(offset: int, **fields: Any) -> Any:
+    return record(TOPIC.name, offset, b"k", Every(**fields).SerializeToString())
+
+
+@pytest.mark.parametrize(
+    ("of", "fields", "wanted"),
+    [
+        (pl.col("int32") * pl.col("sint32"), {"int32": 50_000, "sint32": 50_000}, 2_500_000_000),
+        (pl.col("uint32") - pl.col("fixed32"), {"uint32": 1, "fixed32": 2}, -1),
+        (-pl.col("int32"), {"int32": LOW}, 2**31),
+        (pl.col("int32").abs() + 1, {"int32": LOW}, 2**31 + 1),
+        (pl.col("uint64") - pl.col("fixed64"), {"uint64": 2**64 - 1, "fixed64": 2**64 - 2}, 1),
+    ],
+    ids=str,
+)
+def test_narrow_and_unsigned_integers_are_computed_in_64_bits_on_both_paths(
+    of: pl.Expr, fields: dict[str, int], wanted: int
+) -> None:
+    flow = Flow("f").source(TOPIC).aggregate("a", pl.lit("all"), Fields(n=count(), it=total(of), most=maximum(of)))
+    both = Both(flow)
+    both.process([numbers(0, **fields), numbers(1, **fields)])
+    assert both.results("a") == {b"all": {"n": 2, "it": 2 * wanted, "most": wanted}}
+    assert both.dead_letters == []
+
+
+BIG = pl.col("int64") * pl.col("int64")
+
+
+@pytest.mark.parametrize("where", ["field", "order", "filter", "divert", "map", "key"])
+def test_an_overflow_is_a_dead_letter_wherever_the_expression_stands_and_on_both_paths(where: str) -> None:
+    flow: Any = Flow("f").source(TOPIC)
+    fold, key = Fields(n=count()), pl.lit("all")
+    match where:
+        case "field":
+            fold = Fields(n=count(), it=minimum(BIG))
+        case "order":
+            fold = Fields(n=count(), it=last("int32", by=BIG))
+        case "filter":
+            flow = flow.filter(BIG > 0)
+        case "divert":
+            flow = flow.divert(BIG < 0)
+        case "map":
+            flow = flow.map(square=BIG)
+        case "key":
+            key = (BIG % 2).cast(pl.String)
+    both = Both(flow.aggregate("a", key, fold))
+    both.process([numbers(0, int64=3), numbers(1, int64=2**40), numbers(2, int64=5)])
+    [state] = both.results("a").values()
+    assert state["n"] == 2
+    [letter] = both.dead_letters
+    assert (letter.record.offset, letter.reason) == (1, Reason.OVERFLOW)
+    assert letter.hole == (where in ("field", "order")), "its key is known there"
+
+
+def test_unsigned_values_beyond_the_signed_range_are_exact_where_nothing_is_added_up() -> None:
+    of = pl.col("uint64")
+    flow = Flow("f").source(TOPIC).aggregate("a", pl.lit("all"), Fields(low=minimum(of), high=maximum(of), n=count()))
+    both = Both(flow)
+    both.process([numbers(0, uint64=2**64 - 1), numbers(1, uint64=2**63)])
+    assert both.results("a") == {b"all": {"low": 2**63, "high": 2**64 - 1, "n": 2}}
+
+
+def test_a_value_beyond_64_bits_is_refused_by_every_aggregate_on_both_paths() -> None:
+    wide = pl.col("uint64").cast(pl.Int128)
+    beyond = pl.when(wide > 5).then(pl.lit(2**64)).otherwise(wide)
+    flow = Flow("f").source(TOPIC).aggregate("a", pl.lit("all"), Fields(low=minimum(beyond), high=maximum(beyond)))
+    both = Both(flow)
+    both.process([numbers(0, uint64=5), numbers(1, uint64=6)])
+    assert both.results("a") == {b"all": {"low": 5, "high": 5}}
+    assert [(letter.record.offset, letter.reason, letter.hole) for letter in both.dead_letters] == [
+        (1, Reason.OVERFLOW, True)
+    ]
+
+
+def test_of_rows_that_fail_and_rows_that_overflow_each_has_its_own_reason() -> None:
+    strict = pl.col("string").cast(pl.Int64)
+    flow = Flow("f").source(TOPIC).aggregate("a", pl.lit("all"), Fields(n=count(), it=total(strict * 2**32)))
+    both = Both(flow)
+    texts = ["1", "one", str(2**31), "2", "two", str(2**40), str(2**30)]
+    both.process([numbers(offset, string=text) for offset, text in enumerate(texts)])
+    assert both.results("a") == {b"all": {"n": 3, "it": 2**32 * (3 + 2**30)}}
+    failed, overflow = Reason.TRANSFORM_FAILED, Reason.OVERFLOW
+    assert sorted(both.reasons()) == [(1, failed), (2, overflow), (4, failed), (5, overflow)]
