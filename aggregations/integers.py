@@ -21,7 +21,7 @@ Tree: TypeAlias = Any
 
 LEFT_64_BITS = "an integer of an expression would leave 64 bits"
 
-_LOW, _UNSIGNED = -(2**63), 2**64 - 1
+_LOW, _HIGH, _UNSIGNED = -(2**63), 2**63 - 1, 2**64 - 1
 _OPERATIONS = frozenset({"Plus", "Minus", "Multiply", "FloorDivide", "Modulus"})
 _FUNCTIONS = frozenset({"Abs", "Negate", "Pow", "SumHorizontal", "MeanHorizontal"})
 _OF_LISTS = frozenset({"Sum", "Diff"})
@@ -105,7 +105,7 @@ class _Rewriting:
         self._nothing = pl.DataFrame(schema=dtypes)
 
     def of(self, tree: Tree) -> _Rewritten:
-        if not _computes(tree):
+        if not (_computes(tree) or _chooses(tree)):
             return _Rewritten(tree)
         ((kind, body),) = tree.items()
         match kind:
@@ -124,6 +124,8 @@ class _Rewriting:
                 if _computes(rest) and _has_integers(self._dtype(inner.tree)):
                     raise _inside()
                 return _Rewritten({kind: {**body, "expr": inner.tree}}, inner.overflow)
+            case _ if not _computes(tree):
+                return _Rewritten(tree)
             case _:
                 raise FlowError(f"an expression computes inside {kind}; give a plain function of the element instead")
 
@@ -183,7 +185,11 @@ class _Rewriting:
 
     def _ternary(self, body: Tree) -> _Rewritten:
         predicate, truthy, falsy = (self.of(body[name]) for name in ("predicate", "truthy", "falsy"))
-        tree = {"Ternary": {"predicate": predicate.tree, "truthy": truthy.tree, "falsy": falsy.tree}}
+        branches = truthy.tree, falsy.tree
+        if all(_literal(one) is not None or self._dtype(one).is_integer() for one in branches):
+            # Polars gives a choice between literals another type in an empty frame, and wraps it when it is cast.
+            branches = _typed(branches[0]), _typed(branches[1])
+        tree = {"Ternary": {"predicate": predicate.tree, "truthy": branches[0], "falsy": branches[1]}}
         if truthy.overflow is None and falsy.overflow is None:
             return _Rewritten(tree, predicate.overflow)
         never = pl.lit(value=False)
@@ -250,6 +256,28 @@ def _computes(tree: Tree) -> bool:
                 return True
         return False
     return isinstance(tree, list) and any(map(_computes, tree))
+
+
+def _chooses(tree: Tree) -> bool:
+    """Whether there is a choice between values in it."""
+    if isinstance(tree, dict):
+        return "Ternary" in tree or any(_chooses(below) for name, below in tree.items() if name != "Literal")
+    return isinstance(tree, list) and any(map(_chooses, tree))
+
+
+def _literal(tree: Tree) -> int | None:
+    """An integer that was written without a type."""
+    match tree:
+        case {"Literal": {"Dyn": {"Int": int(number)}}}:
+            return number
+    return None
+
+
+def _typed(tree: Tree) -> Tree:
+    number = _literal(tree)
+    if number is None or not _LOW <= number <= _UNSIGNED:
+        return tree
+    return _tree(pl.lit(number, pl.UInt64 if number > _HIGH else pl.Int64))
 
 
 def _may_wrap(function: Tree) -> bool:
