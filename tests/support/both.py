@@ -1,5 +1,6 @@
 """A flow run twice: message by message in memory, and by the Spark engine's vectorised tasks, without Spark."""
 
+import json
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -61,7 +62,12 @@ class Both:
         for stage in self.flow.stages:
             store = self._run.stores[stage.name]
             keys = [key for key, _ in store.scan(self._run.stage_ref(stage))]
-            assert load_states(self._run, stage, keys) == self.memory.states(stage.name)
+            found, wanted = load_states(self._run, stage, keys), self.memory.states(stage.name)
+            assert found == wanted
+            # As text: 1, 1.0 and true are equal, and not the same.
+            assert {key: json.dumps(one.fold) for key, one in found.items()} == {
+                key: json.dumps(one.fold) for key, one in wanted.items()
+            }
 
     def results(self, stage: str) -> dict[bytes, Any]:
         """What readers see of every state of a stage."""

@@ -1,0 +1,421 @@
+"""What the command line hands on: every option of every command reaches what it is for, and results become exit codes."""
+
+import inspect
+import json
+import logging
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import reduce
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.main import get_command
+
+from aggregations.errors import RunRefusedError
+from aggregations.report import Report
+from jobs.cli import app
+from jobs.cli.errors import Exit
+from jobs.discard import Discarded
+from jobs.environment import DEBUG
+from jobs.letters import Handled
+from jobs.republish.counts import Statistics
+from jobs.republish.source import Wrapping
+from jobs.stack import StackState, process
+from jobs.stack.state import ServerState
+from persistence.kafka import BrokerUnavailable
+from tests.support.cli import run
+
+FLOW = "jobs.demo.flow:flow"
+STACK_KAFKA = "127.0.0.1:20001"
+SETTINGS_FILE = '[kafka]\nbootstrap = "file:9092"\n'
+IGNORED = frozenset({"progress", "planned", "stop", "jars"})
+"""What a command makes itself: callbacks, events, jars."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """Words to add to a command, and what its callee then gets that it does not get without them.
+
+    Attributes:
+        words: The words.
+        reaches: Dotted paths into the callee's arguments, with the value expected there.
+        without: Words of the command to leave out.
+        lines: It makes the command write JSON lines; nothing else changes.
+    """
+
+    words: str
+    reaches: Mapping[str, Any] = field(default_factory=dict)
+    without: str = ""
+    lines: bool = False
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command whose callee is recorded.
+
+    Attributes:
+        words: The shortest way to call it.
+        callee: Module and name of what it calls.
+        result: What the callee returns.
+        options: By name of the parameter.
+    """
+
+    words: str
+    callee: str
+    result: Any
+    options: Mapping[str, Option]
+
+
+JSON = Option("--json", lines=True)
+BOOTSTRAP = Option("--bootstrap other:1", {"kafka.bootstrap": "other:1"}, without="--bootstrap b:1")
+FILE = Option("--kafka-settings kafka.toml", {"kafka.bootstrap": "file:9092"}, without="--bootstrap b:1")
+ROOT = Option("--root local", {"kafka.bootstrap": STACK_KAFKA}, without="--bootstrap b:1")
+
+
+def renamed(option: Option, old: str, new: str) -> Option:
+    return Option(option.words, {path.replace(old, new): one for path, one in option.reaches.items()}, option.without)
+
+
+LETTERS = {
+    "source": Option("--from other.dead", {"letters": "other.dead"}, without="--from dead"),
+    "apply": Option("--apply", {"apply": True}),
+    "reason": Option("--reason overflow --reason empty", {"selection.reasons": frozenset({"overflow", "empty"})}),
+    "stage": Option("--stage carrier", {"selection.stages": frozenset({"carrier"})}),
+    "topic": Option("--topic legs", {"selection.topics": frozenset({"legs"})}),
+    "bootstrap": renamed(BOOTSTRAP, "kafka", "settings"),
+    "kafka_settings": renamed(FILE, "kafka", "settings"),
+    "json": JSON,
+}
+STORE = Option("--store carrier=sqlite://c.db", {"stores.carrier": "sqlite://c.db"})
+STACK = StackState(Path("local"))
+
+COMMANDS = {
+    "headwater run": Command(
+        f"run {FLOW} --bootstrap b:1",
+        "aggregations.spark.run_flow",
+        Report(records=3, batches=1),
+        {
+            "flow": Option("tests.support.pure_flow:flow", {"flow.name": "fleet"}, without=FLOW),
+            "store": STORE,
+            "until_caught_up": Option("--until-caught-up", {"until_caught_up": True}),
+            "dead_letters": Option("--dead-letters dead", {"dead_letters": "dead"}),
+            "trigger": Option("--trigger 250ms", {"trigger_seconds": 0.25}),
+            "max_records": Option("--max-records 7", {"max_records": 7}),
+            "group": Option("--group lag", {"group": "lag"}),
+            "generation": Option("--generation 3", {"generation": 3}),
+            "accept": Option("--accept lost-records --accept definition", {"accept": ["lost-records", "definition"]}),
+            "bootstrap": BOOTSTRAP,
+            "kafka_settings": FILE,
+            "root": ROOT,
+            "master": Option("--master spark://head:7077", {"master": "spark://head:7077"}),
+            "conf": Option("--conf spark.ui.port=4041", {"conf.spark\0ui\0port": "4041"}),
+            "json": JSON,
+        },
+    ),
+    "headwater republish": Command(
+        "republish jobs.demo.flow:legs --from a --to b --via v --bootstrap b:1",
+        "jobs.republish.run.republish",
+        Statistics(),
+        {
+            "function": Option(
+                "jobs.republish.record:identity", {"transform.__name__": "identity"}, without="jobs.demo.flow:legs"
+            ),
+            "source": Option("--from c --from d", {"source.topics": ("c", "d")}, without="--from a"),
+            "target": Option("--to c --to d", {"target": ["c", "d"]}, without="--to b"),
+            "via": Option("--via other", {"name": "other"}, without="--via v"),
+            "group": Option("--group other", {"group": "other"}),
+            "instance": Option("--instance one", {"settings.options": {"group.instance.id": "one"}}),
+            "kind": Option("--input raw", {"source.wrapping": Wrapping.NONE}),
+            "dead_letters": Option("--dead-letters dead", {"dead_letter": "dead"}),
+            "until_caught_up": Option("--until-caught-up", {"until_caught_up": True}),
+            "batch": Option("--batch 7", {"batch_size": 7}),
+            "bootstrap": renamed(BOOTSTRAP, "kafka", "settings"),
+            "kafka_settings": renamed(FILE, "kafka", "settings"),
+            "root": renamed(ROOT, "kafka", "settings"),
+            "json": JSON,
+        },
+    ),
+    "headwater redrive": Command(
+        "redrive --from dead --bootstrap b:1",
+        "jobs.redrive.redrive",
+        Handled(letters=1),
+        {
+            **LETTERS,
+            "application": Option("--application v", {"selection.applications": frozenset({"v"})}),
+            "unproven": Option("--unproven", {"selection.unproven": True}),
+            "mend": Option("--mend jobs.demo.flow:legs", {"mend.__name__": "legs"}),
+        },
+    ),
+    "headwater discard": Command(
+        f"discard {FLOW} --from dead --bootstrap b:1",
+        "jobs.discard.discard",
+        Discarded(letters=1),
+        {
+            **LETTERS,
+            "flow": Option("tests.support.pure_flow:flow", {"flow.name": "fleet"}, without=FLOW),
+            "store": STORE,
+            "generation": Option("--generation 3", {"generation": 3}),
+        },
+    ),
+    "headwater inspect": Command(
+        f"inspect {FLOW} --stage carrier",
+        "jobs.views.states",
+        (),
+        {
+            "flow": Option("tests.support.pure_flow:flow", {"flow.name": "fleet"}, without=FLOW),
+            "stage": Option("--stage aircraft", {"stage": "aircraft"}, without="--stage carrier"),
+            "store": STORE,
+            "generation": Option("--generation 3", {"generation": 3}),
+        },
+    ),
+    "headwater demo": Command(
+        "demo",
+        "jobs.demo.play.play",
+        None,
+        {
+            "flights": Option("--flights 500", {"count": 500}),
+            "store": Option("--store redis", {"store": "redis"}),
+        },
+    ),
+    "headwater schema print": Command(
+        "schema print sqlite://a.db",
+        "persistence.registry.schema",
+        [],
+        {"url": Option("sqlite://b.db", {"url": "sqlite://b.db"}, without="sqlite://a.db"), "json": JSON},
+    ),
+    "headwater schema apply": Command(
+        "schema apply sqlite://a.db",
+        "persistence.registry.apply_schema",
+        [],
+        {"url": Option("sqlite://b.db", {"url": "sqlite://b.db"}, without="sqlite://a.db"), "json": JSON},
+    ),
+    "headwater stack up": Command(
+        "stack up",
+        "jobs.stack.up",
+        STACK,
+        {
+            "kafka": Option("--no-kafka", {"kafka": False}),
+            "redis": Option("--redis", {"redis": True}),
+            "cassandra": Option("--cassandra", {"cassandra": True}),
+            "heap": Option("--heap 256", {"heap_mb": 256}),
+            "root": Option("--root other", {"root": Path("other")}),
+            "json": JSON,
+        },
+    ),
+    "headwater stack down": Command(
+        "stack down",
+        "jobs.stack.down",
+        [],
+        {"root": Option("--root other", {"root": Path("other")}), "json": JSON},
+    ),
+    "headwater stack status": Command(
+        "stack status",
+        "jobs.stack.status",
+        STACK,
+        {"root": Option("--root other", {"root": Path("other")}), "json": JSON},
+    ),
+}
+ELSEWHERE = {
+    # The keys and the most to show: `tests/unit/test_cli_inspect.py`. What stays of a demo: `tests/unit/test_demo.py`.
+    "headwater inspect": {"key", "limit", "json"},
+    "headwater demo": {"keep", "json"},
+    # They call nothing that could be recorded: `tests/unit/test_cli.py`, and the last tests here.
+    "headwater describe": {"flow"},
+    "headwater faults": {"json"},
+    "headwater": {"debug", "version"},
+}
+"""Options whose effect is seen in what a command writes, and where."""
+
+
+@dataclass
+class Calls:
+    """What the callees of commands were given."""
+
+    given: list[dict[str, Any]] = field(default_factory=list)
+
+    def of(self, callee: Callable[..., Any], result: Any) -> Callable[..., Any]:
+        """A callee that keeps its arguments by name."""
+        signature = inspect.signature(callee)
+
+        def recorded(*arguments: Any, **named: Any) -> Any:
+            bound = signature.bind(*arguments, **named).arguments
+            for parameter in signature.parameters.values():
+                if parameter.kind is parameter.VAR_KEYWORD:
+                    bound |= bound.pop(parameter.name, {})
+            self.given.append({name: one for name, one in bound.items() if name not in IGNORED})
+            return result
+
+        return recorded
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Calls]:
+    """Commands run in an empty directory with a settings file and a local stack that runs, as far as can be seen."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("HEADWATER_KAFKA_BOOTSTRAP", "HEADWATER_KAFKA_BOOTSTRAP_SERVERS", "HEADWATER_STORE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("jobs.jars.kafka_connector", lambda **_: "")
+    monkeypatch.setattr("jobs.cli.republish._unread", lambda *_: 0)
+    (tmp_path / "kafka.toml").write_text(SETTINGS_FILE)
+    (tmp_path / "local").mkdir()
+    pid = os.getpid()
+    kafka = ServerState("kafka", pid, process.start_of(pid) or "", STACK_KAFKA, "log")
+    StackState(tmp_path / "local", (kafka,)).save()
+    (tmp_path / ".headwater").mkdir()
+    (tmp_path / ".headwater" / "stack").symlink_to(tmp_path / "empty")
+    return Calls()
+
+
+def plant(calls: Calls, command: Command, monkeypatch: pytest.MonkeyPatch, result: Any = None) -> None:
+    module, _, name = command.callee.rpartition(".")
+    callee = getattr(import_module(module), name)
+    monkeypatch.setattr(command.callee, calls.of(callee, command.result if result is None else result))
+
+
+def words(command: Command, option: Option) -> list[str]:
+    assert option.without in command.words
+    if option.without:
+        return command.words.replace(option.without, option.words).split()
+    return [*command.words.split(), *option.words.split()]
+
+
+def at(given: Mapping[str, Any], path: str) -> Any:
+    """The value at a dotted path of names, attributes and keys; a key's own dots are written as zeros."""
+
+    def step(found: Any, name: str) -> Any:
+        name = name.replace("\0", ".")
+        return found.get(name) if isinstance(found, Mapping) else getattr(found, name, None)
+
+    return reduce(step, path.split("."), given)
+
+
+def parameters(command: Any, path: str = "headwater") -> Iterator[tuple[str, str]]:
+    for one in command.params:
+        if one.name != "help":
+            yield path, one.name
+    for name, inner in getattr(command, "commands", {}).items():
+        yield from parameters(inner, f"{path} {name}")
+
+
+FORWARDED = [(path, name) for path, command in COMMANDS.items() for name in command.options]
+
+
+def test_every_option_of_every_command_is_in_the_table() -> None:
+    """A new option has to be: then it is known to arrive."""
+    known = {*FORWARDED, *((path, name) for path, names in ELSEWHERE.items() for name in names)}
+    assert known == set(parameters(get_command(app)))
+
+
+@pytest.mark.parametrize(("path", "name"), FORWARDED, ids=[f"{path} {name}" for path, name in FORWARDED])
+def test_an_option_reaches_what_it_is_for_and_changes_nothing_else(
+    path: str, name: str, calls: Calls, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = COMMANDS[path]
+    option = command.options[name]
+    result = Exact() if path == "headwater demo" else None
+    plant(calls, command, monkeypatch, result)
+    base = [*command.words.split()]
+    if path == "headwater demo":
+        monkeypatch.setattr("jobs.demo.report.show", lambda _: None)
+    assert run(monkeypatch, *base) == Exit.DONE
+    capsys.readouterr()
+    assert run(monkeypatch, *words(command, option)) == Exit.DONE
+    without, given = calls.given[0], calls.given[-1]
+    out = capsys.readouterr().out
+    if option.lines:
+        assert out
+        assert all(isinstance(json.loads(line), dict) for line in out.splitlines())
+    else:
+        assert option.reaches
+    for place, wanted in option.reaches.items():
+        assert at(given, place) == wanted
+        assert at(without, place) != wanted
+    touched = {place.split(".")[0] for place in option.reaches} | made_anew(path, name)
+    assert {one: given[one] for one in given if one not in touched} == {
+        one: without[one] for one in without if one not in touched
+    }
+
+
+def made_anew(path: str, name: str) -> set[str]:
+    """Arguments that follow from another one, or are new in every call."""
+    if path == "headwater demo":
+        return {"home", "store"}
+    return {"stores", "stage"} if name == "flow" else set()
+
+
+class Exact:
+    """A demo whose numbers were right, or not."""
+
+    def __init__(self, *, exact: bool = True) -> None:
+        self.exact = exact
+
+
+SEVERAL: Sequence[tuple[str, Any, Exit]] = [
+    ("headwater run", Report(), Exit.DONE),
+    ("headwater republish", Statistics(), Exit.DONE),
+    ("headwater redrive", Handled(letters=2), Exit.DONE),
+    ("headwater discard", Discarded(letters=2), Exit.DONE),
+    ("headwater demo", Exact(), Exit.DONE),
+    ("headwater demo", Exact(exact=False), Exit.FAILED),
+    ("headwater stack down", ["kafka"], Exit.DONE),
+]
+
+
+@pytest.mark.parametrize("words", [(), ("--json",)], ids=["people", "json"])
+@pytest.mark.parametrize(("path", "result", "code"), SEVERAL, ids=[f"{path} {code.name}" for path, _, code in SEVERAL])
+def test_a_result_becomes_an_exit_code(
+    path: str, result: Any, code: Exit, words: Sequence[str], calls: Calls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = COMMANDS[path]
+    plant(calls, command, monkeypatch, result)
+    monkeypatch.setattr("jobs.demo.report.show", lambda _: None)
+    monkeypatch.setattr("jobs.demo.report.as_json", lambda _: {})
+    assert run(monkeypatch, *command.words.split(), *words) == code
+
+
+@pytest.mark.parametrize("words", [(), ("--json",), ("--apply",)], ids=["people", "json", "applied"])
+@pytest.mark.parametrize("path", ["headwater redrive", "headwater discard"])
+def test_letters_that_cannot_be_used_are_differences(
+    path: str,
+    words: Sequence[str],
+    calls: Calls,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    result = (Handled if path == "headwater redrive" else Discarded)(letters=3)
+    result.unusable["truncated"] = 2
+    plant(calls, COMMANDS[path], monkeypatch, result)
+    assert run(monkeypatch, *COMMANDS[path].words.split(), *words) == Exit.DIFFERENCES
+    out, err = capsys.readouterr()
+    if "--json" in words:
+        assert json.loads(out)["unusable"] == {"truncated": 2}
+    else:
+        assert "2 " in err
+        assert "{'truncated': 2}" in err
+
+
+@pytest.mark.parametrize(
+    ("error", "code"), [(RunRefusedError("no"), Exit.REFUSED), (BrokerUnavailable("no", "Try"), Exit.FAILED)]
+)
+@pytest.mark.parametrize("path", ["headwater run", "headwater republish", "headwater redrive", "headwater discard"])
+def test_what_a_callee_raises_becomes_an_exit_code(
+    path: str, error: Exception, code: Exit, calls: Calls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def raises(*_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(COMMANDS[path].callee, raises)
+    assert run(monkeypatch, *COMMANDS[path].words.split()) == code
+
+
+def test_debug_is_for_the_whole_process(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(DEBUG, "")
+    levels: list[Any] = []
+    monkeypatch.setattr(logging, "basicConfig", lambda **given: levels.append(given["level"]))
+    assert run(monkeypatch, "faults") == Exit.DONE
+    assert run(monkeypatch, "--debug", "faults") == Exit.DONE
+    assert levels == [logging.WARNING, logging.INFO]
+    assert os.environ[DEBUG] == "1"
