@@ -1,0 +1,282 @@
+"""What the driver makes of its tasks' outcomes: attempts, reports, manifests and group offsets. No Spark is started."""
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from aggregations.errors import RunRefusedError, SharedKeyError, TasksLostError
+from aggregations.fields import Fields, count
+from aggregations.flow import Flow
+from aggregations.report import Report
+from aggregations.run import begin, bind
+from aggregations.source import Json, Topic
+from aggregations.spark import engine
+from aggregations.spark.engine import ATTEMPTS, Engine
+from aggregations.spark.job import Job, TaskReport
+from aggregations.spark.opening import Opening
+from envelope import Reason
+from persistence.errors import Conflict, Corrupt, Fenced, Transient
+from persistence.kafka import BrokerUnavailable, KafkaSettings
+from tests.support.pure import fresh_store
+
+ENDS = {("legs", 0): 5, ("legs", 1): 7}
+CAUSE = (Reason.FOLD_FAILED, "a fold")
+A, B, C = (0, "legs", 0, 1), (0, "legs", 1, 2), (1, "legs", 0, 3)
+Outcome = tuple[TaskReport, Sequence[Exception]]
+
+
+def items(element: Any) -> list[Any]:
+    return [element.value]
+
+
+def flow(*, scatters: bool = False) -> Flow[Any]:
+    made: Flow[Any] = Flow("fleet").source(Topic("legs", Json({"tail": str, "carrier": str})))
+    if scatters:
+        made = made.flat_map(items)
+    return made.aggregate("aircraft", "tail", Fields(n=count())).aggregate("carrier", "carrier", Fields(n=count()))
+
+
+def report(records: int = 0, **given: Any) -> TaskReport:
+    return TaskReport(Report(records=records), **given)
+
+
+class Broker:
+    """Keeps what the driver asks of it.
+
+    Attributes:
+        committed: Group offsets, in order.
+    """
+
+    def __init__(self) -> None:
+        self.committed: list[tuple[str, Mapping[tuple[str, int], int]]] = []
+        self.topic_id = "T1"
+        self.fails: Exception | None = None
+
+    def alter_group_offsets(self, group: str, offsets: Mapping[tuple[str, int], int]) -> None:
+        if self.fails is not None:
+            raise self.fails
+        self.committed.append((group, dict(offsets)))
+
+    def ends(self, _names: Sequence[str]) -> dict[tuple[str, int], int]:
+        return {}
+
+    def topic_ids(self, names: Sequence[str]) -> dict[str, str]:
+        return dict.fromkeys(names, self.topic_id)
+
+
+class Driver:
+    """An engine whose actions have the outcomes given.
+
+    Attributes:
+        jobs: What its tasks were told, by attempt.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, of: Flow[Any], *outcomes: Outcome, urls: Any = None) -> None:
+        self.jobs: list[Job] = []
+        self.broker = Broker()
+        self.reports: list[Report] = []
+        left = list(outcomes)
+
+        def execute(_rows: object, job: Job) -> Outcome:
+            # The driver goes on with the same mapping.
+            self.jobs.append(replace(job, excluded=dict(job.excluded)))
+            return left.pop(0)
+
+        monkeypatch.setattr(engine, "Action", lambda *_: SimpleNamespace(routes=2, execute=execute))
+        monkeypatch.setattr(engine, "pause_seconds", lambda _: 0.0)
+        self.run = begin(of, bind(of, urls or {}, fresh_store()))
+        self.run.start_at("legs", "T1", {0: 0, 1: 0})
+        plan = SimpleNamespace(topic_id="T1", starts={0: 0, 1: 0})
+        self.stop = threading.Event()
+        self.engine = Engine(
+            of,
+            Opening(self.broker, self.run, plan),  # type: ignore[arg-type]
+            None,  # type: ignore[arg-type]
+            kafka=KafkaSettings("nowhere:1"),
+            dead_letters="dead",
+            group="lag",
+            progress=self.reports.append,
+            stop=self.stop,
+        )
+
+    def attempt(self) -> TaskReport:
+        return self.engine._attempt(None, ENDS)  # type: ignore[arg-type]
+
+    def commit(self) -> None:
+        self.engine._commit(None, ENDS)  # type: ignore[arg-type]
+
+
+def test_reports_of_tasks_add_up_and_topic_ids_keep_their_order() -> None:
+    one = report(2, seen={"raw": ("i1", "i2")}, failed={A: CAUSE}, seconds={"fold": 1.0})
+    one.counts.verdicts["aircraft"] = Counter(accepted=2)
+    one.add(
+        report(3, seen={"raw": ("i2", "i3"), "mid": ("m1",)}, failed={B: CAUSE}, seconds={"fold": 2.0, "load": 0.5})
+    )
+    assert one.counts.records == 5
+    assert one.seen == {"raw": ("i1", "i2", "i3"), "mid": ("m1",)}
+    assert one.failed == {A: CAUSE, B: CAUSE}
+    assert one.seconds == {"fold": 3.0, "load": 0.5}
+    assert one.counts.verdicts == {"aircraft": Counter(accepted=2)}
+
+
+def test_records_whose_items_scatter_are_left_out_of_every_attempt_that_follows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    last = report(9, failed={A: CAUSE, B: CAUSE, C: CAUSE})
+    driver = Driver(
+        monkeypatch,
+        flow(scatters=True),
+        (report(1, failed={A: CAUSE}), []),
+        (TaskReport(), [Transient("no answer")]),
+        (report(2, failed={A: CAUSE, B: CAUSE, C: CAUSE}), []),
+        (last, []),
+    )
+    assert driver.attempt() is last
+    every = {A: CAUSE, B: CAUSE, C: CAUSE}
+    assert [dict(job.excluded) for job in driver.jobs] == [{}, {A: CAUSE}, {A: CAUSE}, every]
+    assert [job.attempt for job in driver.jobs] == [1, 1, 2, 2], "leaving a record out is no new attempt"
+
+
+def test_what_a_stage_could_not_fold_is_no_reason_to_fold_again_where_nothing_scatters(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    driver = Driver(monkeypatch, flow(), (found := report(1, failed={A: CAUSE}), []))
+    assert driver.attempt() is found
+    assert len(driver.jobs) == 1
+
+
+def test_a_key_in_two_partitions_moves_the_first_stage_behind_a_shuffle_for_the_rest_of_the_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shared = SharedKeyError("a key is in two partitions")
+    driver = Driver(
+        monkeypatch, flow(), (TaskReport(), [shared]), (report(1), []), (report(2), []), (TaskReport(), [shared])
+    )
+    assert driver.attempt().counts.records == 1
+    assert driver.attempt().counts.records == 2
+    assert [job.spread for job in driver.jobs] == [False, True, True]
+    with pytest.raises(SharedKeyError):
+        driver.attempt()
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [Transient("later"), Conflict((b"k",)), BrokerUnavailable("away", "Wait"), TasksLostError("lost")],
+    ids=lambda error: type(error).__name__,
+)
+def test_what_may_pass_is_tried_again_up_to_a_limit_and_then_raised(
+    failure: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed: list[Outcome] = [(TaskReport(), [failure])]
+    driver = Driver(monkeypatch, flow(), *failed * (ATTEMPTS - 1), (report(1), []))
+    assert driver.attempt().counts.records == 1
+    assert [job.attempt for job in driver.jobs] == list(range(1, ATTEMPTS + 1))
+    driver = Driver(monkeypatch, flow(), *failed * ATTEMPTS)
+    with pytest.raises(type(failure)):
+        driver.attempt()
+
+
+@pytest.mark.parametrize(
+    "worst", [Fenced("newer"), Corrupt("torn"), RunRefusedError("unsafe")], ids=lambda error: type(error).__name__
+)
+def test_of_several_failures_the_gravest_decides_and_is_not_tried_again(
+    worst: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = Driver(monkeypatch, flow(), (TaskReport(), [Transient("later"), worst, Conflict((b"k",))]))
+    with pytest.raises(type(worst)):
+        driver.attempt()
+    assert len(driver.jobs) == 1
+
+
+def test_a_source_that_was_created_again_is_said_when_tasks_are_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = Driver(monkeypatch, flow(), (TaskReport(), [TasksLostError("lost")]))
+    driver.broker.topic_id = "T2"
+    with pytest.raises(Exception, match="T2"):
+        driver.attempt()
+
+
+def test_a_batch_s_manifest_has_its_ends_and_the_topic_ids_that_its_tasks_met(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = report(4, seen={"raw": ("i1",)})
+    driver = Driver(monkeypatch, flow(), (seen, []), (report(5, seen={"raw": ("i1", "i2"), "mid": ("m",)}), []))
+    driver.commit()
+    driver.commit()
+    found = driver.run.stores["carrier"].load_manifest(driver.run.ref)
+    assert found is not None
+    assert found.incarnations["raw"] == ("i1", "i2")
+    assert found.incarnations["mid"] == ("m",)
+    assert driver.run.start == ENDS
+    assert dict(driver.jobs[1].incarnations)["raw"] == ("i1",)
+    assert [one.records for one in driver.reports] == [4, 5]
+    assert (driver.engine.total.counts.records, driver.engine.total.counts.batches) == (9, 2)
+
+
+def test_the_manifest_of_the_last_stage_s_store_is_written_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+    urls = {"aircraft": fresh_store(), "carrier": fresh_store()}
+    driver = Driver(monkeypatch, flow(), (report(1), []), urls=urls)
+
+    def noting(name: str, save: Callable[..., None]) -> Callable[..., None]:
+        def saved(*given: Any) -> None:
+            order.append(name)
+            save(*given)
+
+        return saved
+
+    for name, store in driver.run.stores.items():
+        monkeypatch.setattr(store, "save_manifest", noting(name, store.save_manifest))
+    driver.commit()
+    assert order == ["carrier", "aircraft"]
+
+
+class Query:
+    """A query of Spark's that has ended."""
+
+    isActive = False
+
+    def stop(self) -> None:
+        pass
+
+    def exception(self) -> None:
+        return None
+
+
+def test_group_offsets_that_wait_at_the_end_of_a_run_are_committed(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = Driver(monkeypatch, flow(), (report(1), []), (report(2), []))
+    driver.commit()
+    driver.commit()
+    assert driver.broker.committed == []
+    driver.engine._follow(Query())  # type: ignore[arg-type]
+    assert driver.broker.committed == [("lag", ENDS), ("lag", ENDS)]
+
+
+def test_group_offsets_of_what_was_committed_go_out_although_the_run_failed_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    driver = Driver(monkeypatch, flow(), (report(1), []), (TaskReport(), [Fenced("newer")]))
+    driver.commit()
+    with pytest.raises(RuntimeError, match="the driver has the reason"):
+        driver.engine._batch(None, lambda: ENDS)  # type: ignore[arg-type]
+    with pytest.raises(Fenced):
+        driver.engine._follow(Query())  # type: ignore[arg-type]
+    assert driver.broker.committed == [("lag", ENDS)]
+
+
+def test_group_offsets_that_the_broker_refuses_end_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = Driver(monkeypatch, flow(), (report(1), []))
+    driver.broker.fails = BrokerUnavailable("away", "Wait")
+    driver.commit()
+    driver.engine._follow(Query())  # type: ignore[arg-type]
+
+
+def test_a_run_that_is_told_to_stop_does_not_wait_to_try_a_batch_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = Driver(monkeypatch, flow(), (TaskReport(), [Transient("later")]))
+    driver.stop.set()
+    with pytest.raises(RuntimeError, match="the run was stopped"):
+        driver.engine._batch(None, lambda: ENDS)  # type: ignore[arg-type]
+    driver.engine._follow(Query())  # type: ignore[arg-type]
+    assert driver.run.stores["carrier"].load_manifest(driver.run.ref).batch == driver.run.batch - 1
