@@ -3,12 +3,16 @@
 headwater describe fleet:flow
 headwater run fleet:flow --until-caught-up --dead-letters flights.dead
 headwater inspect fleet:flow --stage carrier
+headwater submit-command fleet:flow --master spark://master:7077 --store redis://host
+
+It is a program too: `python fleet.py`, or `spark-submit --packages ... fleet.py`, with the options of `headwater run`.
 """
 
 import polars as pl
 
 from aggregations import Fields, Flow, Topic, count, maximum, total
 from jobs.demo.leg_pb2 import Leg
+from jobs.submit import run
 
 flow = (
     Flow("fleet")
@@ -18,3 +22,6 @@ flow = (
     .aggregate("aircraft", key="tail", fold=Fields(legs=count(), minutes=total("air_minutes")))
     .aggregate("carrier", key="carrier", fold=Fields(legs=count(), late=total("late"), worst=maximum("arr_delay")))
 )
+
+if __name__ == "__main__":
+    run(flow)

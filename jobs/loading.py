@@ -3,6 +3,7 @@
 import importlib
 import os
 import sys
+import sysconfig
 import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -51,6 +52,19 @@ def load_flow(reference: str) -> "Flow[Any]":
     if not isinstance(found, Flow):
         raise LoadError(f"{reference} is no Flow, its type is {type(found).__name__}")
     return found
+
+
+def files_of(reference: str) -> list[Path]:
+    """Files that workers of other machines need for what `module:name` names: its module, where that is a file by itself.
+
+    A package, and what is installed, has to be there as headwater has.
+    """
+    module = importlib.import_module(reference.partition(":")[0])
+    if "." in module.__name__ or hasattr(module, "__path__") or not module.__file__:
+        return []
+    file = Path(module.__file__)
+    installed = {Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib")}
+    return [] if installed & {*file.parents} else [file]
 
 
 def _import(module: str) -> Any:

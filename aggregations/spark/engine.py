@@ -76,7 +76,8 @@ def run_flow(
     trigger_seconds: float = 1.0,
     max_records: int = MAX_RECORDS,
     jars: Sequence[Path] = (),
-    master: str = "local[2]",
+    modules: Sequence[Path] = (),
+    master: str | None = None,
     conf: Mapping[str, str] | None = None,
     progress: Callable[[Report], None] | None = None,
     planned: Callable[[Plan], None] | None = None,
@@ -95,9 +96,10 @@ def run_flow(
         until_caught_up: End at the ends of the partitions as they are now.
         trigger_seconds: Persist interval: at most one batch in this time.
         max_records: Most records of one batch; 0 for no limit.
-        jars: Spark's Kafka connector with what it needs.
-        master: Spark's master.
-        conf: Spark settings that win over the engine's.
+        jars: Spark's Kafka connector with what it needs; spark-submit has its own.
+        modules: Python files that workers import by name, for those of other machines.
+        master: Spark's master; None for the submitted one, else `local[2]`.
+        conf: Spark settings that win over the engine's, and those given to spark-submit over them.
         progress: Called after each batch with what it did.
         planned: Called once with where each partition starts.
         stop: Set it to end the run after the current batch; one that waits to be tried again is left to the next run.
@@ -129,7 +131,7 @@ def run_flow(
         if planned is not None:
             planned(opening.plan)
         polling = {_POLLING: f"{max(int(trigger_seconds * 1000), _LEAST_POLLING_MS)}ms", **(conf or {})}
-        with session(f"headwater {flow.name}", jars=jars, master=master, conf=polling) as spark:
+        with session(f"headwater {flow.name}", jars=jars, modules=modules, master=master, conf=polling) as spark:
             engine = Engine(
                 flow,
                 opening,

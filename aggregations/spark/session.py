@@ -1,5 +1,10 @@
-"""The Spark session that a flow runs in."""
+"""The Spark session that a flow runs in: the one that there is, the one of spark-submit, or one of our own.
 
+The submitter decides: what `spark-submit` was given (options, `--conf`, properties files) wins over what the program
+gives and over the engine's settings, the master, the name and the deploy mode among them.
+"""
+
+import logging
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -8,14 +13,24 @@ from pathlib import Path
 
 import pyspark
 from py4j.protocol import Py4JError
-from pyspark import SparkContext
+from pyspark import SparkConf, SparkContext
 from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
+from aggregations.errors import FlowError
 from persistence.kafka.settings import SECRET_NAMES
 
+DEFAULT_MASTER = "local[2]"
+"""Spark's master when nobody names one."""
+CONNECTOR = "org.apache.spark.sql.kafka010.KafkaSourceProvider"
+"""Class of Spark's Kafka connector."""
+
+_GATEWAY = "PYSPARK_GATEWAY_PORT"  # where spark-submit tells the program that its JVM listens
+_NAME, _MASTER = "spark.app.name", "spark.master"
 _REDACTED = "spark.redaction.regex"
 _SECRETS = f"(?i:secret|password|token|access[.]?key|url|user|{SECRET_NAMES.removeprefix('(?i)')})"
+_POOLS = ("POLARS_MAX_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+_LOG = logging.getLogger("headwater.spark")
 
 
 @contextmanager
@@ -23,31 +38,43 @@ def session(
     name: str,
     *,
     jars: Sequence[Path] = (),
-    master: str = "local[2]",
+    modules: Sequence[Path] = (),
+    master: str | None = None,
     conf: Mapping[str, str] | None = None,
 ) -> Iterator[SparkSession]:
     """The session that there is, with our settings as long as it is used; else one that is started and stopped.
 
     Args:
-        name: Name of the application.
-        jars: Spark's Kafka connector with what it needs; empty when Spark has it already.
-        master: Spark's master.
-        conf: Settings that win over ours.
+        name: Name of the application, unless one was submitted.
+        jars: Spark's Kafka connector with what it needs; not used under spark-submit, which has its own.
+        modules: Python files that workers import by name.
+        master: Spark's master; None for the submitted one, else `DEFAULT_MASTER`.
+        conf: Settings that win over ours, and submitted ones over them.
+
+    Raises:
+        FlowError: spark-submit was given no Kafka connector.
     """
-    settings = _settings(jars, master, conf or {})
+    theirs = submitted()
+    wanted = _wanted(name, master, conf or {}, theirs)
+    settings = _settings(() if theirs else jars, wanted)
     if (found := _running()) is not None:
         with _lent(found, settings):
             yield found
         return
     before = dict(os.environ)
-    os.environ.update(_environment(before))
+    os.environ.update(_environment(before, wanted[_MASTER]))
     try:
-        builder = SparkSession.builder.appName(name).master(master)
+        builder = SparkSession.builder
         for key, value in settings.items():
             builder = builder.config(key, value)
         spark = builder.getOrCreate()
         try:
-            spark.sparkContext.setLogLevel("ERROR")
+            if "spark.log.level" not in theirs:
+                spark.sparkContext.setLogLevel("ERROR")
+            if theirs:
+                _check_connector(spark)
+            for module in modules:
+                spark.sparkContext.addPyFile(str(module))
             yield spark
         finally:
             with suppress(Py4JError, ConnectionError):  # its JVM ended
@@ -57,10 +84,47 @@ def session(
         os.environ.update(before)
 
 
-def master_of(master: str, conf: Mapping[str, str]) -> str:
-    """The master that counts: of the session that there is, else `conf`'s, else `master`."""
-    found = _running()
-    return conf.get("spark.master", master) if found is None else str(found.sparkContext.master)
+def is_submitted() -> bool:
+    """Whether this program was started by `spark-submit`."""
+    return _GATEWAY in os.environ
+
+
+def submitted() -> dict[str, str]:
+    """What `spark-submit` was given, by options, `--conf` and properties files; empty in a program of another start."""
+    if not is_submitted():
+        return {}
+    SparkContext._ensure_initialized()
+    return dict(SparkConf().getAll())
+
+
+def master_of(master: str | None, conf: Mapping[str, str]) -> str:
+    """The master that counts: of the session that there is, else the submitted one, `conf`'s, `master`, the default."""
+    if (found := _running()) is not None:
+        return str(found.sparkContext.master)
+    return {_MASTER: master or DEFAULT_MASTER, **conf, **submitted()}[_MASTER]
+
+
+def _wanted(name: str, master: str | None, conf: Mapping[str, str], theirs: Mapping[str, str]) -> dict[str, str]:
+    """What wins over our settings. What the program wants and does not get is said, without its value."""
+    ours = {**({_MASTER: master} if master else {}), **conf}
+    if lost := [key for key, value in ours.items() if theirs.get(key, value) != value]:
+        _LOG.warning("spark-submit was given %s; the program's own is not used", ", ".join(lost))
+    return {_NAME: name, _MASTER: DEFAULT_MASTER, **ours, **theirs}
+
+
+def _check_connector(spark: SparkSession) -> None:
+    """Refuse a JVM without the connector while the remedy can be named: later it is a stack trace of Spark's.
+
+    Raises:
+        FlowError: It has none.
+    """
+    jvm = spark.sparkContext._jvm
+    assert jvm is not None
+    if not jvm.org.apache.spark.util.Utils.classIsLoadable(CONNECTOR):
+        raise FlowError(
+            "spark-submit was given no Kafka connector: add --packages or --jars; `headwater submit-command FLOW` prints "
+            "the whole line"
+        )
 
 
 def _running() -> SparkSession | None:
@@ -83,21 +147,28 @@ def _lent(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
                 spark.conf.unset(key) if value is None else spark.conf.set(key, value)
 
 
-def _environment(before: Mapping[str, str]) -> dict[str, str]:
-    """What workers need to connect back, with this interpreter and these modules; what is set already stays."""
-    mine = [path or str(Path.cwd()) for path in sys.path if not path.endswith(".zip")]
-    given = [path for path in before.get("PYTHONPATH", "").split(os.pathsep) if path]
-    ours = {
-        "PYSPARK_PYTHON": sys.executable,
-        "PYSPARK_DRIVER_PYTHON": sys.executable,
-        "SPARK_LOCAL_IP": "127.0.0.1",
-        # One task has one core; a pool of its own for each of these only makes them wait for each other.
-        **dict.fromkeys(("POLARS_MAX_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"),
-    }
-    return {**ours, **before, "PYTHONPATH": os.pathsep.join(dict.fromkeys([*given, *mine]))}
+def _environment(before: Mapping[str, str], master: str) -> dict[str, str]:
+    """What Spark's launcher and its workers need, with this interpreter; what is set already stays."""
+    ours = {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
+    if _is_local(master):
+        ours["SPARK_LOCAL_IP"] = "127.0.0.1"
+    return {**ours, **before}
 
 
-def _settings(jars: Sequence[Path], master: str, conf: Mapping[str, str]) -> dict[str, str]:
+def _is_local(master: str) -> bool:
+    """Whether all workers are on this machine."""
+    return master.startswith("local")
+
+
+def _modules_path() -> str:
+    """Where this process finds its modules, for workers of this machine."""
+    mine = [path or str(Path.cwd()) for path in sys.path if not path.endswith((".zip", ".jar"))]
+    given = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    return os.pathsep.join(dict.fromkeys([*given, *mine]))
+
+
+def _settings(jars: Sequence[Path], wanted: Mapping[str, str]) -> dict[str, str]:
+    """Ours, and what is wanted: the name, the master, and whatever wins over ours."""
     checkpoint = "org.apache.spark.sql.execution.streaming."
     if tuple(int(part) for part in pyspark.__version__.split(".")[:2]) >= (4, 1):
         checkpoint += "checkpointing."
@@ -112,17 +183,20 @@ def _settings(jars: Sequence[Path], master: str, conf: Mapping[str, str]) -> dic
         "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
         "spark.sql.streaming.checkpointFileManagerClass": f"{checkpoint}FileSystemBasedCheckpointFileManager",
         "spark.sql.streaming.minBatchesToRetain": "2",
+        # One task has one core; a pool of its own for each of these only makes them wait for each other.
+        **{f"spark.executorEnv.{name}": os.environ.get(name, "1") for name in _POOLS},
     }
     if jars:
         settings["spark.jars"] = ",".join(str(jar) for jar in jars)
         settings["spark.driver.extraClassPath"] = os.pathsep.join(str(jar) for jar in jars)
-    if master.startswith("local"):
+    if _is_local(wanted[_MASTER]):
         settings |= {
+            "spark.executorEnv.PYTHONPATH": _modules_path(),
             "spark.driver.host": "127.0.0.1",
             "spark.driver.bindAddress": "127.0.0.1",
             # Right for our checkpoint only because it is local and disposable.
             "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
         }
     # What the user wants redacted comes on top of what has to be.
-    wanted = conf.get(_REDACTED)
-    return {**settings, **conf, _REDACTED: f"{_SECRETS}|(?:{wanted})" if wanted else _SECRETS}
+    more = wanted.get(_REDACTED)
+    return {**settings, **wanted, _REDACTED: f"{_SECRETS}|(?:{more})" if more else _SECRETS}

@@ -7,16 +7,17 @@ output, everything that is said about it to standard error.
 import logging
 import os
 import sys
-from typing import Annotated
+from collections.abc import Sequence
+from typing import Annotated, NoReturn
 
 import typer
 
-from jobs.cli import demo, discard, faults, redrive, republish, run, schema, stack, views
+from jobs.cli import demo, discard, faults, redrive, republish, run, schema, stack, submit, views
 from jobs.cli.errors import explain
 from jobs.environment import DEBUG
 from jobs.screen import LogLines
 
-__all__ = ["app", "main"]
+__all__ = ["app", "fail", "main"]
 
 app = typer.Typer(
     name="headwater",
@@ -40,6 +41,7 @@ for command in (
     faults.faults,
 ):
     app.command()(command)
+app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(submit.submit_command)
 
 
 def _version(wanted: bool) -> None:
@@ -70,13 +72,22 @@ def common(
     logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s", handlers=[lines])
 
 
-def main() -> None:
-    """Run the command line; an error that can be expected is one line and an exit code, no stack trace."""
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line; an error that can be expected is one line and an exit code, no stack trace.
+
+    Args:
+        arguments: Command and options; None for those of the process.
+    """
     try:
-        app(prog_name="headwater")
+        app(args=arguments, prog_name="headwater")
     except Exception as error:
-        if os.environ.get(DEBUG):
-            raise
-        code, line = explain(error)
-        print(f"headwater: {line}", file=sys.stderr)
-        sys.exit(code)
+        fail(error)
+
+
+def fail(error: Exception) -> NoReturn:
+    """Say what went wrong, and end the process."""
+    if os.environ.get(DEBUG):
+        raise error
+    code, line = explain(error)
+    print(f"headwater: {line}", file=sys.stderr)
+    sys.exit(code)

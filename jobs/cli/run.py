@@ -2,7 +2,9 @@
 
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -56,10 +58,21 @@ def run(
     bootstrap: Bootstrap = None,
     kafka_settings: KafkaFile = None,
     root: Root = STACK_ROOT,
-    master: Annotated[str, typer.Option(metavar="URL", help="Spark's master.")] = "local[2]",
+    master: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Spark's master. Without it: what spark-submit was given, then local[2].",
+            show_default=False,
+        ),
+    ] = None,
     conf: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=VALUE", help="Spark setting; may be repeated.", show_default=False),
+        typer.Option(
+            metavar="NAME=VALUE",
+            help="Spark setting; may be repeated. Those given to spark-submit win.",
+            show_default=False,
+        ),
     ] = None,
     json: Json = False,
 ) -> None:
@@ -69,16 +82,21 @@ def run(
     run.
     """
     from aggregations.spark import run_flow
+    from aggregations.spark.session import is_submitted
     from jobs import jars, settings
-    from jobs.loading import load_flow
+    from jobs.loading import files_of, load_flow
 
     found = load_flow(flow)
     kafka = settings.kafka(bootstrap, root, kafka_settings)
     stores = settings.stores(found, store or ())
     seconds = settings.seconds(trigger)
-    spark = settings.spark(conf or ())
-    with steps("jars") as step:
-        connector = jars.kafka_connector(progress=lambda jar: step(f"downloading {jar}"))
+    connector: Sequence[Path] = ()
+    if is_submitted():  # its JVM is there, with the connector and a log that are the submitter's
+        spark = settings.pairs(conf or (), "--conf")
+    else:
+        spark = settings.spark(conf or ())
+        with steps("jars") as step:
+            connector = jars.kafka_connector(progress=lambda jar: step(f"downloading {jar}"))
     stop = threading.Event()
     on_signals(stop.set, "stopping after this batch; once more to stop now")
     began = time.monotonic()
@@ -96,6 +114,7 @@ def run(
             trigger_seconds=seconds,
             max_records=max_records,
             jars=connector,
+            modules=files_of(flow),
             master=master,
             conf=spark,
             progress=told.batch,

@@ -10,7 +10,7 @@ from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from jobs import republish
 from jobs.republish import input as reading
-from jobs.republish import passage, roots, statistics
+from jobs.republish import counts, passage, roots
 from jobs.republish.input import Input, TopicReplaced
 from jobs.republish.offsets import Fenced
 from jobs.republish.worker import Worker
@@ -161,4 +161,4 @@ def test_the_real_clients_are_back_when_the_worlds_are_through():
 def test_every_module_of_the_republisher_that_asks_for_the_time_asks_the_simulated_clock():
     modules = [importlib.import_module(one.name) for one in pkgutil.iter_modules(republish.__path__, "jobs.republish.")]
     asking = {module for module in modules if hasattr(module, "time")}
-    assert asking - {statistics} <= set(TIMED)  # statistics tell people how long it took
+    assert asking - {counts} <= set(TIMED)  # counts tell people how long it took

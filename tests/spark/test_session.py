@@ -1,12 +1,17 @@
 """Whose session a flow runs in, and what is left of it."""
 
+import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 
+import pyspark
 import pytest
 from pyspark.sql import SparkSession
 
 from aggregations.spark.session import master_of, session
+from tests.support.spark import FAST
 
 pytestmark = pytest.mark.spark
 
@@ -23,6 +28,45 @@ assert dict(os.environ) == before
 assert SparkContext._active_spark_context is None
 print("restored")
 """
+
+SUBMITTED = """
+import json
+from aggregations.spark.session import master_of, session
+before = master_of("local[7]", {"spark.master": "local[6]"})
+with session("ours", master="local[7]", conf={"spark.my.setting": "ours", "spark.my.other": "ours"}) as spark:
+    conf = spark.sparkContext.getConf()
+    names = ["spark.master", "spark.app.name", "spark.my.setting", "spark.my.other", "spark.sql.adaptive.enabled"]
+    found = {name: conf.get(name) for name in names}
+    polars = spark.sparkContext.parallelize([0]).map(lambda _: __import__("os").environ["POLARS_MAX_THREADS"]).first()
+    print(json.dumps([before, master_of("local[7]", {}), spark.sparkContext.master, found, polars]))
+"""
+
+
+def test_what_was_submitted_wins_over_the_program_and_that_over_the_engine(tmp_path: Path) -> None:
+    from jobs import jars
+
+    (tmp_path / "program.py").write_text(SUBMITTED)
+    command = [str(Path(pyspark.__file__).parent / "bin" / "spark-submit"), "--master", "local[1]", "--name", "theirs"]
+    command += ["--jars", ",".join(map(str, jars.kafka_connector())), "--conf", "spark.my.setting=theirs"]
+    command += [text for name, value in FAST.items() for text in ("--conf", f"{name}={value}")]
+    ended = subprocess.run(
+        [*command, str(tmp_path / "program.py")],
+        env={**os.environ, "PYSPARK_PYTHON": sys.executable},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    lines = [line for line in ended.stdout.splitlines() if line.startswith("[")]
+    assert lines, ended.stdout + ended.stderr
+    found = {
+        "spark.master": "local[1]",
+        "spark.app.name": "theirs",
+        "spark.my.setting": "theirs",
+        "spark.my.other": "ours",
+        "spark.sql.adaptive.enabled": "false",
+    }
+    assert json.loads(lines[-1]) == ["local[1]", "local[1]", "local[1]", found, "1"]
+    assert "spark-submit was given spark.master, spark.my.setting; the program's own is not used" in ended.stdout
 
 
 def test_a_session_of_our_own_leaves_neither_itself_nor_a_variable_behind() -> None:

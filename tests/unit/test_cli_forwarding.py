@@ -224,6 +224,8 @@ ELSEWHERE = {
     "headwater demo": {"keep", "json"},
     # They call nothing that could be recorded: `tests/unit/test_cli.py`, and the last tests here.
     "headwater describe": {"flow"},
+    # What it prints, with every option: `tests/unit/test_submit.py`.
+    "headwater submit-command": {"flow", "deploy_mode", "py_files", "jars", "json"},
     "headwater faults": {"json"},
     "headwater": {"debug", "version"},
 }

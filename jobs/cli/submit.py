@@ -1,0 +1,94 @@
+"""`headwater submit-command`: a flow for spark-submit."""
+
+import shlex
+from typing import Annotated, Any
+
+import typer
+
+from jobs.cli.options import FlowName, Json
+from jobs.screen import emit, say
+
+_SUBMITTED = ("master", "conf")  # options of `run` that become spark-submit's own
+
+
+def submit_command(
+    context: typer.Context,
+    flow: FlowName,
+    deploy_mode: Annotated[
+        str, typer.Option(metavar="client|cluster", help="Where the driver runs: here, or on a machine of the cluster.")
+    ] = "client",
+    py_files: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PATH",
+            help="Module, or zip of modules, that the workers need besides the flow's own file; may be repeated.",
+            show_default=False,
+        ),
+    ] = None,
+    jars: Annotated[
+        bool, typer.Option("--jars", help="Name the connector's jars in the cache, instead of what Spark has to fetch.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Print the line by which spark-submit runs a flow. All options of `headwater run` are taken: OPTIONS of it follow FLOW.
+
+    --master and --conf become spark-submit's own, whose settings win. What follows a `--` is for `run` alone. Nothing
+    is submitted. The exit code is 2 when the flow could not run there.
+    """
+    from aggregations.spark.opening import check_given
+    from aggregations.spark.session import DEFAULT_MASTER
+    from jobs import jars as cache
+    from jobs import settings
+    from jobs.loading import files_of, load_flow
+    from jobs.submit.command import submit_line
+
+    if deploy_mode not in ("client", "cluster"):
+        raise settings.UsageError(f"--deploy-mode {deploy_mode}: write client or cluster")
+    found = load_flow(flow)
+    given, arguments = _options_of_run(context, flow)
+    master = given["master"] or DEFAULT_MASTER
+    settings.seconds(given["trigger"])
+    check_given(found, settings.stores(found, given["store"] or ()), given["accept"] or (), master)
+    line = submit_line(
+        f"headwater {found.name}",
+        ["run", flow, *arguments],
+        master=master,
+        deploy_mode=deploy_mode,
+        py_files=[*(str(path) for path in files_of(flow)), *(py_files or ())],
+        conf=settings.pairs(given["conf"] or (), "--conf"),
+        connector=cache.kafka_connector() if jars else (),
+    )
+    if json:
+        emit({"command": line})
+        return
+    typer.echo(shlex.join(line))
+    if not master.startswith("local"):
+        say("every worker needs headwater and its packages; see docs/reference.md, Running on a cluster")
+    if deploy_mode == "cluster":
+        say("HEADWATER_* variables of this shell are not there where the driver runs: give options or a settings file")
+
+
+def _options_of_run(context: typer.Context, flow: str) -> tuple[dict[str, Any], list[str]]:
+    """What the rest of the command line says to `run`: values by name, and the options that go on to it."""
+    from typer.main import get_command
+
+    from jobs.cli import app
+
+    group: Any = get_command(app)
+    command = group.commands["run"]
+    parsed = command.make_context(context.command_path, [flow, *context.args])
+    texts = []
+    for parameter in command.params:
+        name = parameter.name or ""
+        given = parsed.get_parameter_source(name)
+        if parameter.param_type_name == "option" and name not in _SUBMITTED and given and given.name == "COMMANDLINE":
+            texts += _texts(parameter, parsed.params[name])
+    return parsed.params, texts
+
+
+def _texts(option: Any, value: Any) -> list[str]:
+    """An option as it is written."""
+    name = option.opts[0]
+    if value is True:
+        return [name]
+    return [text for one in (value if isinstance(value, list | tuple) else [value]) for text in (name, str(one))]

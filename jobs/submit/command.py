@@ -1,0 +1,62 @@
+"""The line that submits a flow."""
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import pyspark
+
+from jobs import jars
+from jobs.submit import entry
+
+IVY_SETTINGS: Final = "HEADWATER_IVY_SETTINGS"
+
+
+def submit_line(
+    name: str,
+    arguments: Sequence[str],
+    *,
+    master: str,
+    deploy_mode: str = "client",
+    py_files: Sequence[str] = (),
+    conf: Mapping[str, str] | None = None,
+    connector: Sequence[Path] = (),
+) -> list[str]:
+    """Return the program and the arguments that submit a command of headwater.
+
+    Args:
+        name: Name of the application.
+        arguments: The command with its options: `run fleet:flow ...`.
+        master: Spark's master.
+        deploy_mode: Where the driver runs: `client`, here, or `cluster`.
+        py_files: Modules and archives of modules that the workers need.
+        conf: Spark settings.
+        connector: Jars of Spark's Kafka connector; without them it is named and Spark fetches it.
+    """
+    settings = {"spark.pyspark.python": os.environ.get("PYSPARK_PYTHON", sys.executable)}
+    if deploy_mode == "client":
+        settings["spark.pyspark.driver.python"] = sys.executable
+    if connector:
+        kafka = ["--jars", ",".join(map(str, connector))]
+    else:
+        kafka = ["--packages", f"{jars.CONNECTOR}:{jars.connector_version()}"]
+        if ivy := os.environ.get(IVY_SETTINGS):
+            settings["spark.jars.ivySettings"] = ivy
+    return [
+        str(_home() / "bin" / "spark-submit"),
+        *("--master", master),
+        *("--deploy-mode", deploy_mode),
+        *("--name", name),
+        *kafka,
+        *(["--py-files", ",".join(py_files)] if py_files else []),
+        *(text for key, value in {**settings, **(conf or {})}.items() for text in ("--conf", f"{key}={value}")),
+        str(Path(entry.__file__).absolute()),
+        *arguments,
+    ]
+
+
+def _home() -> Path:
+    """The Spark that submits: `SPARK_HOME`, else PySpark's own."""
+    return Path(os.environ.get("SPARK_HOME") or Path(pyspark.__file__).parent)

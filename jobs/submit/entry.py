@@ -1,0 +1,11 @@
+"""The file that `headwater submit-command` gives to spark-submit: the command line of headwater."""
+
+import os
+import sys
+
+if __name__ == "__main__":
+    sys.path[0] = os.getcwd()  # not this directory, whose modules nobody means
+
+    from jobs.cli import main
+
+    main()

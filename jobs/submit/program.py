@@ -1,0 +1,75 @@
+"""A program of one flow, with the options of `headwater run`."""
+
+import importlib
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NoReturn
+
+if TYPE_CHECKING:
+    from aggregations.flow import Flow
+
+
+def run(flow: "Flow[Any]", arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run a flow as `headwater run` does, and end the process with its exit code.
+
+    The file is imported a second time, under its own name: Spark's workers import from it what the flow uses, and
+    its states have the same definition as under `headwater run`. So whatever it does by itself stands behind
+    `if __name__ == "__main__":`, as this call does, and the flow in front of it.
+
+    Args:
+        flow: The flow, a variable of the file that calls.
+        arguments: Options of `headwater run`; None for those of the command line.
+    """
+    from jobs.cli import fail, main
+
+    try:
+        reference = _reference(flow, sys._getframe(1).f_globals)
+    except Exception as error:
+        fail(error)
+    main(["run", reference, *(sys.argv[1:] if arguments is None else arguments)])
+    sys.exit(0)
+
+
+def _reference(flow: "Flow[Any]", caller: dict[str, Any]) -> str:
+    """`module:name` of a flow of the program.
+
+    Raises:
+        LoadError: It has none.
+    """
+    from aggregations.flow import Flow
+    from jobs.loading import LoadError
+
+    program = sys.modules["__main__"]
+    path = getattr(program, "__file__", None)
+    if caller is not vars(program) or path is None:
+        raise LoadError('run(flow) stands in the file that is run, behind `if __name__ == "__main__":`')
+    file = Path(path).resolve()
+    module = _imported(program.__spec__.name if program.__spec__ else file.stem, file)
+    for name, value in vars(program).items():
+        if value is flow and isinstance(getattr(module, name, None), Flow):
+            return f"{module.__name__}:{name}"
+    raise LoadError(
+        f"run(flow): flow {flow.name!r} is no variable of {file.name}; define it in front of "
+        '`if __name__ == "__main__":`, Spark\'s workers import it from there'
+    )
+
+
+def _imported(name: str, file: Path) -> ModuleType:
+    """The module that the program's file is when it is imported.
+
+    Raises:
+        LoadError: Another one has that name.
+    """
+    from jobs.loading import LoadError
+
+    try:
+        module = importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name != name:
+            raise
+        raise LoadError(f"{file} cannot be imported as {name}: put its directory on PYTHONPATH") from error
+    if Path(module.__file__ or "").resolve() != file:
+        raise LoadError(f"{file} cannot be imported: {name} is the name of {module.__file__}; give it another name")
+    return module

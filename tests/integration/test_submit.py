@@ -1,0 +1,155 @@
+"""Flows given to the real spark-submit: executors are processes of their own, states in Redis, and a driver that dies."""
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyspark
+import pytest
+
+from aggregations.run import bind
+from jobs import jars, views
+from jobs.demo import audit, flights
+from jobs.loading import load, load_flow
+from persistence.kafka import AcknowledgedProducer, KafkaSettings
+from tests.support import redis_server
+from tests.support.legs import republished
+from tests.support.spark import FAST
+
+pytestmark = [pytest.mark.spark, pytest.mark.integration]
+
+ROOT = Path(load.__code__.co_filename).parents[1]
+SUBMIT = Path(pyspark.__file__).parent / "bin" / "spark-submit"
+MASTER = "local-cluster[2,1,1024]"
+FLIGHTS = 600
+FLEET = """
+from aggregations import Flow, Topic
+from jobs.demo.flow import flow as demo
+from jobs.submit import run
+
+
+def has_a_carrier(leg):
+    return bool(leg["carrier"])
+
+
+source = Flow("fleet").source(Topic({topic!r}, payload=demo.topic.payload)).filter(has_a_carrier)
+flow = Flow("fleet", (*source.steps, *demo.steps), source.topic)
+
+if __name__ == "__main__":
+    run(flow)
+"""
+
+
+@pytest.fixture
+def redis() -> Iterator[str]:
+    with redis_server.server(*redis_server.DURABLE) as server:
+        yield server.url
+
+
+@pytest.fixture
+def fleet(kafka: str, topic: Callable[..., str], tmp_path: Path) -> list[str]:
+    """A topic of legs, and a file with a flow of it; the options to run it with."""
+    name, dead = topic(partitions=2, name="legs"), topic(name="dead")
+    with AcknowledgedProducer(KafkaSettings(kafka)) as producer:
+        producer.send_many(name, republished(flights.messages(flights.load(FLIGHTS))))
+        producer.flush()
+    (tmp_path / "fleet.py").write_text(FLEET.format(topic=name))
+    return ["--bootstrap", kafka, "--dead-letters", dead, "--until-caught-up", "--max-records", "200", "--json"]
+
+
+def environment(**more: str) -> dict[str, str]:
+    return {**os.environ, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": str(ROOT), **more}
+
+
+def submit(*arguments: str, cwd: Path, **more: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [str(SUBMIT), *arguments], cwd=cwd, env=environment(**more), capture_output=True, text=True, check=False
+    )
+
+
+def lines(ended: "subprocess.CompletedProcess[str]") -> list[dict[str, Any]]:
+    """JSON lines among what spark-submit passes on: it joins the program's two streams."""
+    return [json.loads(line) for line in ended.stdout.splitlines() if line.startswith("{")]
+
+
+@pytest.mark.slow
+def test_a_submitted_driver_that_is_killed_in_a_commit_and_submitted_again_is_exact(
+    fleet: list[str], redis: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = [*fleet, "--store", redis]
+    fast = FAST["spark.driver.extraJavaOptions"]
+    given = [("spark.driver.extraJavaOptions", fast), ("spark.executor.extraJavaOptions", fast)]
+    # Executors find headwater there, and the flow's own file only if it is sent to them.
+    given += [("spark.executorEnv.PYTHONPATH", str(ROOT))]
+    conf = [text for name, value in given for text in ("--conf", f"{name}={value}")]
+    killed = submit(
+        *("--master", MASTER, "--jars", ",".join(map(str, jars.kafka_connector()))),
+        *(*conf, "fleet.py", *options),
+        cwd=tmp_path,
+        HEADWATER_FAULT="persist:aircraft.before@2",
+    )
+    assert killed.returncode == 128 + signal.SIGKILL, killed.stderr
+    [plan, *batches] = lines(killed)
+    lag = sum(plan["plan"]["lag"])
+    assert 0 < sum(batch["records"] for batch in batches) < lag
+
+    line = subprocess.run(
+        [sys.executable, "-m", "jobs.cli", "submit-command", "fleet:flow", "--jars", "--master", MASTER, *conf]
+        + [*options[:-3], "--store", redis, "--", "--json"],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    again = subprocess.run(
+        ["bash", "-c", line], cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False
+    )
+    assert again.returncode == 0, again.stdout + again.stderr
+    [plan, *_, done] = lines(again)
+    assert done["done"] is True
+    assert 0 < sum(plan["plan"]["lag"]) == done["records"] < lag
+    assert done["verdicts"]["carrier"].keys() & {"duplicate", "below_floor"}, "nothing was dropped of the killed batch"
+
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    flow = load_flow("fleet:flow")
+    for stage, column in (("aircraft", "tailnum"), ("carrier", "carrier")):
+        states = views.states(flow, stage, bind(flow, {}, redis))
+        truth = flights.expected(flights.load(FLIGHTS), column)
+        assert not audit.differences(truth, {view.key.decode(): view.state for view in states}, stage)
+
+
+def test_a_file_of_this_machine_is_no_store_for_the_submitted_master(fleet: list[str], tmp_path: Path) -> None:
+    refused = submit("--master", "spark://127.0.0.1:1", "fleet.py", *fleet, cwd=tmp_path)
+    assert refused.returncode == 2, refused.stdout
+    assert "Spark's workers (spark://127.0.0.1:1) may run on others" in refused.stdout
+
+
+def test_a_submission_without_the_connector_is_told_how_to_name_it(fleet: list[str], tmp_path: Path) -> None:
+    refused = submit("--master", "local[1]", "fleet.py", *fleet, cwd=tmp_path)
+    assert refused.returncode == 2, refused.stdout
+    assert "spark-submit was given no Kafka connector: add --packages" in refused.stdout
+
+
+def test_the_line_itself_can_be_run(fleet: list[str], tmp_path: Path) -> None:
+    printed = subprocess.run(
+        [sys.executable, "-m", "jobs.cli", "submit-command", "fleet:flow", "--jars", "--json", *fleet[:-1]]
+        + [text for name, value in FAST.items() for text in ("--conf", f"{name}={value}")],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    command = json.loads(printed.stdout)["command"]
+    assert shlex.split(shlex.join(command)) == command
+    ended = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert (tmp_path / ".headwater" / "states.db").exists()
