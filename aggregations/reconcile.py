@@ -11,6 +11,7 @@ from itertools import pairwise
 from types import MappingProxyType
 
 from aggregations.errors import DefinitionChangedError, RunRefusedError
+from persistence.compaction import COMPACTED_SOURCE
 from persistence.findings import Finding
 from persistence.manifest import Manifest, ahead
 from persistence.protocol import Capabilities
@@ -34,6 +35,8 @@ class Risk(StrEnum):
     """A stage was added to a flow that has begun, or bound to another store: what was folded before stays out of it."""
     NOT_DURABLE = "not-durable"
     """A downstream store acknowledges before it is safe: a crash of its server may leave it behind its upstream."""
+    COMPACTED_SOURCE = COMPACTED_SOURCE
+    """The source topic is compacted: what Kafka deletes there before it is read is left out."""
     DEFINITION = "definition"
     """The states were made by another definition: they are continued as if it meant the same."""
 

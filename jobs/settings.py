@@ -4,6 +4,7 @@ What is given on the command line wins, then the environment, then what a flow's
 runs or lies on this machine.
 """
 
+import math
 import os
 import re
 import tempfile
@@ -103,6 +104,17 @@ def seconds(text: str) -> float:
     if length <= 0:
         raise UsageError(f"{text!r} is no duration: write 500ms, 1s, 2m or 1h")
     return length
+
+
+def patience(text: str) -> float:
+    """Read how long to wait: a duration as `seconds` reads it, `0` for not at all, `forever` for infinity.
+
+    Raises:
+        UsageError: It is none.
+    """
+    if text.strip() == "forever":
+        return math.inf
+    return 0.0 if text.strip() == "0" else seconds(text)
 
 
 def pairs(given: Sequence[str], option: str) -> dict[str, str]:

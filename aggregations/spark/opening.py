@@ -11,6 +11,7 @@ from aggregations.flow import Flow
 from aggregations.operators import Publish, PublishStates
 from aggregations.reconcile import Broker, Plan, Risk, check_durability, plan, refuse
 from aggregations.run import Run, begin
+from persistence.compaction import compaction
 from persistence.kafka import KafkaSettings, Topics
 from persistence.registry import preflight, risks
 
@@ -86,8 +87,7 @@ def open_run(
     facts = topics.describe([source])[source]
     written = [step.topic for step in flow.steps if isinstance(step, Publish | PublishStates)]
     topics.check_rights(read=[source], write=[*written, *([dead_letters] if dead_letters else [])])
-    for url in dict.fromkeys(stores.values()):
-        found = preflight(url)
+    for found in (compaction(topics.cleanup_policies([source])), *map(preflight, dict.fromkeys(stores.values()))):
         for finding in found:
             _LOG.warning("%s", finding)
         refuse(found, accept)

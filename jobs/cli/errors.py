@@ -39,6 +39,7 @@ def _expected() -> dict[Exit, tuple[type[Exception], ...]]:
     from jobs.jars import JarsUnavailable
     from jobs.java import JavaUnavailable
     from jobs.loading import LoadError
+    from jobs.republish.absence import Unsafe
     from jobs.settings import UsageError
     from jobs.stack import StackError
     from persistence.errors import StoreError
@@ -46,7 +47,7 @@ def _expected() -> dict[Exit, tuple[type[Exception], ...]]:
 
     return {
         Exit.USAGE: (FlowError, LoadError, SettingsError, UsageError),
-        Exit.REFUSED: (RunRefusedError, DefinitionChangedError),
+        Exit.REFUSED: (RunRefusedError, DefinitionChangedError, Unsafe),
         Exit.FAILED: (
             BrokerError,
             StoreError,

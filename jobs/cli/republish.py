@@ -59,6 +59,21 @@ def republish(
         bool, typer.Option("--until-caught-up", help="End at the ends of the partitions as they are now.")
     ] = False,
     batch: Annotated[int, typer.Option(metavar="N", min=1, help="Most records between two commits.")] = 50_000,
+    topic_wait: Annotated[
+        str,
+        typer.Option(
+            metavar="DURATION",
+            help="How long to wait for a topic that does not exist, or is deleted meanwhile: 5m, 0 for not at all, forever.",
+        ),
+    ] = "5m",
+    accept: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="RISK",
+            help="Go on although it is refused as unsafe; the refusal names the risk. May be repeated.",
+            show_default=False,
+        ),
+    ] = None,
     bootstrap: Bootstrap = None,
     kafka_settings: KafkaFile = None,
     root: Root = STACK_ROOT,
@@ -69,7 +84,8 @@ def republish(
     It keeps no state: after a crash it sends again what it had not committed, under the same chain and index, so
     that a flow recognises the copies. Ctrl-C or SIGTERM ends it when what is under way is committed.
 
-    With --json one line is written per commit and one, with `"done": true`, at the end.
+    With --json one line is written per commit, one a minute while a topic is waited for, and one, with `"done": true`, at
+    the end.
     """
     from jobs import settings
     from jobs.loading import load
@@ -79,6 +95,7 @@ def republish(
     transform = load(function)
     if not callable(transform):
         raise settings.UsageError(f"{function} is no function, its type is {type(transform).__name__}")
+    patience = settings.patience(topic_wait)
     kafka = settings.kafka(bootstrap, root, kafka_settings)
     if instance:
         kafka = kafka.with_options(group_instance_id=instance)
@@ -102,6 +119,8 @@ def republish(
                 group=group,
                 dead_letter=dead_letters,
                 batch_size=batch,
+                topic_wait=patience,
+                accept=accept or (),
             )
         except ValueError as error:
             raise settings.UsageError(str(error)) from error
@@ -112,10 +131,13 @@ def republish(
         say(f"{done.consumed:,} records read, {done.produced:,} written{dead}")
 
 
-def _unread(kafka: "KafkaSettings", topics: list[str], group: str) -> int:
-    """Records that the group has not committed."""
-    from persistence.kafka import Topics
+def _unread(kafka: "KafkaSettings", topics: list[str], group: str) -> int | None:
+    """Records that the group has not committed; None while a topic is away."""
+    from persistence.kafka import TopicMissing, Topics
 
     broker = Topics(kafka)
-    start = broker.group_offsets(group, topics)
-    return sum(max(ends.high - max(start.get(place, 0), ends.low), 0) for place, ends in broker.marks(topics).items())
+    try:
+        start, marks = broker.group_offsets(group, topics), broker.marks(topics)
+    except TopicMissing:
+        return None
+    return sum(max(ends.high - max(start.get(place, 0), ends.low), 0) for place, ends in marks.items())

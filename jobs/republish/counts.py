@@ -20,6 +20,8 @@ class Statistics:
         expired: Input records that retention deleted before they were read.
         commits: Commits of input offsets.
         rebalances: How often partitions came or went.
+        waiting: Topics that do not exist, and are waited for.
+        waited: Seconds that were spent waiting for topics.
         seconds: Seconds since the start.
     """
 
@@ -31,6 +33,8 @@ class Statistics:
     expired: int = 0
     commits: int = 0
     rebalances: int = 0
+    waiting: tuple[str, ...] = ()
+    waited: float = 0.0
     seconds: float = 0.0
     _started: float = field(default_factory=time.monotonic, repr=False)
 
@@ -48,8 +52,13 @@ class Statistics:
         """The counts as plain values, for JSON."""
         names = ("consumed", "produced", "dropped", "retried", "expired", "commits", "rebalances")
         counts: dict[str, Any] = {name: getattr(self, name) for name in names}
-        return counts | {"dead_lettered": dict(self.dead_lettered), "seconds": round(self.seconds, 3)}
+        return counts | {
+            "dead_lettered": dict(self.dead_lettered),
+            "waiting": list(self.waiting),
+            "waited": round(self.waited, 3),
+            "seconds": round(self.seconds, 3),
+        }
 
 
 Progress: TypeAlias = Callable[[Statistics], None]
-"""Called after each commit."""
+"""Called after each commit, and while topics are waited for."""

@@ -3,10 +3,11 @@
 import logging
 import threading
 import time
-from collections.abc import Sequence, Sized
+from collections.abc import Collection, Sequence, Sized
 from typing import Any, Final
 
 from envelope import DEFAULT_LIMITS, Limits
+from jobs.republish.absence import TOPIC_WAIT_SECONDS, Absence, Unsafe, is_absence
 from jobs.republish.counts import Progress, Statistics
 from jobs.republish.input import Input, TopicReplaced
 from jobs.republish.offsets import PATIENCE_SECONDS, Fenced
@@ -17,8 +18,9 @@ from jobs.republish.retry import NO_RETRIES, RetryTopics
 from jobs.republish.roots import RootEnds
 from jobs.republish.source import Source
 from jobs.republish.worker import Worker, now_ms
+from persistence.compaction import COMPACTED_SOURCE, compaction
 from persistence.faults import REPUBLISH_COMMIT, effect
-from persistence.kafka import AcknowledgedProducer, KafkaSettings, Topics
+from persistence.kafka import AcknowledgedProducer, BrokerError, KafkaSettings, Topics
 
 _LOG = logging.getLogger("headwater.republish")
 
@@ -61,13 +63,16 @@ class Republisher:
         cluster: Name of the Kafka cluster, where there is more than one.
         check_roots: Refuse a record whose root lies beyond the end of its topic. Costs some milliseconds whenever
             a root is newer than those seen before; a flow checks it in any case.
+        topic_wait: Seconds to wait for a topic that does not exist, at the start or because it was deleted; 0 for not at all,
+            infinity for ever.
+        accept: Risks taken on purpose: `compacted-source`.
         options: `max_outputs`, `roots`, `headers_twin`, `mark_destination`: see `Passage`.
 
     Attributes:
         statistics: What the current or last run has done.
 
     Raises:
-        ValueError: A topic is both read and written, or a name or target is missing.
+        ValueError: A topic is both read and written, a name or target is missing, or no risk has that name.
     """
 
     def __init__(
@@ -87,6 +92,8 @@ class Republisher:
         limits: Limits = DEFAULT_LIMITS,
         cluster: str = "",
         check_roots: bool = False,
+        topic_wait: float = TOPIC_WAIT_SECONDS,
+        accept: Collection[str] = (),
         **options: Any,
     ) -> None:
         self.statistics = Statistics()
@@ -104,6 +111,8 @@ class Republisher:
         self._limits = limits
         self._cluster = cluster
         self._check_roots = check_roots
+        self._topic_wait = topic_wait
+        self._accept = frozenset(accept)
         self._options = options
         self._stop = threading.Event()
         self._inputs = (*self._source.topics, *retry.delays)
@@ -112,6 +121,8 @@ class Republisher:
             raise ValueError("a republisher needs a name and a target topic")
         if both := sorted(set(self._inputs) & {*self._targets, dead_letter}):
             raise ValueError(f"{', '.join(both)} is read and written: messages would go round for ever")
+        if unknown := sorted(self._accept - {COMPACTED_SOURCE}):
+            raise ValueError(f"no risk is called {', '.join(unknown)}; there is {COMPACTED_SOURCE}")
 
     def stop(self) -> None:
         """Let `run` finish what is under way, commit it and return, for good. For any thread or signal handler."""
@@ -125,8 +136,9 @@ class Republisher:
             progress: Called after each commit.
 
         Raises:
-            BrokerError: Kafka cannot be reached, lacks a topic, or refuses. What was not committed is
+            BrokerError: Kafka cannot be reached, refuses, or lacks a topic for too long. What was not committed is
                 read again by the next run.
+            Unsafe: A topic that is read is compacted.
         """
         self.statistics = Statistics()
         timeout, member_ids = _START_SECONDS, set[str]()
@@ -139,13 +151,42 @@ class Republisher:
                 _LOG.warning("%s; nobody else has the place in the group, so it is taken again", error.what)
             except TopicReplaced as error:
                 _LOG.warning("%s; the group is joined again", error.what)
+            except Unsafe:
+                raise
+            except BrokerError as error:
+                names = (*self._inputs, *self._outputs)
+                if not is_absence(error, self._settings, names):
+                    raise
+                self._absence(names, progress).wait(error)
             timeout = PATIENCE_SECONDS
         return self.statistics
+
+    def _absence(self, names: Sequence[str], progress: Progress | None) -> Absence:
+        return Absence(
+            self._settings,
+            names,
+            patience=self._topic_wait,
+            stop=self._stop,
+            statistics=self.statistics,
+            told=lambda: progress(self.statistics) if progress else None,
+        )
+
+    def _check_sources(self, topics: Topics) -> None:
+        """Refuse topics of which records may vanish before they are read.
+
+        Raises:
+            Unsafe: One is compacted, and that is not accepted.
+        """
+        for finding in compaction(topics.cleanup_policies(self._inputs)):
+            if finding.unsafe and finding.risk not in self._accept:
+                raise Unsafe(finding.what, f"{finding.remedy} (--accept {finding.risk})")
+            _LOG.warning("%s", finding)
 
     def _serve(self, topics: Topics, member_ids: set[str], until_caught_up: bool, progress: Progress | None) -> None:
         """Republish with clients made anew, from what is committed."""
         topics.check()
         topics.check_rights(read=self._inputs, write=self._outputs)
+        self._check_sources(topics)
         max_bytes = topics.max_message_bytes(self._outputs)
         ends = None
         if until_caught_up:

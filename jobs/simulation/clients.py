@@ -15,8 +15,8 @@ from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, OFFSET_INVALID, KafkaE
 
 from aggregations.element import Record
 from envelope.headers import Headers
+from jobs.republish import absence, offsets, place, service, worker
 from jobs.republish import input as reading
-from jobs.republish import offsets, place, service, worker
 from jobs.republish.place import INSTANCE, SESSION_MS
 from jobs.simulation.kafka import CLOCK, Cluster, Committed, Member
 from jobs.simulation.patch import Patch, patched
@@ -302,6 +302,12 @@ class SimulatedTopics:
     def max_message_bytes(self, names: Iterable[str]) -> dict[str, int]:
         return dict.fromkeys(names, _MOST_BYTES)
 
+    def missing(self, names: Iterable[str]) -> list[str]:
+        return []
+
+    def cleanup_policies(self, names: Iterable[str]) -> dict[str, str | None]:
+        return dict.fromkeys(names, "delete")
+
     def topic_ids(self, names: Iterable[str]) -> dict[str, str]:
         return {name: self._cluster.topics[name].topic_id for name in names}
 
@@ -389,12 +395,12 @@ def _marks(cluster: Cluster, topic: str) -> list[Marks]:
     return [Marks(partition.low, partition.high) for partition in cluster.topics[topic].partitions]
 
 
-TIMED = (reading, offsets, place, service, worker, producing)
+TIMED = (absence, reading, offsets, place, service, worker, producing)
 """Modules that ask what time it is."""
 _PATCHES: Sequence[Patch] = (
     (reading, "Consumer", SimulatedConsumer),
     (producing, "Producer", SimulatedProducer),
-    *((module, "Topics", SimulatedTopics) for module in (reading, place, service)),
+    *((module, "Topics", SimulatedTopics) for module in (absence, reading, place, service)),
     # A commit that is never answered is librdkafka's to have; here no thread has to wait for it.
     (offsets, "_within", lambda timeout, action: action()),
     *((module, "time", CLOCK) for module in TIMED),

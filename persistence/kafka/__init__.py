@@ -1,6 +1,6 @@
 """The edge to Kafka: settings, an acknowledged producer, and what is known of topics and groups."""
 
-from persistence.kafka.errors import BrokerError, BrokerRefused, BrokerUnavailable
+from persistence.kafka.errors import BrokerError, BrokerRefused, BrokerUnavailable, TopicMissing
 from persistence.kafka.producer import AcknowledgedProducer, Message
 from persistence.kafka.reading import assign
 from persistence.kafka.settings import SECRET_NAMES, KafkaSettings, SettingsError
@@ -17,6 +17,7 @@ __all__ = [
     "Message",
     "SettingsError",
     "TopicFacts",
+    "TopicMissing",
     "Topics",
     "assign",
 ]

@@ -35,6 +35,10 @@ class BrokerRefused(BrokerError):
     """It will not work until somebody changes a topic, a right or a setting."""
 
 
+class TopicMissing(BrokerRefused):
+    """A topic does not exist, or does not any more: it will work once somebody creates it."""
+
+
 UNREACHABLE_REMEDY: Final = "Check that the broker runs and that the bootstrap address is right"
 MISSING_TOPIC_REMEDY: Final = "Create the topic, or correct its name; headwater creates none by accident"
 _CREDENTIALS = "Check security.protocol, the credentials and the CA certificate"
@@ -42,9 +46,12 @@ _SECURITY: Final = re.compile(r"(?i)authenticat|sasl error|ssl handshake|certifi
 _SOON = "The cluster is choosing a leader: try again"
 _RIGHTS = "Grant this user the right to it (kafka-acls), or use another user"
 
+_MISSING: Final = (
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+    KafkaError._UNKNOWN_TOPIC,
+    KafkaError.UNKNOWN_TOPIC_ID,  # of a topic that was deleted, until the client has asked again
+)
 _REFUSED: Final[dict[int, str]] = {
-    KafkaError.UNKNOWN_TOPIC_OR_PART: MISSING_TOPIC_REMEDY,
-    KafkaError._UNKNOWN_TOPIC: MISSING_TOPIC_REMEDY,
     KafkaError._UNKNOWN_PARTITION: "The topic has fewer partitions than was thought: look at it with kafka-topics",
     KafkaError.TOPIC_AUTHORIZATION_FAILED: _RIGHTS,
     KafkaError.GROUP_AUTHORIZATION_FAILED: _RIGHTS,
@@ -92,6 +99,8 @@ def broker_error(error: KafkaError, doing: str, hint: str = "") -> BrokerError:
     """
     answer = error.str() if not hint else f"{error.str()} ({hint})"
     what = f"{doing}: {answer}".rstrip(". ")
+    if error.code() in _MISSING:
+        return TopicMissing(what, MISSING_TOPIC_REMEDY)
     if remedy := _REFUSED.get(error.code()):
         return BrokerRefused(what, remedy)
     if remedy := _UNAVAILABLE.get(error.code()):

@@ -28,6 +28,7 @@ from confluent_kafka.admin import (
 from persistence.kafka.errors import (
     BrokerError,
     BrokerRefused,
+    TopicMissing,
     broker_error,
     connection_trouble,
     unreachable,
@@ -181,6 +182,20 @@ class Topics:
             facts[name] = TopicFacts(name, str(topic.topic_id).rstrip("=").translate(_URL_SAFE), len(topic.partitions))
         return facts
 
+    def missing(self, names: Iterable[str]) -> list[str]:
+        """Return those of the topics that do not exist, in the order given.
+
+        Raises:
+            BrokerRefused: This user may not see one.
+        """
+        found = []
+        for name in dict.fromkeys(names):
+            try:
+                self.describe([name])
+            except TopicMissing:
+                found.append(name)
+        return found
+
     def check_rights(self, *, read: Iterable[str] = (), write: Iterable[str] = ()) -> None:
         """Return when this user may do with the topics what is meant; a cluster without ACLs lets everybody.
 
@@ -227,8 +242,17 @@ class Topics:
 
     def max_message_bytes(self, names: Iterable[str]) -> dict[str, int]:
         """Return each topic's max.message.bytes; Kafka's default where this user may not ask."""
-        limits = dict.fromkeys(names, MAX_MESSAGE_BYTES)
-        asked = [ConfigResource(ResourceType.TOPIC, name) for name in limits]
+        found = self._settings_of(names, "max.message.bytes")
+        return {name: MAX_MESSAGE_BYTES if value is None else int(value) for name, value in found.items()}
+
+    def cleanup_policies(self, names: Iterable[str]) -> dict[str, str | None]:
+        """Return each topic's cleanup.policy, as `delete` or `compact,delete`; None where this user may not ask."""
+        return self._settings_of(names, "cleanup.policy")
+
+    def _settings_of(self, names: Iterable[str], setting: str) -> dict[str, str | None]:
+        """One setting of each topic, its own or the broker's default; None where this user may not ask."""
+        found: dict[str, str | None] = dict.fromkeys(names)
+        asked = [ConfigResource(ResourceType.TOPIC, name) for name in found]
         for resource, future in self._admin.describe_configs(asked).items() if asked else ():
             try:
                 config = self._result(future, f"settings of topic {resource.name}")
@@ -236,8 +260,8 @@ class Topics:
                 if not _is(error, KafkaError.TOPIC_AUTHORIZATION_FAILED):
                     raise
             else:
-                limits[resource.name] = int(config["max.message.bytes"].value)
-        return limits
+                found[resource.name] = str(config[setting].value)
+        return found
 
     def group_offsets(self, group: str, topics: Iterable[str] | None = None) -> Offsets:
         """Return the committed offsets of a consumer group; empty for one that has none.

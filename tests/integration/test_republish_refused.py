@@ -77,7 +77,7 @@ def test_a_topic_that_is_missing_is_named_before_anything_is_read(
 ) -> None:
     names: dict[str, Any] = {"source": topic(1), "target": topic(1), "dead_letter": topic(1), missing: "nowhere"}
     with pytest.raises(BrokerRefused, match=r"topic nowhere.*Create the topic"):
-        run(settings, **names)
+        run(settings, topic_wait=0, **names)
 
 
 def test_a_topic_that_is_read_and_written_is_refused(settings: KafkaSettings) -> None:

@@ -18,7 +18,7 @@ from envelope import decode
 from jobs import stack
 from jobs.republish import Republisher, Source, identity
 from persistence.faults import REPUBLISH_COMMIT, NoFaults, use
-from persistence.kafka import AcknowledgedProducer, BrokerRefused, BrokerUnavailable, KafkaSettings, Topics
+from persistence.kafka import AcknowledgedProducer, BrokerUnavailable, KafkaSettings, Topics
 from tests.integration.republish_process import split
 from tests.support.republish import INPUTS, Make, expected, outputs, process, produce, read_all, run
 
@@ -95,16 +95,7 @@ def test_a_topic_created_again_under_a_running_republisher_is_noticed(
     republisher = Republisher(
         identity, source=Source.of(source, "raw"), target=target, name="r", group=group, settings=settings, max_wait=0.1
     )
-    over = threading.Event()
-
-    def supervised() -> None:
-        while not over.is_set():
-            try:
-                republisher.run()
-            except BrokerRefused:  # it looked while the topic was gone: started again, as a supervisor would
-                continue
-
-    thread = threading.Thread(target=supervised)
+    thread = threading.Thread(target=republisher.run)
     thread.start()
     while republisher.statistics.consumed < before or not republisher.statistics.rebalances:
         assert thread.is_alive()
@@ -118,7 +109,6 @@ def test_a_topic_created_again_under_a_running_republisher_is_noticed(
         hops = [decode(message.value()).chain[0] for message in read_all(settings, target)]
         found = {(hop.topic_id, hop.offset) for hop in hops}
         assert found <= wanted
-    over.set()
     republisher.stop()
     thread.join(60)
     topics.delete([source, target])

@@ -9,8 +9,8 @@ import pytest
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from jobs import republish
-from jobs.republish import input as reading
 from jobs.republish import counts, passage, roots
+from jobs.republish import input as reading
 from jobs.republish.input import Input, TopicReplaced
 from jobs.republish.offsets import Fenced
 from jobs.republish.worker import Worker

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
+from aggregations.errors import RunRefusedError
 from envelope import decode
 from jobs.republish import Output, Record, Republisher, Source
 from persistence.kafka import AcknowledgedProducer
@@ -69,7 +70,9 @@ def test_partitions_added_at_the_root_and_in_the_middle_make_new_lanes_and_copie
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_a_compacted_log_has_gaps_and_what_is_left_of_it_is_folded_once(world: World, path: Path) -> None:
+def test_a_compacted_source_is_refused_and_when_accepted_what_is_left_of_it_is_folded_once(
+    world: World, path: Path
+) -> None:
     admin = AdminClient({"bootstrap.servers": world.settings.bootstrap})
     broker = str(admin.list_topics(timeout=30).controller_id)
     _set(admin, ConfigResource(ResourceType.BROKER, broker), {"log.cleaner.backoff.ms": "50"})
@@ -77,18 +80,20 @@ def test_a_compacted_log_has_gaps_and_what_is_left_of_it_is_folded_once(world: W
     _set(admin, ConfigResource(ResourceType.TOPIC, world.topic), rules)
     sent, flow = legs(40, tails=4), fleet(world.topic, path)
     world.send(alone(leg, partition=0) for leg in sent[:20])
-    world.run(flow)
+    with pytest.raises(RunRefusedError, match=rf"{world.topic} is compacted.*--accept compacted-source"):
+        world.run(flow)
+    world.run(flow, accept=["compacted-source"])
     world.send(alone(leg, partition=0) for leg in sent[20:])
     deadline = time.monotonic() + 60
     while len(legs_in(world)) > len({leg.tail for leg in sent}):  # of each key the last one stays
         assert time.monotonic() < deadline, "the log is not compacted within a minute"
         world.send([Sent(b"", b"rolls the segment", partition=0)])
     left = legs_in(world)
-    world.run(flow)
+    world.run(flow, accept=["compacted-source"])
     kept = [leg_of(decode(record.value).payload) for record in left if record.offset >= 20]
     assert kept
     assert world.results(flow, "aircraft") == totals([*sent[:20], *kept], "tail")
-    assert world.run(flow).records <= 1
+    assert world.run(flow, accept=["compacted-source"]).records <= 1
 
 
 def legs_in(world: World) -> list[Any]:

@@ -125,6 +125,8 @@ COMMANDS = {
             ),
             "source": Option("--from c --from d", {"source.topics": ("c", "d")}, without="--from a"),
             "target": Option("--to c --to d", {"target": ["c", "d"]}, without="--to b"),
+            "topic_wait": Option("--topic-wait 30s", {"topic_wait": 30.0}),
+            "accept": Option("--accept compacted-source", {"accept": ["compacted-source"]}),
             "via": Option("--via other", {"name": "other"}, without="--via v"),
             "group": Option("--group other", {"group": "other"}),
             "instance": Option("--instance one", {"settings.options": {"group.instance.id": "one"}}),

@@ -1,3 +1,4 @@
+import math
 import sys
 from pathlib import Path
 
@@ -117,6 +118,17 @@ def test_durations_are_read(text: str, length: float) -> None:
 def test_what_is_no_duration_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="500ms"):
         settings.seconds(text)
+
+
+@pytest.mark.parametrize(("text", "length"), [("0", 0.0), ("5m", 300.0), ("forever", math.inf)])
+def test_how_long_to_wait_is_a_duration_or_not_at_all_or_for_ever(text: str, length: float) -> None:
+    assert settings.patience(text) == length
+
+
+@pytest.mark.parametrize("text", ["-1s", "never", ""])
+def test_what_is_no_wait_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="is no duration"):
+        settings.patience(text)
 
 
 def test_spark_s_settings_keep_the_user_s_java_options_behind_ours() -> None:

@@ -6,14 +6,24 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError
 
-from persistence.kafka import AcknowledgedProducer, BrokerError, BrokerRefused, BrokerUnavailable, KafkaSettings, Topics
+from persistence.kafka import (
+    AcknowledgedProducer,
+    BrokerError,
+    BrokerRefused,
+    BrokerUnavailable,
+    KafkaSettings,
+    TopicMissing,
+    Topics,
+)
 from persistence.kafka.errors import broker_error
 
 
 @pytest.mark.parametrize(
     ("code", "kind", "remedy"),
     [
-        (KafkaError.UNKNOWN_TOPIC_OR_PART, BrokerRefused, "Create the topic"),
+        (KafkaError.UNKNOWN_TOPIC_OR_PART, TopicMissing, "Create the topic"),
+        (KafkaError._UNKNOWN_TOPIC, TopicMissing, "Create the topic"),
+        (KafkaError.UNKNOWN_TOPIC_ID, TopicMissing, "Create the topic"),
         (KafkaError.TOPIC_AUTHORIZATION_FAILED, BrokerRefused, "kafka-acls"),
         (KafkaError.SASL_AUTHENTICATION_FAILED, BrokerRefused, "credentials"),
         (KafkaError.MSG_SIZE_TOO_LARGE, BrokerRefused, "max.message.bytes"),

@@ -1,0 +1,31 @@
+"""Compacted topics: Kafka keeps the newest record of a key there, and may delete the others before they are read."""
+
+from collections.abc import Mapping
+from typing import Final
+
+from persistence.findings import Finding
+
+COMPACTED_SOURCE: Final = "compacted-source"
+"""Risk of reading a compacted topic."""
+_UNKNOWN: Final = "cleanup-policy-unknown"
+
+
+def compaction(policies: Mapping[str, str | None]) -> list[Finding]:
+    """Return what is wrong with the topics that are read.
+
+    Args:
+        policies: cleanup.policy by topic, None where this user may not ask: from `Topics.cleanup_policies`.
+    """
+    found = []
+    for topic, policy in policies.items():
+        if policy is None:
+            what = f"this user may not read the settings of topic {topic}, so it may be compacted"
+            remedy = "Grant DescribeConfigs on it (kafka-acls), or make sure that its cleanup.policy is delete"
+            found.append(Finding(_UNKNOWN, what, remedy))
+        elif "compact" in policy.split(","):
+            what = f"topic {topic} is compacted (cleanup.policy={policy}): a record is deleted when its key comes again, read or not"
+            remedy = (
+                "Read a topic whose cleanup.policy is delete, or go on if every record is read before it is compacted"
+            )
+            found.append(Finding(COMPACTED_SOURCE, what, remedy, unsafe=True))
+    return found
