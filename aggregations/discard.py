@@ -1,34 +1,40 @@
-"""Giving up dead letters: their holes are filled as if they had been folded, and nothing is folded."""
+"""Giving up dead letters: their holes and entries of the ledger go as if they had been folded, and nothing is folded."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import Any
 
-from aggregations.element import Record
-from aggregations.flow import Stage
+from aggregations.element import Element, Record
+from aggregations.flow import END_OF_FLOW, Stage
+from aggregations.ledger import Changes, Entry
 from aggregations.run import Run
 from aggregations.source import RecordDecoder
 from aggregations.stage import Arrival, KeyState, fold_stage
 from aggregations.states import load_states, save_states
-from aggregations.steps import Applied, apply_steps, arrive
+from aggregations.steps import Applied, apply_steps, arrive, standing_of
 from envelope import EnvelopeError, Node
+from envelope.lineage import died_in
 from persistence.faults import effect
 from persistence.steps import Step
 
 
-def fill_holes(run: Run, records: Sequence[Record], *, apply: bool) -> dict[Node, int | EnvelopeError]:
-    """Fill the holes that redriven records would fill, without folding them.
+def fill_holes(
+    run: Run, records: Sequence[Record], *, unreadable: Sequence[Node] = (), apply: bool
+) -> dict[Node, int | EnvelopeError]:
+    """Fill the holes that redriven records would fill, and strike them from the ledger, without folding them.
 
-    A state holds the position afterwards: copies that come later are dropped, or are dead letters again. It takes
-    nothing from the record, and nor does any stage behind it.
+    A state holds the position afterwards: copies that come later are dropped. It takes nothing from the record, and nor
+    does any stage behind it.
 
     Args:
         run: A run that holds the term; with `apply` False one that only looks will do.
         records: Dead letters as `jobs.redrive.redriven` makes them, each at a place of its own.
+        unreadable: Coordinates of dead letters of which nothing can be made.
         apply: Write it.
 
     Returns:
-        By coordinates the number of holes; 0 for a record that has none (any more). Or why the flow's steps do
-        not take the record: then nobody knows its key.
+        By coordinates the number of holes and entries; 0 for a record that has none (any more). Or why the flow's steps
+        do not take the record and the ledger does not list it: then nobody knows its key.
 
     Raises:
         StoreError: A store does not answer, or a newer run has begun.
@@ -36,16 +42,21 @@ def fill_holes(run: Run, records: Sequence[Record], *, apply: bool) -> dict[Node
     """
     flow = run.flow
     assert flow.topic is not None
+    filling = _Filling(run, apply=apply)
+    for node in unreadable:
+        entry = Entry(flow.stages[0].name, died_in(node), (node.offset,))
+        filling.strike(node, () if run.ledger.missing_from([entry]) else (entry,))
     decoder = RecordDecoder(flow.topic, flow.columns)
-    filled: dict[Node, int | EnvelopeError] = {}
     elements = []
     for record in records:
         try:
             read = decoder.decode(record)
         except EnvelopeError as error:
-            filled[record.node] = error
+            filling.reject(
+                flow.stages[0].name, record.node, Element(None, record.key, record.node, error.chain or ()), error
+            )
             continue
-        filled[record.node] = 0
+        filling.counts[record.node] = 0
         # By the coordinates that the caller knows it by, also where the source has a cluster.
         elements.append(replace(read.element(record.headers), own=record.node))
     applied = Applied(elements, flow.topic.schema)
@@ -54,46 +65,83 @@ def fill_holes(run: Run, records: Sequence[Record], *, apply: bool) -> dict[Node
         arrivals = arrive(
             stage.aggregate,
             applied,
+            ledger=run.ledger,
             topic_ids=run.topic_ids,
             incarnation=lambda _topic, _topic_id: None,
             siblings=flow.topic.siblings,
             later=flow.behind(stage),
         )
-        filled |= {one.element.own: EnvelopeError(one.reason, one.detail) for one in applied.rejected}
+        for one in applied.rejected:
+            cause = EnvelopeError(one.reason, one.detail)
+            filling.reject(stage.name, one.element.own, one.element, cause)
         loaded = load_states(run, stage, list(dict.fromkeys(arrival.key for arrival in arrivals)))
-        _fill(run, stage, loaded, arrivals, filled, apply=apply)
+        filling.fill(stage, loaded, arrivals)
         passing = [arrival for arrival in arrivals if arrival.transit]
         outcome = fold_stage(stage.aggregate, loaded, passing, batch=run.batch)
         emitted = [element for one in outcome.decided for element in one.emitted]
         applied = Applied(emitted, applied.schema if stage.aggregate.emit is None else None)
-    return filled
+    for element in applied.elements:
+        filling.strike(element.own, filling.entries(END_OF_FLOW, element))
+    if apply and filling.struck:
+        run.rewrite_ledger(run.ledger.changed(Changes(filled=filling.struck)))
+    return filling.counts
 
 
-def _fill(
-    run: Run,
-    stage: Stage,
-    loaded: dict[bytes, KeyState],
-    arrivals: Sequence[Arrival],
-    filled: dict[Node, int | EnvelopeError],
-    *,
-    apply: bool,
-) -> None:
-    """Fill what the arrivals of one stage left, and count it."""
-    changed: dict[bytes, KeyState] = {}
-    for arrival in arrivals:
-        key, standing, own = arrival.key, arrival.standing, arrival.element.own
-        state = changed.get(key) or loaded.get(key)
-        count = filled[own]
-        if arrival.transit or state is None or isinstance(count, EnvelopeError):
-            continue
-        if standing.position not in state.windows.holes.get(standing.group, ()):
-            continue
-        windows, _ = state.windows.folding(
-            [standing], size=stage.aggregate.window, lanes=stage.aggregate.lanes, batch=run.batch
-        )
-        # From now on it holds a position, so it must have a state to go on from.
-        fold = state.fold if state.folded else stage.aggregate.fold.zero()
-        changed[key] = replace(state, fold=fold, windows=windows)
-        filled[own] = count + 1
-    if apply and changed:
-        effect(Step.PERSIST.of(stage.name), lambda: save_states(run, stage, changed))
+class _Filling:
+    """What is filled and struck so far.
+
+    Attributes:
+        counts: By coordinates the number of holes and entries, or why nobody knows.
+        struck: Entries of the ledger to strike.
+    """
+
+    def __init__(self, run: Run, *, apply: bool) -> None:
+        self._run = run
+        self._apply = apply
+        self.counts: dict[Node, int | EnvelopeError] = {}
+        self.struck: set[Entry] = set()
+
+    def strike(self, own: Node, entries: Iterable[Entry]) -> None:
+        """Count entries of the ledger, and strike them."""
+        count = self.counts.get(own, 0)
+        for entry in entries:
+            if entry not in self.struck:
+                self.struck.add(entry)
+                count = 1 if isinstance(count, EnvelopeError) else count + 1
+        self.counts[own] = count
+
+    def reject(self, stage: str, own: Node, element: Element[Any], error: EnvelopeError) -> None:
+        """Strike what a step rejects, as far as the ledger lists it."""
+        self.counts[own] = error
+        self.strike(own, self.entries(stage, element))
+
+    def entries(self, stage: str, element: Element[Any]) -> tuple[Entry, ...]:
+        """What the ledger lists of an element in front of a stage."""
+        run, topic = self._run, self._run.flow.topic
+        assert topic is not None
+        lineage = element.lineage.resolved(run.topic_ids)
+        standing = standing_of(element, lineage, topic.siblings)
+        return run.ledger.entries(stage, standing, lineage.redriven, element.indices)
+
+    def fill(self, stage: Stage, loaded: dict[bytes, KeyState], arrivals: Sequence[Arrival]) -> None:
+        """Fill what the arrivals of one stage left, and count it."""
+        run, changed = self._run, dict[bytes, KeyState]()
+        for arrival in arrivals:
+            key, standing, own = arrival.key, arrival.standing, arrival.element.own
+            if arrival.transit:
+                continue
+            self.strike(own, arrival.entries)
+            state, count = changed.get(key) or loaded.get(key), self.counts[own]
+            if state is None or isinstance(count, EnvelopeError):
+                continue
+            if standing.position not in state.windows.holes.get(standing.group, ()):
+                continue
+            windows, _ = state.windows.folding(
+                [standing], size=stage.aggregate.window, lanes=stage.aggregate.lanes, batch=run.batch
+            )
+            # From now on it holds a position, so it must have a state to go on from.
+            fold = state.fold if state.folded else stage.aggregate.fold.zero()
+            changed[key] = replace(state, fold=fold, windows=windows)
+            self.counts[own] = count + 1
+        if self._apply and changed:
+            effect(Step.PERSIST.of(stage.name), lambda: save_states(run, stage, changed))

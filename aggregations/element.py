@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
-from envelope import Hop, Lineage, Node
+from envelope import Hop, Lineage, Node, Route
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -54,6 +54,9 @@ class Element(Generic[T]):
         headers: The record's headers.
         indices: Its index in each flat-map of this flow that it came out of.
         branch: Names of the branches of this flow that it went through.
+        again: It may be a copy: nothing proves that its record is the first delivery of its event.
+        route: How the stage in front passes it on, where that is not as it came: `MISSING` or `RETRIED` for what was
+            folded late, because of a dead letter.
     """
 
     value: T
@@ -65,6 +68,8 @@ class Element(Generic[T]):
     headers: tuple[tuple[str, bytes | None], ...] = ()
     indices: tuple[int, ...] = ()
     branch: tuple[str, ...] = ()
+    again: bool = False
+    route: Route = Route.PLAIN
 
     @property
     def topic(self) -> str:

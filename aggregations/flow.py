@@ -278,6 +278,13 @@ class Flow(Generic[T]):
         """Names of what comes behind a stage, the end of the flow included: where a redriven record may be bound for."""
         return frozenset((*(later.name for later in self.stages[stage.index + 1 :]), END_OF_FLOW))
 
+    @cached_property
+    def fronts(self) -> frozenset[str]:
+        """Names of the stages that have other stages or outputs behind them."""
+        *inner, last = self.stages
+        ends = any(isinstance(step, Publish) for step in self.tail)
+        return frozenset(stage.name for stage in (*inner, *((last,) if ends else ())))
+
     def stage(self, name: str) -> Stage:
         """The stage of that name.
 

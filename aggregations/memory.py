@@ -1,20 +1,26 @@
 """The in-memory runner: real flow, stores and commit, records handed over by the caller. The oracle of the others."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from aggregations.deaths import Deaths
 from aggregations.element import Element, Record
 from aggregations.flow import END_OF_FLOW, Flow, Stage
+from aggregations.ledger import Reading
 from aggregations.report import DeadLetter, Report
 from aggregations.run import Incarnations, Run, begin
 from aggregations.snapshots import snapshots_of
 from aggregations.source import RecordDecoder
 from aggregations.stage import Arrival, KeyState, Outcome, fold_stage
 from aggregations.states import load_states, save_states
-from aggregations.steps import Applied, Output, Rejected, apply_steps, arrive
-from envelope import EnvelopeError, Node, Reason
+from aggregations.steps import Applied, Output, apply_steps, arrive, enter_tail
+from envelope import EnvelopeError, Lineage, Verdict
+from envelope.limits import MAX_OFFSET
 from persistence.commit import commit
+from persistence.errors import StoreError
 from persistence.faults import DEAD_LETTER, effect
 from persistence.steps import Step
 
@@ -25,16 +31,23 @@ class _Batch:
 
     records: dict[tuple[str, int, int], Record]
     report: Report
+    deaths: Deaths
     outcomes: dict[str, Outcome] = field(default_factory=dict)
-    dead: dict[tuple[str, int, int, str], DeadLetter] = field(default_factory=dict)
     outputs: list[Output] = field(default_factory=list)
 
-    def bury(self, stage: str, own: Node, reason: Reason, detail: str, *, hole: bool = False) -> None:
-        """Note a dead letter: once per record and stage, though several of its items may fail."""
-        at = (own.topic, own.partition, own.offset)
-        if (*at, stage) not in self.dead:
-            self.dead[*at, stage] = DeadLetter(self.records[at], stage, reason, detail, hole)
-            self.report.reasons[reason.value] += 1
+    def dead_letters(self) -> list[DeadLetter]:
+        """The records that cannot be used, as they came."""
+        return [
+            DeadLetter(
+                self.records[one.own.topic, one.own.partition, one.own.offset],
+                one.stage,
+                one.reason,
+                one.detail,
+                one.hole,
+                one.items,
+            )
+            for one in self.deaths.dead.values()
+        ]
 
 
 class MemoryRunner:
@@ -47,6 +60,8 @@ class MemoryRunner:
         stores: URL of the store by stage name, from `run.bind`.
         topic_ids: Current topic id by topic, for roots that do not name theirs.
         accept: Risks taken on purpose; see `aggregations.reconcile.Risk`.
+        ends: Ends of the partitions as of now. A run that crashed may have folded what is below them; without them, any
+            record.
 
     Raises:
         RunRefusedError: The stores do not fit together or to the flow.
@@ -65,6 +80,7 @@ class MemoryRunner:
         *,
         topic_ids: Mapping[str, str] | None = None,
         accept: Sequence[str] = (),
+        ends: Mapping[tuple[str, int], int] | None = None,
     ) -> None:
         assert flow.topic is not None
         self.flow = flow
@@ -75,6 +91,9 @@ class MemoryRunner:
         self.report = Report()
         self._decoder = RecordDecoder(self.topic, flow.columns)
         self.run: Run = begin(flow, stores, accept=accept)
+        self._ends = ends
+        self._failed = False
+        self.run.doubted(ends or {})
 
     def process(self, records: Iterable[Record]) -> Report:
         """Fold and commit one batch: contiguous per partition, in order of offsets.
@@ -82,6 +101,7 @@ class MemoryRunner:
         Returns:
             What this batch did.
         """
+        self._failed = True
         batch = effect(Step.FETCH, lambda: self._fetch(records))
         consumed = self._consumed_ids(batch)
         incarnations = self.run.incarnations({**self.topic_ids, **consumed})
@@ -89,8 +109,10 @@ class MemoryRunner:
         for stage in self.flow.stages:
             applied = self._stage(stage, applied, batch, incarnations)
         self._finish(self.flow.tail, applied, batch)
+        if unlisted := batch.deaths.unlisted():
+            self.run.list_dead(unlisted)
         ends = {(record.topic, record.partition): record.offset + 1 for record in batch.records.values()}
-        manifest = self.run.following(ends, consumed, incarnations.merged())
+        manifest = self.run.following(ends, consumed, incarnations.merged(), batch.deaths.changes)
         commit(
             lambda: self._publish(batch),
             [(stage.name, lambda stage=stage: self._persist(stage, batch)) for stage in self.flow.stages],  # type: ignore[misc]
@@ -101,7 +123,11 @@ class MemoryRunner:
         )
         self.run.advanced(manifest)
         batch.report.batches = 1
+        batch.report.reasons.update(one.reason.value for one in batch.deaths.dead.values())
+        for name, copies in batch.deaths.copies.items():
+            batch.report.verdicts.setdefault(name, Counter())[Verdict.COPY.value] += copies
         self.report.add(batch.report)
+        self._failed = False
         return batch.report
 
     def states(self, stage: str) -> dict[bytes, KeyState]:
@@ -118,22 +144,35 @@ class MemoryRunner:
         return {key: result(state.fold) for key, state in self.states(stage).items() if state.folded}
 
     def close(self) -> None:
-        """Close the stores."""
+        """End the run and close the stores."""
+        if not self._failed:
+            with suppress(StoreError):  # another run has begun, or the store is away: then it did not end so
+                self.run.finish()
         self.run.close()
 
     def _fetch(self, records: Iterable[Record]) -> _Batch:
         found = {(record.topic, record.partition, record.offset): record for record in records}
-        return _Batch(found, Report(records=len(found)))
+        if self._ends is None:
+            self.run.doubted({(topic, partition): MAX_OFFSET for topic, partition, _ in found})
+        deaths = Deaths(
+            self.run.ledger, self.flow.stages[0].name, self.topic.siblings, self.topic_ids, self.flow.fronts
+        )
+        return _Batch(found, Report(records=len(found)), deaths)
 
     def _decode(self, batch: _Batch) -> list[Element[Any]]:
         elements: list[Element[Any]] = []
+        reading = Reading(self.run.ledger.seen, self.run.doubt)
         for record in batch.records.values():
+            own = replace(record.node, cluster=self.topic.cluster)
             try:
                 read = self._decoder.decode(record)
             except EnvelopeError as error:
-                batch.bury("", record.node, error.reason, error.detail)
+                again = reading.again(Lineage.of(error.chain or (), own).resolved(self.topic_ids), record.key)
+                batch.deaths.unread(own, error, key=record.key, again=again)
                 continue
-            elements.append(read.element(record.headers))
+            again = reading.again(read.lineage.resolved(self.topic_ids), record.key)
+            elements.append(read.element(record.headers, again=again))
+        batch.deaths.changes.seen = reading.read
         return elements
 
     def _stage(self, stage: Stage, applied: Applied, batch: _Batch, incarnations: Incarnations) -> Applied:
@@ -141,6 +180,7 @@ class MemoryRunner:
         arrivals: list[Arrival] = arrive(
             stage.aggregate,
             applied,
+            ledger=self.run.ledger,
             topic_ids=self.topic_ids,
             incarnation=incarnations.verdict,
             siblings=self.topic.siblings,
@@ -156,9 +196,7 @@ class MemoryRunner:
         batch.outcomes[stage.name] = outcome
         batch.report.verdicts[stage.name] = outcome.verdicts
         batch.report.retired += outcome.retired
-        for one in outcome.decided:
-            if one.reason is not None:
-                batch.bury(stage.name, one.arrival.element.own, one.reason, one.detail, hole=one.hole)
+        batch.deaths.decided(stage.name, outcome.decided)
         batch.outputs += snapshots_of(
             stage,
             outcome.states,
@@ -171,21 +209,22 @@ class MemoryRunner:
         return Applied(emitted, applied.schema if stage.aggregate.emit is None else None)
 
     def _finish(self, steps: Sequence[Any], applied: Applied, batch: _Batch) -> None:
+        tail = enter_tail(applied, ledger=self.run.ledger, topic_ids=self.topic_ids, siblings=self.topic.siblings)
+        batch.deaths.tail(tail.filled, copies=tail.copies)
         applied = apply_steps(steps, applied.elements, applied.schema)
         self._gather(END_OF_FLOW, applied, batch)
 
     def _gather(self, stage: str, applied: Applied, batch: _Batch) -> None:
-        rejected: Rejected
         for rejected in applied.rejected:
-            batch.bury(stage, rejected.element.own, rejected.reason, rejected.detail)
+            batch.deaths.rejected(stage, rejected)
         batch.outputs += applied.outputs
         batch.report.filtered += applied.filtered
 
     def _publish(self, batch: _Batch) -> None:
         self.outputs += batch.outputs
         batch.report.outputs = len(batch.outputs)
-        if batch.dead:
-            effect(DEAD_LETTER, lambda: self.dead_letters.extend(batch.dead.values()))
+        if batch.deaths.dead:
+            effect(DEAD_LETTER, lambda: self.dead_letters.extend(batch.dead_letters()))
 
     def _persist(self, stage: Stage, batch: _Batch) -> None:
         save_states(self.run, stage, batch.outcomes[stage.name].states)

@@ -18,6 +18,7 @@ class DeadLetter:
         reason: Reason code.
         detail: What was wrong, without any value of the message.
         hole: It left a hole under its keys at that stage.
+        items: Its items that the flow diverted, by their index in each flat-map; empty for the record as a whole.
     """
 
     record: Record
@@ -25,6 +26,7 @@ class DeadLetter:
     reason: Reason
     detail: str
     hole: bool = False
+    items: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(slots=True)

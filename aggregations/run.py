@@ -3,15 +3,17 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 
 from aggregations.errors import FlowError
 from aggregations.flow import Flow, Stage
+from aggregations.ledger import Changes, Doubt, Entry, Ledger, merged
 from aggregations.reconcile import Risk, check_stores, refuse
 from envelope import Verdict
 from persistence.commit import store_order
-from persistence.faults import TERM, effect
+from persistence.faults import LEDGER, TERM, effect
 from persistence.manifest import Manifest, Progress, minimum
 from persistence.protocol import FlowRef, StageRef, StateStore
 from persistence.registry import open_store
@@ -108,6 +110,9 @@ class Run:
             beginning.
         accept_definition: Go on with states of another definition.
         manifests: (first stage of the store, its manifest), upstream first, as they were when the run began.
+        ledger: Dead letters without a hole, as `manifest` has them.
+        crashed: A run before this one did not end of its own accord: it may have folded what no manifest says.
+        doubt: Offset by topic and partition below which such a run may have folded records; see `ask_doubt`.
     """
 
     flow: Flow[object]
@@ -118,6 +123,12 @@ class Run:
     manifest: Manifest | None
     accept_definition: bool = False
     manifests: Sequence[tuple[str, Manifest | None]] = ()
+    ledger: Ledger = field(init=False)
+    crashed: bool = False
+    doubt: Doubt = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.ledger = Ledger.of(self.ref.flow, self.ref.generation, self.manifest)
 
     @property
     def start(self) -> dict[tuple[str, int], int]:
@@ -155,9 +166,13 @@ class Run:
         return Incarnations(self.manifest.incarnations if self.manifest else {}, current)
 
     def following(
-        self, offsets: Offsets, topic_ids: Mapping[str, str], incarnations: Mapping[str, tuple[str, ...]]
+        self,
+        offsets: Offsets,
+        topic_ids: Mapping[str, str],
+        incarnations: Mapping[str, tuple[str, ...]],
+        changes: Changes | None = None,
     ) -> Manifest:
-        """The manifest once a batch that ends at these next offsets is persisted.
+        """The manifest once a batch that ends at these next offsets is persisted, with its changes of the ledger.
 
         A manifest never goes back within an incarnation of a topic; a topic created again starts anew.
         """
@@ -180,6 +195,7 @@ class Run:
             # A consumed topic need not be anybody's root, and its ids must be in order of age all the same.
             incarnations=merge_incarnations(incarnations, {topic: [one] for topic, one in topic_ids.items() if one}),
             definitions=self.definitions(),
+            **self.ledger.changed(changes or Changes()).fields(),
         )
 
     def definitions(self) -> dict[str, str]:
@@ -209,7 +225,7 @@ class Run:
         for name, manifest in reversed(self.manifests):
             if manifest is None and begun:
                 continue  # accepted: it gets one with the first positions
-            noted = self._of_store(name, msgspec.structs.replace(manifest or Manifest(0, 0), term=self.term))
+            noted = self._of_store(name, msgspec.structs.replace(manifest or Manifest(0, 0, seen={}), term=self.term))
             if manifest is None or _stages(manifest) != _stages(noted):
                 effect(TERM, lambda name=name, noted=noted: self.save_manifest(name, noted))  # type: ignore[misc]
 
@@ -219,7 +235,7 @@ class Run:
         Records of a partition that expire before the first one of it is read are then missed as any others. A
         topic that was created again is not written down before a batch of it is folded.
         """
-        before = self.manifest or Manifest(self.term, 0)
+        before = self.manifest or Manifest(self.term, 0, **self.ledger.fields())
         begun = {partition: Progress(offset) for partition, offset in starts.items()}
         self.manifest = msgspec.structs.replace(before, positions={**before.positions, topic: begun})
         if before.positions == self.manifest.positions or before.topic_ids.get(topic, topic_id) != topic_id:
@@ -232,12 +248,43 @@ class Run:
             incarnations=merge_incarnations(before.incarnations, {name: [one] for name, one in named.items()}),
             definitions=self.definitions(),
         )
-        for name, _ in reversed(self.distinct_stores()):
-            effect(TERM, lambda name=name: self.save_manifest(name, self.manifest))  # type: ignore[misc]
+        self._save_everywhere(self.manifest)
 
-    def advanced(self, manifest: Manifest) -> None:
+    def _save_everywhere(self, manifest: Manifest) -> None:
+        """Write a manifest outside of a commit, downstream store first."""
+        for name, _ in reversed(self.distinct_stores()):
+            effect(TERM, lambda name=name: self.save_manifest(name, manifest))  # type: ignore[misc]
+
+    def advanced(self, manifest: Manifest | None) -> None:
         """Go on from a manifest that every store has."""
         self.manifest = manifest
+        self.ledger = Ledger.of(self.ref.flow, self.ref.generation, manifest)
+
+    def doubted(self, ends: Offsets) -> None:
+        """Doubt what a run that crashed may have read: all below the ends of the partitions as of this run's start."""
+        self.doubt = dict(ends) if self.crashed else {}
+
+    def finish(self) -> None:
+        """Say that this run ended of its own accord, with nothing begun behind its manifest."""
+        if self.manifest is not None:
+            self._save_everywhere(self._changed(clean=True))
+
+    def list_dead(self, entries: set[Entry]) -> None:
+        """List dead letters of inner stages in every store, before anything of their batch is persisted."""
+        self.rewrite_ledger(self.ledger.changed(Changes(added=entries)))
+
+    def rewrite_ledger(self, ledger: Ledger) -> None:
+        """Write another ledger into every store, where the flow is as far as it was."""
+        manifest = self._changed(**ledger.fields())
+        for name, _ in reversed(self.distinct_stores()):
+            effect(LEDGER, lambda name=name: self.save_manifest(name, manifest))  # type: ignore[misc]
+        self.advanced(manifest)
+
+    def _changed(self, **changed: Any) -> Manifest:
+        """A manifest that is as far as the one before."""
+        before = self.manifest or Manifest(self.term, 0)
+        fields = {"term": self.term, "definitions": self.definitions(), "clean": False, **changed}
+        return msgspec.structs.replace(before, **fields)
 
     def superseded(self) -> bool:
         """Whether a newer run has taken the term: it counts from there, whatever this one still has to do."""
@@ -280,7 +327,12 @@ def begin(
         run.manifests = [(name, store.load_manifest(ref)) for name, store in ordered]
         refuse(check_stores(flow.name, run.manifests, run.definitions(), run.homes()), accept)
         run._note_stages()
-    run.manifest = _common([manifest for _, manifest in run.manifests])
+        found = [manifest for _, manifest in run.manifests if manifest is not None]
+        run.advanced(_common([manifest for _, manifest in run.manifests], ref))
+        run.crashed = not all(manifest.clean for manifest in found)
+        if any(manifest.clean for manifest in found):
+            run.advanced(run._changed())  # from here on it has not ended of its own accord
+            run._save_everywhere(run._changed())
     return run
 
 
@@ -293,7 +345,7 @@ def look(flow: Flow[object], urls: Mapping[str, str], *, generation: int = 1) ->
         generation: Generation of the states.
     """
     with _opened(flow, urls, generation) as run:
-        run.manifest = run.stores[flow.stages[0].name].load_manifest(run.ref)
+        run.advanced(run.stores[flow.stages[0].name].load_manifest(run.ref))
     return run
 
 
@@ -317,7 +369,7 @@ def _stages(manifest: Manifest) -> tuple[object, ...]:
     return list(manifest.definitions.items()), manifest.kept
 
 
-def _common(manifests: Sequence[Manifest | None]) -> Manifest | None:
+def _common(manifests: Sequence[Manifest | None], ref: FlowRef) -> Manifest | None:
     """What all stores together say: of each partition the lowest offset, so that none misses a record.
 
     A store that was restored from an older copy, or that did not get its manifest any more, is
@@ -338,6 +390,7 @@ def _common(manifests: Sequence[Manifest | None]) -> Manifest | None:
         positions=positions,
         topic_ids={topic: _oldest(topic, found, incarnations) for one in found for topic in one.topic_ids},
         incarnations=incarnations,
+        **merged(Ledger.of(ref.flow, ref.generation, manifest) for manifest in found).fields(),
     )
 
 

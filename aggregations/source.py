@@ -107,8 +107,10 @@ class Decoded:
     event_time_us: int
     identity: str
 
-    def element(self, headers: tuple[tuple[str, bytes | None], ...]) -> Element[dict[str, object]]:
-        """The element that enters the flow, with its record's headers."""
+    def element(
+        self, headers: tuple[tuple[str, bytes | None], ...], *, again: bool = False
+    ) -> Element[dict[str, object]]:
+        """The element that enters the flow, with its record's headers; `again` if it may be a copy."""
         return Element(
             value=self.columns,
             key=self.key,
@@ -117,6 +119,7 @@ class Decoded:
             event_time_us=self.event_time_us,
             event_id=self.event_id,
             headers=headers,
+            again=again,
         )
 
 
@@ -159,8 +162,13 @@ class RecordDecoder:
         payload = message.payload
         if not self.topic.envelope and isinstance(self.topic.payload, Protobuf):
             payload = strip_frame(payload)
+        try:
+            columns = self._read(payload)
+        except EnvelopeError as error:
+            error.chain = message.chain
+            raise
         return Decoded(
-            columns=self._read(payload),
+            columns=columns,
             lineage=lineage,
             chain=message.chain,
             key=record.key,
@@ -177,8 +185,13 @@ class RecordDecoder:
             raise EnvelopeError(Reason.PAYLOAD_TOO_LARGE, f"{record.node}: {len(payload)} bytes, the limit is {limit}")
         if isinstance(self.topic.payload, Protobuf):
             payload = strip_frame(payload)
+        try:
+            columns = self._read(payload)
+        except EnvelopeError as error:
+            error.chain = ()
+            raise
         return Decoded(
-            columns=self._read(payload),
+            columns=columns,
             lineage=Lineage((self._own(record),)),
             chain=(),
             key=record.key,

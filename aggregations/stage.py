@@ -11,6 +11,7 @@ from aggregations.element import Element
 from aggregations.fields import Fields
 from aggregations.flow import Aggregate
 from aggregations.folds import check_state
+from aggregations.ledger import Entry
 from aggregations.rows import Schema, evaluate_values
 from envelope import (
     Decision,
@@ -19,13 +20,16 @@ from envelope import (
     Node,
     Position,
     Reason,
+    Route,
     Siblings,
     Standing,
     Verdict,
     Windows,
     in_order,
 )
+from envelope.lineage import Redriven
 
+_HELD = frozenset({Verdict.DUPLICATE, Verdict.DUPLICATE_IN_BATCH})
 _FIRST_SEEN = frozenset({Verdict.ACCEPTED, Verdict.LATE, Verdict.NEW_LANE})
 
 
@@ -40,6 +44,8 @@ class Arrival:
         incarnation: `NEW_INCARNATION` or `STALE_INCARNATION` when its root topic was created again.
         values: What `Fields.inputs` gave for it, or why it could not; empty for a fold in plain Python.
         transit: It was redriven to a stage further down and is held here: passed on, not folded.
+        entries: What the ledger has of it at this stage.
+        back: How it came back from the dead-letter topic; None when it did not.
     """
 
     element: Element[Any]
@@ -48,6 +54,8 @@ class Arrival:
     incarnation: Verdict | None = None
     values: Mapping[str, Any] | EnvelopeError = field(default_factory=dict)
     transit: bool = False
+    entries: tuple[Entry, ...] = ()
+    back: Redriven | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +100,18 @@ class Decided:
     def hole(self) -> bool:
         """Whether it left a hole under its key."""
         return self.decision.verdict is Verdict.REJECTED and not self.arrival.transit
+
+    @property
+    def proven(self) -> bool:
+        """Whether no attempt before can have folded it at any stage."""
+        element, route = self.arrival.element, self.arrival.standing.route
+        return route is Route.MISSING or (route is Route.PLAIN and not element.again)
+
+    @property
+    def filled(self) -> tuple[Entry, ...]:
+        """Entries of the ledger that are no longer missing: the state holds the event."""
+        settled = self.decision.fold or self.decision.verdict in _HELD
+        return self.arrival.entries if settled and not self.arrival.transit else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,12 +230,24 @@ def _fold_key(
                 break
             state = kept
             continue
+        if decision.verdict is Verdict.REDRIVEN:
+            late = passed_on(arrival.standing.route)
+            emitted = tuple(replace(element, route=late) for element in emitted)
         result.emitted[i] = emitted
         folded.append(arrival.standing)
     if folded:
         windows, retired = before.windows.folding(folded, size=stage.window, lanes=stage.lanes, batch=batch)
         result.state, result.retired = KeyState(state, windows, before.version), len(retired)
     return result
+
+
+def passed_on(route: Route) -> Route:
+    """How what was folded late goes on to the stages behind.
+
+    What the flow lists, or was healed upstream, they have not had. Of anything else an attempt that crashed may have
+    brought them.
+    """
+    return Route.MISSING if route in (Route.MISSING, Route.HEALED) else Route.RETRIED
 
 
 def _pass(stage: Aggregate, loaded: Mapping[bytes, KeyState], arrival: Arrival) -> Decided:

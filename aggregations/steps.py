@@ -1,7 +1,7 @@
 """The steps between source and stages, applied to elements: the per-message path."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
@@ -10,11 +10,13 @@ import polars as pl
 from aggregations.element import Element
 from aggregations.errors import FlowError
 from aggregations.expressions import Expression, key_bytes
-from aggregations.flow import Aggregate, Divert, Filter, FlatMap, Map, Predicate, Publish, Step
+from aggregations.flow import END_OF_FLOW, Aggregate, Divert, Filter, FlatMap, Map, Predicate, Publish, Step
+from aggregations.ledger import Entry, Ledger
 from aggregations.operators import schema_after
 from aggregations.rows import Schema, evaluate_values
-from aggregations.stage import Arrival, inputs_of
-from envelope import Envelope, EnvelopeError, Hop, Position, Reason, Siblings, Verdict, encode
+from aggregations.stage import Arrival, inputs_of, passed_on
+from envelope import Envelope, EnvelopeError, Hop, Lineage, Position, Reason, Route, Siblings, Standing, Verdict, encode
+from envelope.redrive import HEALED, LATE
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,13 +27,13 @@ class Rejected:
         element: The element as it stood before the step.
         reason: Reason code.
         detail: What was wrong, without any value of the message.
-        key: Stage key, where it is known.
+        whole: Every other item of its record is rejected with it.
     """
 
     element: Element[Any]
     reason: Reason
     detail: str
-    key: bytes | None = None
+    whole: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,21 @@ class Applied:
     filtered: int = 0
 
 
+@dataclass(slots=True)
+class Tail:
+    """What goes on behind the last stage.
+
+    Attributes:
+        applied: The elements.
+        filled: Entries of the ledger that are no longer missing.
+        copies: Redriven elements that were not missing.
+    """
+
+    applied: Applied
+    filled: set[Entry] = field(default_factory=set)
+    copies: int = 0
+
+
 def apply_steps(steps: Sequence[Step], elements: Sequence[Element[Any]], schema: Schema) -> Applied:
     """Run the steps in order.
 
@@ -85,7 +102,7 @@ def _divert(applied: Applied, step: Divert) -> None:
     away = _true(applied, step.when)
     for element, leaves in zip(applied.elements, away, strict=True):
         if leaves:
-            applied.rejected.append(Rejected(element, Reason.DIVERTED, "the flow diverts it"))
+            applied.rejected.append(Rejected(element, Reason.DIVERTED, "the flow diverts it", whole=False))
     applied.elements = [element for element, leaves in zip(applied.elements, away, strict=True) if not leaves]
 
 
@@ -144,13 +161,23 @@ def _republished(element: Element[Any], step: Publish, key: bytes | None) -> Env
         payload, content_type = msgspec.json.encode(element.value), "application/json"
     return Envelope(
         payload=payload,
-        chain=(*element.chain, hop),
+        chain=(*element.chain, *_late(element, hop), hop),
         key=key,
         event_id=element.event_id,
         event_time_us=element.event_time_us,
         content_type=content_type,
         destination=step.topic,
     )
+
+
+def _late(element: Element[Any], hop: Hop) -> tuple[Hop, ...]:
+    """The mark of what was folded late: its reader may have had newer events, and must not take it for a copy of them."""
+    if element.route is Route.PLAIN:
+        return ()
+    lineage, missing = element.lineage, element.route is Route.MISSING
+    if lineage.healed if missing else lineage.transparent:
+        return ()
+    return (replace(hop, via=HEALED if missing else LATE, index=None, rekeyed=False, transparent=True),)
 
 
 def _index(indices: tuple[int, ...]) -> int:
@@ -237,6 +264,7 @@ def arrive(
     stage: Aggregate,
     applied: Applied,
     *,
+    ledger: Ledger,
     topic_ids: Mapping[str, str],
     incarnation: Callable[[str, str], Verdict | None],
     siblings: Siblings,
@@ -247,6 +275,7 @@ def arrive(
     Args:
         stage: The stage.
         applied: The elements.
+        ledger: The flow's dead letters that left no hole.
         topic_ids: Current topic id by topic.
         incarnation: What a root topic's id is.
         siblings: Policy for equal positions without index and id.
@@ -258,18 +287,54 @@ def arrive(
     arrivals = []
     for element, key, values in zip(applied.elements, keys, inputs, strict=True):
         lineage = element.lineage.resolved(topic_ids)
-        standing = lineage.standing(
-            rekeyed=key != element.key or not stage.co_partitioned,
-            branch=element.branch,
-            indices=element.indices,
-            event_id=element.event_id if siblings is Siblings.EVENT_ID else "",
-            stage=stage.name,
-        )
-        root, redrive = lineage.root, lineage.redrive
+        standing = standing_of(element, lineage, siblings, rekeyed=key != element.key or not stage.co_partitioned)
+        root, back = lineage.root, lineage.redriven
         age = incarnation(root.topic, root.topic_id) if root.cluster == lineage.own.cluster else None
-        transit = redrive is not None and redrive.stage in later
-        arrivals.append(Arrival(element, key, standing, age, values, transit))
+        transit = (
+            back is not None
+            and back.redrive.stage in later
+            and ledger.mine(back.redrive)
+            and element.route is Route.PLAIN
+        )
+        entries = ledger.entries(stage.name, standing, back, element.indices)
+        route = ledger.route(stage.name, standing, back, entries)
+        if route is not standing.route:
+            standing = replace(standing, route=route)
+        arrivals.append(Arrival(element, key, standing, age, values, transit, entries, back))
     return arrivals
+
+
+def standing_of(element: Element[Any], lineage: Lineage, siblings: Siblings, *, rekeyed: bool = False) -> Standing:
+    """Where an element stands, before the ledger is asked; its `lineage` has the root's topic id."""
+    return lineage.standing(
+        rekeyed=rekeyed,
+        branch=element.branch,
+        indices=element.indices,
+        event_id=element.event_id if siblings is Siblings.EVENT_ID else "",
+        late=element.route,
+    )
+
+
+def enter_tail(applied: Applied, *, ledger: Ledger, topic_ids: Mapping[str, str], siblings: Siblings) -> "Tail":
+    """Let through what goes on behind the last stage: of what was redriven to there, only what is missing there."""
+    kept: list[Element[Any]] = []
+    tail = Tail(applied)
+    for element in applied.elements:
+        lineage = element.lineage.resolved(topic_ids)
+        back = lineage.redriven
+        if element.route is not Route.PLAIN or back is None or back.redrive.stage != END_OF_FLOW:
+            kept.append(element)
+            continue
+        standing = standing_of(element, lineage, siblings)
+        entries = ledger.entries(END_OF_FLOW, standing, back, element.indices)
+        route = ledger.route(END_OF_FLOW, standing, back, entries)
+        if route is Route.COPY:
+            tail.copies += 1
+            continue
+        tail.filled.update(entries)
+        kept.append(replace(element, route=passed_on(route)))
+    applied.elements = kept
+    return tail
 
 
 def _key(value: Any) -> Any:

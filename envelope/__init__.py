@@ -8,7 +8,7 @@ from envelope.codec import append_hop, decode, encode, encode_hop
 from envelope.errors import EnvelopeError, Reason
 from envelope.lanes import group_of
 from envelope.limits import DEFAULT_LIMITS, Limits
-from envelope.lineage import Edge, Lineage, Node, Position, Siblings, Standing, position_order
+from envelope.lineage import Edge, Lineage, Node, Position, Route, Siblings, Standing, position_order
 from envelope.message import FORMAT, Envelope, Hop
 from envelope.verdict import Verdict
 from envelope.windows import Decision, HolesFullError, Window, Windows, in_order
@@ -27,6 +27,7 @@ __all__ = [
     "Node",
     "Position",
     "Reason",
+    "Route",
     "Siblings",
     "Standing",
     "Verdict",

@@ -5,12 +5,15 @@
 | `hw-dlq-topic`, `hw-dlq-partition`, `hw-dlq-offset` | coordinates of the record |
 | `hw-dlq-topic-id` | Kafka's id of its topic, when known |
 | `hw-dlq-lineage` | `topic:partition:offset -> ...` from the root to the record |
-| `hw-dlq-stage` | stage that could not use it; absent in front of all stages |
+| `hw-dlq-stage` | stage that could not use it, or that it was on its way to; absent for a republisher's |
 | `hw-dlq-reason` | reason code |
 | `hw-dlq-error` | name of the exception's type, when there was one; never its text, which may quote values |
 | `hw-dlq-hole` | `1` when its state remembers that it is missing; a redriven copy is then folded wherever it stands |
+| `hw-dlq-items` | items of the record that the flow diverted, such as `1,3.0`; absent where it is the whole record |
+| `hw-dlq-form` | what the value is: `envelope` or `payload` |
 | `hw-dlq-attempt` | how many times it has been tried |
 | `hw-dlq-application` | flow or republisher that gave it up |
+| `hw-dlq-generation` | generation of that flow, unless it is the first |
 | `hw-dlq-time` | when, in ISO 8601 and UTC |
 | `hw-dlq-trimmed` | what did not fit: `value`, `headers`, `key`; the record itself stays at its coordinates |
 | `hw-dlq-value-bytes`, `hw-dlq-value-sha256` | length and digest of a trimmed value |
@@ -22,6 +25,7 @@ Dead letters of Kafka Connect (`__connect.errors.*`) and Spring Kafka (`kafka_dl
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from enum import StrEnum
 from hashlib import sha256
 from typing import Final, Self, TypeAlias
 
@@ -33,6 +37,15 @@ Headers: TypeAlias = Sequence[tuple[str, bytes | None]]
 PREFIX: Final = "hw-dlq-"
 _RECORD_OVERHEAD: Final = 256  # a record batch's own 61 bytes, lengths and deltas, with room to spare
 _HEADER_OVERHEAD: Final = 10  # two varint lengths of at most five bytes
+
+
+class Form(StrEnum):
+    """What a record's value is."""
+
+    ENVELOPE = "envelope"
+    """An envelope, or what should have been one."""
+    PAYLOAD = "payload"
+    """The payload itself: its topic has no envelopes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +65,9 @@ class DeadLetter:
         time_ms: When, in milliseconds since 1970; None when unknown.
         error: Name of the exception's type; empty when there was none.
         hole: The state of its key remembers that it is missing.
+        generation: Generation of the flow that gave it up.
+        items: Its items that the flow diverted, by their index in each flat-map; empty for the record as a whole.
+        form: What its value is; None when the letter does not say.
     """
 
     topic: str
@@ -66,6 +82,9 @@ class DeadLetter:
     time_ms: int | None = None
     error: str = ""
     hole: bool = False
+    generation: int = 1
+    items: tuple[tuple[int, ...], ...] = ()
+    form: Form | None = None
 
     def headers(self) -> list[tuple[str, bytes | None]]:
         """The headers that carry these facts."""
@@ -79,8 +98,11 @@ class DeadLetter:
             "reason": self.reason.value if self.reason else "",
             "error": self.error,
             "hole": "1" if self.hole else "",
+            "items": ",".join(".".join(map(str, item)) for item in self.items),
+            "form": self.form.value if self.form else "",
             "attempt": str(self.attempt),
             "application": self.application,
+            "generation": str(self.generation) if self.generation > 1 else "",
             "time": "" if self.time_ms is None else _time_text(self.time_ms),
         }
         return [(PREFIX + name, text.encode()) for name, text in texts.items() if text]
@@ -178,6 +200,9 @@ def _ours(found: dict[str, bytes]) -> dict[str, object] | None:
         "hole": texts.get("hole") == "1",
         "attempt": int(texts.get("attempt", "1")),
         "application": texts.get("application", ""),
+        "generation": int(texts.get("generation", "1")),
+        "items": tuple(tuple(map(int, item.split("."))) for item in texts.get("items", "").split(",") if item),
+        "form": Form(texts["form"]) if "form" in texts else None,
         "time_ms": _time_ms(texts["time"]) if "time" in texts else None,
     }
 

@@ -1,6 +1,10 @@
 """Why a message was refused: one closed set of reason codes, and the error that carries one."""
 
 from enum import StrEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from envelope.message import Hop
 
 
 class Reason(StrEnum):
@@ -67,12 +71,14 @@ class EnvelopeError(ValueError):
 
     Attributes:
         reason: Reason code.
+        chain: Source chain of the message, where its envelope could be read.
     """
 
     def __init__(self, reason: Reason, detail: str) -> None:
         super().__init__(reason, detail)
         self.reason = reason
         self.detail = detail
+        self.chain: tuple[Hop, ...] | None = None
 
     def __str__(self) -> str:
         return f"{self.reason.value}: {self.detail}"

@@ -7,12 +7,12 @@ node i+1 are joined by an edge: what the republisher that read node i made of it
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 from urllib.parse import quote
 
 from envelope.errors import EnvelopeError, Reason
 from envelope.message import Hop
-from envelope.redrive import Redrive, read_via
+from envelope.redrive import HEALED, Redrive, read_via
 
 Position: TypeAlias = tuple[int | str, ...]
 """Root offset, then the fan-out index of every edge; -1 where a republisher gave none. An event id may
@@ -44,6 +44,24 @@ class Siblings(StrEnum):
     """Equal positions within one batch are siblings and folded; in a later batch they are dropped."""
     DROP = "drop"
     """The second of equal positions is dropped."""
+
+
+class Route(StrEnum):
+    """How a message came to a stage: what its absence from the windows means."""
+
+    PLAIN = "plain"
+    """As it was published. At or below the floor of its lane it counts as a copy."""
+    RETRIED = "retried"
+    """Through a retry topic. At or below the floor nothing proves whether it was folded."""
+    MISSING = "missing"
+    """Known not to be folded here before this batch: the flow lists its event as a dead letter, or a stage in front of
+    this one folds it late. It is folded however far the windows are, unless the state holds it."""
+    HEALED = "healed"
+    """The same, on the word of a flow upstream, which may repeat it at any time."""
+    LETTER = "letter"
+    """Redriven. This flow gave its record up, but nothing proves that no copy of the event was folded before."""
+    COPY = "copy"
+    """Redriven. This flow did not give its record up, or has folded it since: only a hole takes it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,18 +111,29 @@ class Standing:
         lane: Within it, first deliveries arrive in rising position. Readable, and stored with the state.
         group: Path, root partition and root topic id: lanes of one group share their positions.
         position: Position within the lane.
-        transparent: It came by a retry or redrive route.
+        route: How it came.
         ambiguous: A fan-out index is missing and no event id stands in for it.
-        orphan: Lane and position of a redriven record that left no hole here: a lane of its own, by the
-            coordinates at which it died.
     """
 
     lane: str
     group: str
     position: Position
-    transparent: bool = False
+    route: Route = Route.PLAIN
     ambiguous: bool = False
-    orphan: tuple[str, Position] | None = None
+
+
+class Redriven(NamedTuple):
+    """A record that came back from the dead-letter topic.
+
+    Attributes:
+        redrive: What it says of itself.
+        place: Topic-partition in which it died, as `died_in` names it.
+        offset: Offset at which it died.
+    """
+
+    redrive: Redrive
+    place: str
+    offset: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +175,19 @@ class Lineage:
         """How it comes back from the dead-letter topic; None when it does not."""
         last = self.edges[-1] if self.edges else None
         return read_via(last.via) if last is not None and last.transparent else None
+
+    @property
+    def healed(self) -> bool:
+        """Whether its event was a dead letter upstream and was folded there late."""
+        return any(edge.transparent and edge.via == HEALED for edge in self.edges)
+
+    @property
+    def redriven(self) -> "Redriven | None":
+        """How it came back from the dead-letter topic, and where it died; None when it did not."""
+        if (redrive := self.redrive) is None:
+            return None
+        own = self.reduced().own
+        return Redriven(redrive, died_in(own), own.offset)
 
     def __str__(self) -> str:
         return " -> ".join(str(node) for node in self.nodes)
@@ -192,7 +234,7 @@ class Lineage:
         branch: tuple[str, ...] = (),
         indices: tuple[int, ...] = (),
         event_id: str = "",
-        stage: str = "",
+        late: Route = Route.PLAIN,
     ) -> Standing:
         """Return where the message stands at a stage.
 
@@ -201,7 +243,7 @@ class Lineage:
             branch: Names of the flow's own branches it went through.
             indices: Index in each flat-map of the flow it went through.
             event_id: Identity of the event, to be used when an index is missing; empty for none.
-            stage: Name of the stage; a redriven record left a hole at the one where it died at most.
+            late: How a stage in front of this one passes it on, if it folded it late.
         """
         line = self.reduced()
         position: Position = (
@@ -213,13 +255,16 @@ class Lineage:
         if missing and event_id:
             position = (*position, event_id)
         lane, group = line._names(rekeyed=rekeyed, branch=branch)
-        orphan = None
-        redrive = self.redrive
-        if redrive is not None and (not redrive.hole or (stage and redrive.passed(stage))):
-            died = line.own
-            # No lane of a path begins like this: "!" is not in a topic's name.
-            orphan = (f"!{_topic(died)}:{died.partition}#{died.topic_id}", (died.offset, *indices))
-        return Standing(lane, group, position, self.transparent, missing and not event_id, orphan)
+        route = self._route() if late is Route.PLAIN else late
+        return Standing(lane, group, position, route, missing and not event_id)
+
+    def _route(self) -> Route:
+        """How it came; who keeps a list of dead letters may know better of a copy."""
+        if self.redrive is not None:
+            return Route.COPY
+        if self.healed:
+            return Route.HEALED
+        return Route.RETRIED if self.transparent else Route.PLAIN
 
     def _names(self, *, rekeyed: bool, branch: tuple[str, ...]) -> tuple[str, str]:
         """Lane and group of a reduced lineage."""
@@ -239,6 +284,20 @@ def _node(hop: Hop, own: Node) -> Node:
     """The record that a hop read. Who redrives knows no clusters: back in its topic a record is in its own."""
     cluster = own.cluster if hop.transparent and not hop.cluster and hop.topic == own.topic else hop.cluster
     return Node(hop.topic, hop.partition, hop.offset, hop.topic_id, cluster)
+
+
+def died_in(node: Node) -> str:
+    """Name under which the dead letters of a topic-partition are listed. No group of lanes begins with "!"."""
+    return f"!{_topic(node)}:{node.partition}#{node.topic_id}"
+
+
+def event_of(position: Position, items: int) -> Position:
+    """Position of the element that the last `items` flat-maps of a flow made this one of."""
+    if not items:
+        return position
+    if isinstance(position[-1], str):  # an event id stays at the end
+        return (*position[: -1 - items], position[-1])
+    return position[:-items]
 
 
 def _topic(node: Node) -> str:

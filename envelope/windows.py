@@ -10,17 +10,23 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from envelope.lanes import group_of
-from envelope.lineage import Position, Siblings, Standing, position_order
+from envelope.lineage import Position, Route, Siblings, Standing, position_order
 from envelope.verdict import Verdict
 
 WINDOW = 32
 """Positions remembered per lane: the disorder of one lane that is still folded exactly."""
 LANES = 256
 """Lanes with a window per state; the one longest unused is retired to its floor."""
+HEALED = 1024
+"""Positions remembered per group that were folded late: below a floor, or because a list of dead letters said so."""
 HOLES = 1024
 """Dead-lettered positions per state."""
 
 _SEARCH = 16  # positions that are put into a set in the time of one search
+
+
+_LATE = (Route.MISSING, Route.HEALED, Route.LETTER)
+"""Routes of what may be folded below the floor of its lane."""
 
 
 class HolesFullError(Exception):
@@ -72,9 +78,23 @@ class Window:
         cut = max(len(every) - size, 0)
         return Window(tuple(every[cut:]), every[cut - 1] if cut else self.floor, max(self.used, used))
 
+    def healing(self, positions: Iterable[Position], batch: int) -> "Window":
+        """Return the window with positions held that were folded late, in no order of their own.
+
+        Until a batch is committed it may be judged again, so none of its own is evicted; of the others the highest are
+        kept. Positions may lie below the floor.
+        """
+        fresh = set(positions)
+        old = [position for position in self.held if position not in fresh]
+        cut = 0 if self.used == batch else min(max(len(old) + len(fresh) - HEALED, 0), len(old))
+        floor = self.floor
+        if cut and (floor is None or old[cut - 1] > floor):
+            floor = old[cut - 1]
+        return Window(tuple(sorted(fresh.union(old[cut:]))), floor, max(self.used, batch))
+
     def retired(self) -> "Window":
         """Return the window with its floor at its highest position, and nothing else."""
-        return Window((), self.highest)
+        return Window((), max((at for at in (self.highest, self.floor) if at is not None), default=None))
 
 
 class Group:
@@ -163,30 +183,35 @@ class Windows:
             return Decision(Verdict.DUPLICATE_IN_BATCH, fold=False)
         if one.position in self.holes.get(one.group, ()):
             return Decision(Verdict.REDRIVEN, fold=True)
-        if one.orphan is not None:
-            return self._decide_orphan(one, *one.orphan)
+        if one.route is Route.COPY:
+            return Decision(Verdict.COPY, fold=False)
+        if one.route in _LATE:
+            proven = one.route is Route.MISSING or not self._passed(one)
+            return Decision(Verdict.REDRIVEN, fold=True) if proven else Decision(Verdict.UNPROVEN, fold=False)
         if window is None:
             return Decision(Verdict.NEW_LANE if met and one.lane not in met else Verdict.ACCEPTED, fold=True)
         if window.reaches(one.position):
-            return Decision(Verdict.UNPROVEN if one.transparent else Verdict.BELOW_FLOOR, fold=False)
+            return Decision(Verdict.UNPROVEN if one.route is Route.RETRIED else Verdict.BELOW_FLOOR, fold=False)
         late = window.highest is not None and one.position < window.highest
         return Decision(Verdict.LATE if late else Verdict.ACCEPTED, fold=True)
 
-    def _decide_orphan(self, one: Standing, lane: str, position: Position) -> Decision:
-        """Decide about a redriven record without a hole that no lane of its path holds."""
-        window, others = self.lanes.get(lane, Window()), self.lanes.get(_orphans(one))
-        # The event may have died twice, as two copies, and the other one have come back below the floor.
-        if window.holds(position) or (others is not None and not one.ambiguous and others.holds(one.position)):
-            return Decision(Verdict.DUPLICATE, fold=False)
-        if window.reaches(position):
-            return Decision(Verdict.UNPROVEN, fold=False)
-        return Decision(Verdict.REDRIVEN, fold=True)
+    def _passed(self, one: Standing) -> bool:
+        """Whether what is below the windows may be `one`: then nothing proves that it was not folded."""
+        floors = [window for lane, window in self.lanes.items() if group_of(lane) == one.group]
+        if one.route is Route.HEALED:
+            # Below the floors of its path it is expected. What was healed before is remembered, up to a limit.
+            healed = self.lanes.get(_healed(one.group), Window())
+            return healed.reaches(one.position) and any(window.reaches(one.position) for window in floors)
+        return any(window.reaches(one.position) for window in floors)
 
     def _holds(self, one: Standing, window: Window | None) -> bool:
         if window is not None and window.holds(one.position):
             return True
         if len(self.lanes) == (window is not None):
             return False
+        healed = self.lanes.get(_healed(one.group))
+        if healed is not None and not one.ambiguous and healed.holds(one.position):
+            return True
         group = self.group(one.group)
         return group is not None and group.holds(one.position)
 
@@ -198,17 +223,15 @@ class Windows:
         holes = dict(self.holes)
         for one in folded:
             positions.setdefault(one.lane, []).append(one.position)
-            if one.orphan is not None:
-                positions.setdefault(one.orphan[0], []).append(one.orphan[1])
-                positions.setdefault(_orphans(one), []).append(one.position)
+            if one.route in _LATE:
+                positions.setdefault(_healed(one.group), []).append(one.position)
             if one.position in holes.get(one.group, ()):
                 holes[one.group] = holes[one.group] - {one.position}
         known = dict(self.lanes)
         for lane, added in positions.items():
-            # Letters come back in no order of their own: their lanes are wide, and give way to no other.
-            width = max(size, WINDOW) if _is_of_orphans(lane) else size
-            known[lane] = known.get(lane, Window()).adding(added, width, batch)
-        retired = retire(known, lanes)
+            before = known.get(lane, Window())
+            known[lane] = before.healing(added, batch) if is_healed(lane) else before.adding(added, size, batch)
+        retired = retire(known, lanes, batch)
         return Windows(known, {group: left for group, left in holes.items() if left}), retired
 
     def leaving_hole(self, one: Standing, limit: int = HOLES) -> "Windows":
@@ -227,21 +250,24 @@ class Windows:
         return replace(self, holes={**self.holes, one.group: present | {one.position}})
 
 
-def _orphans(one: Standing) -> str:
-    """Lane that remembers the orphans of a group by their position. No lane of a path begins like this."""
-    return f"!{one.group}"
+def _healed(group: str) -> str:
+    """Lane that remembers what of a group was folded late. No lane of a path begins like this."""
+    return f"!{group}"
 
 
-def _is_of_orphans(lane: str) -> bool:
+def is_healed(lane: str) -> bool:
+    """Whether a lane remembers what was folded late, out of the order of its path."""
     return lane.startswith("!")
 
 
-def retire(known: dict[str, Window], limit: int) -> tuple[str, ...]:
+def retire(known: dict[str, Window], limit: int, batch: int) -> tuple[str, ...]:
     """Retire the lanes that are beyond the limit, those first that were used last longest ago, and return their names."""
     active = [lane for lane, window in known.items() if window.held]
-    orphans = [lane for lane in active if _is_of_orphans(lane)]
-    paths = [lane for lane in active if not _is_of_orphans(lane)] if orphans else active
-    gone = (*_longest_unused(paths, known, limit), *_longest_unused(orphans, known, max(limit, LANES)))
+    late = [lane for lane in active if is_healed(lane)]
+    paths = [lane for lane in active if not is_healed(lane)] if late else active
+    # They give way to no other lane, and what this batch holds is needed until it is committed.
+    late = [lane for lane in late if known[lane].used < batch]
+    gone = (*_longest_unused(paths, known, limit), *_longest_unused(late, known, max(limit, LANES)))
     for lane in gone:
         known[lane] = known[lane].retired()
     return gone

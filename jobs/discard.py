@@ -1,4 +1,4 @@
-"""Give dead letters up: the holes that they left are filled, and nothing is folded."""
+"""Give dead letters up: their holes are filled, they are struck from the ledger, and nothing is folded."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
@@ -21,10 +21,10 @@ _BATCH = 1000
 
 @dataclass(slots=True)
 class Discarded(Handled):
-    """What was found and done: the holes of the letters are filled.
+    """What was found and done: the holes of the letters are filled, and the ledger lists them no longer.
 
     Attributes:
-        no_hole: Letters that were meant and have no hole (any more): nothing waits for them.
+        no_hole: Letters that were meant and are not missing (any more): nothing waits for them.
     """
 
     no_hole: int = 0
@@ -68,7 +68,7 @@ def discard(
     found, result = Letters(settings, letters), Discarded()
     opened = begin(flow, stores, generation=generation) if apply else look(flow, stores, generation=generation)
     with closing(opened) as run:
-        meant = _meant(found, flow.name, selection or Selection(), result, progress)
+        meant = _meant(found, (flow.name, generation), selection or Selection(), result, progress)
         while batch := dict(islice(meant, _BATCH)):
             _fill(run, batch, result, apply=apply)
     return result
@@ -76,12 +76,12 @@ def discard(
 
 def _meant(
     letters: Letters,
-    flow: str,
+    flow: tuple[str, int],
     selection: Selection,
     result: Discarded,
     progress: Callable[[int, int], None] | None,
 ) -> Iterator[tuple[Node, tuple[Letter, DeadLetter]]]:
-    """The letters that can have a hole, by the coordinates at which they died: a crash writes one twice."""
+    """The letters of one generation of a flow, by the coordinates at which they died: a crash writes one twice."""
     for done, letter in enumerate(letters, start=1):
         if progress is not None:
             progress(done, letters.total)
@@ -89,27 +89,26 @@ def _meant(
             result.foreign += 1
             continue
         result.letters += 1
-        if facts.application != flow or not selection.takes(facts):
+        if (facts.application, facts.generation) != flow or not selection.takes(facts):
             result.left += 1
-        elif not facts.hole:
-            result.no_hole += 1
         else:
             yield Node(facts.topic, facts.partition, facts.offset, facts.topic_id), (letter, facts)
 
 
 def _fill(run: Run, batch: Mapping[Node, tuple[Letter, DeadLetter]], result: Discarded, *, apply: bool) -> None:
-    records = []
+    records, unreadable = [], {}
     for node, (letter, facts) in batch.items():
         try:
             value = redriven(letter.key, letter.value, letter.headers, facts, letter.place)
         except EnvelopeError as error:
-            result.unusable[error.reason.value] += 1
+            unreadable[node] = error
             continue
         records.append(
             Record(node.topic, node.partition, node.offset, letter.key, value, 0, tuple(letter.headers), node.topic_id)
         )
-    for node, count in fill_holes(run, records, apply=apply).items():
+    for node, found in fill_holes(run, records, unreadable=list(unreadable), apply=apply).items():
         facts = batch[node][1]
+        count = found or unreadable.get(node, found)
         if isinstance(count, EnvelopeError):
             result.unusable[count.reason.value] += 1
         elif count:

@@ -5,11 +5,13 @@ hole fills it, however far its lane has gone on; one that left none stands in a 
 twice does no harm.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
+from dataclasses import replace
 
 from envelope import Envelope, EnvelopeError, Hop, append_hop, decode, encode
-from envelope.deadletter import PREFIX, DeadLetter, Headers, own_headers
+from envelope.codec import is_sealed
+from envelope.deadletter import PREFIX, DeadLetter, Form, Headers, own_headers
 from envelope.errors import Reason
 from envelope.redrive import Redrive, redrive_hops
 from jobs.letters import Handled, Letter, Letters, Selection
@@ -51,7 +53,7 @@ def redrive(
     """
     found, selection, result = Letters(settings, letters), selection or Selection(), Handled()
     with AcknowledgedProducer(settings) if apply else nullcontext() as producer:
-        back = _Back(Topics(settings), producer, mend, result)
+        back = _Back(Topics(settings), producer, mend, result, asserted=selection.unproven)
         for done, letter in enumerate(found, start=1):
             if letter.facts is None:
                 result.foreign += 1
@@ -73,18 +75,28 @@ class _Back:
     """The way back; without a producer everything is only counted."""
 
     def __init__(
-        self, topics: Topics, producer: AcknowledgedProducer | None, mend: Mend | None, result: Handled
+        self,
+        topics: Topics,
+        producer: AcknowledgedProducer | None,
+        mend: Mend | None,
+        result: Handled,
+        *,
+        asserted: bool,
     ) -> None:
         self._topics = topics
         self._producer = producer
         self._mend = mend
         self._result = result
+        self._asserted = asserted
         self._partitions: dict[str, int] = {}
 
     def bring(self, letter: Letter, facts: DeadLetter) -> None:
         """Produce a letter to the partition where it died; where that is not any more, its key decides."""
         try:
-            value = redriven(letter.key, letter.value, letter.headers, facts, letter.place, self._mend)
+            asserted = self._asserted and facts.reason is Reason.UNPROVEN
+            value = redriven(
+                letter.key, letter.value, letter.headers, facts, letter.place, self._mend, asserted=asserted
+            )
         except EnvelopeError as error:
             self._result.unusable[error.reason.value] += 1
             return
@@ -108,12 +120,19 @@ class _Back:
 
 
 def redriven(
-    key: bytes | None, value: bytes | None, headers: Headers, letter: DeadLetter, place: Hop, mend: Mend | None = None
+    key: bytes | None,
+    value: bytes | None,
+    headers: Headers,
+    letter: DeadLetter,
+    place: Hop,
+    mend: Mend | None = None,
+    *,
+    asserted: bool = False,
 ) -> bytes:
     """Return the value that brings a letter back.
 
-    An envelope gets two hops more. Any other value, of a topic without envelopes, is wrapped into an envelope that
-    carries them; the reader of such a topic knows it by its last hop.
+    An envelope gets two hops more. A payload, of a topic without envelopes, is wrapped into an envelope that carries
+    them; the reader of such a topic knows it by its last hop. The letter's headers say which of them it is.
 
     Args:
         key: The letter's key.
@@ -121,32 +140,81 @@ def redriven(
         headers: The letter's headers.
         letter: What they say.
         place: Coordinates of the letter.
-        mend: Makes a new value first.
+        mend: Makes a new value first: an envelope, or a payload that takes the place of the letter's and keeps its
+            chain.
+        asserted: The operator asserts that it was never folded where it died.
 
     Raises:
         EnvelopeError: The value was trimmed, is a damaged envelope, or none where one is expected; `mend` can
             help. Or `mend` itself raised.
     """
-    if mend is not None:
-        value = _mended(mend, key, value)
-    elif any(name == f"{PREFIX}trimmed" for name, _ in headers):
+    if mend is None and any(name == f"{PREFIX}trimmed" for name, _ in headers):
         raise EnvelopeError(Reason.TRUNCATED, "the letter was trimmed; the record itself stays at its coordinates")
-    elif letter.reason is Reason.NOT_AN_ENVELOPE:
-        # In an envelope around it, it would be taken for a payload.
-        raise EnvelopeError(Reason.NOT_AN_ENVELOPE, "it would die again; mend it into an envelope or a payload")
     died = Hop(letter.topic, letter.partition, letter.offset, topic_id=letter.topic_id)
-    hops = redrive_hops(died, place, Redrive(letter.stage, letter.hole))
+    back = Redrive(letter.stage, letter.hole, letter.application, asserted, letter.generation)
+    hops = redrive_hops(died, place, back)
+    if mend is not None:
+        return _rebuilt(value, _mended(mend, key, value), letter, key, hops)
     if value is None:
         raise EnvelopeError(Reason.EMPTY, "a record without a value cannot carry a chain")
+    if not _is_envelope(value, letter):
+        if letter.reason is Reason.NOT_AN_ENVELOPE:
+            # In an envelope around it, it would be taken for a payload.
+            raise EnvelopeError(Reason.NOT_AN_ENVELOPE, "it would die again; mend it into an envelope or a payload")
+        return encode(Envelope(value, chain=hops, key=key))
+    decode(value)
+    for hop in hops:
+        value = append_hop(value, hop)
+    return value
+
+
+def _is_envelope(value: bytes, letter: DeadLetter) -> bool:
+    """Whether a letter's value is an envelope. A letter of another system does not say; only a checksum proves it.
+
+    Raises:
+        EnvelopeError: It may be one or not.
+    """
+    if letter.form is not None:
+        return letter.form is Form.ENVELOPE and letter.reason is not Reason.NOT_AN_ENVELOPE
     try:
         decode(value)
     except EnvelopeError as error:
         if error.reason is not Reason.NOT_AN_ENVELOPE:
             raise
-        return encode(Envelope(value, chain=hops, key=key))
-    for hop in hops:
-        value = append_hop(value, hop)
-    return value
+        return False
+    if not is_sealed(value):
+        raise EnvelopeError(
+            Reason.NOT_AN_ENVELOPE,
+            "its bytes can be read as an envelope without a checksum, and its headers do not say whether it is one; "
+            "mend it into an envelope",
+        )
+    return True
+
+
+def _rebuilt(value: bytes | None, mended: bytes, letter: DeadLetter, key: bytes | None, hops: Iterable[Hop]) -> bytes:
+    """What the user made of a letter, with the chain that the letter had.
+
+    Raises:
+        EnvelopeError: Nobody knows the chain, so the copies of the record could not be recognised.
+    """
+    try:
+        new = decode(mended) if is_sealed(mended) else None
+    except EnvelopeError:
+        new = None
+    old = None
+    if letter.form is not Form.PAYLOAD and value is not None:
+        try:
+            old = decode(value)
+        except EnvelopeError as error:
+            if new is None and error.reason is not Reason.NOT_AN_ENVELOPE:
+                raise EnvelopeError(
+                    error.reason, "its chain cannot be read, and a payload has none: mend it into an envelope"
+                ) from error
+    if new is None:
+        new = replace(old, payload=mended) if old is not None else Envelope(mended, key=key)
+    elif not new.chain and old is not None:
+        new = new.with_chain(old.chain)
+    return encode(new.with_chain((*new.chain, *hops)))
 
 
 def _mended(mend: Mend, key: bytes | None, value: bytes | None) -> bytes:

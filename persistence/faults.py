@@ -39,6 +39,7 @@ PID = "HEADWATER_FAULT_PID"
 TERM = "term"
 FENCE = "fence"
 DEAD_LETTER = "dead_letter"
+LEDGER = "ledger"
 REPUBLISH_PRODUCE = "republish:produce"
 REPUBLISH_FLUSH = "republish:flush"
 REPUBLISH_DEAD_LETTER = "republish:dead_letter"
@@ -60,6 +61,7 @@ _POINTS = {
     Step.FOLD: Step.FOLD.text,
     Step.PUBLISH: Step.PUBLISH.text,
     DEAD_LETTER: "dead letters of a flow are produced and acknowledged, within publish",
+    LEDGER: "dead letters without a hole are listed in the manifests, before anything is persisted",
     Step.PERSIST.of("STAGE"): Step.PERSIST.text,
     write_of("STAGE"): "a part of a stage's states is written by one transaction or script, within persist",
     Step.MANIFEST.of("STORE"): Step.MANIFEST.text,

@@ -37,6 +37,10 @@ class Manifest(msgspec.Struct, frozen=True):
             consumed or named as a root, in the order of first sight.
         definitions: Definition hash of every stage of the flow, in its order.
         kept: The stages that this store keeps; empty when it was written before that was noted.
+        dead: Positions of dead letters that left no hole, per stage and group (`aggregations.ledger`).
+        forgotten: Number of further ones per stage that were too many to be listed.
+        seen: Highest position read per route; None when it is not known of every route.
+        clean: The run that wrote it ended of its own accord: no batch was begun after it.
         schema: Version of this layout.
     """
 
@@ -47,6 +51,10 @@ class Manifest(msgspec.Struct, frozen=True):
     incarnations: Mapping[str, tuple[str, ...]] = {}
     definitions: Mapping[str, str] = {}
     kept: tuple[str, ...] = ()
+    dead: Mapping[str, Mapping[str, tuple[tuple[int | str, ...], ...]]] = {}
+    forgotten: Mapping[str, int] = {}
+    seen: Mapping[str, tuple[int | str, ...]] | None = None
+    clean: bool = False
     schema: int = SCHEMA
 
     @property

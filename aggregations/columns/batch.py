@@ -14,7 +14,8 @@ from aggregations.columns import schema
 from aggregations.columns.signature import Signature
 from aggregations.element import Record
 from aggregations.source import MAX_TIMESTAMP_MS
-from envelope import Reason, Siblings, Standing
+from envelope import EnvelopeError, Route, Siblings, Standing
+from envelope.lineage import Redriven
 
 
 class Rejection(NamedTuple):
@@ -22,13 +23,11 @@ class Rejection(NamedTuple):
 
     Attributes:
         row: Its row in the input.
-        reason: Reason code.
-        detail: The rule it broke.
+        error: Why, with the chain where that could be read.
     """
 
     row: int
-    reason: Reason
-    detail: str
+    error: EnvelopeError
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,10 +95,10 @@ class Batch:
         """Position components by row; `schema.MISSING` where a position is shorter."""
         return position_arrays(self.frame)
 
-    def standing(self, row: int, *, rekeyed: bool, stage: str = "") -> Standing:
-        """Where the message in row `row` of `frame` stands, as the pure code has it."""
+    def standing(self, row: int, *, rekeyed: bool) -> Standing:
+        """Where the message in row `row` of `frame` stands, as the pure code has it before a ledger is asked."""
         named = self.frame.row(row, named=True)
-        return standing(named, self.signatures, rekeyed=rekeyed, siblings=self.siblings, stage=stage)
+        return standing(named, self.signatures, rekeyed=rekeyed, siblings=self.siblings)
 
 
 def position_arrays(frame: pl.DataFrame) -> list[npt.NDArray[np.int64]]:
@@ -116,21 +115,24 @@ def standing(
     *,
     rekeyed: bool,
     siblings: Siblings = Siblings.EVENT_ID,
-    stage: str = "",
 ) -> Standing:
-    """Return the standing of a row of a frame: its system and position columns by name."""
+    """Return the standing of a row of a frame, by name of its system and position columns, before a ledger is asked."""
     signature = signatures[row[schema.SIGNATURE]]
     place = signature.place(rekeyed=rekeyed)
     position = tuple(row[schema.position(component)] for component in range(signature.width))
     event_id = row[schema.EVENT_ID] if siblings is Siblings.EVENT_ID else ""
     if signature.missing and event_id:
         position = (*position, event_id)
-    orphan = None
-    if signature.is_orphan(stage):
-        orphan = (signature.orphan, (row[schema.position(signature.width)],))
-    return Standing(
-        place.lane, place.group, position, signature.transparent, signature.missing and not event_id, orphan
-    )
+    late = row.get(schema.LATE)
+    route = Route(late) if late else signature.route
+    return Standing(place.lane, place.group, position, route, signature.missing and not event_id)
+
+
+def redriven(row: Mapping[str, Any], signatures: Sequence[Signature]) -> Redriven | None:
+    """How the record of a row came back from the dead-letter topic; None when it did not."""
+    signature = signatures[row[schema.SIGNATURE]]
+    back = signature.back
+    return None if back is None else back._replace(offset=row[schema.position(signature.width)])
 
 
 def _array(column: pa.Array | pa.ChunkedArray, kind: pa.DataType | None = None) -> pa.Array:

@@ -19,7 +19,7 @@ from aggregations.columns.batch import Batch, Inputs, Rejection
 from aggregations.columns.hops import Hops, Ints
 from aggregations.columns.payload import payload_columns
 from aggregations.columns.seal import Mask
-from aggregations.columns.signature import Route, Signature, Signatures, route_of
+from aggregations.columns.signature import Signature, Signatures, Way, way_of
 from aggregations.columns.structure import Structure
 from aggregations.payload import Protobuf
 from aggregations.protobuf import MessageType, trimmed
@@ -62,10 +62,10 @@ class _Codes:
     """The signatures of one batch, numbered."""
 
     known: Signatures
-    numbers: dict[Route, int] = field(default_factory=dict)
+    numbers: dict[Way, int] = field(default_factory=dict)
     signatures: list[Signature] = field(default_factory=list)
 
-    def of(self, route: Route) -> int:
+    def of(self, route: Way) -> int:
         """Number of a route's signature; -1 for a loop."""
         if route not in self.numbers:
             signature = self.known.of(route)
@@ -206,7 +206,7 @@ class Decoder:
             try:
                 read.append((row, self._one.decode(inputs.record(row))))
             except EnvelopeError as error:
-                rejected.append(Rejection(row, error.reason, error.detail))
+                rejected.append(Rejection(row, error))
         positions = [_position(one) for _, one in read]
         width = max(map(len, positions), default=1)
         columns = {name: [one.columns[name] for _, one in read] for name in self.schema}
@@ -215,7 +215,7 @@ class Decoder:
             columns=pl.DataFrame(columns, schema=self.schema) if columns else pl.DataFrame(height=len(read)),
             event_time_us=np.array([one.event_time_us for _, one in read], np.int64),
             event_id=pl.Series([one.event_id for _, one in read], dtype=pl.String),
-            codes=np.array([codes.of(route_of(one.chain, one.lineage.own)) for _, one in read], np.int64),
+            codes=np.array([codes.of(way_of(one.chain, one.lineage.own)) for _, one in read], np.int64),
             positions=[
                 np.array([one[i] if i < len(one) else schema.MISSING for one in positions], np.int64)
                 for i in range(width)
@@ -259,15 +259,15 @@ def _positions(hops: Hops, codes: Ints, signatures: Sequence[Signature], own_off
             rows = np.flatnonzero(codes == code)
             for component, edge in enumerate(signature.edges, start=1):
                 positions[component][rows] = hops.indices_at(edge, rows)
-            if signature.orphan:
+            if signature.back is not None:
                 positions[signature.width][rows] = hops.offsets_at(signature.died, rows)
     return positions
 
 
 def _position(one: Decoded) -> list[int]:
-    line, redrive = one.lineage.reduced(), one.lineage.redrive
+    line = one.lineage.reduced()
     position = [line.root.offset, *(NO_INDEX if edge.index is None else edge.index for edge in line.edges)]
-    return position if redrive is None or (redrive.hole and not redrive.stage) else [*position, line.own.offset]
+    return position if one.lineage.redrive is None else [*position, line.own.offset]
 
 
 def _filtered(values: pa.BinaryArray, mask: Mask) -> tuple[Ints, pa.BinaryArray]:

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from aggregations.columns.seal import Mask
-from aggregations.columns.signature import Route, Step
+from aggregations.columns.signature import Step, Way
 from envelope import EnvelopeError, Limits
 from envelope.limits import MAX_OFFSET, check_topic
 from envelope.lineage import NO_INDEX
@@ -117,7 +117,7 @@ class Hops:
         zero = np.zeros(rows, np.int64)
         return cls(zero, zero, zero[:0], zero[:0], zero[:0], (), np.ones(rows, np.bool_))
 
-    def routes(self, topic: pa.StringArray, partition: Ints) -> tuple[Ints, list[Route]]:
+    def routes(self, topic: pa.StringArray, partition: Ints) -> tuple[Ints, list[Way]]:
         """Number the routes.
 
         Args:

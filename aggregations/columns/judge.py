@@ -4,7 +4,7 @@ With a batch in the order of (key, position, lane), every message may be judged 
 before the batch and by what the batch accepted before it (see `Windows.judge`). So a message above
 everything that its key's group of lanes holds is new unless it comes twice, which neighbours show. Only the
 rest needs a look into a window. Keys for which arrays do not say all are left to the pure code: those with
-holes, with exotic messages, or with one position in two lanes of a group.
+holes or late folds, with exotic messages, or with one position in two lanes of a group.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ import numpy.typing as npt
 from aggregations.columns.order import Ints, Mask, distinct_lanes, fold_order, numbered, positions_of
 from aggregations.columns.signature import Place
 from envelope import Position, Verdict, Window, Windows
-from envelope.windows import Group
+from envelope.windows import Group, is_healed
 
 VERDICTS: Final = tuple(Verdict)
 """Verdicts by their number in `Judged.verdicts`."""
@@ -72,12 +72,16 @@ def judge(
     _look_up(batch, held, verdicts, fold)
     _repeat(repeats, verdicts, fold)
     _new_lanes(batch, held, verdicts, fold)
-    pure_keys = np.fromiter((bool(one.holes) for one in windows), np.bool_, len(windows))
+    pure_keys = np.fromiter((bool(one.holes) or _has_healed(one) for one in windows), np.bool_, len(windows))
     pure_keys[keys[exotic]] = True
     pure_keys[_across_lanes(batch, same, repeats)] = True
     verdicts_by_row, fold_by_row = np.empty_like(verdicts), np.empty_like(fold)
     verdicts_by_row[order], fold_by_row[order] = verdicts, fold
     return Judged(order, verdicts_by_row, fold_by_row, pure_keys[keys])
+
+
+def _has_healed(windows: Windows) -> bool:
+    return len(windows.lanes) > 1 and any(map(is_healed, windows.lanes))
 
 
 @dataclass(frozen=True, slots=True)

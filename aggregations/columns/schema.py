@@ -14,6 +14,10 @@ EVENT_TIME: Final = "_event_time_us"
 EVENT_ID: Final = "_event_id"
 SIGNATURE: Final = "_signature"
 EXOTIC: Final = "_exotic"
+AGAIN: Final = "_again"
+"""It may be a copy (`Element.again`). Boolean; there only where a row is one, null for false."""
+LATE: Final = "_late"
+"""`Element.route` of what a stage of this flow folded late, as text. String; there only where a row has one."""
 
 SYSTEM: Final[dict[str, pl.DataType]] = {
     ROW: pl.UInt32(),

@@ -11,13 +11,12 @@ from typing import Final, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from envelope import EnvelopeError, Hop, Lineage, Node
-from envelope.lineage import NO_INDEX
-from envelope.redrive import Redrive
+from envelope import EnvelopeError, Hop, Lineage, Node, Route
+from envelope.lineage import NO_INDEX, Redriven
 
 Step: TypeAlias = tuple[str, int, str, bool, bool, bool, str, str]
 """Of a hop: topic, partition, via, rekeyed, transparent, whether it has an index, topic id, cluster."""
-Route: TypeAlias = tuple[str, int, tuple[Step, ...]]
+Way: TypeAlias = tuple[str, int, tuple[Step, ...]]
 """Own topic and partition, and the steps before."""
 
 _MOST_CACHED: Final = 1 << 16
@@ -42,7 +41,8 @@ class Signature:
     Attributes:
         kept: Where it stands at a stage with the record's own key.
         rekeyed: Where it stands at a stage with another key.
-        transparent: It came by a retry or redrive route.
+        route: How it came, before a ledger is asked.
+        transparent: It came by a retry or redrive route, or was healed upstream.
         missing: A fan-out index is missing.
         edges: Which hops are counted: those that are not transparent.
         topic: Root topic.
@@ -50,9 +50,7 @@ class Signature:
         partition: Root partition.
         cluster: Root topic's cluster; empty when there is only one.
         chained: It has a chain: its root is another record than itself.
-        stage: Stage that it is redriven to; empty for the first, or when it is not redriven.
-        hole: It left a hole at that stage.
-        orphan: Lane of its own, for what is redriven, at the stages where it left no hole; empty otherwise.
+        back: How it came back from the dead-letter topic, without the offset at which it died; None when it did not.
         died: Number of the hop at which it died.
     """
 
@@ -66,9 +64,8 @@ class Signature:
     partition: int = 0
     cluster: str = ""
     chained: bool = False
-    stage: str = ""
-    hole: bool = False
-    orphan: str = ""
+    route: Route = Route.PLAIN
+    back: Redriven | None = None
     died: int = 0
 
     @property
@@ -79,16 +76,12 @@ class Signature:
     @property
     def components(self) -> int:
         """Position columns that it fills: behind a redriven one's position stands the offset at which it died."""
-        return self.width + bool(self.orphan)
+        return self.width + (self.back is not None)
 
     @property
     def exotic(self) -> bool:
         """Whether whole numbers do not say all about its messages' standing."""
         return self.transparent or self.missing
-
-    def is_orphan(self, stage: str) -> bool:
-        """Whether it left no hole at a stage; an empty name stands for the one where it died."""
-        return bool(self.orphan) and (not self.hole or (bool(stage) and Redrive(self.stage).passed(stage)))
 
     def place(self, *, rekeyed: bool) -> Place:
         """Where it stands."""
@@ -106,9 +99,9 @@ class Signatures:
     def __init__(self, topic_ids: Mapping[str, str], cluster: str = "") -> None:
         self._topic_ids = topic_ids
         self._cluster = cluster
-        self._known: dict[Route, Signature | None] = {}
+        self._known: dict[Way, Signature | None] = {}
 
-    def of(self, route: Route) -> Signature | None:
+    def of(self, route: Way) -> Signature | None:
         """Return the signature of a route; None when it is a loop."""
         if route not in self._known:
             if len(self._known) >= _MOST_CACHED:
@@ -117,7 +110,7 @@ class Signatures:
             self._known[route] = self._make(route)
         return self._known[route]
 
-    def _make(self, route: Route) -> Signature | None:
+    def _make(self, route: Way) -> Signature | None:
         topic, partition, steps = route
         hops = [
             Hop(name, number, 0, via, 0 if indexed else None, None, rekeyed, transparent, topic_id, cluster=cluster)
@@ -129,14 +122,11 @@ class Signatures:
             return None
         line = line.resolved(self._topic_ids)
         kept, rekeyed = line.standing(), line.standing(rekeyed=True)
-        redrive = line.redrive
-        # A stage of no flow: what holds at every stage but the one where it died.
-        orphan = line.standing(stage="/").orphan if redrive and redrive.stage else kept.orphan
         edges = tuple(i for i, edge in enumerate(line.edges) if not edge.transparent)
         return Signature(
             kept=Place(kept.lane, kept.group),
             rekeyed=Place(rekeyed.lane, rekeyed.group),
-            transparent=kept.transparent,
+            transparent=line.transparent,
             missing=NO_INDEX in kept.position,
             edges=edges,
             topic=line.root.topic,
@@ -144,9 +134,8 @@ class Signatures:
             partition=line.root.partition,
             cluster=line.root.cluster,
             chained=bool(steps),
-            stage=redrive.stage if redrive else "",
-            hole=redrive.hole if redrive else False,
-            orphan=orphan[0] if orphan else "",
+            route=kept.route,
+            back=line.redriven,
             died=edges[-1] + 1 if edges else 0,
         )
 
@@ -168,7 +157,7 @@ def lanes_of(
     return codes.astype(np.int64) * 2 + rekeyed, places
 
 
-def route_of(chain: Sequence[Hop], own: Node) -> Route:
+def way_of(chain: Sequence[Hop], own: Node) -> Way:
     """Return the route of a record."""
     return (
         own.topic,

@@ -53,7 +53,7 @@ def fold_windows(
     retired = 0
     for known in new.values():
         if len(known) > most_lanes:
-            retired += len(retire(known, most_lanes))
+            retired += len(retire(known, most_lanes, batch))
     return {key: Windows(known) for key, known in new.items()}, retired
 
 

@@ -8,11 +8,15 @@ import polars as pl
 import pyarrow as pa
 
 from aggregations.columns import schema
+from aggregations.columns.batch import Rejection, redriven, standing
 from aggregations.columns.decode import Decoder
+from aggregations.columns.first import Unread, may_be_copies, unread_may_be_copy
 from aggregations.columns.steps import Stepped, apply_columns, evaluate_columns, evaluated
+from aggregations.deaths import Dead
 from aggregations.expressions import columns_of, expression
 from aggregations.fields import Fields
-from aggregations.flow import END_OF_FLOW, Divert, Filter, Map, Stage
+from aggregations.flow import END_OF_FLOW, Stage
+from aggregations.operators import expressions_of
 from aggregations.spark.clients import store_of
 from aggregations.spark.columnar_fold import ColumnarFold
 from aggregations.spark.job import Job, dumps, loads
@@ -20,14 +24,15 @@ from aggregations.spark.parcels import route_of
 from aggregations.spark.path import Work
 from aggregations.spark.roots import DETAIL
 from aggregations.spark.rows import BROKEN, INPUT, REKEYED, STAGE_KEY, Rows, key_codes, together
-from aggregations.stage import KeyState
+from aggregations.stage import KeyState, passed_on
 from aggregations.states import read_states, writes_of
-from envelope import Node, Reason
+from envelope import EnvelopeError, Lineage, Reason, Route
 from persistence.faults import effect
 from persistence.protocol import Write
 from persistence.steps import Step
 
 _CHUNK_ROWS = 50_000  # measured: 10,000 cost a third more, 100,000 a little
+_SYSTEM = frozenset({*schema.SYSTEM, schema.AGAIN, schema.LATE})
 _NO_END = np.iinfo(np.int64).max
 
 
@@ -39,15 +44,16 @@ class ColumnarPath:
         assert job.flow.topic is not None
         decoder = Decoder(job.flow.topic, work.roots.topic_ids, job.flow.columns)
         parts: list[Rows] = []
+        unread: list[Unread] = []
         for table in _chunks(batches):
             with work.timed("decode"):
                 batch = decoder.decode(table)
                 work.report.counts.records += table.num_rows
-                for row, reason, detail in batch.rejected:
-                    work.bury(_node(job, table, row), "", reason, detail)
+                unread += [_unread(work, table, one) for one in batch.rejected]
                 parts.append(_existing(work, Rows(batch.frame, list(batch.signatures))))
         whole = together(parts, _empty(decoder))
         with work.timed("steps"):
+            whole = _first_deliveries(work, whole, unread)
             return _enter(work, job.flow.stages[0], whole)
 
     def pack(self, work: Work, arrivals: Rows, routes: int) -> list[bytes]:
@@ -87,8 +93,26 @@ class ColumnarPath:
             work.outputs += job.snapshots_of(stage, folded.states)
             writes = writes_of(folded.states, stage.definition)
         with work.timed("steps"):
-            accepted = Rows(arrivals.frame.filter(pl.Series(folded.accepted)), arrivals.signatures)
-            return writes, _onward(work, stage, accepted)
+            return writes, _onward(work, stage, folded.onward())
+
+
+def _unread(work: Work, table: pa.Table, one: Rejection) -> Unread:
+    own = work.job.node(*(table.column(name)[one.row].as_py() for name in ("topic", "partition", "offset")))
+    lineage = Lineage.of(one.error.chain or (), own).resolved(work.roots.topic_ids)
+    return Unread(own, table.column("key")[one.row].as_py(), one.error, lineage)
+
+
+def _first_deliveries(work: Work, rows: Rows, unread: Sequence[Unread]) -> Rows:
+    """Mark what may be a copy, and collect what could not be read."""
+    seen, doubt = work.job.ledger.seen, work.job.doubt
+    again, read = may_be_copies(rows.frame, rows.signatures, seen, doubt)
+    for one in unread:
+        copy = unread_may_be_copy(one, rows.frame, rows.signatures, seen, doubt, read)
+        work.deaths.unread(one.own, one.error, key=one.key, again=copy)
+    work.deaths.changes.seen = read
+    if not again.any():
+        return rows
+    return Rows(rows.frame.with_columns(pl.Series(schema.AGAIN, again)), rows.signatures)
 
 
 def _existing(work: Work, rows: Rows) -> Rows:
@@ -106,7 +130,9 @@ def _existing(work: Work, rows: Rows) -> Rows:
         return rows
     stepped = Stepped(rows.frame)
     stepped.reject(beyond, Reason.ROOT_BEYOND_END, DETAIL)
-    _gather(work, "", stepped)
+    for frame, reason, detail in stepped.rejected:
+        for place in frame.select(schema.TOPIC, schema.PARTITION, schema.OFFSET).iter_rows():
+            work.deaths.unread(work.job.node(*place), EnvelopeError(reason, detail))
     return Rows(stepped.frame, rows.signatures)
 
 
@@ -115,9 +141,34 @@ def _onward(work: Work, stage: Stage, accepted: Rows) -> Rows | None:
     stages = work.job.flow.stages
     if stage.index + 1 < len(stages):
         return _enter(work, stages[stage.index + 1], accepted)
-    stepped = apply_columns(work.job.flow.tail, accepted.frame)
-    _gather(work, END_OF_FLOW, stepped)
+    stepped = apply_columns(work.job.flow.tail, _missing_behind(work, accepted).frame)
+    _gather(work, END_OF_FLOW, accepted, stepped)
     return None
+
+
+def _missing_behind(work: Work, rows: Rows) -> Rows:
+    """Let through what goes on behind the last stage: of what was redriven to there, only what is missing there."""
+    bound = [one.back is not None and one.back.redrive.stage == END_OF_FLOW for one in rows.signatures]
+    if not any(bound) or not rows.frame.height:
+        return rows
+    ledger, deaths = work.job.ledger, work.deaths
+    keep, lates = [], []
+    for row in rows.frame.iter_rows(named=True):
+        late = row.get(schema.LATE)
+        kept = True
+        if bound[row[schema.SIGNATURE]] and not late:
+            at, back = (
+                standing(row, rows.signatures, rekeyed=False, siblings=deaths.siblings),
+                redriven(row, rows.signatures),
+            )
+            entries = ledger.entries(END_OF_FLOW, at, back)
+            route = ledger.route(END_OF_FLOW, at, back, entries)
+            kept, late = route is not Route.COPY, passed_on(route).value
+            deaths.tail(entries, copies=not kept)
+        keep.append(kept)
+        lates.append(late)
+    frame = rows.frame.with_columns(pl.Series(schema.LATE, lates, dtype=pl.String))
+    return Rows(frame.filter(pl.Series(keep, dtype=pl.Boolean)), rows.signatures)
 
 
 def _enter(work: Work, stage: Stage, before: Rows) -> Rows:
@@ -136,9 +187,9 @@ def _enter(work: Work, stage: Stage, before: Rows) -> Rows:
     frame = stepped.frame
     # A row whose inputs cannot be computed still arrives: it leaves a hole under its key.
     inputs, broken = evaluate_columns(frame, {f"{INPUT}{name}": one for name, one in aggregate.fold.inputs().items()})
-    _gather(work, stage.name, stepped)
+    _gather(work, stage.name, before, stepped)
     rekeyed = pl.lit(value=True) if not aggregate.co_partitioned else pl.col(STAGE_KEY).ne_missing(pl.col(schema.KEY))
-    system = [name for name in frame.columns if name in schema.SYSTEM or _is_position(name)]
+    system = [name for name in frame.columns if name in _SYSTEM or _is_position(name)]
     further = sorted(_needed_behind(job, stage) & set(frame.columns))
     frame = frame.select([*system, *further]).with_columns(
         key.alias(STAGE_KEY), pl.Series(BROKEN, broken), *inputs.get_columns()
@@ -152,20 +203,10 @@ def _is_position(name: str) -> bool:
 
 
 def _needed_behind(job: Job, stage: Stage) -> frozenset[str]:
-    """Payload columns that the stages behind this one read."""
-    wanted: list[pl.Expr] = []
-    for later in job.flow.stages[stage.index + 1 :]:
-        for step in later.before:
-            match step:
-                case Filter(argument) | Divert(argument):
-                    wanted += [expression(argument)] if isinstance(argument, str | pl.Expr) else []
-                case Map(columns, _):
-                    wanted += [expression(one) for one in columns.values()]
-        aggregate = later.aggregate
-        assert isinstance(aggregate.key, str | pl.Expr)
-        assert isinstance(aggregate.fold, Fields)
-        wanted += [expression(aggregate.key), *aggregate.fold.inputs().values()]
-    return columns_of(wanted)
+    """Payload columns that the steps and stages behind this one read."""
+    later = job.flow.stages[stage.index + 1 :]
+    steps = [step for one in later for step in (*one.before, one.aggregate)]
+    return columns_of(one for step in (*steps, *job.flow.tail) for one in expressions_of(step))
 
 
 def _key_bytes(key: pl.Series) -> pl.Series:
@@ -175,11 +216,19 @@ def _key_bytes(key: pl.Series) -> pl.Series:
     return key.cast(pl.String).cast(pl.Binary)
 
 
-def _gather(work: Work, stage: str, stepped: Stepped) -> None:
+def _gather(work: Work, stage: str, before: Rows, stepped: Stepped) -> None:
     work.report.counts.filtered += stepped.filtered
     for frame, reason, detail in stepped.rejected:
-        for topic, partition, offset in frame.select(schema.TOPIC, schema.PARTITION, schema.OFFSET).iter_rows():
-            work.bury(work.job.node(topic, partition, offset), stage, reason, detail)
+        for row in frame.iter_rows(named=True):
+            own = work.job.node(row[schema.TOPIC], row[schema.PARTITION], row[schema.OFFSET])
+            late = row.get(schema.LATE)
+            work.deaths.lost(
+                Dead(own, stage, reason, detail),
+                standing(row, before.signatures, rekeyed=False, siblings=work.deaths.siblings),
+                redriven(row, before.signatures),
+                proven=late == Route.MISSING or not (late or row.get(schema.AGAIN)),
+                late=bool(late),
+            )
 
 
 def _chunks(batches: Iterable[pa.RecordBatch]) -> Iterable[pa.Table]:
@@ -194,10 +243,6 @@ def _chunks(batches: Iterable[pa.RecordBatch]) -> Iterable[pa.Table]:
             held, rows = [], 0
     if rows:
         yield pa.Table.from_batches(held)
-
-
-def _node(job: Job, table: pa.Table, row: int) -> Node:
-    return job.node(*(table.column(name)[row].as_py() for name in ("topic", "partition", "offset")))
 
 
 def _empty(decoder: Decoder) -> pl.DataFrame:

@@ -7,6 +7,7 @@ code, which is the definition; all other keys take the columns.
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,7 +15,7 @@ import numpy.typing as npt
 import polars as pl
 
 from aggregations.columns import schema
-from aggregations.columns.batch import position_arrays, standing
+from aggregations.columns.batch import position_arrays, redriven, standing
 from aggregations.columns.fold import CODE, fold_fields, unfit_rows
 from aggregations.columns.judge import VERDICTS, Judged, judge
 from aggregations.columns.order import positions_of
@@ -26,8 +27,8 @@ from aggregations.fields import Fields
 from aggregations.flow import Aggregate, Stage
 from aggregations.spark.path import Work
 from aggregations.spark.rows import BROKEN, INPUT, REKEYED, STAGE_KEY, Rows
-from aggregations.stage import Arrival, Decided, KeyState, fold_stage
-from envelope import EnvelopeError, Siblings, Standing, Verdict, Windows
+from aggregations.stage import Arrival, KeyState, fold_stage, passed_on
+from envelope import EnvelopeError, Route, Siblings, Verdict, Windows
 
 _FIRST_SEEN = tuple(VERDICTS.index(one) for one in (Verdict.ACCEPTED, Verdict.LATE, Verdict.NEW_LANE))
 
@@ -65,6 +66,7 @@ class ColumnarFold:
         self.found = found
         self.states: dict[bytes, KeyState] = {}
         self.accepted = np.zeros(self.frame.height, np.bool_)
+        self.late: dict[int, str] = {}
 
     def run(self) -> "ColumnarFold":
         fields = self.aggregate.fold
@@ -74,7 +76,8 @@ class ColumnarFold:
         blank = Windows()
         windows = [state.windows if (state := self.found.get(key)) else blank for key in self.keys]
         exotic: npt.NDArray[np.bool_] = self.frame.get_column(schema.EXOTIC).to_numpy()
-        judged = judge(self.codes, door.lanes, door.positions, door.places, windows, exotic | self._excluded())
+        uncommon_rows = exotic | self._excluded() | self._late() | self._listed(door)
+        judged = judge(self.codes, door.lanes, door.positions, door.places, windows, uncommon_rows)
         uncommon = judged.pure | self._keys_with(self._refused(fields, inputs) & judged.fold)
         new, unfit = self._folded(fields, inputs, door, judged, judged.fold & ~uncommon)
         if unfit:
@@ -158,44 +161,72 @@ class ColumnarFold:
             arrivals,
             batch=job.batch,
             siblings=self.siblings,
-            excluded=job.excluded_at(self.stage),
+            excluded=job.excluded_at(self.stage.index, hole=True),
         )
         self.states.update(outcome.states)
         counts = self.work.report.counts
         counts.verdicts.setdefault(self.stage.name, Counter()).update(outcome.verdicts)
         counts.retired += outcome.retired
+        self.work.deaths.decided(self.stage.name, outcome.decided)
         for row, one in zip(rows, outcome.decided, strict=True):
             self.accepted[row] = one.decision.fold or one.arrival.transit
-            if one.reason is not None:
-                self._fail(one)
+            if one.decision.verdict is Verdict.REDRIVEN and one.decision.fold:
+                self.late[int(row)] = passed_on(one.arrival.standing.route).value
 
     def _arrival(self, row: Mapping[str, Any]) -> Arrival:
-        signature = self.rows.signatures[row[schema.SIGNATURE]]
-        own = self.work.job.node(row[schema.TOPIC], row[schema.PARTITION], row[schema.OFFSET])
+        signatures, job = self.rows.signatures, self.work.job
+        signature = signatures[row[schema.SIGNATURE]]
+        own = job.node(row[schema.TOPIC], row[schema.PARTITION], row[schema.OFFSET])
         verdict = _incarnation(self.work, signature)
         names = self.aggregate.fold.inputs() if isinstance(self.aggregate.fold, Fields) else ()
+        at, back = standing(row, signatures, rekeyed=row[REKEYED], siblings=self.siblings), redriven(row, signatures)
+        late = Route(row.get(schema.LATE) or Route.PLAIN)
+        entries = job.ledger.entries(self.stage.name, at, back)
+        bound = back is not None and back.redrive.stage in self.later and job.ledger.mine(back.redrive)
         return Arrival(
-            Element(None, row[schema.KEY], own, event_id=row[schema.EVENT_ID] or ""),
+            Element(
+                None,
+                row[schema.KEY],
+                own,
+                event_id=row[schema.EVENT_ID] or "",
+                again=bool(row.get(schema.AGAIN)),
+                route=late,
+            ),
             row[STAGE_KEY],
-            self._standing(row),
+            replace(at, route=job.ledger.route(self.stage.name, at, back, entries)),
             VERDICTS[verdict] if verdict >= 0 else None,
             EnvelopeError(*FAILURES[row[BROKEN]]) if row[BROKEN] else {name: row[f"{INPUT}{name}"] for name in names},
-            signature.stage in self.later,
+            bound and late is Route.PLAIN,
+            entries,
+            back,
         )
 
-    def _standing(self, row: Mapping[str, Any]) -> Standing:
-        return standing(row, self.rows.signatures, rekeyed=row[REKEYED], siblings=self.siblings, stage=self.stage.name)
+    def onward(self) -> Rows:
+        """What the stage passes on."""
+        frame = self.frame
+        if self.late:
+            routes = [self.late.get(row) for row in range(frame.height)]
+            frame = frame.with_columns(pl.Series(schema.LATE, routes, dtype=pl.String))
+        return Rows(frame.filter(pl.Series(self.accepted)), self.rows.signatures)
 
-    def _fail(self, one: Decided) -> None:
-        assert one.reason is not None
-        own = one.arrival.element.own
-        self.work.bury(own, self.stage.name, one.reason, one.detail, hole=one.hole)
-        if one.hole:
-            place = (self.stage.index, own.topic, own.partition, own.offset)
-            self.work.report.failed[place] = (one.reason, one.detail)
+    def _late(self) -> npt.NDArray[np.bool_]:
+        """Rows that a stage in front of this one folded late."""
+        if schema.LATE not in self.frame.columns:
+            return np.zeros(self.frame.height, np.bool_)
+        return self.frame.get_column(schema.LATE).is_not_null().to_numpy()
+
+    def _listed(self, door: "_Door") -> npt.NDArray[np.bool_]:
+        """Rows whose event may be listed as a dead letter: by the offset of its root."""
+        mask = np.zeros(self.frame.height, np.bool_)
+        groups = self.work.job.ledger.listed.get(self.stage.name, {})
+        for number, place in enumerate(door.places):
+            if listed := groups.get(place.group):
+                roots = np.fromiter((int(position[0]) for position in listed), np.int64, len(listed))
+                mask |= (door.lanes == number) & np.isin(door.positions[0], roots)
+        return mask
 
     def _excluded(self) -> npt.NDArray[np.bool_]:
-        nodes = self.work.job.excluded_at(self.stage)
+        nodes = self.work.job.excluded_at(self.stage.index, hole=True)
         mask = np.zeros(self.frame.height, np.bool_)
         partition = self.frame.get_column(schema.PARTITION).to_numpy()
         offset = self.frame.get_column(schema.OFFSET).to_numpy()

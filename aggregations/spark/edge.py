@@ -2,16 +2,17 @@
 
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from confluent_kafka import Consumer, TopicPartition
 
+from aggregations.deaths import Dead
 from aggregations.element import Record
 from aggregations.errors import RunRefusedError
 from aggregations.spark.clients import max_message_bytes, producer_of
 from aggregations.spark.job import Job
-from aggregations.spark.path import Grave, Work
-from envelope.deadletter import DeadLetter, bury
+from aggregations.spark.path import Work
+from envelope.deadletter import DeadLetter, Form, bury
 from persistence.faults import DEAD_LETTER, effect
 from persistence.kafka import BrokerUnavailable, assign
 from persistence.kafka.errors import passes
@@ -29,13 +30,14 @@ def publish(work: Work) -> None:
         RunRefusedError: There are dead letters and the flow has no dead-letter topic.
     """
     effect(Step.PUBLISH, lambda: _outputs(work))
-    if work.graves:
-        effect(DEAD_LETTER, lambda: _dead_letters(work))
+    dead = list(work.deaths.dead.values())
+    if dead:
+        effect(DEAD_LETTER, lambda: _dead_letters(work.job, dead))
     work.report.counts.outputs += len(work.outputs)
     # Here and not where they were found: items of one record that failed in several tasks are one dead letter.
-    work.report.counts.reasons.update(grave.reason.value for grave in work.graves.values())
+    work.report.counts.reasons.update(one.reason.value for one in dead)
     work.outputs.clear()
-    work.graves.clear()
+    work.deaths.dead.clear()
 
 
 def _outputs(work: Work) -> None:
@@ -47,41 +49,43 @@ def _outputs(work: Work) -> None:
     producer.flush()
 
 
-def _dead_letters(work: Work) -> None:
-    job = work.job
-    graves = list(work.graves.values())
+def _dead_letters(job: Job, dead: Sequence[Dead]) -> None:
     if job.dead_letters is None:
-        first = graves[0]
+        first = dead[0]
         raise RunRefusedError(
-            f"flow {job.flow.name}: {len(graves)} records cannot be used, the first is {first.own} ({first.reason.value}: "
+            f"flow {job.flow.name}: {len(dead)} records cannot be used, the first is {first.own} ({first.reason.value}: "
             f"{first.detail}), and there is no dead-letter topic. Name one with --dead-letters"
         )
     size = max_message_bytes(job.kafka, job.dead_letters)
-    by_record: dict[tuple[str, int, int], list[Grave]] = {}
-    for grave in graves:
-        by_record.setdefault((grave.own.topic, grave.own.partition, grave.own.offset), []).append(grave)
+    by_record: dict[tuple[str, int, int], list[Dead]] = {}
+    for one in dead:
+        by_record.setdefault((one.own.topic, one.own.partition, one.own.offset), []).append(one)
     producer = producer_of(job.kafka)
     now = int(time.time() * 1000)
     for record in fetch_records(job, by_record):
-        for grave in by_record[record.topic, record.partition, record.offset]:
-            remains = bury(_letter(job, grave, now), record.key, record.value, record.headers, size)
+        for one in by_record[record.topic, record.partition, record.offset]:
+            remains = bury(_letter(job, one, now), record.key, record.value, record.headers, size)
             producer.send(job.dead_letters, remains.value, remains.key, remains.headers)
     producer.flush()
 
 
-def _letter(job: Job, grave: Grave, now_ms: int) -> DeadLetter:
-    own = grave.own
+def _letter(job: Job, dead: Dead, now_ms: int) -> DeadLetter:
+    own, topic = dead.own, job.flow.topic
+    assert topic is not None
     return DeadLetter(
         own.topic,
         own.partition,
         own.offset,
-        grave.reason,
+        dead.reason,
         topic_id=own.topic_id,
-        lineage=grave.lineage or str(own),
-        stage=grave.stage,
-        application=job.flow.name,
+        lineage=dead.lineage or str(own),
+        stage=dead.stage,
+        application=job.ref.flow,
         time_ms=now_ms,
-        hole=grave.hole,
+        hole=dead.hole,
+        generation=job.ref.generation,
+        items=dead.items,
+        form=Form.ENVELOPE if topic.envelope else Form.PAYLOAD,
     )
 
 

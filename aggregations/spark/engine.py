@@ -16,18 +16,18 @@ from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from aggregations.errors import FlowError, RunRefusedError, SharedKeyError, TasksLostError
+from aggregations.errors import FlowError, RunRefusedError, SharedKeyError, TasksLostError, UnlistedError
 from aggregations.flow import Flow
+from aggregations.ledger import Doubt, Entry
 from aggregations.reconcile import Plan
 from aggregations.report import Report
 from aggregations.run import merge_incarnations
 from aggregations.spark.action import Action, first_line
 from aggregations.spark.checkpoint import Checkpoint
-from aggregations.spark.job import Job, Place, TaskReport
+from aggregations.spark.job import Exclusion, Job, Place, TaskReport
 from aggregations.spark.opening import Opening, check_given, open_run
 from aggregations.spark.roots import ask_ends, check_source, ids_of
 from aggregations.spark.session import master_of, session
-from envelope import Reason
 from persistence.errors import Conflict, Corrupt, Fenced, StoreError, Terminal, Transient
 from persistence.faults import effect
 from persistence.kafka import BrokerError, BrokerUnavailable, KafkaSettings
@@ -226,7 +226,15 @@ class Engine:
             finally:
                 with suppress(Py4JError, ConnectionError):  # of a JVM that ended there is nothing to stop
                     query.stop()
+        self._finish()
         return self.total.counts
+
+    def _finish(self) -> None:
+        """Say that the run ended of its own accord. If that fails, the next run doubts what this one may have read."""
+        try:
+            self.run.finish()
+        except StoreError as error:
+            _LOG.warning("end of the run: %s", error)
 
     def _follow(self, query: StreamingQuery) -> None:
         """Commit group offsets as batches end, and now and then when none does, until the query ends."""
@@ -278,7 +286,7 @@ class Engine:
         report = self._attempt(rows, ends)
         run = self.run
         incarnations = merge_incarnations(run.manifest.incarnations if run.manifest else {}, report.seen)
-        manifest = run.following(ends, {self.topic.name: self.opening.plan.topic_id}, incarnations)
+        manifest = run.following(ends, {self.topic.name: self.opening.plan.topic_id}, incarnations, report.changes)
         for name, _ in reversed(run.distinct_stores()):
             self._save_manifest(name, manifest)
         run.advanced(manifest)
@@ -300,18 +308,28 @@ class Engine:
 
     def _attempt(self, rows: DataFrame, ends: Mapping[tuple[str, int], int]) -> TaskReport:
         """Fold and persist a batch; what is half written is finished by the next attempt, never redone."""
-        excluded: dict[Place, tuple[Reason, str]] = {}
+        excluded: dict[Place, Exclusion] = {}
         start = self.run.start
         partitions = sum(end > start.get(place, 0) for place, end in ends.items())
-        attempt = 1
+        attempt, doubt = 1, dict(self.run.doubt)
         while True:
-            report, failures = self._try(rows, partitions, attempt, excluded)
+            report, failures = self._try(rows, partitions, attempt, excluded, doubt)
             if not failures:
-                scattered = {place: cause for place, cause in report.failed.items() if place not in excluded}
+                scattered = {
+                    place: cause
+                    for place, cause in report.failed.items()
+                    if place not in excluded or (excluded[place].hole and not cause.hole)
+                }
                 if not (self.flow.scatters and scattered):
                     return report
                 # Items of these records may have been folded by other tasks: once more without them.
                 excluded |= scattered
+                continue
+            unlisted = [one for one in failures if isinstance(one, UnlistedError)]
+            if len(unlisted) < len(failures) or any(one.beside for one in unlisted):
+                doubt |= ends  # this attempt may have persisted some of it
+            if unlisted:
+                attempt = self._list_dead({entry for one in unlisted for entry in one.entries}, attempt)
                 continue
             if any(isinstance(one, SharedKeyError) for one in failures) and not self._spread:
                 _LOG.warning("batch %d: %s", self.run.batch, failures[0])
@@ -325,11 +343,27 @@ class Engine:
             self._pause(f"batch {self.run.batch}", attempt, worst)
             attempt += 1
 
+    def _list_dead(self, entries: set[Entry], attempt: int) -> int:
+        """List dead letters of inner stages; return the attempt that the batch is at."""
+        while True:
+            try:
+                self.run.list_dead(entries)
+            except Transient as error:
+                self._pause(f"ledger of batch {self.run.batch}", attempt, error)
+                attempt += 1
+            else:
+                return attempt
+
     def _try(
-        self, rows: DataFrame, partitions: int, attempt: int, excluded: Mapping[Place, tuple[Reason, str]]
+        self,
+        rows: DataFrame,
+        partitions: int,
+        attempt: int,
+        excluded: Mapping[Place, Exclusion],
+        doubt: Doubt,
     ) -> tuple[TaskReport, list[Exception]]:
         try:
-            job = self._job(partitions, attempt, excluded)
+            job = self._job(partitions, attempt, excluded, doubt)
         except BrokerUnavailable as error:
             return TaskReport(), [error]
         return self._action.execute(rows, job)
@@ -348,7 +382,7 @@ class Engine:
             _LOG.warning("stopped; the next run folds batch %d", self.run.batch)
             raise _StoppedError
 
-    def _job(self, partitions: int, attempt: int, excluded: Mapping[Place, tuple[Reason, str]]) -> Job:
+    def _job(self, partitions: int, attempt: int, excluded: Mapping[Place, Exclusion], doubt: Doubt) -> Job:
         known = dict(self.run.manifest.incarnations) if self.run.manifest else {}
         ends = ask_ends(self.opening.topics, known)
         return Job(
@@ -370,6 +404,8 @@ class Engine:
             asked=tuple(known),
             spread=self._spread,
             one_partition=partitions <= 1,
+            ledger=self.run.ledger,
+            doubt=doubt,
         )
 
     def _reached(self) -> dict[tuple[str, int], int]:

@@ -3,9 +3,10 @@
 import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from aggregations.flow import Flow, Publish, Stage
+from aggregations.ledger import Changes, Doubt, Ledger
 from aggregations.report import Report
 from aggregations.snapshots import snapshots_of
 from aggregations.spark.roots import Ends
@@ -17,6 +18,20 @@ from persistence.protocol import FlowRef
 
 Place = tuple[int, str, int, int]
 """(stage index, topic, partition, offset): a record at a stage."""
+
+
+class Exclusion(NamedTuple):
+    """Why a stage must not fold a record: one of its items failed.
+
+    Attributes:
+        reason: Reason code.
+        detail: What was wrong, without any value of the message.
+        hole: Its keys are known, and it leaves a hole under each.
+    """
+
+    reason: Reason
+    detail: str
+    hole: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +57,8 @@ class Job:
         asked: Root topics that were asked for.
         spread: A key was met in two partitions: the first stage is folded behind a shuffle too.
         one_partition: All records of the batch are of one partition.
+        ledger: Dead letters of the flow that left no hole.
+        doubt: Offsets below which records may have been folded before.
     """
 
     flow: Flow[Any]
@@ -56,12 +73,14 @@ class Job:
     incarnations: dict[str, tuple[str, ...]]
     accept_definition: bool = False
     driver: int = 0
-    excluded: Mapping[Place, tuple[Reason, str]] = field(default_factory=dict)
+    excluded: Mapping[Place, Exclusion] = field(default_factory=dict)
     attempt: int = 1
     ends: Ends = field(default_factory=dict)
     asked: tuple[str, ...] = ()
     spread: bool = False
     one_partition: bool = False
+    ledger: Ledger = field(default_factory=lambda: Ledger(""))
+    doubt: Doubt = field(default_factory=dict)
 
     @property
     def folds_while_reading(self) -> bool:
@@ -92,12 +111,17 @@ class Job:
         """Definition that loaded states must have; empty for any."""
         return "" if self.accept_definition else stage.definition
 
-    def excluded_at(self, stage: Stage) -> dict[Node, tuple[Reason, str]]:
-        """Records that one stage must not fold."""
+    def excluded_at(self, stage: int, *, hole: bool) -> dict[Node, tuple[Reason, str]]:
+        """Records that one stage must not fold, with the cause.
+
+        Args:
+            stage: Index of the stage; the number of stages for what comes behind the last one.
+            hole: Those that leave holes, as their fold failed; else those that a step in front of it rejected.
+        """
         return {
-            self.node(topic, partition, offset): cause
+            self.node(topic, partition, offset): (cause.reason, cause.detail)
             for (index, topic, partition, offset), cause in self.excluded.items()
-            if index == stage.index
+            if index == stage and cause.hole is hole
         }
 
     def snapshots_of(self, stage: Stage, states: Mapping[bytes, KeyState]) -> list[Output]:
@@ -119,13 +143,15 @@ class TaskReport:
     Attributes:
         counts: Records, verdicts and the rest.
         seen: Topic ids that it met for the first time, by topic.
-        failed: Records that a stage could not fold, with reason and detail.
+        failed: Records that a stage could not fold, or that a step in front of it rejected.
+        changes: What changes in the ledger.
         seconds: CPU seconds per phase.
     """
 
     counts: Report = field(default_factory=Report)
     seen: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    failed: dict[Place, tuple[Reason, str]] = field(default_factory=dict)
+    failed: dict[Place, Exclusion] = field(default_factory=dict)
+    changes: Changes = field(default_factory=Changes)
     seconds: dict[str, float] = field(default_factory=dict)
 
     def add(self, other: "TaskReport") -> None:
@@ -134,7 +160,11 @@ class TaskReport:
         for topic, ids in other.seen.items():
             have = self.seen.get(topic, ())
             self.seen[topic] = (*have, *(one for one in ids if one not in have))
-        self.failed.update(other.failed)
+        for place, cause in other.failed.items():
+            # Where a step rejects one item, no key of the record's need be known.
+            if (known := self.failed.get(place)) is None or known.hole:
+                self.failed[place] = cause
+        self.changes.add(other.changes)
         for phase, spent in other.seconds.items():
             self.seconds[phase] = self.seconds.get(phase, 0.0) + spent
 

@@ -8,16 +8,18 @@ import pyarrow as pa
 
 from aggregations.element import Element, Record
 from aggregations.flow import END_OF_FLOW, Stage
+from aggregations.flow import Step as FlowStep
+from aggregations.ledger import Reading
 from aggregations.source import RecordDecoder
 from aggregations.spark.clients import store_of
-from aggregations.spark.job import dumps, loads
+from aggregations.spark.job import Exclusion, dumps, loads
 from aggregations.spark.parcels import route_of
-from aggregations.spark.path import Work, text_of
+from aggregations.spark.path import Work
 from aggregations.spark.roots import DETAIL
-from aggregations.stage import Arrival, Decided, KeyState, fold_stage
+from aggregations.stage import Arrival, KeyState, fold_stage
 from aggregations.states import read_states, writes_of
-from aggregations.steps import Applied, apply_steps, arrive
-from envelope import EnvelopeError, Reason
+from aggregations.steps import Applied, Rejected, apply_steps, arrive, enter_tail
+from envelope import EnvelopeError, Lineage, Reason
 from persistence.faults import effect
 from persistence.protocol import Write
 from persistence.steps import Step
@@ -62,22 +64,24 @@ class MessagePath:
                     arrivals,
                     batch=job.batch,
                     siblings=siblings,
-                    excluded=job.excluded_at(stage),
+                    excluded=job.excluded_at(stage.index, hole=True),
                 ),
             )
             counts = work.report.counts
             counts.verdicts.setdefault(stage.name, Counter()).update(outcome.verdicts)
             counts.retired += outcome.retired
+            work.deaths.decided(stage.name, outcome.decided)
             for one in outcome.decided:
-                if one.reason is not None:
-                    self._fail(work, stage, one)
+                if one.hole and one.reason is not None:
+                    own = one.arrival.element.own
+                    work.fail(stage.index, own, Exclusion(one.reason, one.detail, hole=True))
             emitted = [element for one in outcome.decided for element in one.emitted]
             work.outputs += job.snapshots_of(stage, outcome.states)
             writes = writes_of(outcome.states, stage.definition)
             if stage.index + 1 < len(job.flow.stages):
                 following = job.flow.stages[stage.index + 1]
                 return writes, self._enter(work, following, Applied(emitted, following.schema))
-            self._gather(work, END_OF_FLOW, apply_steps(job.flow.tail, emitted, job.flow.tail_schema))
+            self._leave(work, Applied(emitted, job.flow.tail_schema))
             return writes, None
 
     def _decode(self, work: Work, batches: Iterable[pa.RecordBatch]) -> list[Element[Any]]:
@@ -85,46 +89,68 @@ class MessagePath:
         assert job.flow.topic is not None
         decoder = RecordDecoder(job.flow.topic, job.flow.columns)
         elements: list[Element[Any]] = []
+        reading = Reading(job.ledger.seen, job.doubt)
         for record in records_of(batches, job.topic_ids):
             work.report.counts.records += 1
+            own = job.node(record.topic, record.partition, record.offset)
             try:
                 read = decoder.decode(record)
             except EnvelopeError as error:
-                work.bury(record.node, "", error.reason, error.detail)
+                again = reading.again(Lineage.of(error.chain or (), own).resolved(work.roots.topic_ids), record.key)
+                work.deaths.unread(own, error, key=record.key, again=again)
                 continue
-            if read.chain and work.roots.is_beyond(read.lineage.resolved(work.roots.topic_ids).root):
-                work.bury(record.node, "", Reason.ROOT_BEYOND_END, DETAIL, str(read.lineage))
+            lineage = read.lineage.resolved(work.roots.topic_ids)
+            if read.chain and work.roots.is_beyond(lineage.root):
+                work.deaths.unread(own, EnvelopeError(Reason.ROOT_BEYOND_END, DETAIL))
                 continue
-            elements.append(read.element(record.headers))
+            elements.append(read.element(record.headers, again=reading.again(lineage, record.key)))
+        work.deaths.changes.seen = reading.read
         return elements
 
     def _enter(self, work: Work, stage: Stage, before: Applied) -> list[Arrival]:
         job = work.job
         assert job.flow.topic is not None
-        applied = apply_steps(stage.before, before.elements, before.schema)
+        applied = self._apply(work, stage.index, stage.before, before)
         arrivals = arrive(
             stage.aggregate,
             applied,
+            ledger=job.ledger,
             topic_ids=work.roots.topic_ids,
             incarnation=work.incarnations.verdict,
             siblings=job.flow.topic.siblings,
             later=job.flow.behind(stage),
         )
-        self._gather(work, stage.name, applied)
+        self._gather(work, stage.index, stage.name, applied)
         return arrivals
 
-    def _gather(self, work: Work, stage: str, applied: Applied) -> None:
+    def _leave(self, work: Work, emitted: Applied) -> None:
+        """Steps behind the last stage."""
+        flow = work.job.flow
+        assert flow.topic is not None
+        tail = enter_tail(emitted, ledger=work.job.ledger, topic_ids=work.roots.topic_ids, siblings=flow.topic.siblings)
+        work.deaths.tail(tail.filled, copies=tail.copies)
+        last = len(flow.stages)
+        self._gather(work, last, END_OF_FLOW, self._apply(work, last, flow.tail, tail.applied))
+
+    def _apply(self, work: Work, index: int, steps: Sequence[FlowStep], before: Applied) -> Applied:
+        """Run the steps in front of a stage, without the records of which another task found that they fail there."""
+        excluded = work.job.excluded_at(index, hole=False)
+        if not excluded:
+            return apply_steps(steps, before.elements, before.schema)
+        kept = [element for element in before.elements if element.own not in excluded]
+        applied = apply_steps(steps, kept, before.schema)
+        applied.rejected += [
+            Rejected(element, *excluded[element.own]) for element in before.elements if element.own in excluded
+        ]
+        return applied
+
+    def _gather(self, work: Work, index: int, name: str, applied: Applied) -> None:
         for rejected in applied.rejected:
-            work.bury(rejected.element.own, stage, rejected.reason, rejected.detail, text_of(rejected.element))
+            work.deaths.rejected(name, rejected)
+            if rejected.whole:
+                work.fail(index, rejected.element.own, Exclusion(rejected.reason, rejected.detail, hole=False))
         work.outputs += applied.outputs
         work.report.counts.filtered += applied.filtered
-
-    def _fail(self, work: Work, stage: Stage, one: Decided) -> None:
-        assert one.reason is not None
-        own = one.arrival.element.own
-        work.bury(own, stage.name, one.reason, one.detail, text_of(one.arrival.element), hole=one.hole)
-        if one.hole:
-            work.report.failed[stage.index, own.topic, own.partition, own.offset] = (one.reason, one.detail)
 
 
 def records_of(batches: Iterable[pa.RecordBatch], topic_ids: dict[str, str]) -> Iterable[Record]:

@@ -104,6 +104,7 @@ def open_run(
         )
         decided = plan(flow.name, run.manifest, run.manifests, broker)
         refuse(decided.findings, accept)
+        run.doubted({(source, partition): high for partition, (_, high) in broker.marks.items()})
         run.start_at(source, facts.topic_id, decided.starts)
         stack.pop_all()
         return Opening(topics, run, decided)

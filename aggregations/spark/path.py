@@ -9,35 +9,14 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from aggregations.element import Element
+from aggregations.deaths import Deaths
 from aggregations.flow import Stage
 from aggregations.run import Incarnations
-from aggregations.spark.job import Job, TaskReport
+from aggregations.spark.job import Exclusion, Job, TaskReport
 from aggregations.spark.roots import Roots
 from aggregations.steps import Output
-from envelope import Node, Reason
+from envelope import Node
 from persistence.protocol import Write
-
-
-@dataclass(slots=True)
-class Grave:
-    """A record on its way to the dead-letter topic.
-
-    Attributes:
-        own: Its coordinates.
-        stage: Stage that could not take it; empty for one that could not be read, `end` behind the last stage.
-        reason: Reason code.
-        detail: What was wrong, without any value of the message.
-        lineage: Its lineage as text, where it could be read.
-        hole: It left a hole under its keys.
-    """
-
-    own: Node
-    stage: str
-    reason: Reason
-    detail: str
-    lineage: str = ""
-    hole: bool = False
 
 
 @dataclass
@@ -47,13 +26,11 @@ class Work:
     Attributes:
         job: The batch.
         report: Its own report.
-        graves: Dead letters, one per record and stage.
         outputs: Messages to be published.
     """
 
     job: Job
     report: TaskReport = field(default_factory=TaskReport)
-    graves: dict[tuple[Node, str], Grave] = field(default_factory=dict)
     outputs: list[Output] = field(default_factory=list)
 
     @cached_property
@@ -66,11 +43,20 @@ class Work:
         """Topic ids known and met."""
         return Incarnations(self.job.incarnations, self.roots.topic_ids)
 
-    def bury(
-        self, own: Node, stage: str, reason: Reason, detail: str, lineage: str = "", *, hole: bool = False
-    ) -> None:
-        """Note a dead letter."""
-        self.graves.setdefault((own, stage), Grave(own, stage, reason, detail, lineage, hole))
+    @cached_property
+    def deaths(self) -> Deaths:
+        """Dead letters of this task."""
+        flow = self.job.flow
+        assert flow.topic is not None
+        return Deaths(self.job.ledger, flow.stages[0].name, flow.topic.siblings, self.roots.topic_ids, flow.fronts)
+
+    def fail(self, stage: int, own: Node, cause: Exclusion) -> None:
+        """Note that no item of a record may be folded at a stage, by whichever task."""
+        if not self.job.flow.scatters:
+            return
+        place = (stage, own.topic, own.partition, own.offset)
+        if (known := self.report.failed.get(place)) is None or known.hole:
+            self.report.failed[place] = cause
 
     @contextmanager
     def timed(self, phase: str) -> Iterator[None]:
@@ -105,8 +91,3 @@ class Path(Protocol):
             The writes of the stage, and the arrivals at the next one; None behind the last.
         """
         ...
-
-
-def text_of(element: Element[Any]) -> str:
-    """An element's lineage as text."""
-    return str(element.lineage)

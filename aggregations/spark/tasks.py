@@ -24,11 +24,12 @@ Where a task behind a shuffle publishes, one task produces the outputs of all, i
 import gc
 import os
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import pyarrow as pa
 
-from aggregations.errors import SharedKeyError
+from aggregations.errors import SharedKeyError, UnlistedError
 from aggregations.flow import Stage
 from aggregations.spark.clients import store_of, topics_of
 from aggregations.spark.columnar import ColumnarPath
@@ -38,7 +39,7 @@ from aggregations.spark.messages import MessagePath
 from aggregations.spark.parcels import Kind, Parcel, pack, route_of, unpack
 from aggregations.spark.path import Path, Work
 from aggregations.spark.roots import check_source
-from envelope import position_order
+from envelope import Verdict, position_order
 from persistence import faults
 from persistence.faults import effect
 from persistence.protocol import Write
@@ -94,9 +95,9 @@ def publishing(job: Job) -> Task:
 
         def act(work: Work) -> list[Parcel]:
             for payload in mine:
-                outputs, graves = loads(payload)
+                outputs, dead = loads(payload)
                 work.outputs += outputs
-                work.graves |= graves
+                work.deaths.take(dead)
             work.outputs.sort(key=lambda output: position_order(output.order))
             with work.timed("publish"):
                 publish(work)
@@ -125,9 +126,10 @@ def persisting(job: Job, stage: Stage) -> Task:
 def _fold(work: Work, path: Path, stage: Stage, arrivals: object) -> list[Parcel]:
     """Fold a stage; the last one is persisted at once if this task has all of its keys, other writes wait."""
     writes, following = path.fold(work, stage, arrivals)
-    parcels = _leave(work)
     shared = stage.index == 0 and work.job.may_share_keys
-    if following is None and not shared and not work.job.holds_outputs:
+    at_once = following is None and not shared and not work.job.holds_outputs
+    parcels = _leave(work, persists=at_once)
+    if at_once:
         _persist(work, stage, writes)
         return parcels
     parcels += _waiting(work.job, stage, writes)
@@ -136,16 +138,27 @@ def _fold(work: Work, path: Path, stage: Stage, arrivals: object) -> list[Parcel
     return parcels
 
 
-def _leave(work: Work) -> list[Parcel]:
-    """Publish outputs and dead letters, or send them to the one task that does."""
+def _leave(work: Work, *, persists: bool = False) -> list[Parcel]:
+    """Publish outputs and dead letters, or send them to the one task that does.
+
+    Args:
+        work: What the task has in hand.
+        persists: Tasks like this one persist states at once.
+
+    Raises:
+        UnlistedError: There are dead letters that the ledger does not list yet.
+    """
+    if unlisted := work.deaths.unlisted():
+        raise UnlistedError(frozenset(unlisted), persists)
     if not work.job.holds_outputs:
         with work.timed("publish"):
             publish(work)
         return []
-    if not work.outputs and not work.graves:
+    if not work.outputs and not work.deaths.dead:
         return []
-    held = Parcel(0, Kind.OUTPUTS, 0, dumps((work.outputs, work.graves)))
-    work.outputs, work.graves = [], {}
+    held = Parcel(0, Kind.OUTPUTS, 0, dumps((work.outputs, list(work.deaths.dead.values()))))
+    work.outputs = []
+    work.deaths.dead.clear()
     return [held]
 
 
@@ -222,6 +235,9 @@ def _guarded(job: Job, others: Sequence[Parcel], act: Callable[[Work], list[Parc
             passed += [Parcel(route, Kind.FAILURE, 0, failure) for route in range(job.routes)]
         else:
             work.report.seen = dict(work.incarnations.seen)
+            work.report.changes = work.deaths.changes
+            for name, copies in work.deaths.copies.items():
+                work.report.counts.verdicts.setdefault(name, Counter())[Verdict.COPY.value] += copies
             passed.append(Parcel(0, Kind.REPORT, 0, dumps(work.report)))
         finally:
             gc.enable()

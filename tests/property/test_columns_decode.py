@@ -170,7 +170,7 @@ def check(decoder: Decoder, columns: frozenset[str] | None, records: list[Record
     assert list(rows) == sorted(rows)
     assert {name: kind for name, kind in batch.frame.schema.items() if name[0] != "_"} == decoder.schema
     assert dict(list(batch.frame.schema.items())[len(decoder.schema) :][: len(schema.SYSTEM)]) == schema.SYSTEM
-    refused = {rejection.row: (rejection.reason, rejection.detail) for rejection in batch.rejected}
+    refused = {rejection.row: (rejection.error.reason, rejection.error.detail) for rejection in batch.rejected}
     one_by_one = RecordDecoder(topic, columns)
     for i, record in enumerate(records):
         try:
@@ -190,7 +190,7 @@ def check(decoder: Decoder, columns: frozenset[str] | None, records: list[Record
         for rekeyed in (False, True):
             standing = line.standing(rekeyed=rekeyed, event_id=expected.identity)
             assert batch.standing(place, rekeyed=rekeyed) == standing
-            assert row["_exotic"] == (standing.transparent or -1 in standing.position[1:])
+            assert row["_exotic"] == (line.transparent or -1 in standing.position[1:])
             if not row["_exotic"]:
                 numbers = [int(component[place]) for component in batch.positions]
                 width = len(standing.position)

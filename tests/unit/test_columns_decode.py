@@ -8,7 +8,7 @@ from aggregations.columns import Decoder, lanes_of, schema
 from aggregations.element import Record
 from aggregations.payload import Json, Raw
 from aggregations.source import RecordDecoder, Topic
-from envelope import Envelope, EnvelopeError, Hop, Limits, Reason, Siblings, Standing, encode
+from envelope import Envelope, EnvelopeError, Hop, Limits, Reason, Route, Siblings, Standing, encode
 from envelope import envelope_pb2 as pb
 from tests.messages import Leg
 
@@ -39,7 +39,7 @@ def batch(*values: bytes | None, key: bytes | None = b"N1") -> pa.RecordBatch:
 def test_a_field_of_another_wire_type_is_refused_as_by_the_codec(odd: bytes) -> None:
     sealed = encode(Envelope(b"", unknown=odd[2:]))
     decoded = Decoder(Topic("legs"), {}).decode(batch(odd, leg(5, HOP), sealed))
-    assert [(one.row, one.reason) for one in decoded.rejected] == [(0, Reason.MALFORMED), (2, Reason.MALFORMED)]
+    assert [(one.row, one.error.reason) for one in decoded.rejected] == [(0, Reason.MALFORMED), (2, Reason.MALFORMED)]
     assert decoded.frame[schema.ROW].to_list() == [1]
 
 
@@ -105,7 +105,7 @@ def test_a_batch_of_rejected_records_has_their_reasons_in_order() -> None:
     values = (None, b"junk", leg(1)[:-1], leg(1, Hop("legs", 0, 1)), leg(1, destination="other"))
     decoded = Decoder(Topic("legs", Leg)).decode(batch(*values))
     assert decoded.frame.height == 0
-    assert [(row, reason) for row, reason, _ in decoded.rejected] == [
+    assert [(one.row, one.error.reason) for one in decoded.rejected] == [
         (0, Reason.EMPTY),
         (1, Reason.NOT_AN_ENVELOPE),
         (2, Reason.TRUNCATED),
@@ -120,7 +120,7 @@ def test_a_group_that_ends_as_another_is_refused_like_the_reference_parser_does(
     values = (leg(1), encode(Envelope(payload)), leg(2))
     decoded = Decoder(Topic("legs", Leg)).decode(batch(*values))
     assert decoded.frame.get_column("minutes").to_list() == [1, 2]
-    assert [(row, reason) for row, reason, _ in decoded.rejected] == [(1, Reason.BAD_PAYLOAD)]
+    assert [(one.row, one.error.reason) for one in decoded.rejected] == [(1, Reason.BAD_PAYLOAD)]
 
 
 def test_a_retried_message_is_exotic_and_stands_where_the_first_try_stood() -> None:
@@ -130,7 +130,7 @@ def test_a_retried_message_is_exotic_and_stands_where_the_first_try_stood() -> N
     assert decoded.frame.select("_p0", "_p1").rows() == [(3, 2), (3, 2)]
     first, second = (decoded.standing(row, rekeyed=False) for row in range(2))
     assert (first.lane, first.position) == (second.lane, second.position)
-    assert first.transparent
+    assert first.route is Route.RETRIED
 
 
 def test_an_event_id_stands_in_for_an_index_where_the_source_says_so() -> None:
@@ -213,7 +213,7 @@ def test_among_good_records_an_odd_one_is_judged_as_it_is_alone(name: str) -> No
     value, reason = CASES[name]
     topic = Topic("legs", Leg, limits=LIMITS)
     decoded = Decoder(topic).decode(batch(leg(1, HOP), value, leg(3)))
-    refused = [(row, why) for row, why, _ in decoded.rejected]
+    refused = [(one.row, one.error.reason) for one in decoded.rejected]
     assert refused == ([] if reason is None else [(1, reason)])
     assert decoded.frame.get_column("_row").to_list() == ([0, 1, 2] if reason is None else [0, 2])
     record = Record("legs", 2, 8, b"N1", value, timestamp_ms=1000)
@@ -225,4 +225,4 @@ def test_among_good_records_an_odd_one_is_judged_as_it_is_alone(name: str) -> No
         return
     with pytest.raises(EnvelopeError) as error:
         RecordDecoder(topic).decode(record)
-    assert (error.value.reason, error.value.detail) == (reason, decoded.rejected[0].detail)
+    assert (error.value.reason, error.value.detail) == (reason, decoded.rejected[0].error.detail)

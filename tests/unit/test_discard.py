@@ -64,7 +64,9 @@ def back(run: MemoryRunner) -> list[Record]:
     records = []
     for n, dead in enumerate(run.dead_letters):
         one = dead.record
-        facts = DeadLetter(one.topic, one.partition, one.offset, None, "L", stage=dead.stage, hole=dead.hole)
+        facts = DeadLetter(
+            one.topic, one.partition, one.offset, None, "L", stage=dead.stage, application="fleet", hole=dead.hole
+        )
         value = redriven(one.key, one.value, (), facts, Hop("dead", 0, n))
         records.append(Record(one.topic, one.partition, one.offset, one.key, value, topic_id="L"))
     return records
@@ -108,11 +110,11 @@ def test_a_root_that_does_not_name_its_topic_s_id_is_found_where_it_stood() -> N
     assert holes(run) == {b"bad": 0}
 
 
-def test_below_the_floor_it_comes_back_unproven_and_is_never_folded(runner: MemoryRunner) -> None:
+def test_below_the_floor_it_is_a_copy_and_is_never_folded(runner: MemoryRunner) -> None:
     runner.process([leg(0, "AA"), leg(1, "AA+bad"), *(leg(n, "AA") for n in range(2, 9))])
     fill_holes(runner.run, back(runner), apply=True)
     again = [Record("legs", 0, 10, one.key, one.value, topic_id="L") for one in back(runner)]
-    assert runner.process(again).verdicts["carrier"] == {"unproven": 1, "duplicate": 1}
+    assert runner.process(again).verdicts["carrier"] == {"copy": 1, "duplicate": 1}
     assert runner.results("carrier")[b"AA"] == {"legs": 8}
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from envelope import Edge, Envelope, EnvelopeError, Hop, Lineage, Node, Reason, group_of
+from envelope import Edge, Envelope, EnvelopeError, Hop, Lineage, Node, Reason, Route, group_of
 from envelope.lineage import position_order
 
 A, B, C = Node("a", 2, 17, "idA"), Node("b", 0, 4, "idB"), Node("c", 5, 9, "idC")
@@ -75,7 +75,7 @@ def test_a_retry_passage_reads_as_if_it_had_not_been() -> None:
     by_retry = line(hop(A, via="r", transparent=True), hop(retry, via="r", index=3))
     assert by_retry.reduced() == Lineage((A, C), (Edge("r", 3),))
     assert by_retry.standing().position == line(hop(A, via="r", index=3)).standing().position
-    assert by_retry.standing().transparent
+    assert by_retry.standing().route is Route.RETRIED
 
 
 def test_a_redrive_from_the_dead_letter_topic_has_the_original_lineage() -> None:

@@ -86,6 +86,8 @@ def test_downstream_states_are_written_before_upstream_ones_and_manifests_last()
         "fold",
         "load:carrier",
         "fold",
+        "ledger",
+        "ledger",
         "publish",
         "dead_letter",
         "persist:carrier",

@@ -2,10 +2,12 @@
 
 import json
 import uuid
+from dataclasses import replace
 
 import pytest
 
 from aggregations.columns import Decoder
+from aggregations.columns.batch import redriven as redriven_row
 from aggregations.element import Record
 from aggregations.fields import Fields, count, total
 from aggregations.flow import END_OF_FLOW, Flow
@@ -13,8 +15,9 @@ from aggregations.memory import MemoryRunner
 from aggregations.run import bind
 from aggregations.source import Json, RecordDecoder, Topic
 from envelope import Envelope, EnvelopeError, Hop, Reason, append_hop, decode, encode
-from envelope.deadletter import DeadLetter
-from envelope.redrive import Redrive, redrive_hops
+from envelope.deadletter import DeadLetter, Form
+from envelope.lineage import Redriven
+from envelope.redrive import HEALED, Redrive, redrive_hops
 from jobs.redrive import redriven as redriven_value
 from tests.support.pure import table_of
 
@@ -63,13 +66,16 @@ def test_a_record_that_died_at_an_inner_stage_passes_the_stages_that_hold_it() -
     [letter] = run.dead_letters
     assert (letter.stage, letter.hole, letter.reason) == ("carrier", False, "transform_failed")
     BROKEN["until"] = 0
-    back = [redriven(letter.record, offset, Redrive("carrier", hole=False), offset) for offset in (50, 51)]
+    back = [
+        redriven(letter.record, offset, Redrive("carrier", hole=False, application="fleet"), offset)
+        for offset in (50, 51)
+    ]
     report = run.process(back)
     assert report.verdicts["carrier"] == {"redriven": 1, "duplicate_in_batch": 1}
     assert report.verdicts["aircraft"] == {}
-    assert run.process([redriven(letter.record, 52, Redrive("carrier", hole=False))]).verdicts["carrier"] == {
-        "duplicate": 1
-    }
+    assert run.process([redriven(letter.record, 52, Redrive("carrier", hole=False, application="fleet"))]).verdicts[
+        "carrier"
+    ] == {"duplicate": 1}
     assert run.results("aircraft") == {b"N1": {"legs": 50}}
     assert run.results("carrier") == {b"AA": {"legs": 49, "minutes": 49.0}, b"bad": {"legs": 1, "minutes": 1.0}}
 
@@ -87,21 +93,36 @@ def test_a_record_with_a_hole_is_folded_below_the_floor_once_it_is_mended() -> N
     assert run.results("carrier") == {b"AA": {"legs": 50, "minutes": 50.0}}
 
 
-def test_a_record_bound_for_the_end_of_the_flow_is_only_published() -> None:
-    run = runner()
-    run.process([leg(0)])
-    published = len(run.outputs)
-    run.process([redriven(leg(0), 1, Redrive(END_OF_FLOW, hole=False))])
-    assert len(run.outputs) == published + 1
-    assert run.results("carrier") == {b"AA": {"legs": 1, "minutes": 1.0}}
+def test_a_record_bound_for_the_end_of_the_flow_is_only_published_and_only_if_it_is_missing_there() -> None:
+    refusing = {"now": True}
+
+    def value(element):
+        if refusing["now"] and element["carrier"] == "bad":
+            raise ValueError
+        return b"{}"
+
+    flow = Flow("fleet").source(LEGS).aggregate("carrier", "carrier", Fields(legs=count())).publish("out", value=value)
+    run = MemoryRunner(flow, bind(flow, {}, f"memory://{uuid.uuid4()}"), topic_ids={"legs": "L"})
+    run.process([leg(0), leg(1, "bad"), leg(2)])
+    [letter] = run.dead_letters
+    assert (letter.stage, letter.hole, len(run.outputs)) == (END_OF_FLOW, False, 2)
+    refusing["now"] = False
+    bound = Redrive(END_OF_FLOW, hole=False, application="fleet")
+    run.process([redriven(letter.record, 3, bound)])
+    assert len(run.outputs) == 3
+    assert decode(run.outputs[-1].value).chain[-2].via == HEALED
+    report = run.process([redriven(letter.record, 4, bound), redriven(leg(0), 5, bound)])
+    assert report.verdicts[END_OF_FLOW] == {"copy": 2}
+    assert len(run.outputs) == 3
+    assert run.results("carrier") == {b"AA": {"legs": 2}, b"bad": {"legs": 1}}
 
 
 def test_columns_know_where_a_redriven_record_stands() -> None:
     records = [
-        redriven(leg(3), 9, Redrive("carrier", hole=False)),
+        redriven(leg(3), 9, Redrive("carrier", hole=False, application="fleet")),
         leg(4),
         redriven(leg(5), 10, Redrive()),
-        redriven(redriven(leg(6), 11, Redrive()), 12, Redrive("carrier", hole=False)),
+        redriven(redriven(leg(6), 11, Redrive()), 12, Redrive("carrier", hole=False, application="fleet")),
     ]
     table = table_of(records)
     batch = Decoder(LEGS, {"legs": "L"}).decode(table)
@@ -110,20 +131,18 @@ def test_columns_know_where_a_redriven_record_stands() -> None:
         for row, record in enumerate(records):
             lineage = one_by_one.decode(record).lineage
             assert batch.standing(row, rekeyed=rekeyed) == lineage.standing(rekeyed=rekeyed)
-            assert batch.signatures[batch.frame["_signature"][row]].stage == (
-                lineage.redrive.stage if lineage.redrive else ""
-            )
+            assert redriven_row(batch.frame.row(row, named=True), batch.signatures) == lineage.redriven
 
 
 def test_a_redriven_record_of_a_topic_without_envelopes_keeps_its_place() -> None:
     topic = Topic("plain", Json({"tail": str}), envelope=False)
     body = b'{"tail":"N1"}'
-    value = redriven_value(b"N1", body, (), DeadLetter("plain", 0, 7, Reason.NULL_KEY), Hop("dead", 0, 1))
+    value = redriven_value(b"N1", body, (), DeadLetter("plain", 0, 7, Reason.NULL_KEY, hole=True), Hop("dead", 0, 1))
     records = [Record("plain", 0, 90, b"N1", value), Record("plain", 0, 91, b"N1", body)]
     one_by_one = [RecordDecoder(topic).decode(record) for record in records]
     assert [one.columns for one in one_by_one] == [{"tail": "N1"}] * 2
     assert one_by_one[0].lineage.standing().position == (7,)
-    assert one_by_one[0].lineage.standing().orphan == ("!plain:0#", (7,))
+    assert one_by_one[0].lineage.redriven == Redriven(Redrive(), "!plain:0#", 7)
     batch = Decoder(topic).decode(table_of(records))
     assert [batch.standing(row, rekeyed=False) for row in (0, 1)] == [one.lineage.standing() for one in one_by_one]
 
@@ -134,8 +153,34 @@ def test_letters_that_were_trimmed_or_damaged_do_not_go_back_as_they_are() -> No
     for value, headers in ((damaged, ()), (b"{", [("hw-dlq-trimmed", b"value")]), (None, ())):
         with pytest.raises(EnvelopeError):
             redriven_value(b"k", value, headers, letter, place)
-    mended = redriven_value(b"k", damaged, (), letter, place, lambda key, value: b'{"tail":"N1"}')
+    with pytest.raises(EnvelopeError, match="chain cannot be read"):
+        redriven_value(b"k", damaged, (), letter, place, lambda key, value: b'{"tail":"N1"}')
+    bare = replace(letter, form=Form.PAYLOAD)
+    mended = redriven_value(b"k", damaged, (), bare, place, lambda key, value: b'{"tail":"N1"}')
     assert decode(mended).payload == b'{"tail":"N1"}'
+
+
+def test_a_mended_payload_keeps_the_chain_of_its_letter() -> None:
+    letter, place = DeadLetter("legs", 0, 1, Reason.BAD_PAYLOAD, form=Form.ENVELOPE), Hop("dead", 0, 1)
+    old = decode(leg(1).value)
+    for mended in (b'{"tail":"N2"}', encode(Envelope(b'{"tail":"N2"}'))):
+        new = decode(redriven_value(b"N1", leg(1).value, (), letter, place, lambda key, _, mended=mended: mended))
+        assert new.payload == b'{"tail":"N2"}'
+        assert new.chain[: len(old.chain)] == old.chain
+    chain = (Hop("other", 3, 4),)
+    own = encode(Envelope(b"{}", chain))
+    assert decode(redriven_value(b"N1", leg(1).value, (), letter, place, lambda *_: own)).chain[:1] == chain
+
+
+def test_a_payload_that_reads_as_an_envelope_is_what_the_letter_says_it_is() -> None:
+    place, value = Hop("dead", 0, 1), encode(Envelope(b"inner"))[:-6].replace(bytes.fromhex("1001"), b"", 1)
+    assert decode(value).payload == b"inner"
+    facts = DeadLetter("pay", 0, 7, Reason.FOLD_FAILED)
+    assert decode(redriven_value(b"k", value, (), replace(facts, form=Form.PAYLOAD), place)).payload == value
+    assert decode(redriven_value(b"k", value, (), replace(facts, form=Form.ENVELOPE), place)).payload == b"inner"
+    with pytest.raises(EnvelopeError, match="do not say whether it is one"):
+        redriven_value(b"k", value, (), facts, place)
+    assert decode(redriven_value(b"k", encode(Envelope(b"sealed")), (), facts, place)).payload == b"sealed"
 
 
 def test_a_letter_that_is_no_envelope_goes_back_only_when_it_is_mended() -> None:

@@ -1,7 +1,10 @@
 """Redriven records: where they stand, and that they are folded once."""
 
-from envelope import Hop, Lineage, Node, Standing, Verdict, Windows
-from envelope.redrive import Redrive, read_via, redrive_hops
+from dataclasses import replace
+
+from envelope import Hop, Lineage, Node, Route
+from envelope.lineage import Redriven
+from envelope.redrive import HEALED, Redrive, read_via, redrive_hops
 
 B, D = Hop("b", 1, 5, topic_id="idB"), Hop("dead", 0, 3)
 ORIGIN = (Hop("a", 0, 70, via="r", index=2, topic_id="idA"),)
@@ -54,48 +57,28 @@ def test_redriven_twice_the_last_passage_counts() -> None:
     assert line.reduced().own == Node("b", 1, 5, "idB")
 
 
-def test_without_a_hole_it_has_a_lane_of_its_own_by_where_it_died() -> None:
-    standing = redriven(Redrive(hole=False), *ORIGIN).standing(indices=(1,))
-    assert standing.orphan == ("!b:1#idB", (5, 1))
-    assert redriven(Redrive(), *ORIGIN).standing().orphan is None
-    assert redriven(Redrive(), *ORIGIN).standing(stage="carrier").orphan is None
-    assert redriven(Redrive("carrier"), *ORIGIN).standing(stage="carrier").orphan is None
-    assert redriven(Redrive("carrier"), *ORIGIN).standing(stage="region").orphan == ("!b:1#idB", (5,))
+def test_it_is_a_copy_until_a_ledger_or_a_hole_says_more() -> None:
+    for redrive in (Redrive(), Redrive("carrier"), Redrive(hole=False)):
+        assert redriven(redrive, *ORIGIN).standing(indices=(1,)).route is Route.COPY
+    assert redriven(Redrive(), *ORIGIN).standing(late=Route.MISSING).route is Route.MISSING
 
 
-def orphan(offset: int = 9) -> Standing:
-    return redriven(Redrive(hole=False), *ORIGIN, offset=offset).standing()
+def test_it_says_where_it_died_and_whose_dead_letter_it_was() -> None:
+    redrive = Redrive("carrier", hole=False, application="fleet", asserted=True, generation=3)
+    assert redriven(redrive, *ORIGIN).redriven == Redriven(redrive, "!b:1#idB", 5)
+    assert Lineage.of(ORIGIN, Node("b", 1, 5, "idB")).redriven is None
 
 
-def test_an_orphan_below_the_floor_is_folded_exactly_once() -> None:
-    lane = orphan().lane
-    rising = [Standing(lane, lane, (offset, 2)) for offset in range(71, 80)]
-    windows, _ = Windows().folding(rising, size=4)
-    [decision] = windows.judge([orphan()])
-    assert decision == (Verdict.REDRIVEN, True)
-    assert [one.verdict for one in windows.judge([orphan(), orphan(10)])] == ["redriven", "duplicate_in_batch"]
-    after, _ = windows.folding([orphan()], size=4)
-    assert after.judge([orphan(11)]) == [(Verdict.DUPLICATE, False)]
+def test_names_of_applications_may_have_any_character() -> None:
+    for name in ("fleet", "a/b!+:2@", "große Flotte", "%2F"):
+        redrive = Redrive("carrier", application=name, generation=2)
+        assert read_via(redrive.via) == redrive
 
 
-def test_an_orphan_that_came_meanwhile_by_the_ordinary_way_is_a_duplicate_and_the_other_way_round() -> None:
-    original = Lineage.of(ORIGIN, Node("b", 1, 7, "idB")).standing()
-    held, _ = Windows().folding([original])
-    assert [one.verdict for one in held.judge([orphan()])] == ["duplicate"]
-    folded, _ = Windows().folding([orphan()])
-    assert [one.verdict for one in folded.judge([original])] == ["duplicate"]
-    assert sum(one.fold for one in Windows().judge([orphan(), original])) == 1
-
-
-def test_an_orphan_at_the_floor_of_its_own_lane_is_unproven_never_dropped() -> None:
-    later = [
-        Lineage.of(
-            redrive_hops(Hop("b", 1, n, topic_id="idB"), D, Redrive(hole=False)), Node("b", 1, 90 + n)
-        ).standing()
-        for n in range(6, 60)
-    ]
-    windows, _ = Windows().folding(later, size=4)
-    first = Lineage.of(redrive_hops(B, D, Redrive(hole=False)), Node("b", 1, 99)).standing()
-    [decision] = windows.judge([first])
-    assert decision == (Verdict.UNPROVEN, False)
-    assert decision.verdict.diverts
+def test_a_mark_of_what_was_healed_upstream_is_no_passage() -> None:
+    own = Node("c", 0, 9)
+    hop = Hop("b", 1, 5, via="fleet", index=0, topic_id="idB")
+    mark = Hop("b", 1, 5, via=HEALED, transparent=True, topic_id="idB")
+    plain, healed = Lineage.of((*ORIGIN, hop), own), Lineage.of((*ORIGIN, mark, hop), own).check()
+    assert healed.reduced() == plain
+    assert healed.standing() == replace(plain.standing(), route=Route.HEALED)

@@ -6,7 +6,7 @@ import pytest
 
 from aggregations.fields import Fields, count, total
 from aggregations.stage import KeyState, fold_stage
-from envelope import EnvelopeError, HolesFullError, Reason, Siblings, Windows
+from envelope import EnvelopeError, HolesFullError, Reason, Route, Siblings, Windows
 from tests.support.stages import FOLDS, LANE, Log, again, arrival, fold, stage, verdicts
 
 
@@ -43,8 +43,8 @@ def test_a_key_with_many_failures_is_not_folded_again_for_each_of_them():
 def test_a_failed_message_leaves_a_hole_and_its_redriven_copy_fills_it_once():
     loaded = again(fold([arrival(1, value="bad"), *(arrival(n) for n in range(2, 60))]))
     assert loaded[b"k"].windows.lanes[LANE].reaches((1, 0))
-    redriven = arrival(1, value="mended", own=100, transparent=True)
-    outcome = fold([redriven, arrival(1, value="mended", own=101, transparent=True)], loaded)
+    redriven = arrival(1, value="mended", own=100, route=Route.RETRIED)
+    outcome = fold([redriven, arrival(1, value="mended", own=101, route=Route.RETRIED)], loaded)
     assert verdicts(outcome) == ["redriven", "duplicate_in_batch"]
     loaded = again(outcome, loaded)
     assert loaded[b"k"].fold[-1] == "mended"
@@ -67,7 +67,7 @@ def test_a_replay_of_a_failed_message_fails_again_and_leaves_no_second_hole():
 
 def test_an_unproven_message_goes_to_the_dead_letters_and_leaves_no_hole():
     loaded = again(fold([arrival(n) for n in range(40)]))
-    outcome = fold([arrival(0, transparent=True)], loaded)
+    outcome = fold([arrival(0, route=Route.RETRIED)], loaded)
     assert outcome.decided[0].reason is Reason.UNPROVEN
     assert outcome.states == {}
 

@@ -5,6 +5,7 @@ import pytest
 
 from aggregations.fields import Fields, count
 from aggregations.flow import Aggregate, Divert, Filter, FlatMap, Map, Publish
+from aggregations.ledger import Ledger
 from aggregations.steps import apply_steps, arrive
 from envelope import EnvelopeError, Hop, Reason, Siblings, Verdict, decode
 from tests.support.pure import TOPIC_ID, element, hop
@@ -199,6 +200,7 @@ def at_stage(elements, key="tail", fold=COUNT, schema=None, siblings=Siblings.EV
     arrivals = arrive(
         Aggregate("a", key, fold, **options),
         applied,
+        ledger=Ledger("fleet"),
         topic_ids={"raw": "id-now"},
         incarnation=lambda topic, topic_id: Verdict.NEW_INCARNATION if topic_id == "new" else None,
         siblings=siblings,

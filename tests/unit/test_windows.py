@@ -8,6 +8,7 @@ from envelope import (
     Decision,
     HolesFullError,
     Position,
+    Route,
     Siblings,
     Standing,
     Verdict,
@@ -16,7 +17,7 @@ from envelope import (
     group_of,
     in_order,
 )
-from envelope.windows import Group
+from envelope.windows import HEALED, Group
 
 
 def at(*position: int | str, lane: str = "a:0#i", group: str | None = None, **fields: Any) -> Standing:
@@ -52,7 +53,7 @@ def test_at_or_below_the_floor_is_dropped_as_unproven_duplicate() -> None:
 
 
 def test_by_a_retry_route_below_the_floor_is_unproven_and_never_dropped_silently() -> None:
-    [decision] = holding(1, 2, 3, 5, 8, 9).judge([at(0, transparent=True)])
+    [decision] = holding(1, 2, 3, 5, 8, 9).judge([at(0, route=Route.RETRIED)])
     assert decision == Decision(Verdict.UNPROVEN, fold=False)
     assert decision.verdict.diverts
 
@@ -81,7 +82,7 @@ def test_only_the_first_message_of_a_lane_is_called_a_new_lane() -> None:
 
 def test_a_hole_below_the_floor_is_filled_exactly_once() -> None:
     windows = holding(3, 5, 7, 8, 9).leaving_hole(at(2))
-    assert verdicts(windows, at(2, transparent=True), at(2)) == ["redriven", "duplicate_in_batch"]
+    assert verdicts(windows, at(2, route=Route.RETRIED), at(2)) == ["redriven", "duplicate_in_batch"]
     filled, _ = windows.folding([at(2)], size=4)
     assert not filled.holes
     assert verdicts(filled, at(2)) == ["below_floor"]
@@ -98,7 +99,7 @@ def test_of_two_holes_one_is_left_when_the_other_is_filled() -> None:
     windows = holding(3, 5, 7, 8, 9).leaving_hole(at(1)).leaving_hole(at(2))
     filled, _ = windows.folding([at(2)], size=4)
     assert filled.holes == {"a:0#i": {(1,)}}
-    assert verdicts(filled, at(1, transparent=True), at(2, transparent=True)) == ["redriven", "unproven"]
+    assert verdicts(filled, at(1, route=Route.RETRIED), at(2, route=Route.RETRIED)) == ["redriven", "unproven"]
 
 
 def test_more_holes_than_allowed_stop_the_job() -> None:
@@ -148,16 +149,66 @@ def test_judging_a_batch_with_a_message_a_lane_searches_no_more_than_a_few_times
     assert searched < 4 * len(lanes)
 
 
-def test_lanes_of_redriven_letters_are_wide_and_are_not_retired_for_those_of_paths() -> None:
-    def letter(died: int) -> Standing:
-        return at(died, lane="a:0#i", orphan=("!t:0#T", (died,)))
+def missing(position: int) -> Standing:
+    return at(position, route=Route.MISSING)
 
+
+def test_what_is_known_to_be_missing_is_folded_once_however_far_the_window_is() -> None:
+    windows = holding(3, 5, 7, 8, 9)
+    assert verdicts(windows, missing(2), missing(2)) == ["redriven", "duplicate_in_batch"]
+    filled, _ = windows.folding([missing(2)], size=4)
+    assert verdicts(filled, missing(2), at(2), at(1)) == ["duplicate", "duplicate", "below_floor"]
+
+
+def test_what_was_folded_late_above_the_floor_is_remembered_when_its_window_goes_on() -> None:
+    windows, _ = Windows().folding([missing(1), *(at(n) for n in range(2, 9))], size=4, batch=1)
+    assert verdicts(windows, missing(1)) == ["duplicate"]
+
+
+def test_late_folds_of_one_batch_are_all_remembered_and_those_before_give_way_to_them() -> None:
+    windows = holding(5000, 5001, 5002, 5003, 5004)
+    first, _ = windows.folding([missing(n) for n in range(100)], size=4, batch=1)
+    second, _ = first.folding([missing(n) for n in range(100, 100 + HEALED)], size=4, batch=2)
+    assert set(verdicts(second, *(missing(n) for n in range(100, 100 + HEALED)))) == {"duplicate"}
+    assert verdicts(second, at(0, route=Route.HEALED)) == ["unproven"]
+    again, _ = second.folding([missing(1)], size=4, batch=2)
+    assert verdicts(again, missing(1), missing(100)) == ["duplicate", "duplicate"]
+
+
+def test_what_was_healed_upstream_is_folded_once_below_the_floor() -> None:
+    healed = at(2, route=Route.HEALED)
+    windows = holding(3, 5, 7, 8, 9)
+    assert verdicts(windows, healed) == ["redriven"]
+    filled, _ = windows.folding([healed], size=4)
+    assert verdicts(filled, healed) == ["duplicate"]
+
+
+def test_a_letter_without_proof_is_folded_above_the_floor_and_unproven_below_it() -> None:
+    windows = holding(1, 2, 3, 5, 8, 9)
+    letters = [at(n, route=Route.LETTER) for n in (2, 4, 5)]
+    assert verdicts(windows, *letters) == ["unproven", "redriven", "duplicate"]
+
+
+def test_a_letter_without_proof_is_unproven_below_the_floor_of_any_lane_of_its_group() -> None:
+    windows, _ = Windows().folding([at(n, lane="a:0#i>r>b:0", group="a:0#i>r>b") for n in range(9)], size=4)
+    letter = at(2, lane="a:0#i>r>b:1", group="a:0#i>r>b", route=Route.LETTER)
+    assert verdicts(windows, letter) == ["unproven"]
+
+
+def test_a_copy_is_dropped_by_name_unless_it_fits_a_hole() -> None:
+    windows = holding(1, 2, 3, 5, 8, 9).leaving_hole(at(1))
+    copies = [at(n, route=Route.COPY) for n in (1, 2, 4, 5, 99)]
+    assert verdicts(windows, *copies) == ["redriven", "copy", "copy", "duplicate", "copy"]
+    assert [decision.fold for decision in windows.judge(copies)] == [True, False, False, False, False]
+
+
+def test_lanes_of_late_folds_are_not_retired_for_those_of_paths() -> None:
     windows = Windows()
-    for batch, died in enumerate([7, 3, 5]):
-        windows, _ = windows.folding([letter(died)], size=1, lanes=1, batch=batch)
-        assert [one.verdict for one in windows.judge([letter(died)])] == [Verdict.DUPLICATE]
-    assert windows.lanes["!t:0#T"].held == ((3,), (5,), (7,))
-    assert [lane for lane, window in windows.lanes.items() if window.held] == ["a:0#i", "!t:0#T", "!a:0#i"]
+    for batch, position in enumerate([7, 3, 5]):
+        windows, _ = windows.folding([missing(position)], size=1, lanes=1, batch=batch)
+        assert verdicts(windows, missing(position)) == ["duplicate"]
+    assert windows.lanes["!a:0#i"].held == ((3,), (5,), (7,))
+    assert [lane for lane, window in windows.lanes.items() if window.held] == ["a:0#i", "!a:0#i"]
 
 
 @pytest.mark.parametrize(

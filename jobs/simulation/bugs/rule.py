@@ -5,7 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from envelope import Decision, Lineage, Siblings, Standing, Verdict, Window, Windows
+from aggregations.ledger import Ledger
+from envelope import Decision, Lineage, Route, Siblings, Standing, Verdict, Window, Windows
 from envelope.lineage import Edge
 from jobs.simulation.patch import Patch, original
 
@@ -39,6 +40,10 @@ def _starts_over(self: Windows, folded: Any, **options: Any) -> Any:
     return Windows({lane: made.lanes[lane] for lane in new}, made.holes), retired
 
 
+def _unmarked(route: Route) -> Route:
+    return Route.PLAIN if route in (Route.MISSING, Route.HEALED) else route
+
+
 _folding = original(Windows, "folding")
 _decide = original(Windows, "_decide")
 _judge = original(Windows, "judge")
@@ -68,8 +73,8 @@ def _keeps_holes(self: Windows, folded: Any, **options: Any) -> Any:
     return Windows(made.lanes, self.holes), retired
 
 
-def _forgets_orphans(self: Windows, folded: Any, **options: Any) -> Any:
-    return _folding(self, [replace(one, orphan=None) for one in folded], **options)
+def _forgets_healed(self: Windows, folded: Any, **options: Any) -> Any:
+    return _folding(self, [replace(one, route=Route.PLAIN) for one in folded], **options)
 
 
 _names = original(Lineage, "_names")
@@ -160,13 +165,21 @@ BUGS: Mapping[str, tuple[str, Sequence[Patch]]] = {
     "stage-key-ignored": ("a stage that changes the key does not say so", [(Lineage, "standing", _never_rekeyed)]),
     "retry-counted": ("transparent hops are counted", [(Lineage, "reduced", lambda self: self)]),
     "retry-eats-index": ("a transparent hop takes the next one's index along", [(Lineage, "reduced", _eats_the_index)]),
-    "orphans-unknown": (
-        "a redriven record without a hole is judged as any other",
-        [(Lineage, "standing", _stands(lambda one: replace(one, orphan=None)))],
+    "every-letter-taken": (
+        "a redriven record is folded although this flow did not give it up",
+        [(Ledger, "route", lambda self, stage, standing, back, entries: Route.MISSING if back else standing.route)],
     ),
-    "orphans-forgotten": (
-        "a redriven record without a hole is not remembered",
-        [(Windows, "folding", _forgets_orphans)],
+    "ledger-unread": (
+        "a redriven record without a hole is judged as any other",
+        [(Ledger, "entries", lambda self, *_: ())],
+    ),
+    "late-folds-forgotten": (
+        "what is folded below the floor is not remembered",
+        [(Windows, "folding", _forgets_healed)],
+    ),
+    "late-folds-not-marked": (
+        "the stages behind a hole do not learn that it was filled",
+        [(Lineage, "standing", _stands(lambda one: replace(one, route=_unmarked(one.route))))],
     ),
     "no-hole": ("a dead letter leaves no hole", [(Windows, "leaving_hole", lambda self, one, limit=0: self)]),
     "hole-never-filled": ("a hole stays when it is filled", [(Windows, "folding", _keeps_holes)]),

@@ -1,0 +1,145 @@
+"""Which rows may be copies of what was read before: `aggregations.ledger.Reading` for whole columns."""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import polars as pl
+
+from aggregations.columns import schema
+from aggregations.columns.batch import position_arrays
+from aggregations.columns.order import Ints, Mask, positions_of
+from aggregations.columns.signature import Signature
+from aggregations.ledger import Doubt, Reading, highest
+from envelope import EnvelopeError, Lineage, Node, Position, group_of
+
+
+class Unread(NamedTuple):
+    """A record that could not be read.
+
+    Attributes:
+        own: Its coordinates.
+        key: Its key.
+        error: Why, with the chain where that could be read.
+        lineage: Its lineage, with the root's topic id.
+    """
+
+    own: Node
+    key: bytes | None
+    error: EnvelopeError
+    lineage: Lineage
+
+
+def may_be_copies(
+    frame: pl.DataFrame, signatures: Sequence[Signature], seen: Mapping[str, Position] | None, doubt: Doubt
+) -> tuple[Mask, dict[str, Position]]:
+    """Mark the rows that may be copies, and find the highest position of every route.
+
+    Args:
+        frame: Rows of one topic-partition in order of offsets, with the system and position columns.
+        signatures: By the codes of `_signature`.
+        seen: Highest position read before, by route; None when nothing can be proven.
+        doubt: Offsets below which records may have been folded before.
+
+    Returns:
+        The mask, and the highest position by route of this batch.
+    """
+    again = np.zeros(frame.height, np.bool_)
+    read: dict[str, Position] = {}
+    chained = [code for code, one in enumerate(signatures) if one.chained]
+    for (topic, partition), offset in doubt.items():
+        place = (pl.col(schema.TOPIC) == topic) & (pl.col(schema.PARTITION) == partition)
+        again |= frame.select(place & (pl.col(schema.OFFSET) < offset)).to_series().to_numpy()
+    if not chained or not frame.height:
+        return again, read
+    codes = frame.get_column(schema.SIGNATURE).to_numpy()
+    positions = position_arrays(frame)
+    keyless = frame.get_column(schema.KEY).is_null().to_numpy()
+    groups = frozenset(map(group_of, seen or ()))
+    routes: dict[str, list[int]] = {}
+    for code in chained:
+        one = signatures[code]
+        if one.transparent or seen is None:
+            again[codes == code] = True
+        else:
+            routes.setdefault(one.rekeyed.lane, []).append(code)
+    for route, mine in routes.items():
+        rows = np.flatnonzero(np.isin(codes, mine)) if len(mine) > 1 or len(signatures) > 1 else np.arange(len(codes))
+        if not len(rows):
+            continue
+        width = signatures[mine[0]].width
+        before = seen.get(route) if seen is not None else None
+        first, top = _rising([component[rows] for component in positions[:width]], before)
+        read[route] = highest(
+            {route: before} if before else {}, {route: positions_of(positions, rows[top : top + 1])[0]}
+        )[route]
+        unknown = seen is not None and route not in seen and signatures[mine[0]].rekeyed.group in groups
+        again[rows] |= True if unknown or any(signatures[code].missing for code in mine) else ~first | keyless[rows]
+    return again, read
+
+
+def unread_may_be_copy(
+    one: Unread,
+    frame: pl.DataFrame,
+    signatures: Sequence[Signature],
+    seen: Mapping[str, Position] | None,
+    doubt: Doubt,
+    read: dict[str, Position],
+) -> bool:
+    """Whether a record that could not be read may be a copy; its position is taken into `read`.
+
+    Args:
+        one: The record, its chain with the root's topic id.
+        frame: The rows that could be read.
+        signatures: By the codes of `_signature`.
+        seen: Highest position read before, by route; None when nothing can be proven.
+        doubt: Offsets below which records may have been folded before.
+        read: Highest position by route of this batch.
+    """
+    lineage = one.lineage
+    reading = Reading(seen, doubt)
+    again = reading.again(lineage, one.key)
+    if not lineage.edges or not reading.read:
+        return again
+    [(route, position)] = reading.read.items()
+    rows = frame.filter(pl.col(schema.OFFSET) < one.own.offset)
+    for code, signature in enumerate(signatures):
+        if signature.rekeyed.lane != route or signature.transparent:
+            continue
+        mine = position_arrays(rows.filter(pl.col(schema.SIGNATURE) == code))[: signature.width]
+        if len(mine[0]):
+            again = again or max(zip(*(component.tolist() for component in mine), strict=True)) >= position
+    read.update(highest(read, {route: position}))
+    return again
+
+
+def _rising(positions: Sequence[Ints], before: Position | None) -> tuple[Mask, int]:
+    """Rows above all rows in front of them and above `before`, and the number of the highest row."""
+    if before is not None:
+        positions = [np.concatenate(([int(at)], component)) for at, component in zip(before, positions, strict=True)]
+    rank = _ranks(positions)
+    highest_so_far = np.maximum.accumulate(rank)
+    first = np.ones(len(rank), np.bool_)
+    first[1:] = rank[1:] > highest_so_far[:-1]
+    if before is not None:
+        first, rank = first[1:], rank[1:]
+    return first, int(np.argmax(rank))
+
+
+def _ranks(positions: Sequence[Ints]) -> Ints:
+    """Numbers in the order of the positions, equal for equal positions."""
+    if len(positions) == 1:
+        return positions[0]
+    spans = [int(component.max()) - int(component.min()) + 1 for component in positions]
+    if np.prod([float(span) for span in spans]) < 2.0**62:
+        packed = np.zeros(len(positions[0]), np.int64)
+        for component, span in zip(positions, spans, strict=True):
+            packed = packed * span + (component - int(component.min()))
+        return packed
+    order = np.lexsort(list(positions)[::-1])
+    changed = np.zeros(len(order), np.int64)
+    for component in positions:
+        changed[1:] |= component[order][1:] != component[order][:-1]
+    ranks = np.empty(len(order), np.int64)
+    ranks[order] = np.cumsum(changed)
+    return ranks

@@ -1,0 +1,193 @@
+"""The one place where a runner's dead letters are collected: what is told of each, and what the ledger lists of it."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from aggregations.element import Element
+from aggregations.flow import END_OF_FLOW
+from aggregations.ledger import Changes, Entry, Ledger, dead_entry
+from aggregations.stage import Decided
+from aggregations.steps import Rejected, standing_of
+from envelope import EnvelopeError, Node, Reason, Route, Siblings, Standing, Verdict
+from envelope.lineage import Redriven, died_in
+
+
+@dataclass(slots=True)
+class Dead:
+    """A record on its way to the dead-letter topic.
+
+    Attributes:
+        own: Its coordinates.
+        stage: Stage that could not take it, or that it was on its way to; empty for a record that could not be read,
+            `end` behind the last stage.
+        reason: Reason code.
+        detail: What was wrong, without any value of the message.
+        lineage: Its lineage as text, where it could be read.
+        hole: It left a hole under its keys.
+        items: Its items that the flow diverted, by their index in each flat-map; empty for the record as a whole.
+    """
+
+    own: Node
+    stage: str
+    reason: Reason
+    detail: str
+    lineage: str = ""
+    hole: bool = False
+    items: tuple[tuple[int, ...], ...] = ()
+
+
+@dataclass(slots=True)
+class Deaths:
+    """Collects the dead letters of a batch, or of a part of it.
+
+    Attributes:
+        ledger: The ledger as the batch found it.
+        first: Name of the first stage.
+        siblings: Policy for equal positions without index and id.
+        topic_ids: Current topic id by topic.
+        fronts: Names of the stages that have other stages or outputs behind them.
+        dead: Dead letters, one per record and stage.
+        changes: What the batch changes in the ledger.
+        copies: Redriven records that nobody here gave up, by the stage that dropped them before their key was known.
+    """
+
+    ledger: Ledger
+    first: str
+    siblings: Siblings
+    topic_ids: Mapping[str, str]
+    fronts: frozenset[str]
+    dead: dict[tuple[Node, str], Dead] = field(default_factory=dict)
+    changes: Changes = field(default_factory=Changes)
+    copies: Counter[str] = field(default_factory=Counter)
+
+    def unread(self, own: Node, error: EnvelopeError, *, key: bytes | None = None, again: bool = True) -> None:
+        """A record that cannot be read.
+
+        Args:
+            own: Its coordinates, with its cluster.
+            error: Why; it has the chain where that could be read.
+            key: The record's key.
+            again: It may be a copy.
+        """
+        if error.chain is not None:
+            element: Element[Any] = Element(None, key, own, error.chain, again=again)
+            self.rejected("", Rejected(element, error.reason, error.detail))
+            return
+        self._bury(Dead(own, "", error.reason, error.detail))
+        self.changes.added.add(Entry(self.first, died_in(own), (own.offset,)))
+
+    def rejected(self, stage: str, one: Rejected) -> None:
+        """An element that a step in front of a stage rejected, or that the flow diverts; no stage: it was not read."""
+        element = one.element
+        lineage = element.lineage.resolved(self.topic_ids)
+        dead = Dead(element.own, stage, one.reason, one.detail, str(lineage))
+        if not one.whole and element.indices:
+            dead.items = (element.indices,)
+        self.lost(
+            dead,
+            standing_of(element, lineage, self.siblings),
+            lineage.redriven,
+            element.indices,
+            proven=element.route is Route.MISSING or (element.route is Route.PLAIN and not element.again),
+            late=element.route is not Route.PLAIN,
+            whole=one.whole,
+        )
+
+    def lost(
+        self,
+        dead: Dead,
+        standing: Standing,
+        back: Redriven | None,
+        indices: tuple[int, ...] = (),
+        *,
+        proven: bool,
+        late: bool = False,
+        whole: bool = True,
+    ) -> None:
+        """Something died without a hole: it is listed, unless it came back and is listed or a hole already.
+
+        Args:
+            dead: What is told of it.
+            standing: Where it stands, in any lane of its group.
+            back: How it came back from the dead-letter topic.
+            indices: Its index in each flat-map of the flow.
+            proven: It is the first delivery of its event.
+            late: A stage in front has folded it late.
+            whole: All items of its record died with it.
+        """
+        if back is not None and not late:
+            redrive = back.redrive
+            mine = self.ledger.mine(redrive)
+            at = redrive.stage if mine else ""
+            listed = self.ledger.entries(at or self.first, standing, back, indices)
+            unlisted = mine and (redrive.hole or bool(self.ledger.forgotten.get(at or self.first)))
+            if not listed and not unlisted:
+                self.copies[dead.stage or self.first] += 1
+                return
+            # It stays what it was: a hole in a state, or an entry of the ledger.
+            dead.stage, dead.hole = at, mine and redrive.hole
+        else:
+            self._list(dead.stage or self.first, dead.own, standing, back, indices, proven=proven, whole=whole)
+        self._bury(dead)
+
+    def _list(
+        self,
+        stage: str,
+        own: Node,
+        standing: Standing,
+        back: Redriven | None,
+        indices: tuple[int, ...],
+        *,
+        proven: bool,
+        whole: bool,
+    ) -> None:
+        event = dead_entry(stage, own, standing, back, indices, proven=True, whole=whole)
+        if proven or event in self.changes.added or not self.ledger.missing_from([event]):
+            # A copy of what is listed is the same event.
+            self.changes.added.add(event)
+        else:
+            self.changes.added.add(dead_entry(stage, own, standing, back, indices, proven=False, whole=whole))
+
+    def decided(self, stage: str, decided: Iterable[Decided]) -> None:
+        """What a stage decided."""
+        for one in decided:
+            self.changes.filled.update(one.filled)
+            if one.reason is None:
+                continue
+            element = one.arrival.element
+            dead = Dead(element.own, stage, one.reason, one.detail, str(element.lineage), one.hole)
+            back = one.arrival.back
+            if one.arrival.transit and back is not None:
+                dead.stage, dead.hole = back.redrive.stage, back.redrive.hole
+            elif one.hole:
+                if stage in self.fronts and one.proven:
+                    event = dead_entry(stage, element.own, one.arrival.standing, back, element.indices, proven=True)
+                    self.changes.added.add(event)
+            elif one.decision.verdict is Verdict.UNPROVEN:
+                indices = element.indices
+                self._list(stage, element.own, one.arrival.standing, back, indices, proven=False, whole=False)
+                dead.items = (indices,) if indices else ()
+            self._bury(dead)
+
+    def tail(self, filled: Iterable[Entry], *, copies: int) -> None:
+        """What of redriven records goes on behind the last stage: entries that are no longer missing, and copies."""
+        self.changes.filled.update(filled)
+        if copies:
+            self.copies[END_OF_FLOW] += copies
+
+    def take(self, dead: Iterable[Dead]) -> None:
+        """Dead letters that another task found."""
+        for one in dead:
+            self._bury(one)
+
+    def unlisted(self) -> set[Entry]:
+        """Dead letters that the ledger does not list yet: it must, before anything is published or persisted."""
+        return self.ledger.missing_from(self.changes.added)
+
+    def _bury(self, dead: Dead) -> None:
+        """Once per record and stage, though several of its items may fail."""
+        known = self.dead.setdefault((dead.own, dead.stage), dead)
+        if known is not dead:
+            known.items = (*known.items, *dead.items) if known.items and dead.items else ()

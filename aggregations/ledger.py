@@ -1,0 +1,293 @@
+"""What a flow knows of its dead letters that left no hole, and of what it has read: kept in the manifest.
+
+A record that dies where its key is not known leaves no hole in any state. The ledger lists it under the stage that it
+was on its way to: by the position of its event where this was proven to be the event's first delivery, else by the
+coordinates at which it died. Only what is listed, or fits a hole, is folded when it is redriven. A hole in front of
+other stages or outputs is listed too: what fills it then is known to be missing there.
+
+Entries are added before anything of their batch is published or persisted, and removed with its manifest. A replay
+therefore knows what an attempt that crashed left out.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple, TypeAlias
+
+from envelope import Lineage, Node, Position, Route, Standing, group_of, position_order
+from envelope.lineage import Redriven, died_in, event_of
+from envelope.redrive import Redrive
+from persistence.manifest import Manifest
+
+LISTED: Final = 10_000
+"""Dead letters without a hole that a flow lists; of further ones it knows only that there are some."""
+ROUTES: Final = 1_024
+"""Routes of which the highest position is kept; a flow with more proves no first delivery."""
+
+
+Doubt: TypeAlias = Mapping[tuple[str, int], int]
+"""Offset by topic and partition below which an attempt that crashed may have folded records."""
+
+
+class Entry(NamedTuple):
+    """One dead letter of the ledger.
+
+    Attributes:
+        stage: Stage that it was on its way to; `end` behind the last one.
+        group: Group of lanes of its event, or the topic-partition in which it died (`envelope.lineage.died_in`).
+        position: Position of its event, or the offset at which it died; behind it the index of an item of the record.
+    """
+
+    stage: str
+    group: str
+    position: Position
+
+
+@dataclass(slots=True)
+class Changes:
+    """What a batch, or a part of it, changes.
+
+    Attributes:
+        added: Dead letters without a hole.
+        filled: Entries whose event is folded now, or has a hole.
+        seen: Highest position read, by route.
+    """
+
+    added: set[Entry] = field(default_factory=set)
+    filled: set[Entry] = field(default_factory=set)
+    seen: dict[str, Position] = field(default_factory=dict)
+
+    def add(self, other: "Changes") -> None:
+        """Add another part's changes."""
+        self.added |= other.added
+        self.filled |= other.filled
+        self.seen = highest(self.seen, other.seen)
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """The ledger of one generation of a flow.
+
+    Attributes:
+        flow: Name of the flow.
+        generation: The generation.
+        listed: Positions by group and stage.
+        forgotten: Number of dead letters by stage that were too many to be listed.
+        seen: Highest position read, by route; None when there are too many routes, or nobody kept it from the start.
+    """
+
+    flow: str
+    generation: int = 1
+    listed: Mapping[str, Mapping[str, frozenset[Position]]] = field(default_factory=dict)
+    forgotten: Mapping[str, int] = field(default_factory=dict)
+    seen: Mapping[str, Position] | None = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, flow: str, generation: int, manifest: Manifest | None) -> "Ledger":
+        """The ledger as a manifest has it."""
+        if manifest is None:
+            return cls(flow, generation)
+        listed = {
+            stage: {group: frozenset(map(tuple, positions)) for group, positions in groups.items()}
+            for stage, groups in manifest.dead.items()
+        }
+        seen = None if manifest.seen is None else {route: tuple(at) for route, at in manifest.seen.items()}
+        return cls(flow, generation, listed, manifest.forgotten, seen)
+
+    def mine(self, redrive: Redrive) -> bool:
+        """Whether a redriven record was given up by this generation of this flow."""
+        return (redrive.application, redrive.generation) == (self.flow, self.generation)
+
+    def entries(
+        self, stage: str, standing: Standing, back: Redriven | None, indices: tuple[int, ...] = ()
+    ) -> tuple[Entry, ...]:
+        """What the ledger of a stage has of an element: of its event, and of the record that died.
+
+        Args:
+            stage: The stage.
+            standing: Where the element stands.
+            back: How it came back from the dead-letter topic.
+            indices: Its index in each flat-map of the flow.
+        """
+        groups = self.listed.get(stage)
+        if not groups:
+            return ()
+        found = _among(groups.get(standing.group), standing.position, len(indices))
+        entries = [Entry(stage, standing.group, at) for at in found]
+        if back is not None:
+            died = _among(groups.get(back.place), (back.offset, *indices), len(indices))
+            entries += [Entry(stage, back.place, at) for at in died]
+        return tuple(entries)
+
+    def route(self, stage: str, standing: Standing, back: Redriven | None, entries: Sequence[Entry]) -> Route:
+        """How an element comes to a stage, as the ledger knows it.
+
+        Args:
+            stage: The stage.
+            standing: Where the element stands.
+            back: How it came back from the dead-letter topic.
+            entries: What `entries` gave.
+        """
+        if any(entry.group == standing.group for entry in entries):
+            return Route.MISSING
+        if standing.route is not Route.COPY or back is None:
+            return standing.route
+        mine = self.mine(back.redrive)
+        if entries:
+            return Route.MISSING if mine and back.redrive.asserted else Route.LETTER
+        if mine and not back.redrive.hole and self.forgotten.get(stage):
+            return Route.HEALED if back.redrive.asserted else Route.LETTER
+        return Route.COPY
+
+    def changed(self, changes: Changes) -> "Ledger":
+        """The ledger once a batch is committed."""
+        listed = {stage: {group: set(at) for group, at in groups.items()} for stage, groups in self.listed.items()}
+        forgotten = dict(self.forgotten)
+        for stage, group, position in changes.filled:
+            listed.get(stage, {}).get(group, set()).discard(position)
+        size = sum(len(positions) for groups in listed.values() for positions in groups.values())
+        for entry in sorted(changes.added, key=lambda entry: (entry[:2], position_order(entry.position))):
+            positions = listed.setdefault(entry.stage, {}).setdefault(entry.group, set())
+            if entry.position in positions:
+                continue
+            if size >= LISTED:
+                forgotten[entry.stage] = forgotten.get(entry.stage, 0) + 1
+                continue
+            positions.add(entry.position)
+            size += 1
+        kept = {
+            stage: {group: frozenset(positions) for group, positions in groups.items() if positions}
+            for stage, groups in listed.items()
+        }
+        seen = None if self.seen is None else highest(self.seen, changes.seen)
+        if seen is not None and len(seen) > ROUTES:
+            seen = None
+        return Ledger(self.flow, self.generation, {k: v for k, v in kept.items() if v}, forgotten, seen)
+
+    def missing_from(self, added: Iterable[Entry]) -> set[Entry]:
+        """Those of some entries that are not listed, as far as there is room for them."""
+        return {
+            one
+            for one in added
+            if one.position not in self.listed.get(one.stage, {}).get(one.group, ())
+            and not self.forgotten.get(one.stage)
+        }
+
+    def fields(self) -> dict[str, Any]:
+        """The fields of a manifest that keep it."""
+        dead = {
+            stage: {group: tuple(sorted(at, key=position_order)) for group, at in sorted(groups.items())}
+            for stage, groups in sorted(self.listed.items())
+        }
+        return {"dead": dead, "forgotten": self.forgotten, "seen": self.seen}
+
+
+def dead_entry(
+    stage: str,
+    own: Node,
+    standing: Standing,
+    back: Redriven | None,
+    indices: tuple[int, ...] = (),
+    *,
+    proven: bool,
+    whole: bool = True,
+) -> Entry:
+    """The entry of an element that died without a hole.
+
+    Args:
+        stage: Stage that it was on its way to.
+        own: Coordinates of its record.
+        standing: Where it stands, in any lane of its group.
+        back: How it came back from the dead-letter topic.
+        indices: Its index in each flat-map of the flow.
+        proven: It is the first delivery of its event.
+        whole: All items of its record died with it.
+    """
+    items = len(indices) if whole else 0
+    if proven:
+        return Entry(stage, standing.group, event_of(standing.position, items))
+    place, offset = (died_in(own), own.offset) if back is None else (back.place, back.offset)
+    return Entry(stage, place, event_of((offset, *indices), items))
+
+
+def merged(ledgers: Iterable[Ledger]) -> Ledger:
+    """What the ledgers of a flow's stores say together: what one of them lists is not folded in all of them."""
+    first, *others = ledgers
+    for other in others:
+        entries = {
+            Entry(stage, group, position)
+            for stage, groups in other.listed.items()
+            for group, positions in groups.items()
+            for position in positions
+        }
+        forgotten = {
+            stage: max(first.forgotten.get(stage, 0), other.forgotten.get(stage, 0))
+            for stage in {*first.forgotten, *other.forgotten}
+        }
+        seen = None if first.seen is None or other.seen is None else highest(first.seen, other.seen)
+        whole = first.changed(Changes(added=entries))
+        first = Ledger(first.flow, first.generation, whole.listed, forgotten, seen)
+    return first
+
+
+def highest(one: Mapping[str, Position], other: Mapping[str, Position]) -> dict[str, Position]:
+    """The higher position of each route."""
+    found = dict(one)
+    for route, position in other.items():
+        have = found.get(route)
+        if have is None or position_order(position) > position_order(have):
+            found[route] = position
+    return found
+
+
+class Reading:
+    """Which records of a batch may be copies of what the flow has read before. Taken in order of offsets.
+
+    A record is proven to be the first delivery of its event when its position is above all that came the same
+    way: by the same path, from the same root partition, through the same partitions.
+
+    Nor may an earlier run, or an earlier attempt at the batch, have folded it and crashed before it said so.
+
+    Args:
+        seen: Highest position read, by route; None when nothing can be proven.
+        doubt: Offset by topic and partition below which records may have been folded before.
+
+    Attributes:
+        read: Highest position read in this batch, by route.
+    """
+
+    def __init__(self, seen: Mapping[str, Position] | None, doubt: Doubt | None = None) -> None:
+        self._seen = seen
+        self._doubt = doubt or {}
+        self._groups = frozenset(map(group_of, seen or ()))
+        self.read: dict[str, Position] = {}
+
+    def again(self, lineage: Lineage, key: bytes | None) -> bool:
+        """Whether a record may be a copy.
+
+        Args:
+            lineage: Its lineage, with the root's topic id.
+            key: Its key. Records without one come through any partition.
+        """
+        own = lineage.own
+        doubtful = own.offset < self._doubt.get((own.topic, own.partition), 0)
+        if not lineage.edges:
+            return doubtful
+        if lineage.transparent or self._seen is None:
+            return True
+        standing = lineage.standing(rekeyed=True)
+        route, position = standing.lane, standing.position
+        before = self.read.get(route, self._seen.get(route))
+        if before is None or position > before:
+            self.read[route] = position
+        if doubtful or key is None or standing.ambiguous:
+            return True
+        if route not in self._seen and standing.group in self._groups:
+            return True  # a partition that the path did not take before: the topic was grown
+        return before is not None and position <= before
+
+
+def _among(positions: frozenset[Position] | None, position: Position, items: int) -> list[Position]:
+    """The position itself, and those of the elements that it was flat-mapped from, as far as they are listed."""
+    if not positions:
+        return []
+    return [at for at in (event_of(position, cut) for cut in range(items + 1)) if at in positions]
