@@ -102,15 +102,13 @@ class MemoryRunner:
             What this batch did.
         """
         self._failed = True
-        batch = effect(Step.FETCH, lambda: self._fetch(records))
-        consumed = self._consumed_ids(batch)
+        found = effect(Step.FETCH, lambda: {(one.topic, one.partition, one.offset): one for one in records})
+        consumed = self._consumed_ids(found.values())
         incarnations = self.run.incarnations({**self.topic_ids, **consumed})
-        applied = Applied(self._decode(batch), self.topic.schema)
-        for stage in self.flow.stages:
-            applied = self._stage(stage, applied, batch, incarnations)
-        self._finish(self.flow.tail, applied, batch)
-        if unlisted := batch.deaths.unlisted():
+        batch = self._fold(found, incarnations)
+        while unlisted := batch.deaths.unlisted():
             self.run.list_dead(unlisted)
+            batch = self._fold(found, incarnations)  # of what is listed, redriven copies may be in the same batch
         ends = {(record.topic, record.partition): record.offset + 1 for record in batch.records.values()}
         manifest = self.run.following(ends, consumed, incarnations.merged(), batch.deaths.changes)
         commit(
@@ -150,14 +148,19 @@ class MemoryRunner:
                 self.run.finish()
         self.run.close()
 
-    def _fetch(self, records: Iterable[Record]) -> _Batch:
-        found = {(record.topic, record.partition, record.offset): record for record in records}
+    def _fold(self, found: dict[tuple[str, int, int], Record], incarnations: Incarnations) -> _Batch:
+        """Load and fold a batch, stage by stage, in memory."""
         if self._ends is None:
             self.run.doubted({(topic, partition): MAX_OFFSET for topic, partition, _ in found})
         deaths = Deaths(
             self.run.ledger, self.flow.stages[0].name, self.topic.siblings, self.topic_ids, self.flow.fronts
         )
-        return _Batch(found, Report(records=len(found)), deaths)
+        batch = _Batch(found, Report(records=len(found)), deaths)
+        applied = Applied(self._decode(batch), self.topic.schema)
+        for stage in self.flow.stages:
+            applied = self._stage(stage, applied, batch, incarnations)
+        self._finish(self.flow.tail, applied, batch)
+        return batch
 
     def _decode(self, batch: _Batch) -> list[Element[Any]]:
         elements: list[Element[Any]] = []
@@ -229,7 +232,7 @@ class MemoryRunner:
     def _persist(self, stage: Stage, batch: _Batch) -> None:
         save_states(self.run, stage, batch.outcomes[stage.name].states)
 
-    def _consumed_ids(self, batch: _Batch) -> dict[str, str]:
+    def _consumed_ids(self, records: Iterable[Record]) -> dict[str, str]:
         """Topic ids of what is consumed, where they are known: what a record names goes before what was given."""
         given = {topic: topic_id for topic, topic_id in self.topic_ids.items() if topic == self.topic.name}
-        return given | {record.topic: record.topic_id for record in batch.records.values() if record.topic_id}
+        return given | {record.topic: record.topic_id for record in records if record.topic_id}

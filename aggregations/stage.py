@@ -166,6 +166,9 @@ def fold_stage(
             by_key[arrival.key].append(i)
             by_record[arrival.element.own].append(i)
     failed = {own: cause for own, cause in (excluded or {}).items() if own in by_record}
+    arrivals = list(arrivals)
+    for own in failed:
+        _let_back(arrivals, by_key, by_record[own])
     results: dict[bytes, _Folded] = {}
     # In an order that the batch alone decides: which of two records fails may depend on it.
     todo = dict.fromkeys(sorted(by_key))
@@ -180,9 +183,21 @@ def fold_stage(
             own = arrivals[i].element.own
             if own not in failed:
                 failed[own] = (reason, detail)
+                _let_back(arrivals, by_key, by_record[own])
                 todo |= dict.fromkeys(arrivals[sibling].key for sibling in by_record[own])
     passing = {i: _pass(stage, loaded, one) for i, one in enumerate(arrivals) if one.transit}
     return _outcome(stage, arrivals, results, loaded, failed, by_record, siblings, passing)
+
+
+def _let_back(arrivals: list[Arrival], by_key: Mapping[bytes, Sequence[int]], died: Sequence[int]) -> None:
+    """Let redriven copies in that come in the very batch in which their record dies: nobody knew that it would."""
+    for i in died:
+        dead = arrivals[i]
+        for j in by_key[dead.key]:
+            one = arrivals[j].standing
+            if one.route is Route.COPY and (one.group, one.position) == (dead.standing.group, dead.standing.position):
+                route = Route.LETTER if dead.element.again else Route.MISSING
+                arrivals[j] = replace(arrivals[j], standing=replace(one, route=route))
 
 
 @dataclass(slots=True)

@@ -30,7 +30,8 @@ class Driver:
         self._cluster = cluster
         self.log = cluster.topics[FINAL]
         ids = {topic: log.topic_id for topic, log in cluster.topics.items()}
-        self.runner = MemoryRunner(spec.flow, stores, topic_ids=ids, accept=accept)
+        ends = {(FINAL, number): partition.high for number, partition in enumerate(self.log.partitions)}
+        self.runner = MemoryRunner(spec.flow, stores, topic_ids=ids, accept=accept, ends=ends)
         run = self.runner.run
         made = plan(FLOW, run.manifest, run.manifests, self._broker())
         refuse(made.findings, accept)

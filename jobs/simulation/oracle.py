@@ -103,6 +103,12 @@ class Oracle:
             raise Violation(f"{message} is a dead letter of stage {stage}: {reason}")
         self.letters[stage].add(message)
 
+    def is_missing(self, message: str, stage: str, held: Mapping[int, set[str]]) -> bool:
+        """Whether a message belongs to a stage and is not folded there."""
+        number = [one.name for one in self.spec.stages].index(stage)
+        items = self.messages[message].items
+        return number < len(items) and any(item.id not in held[number] for item in items[number])
+
     def _add(self, payload: Payload) -> None:
         found = self.messages[payload["id"]] = logical(self.spec, payload)
         for allowed, items in zip(self._allowed, found.items, strict=False):

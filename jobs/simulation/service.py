@@ -8,7 +8,7 @@ import msgspec
 
 from aggregations.element import Record
 from aggregations.report import DeadLetter
-from envelope import Envelope, Hop, Lineage, Node, Standing, decode, encode
+from envelope import Envelope, Hop, Lineage, Node, Reason, Standing, decode, encode
 from envelope.headers import Headers
 from envelope.redrive import Redrive, redrive_hops
 from jobs.republish import Output, Republisher, RetryTopics, Source, Transform, Wrapping, identity
@@ -17,7 +17,7 @@ from jobs.republish.place import INSTANCE
 from jobs.simulation.clients import Life, Place, Sent
 from jobs.simulation.kafka import CLOCK, Cluster, Committed
 from jobs.simulation.oracle import Violation
-from jobs.simulation.topology import Passage, Payload, digest
+from jobs.simulation.topology import FLOW, Passage, Payload, digest
 
 RETRY_SECONDS = 2.0
 _LIFE_SECONDS = 0.2  # that pass between two lives
@@ -75,7 +75,9 @@ def mended(letter: DeadLetter, place: Record) -> Outgoing:
     assert record.value is not None
     message = decode(record.value)
     payload = {**_decode_json(message.payload), "bad": ""}
-    hops = redrive_hops(_place(record), _place(place), Redrive(letter.stage, letter.hole))
+    unproven = letter.reason is Reason.UNPROVEN
+    back = Redrive(letter.stage, letter.hole, FLOW, asserted=unproven)
+    hops = redrive_hops(_place(record), _place(place), back)
     value = encode(replace(message, payload=_encode_json(payload), chain=(*message.chain, *hops)))
     assert record.key is not None
     return Outgoing(record.topic, record.key, value, redriven=letter.stage)

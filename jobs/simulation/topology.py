@@ -328,14 +328,16 @@ def _draw_passages(random: Random, trouble: str, kept_key: bool) -> tuple[tuple[
 
 def _draw_stages(random: Random, kept_key: bool) -> tuple[StageSpec, ...]:
     count = random.choice([1, 2, 2, 3])
+    # What only counts refuses nothing, and whether it has a message nobody could tell an operator.
+    counting = random.choice([0] * 6 + [1])
     return tuple(
         StageSpec(
             f"s{i}",
             key="k" if kept_key else random.choice(["k", "k", "g", "h"]),
-            seen=random.random() < 0.85,
+            seen=i >= counting,
             flat=not kept_key and random.random() < 0.25,
             emits=i + 1 < count and random.random() < 0.2,
-            checks=random.random() < 0.3,
+            checks=i >= counting and random.random() < 0.3,
         )
         for i in range(count)
     )
