@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from aggregations.element import Record
-from aggregations.flow import Flow
+from aggregations.flow import Flow, Stage
 from aggregations.memory import MemoryRunner
 from aggregations.report import DeadLetter
 from aggregations.run import begin, bind
@@ -17,6 +17,7 @@ from aggregations.spark.rows import Rows
 from aggregations.states import load_states
 from envelope import Reason
 from persistence.kafka import KafkaSettings
+from persistence.protocol import Write
 from tests.support.pure import fresh_store, table_of
 
 TOPIC_ID = "T1"
@@ -53,7 +54,7 @@ class Both:
         new = self.memory.dead_letters[before:]
         self.dead_letters += new
         assert {(one.record.node, one.stage): (one.reason, one.detail, one.hole) for one in new} == {
-            at: (grave.reason, grave.detail, grave.hole) for at, grave in work.graves.items()
+            at: (dead.reason, dead.detail, dead.hole) for at, dead in work.deaths.dead.items()
         }
         counts = work.report.counts
         verdicts = {stage.name: counts.verdicts.get(stage.name, Counter()) for stage in self.flow.stages}
@@ -78,6 +79,23 @@ class Both:
         return [(one.record.offset, one.reason) for one in self.dead_letters]
 
     def _vectorised(self, records: Sequence[Record]) -> Work:
+        run = self._run
+        while True:
+            work, writes = self._folded(records)
+            if not (unlisted := work.deaths.unlisted()):
+                break
+            run.list_dead(unlisted)
+        for stage, found in reversed(writes):
+            run.stores[stage.name].save(run.stage_ref(stage), found, term=run.term, batch=run.batch)
+        ends = {(one.topic, one.partition): one.offset + 1 for one in records}
+        manifest = run.following(ends, {self.topic: TOPIC_ID}, {}, work.deaths.changes)
+        for _, store in run.distinct_stores():
+            store.save_manifest(run.ref, manifest)
+        run.advanced(manifest)
+        assert run.ledger == self.memory.run.ledger
+        return work
+
+    def _folded(self, records: Sequence[Record]) -> tuple[Work, list[tuple[Stage, list[Write]]]]:
         run, path = self._run, ColumnarPath()
         job = Job(
             self.flow,
@@ -90,6 +108,7 @@ class Both:
             None,
             {self.topic: TOPIC_ID},
             {},
+            ledger=run.ledger,
         )
         work = Work(job)
         tasks: list[Rows] = [path.read(work, table_of(records).to_batches(max_chunksize=3))]
@@ -99,11 +118,4 @@ class Both:
             writes.append((stage, [write for part, _ in folded for write in part]))
             sent = [path.pack(work, following, ROUTES) for _, following in folded if following is not None]
             tasks = [path.unpack(work, [part[route] for part in sent if part[route]]) for route in range(ROUTES)]
-        for stage, found in reversed(writes):
-            run.stores[stage.name].save(run.stage_ref(stage), found, term=run.term, batch=run.batch)
-        ends = {(one.topic, one.partition): one.offset + 1 for one in records}
-        manifest = run.following(ends, {self.topic: TOPIC_ID}, {})
-        for _, store in run.distinct_stores():
-            store.save_manifest(run.ref, manifest)
-        run.advanced(manifest)
-        return work
+        return work, writes

@@ -17,7 +17,7 @@ from aggregations.run import begin, bind
 from aggregations.source import Json, Topic
 from aggregations.spark import engine
 from aggregations.spark.engine import ATTEMPTS, Engine
-from aggregations.spark.job import Job, TaskReport
+from aggregations.spark.job import Exclusion, Job, TaskReport
 from aggregations.spark.opening import Opening
 from envelope import Reason
 from persistence.errors import Conflict, Corrupt, Fenced, Transient
@@ -25,7 +25,7 @@ from persistence.kafka import BrokerUnavailable, KafkaSettings
 from tests.support.pure import fresh_store
 
 ENDS = {("legs", 0): 5, ("legs", 1): 7}
-CAUSE = (Reason.FOLD_FAILED, "a fold")
+CAUSE = Exclusion(Reason.FOLD_FAILED, "a fold", hole=True)
 A, B, C = (0, "legs", 0, 1), (0, "legs", 1, 2), (1, "legs", 0, 3)
 Outcome = tuple[TaskReport, Sequence[Exception]]
 
