@@ -17,9 +17,10 @@ PACKAGES := envelope persistence aggregations jobs
 FAST := $(wildcard tests/unit tests/property)
 MIDDLE := $(wildcard tests/golden tests/contract tests/simulation tests/docs tests/packaging)
 REAL := $(wildcard tests/spark tests/integration)
+TLA := .headwater/tla-checker-0.24.0
 STUBS := envelope/v1/envelope:envelope demo/v1/leg:jobs/demo
 
-.PHONY: help demo test check lint tests-fast tests-middle tests-real prove soak mutants fuzz lock proto clean java
+.PHONY: help demo test check lint tests-fast tests-middle tests-real prove soak mutants fuzz model lock proto clean java
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*  ## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*  ## (.*)/  make \1\t\2/' | expand -t 16
@@ -61,6 +62,9 @@ mutants: $(READY)  ## one change at a time in the core's code: does a test see i
 fuzz: $(READY)  ## a million damaged envelopes through the codec; ARGS='--executions 100000 --seed 7'
 	$(BIN)/python -m tests.fuzz.codec $(ARGS)
 
+model: $(TLA)/bin/tla  ## the rules as small TLA+ models, and broken variants that must fail; needs cargo; ARGS=Growth
+	$(PYTHON) -m tests.models --checker $(TLA)/bin/tla $(ARGS)
+
 lock: $(READY)  ## pin every dependency again; ARGS=--upgrade takes newer versions
 	$(BIN)/pip install -q 'uv>=0.9,<1'
 	$(BIN)/uv pip compile pyproject.toml --group dev --universal --python-version 3.11 --generate-hashes \
@@ -88,6 +92,10 @@ $(READY): requirements.lock pyproject.toml
 	$(BIN)/python -m pip install $$quiet --disable-pip-version-check --require-hashes -r requirements.lock
 	$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e .
 	touch $@
+
+$(TLA)/bin/tla:
+	@command -v cargo >/dev/null || { echo "The model checker is built with Rust's cargo, which was not found. On Debian: apt-get install cargo; or see rustup.rs"; exit 1; }
+	cargo install tla-checker --version $(lastword $(subst -, ,$(TLA))) --locked --root $(TLA)
 
 java:
 	@command -v "$(JAVA)" >/dev/null || { echo "headwater needs Java 17 or newer for Spark and Kafka; '$(JAVA)' was not found. On Debian: apt-get install openjdk-17-jre-headless; or set JAVA_HOME"; exit 1; }

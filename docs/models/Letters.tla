@@ -1,0 +1,255 @@
+------------------------------ MODULE Letters -------------------------------
+(* Dead letters, redrive, holes, the ledger of the manifest, and healed elements.
+
+   One flow of two stages reads one log; each stage has one key, so that every
+   event moves every window. `next` is the state of the next flow, which reads
+   the outputs as they are published. Another flow on the same log is `Other`.
+
+   The events Bad can fail, in one of the ways Codes; a batch draws which, as
+   if new code had been deployed before it or the failure had been transient.
+   Nothing is written before the whole batch is folded in memory. Then it is
+   written step by step, and a crash leaves what is on disk.                  *)
+EXTENDS Naturals, FiniteSets, Sequences
+
+CONSTANTS
+    N,        \* events, first delivered in the order 1..N
+    Bad,      \* events that can fail
+    Codes,    \* ways in which they fail: subset of {"map", "fold1", "map2", "fold2"}
+    W,        \* positions that a window holds
+    H,        \* healed positions that a state remembers
+    Copies,   \* plain copies that the republisher sends, of events in Bad
+    Redrives, \* letters redriven while the code may still fail
+    Crashes,  \* crashes
+    Broken    \* "none", or the name of a broken variant
+
+Events == 1..N
+Least(S) == CHOOSE x \in S : \A y \in S : x <= y
+Greatest(S) == CHOOSE x \in S : \A y \in S : x >= y
+
+VARIABLES
+    log,        \* the topic: [e: event, stage: where the letter died or 0, at: offset at which it died or 0]
+    crashes,    \* crashes so far
+    s1, s2,     \* states on disk, by stage
+    next,       \* state of the next flow
+    man,        \* manifest on disk
+    dlt,        \* letters in the dead-letter topic: [e, stage, at]
+    unproven    \* <<stage, event>> sent back as UNPROVEN; stage 3 is the next flow
+
+vars == <<log, crashes, s1, s2, next, man, dlt, unproven>>
+
+Empty == [n |-> [e \in Events |-> 0],        \* how often each event is folded: what the states must get right
+          held |-> {}, floor |-> 0,          \* the window
+          holes |-> {}, doubted |-> {},      \* dead letters; those whose event later stages may hold
+          healed |-> {}, healedFloor |-> 0]  \* what was folded by a letter, a hole or a mark
+
+(* dead: the ledger by <<stage, position>>; coords: the ledger by offset; seen: the highest position read.
+   Written before anything of a batch is published, and kept until one of its attempts commits: `begun`, the
+   offset behind it; `sure` and `unsure`, who died in it, by <<stage, position>> or by offset.               *)
+NoManifest == [next |-> 1, seen |-> 0, dead |-> {}, coords |-> {}, sure |-> {}, unsure |-> {}, begun |-> 1]
+------------------------------------------------------------------------------
+(* One state *)
+
+Below(s, e) == e <= s.floor
+Holds(s, e) == e \in s.held \/ e \in s.healed
+
+(* Fold e and remember it in the window. What came with a mark goes to the healed positions too, even if it
+   is above the floor: the rest of the batch may push it out of the window before stage 1 is persisted.     *)
+Fold(s, e, mark) ==
+    LET held   == IF Below(s, e) THEN s.held ELSE s.held \cup {e}
+        gone   == IF Cardinality(held) > W THEN {Least(held)} ELSE {}
+        keeps  == /\ mark # "plain" /\ Broken # "healed_not_remembered"
+                  /\ ~(Broken = "healed_remembered_below_the_floor_only" /\ ~Below(s, e))
+        healed == IF keeps THEN s.healed \cup {e} ELSE s.healed
+        lost   == IF Cardinality(healed) > H THEN {Least(healed)} ELSE {}
+    IN  [s EXCEPT !.n[e] = IF @ = 2 THEN 2 ELSE @ + 1,
+                  !.held = held \ gone, !.floor = Greatest({@} \cup gone),
+                  !.healed = healed \ lost, !.healedFloor = Greatest({@} \cup lost),
+                  !.holes = @ \ {e}, !.doubted = @ \ {e}]
+
+(* Judge e at a stage. kind: "plain"; "letter", at the stage where it died, `at` an offset; "healed", certainly
+   not passed on before; "retried", perhaps passed on before. The answer is "drop", "unproven", or the mark
+   with which it goes on once it is folded.                                                                  *)
+Judge(s, stage, e, kind, at, ledger, coords) ==
+    IF Holds(s, e) THEN "drop"
+    ELSE IF e \in s.holes THEN (IF e \in s.doubted THEN "retried" ELSE "healed")
+    ELSE IF <<stage, e>> \in ledger THEN "healed"
+    ELSE CASE kind = "plain" -> IF Below(s, e) THEN "drop" ELSE "plain"
+           [] kind = "letter" ->
+                (IF Broken = "letter_by_stage_and_flag" THEN "healed"
+                 ELSE IF at \notin coords THEN "drop"
+                 ELSE IF ~Below(s, e) THEN "retried"
+                 ELSE IF Broken = "coordinates_fold_below_the_floor" THEN "healed" ELSE "unproven")
+           [] kind = "healed" ->
+                (IF Broken = "healed_by_window" /\ Below(s, e) THEN "drop"
+                 ELSE IF e <= s.healedFloor /\ Below(s, e) /\ Broken # "healed_folds_below_its_floor" THEN "unproven"
+                 ELSE "healed")
+           [] kind = "retried" -> IF Below(s, e) THEN "unproven" ELSE "retried"
+------------------------------------------------------------------------------
+(* One batch, folded in memory. b is what it will write.
+   sure: nobody can have folded the event before, at this stage or a later one. *)
+
+(* A death at a stage is in doubt where an earlier attempt may have folded the event there or behind it. It has not
+   if the event died in that attempt too, no later than here.                                                      *)
+Doubt(o, e, stage) ==
+    /\ Broken # "replay_taken_for_the_first_attempt"
+    /\ o < man.begun
+    /\ \A k \in 1..stage : <<k, e>> \notin man.sure
+
+Keyless(b, stage, o, e, sure) ==
+    [b EXCEPT !.dlt = @ \cup {[e |-> e, stage |-> stage, at |-> o]},
+              !.dead = IF sure THEN @ \cup {<<stage, e>>} ELSE @,
+              !.coords = IF sure THEN @ ELSE @ \cup {o},
+              !.sure = IF sure THEN @ \cup {<<stage, e>>} ELSE @,
+              !.unsure = IF sure THEN @ ELSE @ \cup {o}]
+
+InFold(b, stage, o, e, sure) ==
+    [b EXCEPT !.dlt = @ \cup {[e |-> e, stage |-> stage, at |-> o]},
+              !.sure = IF sure THEN @ \cup {<<stage, e>>} ELSE @,
+              !.unsure = IF sure THEN @ ELSE @ \cup {o}]
+
+(* The entry of an event that the state holds has done its work. *)
+Settled(b, s, stage, e) == IF Holds(s, e) THEN [b EXCEPT !.dead = @ \ {<<stage, e>>}] ELSE b
+
+Stage2(b, o, e, kind, at, how) ==
+    LET mark == Judge(b.s2, 2, e, kind, at, b.dead, b.coords) IN
+    IF mark = "drop" THEN Settled(b, b.s2, 2, e)
+    ELSE IF mark = "unproven" THEN [b EXCEPT !.unproven = @ \cup {<<2, e>>}]
+    ELSE IF e \in Bad /\ how = "fold2"
+         THEN InFold([b EXCEPT !.s2.holes = @ \cup {e}], 2, o, e, TRUE)
+    ELSE [b EXCEPT !.s2 = Fold(@, e, mark), !.dead = @ \ {<<2, e>>}, !.out = Append(@, <<e, mark>>)]
+
+Stage1(b, o, e, kind, at, how, first) ==
+    IF e \in Bad /\ how = "map"
+    THEN Keyless(b, 1, o, e, (first /\ ~Doubt(o, e, 1)) \/ <<1, e>> \in b.dead)
+    ELSE LET judged == Judge(b.s1, 1, e, kind, at, b.dead, b.coords)
+             mark == IF judged = "plain" /\ ~first /\ Broken # "late_unmarked" THEN "retried" ELSE judged IN
+    IF mark = "drop" THEN Settled(b, b.s1, 1, e)
+    ELSE IF mark = "unproven" THEN [b EXCEPT !.unproven = @ \cup {<<1, e>>}]
+    ELSE IF e \in Bad /\ how = "fold1"
+         THEN (IF Doubt(o, e, 1) \/ mark = "retried"
+               THEN InFold([b EXCEPT !.s1.holes = @ \cup {e}, !.s1.doubted = @ \cup {e}], 1, o, e, FALSE)
+               ELSE InFold([b EXCEPT !.s1.holes = @ \cup {e}], 1, o, e, TRUE))
+    ELSE LET folded == [b EXCEPT !.s1 = Fold(@, e, mark), !.dead = @ \ {<<1, e>>}] IN
+         IF e \in Bad /\ how = "map2"
+         THEN Keyless(folded, 2, o, e, mark = "healed" \/ (first /\ ~Doubt(o, e, 2)))
+         ELSE Stage2(folded, o, e, mark, 0, how)
+
+(* Above everything that was read: the first delivery. *)
+First(L, o) == L[o].stage = 0 /\ L[o].e > man.seen /\ \A p \in man.next..(o - 1) : L[p].e < L[o].e
+
+RECURSIVE Batch(_, _, _, _)
+Batch(b, L, todo, how) ==    \* in the order of positions
+    IF todo = {} THEN b
+    ELSE LET o == CHOOSE x \in todo : \A y \in todo : L[x].e < L[y].e \/ (L[x].e = L[y].e /\ x <= y)
+             r == L[o]
+             kind == IF r.stage > 0 THEN "letter" ELSE IF o \in b.coords THEN "retried" ELSE "plain"
+         IN  Batch(IF r.stage = 2 THEN Stage2(b, o, r.e, kind, r.at, how)
+                   ELSE Stage1(b, o, r.e, kind, r.at, how, First(L, o)), L, todo \ {o}, how)
+
+Loaded == [s1 |-> s1, s2 |-> s2, dead |-> man.dead \cup man.sure, coords |-> man.coords \cup man.unsure,
+           dlt |-> {}, sure |-> {}, unsure |-> {}, unproven |-> {}, out |-> <<>>]
+
+(* The next flow folds in its window. A mark tells it not to drop silently what is below its floor. *)
+RECURSIVE Reads(_, _)
+Reads(s, out) ==
+    IF out = <<>> THEN s
+    ELSE LET e == out[1][1] IN
+         Reads(IF Holds(s, e) \/ Below(s, e) THEN s ELSE Fold(s, e, "plain"), Tail(out))
+RECURSIVE Refused(_, _)
+Refused(s, out) ==
+    IF out = <<>> \/ Broken = "mark_not_forwarded" THEN {}
+    ELSE LET e == out[1][1] IN
+         (IF out[1][2] # "plain" /\ Below(s, e) /\ ~Holds(s, e) THEN {<<3, e>>} ELSE {})
+         \cup Refused(Reads(s, <<out[1]>>), Tail(out))
+------------------------------------------------------------------------------
+Plain(e) == [e |-> e, stage |-> 0, at |-> 0]
+Redriven(d) == [e |-> d.e, stage |-> d.stage, at |-> d.at]
+
+Init ==
+    /\ log = [e \in Events |-> Plain(e)] /\ crashes = 0
+    /\ s1 = Empty /\ s2 = Empty /\ next = Empty
+    /\ man = NoManifest /\ dlt = {} /\ unproven = {}
+
+Came(letters) == Cardinality({o \in (N + 1)..Len(log) : (log[o].stage > 0) = letters})
+
+Copy ==
+    /\ Came(FALSE) < Copies
+    /\ \E e \in Bad : log' = Append(log, Plain(e))
+    /\ UNCHANGED <<crashes, s1, s2, next, man, dlt, unproven>>
+
+Redrive ==
+    /\ Came(TRUE) < Redrives
+    /\ \E d \in dlt : log' = Append(log, Redriven(d))
+    /\ UNCHANGED <<crashes, s1, s2, next, man, dlt, unproven>>
+
+(* One attempt at a batch. It is folded in memory; then it is written in five steps, and `steps` of them are taken:
+   1  its dead letters are sent, and the manifest is told where it ends and who died in it;
+   2  its outputs are published;
+   3  stage 2 is persisted;
+   4  stage 1 is persisted;
+   5  the manifest commits it.
+   Fewer than five: the run crashed, or a newer run has fenced it.                                              *)
+Attempt(to, how, steps) ==
+    LET b == Batch(Loaded, log, man.next..(to - 1), how)
+        begun == Greatest({man.begun, to})
+        settled == [man EXCEPT !.dead = b.dead, !.coords = b.coords]
+        told == IF Broken = "deaths_not_written_ahead" THEN [man EXCEPT !.begun = begun]
+                ELSE [man EXCEPT !.begun = begun, !.sure = @ \cup b.sure, !.unsure = @ \cup b.unsure]
+    IN  /\ dlt' = dlt \cup b.dlt
+        /\ unproven' = unproven \cup b.unproven \cup (IF steps >= 2 THEN Refused(next, b.out) ELSE {})
+        /\ next' = IF steps >= 2 THEN Reads(next, b.out) ELSE next
+        /\ s2' = IF steps >= 3 THEN b.s2 ELSE s2
+        /\ s1' = IF steps >= 4 THEN b.s1 ELSE s1
+        /\ man' = IF steps = 5
+                    THEN [next |-> to, seen |-> Greatest({log[o].e : o \in 1..(to - 1)}),
+                          dead |-> b.dead, coords |-> b.coords, sure |-> {}, unsure |-> {}, begun |-> begun]
+                  ELSE IF Broken = "ledger_settled_before_the_states" /\ steps >= 3 THEN settled
+                  ELSE told
+
+Commit == /\ \E to \in (man.next + 1)..(Len(log) + 1), how \in Codes \cup {"ok"} : Attempt(to, how, 5)
+          /\ UNCHANGED <<log, crashes>>
+
+Crash == /\ crashes < Crashes /\ crashes' = crashes + 1
+         /\ \E to \in (man.next + 1)..(Len(log) + 1), how \in Codes \cup {"ok"}, steps \in 1..4 : Attempt(to, how, steps)
+         /\ UNCHANGED log
+
+Next == Copy \/ Redrive \/ Commit \/ Crash
+
+Spec == Init /\ [][Next]_vars
+------------------------------------------------------------------------------
+(* Above: at most once. *)
+Above == INSTANCE Once WITH times <- <<s1.n, s2.n, next.n>>
+
+(* And finally exactly once: from whatever is on disk, a run of mended code that reads the log to its end, and
+   then every letter one by one, has folded each event in each state, or has sent it back as unproven.       *)
+RECURSIVE WithLetters(_, _)
+WithLetters(L, D) == IF D = {} THEN L ELSE LET d == CHOOSE x \in D : TRUE IN WithLetters(Append(L, Redriven(d)), D \ {d})
+
+RECURSIVE OneByOne(_, _, _)
+OneByOne(b, L, o) == IF o > Len(L) THEN b ELSE OneByOne(Batch(b, L, {o}, "ok"), L, o + 1)
+
+Mended == LET L == WithLetters(log, dlt) IN OneByOne(Batch(Loaded, L, man.next..Len(log), "ok"), L, Len(log) + 1)
+
+ExactOrUnproven ==
+    LET b     == Mended
+        after == Reads(next, b.out)
+        said  == unproven \cup b.unproven \cup Refused(next, b.out)
+    IN  \A e \in Events :
+          /\ b.s1.n[e] = 1 \/ (b.s1.n[e] = 0 /\ <<1, e>> \in said)
+          /\ b.s2.n[e] = 1 \/ (b.s2.n[e] = 0 /\ {<<1, e>>, <<2, e>>} \cap said # {})
+          /\ after.n[e] = 1 \/ (after.n[e] = 0 /\ {<<1, e>>, <<2, e>>, <<3, e>>} \cap said # {})
+
+(* Nothing is unproven in this flow unless a crash or a plain copy came, or more was healed than a state remembers. *)
+ExactWithoutCrash ==
+    (crashes = 0 /\ Came(FALSE) = 0 /\ Cardinality(Bad) <= H) =>
+      \A e \in Events : {<<1, e>>, <<2, e>>} \cap (unproven \cup Mended.unproven) = {}
+
+(* Another flow on this log, a new generation, an audit: the letters are not its own. *)
+RECURSIVE Other(_, _)
+Other(s, o) ==
+    IF o > Len(log) THEN s
+    ELSE LET mark == Judge(s, 1, log[o].e, IF log[o].stage = 0 THEN "plain" ELSE "letter", log[o].at, {}, {})
+         IN  Other(IF mark \in {"drop", "unproven"} THEN s ELSE Fold(s, log[o].e, mark), o + 1)
+
+OtherFlowExact == LET s == Other(Empty, 1) IN \A e \in Events : s.n[e] = 1
+=============================================================================
