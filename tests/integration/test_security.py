@@ -16,7 +16,8 @@ from confluent_kafka.admin import AclOperation, ResourceType
 from aggregations.run import bind
 from jobs import views
 from jobs.stack import topics
-from persistence.kafka import AcknowledgedProducer, BrokerRefused, KafkaSettings, Topics
+from persistence.compaction import compaction
+from persistence.kafka import AcknowledgedProducer, BrokerRefused, KafkaSettings, TopicMissing, Topics
 from tests.messages import Leg
 from tests.support.flows import fleet, totals
 from tests.support.secured_kafka import SecuredKafka, certificate, encrypted, secured_kafka
@@ -266,6 +267,26 @@ def test_a_topic_that_may_not_be_seen_and_a_group_that_may_not_be_used_are_refus
         known.check_rights(read=["payroll"])
     with pytest.raises(BrokerRefused, match=r"the offsets of group fleet: .*authorization failed.*kafka-acls"):
         known.group_offsets("fleet", [LEGS])
+
+
+def test_settings_that_may_not_be_read_are_not_taken_for_those_of_a_topic_that_is_not_compacted(
+    broker: SecuredKafka, password: Path
+) -> None:
+    known = Topics(KafkaSettings.load(env=broker.environment("fleet", password)))
+    [finding] = compaction(known.cleanup_policies([LEGS]))
+    assert (finding.risk, finding.unsafe) == ("cleanup-policy-unknown", False)
+    assert Topics(KafkaSettings(broker.inside)).cleanup_policies([LEGS]) == {LEGS: "delete"}
+
+
+def test_a_topic_that_may_not_be_seen_is_not_taken_for_one_that_does_not_exist(
+    broker: SecuredKafka, password: Path
+) -> None:
+    topics.create(broker.inside, "payroll", 1)
+    known = Topics(KafkaSettings.load(env=broker.environment("fleet", password)))
+    assert known.missing([LEGS, "fleet.nowhere"]) == ["fleet.nowhere"]
+    with pytest.raises(BrokerRefused, match=r"topic payroll: .*authorization failed.*kafka-acls") as refused:
+        known.missing(["payroll"])
+    assert not isinstance(refused.value, TopicMissing)
 
 
 def the_line(said: str) -> str:
