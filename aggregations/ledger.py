@@ -56,6 +56,10 @@ class Changes:
     filled: set[Entry] = field(default_factory=set)
     seen: dict[str, Position] = field(default_factory=dict)
 
+    def settled(self) -> "Changes":
+        """What is left to change with the batch's manifest: what was added is listed already."""
+        return Changes(filled=self.filled - self.added, seen=self.seen)
+
     def add(self, other: "Changes") -> None:
         """Add another part's changes."""
         self.added |= other.added

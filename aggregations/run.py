@@ -195,7 +195,7 @@ class Run:
             # A consumed topic need not be anybody's root, and its ids must be in order of age all the same.
             incarnations=merge_incarnations(incarnations, {topic: [one] for topic, one in topic_ids.items() if one}),
             definitions=self.definitions(),
-            **self.ledger.changed(changes or Changes()).fields(),
+            **self.ledger.changed((changes or Changes()).settled()).fields(),
         )
 
     def definitions(self) -> dict[str, str]:

@@ -13,10 +13,9 @@ import polars as pl
 from aggregations.element import Element, Record
 from aggregations.payload import Json, Payload, Protobuf, Raw, payload_of
 from envelope import DEFAULT_LIMITS, Envelope, EnvelopeError, Hop, Limits, Lineage, Node, Reason, Siblings, decode
-from envelope.codec import HEAD
+from envelope.codec import redriven_payload
 from envelope.framing import strip_frame
 from envelope.limits import check_topic
-from envelope.redrive import read_via
 
 __all__ = ["Decoded", "Json", "Raw", "RecordDecoder", "Topic"]
 
@@ -145,7 +144,7 @@ class RecordDecoder:
         """
         if self.topic.envelope:
             return self._enveloped(record, decode(record.value, self.topic.limits))
-        message = _redriven(record.value, self.topic.limits)
+        message = redriven_payload(record.value, self.topic.limits)
         return self._bare(record) if message is None else self._enveloped(record, message)
 
     def _enveloped(self, record: Record, message: Envelope) -> Decoded:
@@ -202,18 +201,6 @@ class RecordDecoder:
 
     def _own(self, record: Record) -> Node:
         return replace(record.node, cluster=self.topic.cluster)
-
-
-def _redriven(value: bytes | None, limits: Limits) -> Envelope | None:
-    """The envelope around a redriven record of a topic without envelopes; None for any other value."""
-    if value is None or not value.startswith(HEAD):
-        return None
-    try:
-        message = decode(value, limits)
-    except EnvelopeError:
-        return None
-    last = message.chain[-1] if message.chain else None
-    return message if last is not None and last.transparent and read_via(last.via) else None
 
 
 def _micros(timestamp_ms: int) -> int:

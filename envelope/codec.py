@@ -19,6 +19,7 @@ from envelope.errors import EnvelopeError, Reason
 from envelope.framing import strip_frame
 from envelope.limits import DEFAULT_LIMITS, MAX_INDEX, Limits, check_coordinates, check_topic
 from envelope.message import FORMAT, Envelope, Hop
+from envelope.redrive import read_via
 
 HEAD: Final = b"\x08\x01\x10\x01"
 """First bytes of a sealed envelope: format = 1, sealed = true."""
@@ -137,6 +138,21 @@ def decode(value: bytes | None, limits: Limits = DEFAULT_LIMITS) -> Envelope:
         EnvelopeError: With the reason code of the first rule that is broken.
     """
     return from_message(parse(strip_frame(value) if value else b"", limits), limits)
+
+
+def redriven_payload(value: bytes | None, limits: Limits = DEFAULT_LIMITS) -> Envelope | None:
+    """The envelope around a redriven record of a topic without envelopes; None for any other value.
+
+    It is known by its last hop: a passage through the dead-letter topic.
+    """
+    if value is None or not value.startswith(HEAD):
+        return None
+    try:
+        message = decode(value, limits)
+    except EnvelopeError:
+        return None
+    last = message.chain[-1] if message.chain else None
+    return message if last is not None and last.transparent and read_via(last.via) else None
 
 
 def from_message(message: pb.Envelope, limits: Limits = DEFAULT_LIMITS) -> Envelope:

@@ -8,10 +8,11 @@ from envelope import DEFAULT_LIMITS, EnvelopeError, Limits, Node, Reason, append
 from envelope import envelope_pb2 as pb
 from envelope.codec import rewrite
 from envelope.deadletter import PREFIX as DEAD_PREFIX
-from envelope.deadletter import Headers
+from envelope.deadletter import Form, Headers
 from envelope.headers import TWIN, is_cloudevents, twin
 from envelope.hops import HopWriter
 from envelope.limits import MAX_OFFSET, check_coordinates, check_topic
+from envelope.redrive import read_via
 from jobs.republish.express import Express, express
 from jobs.republish.record import KEEP, RETRY_PREFIX, Output, Record, Transform, identity
 from jobs.republish.source import Opener, Source, Wrapping
@@ -40,6 +41,10 @@ class TransformError(EnvelopeError):
         super().__init__(Reason.TRANSFORM_FAILED, f"the transform raised {error}")
         self.args = (error,)
         self.error = error
+
+
+class NotOurs(Exception):
+    """A redriven record that this republisher did not give up: it has passed the record itself on."""
 
 
 class Passage:
@@ -93,6 +98,10 @@ class Passage:
         retried = Opener(Source(source.topics, payload=source.payload), limits)
         self._openers = dict.fromkeys(source.topics, opener) | dict.fromkeys(retry_topics, retried)
 
+    def form(self, topic: str) -> Form:
+        """What the values of a topic that is read are."""
+        return Form.ENVELOPE if self._openers[topic].enveloped else Form.PAYLOAD
+
     def express(self) -> Express | None:
         """The short way through this passage; None where the transform or an option leaves no room for one."""
         looks = self._roots is not None or self._is_beyond is not None
@@ -106,6 +115,7 @@ class Passage:
 
         Raises:
             EnvelopeError: With the reason code of the first rule that is broken.
+            NotOurs: It is redriven, and another application gave it up.
         """
         topic = record.topic
         self._openers[topic].open(record)
@@ -113,6 +123,9 @@ class Passage:
             record.way = (topic,)
             return
         message, known = record.message, self._known
+        last = message.chain[-1] if message.chain else None
+        if last is not None and last.transparent and (back := read_via(last.via)) and back.application != self._via:
+            raise NotOurs
         way: list[str] = []
         for hop in message.chain:
             name = hop.topic
@@ -150,6 +163,7 @@ class Passage:
 
         Raises:
             EnvelopeError: With the reason code to file the record under.
+            NotOurs: It is redriven, and another application gave it up.
         """
         self.open(record)
         try:

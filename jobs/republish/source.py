@@ -10,7 +10,7 @@ from google.protobuf.message import DecodeError, Message
 
 from envelope import DEFAULT_LIMITS, FORMAT, EnvelopeError, Limits, Reason
 from envelope import envelope_pb2 as pb
-from envelope.codec import from_message, parse
+from envelope.codec import from_message, parse, redriven_payload, rewrite
 from envelope.framing import strip_frame
 from envelope.headers import TRACEPARENT, Headers, from_cloudevents
 from envelope.limits import check_topic
@@ -96,7 +96,7 @@ class Opener:
         if isinstance(source.payload, type) and issubclass(source.payload, Message):
             self._type = source.payload.DESCRIPTOR.full_name
         self._wrapping = source.wrapping
-        self._enveloped = source.wrapping is Wrapping.ENVELOPE
+        self.enveloped = source.wrapping is Wrapping.ENVELOPE
 
     def open(self, record: Record) -> None:
         """Take a record's value apart: sets its `message`, `wrapped` and `data`.
@@ -107,8 +107,13 @@ class Opener:
         value = record.value
         if not value:
             raise EnvelopeError(Reason.EMPTY, "the record has no value")
-        if not self._enveloped:
-            self._begin(record, value)
+        if not self.enveloped:
+            back = redriven_payload(value, self._limits)
+            self._begin(record, value if back is None else back.payload)
+            if back is not None:
+                # It stands where the record stood that died; see `jobs.redrive`.
+                record.message.chain.extend(parse(value, self._limits).chain)
+                record.wrapped = rewrite(record.message, limits=self._limits)
             return
         wrapped = strip_frame(value) if value[0] == 0 else value
         record.message = message = parse(wrapped, self._limits)

@@ -9,7 +9,7 @@ from envelope import EnvelopeError, Lineage
 from envelope.deadletter import DeadLetter, Remains, bury
 from jobs.republish.counts import Statistics
 from jobs.republish.input import Consumed, Input, InputPartition
-from jobs.republish.passage import Outgoing, Passage, TransformError
+from jobs.republish.passage import NotOurs, Outgoing, Passage, TransformError
 from jobs.republish.record import Record
 from jobs.republish.retry import RetryTopics, due_ms
 from persistence.faults import REPUBLISH_DEAD_LETTER, REPUBLISH_FLUSH, REPUBLISH_PRODUCE, effect
@@ -163,6 +163,9 @@ class Worker:
         self._counts.consumed += 1
         try:
             made = self._passage.process(record, part.hops)
+        except NotOurs:
+            self._counts.copies += 1
+            return ()
         except EnvelopeError as error:
             return self._refuse(record, part, error)
         self._counts.produced += len(made)
@@ -190,6 +193,7 @@ class Worker:
             lineage=_lineage(record),
             attempt=attempt,
             application=self._name,
+            form=self._passage.form(record.topic),
             time_ms=now,
             error=kind,
         )
