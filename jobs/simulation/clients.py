@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, NamedTuple, TypeVar
 
 from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, OFFSET_INVALID, KafkaError, KafkaException, TopicPartition
@@ -18,7 +19,7 @@ from envelope.headers import Headers
 from jobs.republish import absence, offsets, place, service, worker
 from jobs.republish import input as reading
 from jobs.republish.place import INSTANCE, SESSION_MS
-from jobs.simulation.kafka import CLOCK, Cluster, Committed, Member
+from jobs.simulation.kafka import CLOCK, Cluster, Committed, Group, Member
 from jobs.simulation.patch import Patch, patched
 from persistence.errors import Transient
 from persistence.faults import effect
@@ -60,6 +61,9 @@ class Life:
         idle: How often it may look in vain, while something waits for its next try, until it is told to stop.
         revoked: After how many looks some partitions go to another member, and come back; never when it is negative.
         reorders: Its producer may swap neighbours.
+        place: Its place in its group.
+        places: Places that its group's partitions are dealt out to; one that has the group for itself has but one, and all
+            others count as gone when it comes.
         options: What `KafkaSettings` has more.
         stop: Tells the service to stop.
         pause: Called once when there is nothing to read; returns when it is to look again.
@@ -71,6 +75,8 @@ class Life:
     idle: int = 0
     revoked: int = -1
     reorders: bool = False
+    place: int = 0
+    places: int = 1
     options: Mapping[str, str] = field(default_factory=dict)
     stop: Callable[[], None] = lambda: None
     pause: Callable[[], None] | None = None
@@ -133,9 +139,10 @@ class SimulatedReport(SimulatedMessage):
 
 
 class SimulatedConsumer:
-    """A member of a consumer group, until another one joins it.
+    """A member of a consumer group, until another one takes its place.
 
     Who was replaced is told so: a static member is fenced, any other one has lost its partitions and joins again.
+    What another member has it gets when that one gives it up, or has lost its own place.
     """
 
     def __init__(self, config: Mapping[str, Any]) -> None:
@@ -147,6 +154,7 @@ class SimulatedConsumer:
         self._reset: str = config["auto.offset.reset"]
         self._tells_ends: bool = config["enable.partition.eof"]
         self._generation = 0
+        self._alone = self._life.places == 1
         self._positions: dict[Place, int] = {}
         self._told: dict[Place, int] = {}
         self._paused: set[Place] = set()
@@ -159,20 +167,38 @@ class SimulatedConsumer:
     def unsubscribe(self) -> None:
         self._give_up(list(self._positions))
 
+    @property
+    def _readers(self) -> Group:
+        return self._cluster.readers[self._group]
+
     def _join(self) -> None:
-        last = self._cluster.members.get(self._group, Member(0, 0))
-        self._generation = last.generation + 1
+        readers = self._readers
+        readers.joined += 1
+        self._generation = readers.joined
+        if self._alone:
+            readers.members.clear()
+        self._alone = False  # who comes back finds others there
         self._heartbeat()
 
     def _heartbeat(self) -> None:
-        self._cluster.members[self._group] = Member(self._generation, CLOCK.monotonic())
+        self._readers.members[self._life.place] = Member(
+            self._generation, CLOCK.monotonic(), frozenset(self._positions)
+        )
 
     @property
     def _is_out(self) -> bool:
-        return self._cluster.members[self._group].generation != self._generation
+        member = self._readers.members.get(self._life.place)
+        return member is None or member.generation != self._generation
 
     def memberid(self) -> str:
         return f"{self._group}-{self._generation}"
+
+    def _dealt(self) -> list[Place]:
+        """The partitions that are this member's, or will be when who has them gives them up."""
+        logs = [self._cluster.topics[topic] for topic in self._topics]
+        places = [(log.topic, number) for log in logs for number in range(len(log.partitions))]
+        life, shift = self._life, self._readers.shift
+        return [one for number, one in enumerate(places) if (number + shift) % life.places == life.place]
 
     def consume(self, count: int, timeout: float) -> list[SimulatedMessage]:
         if self._is_out:
@@ -185,10 +211,13 @@ class SimulatedConsumer:
         self._life.revoked -= 1
         if self._life.revoked == 0:
             self._give_up(list(self._positions)[::2])
-        logs = [self._cluster.topics[topic] for topic in self._topics]
-        places = [(log.topic, number) for log in logs for number in range(len(log.partitions))]
-        if new := [one for one in places if one not in self._positions]:
+        dealt = self._dealt()
+        self._give_up([one for one in self._positions if one not in dealt])
+        others = [one.has for place, one in self._readers.members.items() if place != self._life.place]
+        taken = {*self._positions, *chain(*others)}
+        if new := [one for one in dealt if one not in taken]:
             self._on_assign(self, _parts(new))
+        self._heartbeat()
         return self._look(count) or (self._waited(timeout) and self._look(count)) or []
 
     def _give_up(self, places: list[Place]) -> None:
@@ -285,6 +314,7 @@ class SimulatedConsumer:
     def close(self) -> None:
         if not self._is_out:
             self._give_up(list(self._positions))
+            self._heartbeat()
 
 
 class SimulatedTopics:
@@ -319,9 +349,9 @@ class SimulatedTopics:
 
     def static_member(self, group: str, instance: str) -> str | None:
         """The last one that joined, until its session is over: a static member leaves no group."""
-        member = self._cluster.members[group]
-        gone = CLOCK.monotonic() - member.seen > SESSION_MS / 1000
-        return None if gone else f"{group}-{member.generation}"
+        member = self._cluster.readers[group].members.get(int(instance[-1]))
+        gone = member is None or CLOCK.monotonic() - member.seen > SESSION_MS / 1000
+        return None if member is None or gone else f"{group}-{member.generation}"
 
 
 class SimulatedProducer:
@@ -364,7 +394,7 @@ class SimulatedProducer:
     def _ordered(self, queue: list[Sent]) -> list[Sent]:
         """One partition after another, each time beginning with another one."""
         cluster, self._flushes = self._life.cluster, self._flushes + 1
-        queue.sort(key=lambda sent: (cluster.place(sent.topic, sent.key or b"") + self._flushes) % 3)
+        queue.sort(key=lambda sent: (cluster.place(sent.topic, sent.key) + self._flushes) % 3)
         if self._life.reorders:
             for i in range(self._flushes % 2, len(queue) - 1, 2):
                 queue[i], queue[i + 1] = queue[i + 1], queue[i]

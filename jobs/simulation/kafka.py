@@ -1,5 +1,6 @@
 """A broker in memory: topics with ids, partitions as lists, retention, growth, consumer groups; and its clock."""
 
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
@@ -87,15 +88,35 @@ class Committed(NamedTuple):
 
 
 class Member(NamedTuple):
-    """Who a group knows as its member.
+    """Who a group knows as its member at one of its places.
 
     Attributes:
-        generation: How often the group had been joined then: who joined it earlier is a member no more.
+        generation: How often the group had been joined then: who joined it earlier at this place is a member no more.
         seen: When the coordinator heard of it last, in seconds.
+        has: Partitions that it has; nobody else gets them before it gives them up.
     """
 
     generation: int
     seen: float
+    has: frozenset[tuple[str, int]] = frozenset()
+
+
+@dataclass(slots=True)
+class Group:
+    """Who reads together.
+
+    Attributes:
+        joined: How often it was joined. The partitions are dealt out anew with every other time.
+        members: The member at each place.
+    """
+
+    joined: int = 0
+    members: dict[int, Member] = field(default_factory=dict)
+
+    @property
+    def shift(self) -> int:
+        """By how much the partitions have moved on from place to place."""
+        return self.joined // 2
 
 
 class Cluster:
@@ -104,14 +125,15 @@ class Cluster:
     Attributes:
         topics: Log by topic name.
         groups: What is committed by (group, topic, partition).
-        members: The member of each group. There is one at a time: who joins has everything.
+        readers: The members of each group.
     """
 
     def __init__(self) -> None:
         self.topics: dict[str, Log] = {}
         self.groups: dict[tuple[str, str, int], Committed] = {}
-        self.members: dict[str, Member] = {}
+        self.readers: defaultdict[str, Group] = defaultdict(Group)
         self._created = 0
+        self._keyless = 0
 
     def create(self, topic: str, partitions: int, *, late_commits: bool = False) -> Log:
         """Create a topic; one that exists is deleted first, and gets another id.
@@ -130,15 +152,17 @@ class Cluster:
         """Add a partition."""
         self.topics[topic].partitions.append(Partition())
 
-    def place(self, topic: str, key: bytes, partition: int | None = None) -> int:
-        """The partition of a record. Keys that differ in one digit are in different ones."""
-        return (sum(key) if partition is None else partition) % len(self.topics[topic].partitions)
+    def place(self, topic: str, key: bytes | None, partition: int | None = None) -> int:
+        """The partition of a record. Keys that differ in one digit are in different ones; without a key it is any."""
+        wanted = partition if partition is not None else self._keyless if key is None else sum(key)
+        return wanted % len(self.topics[topic].partitions)
 
     def produce(
-        self, topic: str, key: bytes, value: bytes, *, headers: Headers = (), partition: int | None = None
+        self, topic: str, key: bytes | None, value: bytes, *, headers: Headers = (), partition: int | None = None
     ) -> Record:
         """Append a record, to the key's partition unless one is given."""
         log, place = self.topics[topic], self.place(topic, key, partition)
+        self._keyless += key is None
         records = log.partitions[place].records
         if len(records) % _MARKED == _MARKED - 2:
             records.append(None)

@@ -54,6 +54,7 @@ def small_world(number: int) -> Spec:
         if len(spec.passages) <= _MOST_PASSAGES and 1 <= _messages(spec, number) <= _MOST_MESSAGES:
             return replace(
                 spec,
+                passages=tuple(replace(passage, members=1) for passage in spec.passages),
                 partitions={topic: min(count, 2) for topic, count in spec.partitions.items()},
                 growth="",
                 recreates=False,

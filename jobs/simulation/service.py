@@ -42,7 +42,7 @@ class Outgoing(NamedTuple):
     """
 
     topic: str
-    key: bytes
+    key: bytes | None
     value: bytes
     headers: Headers = ()
     partition: int | None = None
@@ -79,7 +79,6 @@ def mended(letter: DeadLetter, place: Record) -> Outgoing:
     back = Redrive(letter.stage, letter.hole, FLOW, asserted=unproven)
     hops = redrive_hops(_place(record), _place(place), back)
     value = encode(replace(message, payload=_encode_json(payload), chain=(*message.chain, *hops)))
-    assert record.key is not None
     return Outgoing(record.topic, record.key, value, redriven=letter.stage)
 
 
@@ -138,6 +137,10 @@ class Service:
         """Live until all that is there has been read, but for what waits for its next try."""
         self._live(dict.fromkeys(self.places, _EVERYTHING), until_caught_up=True, batch_size=_EVERYTHING)
 
+    def share(self, number: int, limit: int) -> None:
+        """Live as one of several members for up to `limit` records of every partition that it gets."""
+        self._live(dict.fromkeys(self.places, limit), place=number % self.passage.members)
+
     def turn(self, limit: int) -> None:
         """Live for up to `limit` records of every partition."""
         self._live(dict.fromkeys(self.places, limit))
@@ -164,7 +167,7 @@ class Service:
                 if any(payload["id"] in reached[one] for one in (*passage.retries_behind(topic), passage.dead)):
                     continue
                 wanted = [] if passage.refuses(payload) else passage.outputs(payload)
-                lost = [one["id"] for one in wanted if one["id"] not in reached[passage.target]]
+                lost = [one["id"] for one in wanted if one["id"] not in reached[passage.target_of(one)]]
                 if lost or passage.refuses(payload):
                     raise Violation(f"{passage.name} has committed {payload['id']}, which led to nothing: {lost}")
             self._checked[log.topic_id, number] = max(begin, end)
@@ -176,8 +179,9 @@ class Service:
         until_caught_up: bool = False,
         batch_size: int = _BATCH,
         pause: Callable[[], None] | None = None,
+        place: int = -1,
     ) -> None:
-        """Run the real republisher until it has read what it may, or dies."""
+        """Run the real republisher until it has read what it may, or dies. It is alone unless it has a place."""
         passage = self.passage
         self.lives += 1
         CLOCK.sleep(_LIFE_SECONDS)
@@ -188,13 +192,15 @@ class Service:
             idle=_PATIENCE if self.lives % 4 == 1 else 0,
             revoked=self.lives % 7,
             reorders=self.reorders,
-            options={INSTANCE: passage.name} if passage.static else {},
+            place=max(place, 0),
+            places=1 if place < 0 else passage.members,
+            options={INSTANCE: f"{passage.name}{max(place, 0)}"} if passage.static else {},
             pause=pause,
         )
         republisher = Republisher(
             self._transform(self.lives),
             source=Source((passage.source,), Wrapping.NONE if passage.raw else Wrapping.ENVELOPE),
-            target=passage.target,
+            target=passage.targets,
             name=passage.name,
             settings=life,  # type: ignore[arg-type]
             dead_letter=passage.dead,
@@ -215,7 +221,9 @@ class Service:
             payload: Payload = _decode_json(record.payload)
             # What fails has made some of its outputs by then.
             for output in passage.outputs(payload):
-                yield Output(_encode_json(output), key=output["k"].encode(), event_id=output["id"])
+                kept = record.key is None and output["k"] == payload["k"]
+                key = None if kept else output["k"].encode()
+                yield Output(_encode_json(output), key=key, event_id=output["id"], topic=passage.target_of(output))
             if passage.retries_behind(record.topic) and _is_trouble(payload, life):
                 raise RuntimeError("this try fails, another one may not")
             if passage.refuses(payload):
@@ -226,10 +234,9 @@ class Service:
     def _sent(self, sent: Sent) -> None:
         """The broker takes what the republisher's producer sends."""
         passage, (topic, key, value, headers) = self.passage, sent
-        assert key is not None
         assert value is not None
         partition = None
-        if topic == passage.target:
+        if topic in passage.targets:
             if passage.foreign:
                 value = _as_foreign(value)
             if passage.spread:

@@ -51,6 +51,7 @@ def draw_world(seed: int, steps: int = 80) -> tuple[Spec, list[Step]]:
         "grow": bool(spec.growth),
         "recreate": spec.recreates,
         **dict.fromkeys(["republish", "rewind", "stale", "deliver"], bool(spec.passages)),
+        "share": any(passage.members > 1 for passage in spec.passages),
     }
     weights = [weight * possible.get(kind, True) for kind, (weight, _) in KINDS.items()]
     kinds = random.choices(list(KINDS), weights, k=steps)
@@ -96,6 +97,23 @@ def _stale(world: World, a: int, b: int, c: int) -> None:
         if c & 8:
             ends["deliver", 4 + (c >> 4) % 4] = End.BEFORE
         world.stand_still(lambda: service.step(a >> 8, 1 + b % 16), Script(ends))
+
+
+def _share(world: World, a: int, b: int, c: int) -> None:
+    """Members of one group at once: one stands still with its partitions while others come and go; then it may go on."""
+    groups = [service for service in world.services if service.passage.members > 1]
+    if not groups:
+        return
+    service, waiting = groups[a % len(groups)], len(world.stale)
+    if service.passage.source in world.spec.roots:
+        _write(world, service.passage.source, 1 + b % 6)
+    point = SERVICE_POINTS[(c >> 3) % 4], (c >> 5) % 2
+    world.stand_still(lambda: service.share(a >> 8, 1 + b % 16), Script({point: End.PAUSE}))
+    for n in range(1 + c % 3):
+        script = Script({("deliver", b % 4): ENDS[(b >> 2) % 4]} if b & 16 else {})
+        world.under(script, lambda n=n: world.serve(lambda: service.share((a >> 8) + n + 1, 1 + b % 16)))  # type: ignore[misc]
+    if len(world.stale) > waiting and c & 4:
+        world.go_on(waiting)
 
 
 def _deliver(world: World, a: int, b: int, c: int) -> None:
@@ -286,6 +304,7 @@ KINDS: dict[str, tuple[int, Callable[[World, int, int, int], None]]] = {
     "engine": (22, _engine),
     "rewind": (8, _rewind),
     "stale": (3, _stale),
+    "share": (8, _share),
     "deliver": (3, _deliver),
     "slow": (4, _slow),
     "kill": (2, _kill),

@@ -49,7 +49,9 @@ class Passage:
         refusing: Some inputs are refused, in every try.
         plain: It passes everything on as it is.
         raw: It reads payloads without envelopes.
-        static: It is a static member of its group.
+        static: Its members are static members of their group.
+        also: A second topic that it writes, which outputs is a matter of content; empty for none.
+        members: Members of its group that work at the same time.
     """
 
     name: str
@@ -64,6 +66,17 @@ class Passage:
     plain: bool = False
     raw: bool = False
     static: bool = False
+    also: str = ""
+    members: int = 1
+
+    @property
+    def targets(self) -> list[str]:
+        """The topics that it writes."""
+        return [self.target, *([self.also] if self.also else [])]
+
+    def target_of(self, output: Payload) -> str:
+        """The topic that one of its outputs goes to."""
+        return self.targets[digest(output["id"], "to") % len(self.targets)]
 
     @property
     def retry_topics(self) -> list[str]:
@@ -136,6 +149,7 @@ class Spec:
         reorders: Services' producers may swap neighbours.
         filters: The flow leaves some elements out.
         publishes: The flow produces what comes out of its last stage to a topic.
+        keyless: Producers of the roots write no key, and services that keep the key pass none on.
     """
 
     roots: tuple[str, ...]
@@ -150,6 +164,7 @@ class Spec:
     reorders: bool = False
     filters: bool = False
     publishes: bool = False
+    keyless: bool = False
 
     @cached_property
     def flow(self) -> Flow[Any]:
@@ -157,7 +172,8 @@ class Spec:
         flow: Flow[Any] = Flow(FLOW).source(Topic(FINAL, Json(COLUMNS)))
         if self.filters:
             flow = flow.filter(_kept)
-        spread = any(passage.spread and passage.target == FINAL for passage in self.passages)
+        # Without a key any partition may be the next one.
+        spread = self.keyless or any(passage.spread and FINAL in passage.targets for passage in self.passages)
         for stage in self.stages:
             if stage.flat:
                 flow = flow.flat_map(_split)
@@ -186,7 +202,7 @@ class Spec:
         for passage in self.passages:
             if passage.source == topic and not passage.refuses(payload):
                 for output in passage.outputs(payload):
-                    yield from self.messages(passage.target, output)
+                    yield from self.messages(passage.target_of(output), output)
 
     def refused(self, topic: str, payload: Payload) -> Iterator[tuple[str, str]]:
         """Dead-letter topic and id of what republishers refuse because of a message in `topic`."""
@@ -196,7 +212,7 @@ class Spec:
                     yield passage.dead, payload["id"]
                 else:
                     for output in passage.outputs(payload):
-                        yield from self.refused(passage.target, output)
+                        yield from self.refused(passage.target_of(output), output)
 
 
 class Check:
@@ -270,8 +286,11 @@ def draw(random: Random) -> Spec:
     growth = trouble if trouble == "undrained" else "drained" if drained else ""
     # So is a flow that is keyed as its topic is, whatever the services before it did.
     stages = _draw_stages(random, kept_key or random.random() < 0.6)
+    keyless = not growth and random.random() < 0.3
+    # What a service re-sends without a key goes to any partition; the first one that gives it a key ends that.
+    scattered = keyless and any(one.rekey != "change" or one.spread for one in passages if one.source in roots)
     # Where first deliveries rise in every lane, and no message ever changes its lane, the smallest window is enough.
-    disorder = bool(trouble) or (bool(growth) and not kept_key)
+    disorder = bool(trouble) or (bool(growth) and not kept_key) or scattered
     return Spec(
         roots=roots,
         partitions={topic: random.choice([1, 2, 2, 3]) for topic in topics},
@@ -285,6 +304,7 @@ def draw(random: Random) -> Spec:
         reorders=trouble == "reorders",
         filters=random.random() < 0.2,
         publishes=random.random() < 0.3,
+        keyless=keyless,
     )
 
 
@@ -315,13 +335,15 @@ def _draw_passages(random: Random, trouble: str, kept_key: bool) -> tuple[tuple[
             refusing=random.random() < 0.2,
             raw=end[1] in raw,
             static=random.random() < 0.3,
+            also=FINAL if end[2] != FINAL and random.random() < 0.3 else "",
+            members=random.choice([1, 1, 2, 3]),
         )
         for i, end in enumerate(ends)
     ]
     # Two that leave a message as it is would make two of it that nothing but their paths could tell apart.
     same = [one for one in passages if one.rekey == "keep" and one.fan == 1] if shape != "diamond" else []
     for one in same:
-        if not (one.spread or one.retries) and random.random() < 0.5:
+        if not (one.spread or one.retries or one.also) and random.random() < 0.5:
             passages[passages.index(one)] = replace(one, refusing=False, plain=True)
     return roots, tuple(passages)
 

@@ -131,7 +131,8 @@ class World:
     def produce(self, topic: str, payload: Payload) -> None:
         """A producer writes an event."""
         self.oracle.rooted(topic, payload)
-        self.deliver(Outgoing(topic, payload["k"].encode(), rooted(payload, raw=self.spec.is_raw(topic))))
+        key = None if self.spec.keyless else payload["k"].encode()
+        self.deliver(Outgoing(topic, key, rooted(payload, raw=self.spec.is_raw(topic))))
 
     def under(self, script: Script, work: Callable[[], None]) -> None:
         """Run some of the engine or of a service under a script of faults."""
@@ -236,7 +237,6 @@ class World:
                 unproven = letter.reason is Reason.UNPROVEN
                 if not unproven:
                     self.oracle.died(message, letter.stage, letter.reason)
-                assert letter.record.key is not None
                 assert letter.record.value is not None
                 place = self.cluster.produce("dead", letter.record.key, letter.record.value)
                 (self.unproven if unproven else self.letters).append((letter, place))

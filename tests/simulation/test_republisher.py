@@ -42,15 +42,15 @@ WAYS = (
 @pytest.fixture
 def walked(monkeypatch):
     """How often each way was walked."""
-    counts = Counter()
+    counted = Counter()
 
     def counting(name, real):
         def walk(*arguments, **options):
-            counts[name] += 1
+            counted[name] += 1
             try:
                 return real(*arguments, **options)
             except (TopicReplaced, Fenced) as error:
-                counts[type(error)] += 1
+                counted[type(error)] += 1
                 raise
 
         return walk
@@ -64,7 +64,7 @@ def walked(monkeypatch):
         return way and counting("express", way)
 
     monkeypatch.setattr(passage.Passage, "express", short)
-    return counts
+    return counted
 
 
 def test_worlds_walk_every_way_through_the_republisher(walked):
@@ -133,16 +133,18 @@ def test_a_life_that_waits_goes_back_to_what_waited(broker, monkeypatch):
     assert (ids(broker, "out"), service.lag()) == (["e2/p.0", "e0/p.0", "e1/p.0", "e3/p.0"], 0)
 
 
+CONSUMER = {
+    "group.id": "p",
+    "enable.auto.commit": False,
+    "enable.auto.offset.store": False,
+    "isolation.level": "read_committed",
+    "auto.offset.reset": "earliest",
+    "enable.partition.eof": False,
+}
+
+
 def test_who_was_replaced_in_the_group_commits_nothing(broker):
-    config = {
-        "group.id": "p",
-        "enable.auto.commit": False,
-        "enable.auto.offset.store": False,
-        "isolation.level": "read_committed",
-        "auto.offset.reset": "earliest",
-        "enable.partition.eof": False,
-    }
-    first, second = (SimulatedConsumer({**config, "life": Life(broker, print, {})}) for _ in range(2))
+    first, second = (SimulatedConsumer({**CONSUMER, "life": Life(broker, print, {})}) for _ in range(2))
     nobody = {"on_assign": print, "on_revoke": print, "on_lost": print}
     first.subscribe(["in"], **nobody)
     first.commit([TopicPartition("in", 0, 1)], asynchronous=False)
@@ -150,6 +152,62 @@ def test_who_was_replaced_in_the_group_commits_nothing(broker):
     with pytest.raises(KafkaException, match="generation"):
         first.commit([TopicPartition("in", 0, 3)], asynchronous=False)
     assert broker.committed("p", "in", 0) == 1
+
+
+class MemberOf:
+    """A member of group `p` at one of two places: what it was given, and what it has given up."""
+
+    def __init__(self, cluster, place):
+        self.log = []
+        self._consumer = SimulatedConsumer({**CONSUMER, "life": Life(cluster, print, {}, place=place, places=2)})
+        self._consumer.subscribe(["in"], on_assign=self._given, on_revoke=self._revoked, on_lost=self._lost)
+
+    def poll(self):
+        self._consumer.consume(1, 0)
+        return self.log
+
+    def _given(self, consumer, parts):
+        consumer.incremental_assign(parts)
+        self.log += [f"+{part.partition}" for part in parts]
+
+    def _revoked(self, consumer, parts):
+        self.log += [f"-{part.partition}" for part in parts]
+
+    def _lost(self, consumer, parts):
+        self.log += [f"lost {part.partition}" for part in parts]
+
+
+def test_members_share_the_partitions_and_get_what_another_one_has_when_it_gives_it_up(broker):
+    broker.create("in", 4)
+    broker.readers["p"].joined = 1
+    with simulated_clients():
+        first = MemberOf(broker, 0)
+        assert first.poll() == ["+1", "+3"]
+        second = MemberOf(broker, 1)
+        assert second.poll() == ["+0", "+2"]
+        third = MemberOf(broker, 1)  # in the place of the second, and all is dealt out anew
+        assert third.poll() == []
+        assert first.poll() == ["+1", "+3", "-1", "-3", "+0", "+2"]
+        assert third.poll() == ["+1", "+3"]
+        assert second.poll()[2:] == ["lost 0", "lost 2", "+1", "+3"]  # and it takes the place again
+
+
+def test_who_has_the_group_for_itself_takes_every_partition_at_once(broker):
+    broker.create("in", 4)
+    with simulated_clients():
+        member = MemberOf(broker, 0)
+        member.poll()
+        alone = SimulatedConsumer({**CONSUMER, "life": Life(broker, print, {})})
+        given = []
+        alone.subscribe(["in"], on_assign=lambda _, parts: given.extend(parts), on_revoke=print, on_lost=print)
+        alone.consume(1, 0)
+        assert [part.partition for part in given] == [0, 1, 2, 3]
+        assert member.poll()[2:4] == ["lost 0", "lost 2"]
+
+
+def test_a_record_without_a_key_goes_to_another_partition_each_time(broker):
+    broker.create("in", 3)
+    assert [broker.produce("in", None, b"{}").partition for _ in range(4)] == [0, 1, 2, 0]
 
 
 def test_the_real_clients_are_back_when_the_worlds_are_through():

@@ -2,8 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 
-from jobs.simulation.bugs import commit, processes, rule, stages
+from jobs.simulation.bugs import commit, processes, routes, rule, stages
 from jobs.simulation.patch import Patch
 
-BUGS: Mapping[str, tuple[str, Sequence[Patch]]] = {**rule.BUGS, **stages.BUGS, **commit.BUGS, **processes.BUGS}
+BUGS: Mapping[str, tuple[str, Sequence[Patch]]] = {
+    **rule.BUGS,
+    **stages.BUGS,
+    **commit.BUGS,
+    **processes.BUGS,
+    **routes.BUGS,
+}
 """Name to what is wrong, and the patches that make it so."""
