@@ -1,30 +1,22 @@
 """Real runs as processes: killed at every step of the commit, or frozen while another run takes over."""
 
-import json
-import os
 import signal
-import subprocess
-import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path as File
-from typing import Any
 
 import pytest
 
-from aggregations.flow import Flow
 from aggregations.memory import MemoryRunner
-from envelope import decode
-from jobs.views import View
-from persistence.faults import DEAD_LETTER, SPEC, TERM, Fault, Outcome
+from persistence.faults import DEAD_LETTER, TERM, Fault, Outcome
 from persistence.steps import Step
 from tests.messages import Leg
 from tests.support.flows import PATHS, Path, fleet, totals
+from tests.support.runs import Run, check_invariants
 from tests.support.world import Sent, World, alone, legs, republished
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration, pytest.mark.slow]
 
-ROOT = File(__file__).parents[2]
 OUTCOMES = (Outcome.BEFORE, Outcome.AFTER)
 POINTS = (
     TERM,
@@ -53,56 +45,6 @@ def faults(path: Path) -> list[Fault]:
     ]
 
 
-class Process:
-    """A run in a session of its own, so that all it started can be ended with it."""
-
-    def __init__(self, world: World, flow: Flow[Any], path: Path, fault: str = "", **options: Any) -> None:
-        arguments = {
-            "kafka": world.settings.bootstrap,
-            "topic": world.topic,
-            "path": path,
-            "stores": world.stores(flow),
-            "dead_letters": world.dead,
-            **options,
-        }
-        self._errors = world.directory / f"stderr-{len(list(world.directory.glob('stderr-*')))}"
-        with self._errors.open("wb") as errors:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.support.run_fleet", json.dumps(arguments)],
-                cwd=ROOT,
-                env={**os.environ, SPEC: fault},
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                start_new_session=True,
-            )
-
-    def wait(self) -> int:
-        """Wait for its end, not for that of the JVM and the workers that it leaves behind, and return the exit code."""
-        return self._process.wait(timeout=300)
-
-    def await_batch(self) -> None:
-        """Return when it has committed a batch."""
-        assert self._process.stdout is not None
-        assert self._process.stdout.readline() == b"batch\n", self.errors
-
-    def signal(self, number: signal.Signals) -> None:
-        """Send a signal to it and to all that it started and that is still there."""
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, number)
-
-    def end(self) -> None:
-        """End it, and all that it started."""
-        self.signal(signal.SIGKILL)
-        self._process.wait()
-        assert self._process.stdout is not None
-        self._process.stdout.close()
-
-    @property
-    def errors(self) -> str:
-        """What it wrote to its standard error."""
-        return self._errors.read_text()
-
-
 @pytest.fixture
 def world(kafka: str, topic: Callable[..., str], tmp_path: File) -> Iterator[World]:
     """A topic of two partitions, a dead-letter topic and a store for each stage."""
@@ -110,44 +52,20 @@ def world(kafka: str, topic: Callable[..., str], tmp_path: File) -> Iterator[Wor
         yield world
 
 
-def roots(views: Mapping[bytes, View]) -> set[tuple[int, int]]:
-    """Partition and offset of every root that the states of a stage hold; the topic of all of them is `raw`."""
-    return {
-        (int(lane.removeprefix("raw:").partition("#")[0]), int(position[0]))
-        for view in views.values()
-        for lane, window in view.windows.lanes.items()
-        for position in window.held
-    }
-
-
-def check_invariants(world: World, flow: Flow[Any]) -> None:
-    """What the manifest counts as folded the first stage holds, and what it holds the second one holds."""
-    ends = world.ends(flow, "aircraft")
-    counted = {
-        (hop.partition, hop.offset)
-        for record in world.records()
-        if record.key and record.offset < ends.get(record.partition, 0)
-        for hop in decode(record.value).chain
-    }
-    # In this order: a task that outlived its driver may still write, a stage only after the one behind it.
-    upstream = roots(world.views(flow, "aircraft"))
-    assert counted <= upstream <= roots(world.views(flow, "carrier"))
-
-
 @pytest.mark.parametrize("path", PATHS)
 def test_a_run_that_is_killed_at_every_step_of_its_commits_is_exact_in_the_end(world: World, path: Path) -> None:
     flow, planned = fleet(world.topic, path), faults(path)
     sent = [leg for leg in legs(600) if leg.minutes][: 24 * len(planned)]
-    started: list[Process] = []
+    started: list[Run] = []
     try:
         for n, fault in enumerate(planned):
             # The republisher was killed as well: its last outputs come again.
             world.send(republished(sent, range(max(0, 24 * n - 8), 24 * n + 24)))
             world.send([Sent(b"no envelope"), alone(Leg(tail="N1", carrier="AA", minutes=-1))])
-            started.append(Process(world, flow, path, str(fault), max_records=20))
+            started.append(Run(world, ("fleet", world.topic, path), str(fault), max_records=20))
             assert started[-1].wait() == -signal.SIGKILL, f"{fault} was not met: {started[-1].errors}"
             check_invariants(world, flow)
-        started.append(Process(world, flow, path))
+        started.append(Run(world, ("fleet", world.topic, path)))
         assert started[-1].wait() == 0, started[-1].errors
     finally:
         for process in started:
@@ -160,7 +78,7 @@ def test_a_run_that_is_killed_at_every_step_of_its_commits_is_exact_in_the_end(w
 def test_a_run_that_was_frozen_while_another_one_took_over_is_fenced_when_it_wakes(world: World) -> None:
     flow, sent = fleet(world.topic), legs(300)
     world.send(republished(sent))
-    frozen = Process(world, flow, "columns", max_records=10)
+    frozen = Run(world, ("fleet", world.topic), max_records=10)
     try:
         frozen.await_batch()
         frozen.signal(signal.SIGSTOP)

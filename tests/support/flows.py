@@ -15,6 +15,7 @@ from aggregations.element import Element
 from aggregations.fields import Fields, count, maximum, total
 from aggregations.flow import Flow
 from aggregations.source import Topic
+from envelope.windows import WINDOW
 from tests.messages import Leg
 
 Path = Literal["columns", "messages"]
@@ -94,10 +95,27 @@ def fleet(source: str | Topic, path: Path = "columns", *, stages: int = 2, co_pa
     return flow.aggregate("carrier", carrier, Totals()) if stages == 2 else flow
 
 
-def shared(source: str) -> Flow[Any]:
+def shared(source: str, window: int = WINDOW) -> Flow[Any]:
     """Totals per carrier of legs that several carriers sold, then per aircraft: items of a record scatter."""
     flow: Flow[Any] = Flow("shared").source(Topic(source, payload=Leg))
-    return flow.flat_map(carriers).aggregate("carrier", carrier, Totals()).aggregate("aircraft", tail, Totals())
+    flow = flow.flat_map(carriers).aggregate("carrier", carrier, Totals(), window=window)
+    return flow.aggregate("aircraft", tail, Totals(), window=window)
+
+
+def four_stages(source: str, window: int = WINDOW) -> Flow[Any]:
+    """Totals per aircraft, per carrier, per remainder of the minutes, and per aircraft of a carrier."""
+    flow: Flow[Any] = Flow("four").source(Topic(source, payload=Leg))
+    minutes = pl.col("minutes")
+    keys = {
+        "aircraft": "tail",
+        "carrier": "carrier",
+        "remainder": (minutes % 6).cast(pl.String),
+        "pair": pl.concat_str("carrier", "tail", separator=" "),
+    }
+    flow = flow.divert(minutes < 0)
+    for name, key in keys.items():
+        flow = flow.aggregate(name, key, TOTALS, window=window)
+    return flow
 
 
 def raw_value(element: Element[Any]) -> bytes:

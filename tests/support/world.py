@@ -84,12 +84,22 @@ class World:
         dead: Dead-letter topic.
         directory: Where the stores are: one file for each stage with `apart`, else one for all.
         apart: Every stage has a store of its own.
+        urls: URL of the store by stage name, where states are not in files.
     """
 
-    def __init__(self, kafka: str, topic: str, dead: str, directory: Path, *, apart: bool = False) -> None:
+    def __init__(
+        self,
+        kafka: str,
+        topic: str,
+        dead: str,
+        directory: Path,
+        *,
+        apart: bool = False,
+        urls: Mapping[str, str] | None = None,
+    ) -> None:
         self.settings = KafkaSettings(kafka)
         self.topics = Topics(self.settings, timeout=30)
-        self.topic, self.dead, self.directory, self.apart = topic, dead, directory, apart
+        self.topic, self.dead, self.directory, self.apart, self.urls = topic, dead, directory, apart, urls
         self._consumer = Consumer(
             {
                 "bootstrap.servers": kafka,
@@ -125,6 +135,8 @@ class World:
 
     def stores(self, flow: Flow[Any]) -> dict[str, str]:
         """URL of the store by stage name."""
+        if self.urls is not None:
+            return bind(flow, self.urls)
         names = {stage.name: stage.name if self.apart else "states" for stage in flow.stages}
         return bind(flow, {stage: f"sqlite:///{self.directory}/{name}.db" for stage, name in names.items()})
 

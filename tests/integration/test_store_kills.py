@@ -1,0 +1,47 @@
+"""A driver that is killed at every step of its commits to Redis, and to Cassandra."""
+
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path as File
+
+import pytest
+
+from persistence.cassandra import apply_schema
+from tests.messages import Leg
+from tests.support.flows import fleet, totals
+from tests.support.runs import BUCKETS, ONE_NODE, Jvm, kill_everywhere, some_legs
+from tests.support.world import Sent, World, alone
+
+pytestmark = [pytest.mark.spark, pytest.mark.integration, pytest.mark.slow]
+
+
+@pytest.fixture(params=["redis", "cassandra"])
+def url(request: pytest.FixtureRequest) -> str:
+    """URL of a store of the test's own."""
+    if request.param == "redis":
+        return f"{request.getfixturevalue('redis_url')}?buckets={BUCKETS}&prefix=kills-{uuid.uuid4().hex[:8]}"
+    url = f"{request.getfixturevalue('cassandra_url')}/kills?replication=1&buckets={BUCKETS}"
+    apply_schema(url)
+    return url
+
+
+@pytest.fixture
+def world(url: str, kafka: str, topic: Callable[..., str], tmp_path: File) -> Iterator[World]:
+    """A topic of two partitions, a dead-letter topic, and one store for both stages."""
+    urls = {"aircraft": url, "carrier": url}
+    with closing(World(kafka, topic(partitions=2, name="legs"), topic(name="dead"), tmp_path, urls=urls)) as world:
+        yield world
+
+
+def test_a_driver_that_is_killed_at_every_step_of_its_commits_is_exact_in_the_end(
+    world: World, url: str, jvm: Jvm
+) -> None:
+    sent = some_legs(400)
+    dead = [Sent(b"no envelope"), alone(Leg(tail="N1", carrier="AA", minutes=-1))]
+    kill_everywhere(
+        world, ("fleet", world.topic), sent, dead, jvm, accept=ONE_NODE if url.startswith("cassandra") else []
+    )
+    flow = fleet(world.topic)
+    assert world.results(flow, "aircraft") == totals(sent, "tail")
+    assert world.results(flow, "carrier") == totals(sent, "carrier")

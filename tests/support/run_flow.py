@@ -1,0 +1,54 @@
+"""A process of its own that runs a flow, for tests that kill it; see `runs.Run`."""
+
+import json
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from pyspark import SparkContext
+
+from aggregations.spark import run_flow
+from jobs import jars
+from persistence.faults import SPEC
+from persistence.kafka import KafkaSettings
+from tests.support import flows
+from tests.support.spark import FAST
+
+
+def main(flow: str, arguments: Sequence[Any], kafka: str, **options: Any) -> None:
+    """Run until caught up; say `batch` after each one.
+
+    Args:
+        flow: Name of the function that makes the flow.
+        arguments: What it is called with.
+        kafka: Broker address.
+        options: More arguments of `run_flow`.
+    """
+    if "PYSPARK_GATEWAY_PORT" in os.environ:
+        _end_what_is_left()
+    run_flow(
+        getattr(flows, flow)(*arguments),
+        kafka=KafkaSettings(kafka),
+        until_caught_up=True,
+        jars=jars.kafka_connector(),
+        # Workers of a JVM that was there before know nothing of this process's environment.
+        conf={**FAST, f"spark.executorEnv.{SPEC}": os.environ.get(SPEC, "")},
+        progress=lambda _: print("batch", flush=True),
+        **options,
+    )
+
+
+def _end_what_is_left() -> None:
+    """Stop the session that a killed driver left in the JVM, with its query, its tasks and its workers."""
+    SparkContext._ensure_initialized()
+    assert SparkContext._jvm is not None
+    left = SparkContext._jvm.org.apache.spark.sql.SparkSession.getDefaultSession()
+    if left.isDefined():
+        left.get().stop()
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s")
+    main(**json.loads(sys.argv[1]))

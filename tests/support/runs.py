@@ -1,0 +1,265 @@
+"""Runs of a flow as processes of their own, for tests that kill or freeze them."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from pyspark import SparkConf
+from pyspark.java_gateway import launch_gateway
+
+from aggregations.flow import Flow
+from envelope import decode
+from jobs import jars
+from jobs.views import View
+from persistence.faults import DEAD_LETTER, SPEC, Fault, Outcome
+from persistence.redis.layout import bucket_of
+from persistence.steps import Step
+from tests.messages import Leg
+from tests.support import flows
+from tests.support.spark import FAST
+from tests.support.world import Sent, World, republished
+
+ROOT = Path(__file__).parents[2]
+
+Made = tuple[str, *tuple[Any, ...]]
+"""Name of the function of `flows` that makes a flow, and what it is called with: what another process can be told."""
+
+
+ONE_NODE = ["replication-1"]
+"""What a Cassandra of one node cannot promise."""
+BUCKETS = 2
+"""Buckets of the stores, so that each has several keys of every batch. Redis and Cassandra divide keys alike."""
+
+
+def flow_of(made: Made) -> Flow[Any]:
+    """The flow that is made so."""
+    name, *arguments = made
+    flow: Flow[Any] = getattr(flows, name)(*arguments)
+    return flow
+
+
+@dataclass(frozen=True, slots=True)
+class Jvm:
+    """A JVM of Spark for one run after another: its start is most of what a run on a few records costs.
+
+    A driver that is killed leaves in it what it would leave on the machines of a cluster: tasks under way, and a
+    query. The next driver ends what is left of them and starts Spark anew.
+    """
+
+    environment: Mapping[str, str]
+    log: Path
+
+    @property
+    def errors(self) -> str:
+        """What it and the workers in it wrote to their standard error."""
+        return self.log.read_text()
+
+
+@contextmanager
+def started_jvm(log: Path) -> Iterator[Jvm]:
+    """Start a JVM of Spark and end it with the block."""
+    conf = SparkConf(loadDefaults=False).setAll([*FAST.items()])
+    conf.set("spark.driver.extraClassPath", os.pathsep.join(str(jar) for jar in jars.kafka_connector()))
+    inherited = {
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+    }
+    with log.open("wb") as output, patch.dict(os.environ, inherited):
+        gateway = launch_gateway(conf, {"stdout": output, "stderr": output})
+    try:
+        parameters = gateway.java_parameters
+        yield Jvm({"PYSPARK_GATEWAY_PORT": str(parameters.port), "PYSPARK_GATEWAY_SECRET": parameters.auth_token}, log)
+    finally:
+        gateway.shutdown()
+        gateway.proc.stdin.close()
+        gateway.proc.wait()
+
+
+class Run:
+    """A run in a session of its own, so that all it started can be ended with it.
+
+    Args:
+        world: Its topics and stores.
+        made: How its flow is made.
+        fault: Where it dies, as in `HEADWATER_FAULT`.
+        jvm: The JVM to run in; it starts its own without one.
+        options: More arguments of `run_flow`.
+    """
+
+    def __init__(self, world: World, made: Made, fault: str = "", *, jvm: Jvm | None = None, **options: Any) -> None:
+        flow, *arguments = made
+        given = {
+            "flow": flow,
+            "arguments": arguments,
+            "kafka": world.settings.bootstrap,
+            "stores": world.stores(flow_of(made)),
+            "dead_letters": world.dead,
+            **options,
+        }
+        self._errors = world.directory / f"stderr-{len(list(world.directory.glob('stderr-*')))}"
+        with self._errors.open("wb") as errors:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.support.run_flow", json.dumps(given)],
+                cwd=ROOT,
+                env={**os.environ, **(jvm.environment if jvm else {}), SPEC: fault},
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                start_new_session=True,
+            )
+
+    def wait(self) -> int:
+        """Wait for its end, not for that of the JVM and the workers that it leaves behind, and return the exit code."""
+        return self._process.wait(timeout=300)
+
+    def await_batch(self) -> None:
+        """Return when it has committed a batch."""
+        assert self._process.stdout is not None
+        assert self._process.stdout.readline() == b"batch\n", self.errors
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to it and to all that it started and that is still there."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, number)
+
+    def end(self) -> None:
+        """End it, and all that it started."""
+        self.signal(signal.SIGKILL)
+        self._process.wait()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+
+    @property
+    def errors(self) -> str:
+        """What it wrote to its standard error."""
+        return self._errors.read_text()
+
+
+def commit_faults(flow: Flow[Any], stores: Iterable[str]) -> list[Fault]:
+    """A death at every step of a commit and at every stage, in the order of the steps.
+
+    What changes something outside of the process dies before that and behind it; to read, to fold and to return
+    change nothing, so one end each is enough.
+
+    Args:
+        flow: The flow.
+        stores: Its stores by the name of the first stage in each, upstream first.
+    """
+    names = [stage.name for stage in flow.stages]
+    inside = [*(Step.LOAD.of(name) for name in names), Step.FOLD]
+    written = [
+        *(Step.PUBLISH, DEAD_LETTER),
+        *(Step.PERSIST.of(name) for name in reversed(names)),
+        *(Step.MANIFEST.of(name) for name in reversed([*stores])),
+    ]
+    return [
+        *(Fault(point, Outcome.BEFORE) for point in inside),
+        *(Fault(point, end) for point in written for end in (Outcome.BEFORE, Outcome.AFTER)),
+        Fault(Step.RETURN, Outcome.BEFORE),
+        *(Fault(Step.OFFSETS, end) for end in (Outcome.BEFORE, Outcome.AFTER)),
+    ]
+
+
+def some_legs(count: int) -> list[Any]:
+    """Legs of which any two dozen have several tails, carriers, remainders and pairs in every bucket."""
+    carriers, rng = ["AA", "DL", "UA", "HA"], random.Random(13)
+    return [
+        Leg(tail=f"N{i % 8}", carrier=carriers[(i + i // 8) % 4], minutes=rng.randrange(1, 20)) for i in range(count)
+    ]
+
+
+def kill_everywhere(
+    world: World, made: Made, legs: Sequence[Any], dead: Sequence[Sent], jvm: Jvm, **options: Any
+) -> None:
+    """Kill one run after another, each at the next step of its commit, then let one come to its end.
+
+    Every run has more to read: as many legs as the others, the last ones of the run before once more, and what
+    cannot be used. Each reads all that there is in one batch.
+
+    Args:
+        world: Topics and stores.
+        made: How the flow is made.
+        legs: All that is to be folded.
+        dead: Records that become dead letters.
+        jvm: Where Spark runs.
+        options: More arguments of `run_flow`.
+    """
+    flow = flow_of(made)
+    faults = commit_faults(flow, _stores(world, flow))
+    size, before = len(legs) // len(faults), len(jvm.errors)
+    started: list[Run] = []
+    try:
+        for n, fault in enumerate(faults):
+            # The republisher was killed as well: its last outputs come again.
+            world.send(republished(legs, range(max(0, size * n - 8), size * (n + 1))))
+            world.send(dead)
+            check_is_a_real_batch(world, flow)
+            started.append(Run(world, made, str(fault), jvm=jvm, **options))
+            assert started[-1].wait() == -signal.SIGKILL, f"{fault} was not met: {started[-1].errors}"
+            check_invariants(world, flow)
+        started.append(Run(world, made, jvm=jvm, **options))
+        assert started[-1].wait() == 0, started[-1].errors
+    finally:
+        for run in started:
+            run.end()
+    said = jvm.errors[before:] + "".join(run.errors for run in started)
+    assert [fault for fault in faults if f"injected fault {fault} at {fault.point}" not in said] == []
+    world.check(flow)
+
+
+def _stores(world: World, flow: Flow[Any]) -> list[str]:
+    """The stores of a flow, by the name of the first stage in each, upstream first."""
+    first: dict[str, str] = {}
+    for stage, url in world.stores(flow).items():
+        first.setdefault(url, stage)
+    return list(first.values())
+
+
+def check_is_a_real_batch(world: World, flow: Flow[Any]) -> None:
+    """The next run's batch has several partitions, and several keys in every bucket of the store of every stage."""
+    ends = [world.ends(flow, stage.name) for stage in flow.stages]
+    batch = [one for one in world.records() if one.offset >= min(end.get(one.partition, 0) for end in ends)]
+    assert len({record.partition for record in batch}) > 1
+    oracle = world.oracle(flow, batch)
+    for stage in flow.stages:
+        keys = Counter(bucket_of(key, BUCKETS) for key in oracle.states(stage.name))
+        assert len(keys) == BUCKETS, (stage.name, keys)
+        assert min(keys.values()) > 1, (stage.name, keys)
+
+
+def roots(views: Mapping[bytes, View]) -> set[tuple[int, int]]:
+    """Partition and offset of every root that the states of a stage hold; the topic of all of them is `raw`."""
+    return {
+        (int(lane.removeprefix("raw:").partition("#")[0]), int(position[0]))
+        for view in views.values()
+        for lane, window in view.windows.lanes.items()
+        for position in window.held
+    }
+
+
+def check_invariants(world: World, flow: Flow[Any]) -> None:
+    """What a store's manifest counts as folded its stages hold, and what a stage holds the one behind it holds."""
+    records = world.records()
+    upstream: set[tuple[int, int]] = set()
+    # In this order: a task that outlived its driver may still write, a stage only after the one behind it.
+    for stage in flow.stages:
+        ends = world.ends(flow, stage.name)
+        counted = {
+            (hop.partition, hop.offset)
+            for record in records
+            if record.key and record.offset < ends.get(record.partition, 0)
+            for hop in decode(record.value).chain
+        }
+        held = roots(world.views(flow, stage.name))
+        assert upstream <= held
+        assert counted <= held
+        upstream = held
