@@ -1,5 +1,6 @@
 """The vectorised path of the Spark engine, task code called directly: it keeps what the in-memory runner keeps."""
 
+import json
 from typing import Any
 
 import polars as pl
@@ -7,7 +8,7 @@ import pytest
 
 from aggregations.fields import Fields, count, last, maximum, minimum, total
 from aggregations.flow import Flow
-from aggregations.source import Topic
+from aggregations.source import Json, Topic
 from envelope import Reason
 from tests.messages import Every
 from tests.support.both import Both, record
@@ -99,3 +100,24 @@ def test_of_rows_that_fail_and_rows_that_overflow_each_has_its_own_reason() -> N
     assert both.results("a") == {b"all": {"n": 3, "it": 2**32 * (3 + 2**30)}}
     failed, overflow = Reason.TRANSFORM_FAILED, Reason.OVERFLOW
     assert sorted(both.reasons()) == [(1, failed), (2, overflow), (4, failed), (5, overflow)]
+
+
+def test_steps_behind_the_last_stage_see_their_columns_and_are_those_of_the_memory_runner() -> None:
+    topic = Topic("legs", Json({"k": pl.String, "v": pl.Int64}), envelope=False)
+    flow = (
+        Flow("tail")
+        .source(topic)
+        .aggregate("a", "k", Fields(n=count()))
+        .map(big=pl.col("v") > 600)
+        .divert(pl.col("big"))
+    )
+    both = Both(flow)
+    both.process(
+        [
+            record("legs", offset, b"K", json.dumps({"k": "K", "v": v}).encode())
+            for offset, v in enumerate([1, 2, 700, 3])
+        ]
+    )
+    assert both.reasons() == [(2, Reason.DIVERTED)]
+    assert [(one.stage, one.hole) for one in both.dead_letters] == [("end", False)]
+    assert both.results("a") == {b"K": {"n": 4}}

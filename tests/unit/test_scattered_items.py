@@ -1,0 +1,209 @@
+"""Items of one record that several tasks fold: all of them or none, whichever step fails. The engine's tasks, without Spark."""
+
+import json
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from aggregations.deaths import Dead
+from aggregations.element import Element, Record
+from aggregations.errors import UnlistedError
+from aggregations.flow import END_OF_FLOW, Flow
+from aggregations.memory import MemoryRunner
+from aggregations.run import begin, bind
+from aggregations.source import Json, Topic
+from aggregations.spark import tasks
+from aggregations.spark.job import Exclusion, Job, Place, TaskReport
+from aggregations.spark.parcels import Kind, pack, route_of, unpack
+from aggregations.spark.path import Work
+from aggregations.states import load_states
+from envelope import Envelope, Hop, encode
+from envelope.deadletter import DeadLetter, Form
+from jobs.redrive import redriven
+from persistence.kafka import KafkaSettings
+from tests.support.pure import table_of
+
+STEPS = ("map", "key", "fold", "emit")
+BROKEN = {"now": True}
+
+
+class Count:
+    def zero(self) -> dict[str, int]:
+        return {"n": 0}
+
+    def fold(self, state: dict[str, int], element: Element[Any]) -> dict[str, int]:
+        if element["at"] == "fold":
+            fail(element)
+        return {"n": state["n"] + 1}
+
+
+def fail(element: Element[Any]) -> None:
+    if BROKEN["now"] and element["sku"] == "bad":
+        raise ValueError
+
+
+def flow(step: str) -> Flow[Any]:
+    def items(element: Element[Any]) -> list[dict[str, str]]:
+        return [{"sku": sku, "at": step} for sku in element["items"].split(",")]
+
+    def at(name: str, result: Any) -> Any:
+        def call(element: Element[Any], *_: Any) -> Any:
+            if step == name:
+                fail(element)
+            return result(element)
+
+        return call
+
+    return (
+        Flow("shop")
+        .source(Topic("orders", Json({"items": str})))
+        .flat_map(items)
+        .aggregate("sku", lambda element: element["sku"], _Fine())
+        .map(at("map", lambda element: dict(element.value)))
+        .aggregate(
+            "all",
+            at("key", lambda element: "all:" + element["sku"]),
+            Count(),
+            emit=at("emit", lambda element: [element.value]),
+        )
+    )
+
+
+class _Fine(Count):
+    def fold(self, state: dict[str, int], element: Element[Any]) -> dict[str, int]:
+        return {"n": state["n"] + 1}
+
+
+def order(offset: int, items: str) -> Record:
+    chain = (Hop("raw", 0, 100 + offset, via="rep", index=0, topic_id="R"),)
+    body = json.dumps({"items": items}).encode()
+    return Record("orders", 0, offset, b"x", encode(Envelope(body, chain, b"x")), topic_id="O")
+
+
+class Tasks:
+    """The engine's tasks of one flow, one after the other, with a shuffle to some routes between them."""
+
+    def __init__(self, of: Flow[Any], routes: int) -> None:
+        self.flow = of
+        self.routes = routes
+        self.urls = bind(of, {}, f"memory://{uuid.uuid4()}")
+        self.run = begin(of, self.urls)
+        self.dead: list[Dead] = []
+
+    def process(self, records: list[Record]) -> None:
+        """Fold one batch as the driver does."""
+        excluded: dict[Place, Exclusion] = {}
+        while True:
+            job = self._job(excluded)
+            frame = list(tasks.reading(job)(iter(table_of(records).to_batches())))
+            for stage in self.flow.stages:
+                frame = [batch for part in self._shuffled(frame) for batch in tasks.folding(job, stage)(iter(part))]
+            report, failures = self._outcome(frame)
+            unlisted = [one for one in failures if isinstance(one, UnlistedError)]
+            assert len(unlisted) == len(failures), failures
+            if unlisted:
+                self.run.list_dead({entry for one in unlisted for entry in one.entries})
+            elif scattered := {at: cause for at, cause in report.failed.items() if at not in excluded}:
+                excluded |= scattered
+            else:
+                break
+        for task in (tasks.publishing(job), *(tasks.persisting(job, stage) for stage in reversed(self.flow.stages))):
+            frame = [batch for part in self._shuffled(frame) for batch in task(iter(part))]
+        report, failures = self._outcome(frame)
+        assert not failures
+        ends = {(one.topic, one.partition): one.offset + 1 for one in records}
+        manifest = self.run.following(ends, {"orders": "O"}, {}, report.changes)
+        self.run.advanced(manifest)
+
+    def results(self, stage: str) -> dict[bytes, Any]:
+        found = self.flow.stage(stage)
+        store = self.run.stores[stage]
+        keys = [key for key, _ in store.scan(self.run.stage_ref(found))]
+        return {key: state.fold for key, state in load_states(self.run, found, keys).items() if state.folded}
+
+    def _job(self, excluded: Mapping[Place, Exclusion]) -> Job:
+        return Job(
+            self.flow,
+            self.run.ref,
+            self.urls,
+            self.run.term,
+            self.run.batch,
+            self.routes,
+            KafkaSettings("nowhere:1"),
+            "dead",
+            {"orders": "O", "raw": "R"},
+            {},
+            excluded=excluded,
+            asked=("raw", "orders"),
+            ledger=self.run.ledger,
+        )
+
+    def _shuffled(self, frame: list[pa.RecordBatch]) -> list[list[pa.RecordBatch]]:
+        parcels = unpack(frame)
+        return [list(pack([one for one in parcels if one.route == route])) for route in range(self.routes)]
+
+    @staticmethod
+    def _outcome(frame: list[pa.RecordBatch]) -> tuple[TaskReport, list[Exception]]:
+        return tasks.outcome_of((one.kind, one.payload) for one in unpack(frame) if one.kind >= Kind.REPORT)
+
+
+@pytest.fixture
+def _published(monkeypatch: pytest.MonkeyPatch) -> list[Dead]:
+    """What goes to the dead-letter topic: there is no broker here, and the source is believed."""
+    dead: list[Dead] = []
+
+    def publish(work: Work) -> None:
+        dead.extend(work.deaths.dead.values())
+        work.deaths.dead.clear()
+        work.outputs.clear()
+
+    monkeypatch.setattr(tasks, "publish", publish)
+    monkeypatch.setattr(tasks, "check_source", lambda *_: None)
+    monkeypatch.setattr(tasks, "topics_of", lambda *_: None)
+    return dead
+
+
+def letter(dead: Dead, record: Record, offset: int) -> Record:
+    facts = DeadLetter(
+        "orders",
+        0,
+        dead.own.offset,
+        dead.reason,
+        "O",
+        "",
+        dead.stage,
+        application="shop",
+        hole=dead.hole,
+        form=Form.ENVELOPE,
+    )
+    value = redriven(record.key, record.value, (), facts, Hop("dead", 0, 0, topic_id="D"))
+    return Record("orders", 0, offset, record.key, value, topic_id="O")
+
+
+@pytest.mark.parametrize("routes", [1, 2, 3, 4])
+@pytest.mark.parametrize("step", STEPS)
+def test_items_of_one_record_are_folded_all_or_none_and_its_letter_brings_what_was_missing(
+    step: str, routes: int, _published: list[Dead]
+) -> None:
+    assert len({route_of(b"ok", 4), route_of(b"bad", 4)}) == 2, "the items are folded by different tasks"
+    BROKEN["now"] = True
+    records = [order(n, "ok,bad" if n == 0 else "ok") for n in range(60)]
+    run = Tasks(flow(step), routes)
+    memory = MemoryRunner(flow(step), bind(flow(step), {}, f"memory://{uuid.uuid4()}"), topic_ids={"orders": "O"})
+    for start in range(0, 60, 20):
+        run.process(records[start : start + 20])
+        memory.process(records[start : start + 20])
+    assert run.results("all") == memory.results("all") == {b"all:ok": {"n": 59}}
+    [dead], [died] = {(one.own, one.stage): one for one in _published}.values(), memory.dead_letters
+    assert (dead.own, dead.stage, dead.reason, dead.hole) == (died.record.node, died.stage, died.reason, died.hole)
+    assert dead.stage != END_OF_FLOW
+    BROKEN["now"] = False
+    for offset in (60, 61):
+        run.process([letter(dead, records[0], offset)])
+        memory.process([letter(dead, records[0], offset)])
+    assert run.results("all") == memory.results("all") == {b"all:ok": {"n": 60}, b"all:bad": {"n": 1}}
+    assert run.results("sku") == memory.results("sku") == {b"ok": {"n": 60}, b"bad": {"n": 1}}
+    assert run.run.ledger.listed == memory.run.ledger.listed == {}
