@@ -4,16 +4,18 @@ The manifests are the truth about progress; the group's offsets are shown and ne
 continued safely is a finding with a risk's name: the run is refused unless that risk is accepted by name.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import pairwise
 from types import MappingProxyType
+from typing import Final
 
 from aggregations.errors import DefinitionChangedError, RunRefusedError
 from persistence.compaction import COMPACTED_SOURCE
 from persistence.findings import Finding
 from persistence.manifest import Manifest, ahead
+from persistence.marks import Bucket, Mark
 from persistence.protocol import Capabilities
 
 
@@ -33,12 +35,20 @@ class Risk(StrEnum):
     upstream of all others is filled again with what the topic still has."""
     STAGE_ADDED = "stage-added"
     """A stage was added to a flow that has begun, or bound to another store: what was folded before stays out of it."""
+    STORE_WENT_BACK = "store-went-back"
+    """A part of a store has less than it acknowledged, and progress did not go back with it: it stays without."""
     NOT_DURABLE = "not-durable"
-    """A downstream store acknowledges before it is safe: a crash of its server may leave it behind its upstream."""
+    """A store acknowledges before it is safe: a crash of its server may leave states behind what was written after them."""
     COMPACTED_SOURCE = COMPACTED_SOURCE
     """The source topic is compacted: what Kafka deletes there before it is read is left out."""
     DEFINITION = "definition"
     """The states were made by another definition: they are continued as if it meant the same."""
+
+
+LOSSES: Final = frozenset({Risk.DOWNSTREAM_BEHIND, Risk.STORE_EMPTY, Risk.STAGE_ADDED, Risk.STORE_WENT_BACK})
+"""Risks that say that a store has not, or no longer, what others count on."""
+
+_EMPTY = Bucket()
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,15 +149,7 @@ def check_stores(
         homes: Name of the store by stage, as in `manifests`.
     """
     findings: list[Finding] = []
-    # Before anything else every store gets an empty manifest, the most downstream one first. So a store without one
-    # has lost it if a store upstream of it has one, or if one downstream of it has begun.
-    lost = [
-        name
-        for i, (name, manifest) in enumerate(manifests)
-        if manifest is None
-        and (any(above for _, above in manifests[:i]) or any(below and below.begun for _, below in manifests[i + 1 :]))
-    ]
-    if lost:
+    if lost := _empty(manifests):
         findings.append(
             _unsafe(
                 Risk.STORE_EMPTY,
@@ -156,20 +158,16 @@ def check_stores(
                 "Correct the URL, restore it, or rebuild into a new generation (--generation)",
             )
         )
-    for (up, upstream), (down, downstream) in pairwise(manifests):
-        if downstream is None:
-            continue
-        behind = ahead(upstream, downstream)
-        if behind:
-            places = ", ".join(f"{topic}:{partition}" for topic, partition in behind[:5])
-            findings.append(
-                _unsafe(
-                    Risk.DOWNSTREAM_BEHIND,
-                    f"flow {flow}: the store of stage {down} is behind the one of stage {up} at {places}: it lost data, and "
-                    f"stage {up} would drop the replay that could refill it",
-                    "Restore it, or rebuild into a new generation (--generation)",
-                )
+    for up, down, behind in _behind(manifests):
+        places = ", ".join(f"{topic}:{partition}" for topic, partition in behind[:5])
+        findings.append(
+            _unsafe(
+                Risk.DOWNSTREAM_BEHIND,
+                f"flow {flow}: the store of stage {down} is behind the one of stage {up} at {places}: it lost data, and "
+                f"stage {up} would drop the replay that could refill it",
+                "Restore it, or rebuild into a new generation (--generation)",
             )
+        )
     findings += _added(flow, manifests, definitions, homes)
     findings += _changed(flow, manifests, definitions)
     return findings
@@ -185,14 +183,7 @@ def _added(
 
     Their upstream holds what was folded and drops it. Even where no batch is finished, one may be half written.
     """
-    added = {
-        stage
-        for name, manifest in manifests
-        if manifest and manifest.definitions
-        for stage in definitions
-        if stage not in manifest.definitions
-        or (manifest.kept and homes.get(stage) == name and stage not in manifest.kept)
-    }
+    added = _new(manifests, definitions, homes)
     return [
         _unsafe(
             Risk.STAGE_ADDED,
@@ -202,6 +193,17 @@ def _added(
         for stage in definitions
         if stage in added
     ]
+
+
+def _new(manifests: Sequence[tuple[str, Manifest | None]], stages: Iterable[str], homes: Mapping[str, str]) -> set[str]:
+    return {
+        stage
+        for name, manifest in manifests
+        if manifest and manifest.definitions
+        for stage in stages
+        if stage not in manifest.definitions
+        or (manifest.kept and homes.get(stage) == name and stage not in manifest.kept)
+    }
 
 
 def _changed(
@@ -230,6 +232,76 @@ def _changed(
         # Of a half-written batch the downstream states are there. In front, they would drop it.
         findings.append(_unsafe(Risk.DEFINITION, f"flow {flow}: its stages stood in another order before", remedy))
     return findings
+
+
+def _empty(manifests: Sequence[tuple[str, Manifest | None]]) -> list[str]:
+    """Stores that have lost their manifest.
+
+    Before anything else every store gets an empty one, the most downstream one first. So a store without one has lost
+    it if a store upstream of it has one, or if one downstream of it has begun.
+    """
+    return [
+        name
+        for i, (name, manifest) in enumerate(manifests)
+        if manifest is None
+        and (any(above for _, above in manifests[:i]) or any(below and below.begun for _, below in manifests[i + 1 :]))
+    ]
+
+
+def _behind(manifests: Sequence[tuple[str, Manifest | None]]) -> list[tuple[str, str, list[tuple[str, int]]]]:
+    """(store, the store downstream of it that is behind, at which partitions)."""
+    return [
+        (up, down, places)
+        for (up, upstream), (down, downstream) in pairwise(manifests)
+        if downstream is not None and (places := ahead(upstream, downstream))
+    ]
+
+
+def check_marks(
+    flow: str,
+    manifests: Sequence[tuple[str, Manifest | None]],
+    buckets: Mapping[str, Mapping[str, Bucket]],
+    homes: Mapping[str, str],
+    since: int,
+) -> list[Finding]:
+    """Compare what buckets acknowledged, as manifests and the buckets upstream of them have it, with what they hold.
+
+    Only a bucket that is behind has lost something; one that is ahead was written by a batch whose manifest was not.
+    A manifest knows of the stages in its store and downstream, a bucket of the stages downstream: where an upstream part
+    goes back together with the manifest, it is filled again by the replay. Stores that `check_stores` finds to have lost
+    data are not looked at, nor are stages that are new.
+
+    Args:
+        flow: Name of the flow.
+        manifests: (first stage of the store, its manifest), upstream first.
+        buckets: Buckets by stage, of the stages whose stores keep marks.
+        homes: First stage of the store of every stage.
+        since: Term since which marks count.
+    """
+    lacking = {*_empty(manifests), *(down for _, down, _ in _behind(manifests))}
+    stages = {one for one in buckets if homes[one] not in lacking} - _new(manifests, buckets, homes)
+    sources = [one.marks for _, one in manifests if one and one.term >= since]
+    sources += [one.downstream for held in buckets.values() for one in held.values() if one.term >= since]
+    lost: dict[tuple[str, str], str] = {}
+    for acknowledged in sources:
+        for stage in acknowledged.keys() & stages:
+            for bucket, text in acknowledged[stage].items():
+                mark, wanted = buckets[stage].get(bucket, _EMPTY).mark, Mark.parse(text)
+                if not mark.holds(wanted):
+                    lost[stage, bucket] = (
+                        f"stage {stage}, bucket {bucket}: save {wanted.short} was acknowledged, the last is {mark.short}"
+                    )
+    if not lost:
+        return []
+    places = "; ".join(lost[place] for place in sorted(lost)[:5])
+    return [
+        _unsafe(
+            Risk.STORE_WENT_BACK,
+            f"flow {flow}: {len(lost)} buckets of its stores lost states that they had acknowledged ({places}), and a "
+            "replay would not bring them back",
+            "Restore all stores of the flow to one moment, or rebuild into a new generation",
+        )
+    ]
 
 
 def plan(flow: str, start: Manifest | None, manifests: Sequence[tuple[str, Manifest | None]], broker: Broker) -> Plan:
@@ -290,12 +362,15 @@ def recreated(flow: str, topic: str, known: str, now: str) -> Finding:
 
 
 def check_durability(stores: Sequence[tuple[str, Capabilities]]) -> list[Finding]:
-    """A stage counts as persisted only when it is durable in the sense of the store that is written next.
+    """A stage counts as persisted only when it is durable in the sense of what is written next.
+
+    That is the stage upstream of it, or the manifest. In one store it is enough that durability is ordered: what is
+    left after a crash is an earlier cut of all of it.
 
     Args:
         stores: (first stage of the store, what it can do), upstream first.
     """
-    return [
+    findings = [
         _unsafe(
             Risk.NOT_DURABLE,
             f"the store of stage {down} may lose what it acknowledged, and the one of stage {up} is written right after it",
@@ -304,6 +379,16 @@ def check_durability(stores: Sequence[tuple[str, Capabilities]]) -> list[Finding
         for (up, _), (down, capabilities) in pairwise(stores)
         if not capabilities.durable
     ]
+    first, capabilities = stores[0]
+    if not capabilities.durable and not capabilities.ordered_durability:
+        findings.append(
+            _unsafe(
+                Risk.NOT_DURABLE,
+                f"the store of stage {first} may lose states that it acknowledged and keep what was written after them",
+                "Let it sync before it acknowledges (appendfsync always, commitlog_sync group, synchronous full)",
+            )
+        )
+    return findings
 
 
 def _unsafe(risk: Risk, what: str, remedy: str) -> Finding:

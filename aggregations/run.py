@@ -10,11 +10,13 @@ import msgspec
 from aggregations.errors import FlowError
 from aggregations.flow import Flow, Stage
 from aggregations.ledger import Changes, Doubt, Entry, Ledger, merged
-from aggregations.reconcile import Risk, check_stores, refuse
+from aggregations.reconcile import LOSSES, Risk, check_marks, check_stores, refuse
 from envelope import Verdict
 from persistence.commit import store_order
 from persistence.faults import LEDGER, TERM, effect
+from persistence.findings import Finding
 from persistence.manifest import Manifest, Progress, minimum
+from persistence.marks import Bucket, KnownMarks
 from persistence.protocol import FlowRef, StageRef, StateStore
 from persistence.registry import open_store
 
@@ -113,6 +115,8 @@ class Run:
         ledger: Dead letters without a hole, as `manifest` has them.
         crashed: A run before this one did not end of its own accord: it may have folded what no manifest says.
         doubt: Offset by topic and partition below which such a run may have folded records; see `ask_doubt`.
+        known: What buckets have acknowledged, as far as this run knows.
+        since: Term since which marks count; see `Manifest.since`.
     """
 
     flow: Flow[object]
@@ -126,9 +130,13 @@ class Run:
     ledger: Ledger = field(init=False)
     crashed: bool = False
     doubt: Doubt = field(default_factory=dict)
+    known: KnownMarks = field(init=False)
+    since: int = 0
+    _saved: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.ledger = Ledger.of(self.ref.flow, self.ref.generation, self.manifest)
+        self.known = KnownMarks(self.ref, [stage.name for stage in self.flow.stages])
 
     @property
     def start(self) -> dict[tuple[str, int], int]:
@@ -208,8 +216,17 @@ class Run:
         return {stage.name: names[self.urls[stage.name]] for stage in self.flow.stages}
 
     def save_manifest(self, name: str, manifest: Manifest) -> None:
-        """Write a manifest into the store of that name, with the stages that it keeps."""
-        self.stores[name].save_manifest(self.ref, self._of_store(name, manifest))
+        """Write a manifest into the store of that name, with the stages that it keeps and what buckets acknowledged.
+
+        Raises:
+            StoreWentBack: The store has an older manifest than this run knows of.
+        """
+        stages = [stage.name for stage in self.flow.stages]
+        # Of the stages here and downstream: one upstream that goes back with its manifest is filled again.
+        marks = self.known.acknowledged(stages[stages.index(name) :])
+        marked = msgspec.structs.replace(self._of_store(name, manifest), marks=marks, since=self.since)
+        self.stores[name].save_manifest(self.ref, marked, after=self._saved.get(name, (0, 0)))
+        self._saved[name] = (manifest.term, manifest.batch)
 
     def _of_store(self, name: str, manifest: Manifest) -> Manifest:
         kept = tuple(stage for stage, home in self.homes().items() if home == name)
@@ -254,6 +271,46 @@ class Run:
         """Write a manifest outside of a commit, downstream store first."""
         for name, _ in reversed(self.distinct_stores()):
             effect(TERM, lambda name=name: self.save_manifest(name, manifest))  # type: ignore[misc]
+
+    def check_marks(self) -> None:
+        """Look at every bucket anew, after tasks whose reports are lost; from now on this run knows what they hold.
+
+        Raises:
+            StoreWentBack: A bucket has less than it acknowledged to this run, or to a bucket upstream of it.
+        """
+        self._learn(buckets := self._buckets())
+        for held in buckets.values():
+            for one in held.values():
+                for stage, marks in one.downstream.items() if one.term == self.term else ():
+                    self.known.check(stage, marks)
+
+    def _buckets(self) -> dict[str, Mapping[str, Bucket]]:
+        """Every bucket of every stage, where stores keep marks."""
+        return {
+            stage.name: self.stores[stage.name].marks(self.stage_ref(stage))
+            for stage in self.flow.stages
+            if self.stores[stage.name].capabilities.marked
+        }
+
+    def _learn(self, buckets: Mapping[str, Mapping[str, Bucket]]) -> None:
+        for stage, held in buckets.items():
+            self.known.learn(stage, {bucket: one.mark for bucket, one in held.items()})
+
+    def _begin(self) -> list[Finding]:
+        """Read what manifests and buckets say, and find what does not fit."""
+        found = [manifest for _, manifest in self.manifests if manifest is not None]
+        self.since = max((one.since for one in found), default=0)
+        self._saved = {name: (one.term, one.batch) for name, one in self.manifests if one is not None}
+        self._learn(buckets := self._buckets())
+        homes = self.homes()
+        findings = [
+            *check_stores(self.flow.name, self.manifests, self.definitions(), homes),
+            *check_marks(self.flow.name, self.manifests, buckets, homes, self.since),
+        ]
+        if any(one.risk in LOSSES for one in findings):
+            # It counts only if this is accepted: what had been acknowledged before is then no longer looked for.
+            self.since = self.term
+        return findings
 
     def advanced(self, manifest: Manifest | None) -> None:
         """Go on from a manifest that every store has."""
@@ -325,7 +382,7 @@ def begin(
         for _, store in ordered[1:]:
             effect(TERM, lambda store=store: store.install_term(ref, run.term))  # type: ignore[misc]
         run.manifests = [(name, store.load_manifest(ref)) for name, store in ordered]
-        refuse(check_stores(flow.name, run.manifests, run.definitions(), run.homes()), accept)
+        refuse(run._begin(), accept)
         run._note_stages()
         found = [manifest for _, manifest in run.manifests if manifest is not None]
         run.advanced(_common([manifest for _, manifest in run.manifests], ref))

@@ -39,10 +39,20 @@ def state_of(stored: Stored, ref: StageRef, key: bytes, definition: str = "") ->
 
 
 def save_states(run: Run, stage: Stage, states: Mapping[bytes, KeyState]) -> None:
-    """Write the changed states of a stage, each on condition of the version that was loaded."""
-    run.stores[stage.name].save(
-        run.stage_ref(stage), writes_of(states, stage.definition), term=run.term, batch=run.batch
+    """Write the changed states of a stage, each on condition of the version that was loaded.
+
+    Raises:
+        StoreWentBack: A bucket has less than it acknowledged to this run.
+    """
+    marks = run.stores[stage.name].save(
+        run.stage_ref(stage),
+        writes_of(states, stage.definition),
+        term=run.term,
+        batch=run.batch,
+        known=run.known.of(stage.name),
+        downstream=run.known.downstream(stage.name),
     )
+    run.known.note(stage.name, marks)
 
 
 def writes_of(states: Mapping[bytes, KeyState], definition: str) -> list[Write]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from persistence.errors import Conflict, Fenced, Terminal
+from persistence.errors import Conflict, Fenced, StoreWentBack, Terminal
 from persistence.manifest import Manifest
 from persistence.names import FlowRef, StageRef
 from persistence.protocol import Stored, Write
@@ -53,20 +53,35 @@ def unknown_term(at: FlowRef | StageRef, term: int, installed: int) -> Terminal:
     )
 
 
-def check_manifest(flow: FlowRef, manifest: Manifest, newest: Manifest | None, installed: int) -> None:
-    """Decide whether `manifest` may replace `newest` (contract 18).
+def check_manifest(
+    flow: FlowRef, manifest: Manifest, newest: Manifest | None, installed: int, after: tuple[int, int] = (0, 0)
+) -> None:
+    """Decide whether `manifest` may replace `newest` (contract 18 and 26).
 
     Raises:
         Fenced: A higher term is installed, or a later batch has been saved.
+        StoreWentBack: `newest` is older than the manifest of term and batch `after`.
         Terminal: The term is not known here.
     """
     check_term(flow, manifest.term, installed)
+    found = (newest.term, newest.batch) if newest else (0, 0)
+    if found < after:
+        raise manifest_behind(flow, after, found)
     if newest is not None and (newest.term, newest.batch) > (manifest.term, manifest.batch):
         raise Fenced(
             f"the manifest of term {manifest.term}, batch {manifest.batch} comes after "
             f"the one of term {newest.term}, batch {newest.batch}",
             at=flow,
         )
+
+
+def manifest_behind(flow: FlowRef, after: tuple[int, int], found: tuple[int, int]) -> StoreWentBack:
+    """The error of contract 26."""
+    return StoreWentBack(
+        f"the manifest went back: term {after[0]}, batch {after[1]} was acknowledged, the store has term {found[0]}, "
+        f"batch {found[1]}",
+        at=flow,
+    )
 
 
 def settle(

@@ -65,6 +65,18 @@ class Terminal(StoreError):
     """It will not work until somebody changes something: a full disk, a missing right, a wrong URL."""
 
 
+class StoreWentBack(Terminal):
+    """A store, or a part of one, has less than it acknowledged: an older copy, or a failover to a lagging replica.
+
+    The run ends, since whatever it wrote would hide what is missing.
+    """
+
+    usual_remedy = (
+        "Start the flow again: it compares what its stores acknowledged with what they have. Where progress went back "
+        "with the states it resumes there, otherwise it says what is missing"
+    )
+
+
 class Corrupt(StoreError):
     """What is stored cannot be what was written. Never taken for an empty state; the job stops."""
 

@@ -41,6 +41,10 @@ class Manifest(msgspec.Struct, frozen=True):
         forgotten: Number of further ones per stage that were too many to be listed.
         seen: Highest position read per route; None when it is not known of every route.
         clean: The run that wrote it ended of its own accord: no batch was begun after it.
+        marks: Marks that buckets had acknowledged, by stage and bucket: of the stages in this store and of those
+            downstream of them (`persistence.marks`).
+        since: Term of the last run that was told to go on without what a store had lost. What runs before it had
+            acknowledged is no longer looked for.
         schema: Version of this layout.
     """
 
@@ -55,6 +59,8 @@ class Manifest(msgspec.Struct, frozen=True):
     forgotten: Mapping[str, int] = {}
     seen: Mapping[str, tuple[int | str, ...]] | None = None
     clean: bool = False
+    marks: Mapping[str, Mapping[str, str]] = {}
+    since: int = 0
     schema: int = SCHEMA
 
     @property

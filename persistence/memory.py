@@ -1,14 +1,17 @@
 """States in a dictionary: the oracle of the other stores, and the store of tests and simulations."""
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from urllib.parse import urlsplit
 
 from persistence.cas import check_distinct, check_is_term, check_manifest, check_term, settle
 from persistence.errors import Fenced
+from persistence.marks import NONE, Acknowledged, Bucket, Mark, Marks, check_held
 from persistence.protocol import Capabilities, FlowRef, Manifest, StageRef, Stored, Write
 
-_CAPABILITIES = Capabilities(atomic_save=True, ordered_scan=True)
+_CAPABILITIES = Capabilities(ordered_durability=True, atomic_save=True, ordered_scan=True, marked=True, counted=True)
+
+_EMPTY = Bucket()
 
 
 class MemoryStore:
@@ -19,6 +22,7 @@ class MemoryStore:
         self._terms: dict[FlowRef, int] = {}
         self._manifests: dict[FlowRef, Manifest] = {}
         self._stages: dict[StageRef, dict[bytes, Stored]] = {}
+        self._buckets: dict[StageRef, dict[str, Bucket]] = {}
 
     @property
     def capabilities(self) -> Capabilities:
@@ -46,22 +50,52 @@ class MemoryStore:
             states = self._stages.get(stage, {})
             return {key: states[key] for key in keys if key in states}
 
-    def save(self, stage: StageRef, writes: Sequence[Write], *, term: int, batch: int) -> None:
+    def save(
+        self,
+        stage: StageRef,
+        writes: Sequence[Write],
+        *,
+        term: int,
+        batch: int,
+        known: Marks = NONE,
+        downstream: Acknowledged = NONE,
+    ) -> Marks:
         check_distinct(stage, writes)
         if not writes:
-            return
+            return {}
         with self._lock:
             check_term(stage, term, self.installed_term(stage.flow_ref))
+            buckets = self._buckets.setdefault(stage, {})
+            touched = {self._bucket_of(write.key) for write in writes}
+            for name in touched:
+                check_held(stage, name, buckets.get(name, _EMPTY).mark, known)
             states = self._stages.setdefault(stage, {})
-            for write in settle(stage, writes, states, term=term, batch=batch):
+            todo = settle(stage, writes, states, term=term, batch=batch)
+            for write in todo:
                 states[write.key] = Stored(write.expected + 1, term, batch, write.value)
+            for name in {self._bucket_of(write.key) for write in todo}:
+                buckets[name] = self._saved(buckets.get(name, _EMPTY).mark, term, downstream)
+            return {name: buckets[name].mark for name in touched if name in buckets}
+
+    def marks(self, stage: StageRef) -> Mapping[str, Bucket]:
+        with self._lock:
+            return dict.fromkeys(self._bucket_names(), _EMPTY) | self._buckets.get(stage, {})
+
+    def _bucket_names(self) -> Sequence[str]:
+        return ("0",)
+
+    def _bucket_of(self, key: bytes) -> str:
+        return "0"
+
+    def _saved(self, mark: Mark, term: int, downstream: Acknowledged) -> Bucket:
+        return Bucket(mark.next(), term, downstream)
 
     def load_manifest(self, flow: FlowRef) -> Manifest | None:
         return self._manifests.get(flow)
 
-    def save_manifest(self, flow: FlowRef, manifest: Manifest) -> None:
+    def save_manifest(self, flow: FlowRef, manifest: Manifest, *, after: tuple[int, int] = (0, 0)) -> None:
         with self._lock:
-            check_manifest(flow, manifest, self._manifests.get(flow), self.installed_term(flow))
+            check_manifest(flow, manifest, self._manifests.get(flow), self.installed_term(flow), after)
             self._manifests[flow] = manifest
 
     def scan(self, stage: StageRef) -> Iterator[tuple[bytes, Stored]]:

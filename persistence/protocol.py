@@ -1,12 +1,13 @@
 """What every store promises. The docstring of `StateStore` is the contract, `persistence.contract` the judge."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
 
 from persistence.manifest import Manifest, Progress
+from persistence.marks import NONE, Acknowledged, Bucket, Marks
 from persistence.names import FlowRef, StageRef
 
 __all__ = ["Capabilities", "FlowRef", "Manifest", "Progress", "StageRef", "StateStore", "Stored", "Write"]
@@ -49,14 +50,17 @@ class Capabilities:
     Attributes:
         durable: What was acknowledged survives a crash of every process and a loss of power.
         ordered_durability: What is left after a crash of the store is an earlier cut of it: no
-            write survives while one acknowledged before it is lost. Two stages in one such store
-            need no durability between their writes.
+            write survives while one acknowledged before it is lost. A store that is neither durable nor
+            this may keep a manifest, or an upstream stage, whose states are lost: a flow is refused there.
         shared: Other processes and, for servers, other machines see the same states.
         fenced: The term is checked in the same atomic step that writes.
         conditional: The version is compared in the same atomic step that writes. Without it, of two
             writers of one term that replace a state at the same moment one may be lost.
         atomic_save: One `save` applies all of its writes or none.
         ordered_scan: `scan` yields keys in ascending order of their bytes.
+        marked: It keeps a mark for each bucket, so that a bucket that went back is noticed (contract 23 to 26).
+        counted: Every save that changes a bucket has a mark of its own. Without it saves of one batch share one, and
+            what a bucket loses of a batch while it keeps the rest of it is not noticed.
         max_key_bytes: Longest key; None without a limit below 32 KiB.
         max_value_bytes: Longest value; None without a limit below 16 MiB.
     """
@@ -68,6 +72,8 @@ class Capabilities:
     conditional: bool = True
     atomic_save: bool = False
     ordered_scan: bool = False
+    marked: bool = False
+    counted: bool = False
     max_key_bytes: int | None = None
     max_value_bytes: int | None = None
 
@@ -118,6 +124,15 @@ class StateStore(Protocol):
      18. `save_manifest` follows 5 and 6 with the manifest's own term. Within a term the batch
          never goes back: a lower one ends in `Fenced`. The same again succeeds.
 
+    Marks, of a store that is `marked` (`persistence.marks`)
+     23. The states of a stage lie in buckets, and `save` returns the mark of each bucket that it came to. A save that
+         changes a state raises its bucket's mark in the same atomic step; one that changes nothing leaves it.
+     24. A `save` with a known mark that its bucket does not hold ends in `StoreWentBack` and changes nothing in
+         that bucket. A bucket that is ahead of the known mark is no error.
+     25. `marks` returns every bucket of a stage, with its mark and with what the last save that changed it gave as
+         `downstream`.
+     26. `save_manifest` with `after` ends in `StoreWentBack` and changes nothing if the manifest in the store is older.
+
     All
      19. What was acknowledged survives the death of the client (kill -9), and of the server
          and of the machine when `capabilities.durable`.
@@ -157,15 +172,40 @@ class StateStore(Protocol):
         """Return the states of `keys`; keys without a state are not in it."""
         ...
 
-    def save(self, stage: StageRef, writes: Sequence[Write], *, term: int, batch: int) -> None:
+    def save(
+        self,
+        stage: StageRef,
+        writes: Sequence[Write],
+        *,
+        term: int,
+        batch: int,
+        known: Marks = NONE,
+        downstream: Acknowledged = NONE,
+    ) -> Marks:
         """Replace states, each on condition of the version that was loaded.
 
+        Args:
+            stage: The stage.
+            writes: The new states.
+            term: Term of the run.
+            batch: Number of the batch within the run.
+            known: Marks that the stage's buckets are known to have reached.
+            downstream: What the stages behind this one have acknowledged, to be kept with the states.
+
+        Returns:
+            The mark of each bucket that was written to; empty for a store that is not `marked`.
+
         Raises:
+            StoreWentBack: A bucket does not hold the mark that is known of it.
             Fenced: A higher term is installed, or one of the states was written by one.
             Conflict: Some states have changed since they were loaded.
             Terminal: The store does not know this term, or a key or value is too long.
             ValueError: The same key twice.
         """
+        ...
+
+    def marks(self, stage: StageRef) -> Mapping[str, Bucket]:
+        """Return what stands beside the states of each bucket of a stage; empty for a store that is not `marked`."""
         ...
 
     def load_manifest(self, flow: FlowRef) -> Manifest | None:
@@ -176,10 +216,16 @@ class StateStore(Protocol):
         """
         ...
 
-    def save_manifest(self, flow: FlowRef, manifest: Manifest) -> None:
+    def save_manifest(self, flow: FlowRef, manifest: Manifest, *, after: tuple[int, int] = (0, 0)) -> None:
         """Replace the flow's manifest.
 
+        Args:
+            flow: The flow.
+            manifest: The new manifest.
+            after: Term and batch of the manifest that is known to be there.
+
         Raises:
+            StoreWentBack: The manifest that is there is older than that.
             Fenced: A higher term is installed, or a later batch of this term has been saved.
         """
         ...

@@ -285,6 +285,8 @@ class Engine:
     def _commit(self, rows: DataFrame, ends: dict[tuple[str, int], int]) -> None:
         report = self._attempt(rows, ends)
         run = self.run
+        for stage, marks in report.marks:
+            run.known.note(stage, marks)
         incarnations = merge_incarnations(run.manifest.incarnations if run.manifest else {}, report.seen)
         manifest = run.following(ends, {self.topic.name: self.opening.plan.topic_id}, incarnations, report.changes)
         for name, _ in reversed(run.distinct_stores()):
@@ -311,9 +313,10 @@ class Engine:
         excluded: dict[Place, Exclusion] = {}
         start = self.run.start
         partitions = sum(end > start.get(place, 0) for place, end in ends.items())
-        attempt, doubt = 1, dict(self.run.doubt)
+        attempt, doubt, again = 1, dict(self.run.doubt), False
         while True:
-            report, failures = self._try(rows, partitions, attempt, excluded, doubt)
+            report, failures = self._try(rows, partitions, attempt, excluded, doubt, again=again)
+            again = bool(failures)
             if not failures:
                 scattered = {
                     place: cause
@@ -361,10 +364,15 @@ class Engine:
         attempt: int,
         excluded: Mapping[Place, Exclusion],
         doubt: Doubt,
+        *,
+        again: bool,
     ) -> tuple[TaskReport, list[Exception]]:
         try:
+            if again:
+                # What the attempt before it had acknowledged is not known here.
+                self.run.check_marks()
             job = self._job(partitions, attempt, excluded, doubt)
-        except BrokerUnavailable as error:
+        except (BrokerUnavailable, Transient) as error:
             return TaskReport(), [error]
         return self._action.execute(rows, job)
 
@@ -406,6 +414,7 @@ class Engine:
             one_partition=partitions <= 1,
             ledger=self.run.ledger,
             doubt=doubt,
+            known=self.run.known,
         )
 
     def _reached(self) -> dict[tuple[str, int], int]:

@@ -14,6 +14,7 @@ from aggregations.stage import KeyState
 from aggregations.steps import Output
 from envelope import Node, Reason
 from persistence.kafka import KafkaSettings
+from persistence.marks import KnownMarks, Marks
 from persistence.protocol import FlowRef
 
 Place = tuple[int, str, int, int]
@@ -59,6 +60,7 @@ class Job:
         one_partition: All records of the batch are of one partition.
         ledger: Dead letters of the flow that left no hole.
         doubt: Offsets below which records may have been folded before.
+        known: What buckets had acknowledged when the batch began.
     """
 
     flow: Flow[Any]
@@ -71,6 +73,7 @@ class Job:
     dead_letters: str | None
     topic_ids: dict[str, str]
     incarnations: dict[str, tuple[str, ...]]
+    known: KnownMarks
     accept_definition: bool = False
     driver: int = 0
     excluded: Mapping[Place, Exclusion] = field(default_factory=dict)
@@ -146,6 +149,7 @@ class TaskReport:
         failed: Records that a stage could not fold, or that a step in front of it rejected.
         changes: What changes in the ledger.
         seconds: CPU seconds per phase.
+        marks: What saves returned: (stage, marks).
     """
 
     counts: Report = field(default_factory=Report)
@@ -153,6 +157,7 @@ class TaskReport:
     failed: dict[Place, Exclusion] = field(default_factory=dict)
     changes: Changes = field(default_factory=Changes)
     seconds: dict[str, float] = field(default_factory=dict)
+    marks: list[tuple[str, Marks]] = field(default_factory=list)
 
     def add(self, other: "TaskReport") -> None:
         """Add another task's report."""
@@ -165,6 +170,7 @@ class TaskReport:
             if (known := self.failed.get(place)) is None or known.hole:
                 self.failed[place] = cause
         self.changes.add(other.changes)
+        self.marks += other.marks
         for phase, spent in other.seconds.items():
             self.seconds[phase] = self.seconds.get(phase, 0.0) + spent
 

@@ -27,9 +27,11 @@ class Kind(IntEnum):
     """States of a stage that wait until every stage behind it is persisted."""
     OUTPUTS = 2
     """Outputs and dead letters on their way to the task that produces them."""
-    REPORT = 3
+    MARKS = 3
+    """What a stage's store acknowledged, for the tasks that persist the stages upstream of it."""
+    REPORT = 4
     """What a task did."""
-    FAILURE = 4
+    FAILURE = 5
     """A task failed: nobody goes on."""
 
 

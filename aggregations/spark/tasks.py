@@ -113,10 +113,14 @@ def persisting(job: Job, stage: Stage) -> Task:
 
     def task(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         mine, others = _sorted(unpack(batches), Kind.WRITES, stage.index)
+        told = [parcel for parcel in others if parcel.kind is Kind.MARKS]
+        if stage.index == 0:
+            others = [parcel for parcel in others if parcel.kind is not Kind.MARKS]
 
         def act(work: Work) -> list[Parcel]:
-            _persist(work, stage, [write for payload in mine for write in loads(payload)])
-            return []
+            for parcel in told:
+                work.job.known.note(*loads(parcel.payload))
+            return _persist(work, stage, [write for payload in mine for write in loads(payload)])
 
         yield from _guarded(job, others, act)
 
@@ -130,8 +134,7 @@ def _fold(work: Work, path: Path, stage: Stage, arrivals: object) -> list[Parcel
     at_once = following is None and not shared and not work.job.holds_outputs
     parcels = _leave(work, persists=at_once)
     if at_once:
-        _persist(work, stage, writes)
-        return parcels
+        return [*parcels, *_persist(work, stage, writes)]
     parcels += _waiting(work.job, stage, writes)
     if following is not None:
         parcels += _send(work, path, stage.index + 1, following)
@@ -176,15 +179,20 @@ def _waiting(job: Job, stage: Stage, writes: Sequence[Write]) -> list[Parcel]:
     return [Parcel(route, Kind.WRITES, stage.index, dumps(part)) for route, part in sorted(parts.items())]
 
 
-def _persist(work: Work, stage: Stage, writes: Sequence[Write]) -> None:
+def _persist(work: Work, stage: Stage, writes: Sequence[Write]) -> list[Parcel]:
     """Write the states of a stage.
 
+    Returns:
+        What its store acknowledged, for every task that may persist a stage upstream of it: a state there is kept
+        together with what proves that those downstream were persisted before.
+
     Raises:
+        StoreWentBack: The store has less than it acknowledged.
         SharedKeyError: Two tasks folded one key. Neither half may be written: it would raise the floor above what
             the other one has.
     """
     if not writes:
-        return
+        return []
     job = work.job
     if len({write.key for write in writes}) < len(writes):
         raise SharedKeyError(
@@ -194,12 +202,22 @@ def _persist(work: Work, stage: Stage, writes: Sequence[Write]) -> None:
             "in this generation it would fold copies a second time"
         )
     with work.timed("persist"):
-        effect(
+        marks = effect(
             Step.PERSIST.of(stage.name),
             lambda: store_of(job.urls[stage.name]).save(
-                job.ref.stage(stage.name), writes, term=job.term, batch=job.batch
+                job.ref.stage(stage.name),
+                writes,
+                term=job.term,
+                batch=job.batch,
+                known=job.known.of(stage.name),
+                downstream=job.known.downstream(stage.name),
             ),
         )
+    work.report.marks.append((stage.name, marks))
+    if not stage.index or not marks:
+        return []
+    payload = dumps((stage.name, marks))
+    return [Parcel(route, Kind.MARKS, stage.index, payload) for route in range(job.routes)]
 
 
 def _topic(job: Job) -> str:

@@ -1,23 +1,27 @@
 """What can happen in a world. A step is a kind and three numbers, taken modulo what there is: any step fits any world."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from random import Random
 from typing import Any
 
 from aggregations.errors import RunRefusedError
-from jobs.simulation.faults import ENDS, End, Script
+from jobs.simulation.driver import Driver
+from jobs.simulation.faults import ENDS, Crash, End, Script
 from jobs.simulation.kafka import Log
 from jobs.simulation.oracle import Violation
 from jobs.simulation.service import mended, payload_of
-from jobs.simulation.stores import Copy
+from jobs.simulation.stores import BUCKETS, FLOW_PART, Copy, SimulatedStore
 from jobs.simulation.topology import FINAL, FLOW, Payload, Spec, digest, draw
 from jobs.simulation.world import World
+from persistence.errors import StoreError
 from persistence.manifest import ahead, minimum
+from persistence.marks import Mark
 from persistence.names import FlowRef
 
 _REF = FlowRef(FLOW)
-_NOTHING = Copy({}, {}, {})
+_NOTHING = Copy({}, {}, {}, {})
 
 
 POINTS = ("persist", "load", "manifest", "publish", "persist", "dead_letter", "manifest", "term", "return", "offsets")
@@ -266,6 +270,62 @@ def _restore(world: World, a: int, b: int, c: int) -> None:
     world.watch.forget()
 
 
+def _back(world: World, a: int, b: int, c: int) -> None:
+    """A part of one store goes back behind a run that knows of more; at the end all stores are as they were before."""
+    for process, _ in world.zombies:
+        process.kill()
+    world.zombies.clear()
+    url, store = list(world.stores.items())[a % len(world.stores)]
+    older = store.copy()
+    # Every other time the run dies before a manifest: only the buckets upstream then know what was acknowledged.
+    script = Script({("manifest", (b >> 4) % 2): ENDS[c % 2]} if b & 1 else {})
+    _write(world, world.spec.roots[0], 4)
+    for service in world.services:
+        for number in range(2):
+            world.serve(lambda service=service, number=number: service.step(number, 16))  # type: ignore[misc]
+    world.under(script, lambda: world.engine(4 + a % 7))
+    world.check()
+    newest = {url: store.copy() for url, store in world.stores.items()}
+    driver, world.driver = world.driver, None
+    whole = b % 8 == 7
+    part = BUCKETS[(b >> 1) % len(BUCKETS)]
+    store.restore(older, (*BUCKETS, FLOW_PART) if whole else [part])
+    world.watch.forget()
+    try:
+        world.watch.check()
+    except Violation:
+        lost = True
+    else:
+        lost = False
+    if driver is not None:
+        _goes_on(world, driver, part, store)
+    started = False
+    with suppress(RunRefusedError):
+        world.start()
+        started = True
+    if lost and started:
+        raise Violation(f"the engine starts although {part if not whole else 'all'} of {url} went back")
+    if whole and len(world.stores) == 1 and not started:
+        raise Violation("the engine refuses a store that went back as a whole")
+    for name, copy in newest.items():
+        world.stores[name].restore(copy)
+    world.watch.forget()
+
+
+def _goes_on(world: World, driver: Driver, part: str, store: SimulatedStore) -> None:
+    """The run that was at work goes on: it writes nothing over what went back."""
+    refs = [_REF.stage(stage.name) for stage in world.spec.stages]
+    known = {
+        ref: driver.runner.run.known.of(ref.stage).get(part, Mark()) for ref in refs if world.home(ref.stage) is store
+    }
+    behind = {ref: mark for ref in known if not (mark := store.marks(ref)[part].mark).holds(known[ref])}
+    with suppress(StoreError, Crash):
+        driver.batch(10)
+    for ref, mark in behind.items():
+        if store.marks(ref)[part].mark != mark:
+            raise Violation(f"the run writes over bucket {part} of {ref}, which went back")
+
+
 def _check_start(world: World) -> bool:
     """Whether the engine starts: exactly if each store has all that the other one's manifest counts on."""
     upstream, downstream = (store.load_manifest(_REF) for store in world.stores.values())
@@ -315,7 +375,8 @@ KINDS: dict[str, tuple[int, Callable[[World, int, int, int], None]]] = {
     "recreate": (3, _recreate),
     "trim": (2, _trim),
     "snapshot": (2, _snapshot),
-    "restore": (2, _restore),
+    "restore": (3, _restore),
     "redrive": (5, _redrive),
+    "back": (2, _back),
 }
 """Kind of step to how often it happens and what it does. A world has eighty steps."""

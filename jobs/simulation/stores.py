@@ -1,13 +1,19 @@
-"""Stores of one simulated world: the memory store with copies, and with saves that may be applied in part."""
+"""Stores of one simulated world: the memory store with copies, and with saves that may be applied in part.
 
-from collections.abc import Sequence
+A store has several buckets and one more part for what is known of the flow; each can go back by itself, as the shards of
+a cluster can.
+"""
+
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import urlsplit
+from zlib import crc32
 
 from jobs.simulation.oracle import Violation
 from persistence.cas import check_distinct
 from persistence.faults import effect
+from persistence.marks import NONE, Acknowledged, Bucket, Mark, Marks, note_mark
 from persistence.memory import MemoryStore
 from persistence.protocol import Capabilities, FlowRef, Manifest, StageRef, Stored, Write
 from persistence.registry import register
@@ -22,27 +28,70 @@ class Copy:
     terms: dict[Any, int]
     manifests: dict[Any, Manifest]
     stages: dict[Any, dict[bytes, Stored]]
+    buckets: dict[Any, dict[str, Bucket]]
+
+
+BUCKETS = ("0", "1", "2")
+"""Parts of a store that hold states."""
+FLOW_PART = "flow"
+"""The part that holds terms and manifests."""
 
 
 class SimulatedStore(MemoryStore):
-    """A memory store whose saves are not atomic: every write of one is an effect of its own, `write:STAGE`."""
+    """A memory store whose saves are not atomic: every write of one is an effect of its own, `write:STAGE`.
+
+    Attributes:
+        lives: How often it went back: each time another server serves it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lives = 0
 
     @property
     def capabilities(self) -> Capabilities:
         return replace(super().capabilities, atomic_save=False)
 
-    def save(self, stage: StageRef, writes: Sequence[Write], *, term: int, batch: int) -> None:
+    def save(
+        self,
+        stage: StageRef,
+        writes: Sequence[Write],
+        *,
+        term: int,
+        batch: int,
+        known: Marks = NONE,
+        downstream: Acknowledged = NONE,
+    ) -> Marks:
         check_distinct(stage, writes)
+        marks: dict[str, Mark] = {}
         for write in writes:
-            effect(f"write:{stage.stage}", lambda write=write: self._write(stage, write, term, batch))  # type: ignore[misc]
+            saved = effect(
+                f"write:{stage.stage}",
+                lambda write=write: self._write(stage, write, term, batch, known, downstream),  # type: ignore[misc]
+            )
+            for bucket, mark in saved.items():
+                note_mark(stage, marks, bucket, mark)
+        return marks
 
-    def save_manifest(self, flow: FlowRef, manifest: Manifest) -> None:
-        super().save_manifest(flow, manifest)
+    def save_manifest(self, flow: FlowRef, manifest: Manifest, *, after: tuple[int, int] = (0, 0)) -> None:
+        super().save_manifest(flow, manifest, after=after)
         self._check_written(flow, manifest.term)
 
-    def _write(self, stage: StageRef, write: Write, term: int, batch: int) -> None:
-        super().save(stage, [write], term=term, batch=batch)
+    def _write(
+        self, stage: StageRef, write: Write, term: int, batch: int, known: Marks, downstream: Acknowledged
+    ) -> Marks:
+        marks = super().save(stage, [write], term=term, batch=batch, known=known, downstream=downstream)
         self._check_written(stage.flow_ref, term)
+        return marks
+
+    def _bucket_names(self) -> Sequence[str]:
+        return BUCKETS
+
+    def _bucket_of(self, key: bytes) -> str:
+        return BUCKETS[crc32(key) % len(BUCKETS)]
+
+    def _saved(self, mark: Mark, term: int, downstream: Acknowledged) -> Bucket:
+        return Bucket(mark.next(f"life{self.lives}"), term, downstream)
 
     def _check_written(self, flow: FlowRef, term: int) -> None:
         installed = self.installed_term(flow)
@@ -51,13 +100,27 @@ class SimulatedStore(MemoryStore):
 
     def copy(self) -> Copy:
         """A copy of everything."""
-        return Copy(dict(self._terms), dict(self._manifests), {ref: dict(of) for ref, of in self._stages.items()})
+        return Copy(
+            dict(self._terms),
+            dict(self._manifests),
+            {ref: dict(of) for ref, of in self._stages.items()},
+            {ref: dict(of) for ref, of in self._buckets.items()},
+        )
 
-    def restore(self, copy: Copy) -> None:
-        """Go back to a copy, or to nothing."""
-        self._terms = dict(copy.terms)
-        self._manifests = dict(copy.manifests)
-        self._stages = {ref: dict(of) for ref, of in copy.stages.items()}
+    def restore(self, copy: Copy, parts: Iterable[str] = (*BUCKETS, FLOW_PART)) -> None:
+        """Go back to a copy, or to nothing: the whole store, or some parts of it. A server that comes back so is a new one."""
+        self.lives += 1
+        for part in parts:
+            if part == FLOW_PART:
+                self._terms = dict(copy.terms)
+                self._manifests = dict(copy.manifests)
+                continue
+            for ref in {*self._stages, *copy.stages}:
+                older = {key: one for key, one in copy.stages.get(ref, {}).items() if self._bucket_of(key) == part}
+                newer = {key: one for key, one in self._stages.get(ref, {}).items() if self._bucket_of(key) != part}
+                self._stages[ref] = newer | older
+            for ref in {*self._buckets, *copy.buckets}:
+                self._buckets.setdefault(ref, {})[part] = copy.buckets.get(ref, {}).get(part, Bucket())
 
     def stage(self, ref: StageRef) -> dict[bytes, Stored]:
         """The states of a stage as they are."""

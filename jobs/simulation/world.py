@@ -20,7 +20,7 @@ from jobs.simulation.stores import SCHEME, Copy, SimulatedStore, forget, open_st
 from jobs.simulation.topology import FINAL, Payload, Spec
 from jobs.simulation.watch import Watch
 from persistence import faults
-from persistence.errors import StoreError, Transient
+from persistence.errors import StoreError, StoreWentBack, Transient
 from persistence.kafka import BrokerError
 from persistence.record import decode_record
 
@@ -81,6 +81,10 @@ class World:
         self.replayable = True
         self._faults = Faults()
         self._drivers: list[tuple[Driver, int, int]] = []
+
+    def home(self, stage: str) -> SimulatedStore:
+        """The store of a stage."""
+        return self.stores[self.urls[stage]]
 
     def run(self, steps: Iterable[Callable[["World"], object]]) -> None:
         """Take steps, checking after each; then let everything get well and compare with the plain fold.
@@ -174,6 +178,8 @@ class World:
             self.driver = driver
         except RunRefusedError as refused:
             raise Violation(f"the engine does not start: {refused}") from refused
+        except StoreWentBack as alarm:
+            raise Violation(f"nothing went back: {alarm}") from alarm
         except (Crash, StoreError):
             pass
 

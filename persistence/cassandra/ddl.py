@@ -32,6 +32,8 @@ CREATE TABLE IF NOT EXISTS {keyspace}.state (
     bucket int,
     key blob,
     fence bigint STATIC,
+    mark bigint STATIC,
+    downstream text STATIC,
     version bigint,
     term bigint,
     batch_number bigint,
@@ -41,6 +43,8 @@ CREATE TABLE IF NOT EXISTS {keyspace}.state (
     AND comment = 'headwater: one state a row; no other program may write it, and nothing USING TTL'"""
 
 TABLES: Final = ("flow", "state")
+_ADDED: Final = {"mark": "bigint STATIC", "downstream": "text STATIC"}
+"""Columns of `state` that tables of an earlier version lack."""
 
 _APPLY_TIMEOUT: Final = 60.0
 """Seconds for one statement: a cluster agrees on a change of its schema in seconds, a busy one in tens of them."""
@@ -86,6 +90,11 @@ def apply_schema(url: str, progress: Callable[[str], object] = lambda _line: Non
         for statement in schema(url):
             progress(statement.partition("\n")[0].removesuffix(" ("))
             session.execute(statement, timeout=_APPLY_TIMEOUT)
+        for column in _lacking(settings.keyspace, cluster):
+            progress(f"ALTER TABLE {settings.keyspace}.state ADD {column}")
+            session.execute(
+                f"ALTER TABLE {settings.keyspace}.state ADD {column} {_ADDED[column]}", timeout=_APPLY_TIMEOUT
+            )
         if not cluster.control_connection.wait_for_schema_agreement(wait_time=_APPLY_TIMEOUT):
             raise Terminal(
                 f"the nodes of {settings.place} do not agree on the schema",
@@ -104,7 +113,15 @@ def _missing(keyspace: str, cluster: Any) -> list[str]:
     """What `apply_schema` is going to create."""
     there = cluster.metadata.keyspaces.get(keyspace)
     tables = [f"table {keyspace}.{name}" for name in TABLES if there is None or name not in there.tables]
+    tables += [f"column {keyspace}.state.{column}" for column in _lacking(keyspace, cluster)]
     return tables if there else [f"keyspace {keyspace}", *tables]
+
+
+def _lacking(keyspace: str, cluster: Any) -> list[str]:
+    """Columns that the table of states has not, where it exists."""
+    there = cluster.metadata.keyspaces.get(keyspace)
+    table = there.tables.get("state") if there else None
+    return [column for column in _ADDED if table is not None and column not in table.columns]
 
 
 def _check_nodes(replication: Replication, cluster: Any) -> None:

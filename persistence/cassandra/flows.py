@@ -49,12 +49,13 @@ class Flows:
         text = self._read(flow)[1]
         return None if text is None else decode_manifest(text.encode(), flow)
 
-    def save_manifest(self, flow: FlowRef, manifest: Manifest) -> None:
+    def save_manifest(self, flow: FlowRef, manifest: Manifest, after: tuple[int, int]) -> None:
         """Replace the manifest on condition of the term and of the manifest that it follows."""
         wanted = encode_manifest(manifest).decode()
         while True:
             term, found = self._read(flow)
-            check_manifest(flow, manifest, None if found is None else decode_manifest(found.encode(), flow), term)
+            newest = None if found is None else decode_manifest(found.encode(), flow)
+            check_manifest(flow, manifest, newest, term, after)
             if found == wanted:
                 return
             # Sent again after a lost answer it finds `wanted` and changes nothing; the next turn sees that.

@@ -9,18 +9,32 @@ from persistence.cassandra.client import Client
 from persistence.cassandra.ddl import TABLES
 from persistence.cassandra.driver import DRIVER_ERRORS
 from persistence.cassandra.errors import translate
+from persistence.cassandra.paxos import PAXOS_RISKS, SERIAL_READS, Node, of_paxos, unread
 from persistence.cassandra.settings import TIMESTAMP, Settings
 from persistence.errors import Transient
 from persistence.findings import Finding
 
 RISKS: Final = frozenset(
-    {"no-commitlog", "expiring-states", "replication-1", "local-serial", "commitlog-periodic", "timestamp-mode"}
+    {
+        "no-commitlog",
+        "expiring-states",
+        "replication-1",
+        "local-serial",
+        "commitlog-periodic",
+        "timestamp-mode",
+        "hidden-settings",
+        *PAXOS_RISKS,
+    }
 )
 """Names of what can be unsafe about a cluster."""
 _SETTINGS: Final = "SELECT name, value FROM system_views.settings WHERE name IN ({})"
+_PROPERTIES: Final = "SELECT value FROM system_views.system_properties WHERE name = '{}'"
+_VERSION: Final = "SELECT release_version FROM system.local"
 _VIEWED: Final = (
     "commitlog_sync",
     "paxos_variant",
+    "skip_paxos_repair_on_topology_change",
+    "skip_paxos_repair_on_topology_change_keyspaces",
     "max_mutation_size",  # 4.1 and newer; 4.0 has it in KiB
     "max_mutation_size_in_kb",
     "batch_size_fail_threshold",
@@ -44,7 +58,7 @@ def preflight(url: str) -> list[Finding]:
         return [
             *_of_keyspace(keyspace, settings),
             *_of_datacentres(cluster.metadata.all_hosts(), keyspace.replication_strategy, settings),
-            *_of_nodes(node_settings(client), settings),
+            *_of_nodes(nodes_of(client), settings),
             *_of_mode(settings),
         ]
     finally:
@@ -53,25 +67,35 @@ def preflight(url: str) -> list[Finding]:
 
 def commitlog_sync(client: Client) -> list[str]:
     """How each node that is connected syncs its commit log: `batch`, `group`, `periodic`, or `unknown`."""
-    return [values.get("commitlog_sync", "unknown") for values in node_settings(client).values()]
+    return [node.settings.get("commitlog_sync", "unknown") for node in nodes_of(client).values()]
 
 
-def node_settings(client: Client) -> dict[str, Mapping[str, str]]:
-    """Per node that is connected, its configuration as far as it matters here; empty where this user may not see it."""
-    live = client.live(None)
+def nodes_of(client: Client) -> dict[str, Node]:
+    """What each node that is connected says of itself, as far as it matters here."""
     names = ", ".join(f"'{name}'" for name in _VIEWED)
-    found: dict[str, Mapping[str, str]] = {}
-    for host in live.session.get_pool_state():
-        try:
-            # Each node answers for itself only.
-            rows = live.session.execute(SimpleStatement(_SETTINGS.format(names)), host=host)
-            found[str(host.endpoint)] = {name: value for name, value in rows if value is not None}
-        except DRIVER_ERRORS as error:
-            translated = translate(error, client.settings.place)
-            if isinstance(translated, Transient):
-                raise translated from error
-            found[str(host.endpoint)] = {}
+    found: dict[str, Node] = {}
+    for host in client.live(None).session.get_pool_state():
+        settings = _ask(client, host, _SETTINGS.format(names))
+        properties = _ask(client, host, _PROPERTIES.format(SERIAL_READS))
+        version = _ask(client, host, _VERSION)
+        found[str(host.endpoint)] = Node(
+            version=version[0][0] if version else "",
+            settings={name: value for name, value in settings or [] if value is not None},
+            hidden=not settings,
+            serial_reads=None if properties is None else (properties[0][0] if properties else ""),
+        )
     return found
+
+
+def _ask(client: Client, host: Any, query: str) -> list[Any] | None:
+    """The rows that one node answers: each speaks for itself only. None where it has no such table, or this user no right."""
+    try:
+        return list(client.live(None).session.execute(SimpleStatement(query), host=host))
+    except DRIVER_ERRORS as error:
+        translated = translate(error, client.settings.place)
+        if isinstance(translated, Transient):
+            raise translated from error
+        return None
 
 
 def _of_keyspace(keyspace: Any, settings: Settings) -> Iterator[Finding]:
@@ -125,30 +149,26 @@ def _of_datacentres(hosts: Any, strategy: Any, settings: Settings) -> Iterator[F
         )
 
 
-def _of_nodes(nodes: Mapping[str, Mapping[str, str]], settings: Settings) -> Iterator[Finding]:
-    for node, values in sorted(nodes.items()):
-        if not values:
+def _of_nodes(nodes: Mapping[str, Node], settings: Settings) -> Iterator[Finding]:
+    for name, node in sorted(nodes.items()):
+        yield from of_paxos(name, node, settings.keyspace)
+        if unknown := unread(node):
             yield Finding(
                 "hidden-settings",
-                f"this user may not read the settings of {node}",
-                "GRANT SELECT ON KEYSPACE system_views, or check commitlog_sync there by hand",
+                f"this user, or this version of Cassandra ({node.version or 'unknown'}), does not show these settings of "
+                f"{name}: {', '.join(unknown)}",
+                "GRANT SELECT ON KEYSPACE system_views, or check them there by hand and accept it",
+                unsafe=True,
             )
-            continue
-        if values.get("commitlog_sync") == "periodic":
+        if node.settings.get("commitlog_sync") == "periodic":
             yield Finding(
                 "commitlog-periodic",
-                f"{node} writes its commit log to disk only from time to time (commitlog_sync: periodic): when all "
+                f"{name} writes its commit log to disk only from time to time (commitlog_sync: periodic): when all "
                 "copies of a state lose power, what they acknowledged in the last seconds is gone",
                 "Set commitlog_sync: group (and commitlog_sync_group_window: 5ms) in cassandra.yaml, restart the node",
                 unsafe=True,
             )
-        if values.get("paxos_variant", "v2") == "v1":
-            yield Finding(
-                "paxos-v1",
-                f"{node} uses the older Paxos, with more round trips a transaction",
-                "Set paxos_variant: v2 on all nodes (Cassandra 4.1 and newer)",
-            )
-        yield from _of_limits(node, values, settings)
+        yield from _of_limits(name, node.settings, settings)
 
 
 def _of_limits(node: str, values: Mapping[str, str], settings: Settings) -> Iterator[Finding]:

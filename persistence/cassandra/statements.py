@@ -16,6 +16,7 @@ from persistence.protocol import Write
 _FLOW: Final = "WHERE flow = ? AND generation = ?"
 _BUCKET: Final = "WHERE flow = ? AND generation = ? AND stage = ? AND bucket = ?"
 _STATE: Final = "version = ?, term = ?, batch_number = ?, value = ?"
+_TERM_BITS: Final = 32
 _COLUMNS: Final = "key, version, term, batch_number, value"
 
 
@@ -46,6 +47,10 @@ class Statements:
         self._states = prepare(f"SELECT {_COLUMNS} FROM {state} {_BUCKET} AND key IN ?")
         self._bucket = prepare(f"SELECT {_COLUMNS} FROM {state} {_BUCKET}")
         self._replace = prepare(f"UPDATE {state} SET {_STATE} {_BUCKET} AND key = ? IF version = ? AND fence = ?")
+        self._mark = prepare(f"UPDATE {state} SET mark = ?, downstream = ? {_BUCKET} IF fence = ? AND mark >= ?")
+        self._first_mark = prepare(f"UPDATE {state} SET mark = ?, downstream = ? {_BUCKET} IF fence = ?")
+        self._put_mark = prepare(f"UPDATE {state} USING TIMESTAMP ? SET mark = ?, downstream = ? {_BUCKET}")
+        self._marks = prepare(f"SELECT mark, downstream FROM {state} {_BUCKET} LIMIT 1")
         self._put = prepare(f"UPDATE {state} USING TIMESTAMP ? SET {_STATE} {_BUCKET} AND key = ?")
 
     def flow(self, flow: FlowRef) -> Any:
@@ -88,38 +93,55 @@ class Statements:
         """All states of a bucket; one row of None when it has a fence and no state."""
         return self._bucket.bind(_bucket(stage, bucket))
 
-    def replace(self, stage: StageRef, bucket: int, writes: Iterable[Write], *, term: int, batch: int) -> Any:
-        """One transaction: all writes, if each finds the version that it expects and `term` is the bucket's fence."""
-        return _together(
+    def mark(self, stage: StageRef, bucket: int) -> Any:
+        """(mark, downstream) of a bucket; no row when it is untouched."""
+        return self._marks.bind(_bucket(stage, bucket))
+
+    def replace(
+        self, stage: StageRef, bucket: int, writes: Iterable[Write], *, term: int, batch: int, known: int, note: str
+    ) -> Any:
+        """One transaction: all writes, if each finds its version, `term` as the fence, and `known` or more as the mark."""
+        place, mark = _bucket(stage, bucket), mark_of(term, batch)
+        marking = (
+            self._mark.bind((mark, note, *place, term, known))
+            if known
+            else self._first_mark.bind((mark, note, *place, term))
+        )
+        replacing = (
             self._replace.bind(
                 (
                     *(write.expected + 1, term, batch, write.value),
-                    *_bucket(stage, bucket),
+                    *place,
                     *(write.key, write.expected or None, term),
                 )
             )
             for write in writes
         )
+        return _together([marking, *replacing])
 
-    def put(self, stage: StageRef, bucket: int, writes: Iterable[tuple[Write, int]], *, term: int, batch: int) -> Any:
+    def put(
+        self, stage: StageRef, bucket: int, writes: Iterable[tuple[Write, int]], *, term: int, batch: int, note: str
+    ) -> Any:
         """All writes, unconditionally, each with its timestamp: an older one leaves a newer state as it is."""
-        return _together(
-            self._put.bind(
-                (timestamp, write.expected + 1, term, batch, write.value, *_bucket(stage, bucket), write.key)
-            )
+        place, mark = _bucket(stage, bucket), mark_of(term, batch)
+        putting = (
+            self._put.bind((timestamp, write.expected + 1, term, batch, write.value, *place, write.key))
             for write, timestamp in writes
         )
+        return _together([self._put_mark.bind((mark, mark, note, *place)), *putting])
+
+
+def mark_of(term: int, batch: int) -> int:
+    """The mark that a save of this batch leaves."""
+    return (term << _TERM_BITS) + batch
 
 
 def _bucket(stage: StageRef, bucket: int) -> tuple[str, int, str, int]:
     return stage.flow, stage.generation, stage.stage, bucket
 
 
-def _together(bound: Iterable[Any]) -> Any:
-    """One statement as it is; several as a batch, which is atomic because all of them are of one partition."""
-    statements = list(bound)
-    if len(statements) == 1:
-        return statements[0]
+def _together(statements: Iterable[Any]) -> Any:
+    """A batch, which is atomic because all of it is of one partition."""
     batch = BatchStatement(BatchType.UNLOGGED)
     for statement in statements:
         batch.add(statement)

@@ -12,8 +12,14 @@ held up between its look and its write, while a newer run takes over, still repl
 has not yet written. If such a state is upstream and holds elements whose downstream state the newer run had
 already replaced, the newer run takes those elements for duplicates and they are missing downstream for ever. Two
 writers of one term that write a state at once may mix their values. And a row that somebody deletes by hand
-stays deleted, since the server's clock is far ahead of these timestamps. So the mode is for flows of which only one
+stays deleted, since the server's clock is far ahead of these timestamps. The mark of a bucket is looked at before the
+write, and may go back between the two. So the mode is for flows of which only one
 run can ever be alive, and is never chosen by itself.
+
+A bucket's mark is term and batch of the newest save, a static column that each batch of writes raises and compares. It
+proves that a bucket went back behind a whole batch. It does not prove that it lost a part of one: several batches of
+writes, of several tasks, leave the same mark; nor that a row went back by itself, as when the replicas that had a write
+all lost it and the mark was written again since.
 """
 
 from collections.abc import Sequence
@@ -26,6 +32,7 @@ from persistence.cassandra.fences import Fences
 from persistence.cassandra.settings import CONDITIONAL
 from persistence.errors import Conflict, Corrupt, Transient
 from persistence.faults import effect, write_of
+from persistence.marks import Bucket, Mark, Marks, bucket_of_parts, check_held
 from persistence.names import StageRef
 from persistence.protocol import Stored, Write
 
@@ -56,7 +63,24 @@ class States:
                 found.update((row[0], stored(stage, row)) for row in page)
         return found
 
-    def save(self, stage: StageRef, bucket: int, writes: Sequence[Write], *, term: int, batch: int) -> list[bytes]:
+    def bucket(self, stage: StageRef, bucket: int, *, serial: bool = True) -> Bucket:
+        """What stands beside the states of a bucket."""
+        statement = self._client.live(stage).statements.mark(stage, bucket)
+        rows = self._client.retried(lambda: self._client.rows(stage, statement, serial=serial))
+        mark, note = rows[0] if rows else (None, None)
+        return bucket_of_parts(Mark(mark or 0), note)
+
+    def save(
+        self,
+        stage: StageRef,
+        bucket: int,
+        writes: Sequence[Write],
+        *,
+        term: int,
+        batch: int,
+        known: Marks,
+        note: str,
+    ) -> list[bytes]:
         """Replace states of one bucket, in batches of bounded size, one after the other.
 
         Returns:
@@ -64,13 +88,14 @@ class States:
 
         Raises:
             Fenced: A higher term is installed, or has written one of the states.
+            StoreWentBack: The bucket does not hold the mark that is known of it.
             Terminal: The term is not known here.
             Transient: What became of a batch is not known.
         """
         changed: list[bytes] = []
-        for part in bounded(writes, self._limit):
+        for part in bounded(writes, max(self._limit - len(note), 1)):
             try:
-                _Batch(self, stage, bucket, part, term, batch).write()
+                _Batch(self, stage, bucket, part, term, batch, known, note).write()
             except Conflict as conflict:
                 changed.extend(conflict.keys)
         return changed
@@ -80,12 +105,21 @@ class _Batch:
     """One batch on its way: written, refused, unanswered, read back, written again, until it is known to be there."""
 
     def __init__(
-        self, states: States, stage: StageRef, bucket: int, writes: Sequence[Write], term: int, batch: int
+        self,
+        states: States,
+        stage: StageRef,
+        bucket: int,
+        writes: Sequence[Write],
+        term: int,
+        batch: int,
+        known: Marks,
+        note: str,
     ) -> None:
         self._states = states
         self._client = states._client
         self._stage, self._bucket, self._writes = stage, bucket, list(writes)
         self._term, self._batch = term, batch
+        self._known, self._note = known, note
         # A transaction checks by itself; a plain write is checked before.
         self._checked = states._conditional
 
@@ -112,11 +146,13 @@ class _Batch:
         client, stage, bucket = self._client, self._stage, self._bucket
         statements = client.live(stage).statements
         if self._states._conditional:
-            return client.applied(
-                stage, statements.replace(stage, bucket, self._writes, term=self._term, batch=self._batch)
-            )[0]
+            known = self._known.get(str(bucket), Mark()).count
+            statement = statements.replace(
+                stage, bucket, self._writes, term=self._term, batch=self._batch, known=known, note=self._note
+            )
+            return client.applied(stage, statement)[0]
         timed = [(write, (self._term << _TERM_BITS) + write.expected + 1) for write in self._writes]
-        client.rows(stage, statements.put(stage, bucket, timed, term=self._term, batch=self._batch))
+        client.rows(stage, statements.put(stage, bucket, timed, term=self._term, batch=self._batch, note=self._note))
         return True
 
     def _check(self) -> None:
@@ -128,6 +164,9 @@ class _Batch:
         held = self._states.load(stage, self._bucket, [write.key for write in self._writes], serial=serial)
         # After the states: if the fence is still mine, nobody newer had written before I looked.
         allowed = self._states._fences.check(stage, self._bucket, self._term, serial=serial)
+        if str(self._bucket) in self._known:
+            mark = self._states.bucket(stage, self._bucket, serial=serial).mark
+            check_held(stage, str(self._bucket), mark, self._known)
         if allowed:
             self._writes = settle(stage, self._writes, held, term=self._term, batch=self._batch)
         self._checked = allowed

@@ -1,7 +1,7 @@
 """The Cassandra store: the states of a stage in buckets, replaced by lightweight transactions, fenced by term."""
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Final
 
@@ -11,9 +11,11 @@ from persistence.cassandra.client import Client
 from persistence.cassandra.fences import Fences
 from persistence.cassandra.flows import Flows
 from persistence.cassandra.settings import CONDITIONAL, Settings
+from persistence.cassandra.statements import mark_of
 from persistence.cassandra.states import States, stored, value_bytes
 from persistence.cassandra.terms import Terms
 from persistence.errors import Conflict, Terminal
+from persistence.marks import NONE, Acknowledged, Bucket, Mark, Marks, encode_downstream
 from persistence.protocol import Capabilities, FlowRef, Manifest, StageRef, Stored, Write
 
 MAX_KEY_BYTES: Final = 65_535
@@ -48,6 +50,7 @@ class CassandraStore:
                 shared=True,
                 fenced=self._settings.mode == CONDITIONAL,
                 conditional=self._settings.mode == CONDITIONAL,
+                marked=True,
                 max_key_bytes=MAX_KEY_BYTES,
                 max_value_bytes=self._settings.max_value_bytes,
             )
@@ -72,28 +75,49 @@ class CassandraStore:
         )
         return {key: state for part in parts for key, state in part.items()}
 
-    def save(self, stage: StageRef, writes: Sequence[Write], *, term: int, batch: int) -> None:
+    def save(
+        self,
+        stage: StageRef,
+        writes: Sequence[Write],
+        *,
+        term: int,
+        batch: int,
+        known: Marks = NONE,
+        downstream: Acknowledged = NONE,
+    ) -> Marks:
         check_distinct(stage, writes)
         if not writes:
-            return
+            return {}
         check_is_term(stage, term)
         self._check_sizes(stage, writes)
         layout = self._terms.begin(stage, term)
         lanes = list(writes_by_bucket(writes, layout.buckets).items())
         # Tasks of one flow save at the same time: in one order they would all wait for the same bucket.
         random.shuffle(lanes)
-        changed = self._client.together(
+        save = partial(
+            self._states.save,
             stage,
-            [partial(self._states.save, stage, bucket, some, term=term, batch=batch) for bucket, some in lanes],
+            term=term,
+            batch=batch,
+            known=known,
+            note=encode_downstream(term, downstream).decode(),
         )
+        changed = self._client.together(stage, [partial(save, bucket, some) for bucket, some in lanes])
         if keys := {key for part in changed for key in part}:
             raise Conflict(tuple(write.key for write in writes if write.key in keys), at=stage)
+        return {str(bucket): Mark(mark_of(term, batch)) for bucket, _ in lanes}
+
+    def marks(self, stage: StageRef) -> Mapping[str, Bucket]:
+        layout = self._flows.layout(stage)
+        buckets = range(layout.buckets if layout else 0)
+        found = self._client.together(stage, [partial(self._states.bucket, stage, bucket) for bucket in buckets])
+        return {str(bucket): one for bucket, one in zip(buckets, found, strict=True)}
 
     def load_manifest(self, flow: FlowRef) -> Manifest | None:
         return self._flows.load_manifest(flow)
 
-    def save_manifest(self, flow: FlowRef, manifest: Manifest) -> None:
-        self._flows.save_manifest(flow, manifest)
+    def save_manifest(self, flow: FlowRef, manifest: Manifest, *, after: tuple[int, int] = (0, 0)) -> None:
+        self._flows.save_manifest(flow, manifest, after)
 
     def scan(self, stage: StageRef) -> Iterator[tuple[bytes, Stored]]:
         layout = self._flows.layout(stage)

@@ -27,6 +27,7 @@ cannot do (`capabilities`) is skipped; nothing is skipped by the name of a store
 """
 
 from persistence.contract.manifests import ManifestContract
+from persistence.contract.marks import MarkContract
 from persistence.contract.model import ModelContract
 from persistence.contract.processes import ProcessContract
 from persistence.contract.states import StateContract
@@ -36,7 +37,7 @@ __all__ = ["StoreContract"]
 
 
 # pytest runs the tests of the last base first: simple ones before races and random histories.
-class StoreContract(ModelContract, ProcessContract, ManifestContract, StateContract, TermContract):
+class StoreContract(ModelContract, ProcessContract, MarkContract, ManifestContract, StateContract, TermContract):
     """Everything a store promises. Subclass it, define the fixture `store_url`, and run pytest.
 
     Attributes:

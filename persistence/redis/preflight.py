@@ -1,14 +1,14 @@
 """Whether a server keeps what it is given."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from redis import exceptions as redis
 
 from persistence.findings import Finding
 from persistence.redis.errors import meaning_of
 from persistence.redis.nodes import LOST, Node, Nodes, connect
-from persistence.redis.settings import read_place, read_settings
+from persistence.redis.settings import Place, Settings, read_place, read_settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +21,7 @@ class Facts:
         aof: It writes an append-only file.
         fsync: always, everysec or no; empty when it does not say.
         policy: What it throws out when memory is full.
+        replicas: Replicas that are connected to it.
     """
 
     server: str
@@ -28,6 +29,7 @@ class Facts:
     aof: bool
     fsync: str
     policy: str
+    replicas: int = 0
 
     @property
     def synced(self) -> bool:
@@ -42,9 +44,12 @@ def preflight(url: str) -> list[Finding]:
         Transient: One cannot be reached.
         Terminal: One refuses to answer, or the URL is wrong.
     """
-    nodes = connect(read_place(url), read_settings(url))
+    place, settings = read_place(url), read_settings(url)
+    nodes = connect(place, settings)
     try:
-        return [finding for facts in facts_of(nodes) for finding in findings(facts)]
+        found = [finding for facts in facts_of(nodes) for finding in findings(facts, place, settings)]
+        # What the URL accepts is only told.
+        return [replace(one, unsafe=one.unsafe and one.risk not in settings.accept) for one in found]
     finally:
         nodes.close()
 
@@ -62,8 +67,15 @@ def facts_of(nodes: Nodes) -> list[Facts]:
         raise meaning_of(error).error() from None
 
 
-def findings(facts: Facts) -> Iterator[Finding]:
-    """What is wrong with one server."""
+def is_durable(facts: Facts, settings: Settings) -> bool:
+    """Whether what one server acknowledges is on its disk."""
+    waited = settings.waitaof is not None and settings.waitaof[0] > 0
+    # Valkey answers WAITAOF without an fsync under everysec.
+    return facts.synced or (facts.aof and waited and not facts.server.startswith("valkey"))
+
+
+def findings(facts: Facts, place: Place, settings: Settings) -> Iterator[Finding]:
+    """What is wrong with one server, for the flows of a URL."""
     who = f"the server ({facts.server})"
     if facts.role == "slave":
         yield Finding(
@@ -87,12 +99,27 @@ def findings(facts: Facts) -> Iterator[Finding]:
             "Set `appendonly yes` and `appendfsync always`",
             unsafe=True,
         )
-    elif not facts.synced:
+    elif not is_durable(facts, settings):
+        shards = place.kind == "cluster"
         yield Finding(
             "fsync",
             f"{who} acknowledges before the write is on disk (appendfsync {facts.fsync or 'unknown'}): after a crash "
-            "of its machine the last writes are missing, and stages in other stores must not be ahead of them",
-            "Set `appendfsync always`, or keep all stages of a flow in this one server",
+            "of its machine the last writes are missing, and "
+            + (
+                "the other nodes of the cluster keep theirs"
+                if shards
+                else "stages in other stores must not be ahead of them"
+            ),
+            "Set `appendfsync always`" + ("" if shards else ", or keep all stages of a flow in this one server"),
+            unsafe=shards,
+        )
+    if facts.replicas and not settings.wait and not (settings.waitaof and settings.waitaof[1]):
+        yield Finding(
+            "unwaited-replicas",
+            f"{who} has {facts.replicas} replicas and acknowledges a write before one of them has it: a failover to one "
+            "that lags behind loses what was acknowledged",
+            "Say ?wait=1, or more where several replicas may be promoted",
+            unsafe=True,
         )
 
 
@@ -109,4 +136,5 @@ def _ask(node: Node) -> Facts:
         # Managed servers refuse CONFIG: then nothing is known of it.
         fsync=fsync[1].decode() if isinstance(fsync, list) and len(fsync) > 1 else "",
         policy=said.get("maxmemory_policy", ""),
+        replicas=int(said.get("connected_slaves", "0")),
     )

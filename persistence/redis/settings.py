@@ -11,7 +11,7 @@ from persistence.errors import Terminal
 from persistence.urls import options, redact, seconds
 
 _OPTIONS = ("timeout", "connect_timeout", "retry_for", "buckets", "prefix", "wait", "waitaof", "wait_timeout", "accept")
-RISKS = frozenset({"eviction", "no-aof", "replica"})
+RISKS = frozenset({"eviction", "no-aof", "replica", "fsync", "unwaited-replicas"})
 """Names of what can be unsafe about a server."""
 
 

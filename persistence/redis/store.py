@@ -1,17 +1,28 @@
 """The Redis store: one key a state, one script for many states of a bucket."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
-from persistence.cas import check_distinct, check_is_term, unknown_term
+from persistence.cas import check_distinct, check_is_term, manifest_behind, unknown_term
 from persistence.errors import Conflict, Corrupt, Fenced, Terminal
 from persistence.faults import FENCE, write_of
 from persistence.manifest import Manifest, decode_manifest, encode_manifest
+from persistence.marks import (
+    NONE,
+    Acknowledged,
+    Bucket,
+    Mark,
+    Marks,
+    behind,
+    bucket_of_parts,
+    encode_downstream,
+    note_mark,
+)
 from persistence.protocol import Capabilities, FlowRef, StageRef, Stored, Write
 from persistence.redis.calls import Call, Caller, chunks, script_call
 from persistence.redis.layout import Layout, bucket_of
 from persistence.redis.nodes import connect
-from persistence.redis.preflight import Facts, facts_of, findings
+from persistence.redis.preflight import Facts, facts_of, findings, is_durable
 from persistence.redis.scripts import ACQUIRE, INSTALL, LOAD, MANIFEST, SAVE, SCAN
 from persistence.redis.settings import read_place, read_settings
 
@@ -21,6 +32,7 @@ one server wants few and full ones; a cluster wants some buckets for each of its
 _KEYS = 2500
 """States of one script: about 8 ms in which the server does nothing else."""
 _BYTES = 4 << 20
+_UNTOUCHED = Mark()
 
 
 class RedisStore:
@@ -43,14 +55,12 @@ class RedisStore:
     def capabilities(self) -> Capabilities:
         """Asks the servers once; `durable` and `ordered_durability` depend on how they are set up."""
         facts = self.facts()
-        settings = self._settings
-        waited = settings.waitaof is not None and settings.waitaof[0] > 0
-        # Valkey answers WAITAOF without an fsync under everysec.
-        trusted = waited and not any(one.server.startswith("valkey") for one in facts)
         return Capabilities(
-            durable=all(one.synced or (one.aof and trusted) for one in facts),
+            durable=all(is_durable(one, self._settings) for one in facts),
             ordered_durability=self._place.kind != "cluster" and all(one.aof for one in facts),
             shared=True,
+            marked=True,
+            counted=True,
         )
 
     def facts(self) -> list[Facts]:
@@ -104,39 +114,67 @@ class RedisStore:
                     states[key] = _stored(stage, key, head, value)
         return states
 
-    def save(self, stage: StageRef, writes: Sequence[Write], *, term: int, batch: int) -> None:
+    def save(
+        self,
+        stage: StageRef,
+        writes: Sequence[Write],
+        *,
+        term: int,
+        batch: int,
+        known: Marks = NONE,
+        downstream: Acknowledged = NONE,
+    ) -> Marks:
         check_distinct(stage, writes)
         check_is_term(stage, term)
         if not writes:
-            return
+            return {}
         buckets = self._bucket_count(stage.flow_ref)
         if buckets is None:
             raise unknown_term(stage, term, 0)
         parts, calls = [], []
+        note = encode_downstream(term, downstream)
         for bucket, mine in _by_bucket([write.key for write in writes], writes, buckets).items():
             fence, heads = self._layout.bucket(stage.flow_ref, bucket), self._layout.heads(stage, bucket)
+            reached = known.get(str(bucket), _UNTOUCHED)
             for run in chunks((len(write.value) for write in mine), _KEYS, _BYTES):
-                parts.append(mine[run])
-                arguments: list[bytes | int] = [term, batch]
+                parts.append((bucket, mine[run]))
+                arguments: list[bytes | int] = [term, batch, reached.count, reached.life.encode(), note]
                 for write in mine[run]:
                     arguments += (write.expected, write.value)
                 keys = [fence, heads, *(b"%b:%b" % (heads, write.key) for write in mine[run])]
                 calls.append(script_call(SAVE, keys, arguments))
         answers = self._caller.run(calls, stage, writes=True, point=write_of(stage.stage))
         changed: set[bytes] = set()
-        for part, answer in zip(parts, answers, strict=True):
-            if answer:
+        marks: dict[str, Mark] = {}
+        for (bucket, part), answer in zip(parts, answers, strict=True):
+            if isinstance(answer, bytes):
+                # Of several scripts of one bucket the last one's is the newest, unless the bucket went back between them.
+                note_mark(stage, marks, str(bucket), Mark.parse(answer.decode()))
+            elif answer[0] == b"BEHIND":
+                raise behind(stage, str(bucket), known[str(bucket)].short, Mark.parse(answer[1].decode()).short)
+            else:
                 changed.update(_refused(stage, part, answer, term))
         if changed:
             raise Conflict(tuple(write.key for write in writes if write.key in changed), stage)
+        return marks
+
+    def marks(self, stage: StageRef) -> Mapping[str, Bucket]:
+        buckets = range(self._bucket_count(stage.flow_ref) or 0)
+        names = [self._layout.bucket(stage.flow_ref, bucket) for bucket in buckets]
+        fields = (f"mark:{stage.stage}", f"downstream:{stage.stage}")
+        answers = self._caller.run([Call(name, ("HMGET", name, *fields)) for name in names], stage)
+        return {
+            str(bucket): bucket_of_parts(Mark.parse((mark or b"").decode()), note)
+            for bucket, (mark, note) in zip(buckets, answers, strict=True)
+        }
 
     def load_manifest(self, flow: FlowRef) -> Manifest | None:
         value = self._ask(flow, "manifest")
         return None if value is None else decode_manifest(value, flow)
 
-    def save_manifest(self, flow: FlowRef, manifest: Manifest) -> None:
+    def save_manifest(self, flow: FlowRef, manifest: Manifest, *, after: tuple[int, int] = (0, 0)) -> None:
         check_is_term(flow, manifest.term)
-        arguments: list[bytes | int] = [manifest.term, manifest.batch, encode_manifest(manifest)]
+        arguments: list[bytes | int] = [manifest.term, manifest.batch, encode_manifest(manifest), *after]
         (answer,) = self._caller.run([script_call(MANIFEST, [self._layout.flow(flow)], arguments)], flow, writes=True)
         if not answer:
             return
@@ -147,6 +185,8 @@ class RedisStore:
                 f"the one of term {int(rest[0])}, batch {int(rest[1])}",
                 at=flow,
             )
+        if kind == b"BEHIND":
+            raise manifest_behind(flow, after, (int(rest[0]), int(rest[1])))
         if kind == b"DAMAGED":
             raise Corrupt("the manifest's head cannot be read", at=flow)
         _refused_term(flow, kind, manifest.term, int(rest[0]))
@@ -176,7 +216,7 @@ class RedisStore:
 
     def _refuse_unsafe(self) -> None:
         """Every run begins with it: servers that may lose states by themselves are not used unless told to."""
-        for finding in (finding for facts in self.facts() for finding in findings(facts)):
+        for finding in (finding for facts in self.facts() for finding in findings(facts, self._place, self._settings)):
             if finding.unsafe and finding.risk not in self._settings.accept:
                 raise Terminal(finding.what, f"{finding.remedy}, or take the risk with ?accept={finding.risk}")
 
@@ -230,7 +270,7 @@ def open_store(url: str) -> RedisStore:
     | `wait` | 0 | replicas that must have each write (WAIT) |
     | `waitaof` | | `1` or `1,N`: the server's disk, and N replicas' disks, must have it (WAITAOF) |
     | `wait_timeout` | 1 | seconds to wait for them |
-    | `accept` | | risks not to refuse: `eviction`, `no-aof`, `replica` |
+    | `accept` | | risks not to refuse: `eviction`, `no-aof`, `replica`, `fsync`, `unwaited-replicas` |
     | `ssl_ca_certs`, `ssl_certfile`, `ssl_keyfile`, `ssl_cert_reqs` | | as redis-py has them |
     | `password_file`, `password_env` | | the file or variable that has the password |
     | `sentinel_username`, `sentinel_password_file`, `sentinel_password_env` | | the same for the sentinels |
@@ -259,7 +299,11 @@ def _refused(stage: StageRef, writes: Sequence[Write], answer: Sequence[Any], te
             f"the state was written by term {int(rest[1])}, this run has term {term}", at=stage, key=writes[rest[0]].key
         )
     if kind == b"DAMAGED":
-        raise Corrupt("the state's head is gone or cannot be read", at=stage, key=writes[rest[0]].key)
+        raise (
+            Corrupt("the state's head is gone or cannot be read", at=stage, key=writes[rest[0]].key)
+            if rest
+            else Corrupt("the mark of a bucket cannot be read", at=stage)
+        )
     return _refused_term(stage, kind, term, int(rest[0]))
 
 

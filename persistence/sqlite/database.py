@@ -13,7 +13,7 @@ from persistence.errors import Terminal
 from persistence.names import FlowRef, StageRef
 from persistence.sqlite.errors import translate
 
-SCHEMA = 1
+SCHEMA = 2
 _APPLICATION_ID = 0x68647772  # "hdwr", in the file's header: `file` and foreign programs can tell whose it is
 
 _DDL = """
@@ -29,6 +29,8 @@ CREATE TABLE stage (
     id INTEGER PRIMARY KEY,
     flow INTEGER NOT NULL REFERENCES flow,
     name TEXT NOT NULL,
+    mark INTEGER NOT NULL DEFAULT 0,
+    downstream BLOB,
     UNIQUE (flow, name)
 );
 CREATE TABLE state (
@@ -45,6 +47,14 @@ CREATE VIEW readable AS
            version, state.term AS term, batch, CAST(value AS TEXT) AS value
     FROM state JOIN stage ON stage.id = state.stage JOIN flow ON flow.id = stage.flow;
 """
+
+_UPGRADES = {
+    1: (
+        "ALTER TABLE stage ADD COLUMN mark INTEGER NOT NULL DEFAULT 0",
+        "ALTER TABLE stage ADD COLUMN downstream BLOB",
+    )
+}
+"""What makes the next schema of one."""
 
 _databases: weakref.WeakSet["Database"] = weakref.WeakSet()
 _inherited: list[sqlite3.Connection] = []
@@ -144,6 +154,8 @@ class Database:
             connection.execute("PRAGMA wal_autocheckpoint = 4000")
             if fresh:
                 self._create(connection)
+            elif _schema(connection) < SCHEMA:
+                self._upgrade(connection)
         except BaseException:
             connection.close()
             raise
@@ -152,7 +164,7 @@ class Database:
     def _check_owner(self, connection: sqlite3.Connection) -> bool:
         """Whether the file is empty; refuse one that is not ours or is newer."""
         (owner,) = connection.execute("PRAGMA application_id").fetchone()
-        (schema,) = connection.execute("PRAGMA user_version").fetchone()
+        schema = _schema(connection)
         if owner == _APPLICATION_ID and schema <= SCHEMA:
             return False
         if owner == _APPLICATION_ID:
@@ -186,6 +198,15 @@ class Database:
             connection.execute(f"PRAGMA user_version = {SCHEMA}")
         connection.execute("COMMIT")
 
+    def _upgrade(self, connection: sqlite3.Connection) -> None:
+        """Bring a file of an older schema up to this one; whoever comes second finds it done."""
+        connection.execute("BEGIN IMMEDIATE")
+        for schema in range(_schema(connection), SCHEMA):
+            for statement in _UPGRADES[schema]:
+                connection.execute(statement)
+        connection.execute(f"PRAGMA user_version = {SCHEMA}")
+        connection.execute("COMMIT")
+
     def forked(self) -> None:
         """Forget the parent's connection in a child process.
 
@@ -195,6 +216,11 @@ class Database:
         if self._connection is not None:
             _inherited.append(self._connection)
             self._connection = None
+
+
+def _schema(connection: sqlite3.Connection) -> int:
+    (schema,) = connection.execute("PRAGMA user_version").fetchone()
+    return int(schema)
 
 
 def _after_fork_in_child() -> None:

@@ -1,7 +1,7 @@
 """The SQLite store: one transaction per call."""
 
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -9,6 +9,16 @@ from persistence.cas import check_distinct, check_is_term, check_manifest, check
 from persistence.errors import Corrupt, Fenced, Terminal
 from persistence.faults import effect, write_of
 from persistence.manifest import Manifest, decode_manifest, encode_manifest
+from persistence.marks import (
+    NONE,
+    Acknowledged,
+    Bucket,
+    Mark,
+    Marks,
+    bucket_of_parts,
+    check_held,
+    encode_downstream,
+)
 from persistence.protocol import Capabilities, FlowRef, StageRef, Stored, Write
 from persistence.sqlite.database import Database
 from persistence.urls import choice, options, redact, seconds
@@ -17,6 +27,8 @@ _PARAMETERS = 512
 """Keys per SELECT. Larger ones are no faster; Python keeps 128 statements prepared."""
 _PAGE = 1000
 """States per step of a scan, about 300 KB."""
+
+_BUCKET = "0"
 
 _UPDATE = """
 UPDATE state SET version = version + 1, term = ?1, batch = ?2, value = ?3
@@ -58,6 +70,8 @@ class SqliteStore:
             shared=True,
             atomic_save=True,
             ordered_scan=True,
+            marked=True,
+            counted=True,
         )
 
     @property
@@ -92,33 +106,60 @@ class SqliteStore:
         with self._database.reading(stage) as connection:
             return _read(connection, stage, keys)
 
-    def save(self, stage: StageRef, writes: Sequence[Write], *, term: int, batch: int) -> None:
+    def save(
+        self,
+        stage: StageRef,
+        writes: Sequence[Write],
+        *,
+        term: int,
+        batch: int,
+        known: Marks = NONE,
+        downstream: Acknowledged = NONE,
+    ) -> Marks:
         check_distinct(stage, writes)
-        if writes:
-            effect(write_of(stage.stage), lambda: self._save(stage, writes, term, batch))
+        if not writes:
+            return {}
+        note = encode_downstream(term, downstream)
+        mark = effect(write_of(stage.stage), lambda: self._save(stage, writes, term, batch, known, note))
+        return {_BUCKET: mark}
 
-    def _save(self, stage: StageRef, writes: Sequence[Write], term: int, batch: int) -> None:
+    def _save(self, stage: StageRef, writes: Sequence[Write], term: int, batch: int, known: Marks, note: bytes) -> Mark:
         """Write everything in one transaction."""
         with self._database.writing(stage) as connection:
             check_term(stage, term, _flow(connection, stage.flow_ref)[0])
             number = _stage_number(connection, stage)
+            mark = _bucket(connection, stage).mark
+            check_held(stage, _BUCKET, mark, known)
             connection.execute("SAVEPOINT before")
+            todo = writes
             if _replace(connection, number, writes, term, batch) < len(writes):
                 # Rare: something is a retry or has changed. Which, is decided on what is there.
                 connection.execute("ROLLBACK TO before")
                 stored = _read(connection, stage, [write.key for write in writes])
-                _replace(connection, number, settle(stage, writes, stored, term=term, batch=batch), term, batch)
+                todo = settle(stage, writes, stored, term=term, batch=batch)
+                _replace(connection, number, todo, term, batch)
+            if not todo:
+                return mark
+            mark = mark.next()
+            connection.execute(
+                "UPDATE stage SET mark = ?, downstream = ? WHERE id = ?", (mark.count, note or None, number)
+            )
+            return mark
+
+    def marks(self, stage: StageRef) -> Mapping[str, Bucket]:
+        with self._database.reading(stage) as connection:
+            return {_BUCKET: _bucket(connection, stage)}
 
     def load_manifest(self, flow: FlowRef) -> Manifest | None:
         with self._database.reading(flow) as connection:
             value = _flow(connection, flow)[1]
         return None if value is None else decode_manifest(value, flow)
 
-    def save_manifest(self, flow: FlowRef, manifest: Manifest) -> None:
+    def save_manifest(self, flow: FlowRef, manifest: Manifest, *, after: tuple[int, int] = (0, 0)) -> None:
         with self._database.writing(flow) as connection:
             installed, value = _flow(connection, flow)
             newest = None if value is None else decode_manifest(value, flow)
-            check_manifest(flow, manifest, newest, installed)
+            check_manifest(flow, manifest, newest, installed, after)
             connection.execute(
                 "UPDATE flow SET manifest = ? WHERE name = ? AND generation = ?",
                 (encode_manifest(manifest), flow.flow, flow.generation),
@@ -171,6 +212,13 @@ def _find_stage(connection: sqlite3.Connection, stage: StageRef) -> int | None:
         (stage.flow, stage.generation, stage.stage),
     ).fetchone()
     return row[0] if row else None
+
+
+def _bucket(connection: sqlite3.Connection, stage: StageRef) -> Bucket:
+    """What stands beside the states of a stage: a file goes back as a whole, so it is one bucket of one life."""
+    row = connection.execute("SELECT mark, downstream FROM stage WHERE id = ?", (_find_stage(connection, stage),))
+    mark, note = row.fetchone() or (0, None)
+    return bucket_of_parts(Mark(mark), note)
 
 
 def _stage_number(connection: sqlite3.Connection, stage: StageRef) -> int:

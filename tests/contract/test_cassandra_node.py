@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import time
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -12,6 +13,7 @@ import pytest
 from jobs.stack import cassandra, process
 from persistence.cassandra import apply_schema, open_store, preflight
 from persistence.cassandra.driver import connect
+from persistence.cassandra.paxos import SERIAL_READS
 from persistence.cassandra.settings import Settings
 from persistence.errors import Terminal
 from persistence.protocol import FlowRef, Manifest, Stored, Write
@@ -144,7 +146,9 @@ def test_a_user_without_rights_is_told_which_and_sees_no_settings(node, opened, 
     with pytest.raises(Terminal, match="GRANT"):
         reader.acquire_term(FlowRef("fleet"))
     assert not reader.capabilities.durable
-    assert "hidden-settings" in {finding.risk for finding in preflight(url)}
+    hidden = {finding.risk: finding for finding in preflight(url)}["hidden-settings"]
+    assert hidden.unsafe
+    assert "commitlog_sync, paxos_variant" in hidden.what
 
 
 def test_what_was_acknowledged_survives_kill_9_and_an_open_handle_goes_on(node, opened):
@@ -164,3 +168,28 @@ def test_what_was_acknowledged_survives_kill_9_and_an_open_handle_goes_on(node, 
     # Statements that were prepared before are prepared again.
     store.save(stage, [Write(key, 3, b"3") for key in keys], term=term, batch=3)
     assert {state.version for _, state in store.scan(stage)} == {4}
+
+
+def test_a_node_that_gives_linearizability_up_is_refused_by_name(node, opened):
+    assert {finding.risk for finding in preflight(node.url()) if finding.unsafe} == {"replication-1"}
+    config, launch = node.home / "cassandra.yaml", node.launch
+    text = config.read_text()
+    assert "paxos_variant: v2" in text
+    config.write_text(
+        text.replace("paxos_variant: v2", "paxos_variant: v1\nskip_paxos_repair_on_topology_change: true")
+    )
+    node.launch = replace(launch, command=(launch.command[0], f"-D{SERIAL_READS}=true", *launch.command[1:]))
+    node.kill()
+    node.start()
+    try:
+        found = {finding.risk: finding for finding in preflight(node.url("retry_for=300"))}
+        unsafe = {risk for risk, finding in found.items() if finding.unsafe}
+        assert unsafe == {"replication-1", "paxos-v1", "serial-reads", "paxos-repair"}
+        assert "while ranges move" in found["paxos-v1"].what
+        store = opened(node.url("retry_for=300"))
+        assert store.acquire_term(FlowRef("accepted")) == 1  # a run may accept it
+    finally:
+        config.write_text(text)
+        node.launch = launch
+        node.kill()
+        node.start()

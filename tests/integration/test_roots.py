@@ -58,7 +58,20 @@ class Broker:
         flow = flow.aggregate("aircraft", key, Fields(legs=count()))
         run = begin(flow, bind(flow, {}, store))
         known = {self.legs: self.ids[self.legs]}
-        job = Job(flow, run.ref, dict(run.urls), run.term, run.batch, 1, self.settings, self.dead, known, {}, **options)
+        job = Job(
+            flow,
+            run.ref,
+            dict(run.urls),
+            run.term,
+            run.batch,
+            1,
+            self.settings,
+            self.dead,
+            known,
+            {},
+            run.known,
+            **options,
+        )
         rows = table_of([Record(self.legs, 0, offset, b"N1", value) for offset, value in enumerate(values)])
         parcels = [row for batch in reading(job)(iter(rows.to_batches())) for row in batch.to_pylist()]
         report, failures = outcome_of((row["kind"], row["payload"]) for row in parcels)

@@ -108,6 +108,7 @@ class Both:
             None,
             {self.topic: TOPIC_ID},
             {},
+            run.known,
             ledger=run.ledger,
         )
         work = Work(job)

@@ -221,9 +221,9 @@ def test_the_manifest_of_the_last_stage_s_store_is_written_first(monkeypatch: py
     driver = Driver(monkeypatch, flow(), (report(1), []), urls=urls)
 
     def noting(name: str, save: Callable[..., None]) -> Callable[..., None]:
-        def saved(*given: Any) -> None:
+        def saved(*given: Any, **options: Any) -> None:
             order.append(name)
-            save(*given)
+            save(*given, **options)
 
         return saved
 

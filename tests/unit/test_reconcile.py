@@ -114,10 +114,17 @@ def test_a_changed_definition_has_an_error_of_its_own() -> None:
 
 
 def test_a_store_that_is_written_before_another_one_must_be_durable() -> None:
+    ordered, safe = Capabilities(ordered_durability=True), Capabilities(durable=True)
+    assert risks(check_durability([("up", ordered), ("down", ordered)])) == ["not-durable"]
+    assert check_durability([("up", ordered), ("down", safe)]) == []
+    assert check_durability([("only", ordered)]) == []
+
+
+def test_a_store_whose_parts_lose_different_amounts_is_refused_even_alone() -> None:
     loose, safe = Capabilities(), Capabilities(durable=True)
-    assert risks(check_durability([("up", loose), ("down", loose)])) == ["not-durable"]
-    assert check_durability([("up", loose), ("down", safe)]) == []
-    assert check_durability([("only", loose)]) == []
+    assert risks(check_durability([("only", loose)])) == ["not-durable"]
+    assert risks(check_durability([("up", loose), ("down", safe)])) == ["not-durable"]
+    assert risks(check_durability([("up", loose), ("down", loose)])) == ["not-durable", "not-durable"]
 
 
 def test_an_offset_at_either_end_of_the_log_is_within_it() -> None:
@@ -189,8 +196,12 @@ def test_at_most_five_partitions_that_are_behind_are_named() -> None:
             r"flow f has begun without stage t in its store.*\. Rebuild into a new generation",
         ),
         (
-            lambda: check_durability([("up", Capabilities()), ("down", Capabilities())]),
+            lambda: check_durability([("up", Capabilities(durable=True)), ("down", Capabilities())]),
             r"the store of stage down may lose .* the one of stage up .*\. Let it sync before",
+        ),
+        (
+            lambda: check_durability([("only", Capabilities())]),
+            r"the store of stage only may lose states .* keep what was written after them\. Let it sync before",
         ),
     ],
 )

@@ -104,7 +104,7 @@ def test_the_limits_of_an_option_are_possible_values():
     assert read_settings("redis://h?buckets=16384&wait=1&waitaof=0,1&prefix=X") == Settings(
         buckets=16384, wait=1, waitaof=(0, 1), prefix="X"
     )
-    assert read_settings("redis://h?accept=eviction,no-aof,replica").accept == RISKS
+    assert read_settings("redis://h?accept=eviction,no-aof,replica,fsync,unwaited-replicas").accept == RISKS
     assert read_settings("redis://h?timeout=1.5&wait_timeout=1.4&wait=1").wait_timeout == 1.4
     assert read_settings("redis://h?timeout=1&wait_timeout=1").wait_timeout == 1
 

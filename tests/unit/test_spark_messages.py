@@ -50,7 +50,8 @@ def test_columns_keep_their_declared_types_behind_a_stage(flow: Flow[object]) ->
     runner.process(records)
     urls = bind(flow, {}, f"memory://{uuid.uuid4()}")
     run = begin(flow, urls)
-    job = Job(flow, run.ref, urls, run.term, run.batch, 1, KafkaSettings("nowhere:1"), None, {"legs": "T1"}, {})
+    settings = KafkaSettings("nowhere:1")
+    job = Job(flow, run.ref, urls, run.term, run.batch, 1, settings, None, {"legs": "T1"}, {}, run.known)
     work, path = Work(job), MessagePath()
     arrivals = path.read(work, table_of(records).to_batches())
     for stage in flow.stages:

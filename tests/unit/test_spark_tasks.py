@@ -15,12 +15,26 @@ from aggregations.spark.path import Work
 from aggregations.spark.tasks import _guarded, outcome_of
 from persistence.errors import Transient
 from persistence.kafka import BrokerUnavailable, KafkaSettings
+from persistence.marks import KnownMarks
 from persistence.protocol import FlowRef
 
 FLOW = (
     Flow("fleet").source(Topic("legs", Json({"tail": pl.String}))).aggregate("aircraft", "tail", Fields(legs=count()))
 )
-JOB = Job(FLOW, FlowRef("fleet", 1), {"aircraft": "memory://x"}, 1, 1, 2, KafkaSettings("nowhere:1"), None, {}, {})
+REF = FlowRef("fleet", 1)
+JOB = Job(
+    FLOW,
+    REF,
+    {"aircraft": "memory://x"},
+    1,
+    1,
+    2,
+    KafkaSettings("nowhere:1"),
+    None,
+    {},
+    {},
+    KnownMarks(REF, ["aircraft"]),
+)
 
 
 class OddError(Exception):

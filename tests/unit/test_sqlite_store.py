@@ -77,7 +77,13 @@ def test_only_full_synchronous_claims_to_survive_a_loss_of_power(tmp_path):
 
 def test_its_file_is_shared_and_it_saves_all_or_nothing_and_scans_in_order(store):
     assert store.capabilities == Capabilities(
-        durable=True, ordered_durability=True, shared=True, atomic_save=True, ordered_scan=True
+        durable=True,
+        ordered_durability=True,
+        shared=True,
+        atomic_save=True,
+        ordered_scan=True,
+        marked=True,
+        counted=True,
     )
 
 
@@ -187,9 +193,21 @@ def test_a_database_of_another_program_is_left_alone(path):
 def test_a_file_of_a_newer_version_is_refused(store, path):
     put(store)
     store.close()
-    run_sql(path, "PRAGMA user_version = 2")
-    with pytest.raises(Terminal, match=r"has schema 2, this code knows 1\. Upgrade"):
+    run_sql(path, "PRAGMA user_version = 3")
+    with pytest.raises(Terminal, match=r"has schema 3, this code knows 2\. Upgrade"):
         store.load(STAGE, [b"k"])
+
+
+def test_a_file_without_marks_gets_them_and_keeps_its_states(store, path):
+    term = put(store, b"k")
+    store.close()
+    for change in ("DROP VIEW readable", *(f"ALTER TABLE stage DROP COLUMN {one}" for one in ("mark", "downstream"))):
+        run_sql(path, change)
+    run_sql(path, "PRAGMA user_version = 1")
+    assert store.load(STAGE, [b"k"]).keys() == {b"k"}
+    assert {name: one.mark.count for name, one in store.marks(STAGE).items()} == {"0": 0}
+    marks = store.save(STAGE, [Write(b"new", 0, b"{}")], term=term, batch=9)
+    assert {name: mark.count for name, mark in marks.items()} == {"0": 1}
 
 
 def test_a_file_that_was_deleted_under_a_running_flow_stops_it(store, path):

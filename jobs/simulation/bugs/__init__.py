@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from jobs.simulation.bugs import commit, processes, routes, rule, stages
+from jobs.simulation.bugs import commit, processes, routes, rule, stages, stores
 from jobs.simulation.patch import Patch
 
 BUGS: Mapping[str, tuple[str, Sequence[Patch]]] = {
@@ -11,5 +11,6 @@ BUGS: Mapping[str, tuple[str, Sequence[Patch]]] = {
     **commit.BUGS,
     **processes.BUGS,
     **routes.BUGS,
+    **stores.BUGS,
 }
 """Name to what is wrong, and the patches that make it so."""

@@ -1,7 +1,9 @@
 -- Replace states of one bucket, each on condition of its version. All or none.
 --
 -- KEYS  1 the bucket, 2 the heads of the stage in this bucket, 3... states
--- ARGV  1 term, 2 batch, then for each state: expected version, value
+-- ARGV  1 term, 2 batch, 3 count and 4 life of the mark that the bucket is known to have reached (0 for none),
+--       5 what stages downstream have acknowledged, then for each state: expected version, value
+-- Returns the bucket's mark: "COUNT LIFE:BEGIN LIFE:BEGIN ...", newest life first, as persistence.marks has it.
 --
 -- Everything is validated before anything is written: a script that fails half way is not undone.
 -- Found applied already (same version, term, batch and value) counts as done. So the script may be
@@ -12,20 +14,33 @@ local call, match, sub = redis.call, string.match, string.sub
 local term, tail = ARGV[1], ' ' .. ARGV[1] .. ' ' .. ARGV[2]
 local mine = tonumber(term)
 
-local installed = call('HGET', KEYS[1], 'term') or '0'
+local stage = sub(KEYS[2], #KEYS[1] + 1) -- begins with the colon
+local found = call('HMGET', KEYS[1], 'term', 'mark' .. stage)
+local installed, mark = found[1] or '0', found[2] or '0'
 if installed ~= term then
   return {tonumber(installed) > mine and 'FENCED' or 'UNKNOWN', installed}
 end
+
+local count, newest, lives = match(mark, '^(%d+) ?(%w*)(.*)$')
+if not count then return {'DAMAGED'} end
+lives = newest .. lives
+local known, held, upper = tonumber(ARGV[3]), false, tonumber(count)
+for life, begin in string.gmatch(lives, '(%w+):(%d+)') do
+  begin = tonumber(begin)
+  if life == ARGV[4] and begin < known and known <= upper then held = true end
+  upper = begin
+end
+if not held and known > upper then return {'BEHIND', mark} end
 
 local n, first = #KEYS - 2, #KEYS[2] + 2 -- where the state's own key begins in its name
 local keys = {}
 for i = 1, n do keys[i] = sub(KEYS[i + 2], first) end
 local heads = call('HMGET', KEYS[2], unpack(keys))
 
-local changed, states, marks, m = {'CONFLICT'}, {}, {}, 0
+local changed, states, heads_after, m = {'CONFLICT'}, {}, {}, 0
 local versions, followings = {}, {} -- many states of a batch have the same head: each is read and made once
 for i = 1, n do
-  local head, expected, value = heads[i], ARGV[2 * i + 1], ARGV[2 * i + 2]
+  local head, expected, value = heads[i], ARGV[2 * i + 4], ARGV[2 * i + 5]
   local version = '0'
   if head then
     version = versions[head]
@@ -43,17 +58,29 @@ for i = 1, n do
     followings[expected] = following
   end
   if version == expected then
-    states[m + 1], states[m + 2], marks[m + 1], marks[m + 2], m = KEYS[i + 2], value, keys[i], following, m + 2
+    states[m + 1], states[m + 2], heads_after[m + 1], heads_after[m + 2], m = KEYS[i + 2], value, keys[i], following, m + 2
   elseif head ~= following or call('GET', KEYS[i + 2]) ~= value then
     changed[#changed + 1] = i - 1
   end
 end
 if #changed > 1 then return changed end
 
--- A write that WAIT can wait for, even when all the states were done before.
-call('HSET', KEYS[1], 'term', term)
-if m > 0 then
-  call('MSET', unpack(states))
-  call('HSET', KEYS[2], unpack(marks))
+if m == 0 then
+  -- A write that WAIT can wait for, though all the states were done before.
+  call('HSET', KEYS[1], 'term', term)
+  return mark
 end
-return 0
+local life = sub(match(call('INFO', 'server'), 'run_id:(%w+)') or '', 1, 12)
+if newest ~= life then
+  lives = life .. ':' .. count .. (lives ~= '' and ' ' .. lives or '')
+  lives = match(lives, '^' .. string.rep('%S+ ', 7) .. '%S+') or lives -- the newest eight
+end
+mark = (count + 1) .. ' ' .. lives
+if ARGV[5] == '' then
+  call('HSET', KEYS[1], 'term', term, 'mark' .. stage, mark)
+else
+  call('HSET', KEYS[1], 'term', term, 'mark' .. stage, mark, 'downstream' .. stage, ARGV[5])
+end
+call('MSET', unpack(states))
+call('HSET', KEYS[2], unpack(heads_after))
+return mark
