@@ -1,10 +1,12 @@
 """How Redis is set up: what is refused, what counts as durable, how it is reached."""
 
 import signal
+from contextlib import contextmanager
 
 import pytest
 
 from persistence.errors import Terminal, Transient
+from persistence.manifest import Manifest
 from persistence.protocol import Stored, Write
 from persistence.redis import open_store, preflight
 from tests.support.redis_server import DURABLE, encrypted, server, state_name, until
@@ -125,3 +127,74 @@ def test_a_unix_socket_reaches_the_same_states(stage, tmp_path):
         assert over_tcp.load(stage, [b"k"]) == {b"k": Stored(1, term, 0, b"first")}
         over_tcp.close()
         over_socket.close()
+
+
+@pytest.fixture
+def replicated():
+    """A primary, and a replica that has all of it."""
+    with server(*DURABLE) as primary, server(*DURABLE, "--replicaof", "127.0.0.1", str(primary.port)) as replica:
+        until(lambda: replica.client.info("replication")["master_link_status"] == "up")
+        yield primary, replica
+
+
+@contextmanager
+def frozen(replica):
+    replica.signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        replica.signal(signal.SIGCONT)
+
+
+WAITS = pytest.mark.parametrize(
+    ("options", "answered"), [("wait=1", r"WAIT was answered \[0\]"), ("waitaof=1,1", r"WAITAOF was answered \[1, 0\]")]
+)
+
+
+@WAITS
+def test_replicas_and_disks_are_waited_for_each_by_its_own_option(replicated, stage, options, answered):
+    primary, replica = replicated
+    store = open_store(f"{primary.url}?{options}&wait_timeout=0.3&retry_for=0.3")
+    patient = open_store(f"{primary.url}?{options}&timeout=30&wait_timeout=20&retry_for=1")
+    term = begun(patient, stage)
+    with frozen(replica), pytest.raises(Terminal, match=answered):
+        store.save(stage, [Write(b"k", 1, b"second")], term=term, batch=1)
+    patient.save(stage, [Write(b"k", 1, b"second")], term=term, batch=1)
+    assert replica.client.get(state_name(stage)) == b"second"
+    store.close()
+    patient.close()
+
+
+@WAITS
+def test_what_is_sent_again_waits_again_although_the_primary_has_it(replicated, stage, options, answered):
+    """A server answers a connection that wrote nothing at once: every repetition has to write."""
+    primary, replica = replicated
+    flow = stage.flow_ref
+    url = f"{primary.url}?{options}&wait_timeout=0.3&retry_for=0.3"
+    patient = open_store(f"{primary.url}?{options}&timeout=30&wait_timeout=20&retry_for=1")
+    begun(patient, stage)
+    manifest = Manifest(term=9, batch=0)
+    with frozen(replica):
+        for _ in range(2):
+            store = open_store(url)
+            with pytest.raises(Terminal, match=answered):
+                store.install_term(flow, 9)
+            store.close()
+        assert int(primary.client.hget(f"hw:{{{stage.flow}:1}}", "term")) == 9
+        for _ in range(2):
+            store = open_store(url)
+            with pytest.raises(Terminal, match=answered):
+                store.save_manifest(flow, manifest)
+            store.close()
+    patient.install_term(flow, 9)
+    with frozen(replica):
+        for _ in range(2):
+            store = open_store(url)
+            with pytest.raises(Terminal, match=answered):
+                store.save(stage, [Write(b"k", 1, b"second")], term=9, batch=1)
+            store.close()
+    patient.save(stage, [Write(b"k", 1, b"second")], term=9, batch=1)
+    assert replica.client.get(state_name(stage)) == b"second"
+    patient.save_manifest(flow, manifest)
+    assert replica.client.hget(f"hw:{{{stage.flow}:1}}", "manifest_head") == b"9 0"
+    patient.close()

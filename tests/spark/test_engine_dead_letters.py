@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
 
 from aggregations.errors import RunRefusedError
 from aggregations.source import Topic
@@ -179,3 +180,31 @@ def test_dead_letters_are_acknowledged_before_the_manifest_moves_and_repeated_wh
     world.run(flow)
     assert len(world.dead_letters()) >= 2
     world.check(flow)
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("what", ["dead letter", "output"])
+def test_nothing_is_persisted_until_the_broker_has_acknowledged_what_goes_out_before_it(
+    world: World, topic: Callable[..., str], path: Path, what: str
+) -> None:
+    # The broker takes no record that is older than it is itself when it arrives: it refuses all of them.
+    refusing = topic(name="refusing", message_timestamp_before_max_ms=0)
+    flow, good = fleet(world.topic, path), legs(20)
+    poison = [Sent(b"poison", b"N1", partition=1)] if what == "dead letter" else []
+    world.send([*(alone(leg) for leg in good), *poison])
+    if what == "output":
+        flow = flow.publish_states(refusing) if path == "columns" else flow.publish(refusing)
+    with pytest.raises(BrokerRefused, match="refusing"):
+        world.run(flow, dead_letters=refusing)
+    assert world.views(flow, "aircraft") == world.views(flow, "carrier") == {}
+    assert world.ends(flow) == {0: 0, 1: 0}
+    name = "message.timestamp.before.max.ms"
+    change = ConfigEntry(name, str(2**62), incremental_operation=AlterConfigOpType.SET)
+    admin = AdminClient({"bootstrap.servers": world.settings.bootstrap})
+    for done in admin.incremental_alter_configs(
+        [ConfigResource("topic", refusing, incremental_configs=[change])]
+    ).values():
+        done.result(30)
+    world.run(flow, dead_letters=refusing)
+    assert world.results(flow, "carrier") == totals(good, "carrier")
+    assert world.records(refusing)
