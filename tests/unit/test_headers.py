@@ -65,6 +65,7 @@ def test_a_cloudevent_without_a_required_attribute_is_refused(name: str) -> None
     ("name", "value", "reason", "text"),
     [
         ("ce_specversion", b"2.0", Reason.UNSUPPORTED_FORMAT, "a CloudEvents version other than 1$"),
+        ("ce_specversion", b"10.0", Reason.UNSUPPORTED_FORMAT, "a CloudEvents version other than 1$"),
         ("ce_time", b"yesterday", Reason.BAD_PAYLOAD, "ce_time is no RFC 3339 time$"),
         ("ce_time", b"2018-04-05T17:31:00", Reason.BAD_PAYLOAD, "ce_time has no offset from UTC$"),
         ("ce_type", b"\xff", Reason.BAD_PAYLOAD, "a CloudEvents header is not UTF-8$"),

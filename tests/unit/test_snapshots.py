@@ -2,16 +2,17 @@
 
 import itertools
 
+import polars as pl
 import pytest
 
 from aggregations.element import Record
-from aggregations.fields import Fields, count, mean
+from aggregations.fields import Fields, count, mean, total
 from aggregations.flow import Flow
 from aggregations.memory import MemoryRunner
 from aggregations.run import bind
-from aggregations.snapshots import Latest, Snapshot, read_snapshot
+from aggregations.snapshots import PAYLOAD_TYPE, Latest, Snapshot, read_snapshot
 from aggregations.source import Json, Topic
-from envelope import Envelope, EnvelopeError, Reason, encode
+from envelope import Envelope, EnvelopeError, Reason, decode, encode
 
 FLOW = (
     Flow("fleet")
@@ -43,6 +44,30 @@ def test_a_batch_of_duplicates_publishes_nothing_and_the_next_version_follows_th
     for batch in ([leg(0, "a")], [leg(0, "a")], [leg(1, "a")]):
         runner.process(batch)
     assert [read_snapshot(output.value).version for output in runner.outputs] == [1, 2]
+
+
+def test_a_newer_run_comes_before_a_later_attempt_of_an_older_one() -> None:
+    latest = Latest([(b"k", snapshot(2, term=1, attempt=3))])
+    assert latest.apply(b"k", snapshot(2, term=2, attempt=1))
+    assert not latest.apply(b"k", snapshot(2, term=1, attempt=4))
+
+
+def test_an_envelope_of_a_snapshot_says_where_it_belongs_and_what_it_is() -> None:
+    runner = MemoryRunner(FLOW, bind(FLOW, {}, "memory://snapshots-envelope"))
+    runner.process([leg(0, "a")])
+    [output] = runner.outputs
+    envelope = decode(output.value)
+    assert (envelope.key, envelope.destination) == (b"a", "aircraft.states")
+    assert (envelope.payload_type, envelope.content_type) == (PAYLOAD_TYPE, "application/json")
+
+
+def test_a_key_of_which_nothing_was_folded_has_no_snapshot() -> None:
+    strict = Fields(legs=count(), air=total(pl.col("tail").cast(pl.Int64)))
+    flow = Flow("holes").source(FLOW.topic).aggregate("aircraft", "tail", strict).publish_states("aircraft.states")
+    runner = MemoryRunner(flow, bind(flow, {}, "memory://snapshots-holes"))
+    runner.process([leg(0, "one"), leg(1, "2")])
+    assert [one.hole for one in runner.dead_letters] == [True]
+    assert [output.key for output in runner.outputs] == [b"2"]
 
 
 def test_whatever_the_order_of_arrival_the_newest_is_kept() -> None:
