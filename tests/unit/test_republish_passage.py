@@ -2,6 +2,7 @@
 
 import pickle
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -316,3 +317,18 @@ def test_retry_topics_are_used_one_after_the_other() -> None:
     assert [retry.next(attempt) for attempt in (1, 2, 3)] == ["r.5s", "r.1m", None]
     with pytest.raises(ValueError, match="delay"):
         RetryTopics({"r": -1})
+
+
+def test_an_envelope_that_was_written_for_another_topic_is_refused() -> None:
+    value = encode(replace(ENVELOPE, destination="elsewhere"))
+    assert refused(passage(), record(value)).reason is Reason.WRONG_DESTINATION
+    assert through(passage(), record(encode(replace(ENVELOPE, destination="legs"))))
+
+
+def test_key_and_headers_count_in_the_size_that_a_topic_takes() -> None:
+    limited = passage(targets={"out": 1500})
+    assert through(limited, record(headers=(("h", bytes(500)),)))
+    assert refused(limited, record(headers=(("h", bytes(1500)),))).reason is Reason.PAYLOAD_TOO_LARGE
+    assert refused(limited, record(headers=(("h" * 1500, None),))).reason is Reason.PAYLOAD_TOO_LARGE
+    wide = passage(lambda r: Output(key=bytes(1500)), targets={"out": 1500})
+    assert refused(wide, record()).reason is Reason.PAYLOAD_TOO_LARGE
