@@ -23,6 +23,7 @@ from jobs.republish import (
     Wrapping,
     identity,
 )
+from jobs.republish.retry import RETRY_DUE, due_ms
 from tests.messages import Leg
 
 TOPIC_ID = "PxoY3ACJQLqZcIuB3RIpew"
@@ -332,3 +333,9 @@ def test_key_and_headers_count_in_the_size_that_a_topic_takes() -> None:
     assert refused(limited, record(headers=(("h" * 1500, None),))).reason is Reason.PAYLOAD_TOO_LARGE
     wide = passage(lambda r: Output(key=bytes(1500)), targets={"out": 1500})
     assert refused(wide, record()).reason is Reason.PAYLOAD_TOO_LARGE
+
+
+def test_a_record_that_was_retried_twice_is_due_when_its_last_retry_says() -> None:
+    first, last = (RETRY_DUE, b"1000"), (RETRY_DUE, b"5000")
+    assert due_ms([first, ("other", b"9000"), last]) == 5000
+    assert due_ms([first, (RETRY_DUE, b"soon")]) == due_ms([first, (RETRY_DUE, None)]) == due_ms([]) == 0
