@@ -66,7 +66,7 @@ def test_a_state_that_is_full_of_holes_stops_the_flow_until_its_letters_are_disc
     # What was discarded is not folded when it is redriven after all; the letter that still has its hole is.
     redrive(world.settings, world.dead, apply=True)
     report = world.run(flow)
-    assert set(verdicts(report)[stage]) <= {"duplicate", "unproven", "rejected"}
+    assert set(verdicts(report)[stage]) <= {"duplicate", "copy", "rejected"}
     assert world.results(flow, "carrier") == folded
 
 
