@@ -28,6 +28,7 @@ from envelope import (
     in_order,
 )
 from envelope.lineage import Redriven
+from envelope.windows import Room
 
 _HELD = frozenset({Verdict.DUPLICATE, Verdict.DUPLICATE_IN_BATCH})
 _FIRST_SEEN = frozenset({Verdict.ACCEPTED, Verdict.LATE, Verdict.NEW_LANE})
@@ -228,6 +229,7 @@ def _fold_key(
     state = _copy(before.fold if before.folded else stage.fold.zero())
     result = _Folded()
     folded: list[Standing] = []
+    room = Room(before.windows)
     for place in in_order(standings):
         i, decision = rows[place], decided[place]
         arrival = arrivals[i]
@@ -235,6 +237,11 @@ def _fold_key(
             decision = Decision(arrival.incarnation, fold=True)
         result.decisions[i] = decision
         if not decision.fold:
+            continue
+        if (full := room.take(arrival.standing)) is not None:
+            result.failures.append((i, *full))
+            if not careful:
+                break
             continue
         kept = _copy(state) if careful else None
         try:

@@ -7,10 +7,14 @@ one by one, everything at or below the floor only as "below".
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
+from operator import itemgetter
 from typing import NamedTuple
 
+from envelope.errors import Reason
 from envelope.lanes import group_of
-from envelope.lineage import Position, Route, Siblings, Standing, position_order
+from envelope.limits import MAX_INDEX
+from envelope.lineage import NO_INDEX, Position, Route, Siblings, Standing, position_order
 from envelope.verdict import Verdict
 
 WINDOW = 32
@@ -21,7 +25,13 @@ HEALED = 1024
 """Positions remembered per group that were folded late: below a floor, or because a list of dead letters said so."""
 HOLES = 1024
 """Dead-lettered positions per state."""
+SIBLINGS = 1024
+"""Messages of one root without fan-out index that a state tells apart."""
+KNOWN_LANES = 1 << 14
+"""Lanes per state, retired ones included: none is forgotten, because a topic on its way, or a dead letter, may deliver
+again at any time. Kafka's topics rarely have more than a hundred partitions; a hundred times a hundred fit."""
 
+_ABOVE = MAX_INDEX + 1  # every fan-out index
 _SEARCH = 16  # positions that are put into a set in the time of one search
 
 
@@ -48,11 +58,14 @@ class Window:
         held: The highest positions folded, ascending.
         floor: The highest position folded and no longer held; None when all are held.
         used: Batch that last added to it.
+        loose: It holds positions without a fan-out index. Those of one root come in any order, so it counts roots
+            instead of them, and holds all of one root or none.
     """
 
     held: tuple[Position, ...] = ()
     floor: Position | None = None
     used: int = 0
+    loose: bool = field(default=False, compare=False, repr=False)
 
     @property
     def highest(self) -> Position | None:
@@ -68,6 +81,11 @@ class Window:
         """Whether `position` is at or below the floor."""
         return self.floor is not None and position <= self.floor
 
+    @property
+    def retires(self) -> bool:
+        """Whether `retired` would make it smaller."""
+        return bool(self.held) and not (self.loose and self.held[0][0] == self.held[-1][0])
+
     def adding(self, positions: Iterable[Position], size: int = WINDOW, used: int = 0) -> "Window":
         """Return the window with these positions held, and the lowest ones evicted beyond `size`.
 
@@ -75,8 +93,8 @@ class Window:
         """
         fresh = {position for position in positions if not self.reaches(position)}
         every = sorted(fresh.union(self.held))
-        cut = max(len(every) - size, 0)
-        return Window(tuple(every[cut:]), every[cut - 1] if cut else self.floor, max(self.used, used))
+        loose = self.loose or any(map(is_loose, fresh))
+        return self._holding(every, _cut(every, size, loose=loose), max(self.used, used), loose=loose)
 
     def healing(self, positions: Iterable[Position], batch: int) -> "Window":
         """Return the window with positions held that were folded late, in no order of their own.
@@ -93,8 +111,40 @@ class Window:
         return Window(tuple(sorted(fresh.union(old[cut:]))), floor, max(self.used, batch))
 
     def retired(self) -> "Window":
-        """Return the window with its floor at its highest position, and nothing else."""
-        return Window((), max((at for at in (self.highest, self.floor) if at is not None), default=None))
+        """Return the window with its floor at its highest position, and nothing else.
+
+        Of a root whose messages have no index more may come, in any order: they stay.
+        """
+        cut = _cut(self.held, 1, loose=True) if self.loose else len(self.held)
+        kept = self.held[cut:] if any(map(is_loose, self.held[cut:])) else ()
+        # What was folded late may all lie below the floor.
+        gone = [at for at in (*self.held[: len(self.held) - len(kept)][-1:], self.floor) if at is not None]
+        return Window(kept, max(gone, default=None), loose=bool(kept))
+
+    def _holding(self, every: Sequence[Position], cut: int, used: int, *, loose: bool) -> "Window":
+        """The window with the positions from `cut` on."""
+        kept = tuple(every[cut:])
+        return Window(kept, every[cut - 1] if cut else self.floor, used, loose and any(map(is_loose, kept)))
+
+
+def is_loose(position: Position) -> bool:
+    """Whether a position lacks a fan-out index: its siblings come in any order."""
+    return NO_INDEX in position
+
+
+def _cut(every: Sequence[Position], size: int, *, loose: bool) -> int:
+    """Number of positions to evict from the lowest on, so that `size` stay; siblings without an index count as one."""
+    if len(every) <= size or not loose:
+        return max(len(every) - size, 0)
+    cut = len(every)
+    for _, same in groupby(reversed(every), itemgetter(0)):
+        root = list(same)
+        count = 1 if any(map(is_loose, root)) else len(root)
+        if count > size:
+            return cut - size
+        size -= count
+        cut -= len(root)
+    return cut
 
 
 class Group:
@@ -125,6 +175,13 @@ class Group:
                 return any(window.holds(position) for window in self._windows)
             self._all = set().union(*(window.held for window in self._windows))
         return position in self._all
+
+    def of_root(self, offset: int | str) -> set[Position]:
+        """The positions of one root that they hold."""
+        held: set[Position] = set()
+        for window in self._windows:
+            held.update(window.held[bisect_left(window.held, (offset,)) : bisect_left(window.held, (offset, _ABOVE))])
+        return held
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,6 +307,40 @@ class Windows:
         return replace(self, holes={**self.holes, one.group: present | {one.position}})
 
 
+class Room:
+    """What a state has room for while a batch is folded into it.
+
+    Args:
+        windows: The windows before the batch.
+    """
+
+    def __init__(self, windows: Windows) -> None:
+        self._windows = windows
+        self._opened: set[str] = set()
+        self._siblings: dict[tuple[str, int | str], set[Position]] = {}
+
+    def take(self, one: Standing) -> tuple[Reason, str] | None:
+        """Take a message that is to be folded; or the reason code and the rule, where there is no room for it."""
+        if one.lane not in self._windows.lanes and one.lane not in self._opened:
+            if len(self._windows.lanes) + len(self._opened) >= KNOWN_LANES:
+                return Reason.TOO_MANY_LANES, f"its key comes over more than {KNOWN_LANES} lanes"
+            self._opened.add(one.lane)
+        if not is_loose(one.position):
+            return None
+        siblings = self._siblings_of(one)
+        if one.position not in siblings and len(siblings) >= SIBLINGS:
+            return Reason.TOO_MANY_SIBLINGS, f"its root has more than {SIBLINGS} messages without a fan-out index"
+        siblings.add(one.position)
+        return None
+
+    def _siblings_of(self, one: Standing) -> set[Position]:
+        root = (one.group, one.position[0])
+        if root not in self._siblings:
+            group = self._windows.group(one.group)
+            self._siblings[root] = set() if group is None else group.of_root(one.position[0])
+        return self._siblings[root]
+
+
 def _healed(group: str) -> str:
     """Lane that remembers what of a group was folded late. No lane of a path begins like this."""
     return f"!{group}"
@@ -262,7 +353,7 @@ def is_healed(lane: str) -> bool:
 
 def retire(known: dict[str, Window], limit: int, batch: int) -> tuple[str, ...]:
     """Retire the lanes that are beyond the limit, those first that were used last longest ago, and return their names."""
-    active = [lane for lane, window in known.items() if window.held]
+    active = [lane for lane, window in known.items() if window.retires]
     late = [lane for lane in active if is_healed(lane)]
     paths = [lane for lane in active if not is_healed(lane)] if late else active
     # They give way to no other lane, and what this batch holds is needed until it is committed.

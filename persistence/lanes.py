@@ -18,6 +18,8 @@ import msgspec
 
 from envelope import Position, Window
 from envelope.lanes import lane_of, parts_of
+from envelope.lineage import NO_INDEX
+from envelope.windows import is_loose
 from persistence.seal import DamagedError
 
 Column: TypeAlias = int | str | list[int | str]
@@ -105,14 +107,16 @@ def _lane(window: Window, at: tuple[int, ...]) -> Lane:
 def _window(lane: Lane) -> Window:
     floor = None if lane.floor is None else tuple(lane.floor)
     if not lane.held:
-        return Window(tuple(map(tuple, lane.ragged)), floor, lane.used)
+        ragged = tuple(map(tuple, lane.ragged))
+        return Window(ragged, floor, lane.used, any(map(is_loose, ragged)))
     offsets = _offsets(lane.held)
     columns = [one if isinstance(one, list) else repeat(one, len(offsets)) for one in lane.index]
     try:
         held = tuple(zip(offsets, *columns, strict=True))
     except ValueError:
         raise DamagedError("a lane's positions do not fit together") from None
-    return Window(held, floor, lane.used)
+    loose = any(one == NO_INDEX or (isinstance(one, list) and NO_INDEX in one) for one in lane.index)
+    return Window(held, floor, lane.used, loose)
 
 
 def _steps(ascending: Sequence[Any]) -> list[int]:

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from envelope import Position, Window, Windows
+from envelope.windows import is_loose
 from persistence.errors import Corrupt
 from persistence.lanes import Lane, Retired, packed, unpacked
 from persistence.protocol import StageRef
@@ -112,4 +113,4 @@ def _window(lane: _Lane1) -> Window:
     held: tuple[Position, ...]
     # One iterator taken `width` times yields the positions.
     held = tuple(zip(*[iter(flat)] * width, strict=True)) if flat else tuple(map(tuple, lane.ragged))
-    return Window(held, None if lane.floor is None else tuple(lane.floor), lane.used)
+    return Window(held, None if lane.floor is None else tuple(lane.floor), lane.used, any(map(is_loose, held)))

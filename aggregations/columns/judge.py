@@ -17,7 +17,7 @@ import numpy.typing as npt
 from aggregations.columns.order import Ints, Mask, distinct_lanes, fold_order, numbered, positions_of
 from aggregations.columns.signature import Place
 from envelope import Position, Verdict, Window, Windows
-from envelope.windows import Group, is_healed
+from envelope.windows import KNOWN_LANES, Group, is_healed
 
 VERDICTS: Final = tuple(Verdict)
 """Verdicts by their number in `Judged.verdicts`."""
@@ -74,6 +74,8 @@ def judge(
     _new_lanes(batch, held, verdicts, fold)
     pure_keys = np.fromiter((bool(one.holes) or _has_healed(one) for one in windows), np.bool_, len(windows))
     pure_keys[keys[exotic]] = True
+    pure_keys[held.loose] = True
+    pure_keys[_crowded(batch, held)] = True
     pure_keys[_across_lanes(batch, same, repeats)] = True
     verdicts_by_row, fold_by_row = np.empty_like(verdicts), np.empty_like(fold)
     verdicts_by_row[order], fold_by_row[order] = verdicts, fold
@@ -111,25 +113,29 @@ class _Held:
 
     Attributes:
         pair_of: Pair of every row.
+        keys: Key of every pair.
         own: Window of each pair's lane.
         groups: What its key's state holds in the lane's group, where other lanes may hold something.
         highest: Root offset of the highest position that the lane has or another lane of the group holds.
         floor: Root offset below which the lane's floor is and no lane of the group holds anything.
+        loose: Keys with a lane that holds positions without an index.
     """
 
     pair_of: Ints
+    keys: Ints
     own: list[Window | None]
     groups: list[Group | None]
     highest: Ints
     floor: Ints
+    loose: list[int]
 
 
 def _held(batch: _Sorted) -> _Held:
     count = max(len(batch.places), 1)
     pairs, pair_of = numbered(batch.keys * count + batch.lanes, len(batch.windows) * count)
-    held = _Held(pair_of, [], [], np.empty(len(pairs), np.int64), np.empty(len(pairs), np.int64))
-    highest, floors = [], []
-    for key, lane in zip((pairs // count).tolist(), (pairs % count).tolist(), strict=True):
+    keys, lane_of = pairs // count, (pairs % count).tolist()
+    owns, groups, highest, floors, loose = [], [], [], [], []
+    for key, lane in zip(keys.tolist(), lane_of, strict=True):
         windows = batch.windows[key]
         own = group = None
         top = floor = _NOWHERE
@@ -140,14 +146,24 @@ def _held(batch: _Sorted) -> _Held:
                 group = windows.group(group_name)
             if own is not None:
                 top, floor = _offset(own.held[-1] if own.held else own.floor), _offset(own.floor)
+                if own.loose:
+                    loose.append(key)
             if group is not None:
                 top, floor = max(top, _offset(group.highest)), min(floor, _offset(group.lowest))
-        held.own.append(own)
-        held.groups.append(group)
+        owns.append(own)
+        groups.append(group)
         highest.append(top)
         floors.append(floor)
-    held.highest[:], held.floor[:] = highest, floors
-    return held
+    return _Held(pair_of, keys, owns, groups, np.array(highest, np.int64), np.array(floors, np.int64), loose)
+
+
+def _crowded(batch: _Sorted, held: _Held) -> Ints:
+    """Keys that may have no room for all of their new lanes."""
+    lanes = np.fromiter((len(one.lanes) for one in batch.windows), np.int64, len(batch.windows))
+    if int(lanes.max(initial=0)) + len(batch.places) <= KNOWN_LANES:
+        return np.zeros(0, np.int64)
+    opened = np.bincount(held.keys[[own is None for own in held.own]], minlength=len(lanes))
+    return np.flatnonzero(lanes + opened > KNOWN_LANES)
 
 
 def _offset(position: Position | None) -> int:

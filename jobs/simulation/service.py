@@ -223,7 +223,7 @@ class Service:
             for output in passage.outputs(payload):
                 kept = record.key is None and output["k"] == payload["k"]
                 key = None if kept else output["k"].encode()
-                yield Output(_encode_json(output), key=key, event_id=output["id"], topic=passage.target_of(output))
+                yield Output(_encode_json(output), key=key, event_id=_identity(output), topic=passage.target_of(output))
             if passage.retries_behind(record.topic) and _is_trouble(payload, life):
                 raise RuntimeError("this try fails, another one may not")
             if passage.refuses(payload):
@@ -242,6 +242,11 @@ class Service:
             if passage.spread:
                 partition = digest(payload_of(value)["id"], str(self.lives))
         self.deliver(Outgoing(topic, key, value, headers, partition))
+
+
+def _identity(payload: Payload) -> str:
+    """An event id: unique, the same in every life, and in no order."""
+    return f"{digest(payload['id'])}-{payload['id']}"
 
 
 def _is_trouble(payload: Payload, life: int) -> bool:

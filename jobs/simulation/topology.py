@@ -289,8 +289,9 @@ def draw(random: Random) -> Spec:
     keyless = not growth and random.random() < 0.3
     # What a service re-sends without a key goes to any partition; the first one that gives it a key ends that.
     scattered = keyless and any(one.rekey != "change" or one.spread for one in passages if one.source in roots)
-    # Where first deliveries rise in every lane, and no message ever changes its lane, the smallest window is enough.
-    disorder = bool(trouble) or (bool(growth) and not kept_key) or scattered
+    # Where first deliveries rise in every lane, and no message ever changes its lane, the smallest window is enough:
+    # siblings without an index come in any order, but a window counts their roots.
+    disorder = trouble not in ("", "foreign") or (bool(growth) and not kept_key) or scattered
     return Spec(
         roots=roots,
         partitions={topic: random.choice([1, 2, 2, 3]) for topic in topics},

@@ -10,6 +10,7 @@ from aggregations.columns.order import sorted_rows
 from aggregations.columns.schema import MISSING
 from aggregations.columns.windows import fold_windows
 from envelope import Standing, Verdict, Windows, group_of, in_order
+from envelope.lineage import NO_INDEX
 
 LANES = ["a:0#i", "b:1#i>r>c:1", "a:0#i>r>b:0", "a:0#i>r>b:1", "a:1#i>r>b:0", "a:0#i>s>b", "a:0#i>s>b>r>c"]
 WIDTHS = [1, 2, 2, 2, 2, 2, 3]
@@ -26,7 +27,8 @@ exotic_now_and_then = st.integers(0, 40).map(lambda number: number == 7)
 def histories(draw: st.DrawFn) -> list[list[Message]]:
     """Batches for few keys and few lanes, so that windows fill, overlap and evict."""
     lanes = draw(st.lists(st.integers(0, len(LANES) - 1), min_size=1, max_size=4, unique=True))
-    positions = st.tuples(offsets, st.integers(-1, 1), st.integers(0, 1))
+    # One message without an index leaves its key to the pure code.
+    positions = st.tuples(offsets, st.integers(draw(st.sampled_from([0, 0, 0, -1])), 1), st.integers(0, 1))
     keys = st.integers(0, draw(st.integers(0, KEYS - 1)))
     messages = st.tuples(keys, st.sampled_from(lanes), positions, exotic_now_and_then)
     return draw(st.lists(st.lists(messages, max_size=16), max_size=5))
@@ -37,6 +39,11 @@ def standing(message: Message) -> Standing:
     return Standing(LANES[lane], group_of(LANES[lane]), position[: WIDTHS[lane]])
 
 
+def is_exotic(message: Message) -> bool:
+    """What lacks an index always is."""
+    return message[3] or NO_INDEX in standing(message).position
+
+
 def arrays(batch: list[Message]) -> tuple[np.ndarray, np.ndarray, list[np.ndarray], np.ndarray]:
     positions = [
         [position[i] if i < WIDTHS[lane] else MISSING for _, lane, position, _ in batch] for i in range(max(WIDTHS))
@@ -45,7 +52,7 @@ def arrays(batch: list[Message]) -> tuple[np.ndarray, np.ndarray, list[np.ndarra
         np.array([key for key, *_ in batch], np.int64),
         np.array([lane for _, lane, *_ in batch], np.int64),
         [np.array(component, np.int64) for component in positions],
-        np.array([exotic for *_, exotic in batch], np.bool_),
+        np.array([is_exotic(message) for message in batch], np.bool_),
     )
 
 
@@ -54,6 +61,10 @@ def crosses_lanes(standings: list[Standing]) -> bool:
     for one in standings:
         lanes.setdefault((one.group, one.position), set()).add(one.lane)
     return any(len(names) > 1 for names in lanes.values())
+
+
+def is_loose(windows: Windows, standings: list[Standing]) -> bool:
+    return any(one.lane in windows.lanes and windows.lanes[one.lane].loose for one in standings)
 
 
 @settings(max_examples=300, deadline=None)
@@ -92,7 +103,8 @@ def test_every_verdict_and_every_window_is_that_of_the_pure_code(
             decisions = windows[key].judge(standings)
             folded = [one for one, decision in zip(standings, decisions, strict=True) if decision.fold]
             after, gone = windows[key].folding(folded, size=SIZE, lanes=MOST_LANES, batch=number)
-            pure = bool(windows[key].holes) or any(batch[i][3] for i in rows) or crosses_lanes(standings)
+            exotics = any(is_exotic(batch[i]) for i in rows)
+            pure = bool(windows[key].holes) or exotics or crosses_lanes(standings) or is_loose(windows[key], standings)
             assert judged.pure[rows].tolist() == [pure] * len(rows)
             if not pure:
                 verdicts = [(VERDICTS[judged.verdicts[i]], bool(judged.fold[i])) for i in rows]

@@ -23,7 +23,8 @@ def run(batches: list[list[Standing]], size: int = SIZE) -> tuple[list[tuple[Sta
     return log, windows
 
 
-standings = st.builds(standing, st.sampled_from(LANES), st.integers(0, 12), st.integers(0, 2))
+# -1 stands for an index that is missing.
+standings = st.builds(standing, st.sampled_from(LANES), st.integers(0, 12), st.integers(-1, 2), st.integers(-1, 1))
 batches = st.lists(st.lists(standings, max_size=8), max_size=8)
 
 
@@ -94,3 +95,32 @@ def test_judging_a_batch_message_by_message_decides_the_same(history: list[list[
                 current, _ = current.folding([batch[i]], size=SIZE, batch=number)
         assert at_once == one_by_one
         windows = current
+
+
+@settings(max_examples=3 * settings.default.max_examples)
+@given(st.data())
+def test_siblings_without_an_index_are_folded_once_wherever_batches_end(data: st.DataObject) -> None:
+    """Roots rise, their siblings come in any order over the lanes of a group, and all of it comes again from anywhere."""
+    group, lanes = "a:0#i>r>b", ["a:0#i>r>b:0", "a:0#i>r>b:1"]
+    counts = data.draw(st.lists(st.integers(0, 2 * SIZE), min_size=1, max_size=8), label="siblings of each root")
+    roots = [
+        [Standing(data.draw(st.sampled_from(lanes)), group, (root, -1, f"id{n}")) for n in range(count)]
+        for root, count in enumerate(counts)
+    ]
+    deliveries: list[Standing] = []
+    for root, siblings in enumerate(roots):
+        deliveries += data.draw(st.permutations(siblings), label="order")
+        if data.draw(st.booleans(), label="rewind"):
+            back = data.draw(st.integers(0, root), label="to")
+            deliveries += [one for again in roots[back : root + 1] for one in again[::-1]]
+    history: list[list[Standing]] = [[]]
+    for one in deliveries:
+        if data.draw(st.integers(0, 3), label="border") == 0:
+            history.append([])
+        history[-1].append(one)
+    log, windows = run(history, size=data.draw(st.integers(1, SIZE), label="window"))
+    assert sorted(one.position for one, _, fold in log if fold) == sorted(
+        one.position for root in roots for one in root
+    )
+    for window in windows.lanes.values():
+        assert len({position[0] for position in window.held}) <= SIZE

@@ -1,12 +1,14 @@
 """What happens to a record when one of its items fails: it is folded whole or not at all, and leaves holes."""
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
 from aggregations.fields import Fields, count, total
 from aggregations.stage import KeyState, fold_stage
-from envelope import EnvelopeError, HolesFullError, Reason, Route, Siblings, Windows
+from envelope import EnvelopeError, HolesFullError, Reason, Route, Siblings, Window, Windows
+from envelope.windows import KNOWN_LANES, SIBLINGS
 from tests.support.stages import FOLDS, LANE, Log, again, arrival, fold, stage, verdicts
 
 
@@ -214,3 +216,53 @@ def test_a_failed_sibling_that_nothing_tells_apart_leaves_no_hole_beside_the_fol
     outcome = fold(batch, siblings=siblings)
     assert verdicts(outcome) == expected
     assert outcome.states[b"k"].windows.holes == {}
+
+
+def siblings_of(root, count, *, lane=LANE, group=LANE, first=0):
+    """Messages of one root that only their event ids tell apart."""
+    return [
+        replace(one, standing=replace(one.standing, position=(root, -1, f"id{n:04}")))
+        for n in range(first, first + count)
+        for one in [arrival(root, b"k", f"v{n}", own=10_000 * root + n, lane=lane, group=group)]
+    ]
+
+
+def test_more_siblings_without_an_index_than_a_state_tells_apart_are_dead_letters_and_none_is_lost():
+    first = fold(siblings_of(7, 700))
+    outcome = fold(siblings_of(7, 700, first=400), again(first))
+    counts = Counter(verdicts(outcome))
+    assert (counts["duplicate"], counts["rejected"]) == (300, 1100 - SIBLINGS)
+    rejected = [one for one in outcome.decided if one.reason]
+    assert {(one.reason, one.hole) for one in rejected} == {(Reason.TOO_MANY_SIBLINGS, True)}
+    states = again(outcome, again(first))
+    assert len(states[b"k"].fold) == SIBLINGS
+    assert len(states[b"k"].windows.holes[LANE]) == 1100 - SIBLINGS
+    # Behind as many roots as the window has there is room again, and what was refused comes back.
+    states = again(fold([one for root in range(8, 41) for one in siblings_of(root, 1)], states), states)
+    back = fold([one.arrival for one in rejected], states)
+    assert set(verdicts(back)) == {"redriven"}
+    assert set(verdicts(fold([one.arrival for one in rejected], again(back, states)))) == {"below_floor"}
+
+
+def test_siblings_are_counted_over_all_lanes_of_their_group():
+    lanes = [f"{LANE}>r>b:{n}" for n in range(4)]
+    loaded = {}
+    for n, lane in enumerate(lanes):
+        outcome = fold(siblings_of(7, 300, lane=lane, group=f"{LANE}>r>b", first=300 * n), loaded)
+        loaded = again(outcome, loaded)
+    assert Counter(one.reason for one in outcome.decided) == {
+        None: SIBLINGS - 900,
+        Reason.TOO_MANY_SIBLINGS: 1200 - SIBLINGS,
+    }
+    assert len(loaded[b"k"].fold) == SIBLINGS
+
+
+def test_a_message_of_one_lane_more_than_a_state_knows_is_a_dead_letter():
+    full = {b"k": KeyState([], Windows({f"legs:{n}#T1": Window((), (0, 0)) for n in range(1, KNOWN_LANES)}), 1)}
+    arrivals = [arrival(n, lane=f"{LANE}{n}", own=n) for n in range(3)] + [arrival(9, lane="legs:1#T1", own=9)]
+    outcome = fold(arrivals, full)
+    assert verdicts(outcome) == ["new_lane", "rejected", "rejected", "accepted"]
+    assert [one.reason for one in outcome.decided] == [None, *[Reason.TOO_MANY_LANES] * 2, None]
+    states = again(outcome, full)
+    assert len(states[b"k"].windows.lanes) == KNOWN_LANES
+    assert set(states[b"k"].windows.holes) == {f"{LANE}1", f"{LANE}2"}

@@ -122,6 +122,52 @@ def test_a_retired_lane_keeps_its_floor_and_nothing_else() -> None:
     assert Window((), (4,), 7).retired() == Window((), (4,))
 
 
+def sibling(root: int, name: str, lane: str = "a:0#i>r>b:0") -> Standing:
+    return at(root, -1, name, lane=lane, group="a:0#i>r>b")
+
+
+def folded(windows: Windows, *arrivals: Standing, **options: int) -> Windows:
+    decisions = windows.judge(arrivals)
+    return windows.folding([one for one, made in zip(arrivals, decisions, strict=True) if made.fold], **options)[0]
+
+
+def test_siblings_without_an_index_count_as_one_and_are_evicted_together() -> None:
+    names = [f"{n:03}" for n in range(100)]
+    windows = folded(Windows(), *(sibling(7, name) for name in names[::2]), size=2)
+    windows = folded(windows, *(sibling(7, name) for name in names), *(sibling(8, name) for name in names), size=2)
+    [window] = windows.lanes.values()
+    assert (len(window.held), window.floor) == (200, None)
+    [window] = folded(windows, sibling(9, "a"), size=2).lanes.values()
+    assert (len(window.held), window.floor) == (101, (7, -1, "099"))
+
+
+def test_siblings_without_an_index_are_told_apart_over_all_lanes_of_their_group() -> None:
+    windows = Windows()
+    for n in range(100):
+        windows = folded(windows, sibling(7, f"{n * 37 % 100:03}", f"a:0#i>r>b:{n % 3}"), size=1)
+    assert sum(len(window.held) for window in windows.lanes.values()) == 100
+    copies = [sibling(7, f"{n:03}", f"a:0#i>r>b:{n % 4}") for n in range(100)]
+    assert set(verdicts(windows, *copies)) == {"duplicate"}
+
+
+def test_where_only_some_messages_of_a_root_lack_an_index_all_of_them_stay_together() -> None:
+    window = Window().adding([(5, 0, 0), (5, 0, -1, "x"), (5, 1, 0), (4, 0, 0), (4, 0, 1), (4, 1, 0)], size=3)
+    assert (window.held[0], window.floor) == ((4, 0, 1), (4, 0, 0))
+    assert window.adding([(6, 0, 0)], size=1) == Window(((6, 0, 0),), (5, 1, 0))
+
+
+def test_a_lane_that_is_retired_keeps_the_siblings_of_its_last_root() -> None:
+    windows = folded(Windows(), sibling(6, "q"), sibling(7, "m"), sibling(7, "x"), lanes=1, batch=1)
+    windows = folded(windows, sibling(8, "a", "a:0#i>r>b:1"), sibling(9, "b", "a:0#i>r>b:1"), lanes=1, batch=2)
+    assert verdicts(windows, sibling(6, "q"), sibling(7, "b"), sibling(7, "m")) == ["below_floor", "late", "duplicate"]
+    assert windows.lanes["a:0#i>r>b:0"].held == ((7, -1, "m"), (7, -1, "x"))
+
+
+def test_a_lane_whose_last_position_has_an_index_is_retired_to_it() -> None:
+    window = Window().adding([(5, -1, "x"), (6, 0)])
+    assert (window.loose, window.retired()) == (True, Window((), (6, 0)))
+
+
 def test_what_a_group_holds_is_found_however_often_it_is_asked() -> None:
     """Few questions search the windows, many make a set of them."""
     group = Group([Window(tuple((n, 0) for n in range(start, 100, 2))) for start in (0, 1)])

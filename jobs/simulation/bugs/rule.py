@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from aggregations.ledger import Ledger
-from envelope import Decision, Lineage, Route, Siblings, Standing, Verdict, Window, Windows
+from envelope import Decision, Lineage, Route, Siblings, Standing, Verdict, Window, Windows, windows
 from envelope.lineage import Edge
 from jobs.simulation.patch import Patch, original
 
@@ -77,6 +77,10 @@ def _forgets_healed(self: Windows, folded: Any, **options: Any) -> Any:
     return _folding(self, [replace(one, route=Route.PLAIN) for one in folded], **options)
 
 
+def _counted(every: Sequence[Any], size: int, *, loose: bool) -> int:
+    return max(len(every) - size, 0)
+
+
 _names = original(Lineage, "_names")
 _standing = original(Lineage, "standing")
 
@@ -132,6 +136,17 @@ BUGS: Mapping[str, tuple[str, Sequence[Patch]]] = {
         [(Window, "adding", _adding(lambda before, made: replace(made, floor=None)))],
     ),
     "window-evicts-highest": ("a full window keeps its lowest positions", [(Window, "adding", _lowest_kept)]),
+    "siblings-split": (
+        "a window counts siblings without an index one by one",
+        [(windows, "_cut", _counted)],
+    ),
+    "siblings-retired": (
+        "a retired lane forgets the siblings of its last root",
+        [
+            (Window, "retires", property(lambda self: bool(self.held))),
+            (Window, "retired", lambda self: Window((), self.highest)),
+        ],
+    ),
     "positions-as-text": ("positions are ordered as text", [(Window, "adding", _sorted_as_text)]),
     "lane-retired-to-nothing": (
         "a retired lane forgets its floor",
