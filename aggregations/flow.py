@@ -36,7 +36,7 @@ from aggregations.operators import (
 from aggregations.source import Topic
 from envelope import EnvelopeError
 from envelope.limits import check_topic
-from envelope.windows import LANES, WINDOW
+from envelope.windows import LANES
 
 __all__ = [
     "Aggregate",
@@ -161,7 +161,7 @@ class Flow(Generic[T]):
         fold: Fields | Fold[Any],
         *,
         co_partitioned: bool = True,
-        window: int = WINDOW,
+        window: int | None = None,
         lanes: int = LANES,
         emit: Callable[[Element[Any], Any], Iterable[Any]] | None = None,
         store: str = "",
@@ -175,7 +175,7 @@ class Flow(Generic[T]):
             )
         if any(isinstance(step, Aggregate) and step.name == name for step in self.steps):
             raise FlowError(f"flow {self.name!r} has a stage {name!r} already")
-        if min(window, lanes) < 1:
+        if lanes < 1 or (window is not None and window < 1):
             raise FlowError(f"stage {name!r}: window and lanes must be at least 1")
         if isinstance(fold, type) or not isinstance(fold, Fields | Fold):
             raise FlowError(

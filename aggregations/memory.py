@@ -199,6 +199,7 @@ class MemoryRunner:
         batch.outcomes[stage.name] = outcome
         batch.report.verdicts[stage.name] = outcome.verdicts
         batch.report.retired += outcome.retired
+        batch.report.keyless += Counter({stage.name: outcome.keyless})
         batch.deaths.decided(stage.name, outcome.decided)
         batch.outputs += snapshots_of(
             stage,

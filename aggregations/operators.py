@@ -14,7 +14,7 @@ from aggregations.expressions import Expression, columns_of, describe_expression
 from aggregations.fields import Fields
 from aggregations.folds import Fold
 from aggregations.integers import select_exact
-from envelope.windows import LANES, WINDOW
+from envelope.windows import LANES
 
 Predicate: TypeAlias = Expression | Callable[[Element[Any]], bool]
 Key: TypeAlias = Expression | Callable[[Element[Any]], str | bytes | int | None]
@@ -79,7 +79,7 @@ class Aggregate:
         key: What it is keyed by.
         fold: `Fields(...)` or a class with `zero` and `fold`.
         co_partitioned: Records of one key are in one partition of the topic: no shuffle is needed. First stage only.
-        window: Positions remembered per lane of a state.
+        window: Positions remembered per lane of a state; None for 32, and 1,024 where records without a key come.
         lanes: Lanes with a window per state.
         emit: Makes a collection of each accepted element and the state after it; None forwards the element itself.
         store: URL of the store when nothing else is bound at run time.
@@ -91,7 +91,7 @@ class Aggregate:
     key: Key
     fold: Fields | Fold[Any]
     co_partitioned: bool = True
-    window: int = WINDOW
+    window: int | None = None
     lanes: int = LANES
     emit: Callable[[Element[Any], Any], Iterable[Any]] | None = None
     store: str = ""

@@ -43,6 +43,8 @@ class Report:
         filtered: Elements that a filter left out.
         outputs: Messages published.
         retired: Lanes retired to their floor.
+        keyless: Count per stage of messages that were republished without a key on their way: a copy of one may come over
+            any partition.
         batches: Batches committed.
     """
 
@@ -52,6 +54,7 @@ class Report:
     filtered: int = 0
     outputs: int = 0
     retired: int = 0
+    keyless: Counter[str] = field(default_factory=Counter)
     batches: int = 0
 
     def add(self, other: "Report") -> None:
@@ -63,4 +66,5 @@ class Report:
         self.filtered += other.filtered
         self.outputs += other.outputs
         self.retired += other.retired
+        self.keyless.update(other.keyless)
         self.batches += other.batches

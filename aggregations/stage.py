@@ -134,6 +134,11 @@ class Outcome:
         """Number of arrivals per verdict; what only passes through has none."""
         return Counter(one.decision.verdict.value for one in self.decided if not one.arrival.transit)
 
+    @property
+    def keyless(self) -> int:
+        """Number of arrivals by lanes that lead through records without a key."""
+        return sum(one.arrival.standing.wide for one in self.decided)
+
 
 def fold_stage(
     stage: Aggregate,

@@ -152,6 +152,7 @@ def _republished(element: Element[Any], step: Publish, key: bytes | None) -> Env
         via=step.name,
         index=_index(element.indices),
         rekeyed=key != element.key,
+        keyless=key is None or (element.key is None and bool(element.chain)),
         topic_id=element.own.topic_id,
         cluster=element.own.cluster,
     )
@@ -308,6 +309,7 @@ def standing_of(element: Element[Any], lineage: Lineage, siblings: Siblings, *, 
     """Where an element stands, before the ledger is asked; its `lineage` has the root's topic id."""
     return lineage.standing(
         rekeyed=rekeyed,
+        keyless=element.key is None,
         branch=element.branch,
         indices=element.indices,
         event_id=element.event_id if siblings is Siblings.EVENT_ID else "",

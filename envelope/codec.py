@@ -84,6 +84,7 @@ def encode_hop(hop: Hop, limits: Limits = DEFAULT_LIMITS) -> bytes:
         leader_epoch=hop.leader_epoch,
         timestamp_ms=hop.timestamp_ms,
         cluster=hop.cluster,
+        keyless=hop.keyless,
     )
     body = message.SerializeToString() + hop.unknown
     return _CHAIN_TAG + varint(len(body)) + body
@@ -316,6 +317,7 @@ def _hop(message: pb.Hop, limits: Limits) -> Hop:
         leader_epoch=message.leader_epoch if message.HasField("leader_epoch") else None,
         timestamp_ms=message.timestamp_ms if message.HasField("timestamp_ms") else None,
         cluster=message.cluster,
+        keyless=message.keyless,
         unknown=_unknown(message),
     )
 

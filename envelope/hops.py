@@ -19,6 +19,7 @@ _LOW: Final = tuple(bytes((n & 0x7F | 0x80, n >> 7 | 0x80)) for n in range(1 << 
 _WHOLE: Final = tuple(bytes((n & 0x7F | 0x80, n >> 7)) for n in range(1 << _LOW_BITS))
 _ONE_BYTE: Final = 1 << 7
 _OFFSET_TAG: Final = b"\x18"
+_KEYLESS_BYTES: Final = len(pb.Hop(keyless=True).SerializeToString())
 _MOST_TEMPLATES: Final = 1024
 
 
@@ -52,7 +53,7 @@ class HopWriter:
         self._hop = Hop(topic, partition, 0, via=via, topic_id=topic_id, cluster=cluster)
         self._limits = limits
         self._plain = _Template()
-        self._templates: dict[tuple[int, int, bool, bool], _Template] = {}
+        self._templates: dict[tuple[int, int, bool, bool, bool], _Template] = {}
         encode_hop(self._hop, limits)
         self._front = pb.Hop(topic=topic, partition=partition).SerializeToString() + _OFFSET_TAG
         self._back = len(pb.Hop(cluster=cluster).SerializeToString())
@@ -67,16 +68,17 @@ class HopWriter:
         count: int = 1,
         rekeyed: bool = False,
         transparent: bool = False,
+        keyless: bool = False,
     ) -> bytes:
         """Return the serialized hop; the arguments are those of `Hop`.
 
         Raises:
             EnvelopeError: Impossible offset, index or count.
         """
-        if index == 0 and count == 1 and not (rekeyed or transparent):
+        if index == 0 and count == 1 and not (rekeyed or transparent or keyless):
             template = self._plain
         else:
-            template = self._template((index, count, rekeyed, transparent))
+            template = self._template((index, count, rekeyed, transparent, keyless))
         if (
             timestamp_ms is not None
             and offset >> _LOW_BITS == template.offset_high
@@ -93,14 +95,15 @@ class HopWriter:
             count=count,
             rekeyed=rekeyed,
             transparent=transparent,
+            keyless=keyless,
             leader_epoch=leader_epoch,
             timestamp_ms=timestamp_ms,
         )
         whole = encode_hop(hop, self._limits)
-        template.learn(hop, whole, self._front, self._back)
+        template.learn(hop, whole, self._front, self._back + _KEYLESS_BYTES * keyless)
         return whole
 
-    def _template(self, variant: tuple[int, int, bool, bool]) -> "_Template":
+    def _template(self, variant: tuple[int, int, bool, bool, bool]) -> "_Template":
         if variant not in self._templates:
             if len(self._templates) >= _MOST_TEMPLATES:
                 self._templates.clear()

@@ -95,12 +95,14 @@ class Edge:
         index: Which output of that input, from 0; None when it does not say.
         rekeyed: The output's key differs from the input's.
         transparent: A retry or redrive passage: this edge and the node behind it are not counted.
+        keyless: The output has no key, or the input, itself republished, had none.
     """
 
     via: str = ""
     index: int | None = None
     rekeyed: bool = False
     transparent: bool = False
+    keyless: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +115,8 @@ class Standing:
         position: Position within the lane.
         route: How it came.
         ambiguous: A fan-out index is missing and no event id stands in for it.
+        wide: Its lane leads through records that were republished without a key: a copy may come by another lane of
+            the group, so the lane remembers more positions.
     """
 
     lane: str
@@ -120,6 +124,7 @@ class Standing:
     position: Position
     route: Route = Route.PLAIN
     ambiguous: bool = False
+    wide: bool = False
 
 
 class Redriven(NamedTuple):
@@ -152,7 +157,7 @@ class Lineage:
         hops = tuple(chain)
         return cls(
             nodes=(*(_node(hop, own) for hop in hops), own),
-            edges=tuple(Edge(hop.via, hop.index, hop.rekeyed, hop.transparent) for hop in hops),
+            edges=tuple(Edge(hop.via, hop.index, hop.rekeyed, hop.transparent, hop.keyless) for hop in hops),
         )
 
     @property
@@ -231,6 +236,7 @@ class Lineage:
         self,
         *,
         rekeyed: bool = False,
+        keyless: bool = False,
         branch: tuple[str, ...] = (),
         indices: tuple[int, ...] = (),
         event_id: str = "",
@@ -240,6 +246,7 @@ class Lineage:
 
         Args:
             rekeyed: The stage's key differs from the record's key.
+            keyless: The record has no key.
             branch: Names of the flow's own branches it went through.
             indices: Index in each flat-map of the flow it went through.
             event_id: Identity of the event, to be used when an index is missing; empty for none.
@@ -256,7 +263,9 @@ class Lineage:
             position = (*position, event_id)
         lane, group = line._names(rekeyed=rekeyed, branch=branch)
         route = self._route() if late is Route.PLAIN else late
-        return Standing(lane, group, position, route, missing and not event_id)
+        # A root has one place whatever its key: only what a republisher sent may have been sent to two.
+        wide = bool(line.edges) and (keyless or any(edge.keyless for edge in line.edges))
+        return Standing(lane, group, position, route, missing and not event_id, wide)
 
     def _route(self) -> Route:
         """How it came; who keeps a list of dead letters may know better of a copy."""

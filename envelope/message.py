@@ -25,6 +25,7 @@ class Hop:
         leader_epoch: Leader epoch of the record.
         timestamp_ms: Timestamp of the record in milliseconds since 1970.
         cluster: Name of the Kafka cluster; empty when there is only one.
+        keyless: The output has no key, or the input, itself republished, had none: their partitions are a matter of chance.
         unknown: Serialized fields of a newer schema, kept as they came.
     """
 
@@ -40,6 +41,7 @@ class Hop:
     leader_epoch: int | None = None
     timestamp_ms: int | None = None
     cluster: str = ""
+    keyless: bool = False
     unknown: bytes = b""
 
 

@@ -19,6 +19,9 @@ from envelope.verdict import Verdict
 
 WINDOW = 32
 """Positions remembered per lane: the disorder of one lane that is still folded exactly."""
+WIDE = 1024
+"""Positions remembered per lane that leads through records without a key: so much of what comes twice, over whichever
+partitions, is still known one by one."""
 LANES = 256
 """Lanes with a window per state; the one longest unused is retired to its floor."""
 HEALED = 1024
@@ -58,6 +61,7 @@ class Window:
         held: The highest positions folded, ascending.
         floor: The highest position folded and no longer held; None when all are held.
         used: Batch that last added to it.
+        wide: Records without a key came by this lane.
         loose: It holds positions without a fan-out index. Those of one root come in any order, so it counts roots
             instead of them, and holds all of one root or none.
     """
@@ -65,6 +69,7 @@ class Window:
     held: tuple[Position, ...] = ()
     floor: Position | None = None
     used: int = 0
+    wide: bool = False
     loose: bool = field(default=False, compare=False, repr=False)
 
     @property
@@ -86,7 +91,9 @@ class Window:
         """Whether `retired` would make it smaller."""
         return bool(self.held) and not (self.loose and self.held[0][0] == self.held[-1][0])
 
-    def adding(self, positions: Iterable[Position], size: int = WINDOW, used: int = 0) -> "Window":
+    def adding(
+        self, positions: Iterable[Position], size: int = WINDOW, used: int = 0, *, wide: bool = False
+    ) -> "Window":
         """Return the window with these positions held, and the lowest ones evicted beyond `size`.
 
         Positions at or below the floor change nothing.
@@ -94,7 +101,8 @@ class Window:
         fresh = {position for position in positions if not self.reaches(position)}
         every = sorted(fresh.union(self.held))
         loose = self.loose or any(map(is_loose, fresh))
-        return self._holding(every, _cut(every, size, loose=loose), max(self.used, used), loose=loose)
+        cut = _cut(every, size, loose=loose)
+        return self._holding(every, cut, max(self.used, used), wide=self.wide or wide, loose=loose)
 
     def healing(self, positions: Iterable[Position], batch: int) -> "Window":
         """Return the window with positions held that were folded late, in no order of their own.
@@ -119,12 +127,24 @@ class Window:
         kept = self.held[cut:] if any(map(is_loose, self.held[cut:])) else ()
         # What was folded late may all lie below the floor.
         gone = [at for at in (*self.held[: len(self.held) - len(kept)][-1:], self.floor) if at is not None]
-        return Window(kept, max(gone, default=None), loose=bool(kept))
+        return Window(kept, max(gone, default=None), wide=self.wide and bool(kept), loose=bool(kept))
 
-    def _holding(self, every: Sequence[Position], cut: int, used: int, *, loose: bool) -> "Window":
+    def _holding(self, every: Sequence[Position], cut: int, used: int, *, wide: bool, loose: bool) -> "Window":
         """The window with the positions from `cut` on."""
         kept = tuple(every[cut:])
-        return Window(kept, every[cut - 1] if cut else self.floor, used, loose and any(map(is_loose, kept)))
+        return Window(kept, every[cut - 1] if cut else self.floor, used, wide, loose and any(map(is_loose, kept)))
+
+
+def width_of(size: int | None, *, wide: bool) -> int:
+    """Positions that a window remembers.
+
+    Args:
+        size: What the stage asks for; None for what the lane needs.
+        wide: The lane leads through records without a key.
+    """
+    if size is not None:
+        return size
+    return WIDE if wide else WINDOW
 
 
 def is_loose(position: Position) -> bool:
@@ -273,12 +293,21 @@ class Windows:
         return group is not None and group.holds(one.position)
 
     def folding(
-        self, folded: Iterable[Standing], *, size: int = WINDOW, lanes: int = LANES, batch: int = 0
+        self, folded: Iterable[Standing], *, size: int | None = None, lanes: int = LANES, batch: int = 0
     ) -> tuple["Windows", tuple[str, ...]]:
-        """Return the windows with these messages held and their holes filled, and the lanes that were retired."""
+        """Return the windows with these messages held and their holes filled, and the lanes that were retired.
+
+        Args:
+            folded: The messages.
+            size: Positions remembered per lane; None for 32, and 1,024 where records without a key come.
+            lanes: Lanes with a window.
+            batch: Number of the batch.
+        """
         positions: dict[str, list[Position]] = {}
-        holes = dict(self.holes)
+        holes, keyless = dict(self.holes), set()
         for one in folded:
+            if one.wide:
+                keyless.add(one.lane)
             positions.setdefault(one.lane, []).append(one.position)
             if one.route in _LATE:
                 positions.setdefault(_healed(one.group), []).append(one.position)
@@ -286,8 +315,12 @@ class Windows:
                 holes[one.group] = holes[one.group] - {one.position}
         known = dict(self.lanes)
         for lane, added in positions.items():
-            before = known.get(lane, Window())
-            known[lane] = before.healing(added, batch) if is_healed(lane) else before.adding(added, size, batch)
+            window = known.get(lane, Window())
+            if is_healed(lane):
+                known[lane] = window.healing(added, batch)
+                continue
+            wide = window.wide or lane in keyless
+            known[lane] = window.adding(added, width_of(size, wide=wide), batch, wide=wide)
         retired = retire(known, lanes, batch)
         return Windows(known, {group: left for group, left in holes.items() if left}), retired
 

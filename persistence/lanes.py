@@ -37,6 +37,7 @@ class Lane(msgspec.Struct, omit_defaults=True, gc=False):
     ragged: list[list[int | str]] = []
     floor: list[int | str] | None = None
     used: int = 0
+    wide: bool = False
 
 
 class Retired(msgspec.Struct, omit_defaults=True, gc=False):
@@ -53,7 +54,7 @@ def packed(windows: Mapping[str, Window]) -> tuple[dict[str, list[Lane]], dict[s
     for name, window in windows.items():
         group, at = parts_of(name)
         floor = window.floor
-        if not window.held and not window.used and floor is not None and not isinstance(floor[-1], str):
+        if not (window.held or window.used or window.wide) and floor is not None and not isinstance(floor[-1], str):
             floors.setdefault((group, len(at), len(floor)), []).append((at, floor))
         else:
             active.setdefault(group, []).append(_lane(window, at))
@@ -95,20 +96,20 @@ def _name(group: str, at: tuple[int, ...]) -> str:
 def _lane(window: Window, at: tuple[int, ...]) -> Lane:
     held, floor = window.held, None if window.floor is None else list(window.floor)
     if not held:
-        return Lane(list(at), floor=floor, used=window.used)
+        return Lane(list(at), floor=floor, used=window.used, wide=window.wide)
     try:
         offsets, *others = zip(*held, strict=True)
     except ValueError:
-        return Lane(list(at), ragged=[list(one) for one in held], floor=floor, used=window.used)
+        return Lane(list(at), ragged=[list(one) for one in held], floor=floor, used=window.used, wide=window.wide)
     index: list[Column] = [one[0] if one.count(one[0]) == len(held) else list(one) for one in others]
-    return Lane(list(at), _steps(offsets), index, [], floor, window.used)
+    return Lane(list(at), _steps(offsets), index, [], floor, window.used, window.wide)
 
 
 def _window(lane: Lane) -> Window:
     floor = None if lane.floor is None else tuple(lane.floor)
     if not lane.held:
         ragged = tuple(map(tuple, lane.ragged))
-        return Window(ragged, floor, lane.used, any(map(is_loose, ragged)))
+        return Window(ragged, floor, lane.used, lane.wide, any(map(is_loose, ragged)))
     offsets = _offsets(lane.held)
     columns = [one if isinstance(one, list) else repeat(one, len(offsets)) for one in lane.index]
     try:
@@ -116,7 +117,7 @@ def _window(lane: Lane) -> Window:
     except ValueError:
         raise DamagedError("a lane's positions do not fit together") from None
     loose = any(one == NO_INDEX or (isinstance(one, list) and NO_INDEX in one) for one in lane.index)
-    return Window(held, floor, lane.used, loose)
+    return Window(held, floor, lane.used, lane.wide, loose)
 
 
 def _steps(ascending: Sequence[Any]) -> list[int]:

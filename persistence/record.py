@@ -113,4 +113,4 @@ def _window(lane: _Lane1) -> Window:
     held: tuple[Position, ...]
     # One iterator taken `width` times yields the positions.
     held = tuple(zip(*[iter(flat)] * width, strict=True)) if flat else tuple(map(tuple, lane.ragged))
-    return Window(held, None if lane.floor is None else tuple(lane.floor), lane.used, any(map(is_loose, held)))
+    return Window(held, None if lane.floor is None else tuple(lane.floor), lane.used, loose=any(map(is_loose, held)))

@@ -118,14 +118,14 @@ def standing(
 ) -> Standing:
     """Return the standing of a row of a frame, by name of its system and position columns, before a ledger is asked."""
     signature = signatures[row[schema.SIGNATURE]]
-    place = signature.place(rekeyed=rekeyed)
+    place = signature.place(rekeyed=rekeyed, keyless=row[schema.KEY] is None)
     position = tuple(row[schema.position(component)] for component in range(signature.width))
     event_id = row[schema.EVENT_ID] if siblings is Siblings.EVENT_ID else ""
     if signature.missing and event_id:
         position = (*position, event_id)
     late = row.get(schema.LATE)
     route = Route(late) if late else signature.route
-    return Standing(place.lane, place.group, position, route, signature.missing and not event_id)
+    return Standing(place.lane, place.group, position, route, signature.missing and not event_id, place.wide)
 
 
 def redriven(row: Mapping[str, Any], signatures: Sequence[Signature]) -> Redriven | None:

@@ -31,7 +31,10 @@ from envelope.lineage import NO_INDEX
 
 _ENVELOPE_COLUMNS = frozenset(
     {"format", "sealed", "event_id", "event_time_us", "key", "payload_type", "payload", "destination", "checksum"}
-    | {f"chain.{name}" for name in ("topic", "partition", "offset", "via", "index", "rekeyed", "transparent")}
+    | {
+        f"chain.{name}"
+        for name in ("topic", "partition", "offset", "via", "index", "rekeyed", "transparent", "keyless")
+    }
     | {"chain.topic_id", "chain.cluster"}
 )
 

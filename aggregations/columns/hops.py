@@ -167,15 +167,20 @@ def _kinds(hops: pa.StructArray, topics: Coded, partitions: Ints) -> tuple[Ints,
     numbers = Coded.of(pa.array(partitions))
     flags = [
         np.asarray(column.to_numpy(zero_copy_only=False)).astype(np.int64)
-        for column in (hops.field("rekeyed"), hops.field("transparent"), hops.field("index").is_valid())
+        for column in (
+            hops.field("rekeyed"),
+            hops.field("transparent"),
+            hops.field("index").is_valid(),
+            hops.field("keyless"),
+        )
     ]
     parts = [(one.codes, len(one.values)) for one in (*names, numbers)] + [(flag, 2) for flag in flags]
     codes, examples = combined(parts, len(hops))
     kinds: list[Step] = []
     for at in examples.tolist():
         topic, via, topic_id, cluster = (one.values[one.codes[at]] for one in names)
-        rekeyed, transparent, indexed = (bool(flag[at]) for flag in flags)
-        kinds.append((topic, int(partitions[at]), via, rekeyed, transparent, indexed, topic_id, cluster))
+        rekeyed, transparent, indexed, keyless = (bool(flag[at]) for flag in flags)
+        kinds.append((topic, int(partitions[at]), via, rekeyed, transparent, indexed, topic_id, cluster, keyless))
     return codes, kinds
 
 

@@ -140,7 +140,7 @@ def _held(batch: _Sorted) -> _Held:
         own = group = None
         top = floor = _NOWHERE
         if lanes := windows.lanes:
-            name, group_name = batch.places[lane]
+            name, group_name, _ = batch.places[lane]
             own = lanes.get(name)
             if own is None or len(lanes) > 1:
                 group = windows.group(group_name)

@@ -14,8 +14,8 @@ import numpy.typing as npt
 from envelope import EnvelopeError, Hop, Lineage, Node, Route
 from envelope.lineage import NO_INDEX, Redriven
 
-Step: TypeAlias = tuple[str, int, str, bool, bool, bool, str, str]
-"""Of a hop: topic, partition, via, rekeyed, transparent, whether it has an index, topic id, cluster."""
+Step: TypeAlias = tuple[str, int, str, bool, bool, bool, str, str, bool]
+"""Of a hop: topic, partition, via, rekeyed, transparent, whether it has an index, topic id, cluster, keyless."""
 Way: TypeAlias = tuple[str, int, tuple[Step, ...]]
 """Own topic and partition, and the steps before."""
 
@@ -28,10 +28,12 @@ class Place(NamedTuple):
     Attributes:
         lane: Name of the lane.
         group: Name of its group.
+        wide: Records without a key came this way.
     """
 
     lane: str
     group: str
+    wide: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +85,10 @@ class Signature:
         """Whether whole numbers do not say all about its messages' standing."""
         return self.transparent or self.missing
 
-    def place(self, *, rekeyed: bool) -> Place:
-        """Where it stands."""
-        return self.rekeyed if rekeyed else self.kept
+    def place(self, *, rekeyed: bool, keyless: bool = False) -> Place:
+        """Where it stands; `keyless` says that the record itself has no key."""
+        place = self.rekeyed if rekeyed else self.kept
+        return place._replace(wide=True) if keyless and self.edges else place
 
 
 class Signatures:
@@ -113,8 +116,20 @@ class Signatures:
     def _make(self, route: Way) -> Signature | None:
         topic, partition, steps = route
         hops = [
-            Hop(name, number, 0, via, 0 if indexed else None, None, rekeyed, transparent, topic_id, cluster=cluster)
-            for name, number, via, rekeyed, transparent, indexed, topic_id, cluster in steps
+            Hop(
+                name,
+                number,
+                0,
+                via,
+                0 if indexed else None,
+                None,
+                rekeyed,
+                transparent,
+                topic_id,
+                cluster=cluster,
+                keyless=keyless,
+            )
+            for name, number, via, rekeyed, transparent, indexed, topic_id, cluster, keyless in steps
         ]
         try:
             line = Lineage.of(hops, Node(topic, partition, 0, cluster=self._cluster)).check()
@@ -124,8 +139,8 @@ class Signatures:
         kept, rekeyed = line.standing(), line.standing(rekeyed=True)
         edges = tuple(i for i, edge in enumerate(line.edges) if not edge.transparent)
         return Signature(
-            kept=Place(kept.lane, kept.group),
-            rekeyed=Place(rekeyed.lane, rekeyed.group),
+            kept=Place(kept.lane, kept.group, kept.wide),
+            rekeyed=Place(rekeyed.lane, rekeyed.group, rekeyed.wide),
             transparent=line.transparent,
             missing=NO_INDEX in kept.position,
             edges=edges,
@@ -141,7 +156,10 @@ class Signatures:
 
 
 def lanes_of(
-    signatures: Sequence[Signature], codes: npt.NDArray[np.integer], rekeyed: npt.NDArray[np.bool_] | bool
+    signatures: Sequence[Signature],
+    codes: npt.NDArray[np.integer],
+    rekeyed: npt.NDArray[np.bool_] | bool,
+    keyless: npt.NDArray[np.bool_] | bool = False,
 ) -> tuple[npt.NDArray[np.int64], list[Place]]:
     """Number the lanes of a batch at a stage.
 
@@ -149,12 +167,18 @@ def lanes_of(
         signatures: Signatures by code.
         codes: Code of every message's signature.
         rekeyed: Whether the stage's key differs from the record's, for each message or for all.
+        keyless: Whether the record has no key, for each message or for all.
 
     Returns:
         Lane of every message, and the lanes by number; one lane may have several numbers.
     """
-    places = [signature.place(rekeyed=changed) for signature in signatures for changed in (False, True)]
-    return codes.astype(np.int64) * 2 + rekeyed, places
+    places = [
+        signature.place(rekeyed=changed, keyless=lacking)
+        for signature in signatures
+        for changed in (False, True)
+        for lacking in (False, True)
+    ]
+    return codes.astype(np.int64) * 4 + np.multiply(rekeyed, 2) + keyless, places
 
 
 def way_of(chain: Sequence[Hop], own: Node) -> Way:
@@ -172,6 +196,7 @@ def way_of(chain: Sequence[Hop], own: Node) -> Way:
                 hop.index is not None,
                 hop.topic_id,
                 hop.cluster,
+                hop.keyless,
             )
             for hop in chain
         ),

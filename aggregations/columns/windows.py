@@ -8,7 +8,7 @@ from aggregations.columns.judge import Judged
 from aggregations.columns.order import Ints, Mask, distinct_lanes, numbered, positions_of
 from aggregations.columns.signature import Place
 from envelope import Position, Window, Windows
-from envelope.windows import LANES, WINDOW, retire
+from envelope.windows import LANES, retire, width_of
 
 
 def fold_windows(
@@ -20,7 +20,7 @@ def fold_windows(
     windows: Sequence[Windows],
     *,
     fold: Mask,
-    size: int = WINDOW,
+    size: int | None = None,
     most_lanes: int = LANES,
     batch: int = 0,
 ) -> tuple[dict[int, Windows], int]:
@@ -34,7 +34,7 @@ def fold_windows(
         places: Lanes and their groups.
         windows: Windows of each key's state before the batch.
         fold: The messages folded; none of a key that is left to the pure code.
-        size: Positions remembered per lane.
+        size: Positions remembered per lane; None for 32, and 1,024 where records without a key come.
         most_lanes: Lanes with a window per state.
         batch: Number of the batch.
 
@@ -42,14 +42,17 @@ def fold_windows(
         New windows by the number of the key, for keys with a folded message, and the number of lanes that were
         retired to their floor.
     """
-    lanes, places = distinct_lanes(lanes, places)
     folded = judged.order[fold[judged.order]]
+    keyless = np.zeros(len(folded), np.bool_)
+    if any(place.wide for place in places):
+        keyless = np.array([place.wide for place in places])[lanes[folded]]
+    lanes, places = distinct_lanes(lanes, places)
     new: dict[int, dict[str, Window]] = {}
-    for key, lane, added in _highest(keys, lanes, positions, places, folded, size + 1):
+    for key, lane, added, wide, width in _highest(keys, lanes, positions, places, windows, folded, keyless, size):
         known = new.get(key)
         if known is None:
             known = new[key] = dict(windows[key].lanes)
-        known[lane] = _adding(known.get(lane), added, size, batch)
+        known[lane] = _adding(known.get(lane), added, width, batch, wide=wide)
     retired = 0
     for known in new.values():
         if len(known) > most_lanes:
@@ -58,9 +61,16 @@ def fold_windows(
 
 
 def _highest(
-    keys: Ints, lanes: Ints, positions: Sequence[Ints], places: Sequence[Place], rows: Ints, most: int
-) -> Iterator[tuple[int, str, tuple[Position, ...]]]:
-    """Key, lane and the `most` highest positions, ascending, of every lane that has folded rows.
+    keys: Ints,
+    lanes: Ints,
+    positions: Sequence[Ints],
+    places: Sequence[Place],
+    windows: Sequence[Windows],
+    rows: Ints,
+    keyless: Mask,
+    size: int | None,
+) -> Iterator[tuple[int, str, tuple[Position, ...], bool, int]]:
+    """Every lane that has folded rows: key, name, its highest positions, ascending, whether it is wide, and how wide.
 
     One position more than a window holds is enough: what lies below can neither be held nor be the floor.
 
@@ -69,8 +79,10 @@ def _highest(
         lanes: Its lane.
         positions: Components of its position.
         places: Lanes by number.
+        windows: Windows of each key before the batch.
         rows: Folded rows, by key and position.
-        most: How many positions.
+        keyless: Whether each of them came over a record without a key.
+        size: Positions remembered per lane, if the stage says so.
     """
     if not len(rows):
         return
@@ -78,25 +90,33 @@ def _highest(
     pairs, pair_of = numbered(keys[rows] * count + lanes[rows], (int(keys.max()) + 1) * count)
     if (pair_of[1:] < pair_of[:-1]).any():
         by_pair = np.argsort(pair_of, kind="stable")
-        rows, pair_of = rows[by_pair], pair_of[by_pair]
+        rows, pair_of, keyless = rows[by_pair], pair_of[by_pair], keyless[by_pair]
     sizes = np.bincount(pair_of, minlength=len(pairs))
-    kept = np.arange(len(rows)) >= (np.cumsum(sizes) - most)[pair_of]
-    sizes = np.minimum(sizes, most)
+    names = [
+        (key, places[lane].lane) for key, lane in zip((pairs // count).tolist(), (pairs % count).tolist(), strict=True)
+    ]
+    came = (np.bincount(pair_of, keyless, len(pairs)) > 0).tolist() if keyless.any() else [False] * len(pairs)
+    wide = [
+        here or ((window := windows[key].lanes.get(lane)) is not None and window.wide)
+        for here, (key, lane) in zip(came, names, strict=True)
+    ]
+    narrow, broad = width_of(size, wide=False), width_of(size, wide=True)
+    widths = np.where(wide, broad, narrow)
+    kept = np.arange(len(rows)) >= (np.cumsum(sizes) - widths - 1)[pair_of]
+    sizes = np.minimum(sizes, widths + 1)
     ends = np.cumsum(sizes)
     found = positions_of(positions, rows[kept])
-    bounds = zip(
-        (pairs // count).tolist(), (pairs % count).tolist(), (ends - sizes).tolist(), ends.tolist(), strict=True
-    )
-    for key, lane, start, end in bounds:
-        yield key, places[lane].lane, tuple(found[start:end])
+    bounds = zip(names, wide, widths.tolist(), (ends - sizes).tolist(), ends.tolist(), strict=True)
+    for (key, lane), is_wide, width, start, end in bounds:
+        yield key, lane, tuple(found[start:end]), is_wide, width
 
 
-def _adding(window: Window | None, positions: tuple[Position, ...], size: int, batch: int) -> Window:
-    """`Window.adding` for ascending positions that the window does not hold."""
+def _adding(window: Window | None, positions: tuple[Position, ...], size: int, batch: int, *, wide: bool) -> Window:
+    """`Window.adding` for ascending positions with every index that the window does not hold."""
     window = window or Window()
     highest = window.highest
-    if highest is not None and positions[0] <= highest:
-        return window.adding(positions, size, batch)
+    if window.loose or (highest is not None and positions[0] <= highest):
+        return window.adding(positions, size, batch, wide=wide)
     held = window.held + positions
     floor = held[-size - 1] if len(held) > size else window.floor
-    return Window(held[-size:], floor, max(window.used, batch))
+    return Window(held[-size:], floor, max(window.used, batch), wide)

@@ -92,7 +92,11 @@ class ColumnarFold:
     def _door(self) -> "_Door":
         signatures = self.frame.get_column(schema.SIGNATURE).to_numpy()
         rekeyed = self.frame.get_column(REKEYED).to_numpy()
-        lanes, places = lanes_of(self.rows.signatures, signatures, rekeyed)
+        keyless = self.frame.get_column(schema.KEY).is_null().to_numpy()
+        lanes, places = lanes_of(self.rows.signatures, signatures, rekeyed, keyless)
+        if any(place.wide for place in places):
+            wide = np.array([place.wide for place in places])[lanes]
+            self.work.report.counts.keyless += Counter({self.stage.name: int(wide.sum())})
         return _Door(lanes, position_arrays(self.frame), places)
 
     def _refused(self, fields: Fields, inputs: pl.DataFrame) -> npt.NDArray[np.bool_]:

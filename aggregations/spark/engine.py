@@ -28,6 +28,7 @@ from aggregations.spark.job import Exclusion, Job, Place, TaskReport
 from aggregations.spark.opening import Opening, check_given, open_run
 from aggregations.spark.roots import ask_ends, check_source, ids_of
 from aggregations.spark.session import master_of, session
+from envelope.windows import width_of
 from persistence.errors import Conflict, Corrupt, Fenced, StoreError, Terminal, Transient
 from persistence.faults import effect
 from persistence.kafka import BrokerError, BrokerUnavailable, KafkaSettings
@@ -190,6 +191,7 @@ class Engine:
         self._interval = 0.0
         self._stopping = False
         self._spread = False
+        self._warned = False
         self._failure: BaseException | None = None
         self._done: queue.SimpleQueue[dict[tuple[str, int], int]] = queue.SimpleQueue()
         self._told = 0.0  # when the group's offsets were written last; 0 in a run that has not yet
@@ -294,10 +296,28 @@ class Engine:
         run.advanced(manifest)
         report.counts.batches = 1
         self.total.add(report)
+        self._warn()
         if self._progress is not None:
             self._progress(report.counts)
         self._done.put(ends)
         effect(Step.RETURN, lambda: None)
+
+    def _warn(self) -> None:
+        """Say once what comes without a key."""
+        if self._warned or not (keyless := self.total.counts.keyless):
+            return
+        self._warned = True
+        for stage, count in keyless.items():
+            width = width_of(self.flow.stage(stage).aggregate.window, wide=True)
+            _LOG.warning(
+                "stage %s: %d of the first %d records were republished without a key. When they are sent again they come "
+                "over other partitions, and are known as long as each lane's window of %d positions reaches "
+                "(aggregate(window=...))",
+                stage,
+                count,
+                self.total.counts.records,
+                width,
+            )
 
     def _save_manifest(self, name: str, manifest: Manifest) -> None:
         """Write a manifest. The same one again is a success, so a failure of the moment needs no new fold."""

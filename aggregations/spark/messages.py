@@ -70,6 +70,7 @@ class MessagePath:
             counts = work.report.counts
             counts.verdicts.setdefault(stage.name, Counter()).update(outcome.verdicts)
             counts.retired += outcome.retired
+            counts.keyless += Counter({stage.name: outcome.keyless})
             work.deaths.decided(stage.name, outcome.decided)
             for one in outcome.decided:
                 if one.hole and one.reason is not None:

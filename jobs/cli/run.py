@@ -144,6 +144,7 @@ def as_json(report: "Report") -> dict[str, Any]:
         "filtered": report.filtered,
         "outputs": report.outputs,
         "retired_lanes": report.retired,
+        "keyless": dict(report.keyless),
     }
 
 
@@ -177,6 +178,7 @@ class _Told:
 def _show(report: "Report") -> None:
     say(f"{report.records:,} records in {report.batches:,} batches")
     rows = [(stage, verdict, count) for stage, counts in report.verdicts.items() for verdict, count in counts.items()]
+    rows += [(stage, "came without a key", count) for stage, count in report.keyless.items()]
     rows += [("dead letters", reason, count) for reason, count in report.reasons.items()]
     if rows:
         table(rows, ["stage", "verdict", "count"], left=["stage", "verdict"])

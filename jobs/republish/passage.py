@@ -210,8 +210,16 @@ class Passage:
             raise EnvelopeError(Reason.BAD_TOPIC, "the transform chose a topic that is no target of this republisher")
         key = record.key if output.key is KEEP else output.key
         rekeyed = key != record.key
+        # A root has one place, whatever its key. What somebody sent without a key may come again over another partition.
+        keyless = key is None or (record.key is None and len(record.way) > 1)
         hop = hops.write(
-            record.offset, record.timestamp_ms, record.leader_epoch, index=index, count=count, rekeyed=rekeyed
+            record.offset,
+            record.timestamp_ms,
+            record.leader_epoch,
+            index=index,
+            count=count,
+            rekeyed=rekeyed,
+            keyless=keyless,
         )
         message, wrapped = record.message, record.wrapped
         if topic in record.way and any(node.topic == topic for node in record.lineage.reduced().nodes):

@@ -79,7 +79,8 @@ def mended(letter: DeadLetter, place: Record) -> Outgoing:
     back = Redrive(letter.stage, letter.hole, FLOW, asserted=unproven)
     hops = redrive_hops(_place(record), _place(place), back)
     value = encode(replace(message, payload=_encode_json(payload), chain=(*message.chain, *hops)))
-    return Outgoing(record.topic, record.key, value, redriven=letter.stage)
+    partition = record.partition if record.key is None else None
+    return Outgoing(record.topic, record.key, value, partition=partition, redriven=letter.stage)
 
 
 @dataclass(slots=True)
@@ -222,7 +223,7 @@ class Service:
             # What fails has made some of its outputs by then.
             for output in passage.outputs(payload):
                 kept = record.key is None and output["k"] == payload["k"]
-                key = None if kept else output["k"].encode()
+                key = None if kept or passage.spread else output["k"].encode()
                 yield Output(_encode_json(output), key=key, event_id=_identity(output), topic=passage.target_of(output))
             if passage.retries_behind(record.topic) and _is_trouble(payload, life):
                 raise RuntimeError("this try fails, another one may not")
@@ -235,12 +236,9 @@ class Service:
         """The broker takes what the republisher's producer sends."""
         passage, (topic, key, value, headers) = self.passage, sent
         assert value is not None
-        partition = None
-        if topic in passage.targets:
-            if passage.foreign:
-                value = _as_foreign(value)
-            if passage.spread:
-                partition = digest(payload_of(value)["id"], str(self.lives))
+        if topic in passage.targets and passage.foreign:
+            value = _as_foreign(value)
+        partition = None if key is not None else digest(payload_of(value)["id"], str(self.lives))
         self.deliver(Outgoing(topic, key, value, headers, partition))
 
 

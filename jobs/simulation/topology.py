@@ -43,7 +43,7 @@ class Passage:
         target: Topic it writes.
         rekey: `keep`, `change`, or `mixed`: by content.
         fan: 1 for one output per input, else the most outputs; how many is a matter of content.
-        spread: It writes to partitions in turn, not by key.
+        spread: It writes without a key, so to any partition, another one in every life.
         foreign: It writes neither fan-out index nor topic id.
         retries: Number of its retry topics. Some inputs go through them first, which ones differs from try to try.
         refusing: Some inputs are refused, in every try.
@@ -141,7 +141,7 @@ class Spec:
         partitions: Partitions by topic.
         passages: Republish services.
         stages: Stages of the flow.
-        window: Positions remembered per lane.
+        window: Positions remembered per lane; None for the default, which depends on the lane.
         lanes: Lanes with a window per state.
         split: Number of stages in the first store; all when it is the number of stages.
         growth: Topics may get partitions: `drained` when nothing is under way, `undrained` at any time, or empty.
@@ -156,7 +156,7 @@ class Spec:
     partitions: Mapping[str, int]
     passages: tuple[Passage, ...]
     stages: tuple[StageSpec, ...]
-    window: int
+    window: int | None
     lanes: int
     split: int
     growth: str = ""
@@ -292,12 +292,13 @@ def draw(random: Random) -> Spec:
     # Where first deliveries rise in every lane, and no message ever changes its lane, the smallest window is enough:
     # siblings without an index come in any order, but a window counts their roots.
     disorder = trouble not in ("", "foreign") or (bool(growth) and not kept_key) or scattered
-    return Spec(
+    window = 512 if disorder else random.choice([1, 1, 1, 2, 3, 32])
+    spec = Spec(
         roots=roots,
         partitions={topic: random.choice([1, 2, 2, 3]) for topic in topics},
         passages=passages,
         stages=stages,
-        window=512 if disorder else random.choice([1, 1, 1, 2, 3, 32]),
+        window=None if trouble == "spread" else window,
         lanes=LANES if disorder or growth else random.choice([1, 2, LANES]),
         split=random.choice([len(stages), random.randint(1, len(stages)), random.randint(1, len(stages))]),
         growth=growth,
@@ -307,6 +308,21 @@ def draw(random: Random) -> Spec:
         publishes=random.random() < 0.3,
         keyless=keyless,
     )
+    return spec if trouble or random.random() < 0.6 else _other(random, spec)
+
+
+def _other(random: Random, spec: Spec) -> Spec:
+    """One passage is of another kind than ours, or writes without a key."""
+    ours = [one for one in spec.passages if not (one.plain or one.raw)]
+    if not ours or spec.growth or spec.keyless:
+        return spec
+    one = random.choice(ours)
+    passages = list(spec.passages)
+    if random.random() < 0.5:
+        passages[passages.index(one)] = replace(one, foreign=True, fan=5, rekey="keep")
+        return replace(spec, passages=tuple(passages), window=1, recreates=False)
+    passages[passages.index(one)] = replace(one, spread=True)
+    return replace(spec, passages=tuple(passages), window=None, lanes=LANES)  # a retired lane holds nothing
 
 
 def _draw_passages(random: Random, trouble: str, kept_key: bool) -> tuple[tuple[str, ...], tuple[Passage, ...]]:

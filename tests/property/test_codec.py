@@ -27,6 +27,7 @@ hops = st.builds(
     index=U32,
     count=U32,
     rekeyed=st.booleans(),
+    keyless=st.booleans(),
     transparent=st.booleans(),
     topic_id=TEXT,
     leader_epoch=st.none() | st.integers(-1, 2**31 - 1),

@@ -29,6 +29,7 @@ hops = st.builds(
     via=st.sampled_from(["", "r", "s/ü"]),
     index=st.none() | st.integers(0, 2) | st.just(2**32 - 1),
     rekeyed=st.booleans(),
+    keyless=st.booleans(),
     transparent=st.booleans(),
     topic_id=st.sampled_from(["", "id1", "id2"]),
     cluster=st.sampled_from(["", "eu"]),

@@ -1,5 +1,7 @@
 """Verdicts and windows of whole batches against the pure code, over histories of batches."""
 
+from unittest.mock import patch
+
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,6 +16,7 @@ from envelope.lineage import NO_INDEX
 
 LANES = ["a:0#i", "b:1#i>r>c:1", "a:0#i>r>b:0", "a:0#i>r>b:1", "a:1#i>r>b:0", "a:0#i>s>b", "a:0#i>s>b>r>c"]
 WIDTHS = [1, 2, 2, 2, 2, 2, 3]
+KEYLESS = [False, False, True, False, True, False, False]
 SIZE, MOST_LANES, KEYS = 4, 3, 3
 FAR = 2**62
 
@@ -36,7 +39,13 @@ def histories(draw: st.DrawFn) -> list[list[Message]]:
 
 def standing(message: Message) -> Standing:
     _, lane, position, _ = message
-    return Standing(LANES[lane], group_of(LANES[lane]), position[: WIDTHS[lane]])
+    return Standing(LANES[lane], group_of(LANES[lane]), position[: WIDTHS[lane]], wide=is_wide(message))
+
+
+def is_wide(message: Message) -> bool:
+    """Some of the messages of two lanes came without a key."""
+    _, lane, (root, *_), _ = message
+    return KEYLESS[lane] and root % 2 == 0
 
 
 def is_exotic(message: Message) -> bool:
@@ -72,14 +81,24 @@ def is_loose(windows: Windows, standings: list[Standing]) -> bool:
 def test_every_verdict_and_every_window_is_that_of_the_pure_code(
     history: list[list[Message]], doubled: bool, data: st.DataObject
 ) -> None:
+    with patch("envelope.windows.WINDOW", 2), patch("envelope.windows.WIDE", 5):
+        judge_both_ways(history, doubled, data)
+
+
+def judge_both_ways(history: list[list[Message]], doubled: bool, data: st.DataObject) -> None:
     windows = [Windows() for _ in range(KEYS)]
-    # Two routes may lead to one lane: then it has two numbers.
+    # Two routes may lead to one lane: then it has two numbers, and one more for what came without a key.
     places = [Place(lane, group_of(lane)) for lane in LANES] * (2 if doubled else 1)
+    keyless = len(places)
+    places += [place._replace(wide=True) for place in places[: len(LANES)]]
+    size = data.draw(st.sampled_from([SIZE, None]), label="window")
     for batch in history:
         number = data.draw(st.integers(0, 9), label="number of the batch")
         keys, lanes, positions, exotic = arrays(batch)
         if doubled:
             lanes = lanes + len(LANES) * (np.arange(len(batch)) % 2)
+        wide = np.array([is_wide(message) for message in batch], np.bool_)
+        lanes = np.where(wide, lanes % len(LANES) + keyless, lanes)
         judged = judge(keys, lanes, positions, places, windows, exotic)
         fold = judged.fold & ~judged.pure
         found, retired = fold_windows(
@@ -90,7 +109,7 @@ def test_every_verdict_and_every_window_is_that_of_the_pure_code(
             places,
             windows,
             fold=fold,
-            size=SIZE,
+            size=size,
             most_lanes=MOST_LANES,
             batch=number,
         )
@@ -102,7 +121,7 @@ def test_every_verdict_and_every_window_is_that_of_the_pure_code(
             standings = [standing(batch[i]) for i in rows]
             decisions = windows[key].judge(standings)
             folded = [one for one, decision in zip(standings, decisions, strict=True) if decision.fold]
-            after, gone = windows[key].folding(folded, size=SIZE, lanes=MOST_LANES, batch=number)
+            after, gone = windows[key].folding(folded, size=size, lanes=MOST_LANES, batch=number)
             exotics = any(is_exotic(batch[i]) for i in rows)
             pure = bool(windows[key].holes) or exotics or crosses_lanes(standings) or is_loose(windows[key], standings)
             assert judged.pure[rows].tolist() == [pure] * len(rows)

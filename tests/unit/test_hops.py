@@ -50,6 +50,8 @@ def test_each_kind_of_output_and_each_leader_epoch_has_its_own_first_hop(coded):
         {"count": 2},
         {"index": 1, "count": 2},
         {"rekeyed": True},
+        {"keyless": True},
+        {"keyless": True, "rekeyed": True},
         {"transparent": True},
         {"rekeyed": True, "transparent": True},
     ]

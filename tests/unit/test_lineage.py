@@ -146,3 +146,19 @@ def test_a_chain_is_extended_and_replaced_without_changing_the_envelope() -> Non
 def test_positions_of_any_lanes_are_ordered_by_their_numbers_and_then_by_event_id() -> None:
     ordered = [(), (5,), (5, 1), (5, 1, "A"), (5, 1, "c"), (5, 2, "b"), (6, 0, "a")]
     assert sorted((ordered[i] for i in (3, 6, 0, 5, 2, 4, 1)), key=position_order) == ordered
+
+
+@pytest.mark.parametrize(
+    ("own", "hops", "wide"),
+    [
+        (True, [], False),
+        (True, [Hop("a", 0, 1)], True),
+        (False, [Hop("a", 0, 1)], False),
+        (False, [Hop("a", 0, 1, keyless=True), Hop("b", 0, 2, rekeyed=True)], True),
+        (False, [Hop("a", 0, 1, keyless=True, transparent=True), Hop("b", 0, 2)], False),
+    ],
+)
+def test_a_lane_is_wide_where_a_republisher_wrote_a_record_without_a_key(
+    own: bool, hops: list[Hop], wide: bool
+) -> None:
+    assert Lineage.of(hops, Node("t", 0, 5)).standing(rekeyed=own, keyless=own).wide == wide

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import replace
+from random import Random
 
 import pytest
 
@@ -116,3 +117,25 @@ def test_the_cluster_of_the_source_is_part_of_its_lineage():
     run.process([leg(1, minutes=1)])
     assert list(run.states("a")[b"N1"].windows.lanes) == [f"west/{TOPIC}:0#T1"]
     assert decode(run.outputs[0].value).chain[0].cluster == "west"
+
+
+@pytest.mark.parametrize("keys_behind", [False, True])
+def test_a_topic_without_keys_is_exact_when_a_thousand_records_are_sent_again_over_other_partitions(keys_behind):
+    """The record that is read has no key, or the hop says that the one before it had none."""
+    choose, ends = Random(7), [0] * 4
+    run = runner(Flow("f").source(wrapped()).aggregate("a", "tail", FLEET, co_partitioned=False))
+
+    def sent(root):
+        partition = choose.randrange(4)
+        ends[partition] += 1
+        if keys_behind:
+            middle = hop("middle", partition, ends[partition], rekeyed=True)
+            return chained(sum(ends), hop("raw", 0, root, keyless=True), middle, minutes=1)
+        record = chained(ends[partition], hop("raw", 0, root, keyless=True), partition=partition, minutes=1)
+        return replace(record, key=None, partition=partition)
+
+    records = [sent(root) for root in [*range(3000), *range(2000, 3000)]]
+    for start in range(0, len(records), 500):
+        run.process(records[start : start + 500])
+    assert states(run, "a") == {"N1": {"n": 3000, "m": 3000}}
+    assert run.report.keyless == {"a": 4000}

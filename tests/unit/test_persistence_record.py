@@ -206,3 +206,9 @@ def test_lanes_of_one_group_are_told_apart_by_every_partition_of_their_names():
     for windows in (held, retired, {**held, "!a:0#i>r>b>s>c": held[names[0]]}):
         record = StateRecord("d", 1, Windows(windows))
         assert read(encode_record(record)) == record
+
+
+def test_a_wide_lane_is_wide_when_it_is_read_again_and_so_is_one_without_indexes():
+    lanes = {LANE: Window(((1, 0),), (0, 0), 3, wide=True), f"{LANE}:1": Window(((1, -1, "id"),), loose=True)}
+    read_again = read(encode_record(StateRecord("d", 1, Windows(lanes)))).windows.lanes
+    assert [(one.wide, one.loose) for one in read_again.values()] == [(True, False), (False, True)]

@@ -124,6 +124,15 @@ def test_rekeyed_follows_from_comparing_keys(before, after, rekeyed, payload) ->
     (out,) = through(passage(lambda r: Output(key=after, **payload)), record(value, before))
     got = decode(out.value)
     assert (out.key, got.key, got.chain[-1].rekeyed) == (after, after, rekeyed)
+    assert got.chain[-1].keyless == (after is None)
+
+
+def test_a_hop_says_that_its_input_had_no_key_if_a_republisher_wrote_it() -> None:
+    give_a_key = passage(lambda r: Output(key=b"UA"))
+    republished = record(encode(Envelope(b"payload", (HOP,))), None)
+    for item, keyless in ((record(encode(Envelope(b"payload")), None), False), (republished, True)):
+        (out,) = through(give_a_key, item)
+        assert decode(out.value).chain[-1].keyless == keyless
 
 
 def test_a_target_may_be_chosen_and_only_a_declared_one() -> None:

@@ -17,7 +17,7 @@ from envelope import (
     group_of,
     in_order,
 )
-from envelope.windows import HEALED, Group
+from envelope.windows import HEALED, WIDE, WINDOW, Group
 
 
 def at(*position: int | str, lane: str = "a:0#i", group: str | None = None, **fields: Any) -> Standing:
@@ -166,6 +166,20 @@ def test_a_lane_that_is_retired_keeps_the_siblings_of_its_last_root() -> None:
 def test_a_lane_whose_last_position_has_an_index_is_retired_to_it() -> None:
     window = Window().adding([(5, -1, "x"), (6, 0)])
     assert (window.loose, window.retired()) == (True, Window((), (6, 0)))
+
+
+def test_a_lane_through_records_without_a_key_is_wide_from_then_on_unless_the_stage_says_how_wide() -> None:
+    def filled(*batches: tuple[int, bool], size: int | None = None) -> int:
+        windows, root = Windows(), 0
+        for count, wide in batches:
+            windows, _ = windows.folding([at(root + n, wide=wide) for n in range(count)], size=size)
+            root += count
+        return len(windows.lanes["a:0#i"].held)
+
+    assert filled((2000, False)) == WINDOW
+    assert filled((2000, True)) == WIDE
+    assert filled((20, True), (2000, False)) == WIDE
+    assert filled((1, True), (2000, True), size=7) == 7
 
 
 def test_what_a_group_holds_is_found_however_often_it_is_asked() -> None:
