@@ -8,6 +8,10 @@ _PARTITION: Final = re.compile(r"(>[^>:]*):(\d+)")
 _KEPT: Final = 1 << 16  # names remembered: states of one stage share most of theirs
 
 
+class HopsMissingError(ValueError):
+    """A lane has more partitions than its group has hops."""
+
+
 @lru_cache(_KEPT)
 def group_of(lane: str) -> str:
     """Return the group of a lane: its name without the partitions behind the root's."""
@@ -30,10 +34,10 @@ def lane_of(group: str, partitions: tuple[int, ...]) -> str:
     """Return the name of the lane of a group with these partitions.
 
     Raises:
-        ValueError: The group has fewer hops than there are partitions.
+        HopsMissingError: The group has fewer hops than there are partitions.
     """
     if (name := _named(group, partitions)) is None:
-        raise ValueError(f"a lane has {len(partitions)} partitions behind the root's, and its group fewer hops")
+        raise HopsMissingError(f"a lane has {len(partitions)} partitions behind the root's, and its group fewer hops")
     return name
 
 

@@ -1,7 +1,8 @@
 """Lanes as a state record has them: under the name of their group, each with what sets it apart.
 
 `at` are the partitions behind the root's that are part of the lane's name. `held` are the root offsets of the
-positions: the first one, then the step from each to the next, and -n stands for n steps of 1. `index` has a column for
+positions. Where there are many of them, `steps` has the first one, then the step from each to the next, and -n stands
+for n steps of 1. `index` has a column for
 each component behind the root offset: one value where all are the same, else one a position. Where positions differ in
 length, because only some messages had an event id, `ragged` has one list a position instead.
 
@@ -17,13 +18,15 @@ from typing import Any, TypeAlias
 import msgspec
 
 from envelope import Position, Window
-from envelope.lanes import lane_of, parts_of
+from envelope.lanes import HopsMissingError, lane_of, parts_of
 from envelope.lineage import NO_INDEX
 from envelope.windows import is_loose
 from persistence.seal import DamagedError
 
 Column: TypeAlias = int | str | list[int | str]
 
+_MANY = 64
+"""More positions than these are written as steps. For fewer that costs more time than the bytes are worth."""
 _LONGEST_RUN = 1 << 20
 """No window holds as many positions."""
 
@@ -33,6 +36,7 @@ class Lane(msgspec.Struct, omit_defaults=True, gc=False):
 
     at: list[int] = []
     held: list[int] = []
+    steps: list[int] = []
     index: list[Column] = []
     ragged: list[list[int | str]] = []
     floor: list[int | str] | None = None
@@ -76,21 +80,17 @@ def unpacked(active: Mapping[str, Sequence[Lane]], retired: Mapping[str, Sequenc
         DamagedError: It does not fit together.
     """
     windows: dict[str, Window] = {}
-    for group, lanes in active.items():
-        for lane in lanes:
-            windows[_name(group, tuple(lane.at))] = _window(lane)
-    for group, blocks in retired.items():
-        for block in blocks:
-            for at, floor in _floors(block):
-                windows[_name(group, at)] = Window((), floor)
-    return windows
-
-
-def _name(group: str, at: tuple[int, ...]) -> str:
     try:
-        return lane_of(group, at) if at else group
-    except ValueError as error:
+        for group, lanes in active.items():
+            for lane in lanes:
+                windows[lane_of(group, tuple(lane.at)) if lane.at else group] = _window(lane)
+        for group, blocks in retired.items():
+            for block in blocks:
+                for at, floor in _floors(block):
+                    windows[lane_of(group, at) if at else group] = Window((), floor)
+    except HopsMissingError as error:
         raise DamagedError(str(error)) from None
+    return windows
 
 
 def _lane(window: Window, at: tuple[int, ...]) -> Lane:
@@ -98,38 +98,47 @@ def _lane(window: Window, at: tuple[int, ...]) -> Lane:
     if not held:
         return Lane(list(at), floor=floor, used=window.used, wide=window.wide)
     try:
-        offsets, *others = zip(*held, strict=True)
+        columns: tuple[tuple[Any, ...], ...] = tuple(zip(*held, strict=True))
     except ValueError:
-        return Lane(list(at), ragged=[list(one) for one in held], floor=floor, used=window.used, wide=window.wide)
-    index: list[Column] = [one[0] if one.count(one[0]) == len(held) else list(one) for one in others]
-    return Lane(list(at), _steps(offsets), index, [], floor, window.used, window.wide)
+        ragged = [list(one) for one in held]
+        return Lane(list(at), ragged=ragged, floor=floor, used=window.used, wide=window.wide)
+    index: list[Column] = []
+    for column in columns[1:]:
+        first = column[0]
+        index.append(first if column.count(first) == len(column) else list(column))
+    if len(held) > _MANY:
+        return Lane(list(at), [], _steps(columns[0]), index, [], floor, window.used, window.wide)
+    return Lane(list(at), list(columns[0]), [], index, [], floor, window.used, window.wide)
 
 
 def _window(lane: Lane) -> Window:
+    offsets, index = lane.held, lane.index
     floor = None if lane.floor is None else tuple(lane.floor)
-    if not lane.held:
+    if lane.steps:
+        offsets = _offsets(lane.steps)
+    elif not offsets:
         ragged = tuple(map(tuple, lane.ragged))
         return Window(ragged, floor, lane.used, lane.wide, any(map(is_loose, ragged)))
-    offsets = _offsets(lane.held)
-    columns = [one if isinstance(one, list) else repeat(one, len(offsets)) for one in lane.index]
+    if len(index) == 1 and isinstance(index[0], int):  # nearly every lane: one output of each input
+        held: tuple[Position, ...] = tuple(zip(offsets, repeat(index[0]), strict=False))
+        return Window(held, floor, lane.used, lane.wide, index[0] == NO_INDEX)
+    columns = [one if isinstance(one, list) else repeat(one, len(offsets)) for one in index]
     try:
         held = tuple(zip(offsets, *columns, strict=True))
     except ValueError:
         raise DamagedError("a lane's positions do not fit together") from None
-    loose = any(one == NO_INDEX or (isinstance(one, list) and NO_INDEX in one) for one in lane.index)
-    return Window(held, floor, lane.used, lane.wide, loose)
+    return Window(held, floor, lane.used, lane.wide, any(map(is_loose, held)))
 
 
 def _steps(ascending: Sequence[Any]) -> list[int]:
     """The first number, then the steps; -n for n steps of 1 where most of them are."""
-    first, steps = ascending[0], list(map(sub, ascending[1:], ascending))
+    steps = [ascending[0]]
+    steps += map(sub, ascending[1:], ascending)
     ones = steps.count(1)
-    if ones == len(steps) > 1:
-        return [first, -ones]
-    if ones * 2 > len(steps):
-        runs = [(step, len(list(same))) for step, same in groupby(steps)]
-        steps = list(chain.from_iterable([-n] if step == 1 < n else [step] * n for step, n in runs))
-    return [first, *steps]
+    if ones * 2 <= len(steps):
+        return steps
+    runs = [(step, len(list(same))) for step, same in groupby(steps[1:])]
+    return [steps[0], *chain.from_iterable([-n] if step == 1 < n else [step] * n for step, n in runs)]
 
 
 def _offsets(steps: list[int]) -> list[int]:

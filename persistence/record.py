@@ -1,7 +1,7 @@
 """The state record: all that a store keeps of one key, in one value of readable JSON.
 
     {"schema":2,"definition":"9f2c...","state":{"legs":7},
-     "lanes":{"flights.raw:2#Qx1>wrap>flights.legs":[{"at":[4],"held":[41,0,3],"index":[[0,1,0]],"floor":[17,1],"used":6}]},
+     "lanes":{"flights.raw:2#Qx1>wrap>flights.legs":[{"at":[4],"held":[41,41,44],"index":[[0,1,0]],"floor":[17,1],"used":6}]},
      "retired":{"flights.raw:0#Qx1>wrap>flights.legs":[{"at":[[0,-3]],"floor":[[500,7,0,2,11],0]}]},
      "holes":{"...":[[12,0]]},"crc32c":"8f3a01bc"}
 

@@ -76,16 +76,16 @@ LANES = StateRecord(
     Windows(
         {
             "a:2#Qx1>r>b:4": Window(((41, 0), (41, 1), (44, 0)), (17, 1), 6),
-            "a:2#Qx1>r>b:5": Window(tuple((n, 0) for n in range(50, 60)), None, 6),
+            "a:2#Qx1>r>b:5": Window(tuple((n, 0) for n in (*range(50, 115), 200)), None, 6),
             **{f"a:0#Qx1>r>b:{n}": Window((), (500 + n % 3, 0)) for n in range(4)},
         },
     ),
 )
 STORED = (
     b'{"schema":2,"definition":"9f2c4b1a00e7d355","state":{"legs":7},"lanes":{"a:2#Qx1>r>b":['
-    b'{"at":[4],"held":[41,0,3],"index":[[0,1,0]],"floor":[17,1],"used":6},'
-    b'{"at":[5],"held":[50,-9],"index":[0],"used":6}]},'
-    b'"retired":{"a:0#Qx1>r>b":[{"at":[[0,-3]],"floor":[[500,0,1,2,0],0]}]},"crc32c":"50d6b4f1"}'
+    b'{"at":[4],"held":[41,41,44],"index":[[0,1,0]],"floor":[17,1],"used":6},'
+    b'{"at":[5],"steps":[50,-64,86],"index":[0],"used":6}]},'
+    b'"retired":{"a:0#Qx1>r>b":[{"at":[[0,-3]],"floor":[[500,0,1,2,0],0]}]},"crc32c":"6c88f628"}'
 )
 
 

@@ -19,7 +19,7 @@ def lanes(draw):
     width = draw(st.integers(0, 3))
     held = draw(st.sets(positions(width), max_size=6))
     if draw(st.booleans()):  # dense, as a lane of one busy key
-        held = {(min(held, default=(0,))[0] + n, *(0,) * width) for n in range(draw(st.integers(0, 40)))}
+        held = {(min(held, default=(0,))[0] + n, *(0,) * width) for n in range(draw(st.integers(0, 100)))}
     return Window(tuple(sorted(held)), draw(st.none() | positions(width)), draw(st.just(0) | st.integers(0, 2**40)))
 
 
