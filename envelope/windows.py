@@ -35,7 +35,7 @@ KNOWN_LANES = 1 << 14
 again at any time. Kafka's topics rarely have more than a hundred partitions; a hundred times a hundred fit."""
 
 _ABOVE = MAX_INDEX + 1  # every fan-out index
-_SEARCH = 16  # positions that are put into a set in the time of one search
+_SEARCH = 4  # positions that are put into a set in the time of one search
 
 
 _LATE = (Route.MISSING, Route.HEALED, Route.LETTER)

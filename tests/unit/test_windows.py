@@ -203,7 +203,8 @@ def test_judging_a_batch_with_a_message_a_lane_searches_no_more_than_a_few_times
         return holds(self, position)
 
     lanes = [f"a:{root}#i>r>b:{middle}" for root in range(16) for middle in range(32)]
-    windows, _ = Windows().folding([at(n, lane=lane, group=group_of(lane)) for lane in lanes for n in range(64)])
+    before = [at(n, lane=lane, group=group_of(lane)) for lane in lanes for n in range(64)]
+    windows, _ = Windows().folding(before, size=16)
     monkeypatch.setattr(Window, "holds", counted)
     assert set(verdicts(windows, *(at(7, lane=lane, group=group_of(lane)) for lane in lanes))) == {"below_floor"}
     assert searched < 4 * len(lanes)
