@@ -20,15 +20,15 @@ def _adding(change: Callable[[Window, Window], Window]) -> Any:
     return adding
 
 
-def _lowest_kept(self: Window, positions: Any, size: int = 32, used: int = 0) -> Window:
+def _lowest_kept(self: Window, positions: Any, size: int = 32, used: int = 0, *, wide: bool = False) -> Window:
     every = sorted({position for position in positions if not self.reaches(position)}.union(self.held))
-    return Window(tuple(every[:size]), self.floor, max(self.used, used))
+    return Window(tuple(every[:size]), self.floor, max(self.used, used), wide)
 
 
-def _sorted_as_text(self: Window, positions: Any, size: int = 32, used: int = 0) -> Window:
+def _sorted_as_text(self: Window, positions: Any, size: int = 32, used: int = 0, *, wide: bool = False) -> Window:
     every = sorted({p for p in positions if not self.reaches(p)}.union(self.held), key=str)
     cut = max(len(every) - size, 0)
-    return Window(tuple(sorted(every[cut:])), every[cut - 1] if cut else self.floor, max(self.used, used))
+    return Window(tuple(sorted(every[cut:])), every[cut - 1] if cut else self.floor, max(self.used, used), wide)
 
 
 def _starts_over(self: Windows, folded: Any, **options: Any) -> Any:
