@@ -34,7 +34,7 @@ from aggregations.operators import (
     summary,
 )
 from aggregations.source import Topic
-from envelope import EnvelopeError
+from envelope import EnvelopeError, Tombstones
 from envelope.limits import check_topic
 from envelope.windows import LANES
 
@@ -249,6 +249,12 @@ class Flow(Generic[T]):
                 before.append(step)
         if not stages:
             raise FlowError(f"flow {self.name!r} has no aggregate()")
+        vectorised = all(is_vectorised(step) for step in self.steps if not isinstance(step, PublishStates))
+        if vectorised and self.topic and self.topic.tombstones is Tombstones.ELEMENT:
+            raise FlowError(
+                f"topic {self.topic.name} hands tombstones to the flow, as None, and every step of it reads columns: key the "
+                "first stage by a function, or say tombstones='skip' or 'dead_letter'"
+            )
         return tuple(stages)
 
     @cached_property

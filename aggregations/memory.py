@@ -166,6 +166,9 @@ class MemoryRunner:
         elements: list[Element[Any]] = []
         reading = Reading(self.run.ledger.seen, self.run.doubt)
         for record in batch.records.values():
+            if self._decoder.skips(record):
+                batch.report.tombstones += 1
+                continue
             own = replace(record.node, cluster=self.topic.cluster)
             try:
                 read = self._decoder.decode(record)

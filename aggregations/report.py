@@ -41,6 +41,7 @@ class Report:
         verdicts: Count per stage and verdict.
         reasons: Count of dead letters per reason code.
         filtered: Elements that a filter left out.
+        tombstones: Records without a value that were skipped.
         outputs: Messages published.
         retired: Lanes retired to their floor.
         keyless: Count per stage of messages that were republished without a key on their way: a copy of one may come over
@@ -52,6 +53,7 @@ class Report:
     verdicts: dict[str, Counter[str]] = field(default_factory=dict)
     reasons: Counter[str] = field(default_factory=Counter)
     filtered: int = 0
+    tombstones: int = 0
     outputs: int = 0
     retired: int = 0
     keyless: Counter[str] = field(default_factory=Counter)
@@ -64,6 +66,7 @@ class Report:
             self.verdicts.setdefault(stage, Counter()).update(counts)
         self.reasons.update(other.reasons)
         self.filtered += other.filtered
+        self.tombstones += other.tombstones
         self.outputs += other.outputs
         self.retired += other.retired
         self.keyless.update(other.keyless)

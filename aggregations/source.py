@@ -12,7 +12,19 @@ import polars as pl
 
 from aggregations.element import Element, Record
 from aggregations.payload import Json, Payload, Protobuf, Raw, payload_of
-from envelope import DEFAULT_LIMITS, Envelope, EnvelopeError, Hop, Limits, Lineage, Node, Reason, Siblings, decode
+from envelope import (
+    DEFAULT_LIMITS,
+    Envelope,
+    EnvelopeError,
+    Hop,
+    Limits,
+    Lineage,
+    Node,
+    Reason,
+    Siblings,
+    Tombstones,
+    decode,
+)
 from envelope.codec import redriven_payload
 from envelope.framing import strip_frame
 from envelope.limits import check_topic
@@ -36,6 +48,7 @@ class Topic:
         siblings: What to do with messages of one root that no fan-out index tells apart.
         limits: Limits of what is accepted.
         cluster: Name of the Kafka cluster, where there is more than one.
+        tombstones: What to do with records that have no value. As `element` they are for flows with steps in Python.
 
     Raises:
         EnvelopeError: Kafka would not allow the topic's name.
@@ -49,6 +62,7 @@ class Topic:
     siblings: Siblings
     limits: Limits
     cluster: str
+    tombstones: Tombstones
 
     def __init__(
         self,
@@ -59,13 +73,15 @@ class Topic:
         siblings: Siblings = Siblings.EVENT_ID,
         limits: Limits = DEFAULT_LIMITS,
         cluster: str = "",
+        tombstones: Tombstones = Tombstones.SKIP,
     ) -> None:
         kind = Raw() if payload is None else payload_of(payload)
         if reserved := sorted(column for column in kind.schema if column.startswith("_")):
             raise ValueError(
                 f"columns {reserved} of topic {name}: names that begin with _ are the engine's; rename them"
             )
-        values = (check_topic(name, limits), kind, envelope, Siblings(siblings), limits, cluster)
+        policies = Siblings(siblings), limits, cluster, Tombstones(tombstones)
+        values = (check_topic(name, limits), kind, envelope, *policies)
         for field, value in zip(self.__dataclass_fields__, values, strict=True):
             object.__setattr__(self, field, value)
 
@@ -81,7 +97,8 @@ class Topic:
         Part of the definition of every stage that reads it. What a payload means is not: columns may be added.
         """
         kind = "envelope" if self.envelope else "bare"
-        return msgspec.json.encode(["source", self.cluster, self.name, kind, self.siblings.value]).decode()
+        more = ["tombstones"] if self.tombstones is Tombstones.ELEMENT else []
+        return msgspec.json.encode(["source", self.cluster, self.name, kind, self.siblings.value, *more]).decode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +106,7 @@ class Decoded:
     """One record, read and checked.
 
     Attributes:
-        columns: Column name to value.
+        columns: Column name to value; None for a tombstone.
         lineage: Its lineage, without a loop. Topic ids are as the chain gives them.
         chain: The hops of its envelope.
         key: The record's key.
@@ -98,7 +115,7 @@ class Decoded:
         identity: What `Lineage.standing` takes as event id: empty unless the source's policy asks for it.
     """
 
-    columns: dict[str, object]
+    columns: dict[str, object] | None
     lineage: Lineage
     chain: tuple[Hop, ...]
     key: bytes | None
@@ -108,7 +125,7 @@ class Decoded:
 
     def element(
         self, headers: tuple[tuple[str, bytes | None], ...], *, again: bool = False
-    ) -> Element[dict[str, object]]:
+    ) -> Element[dict[str, object] | None]:
         """The element that enters the flow, with its record's headers; `again` if it may be a copy."""
         return Element(
             value=self.columns,
@@ -136,12 +153,18 @@ class RecordDecoder:
         self._read = topic.payload.reader(columns)
         self._payload_type = topic.payload.type.full_name if isinstance(topic.payload, Protobuf) else ""
 
+    def skips(self, record: Record) -> bool:
+        """Whether the record is a tombstone that the flow does not get."""
+        return record.value is None and self.topic.tombstones is Tombstones.SKIP
+
     def decode(self, record: Record) -> Decoded:
-        """Read and check one record.
+        """Read and check one record, which is none that is skipped.
 
         Raises:
             EnvelopeError: With the reason code of the first rule that is broken.
         """
+        if record.value is None and self.topic.tombstones is Tombstones.ELEMENT:
+            return self._plain(record, None)
         if self.topic.envelope:
             return self._enveloped(record, decode(record.value, self.topic.limits))
         message = redriven_payload(record.value, self.topic.limits)
@@ -189,6 +212,10 @@ class RecordDecoder:
         except EnvelopeError as error:
             error.chain = ()
             raise
+        return self._plain(record, columns)
+
+    def _plain(self, record: Record, columns: dict[str, object] | None) -> Decoded:
+        """What has no envelope: the record is its own root."""
         return Decoded(
             columns=columns,
             lineage=Lineage((self._own(record),)),

@@ -9,7 +9,7 @@ from envelope.errors import EnvelopeError, Reason
 from envelope.lanes import group_of
 from envelope.limits import DEFAULT_LIMITS, Limits
 from envelope.lineage import Edge, Lineage, Node, Position, Route, Siblings, Standing, position_order
-from envelope.message import FORMAT, Envelope, Hop
+from envelope.message import FORMAT, Envelope, Hop, Tombstones
 from envelope.verdict import Verdict
 from envelope.windows import Decision, HolesFullError, Window, Windows, in_order
 
@@ -30,6 +30,7 @@ __all__ = [
     "Route",
     "Siblings",
     "Standing",
+    "Tombstones",
     "Verdict",
     "Window",
     "Windows",

@@ -2,10 +2,22 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from typing import Self
 
 FORMAT = 1
 """The format version that this code writes and the newest that it reads."""
+
+
+class Tombstones(StrEnum):
+    """What to do with records without a value: tombstones, with which a compacted topic deletes a key."""
+
+    SKIP = "skip"
+    """They are left out, and counted."""
+    DEAD_LETTER = "dead_letter"
+    """They go to the dead-letter topic, as `empty`."""
+    ELEMENT = "element"
+    """The flow gets them, with None as value. They have no chain: their lineage are their own coordinates."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,12 +83,14 @@ class Batch:
         signatures: By the codes of column `_signature`.
         rejected: The records that are not in `frame`, by row.
         siblings: The source's policy; it says whether event ids are part of positions.
+        skipped: Number of tombstones that are left out, neither in `frame` nor rejected.
     """
 
     frame: pl.DataFrame
     signatures: Sequence[Signature]
     rejected: Sequence[Rejection]
     siblings: Siblings = Siblings.EVENT_ID
+    skipped: int = 0
 
     @property
     def positions(self) -> list[npt.NDArray[np.int64]]:

@@ -24,7 +24,7 @@ from aggregations.columns.structure import Structure
 from aggregations.payload import Protobuf
 from aggregations.protobuf import MessageType, trimmed
 from aggregations.source import Decoded, RecordDecoder, Topic
-from envelope import FORMAT, EnvelopeError
+from envelope import FORMAT, EnvelopeError, Tombstones
 from envelope import envelope_pb2 as pb
 from envelope.codec import HEAD
 from envelope.lineage import NO_INDEX
@@ -115,12 +115,15 @@ class Decoder:
         codes = _Codes(self._signatures)
         parts = [self._enveloped(inputs, codes) if self.topic.envelope else self._bare(inputs, codes)]
         rejected: list[Rejection] = []
-        if len(parts[0].rows) < len(inputs.value):
+        skipped = inputs.value.null_count if self.topic.tombstones is Tombstones.SKIP else 0
+        if len(parts[0].rows) + skipped < len(inputs.value):
             left = np.setdiff1d(np.arange(len(inputs.value)), parts[0].rows, assume_unique=True)
+            if skipped:
+                left = left[inputs.value.is_valid().to_numpy(zero_copy_only=False)[left]]
             parts.append(self._one_by_one(inputs, left, codes, rejected))
         frames = [_frame(part, inputs, codes.signatures) for part in parts if len(part.rows) or part is parts[0]]
         frame = frames[0] if len(frames) == 1 else pl.concat(frames, how="diagonal").sort(schema.ROW)
-        return Batch(frame, tuple(codes.signatures), rejected, self.topic.siblings)
+        return Batch(frame, tuple(codes.signatures), rejected, self.topic.siblings, skipped)
 
     def _enveloped(self, inputs: Inputs, codes: _Codes) -> _Part:
         sealed, plain = seal.intact(inputs.value, self.topic.limits.message_bytes)
@@ -212,7 +215,8 @@ class Decoder:
                 rejected.append(Rejection(row, error))
         positions = [_position(one) for _, one in read]
         width = max(map(len, positions), default=1)
-        columns = {name: [one.columns[name] for _, one in read] for name in self.schema}
+        # Tombstones come here only as rejections: no flow of columns gets them.
+        columns = {name: [one.columns[name] for _, one in read if one.columns is not None] for name in self.schema}
         return _Part(
             rows=np.array([row for row, _ in read], np.int64),
             columns=pl.DataFrame(columns, schema=self.schema) if columns else pl.DataFrame(height=len(read)),

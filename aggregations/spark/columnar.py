@@ -49,6 +49,7 @@ class ColumnarPath:
             with work.timed("decode"):
                 batch = decoder.decode(table)
                 work.report.counts.records += table.num_rows
+                work.report.counts.tombstones += batch.skipped
                 unread += [_unread(work, table, one) for one in batch.rejected]
                 parts.append(_existing(work, Rows(batch.frame, list(batch.signatures))))
         whole = together(parts, _empty(decoder))

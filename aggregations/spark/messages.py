@@ -93,6 +93,9 @@ class MessagePath:
         reading = Reading(job.ledger.seen, job.doubt)
         for record in records_of(batches, job.topic_ids):
             work.report.counts.records += 1
+            if decoder.skips(record):
+                work.report.counts.tombstones += 1
+                continue
             own = job.node(record.topic, record.partition, record.offset)
             try:
                 read = decoder.decode(record)

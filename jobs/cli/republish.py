@@ -47,6 +47,10 @@ def republish(
     kind: Annotated[
         str, typer.Option("--input", metavar="KIND", help=f"What the topics to read hold: {_KINDS}.")
     ] = "envelope",
+    tombstones: Annotated[
+        str,
+        typer.Option(metavar="POLICY", help="Records without a value: skip, or dead_letter to file them as empty."),
+    ] = "skip",
     dead_letters: Annotated[
         str | None,
         typer.Option(
@@ -112,7 +116,7 @@ def republish(
                 transform,
                 until_caught_up=until_caught_up,
                 progress=committed,
-                source=Source.of(tuple(source), kind),
+                source=Source.of(tuple(source), kind, tombstones),
                 target=target,
                 name=via,
                 settings=kafka,

@@ -142,6 +142,7 @@ def as_json(report: "Report") -> dict[str, Any]:
         "verdicts": {stage: dict(counts) for stage, counts in report.verdicts.items()},
         "dead_letters": dict(report.reasons),
         "filtered": report.filtered,
+        "tombstones": report.tombstones,
         "outputs": report.outputs,
         "retired_lanes": report.retired,
         "keyless": dict(report.keyless),
@@ -179,6 +180,7 @@ def _show(report: "Report") -> None:
     say(f"{report.records:,} records in {report.batches:,} batches")
     rows = [(stage, verdict, count) for stage, counts in report.verdicts.items() for verdict, count in counts.items()]
     rows += [(stage, "came without a key", count) for stage, count in report.keyless.items()]
+    rows += [("tombstones", "skipped", report.tombstones)] if report.tombstones else []
     rows += [("dead letters", reason, count) for reason, count in report.reasons.items()]
     if rows:
         table(rows, ["stage", "verdict", "count"], left=["stage", "verdict"])

@@ -14,6 +14,7 @@ import polars as pl
 from aggregations.fields import Fields, count, maximum, total
 from aggregations.flow import Flow
 from aggregations.source import Topic
+from envelope import Tombstones
 from jobs.demo.leg_pb2 import Leg
 from jobs.republish.record import Output, Record
 
@@ -64,7 +65,7 @@ TOTALS: Final = Fields(
 
 flow: Final[Flow[Any]] = (
     Flow("flights")
-    .source(Topic(LEGS, payload=Leg))
+    .source(Topic(LEGS, payload=Leg, tombstones=Tombstones.DEAD_LETTER))
     .divert((pl.col("event") == Leg.EVENT_UNSPECIFIED) | (pl.col("air_minutes") <= 0))
     .map(
         departed=pl.when(pl.col("event") == Leg.EVENT_DEPARTED).then(1),

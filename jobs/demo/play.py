@@ -136,6 +136,7 @@ def _republish(kafka: KafkaSettings, home: Path, result: Result) -> None:
     total = result.flights + result.nonsense
     arguments = [
         *("republish", "jobs.demo.flow:legs", "--from", RAW, "--input", "json", "--to", LEGS, "--via", VIA),
+        *("--tombstones", "dead_letter"),
         *("--instance", "demo"),
         *("--dead-letters", DEAD, "--batch", str(max(total // _REPUBLISH_BATCHES, 1)), "--until-caught-up"),
         *("--bootstrap", kafka.bootstrap, "--json"),

@@ -16,6 +16,7 @@ class Statistics:
         produced: Messages acknowledged by the target topics.
         dropped: Input records that the transform made nothing of.
         copies: Redriven input records that another application gave up: this one has passed them on already.
+        tombstones: Input records without a value that were skipped.
         retried: Input records sent to a retry topic.
         dead_lettered: Input records sent to the dead-letter topic, by reason code.
         expired: Input records that retention deleted before they were read.
@@ -30,6 +31,7 @@ class Statistics:
     produced: int = 0
     dropped: int = 0
     copies: int = 0
+    tombstones: int = 0
     retried: int = 0
     dead_lettered: Counter[str] = field(default_factory=Counter)
     expired: int = 0
@@ -46,6 +48,7 @@ class Statistics:
         self.produced += batch.produced
         self.dropped += batch.dropped
         self.copies += batch.copies
+        self.tombstones += batch.tombstones
         self.retried += batch.retried
         self.dead_lettered.update(batch.dead_lettered)
         self.commits += 1
@@ -53,7 +56,7 @@ class Statistics:
 
     def as_dict(self) -> dict[str, Any]:
         """The counts as plain values, for JSON."""
-        names = ("consumed", "produced", "dropped", "copies", "retried", "expired", "commits", "rebalances")
+        names = ("consumed", "produced", "dropped", "copies", "tombstones", "retried", "expired", "commits", "rebalances")
         counts: dict[str, Any] = {name: getattr(self, name) for name in names}
         return counts | {
             "dead_lettered": dict(self.dead_lettered),

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
 from typing import NamedTuple
 
-from envelope import DEFAULT_LIMITS, EnvelopeError, Limits, Node, Reason, append_hop, decode
+from envelope import DEFAULT_LIMITS, EnvelopeError, Limits, Node, Reason, Tombstones, append_hop, decode
 from envelope import envelope_pb2 as pb
 from envelope.codec import rewrite
 from envelope.deadletter import PREFIX as DEAD_PREFIX
@@ -93,6 +93,7 @@ class Passage:
         self._known: set[str] = set()
         self._twin = headers_twin
         self._mark = mark_destination
+        self._skips_tombstones = source.tombstones is Tombstones.SKIP
         self._cloudevents = source.wrapping is Wrapping.CLOUDEVENTS
         opener = Opener(source, limits)
         retried = Opener(Source(source.topics, payload=source.payload), limits)
@@ -109,6 +110,10 @@ class Passage:
             return None
         most_bytes = min(self._targets[self.target] - _OVERHEAD_BYTES, self._limits.message_bytes)
         return express(self._known, most_bytes, self._limits)
+
+    def skips(self, record: Record) -> bool:
+        """Whether the record is a tombstone that is left out."""
+        return record.value is None and self._skips_tombstones
 
     def open(self, record: Record) -> None:
         """Take the record's value apart and check what came before it.

@@ -8,7 +8,7 @@ from typing import Any, Final, TypeAlias
 import msgspec
 from google.protobuf.message import DecodeError, Message
 
-from envelope import DEFAULT_LIMITS, FORMAT, EnvelopeError, Limits, Reason
+from envelope import DEFAULT_LIMITS, FORMAT, EnvelopeError, Limits, Reason, Tombstones
 from envelope import envelope_pb2 as pb
 from envelope.codec import from_message, parse, redriven_payload, rewrite
 from envelope.framing import strip_frame
@@ -44,40 +44,48 @@ class Source:
         wrapping: What is around the payload.
         payload: `Json`, a protobuf message class, or None for bytes that only the transform looks at. A
             payload that is not what is declared goes to the dead-letter topic.
+        tombstones: What to do with records that have no value: skip them, or file them as `empty`. They cannot be
+            passed on, since they have nothing that a hop could be appended to.
 
     Raises:
         EnvelopeError: Kafka would not allow a topic's name.
+        ValueError: There is no topic, or no such policy for tombstones.
     """
 
     topics: Sequence[str]
     wrapping: Wrapping = Wrapping.ENVELOPE
     payload: type[Json] | type[Message] | None = None
+    tombstones: Tombstones = Tombstones.SKIP
 
     def __post_init__(self) -> None:
         if isinstance(self.topics, str):
             object.__setattr__(self, "topics", (self.topics,))
         object.__setattr__(self, "topics", tuple(check_topic(topic) for topic in self.topics))
         object.__setattr__(self, "wrapping", Wrapping(self.wrapping))
+        object.__setattr__(self, "tombstones", Tombstones(self.tombstones))
+        if self.tombstones is Tombstones.ELEMENT:
+            raise ValueError("a republisher cannot pass tombstones on: skip or dead_letter")
         if not self.topics:
             raise ValueError("a source needs a topic")
 
     @classmethod
-    def of(cls, topics: str | tuple[str, ...], kind: str) -> "Source":
-        """Return the source for a word of the command line: `envelope`, `raw`, `json` or `cloudevents`.
+    def of(cls, topics: str | tuple[str, ...], kind: str, tombstones: str | Tombstones = Tombstones.SKIP) -> "Source":
+        """Return the source for words of the command line: `envelope`, `raw`, `json` or `cloudevents`, and a policy.
 
         Raises:
             ValueError: It is none of these.
         """
+        policy = Tombstones(tombstones)
         names = (topics,) if isinstance(topics, str) else topics
         match kind:
             case "envelope":
-                return cls(names)
+                return cls(names, tombstones=policy)
             case "raw":
-                return cls(names, Wrapping.NONE)
+                return cls(names, Wrapping.NONE, tombstones=policy)
             case "json":
-                return cls(names, Wrapping.NONE, Json)
+                return cls(names, Wrapping.NONE, Json, policy)
             case "cloudevents":
-                return cls(names, Wrapping.CLOUDEVENTS)
+                return cls(names, Wrapping.CLOUDEVENTS, tombstones=policy)
         raise ValueError(f"no kind of source {kind!r}: envelope, raw, json or cloudevents")
 
 

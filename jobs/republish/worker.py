@@ -161,6 +161,9 @@ class Worker:
     def _process(self, record: Record, part: InputPartition) -> Sequence[Outgoing]:
         """Send a record through the passage, or where what cannot be used goes."""
         self._counts.consumed += 1
+        if self._passage.skips(record):
+            self._counts.tombstones += 1
+            return ()
         try:
             made = self._passage.process(record, part.hops)
         except NotOurs:

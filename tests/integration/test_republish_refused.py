@@ -10,7 +10,7 @@ import pytest
 
 from envelope import Envelope, Hop, decode, encode
 from envelope.deadletter import DeadLetter, own_headers
-from jobs.republish import Output, Record, Republisher, RetryTopics, Statistics, identity
+from jobs.republish import Output, Record, Republisher, RetryTopics, Source, Statistics, identity
 from persistence import faults
 from persistence.errors import Transient
 from persistence.kafka import AcknowledgedProducer, BrokerRefused, BrokerUnavailable, KafkaSettings, Topics
@@ -37,7 +37,8 @@ def test_poison_of_every_kind_is_kept_byte_for_byte_and_the_rest_goes_on(setting
             producer.send(source, good, b"k")
             producer.send(source, value, key, headers)
         producer.flush()
-    counts = run(settings, source=source, target=target, dead_letter=dead, name="r")
+    read = Source(source, tombstones="dead_letter")
+    counts = run(settings, source=read, target=target, dead_letter=dead, name="r")
     assert counts.consumed == 14
     assert counts.produced == len(read_all(settings, target)) == 7
     buried = read_all(settings, dead)
@@ -50,6 +51,21 @@ def test_poison_of_every_kind_is_kept_byte_for_byte_and_the_rest_goes_on(setting
         assert letter.lineage.endswith(f"{source}:0:{2 * i + 1}")
         assert own_headers(message.headers()) == headers
     assert counts.dead_lettered == {"empty": 2, **{reason: 1 for _, _, reason in poison[2:]}}
+
+
+@pytest.mark.parametrize("wrapping", ["envelope", "none"])
+def test_tombstones_are_skipped_and_counted_unless_told_otherwise(
+    settings: KafkaSettings, topic: Make, wrapping: str
+) -> None:
+    source, target = topic(1, "in"), topic(1, "out")
+    good = encode(Envelope(b"v", key=b"k"))
+    with AcknowledgedProducer(settings) as producer:
+        for value in (good, None, good, None):
+            producer.send(source, value, b"k")
+        producer.flush()
+    counts = run(settings, source=Source(source, wrapping), target=target, name="r")
+    assert (counts.consumed, counts.produced, counts.tombstones, counts.dropped) == (4, 2, 2, 0)
+    assert counts.as_dict()["tombstones"] == 2
 
 
 def test_a_dead_letter_that_is_too_large_is_trimmed(settings: KafkaSettings, topic: Make) -> None:

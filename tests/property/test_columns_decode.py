@@ -13,7 +13,7 @@ from aggregations.columns import Batch, Decoder, schema
 from aggregations.element import Record
 from aggregations.payload import Json, Raw
 from aggregations.source import RecordDecoder, Topic
-from envelope import Envelope, EnvelopeError, Hop, Limits, Siblings, encode
+from envelope import Envelope, EnvelopeError, Hop, Limits, Siblings, Tombstones, encode
 from envelope import envelope_pb2 as pb
 from envelope.codec import append_hop, varint
 from tests.messages import Every, Leg, Point
@@ -173,7 +173,12 @@ def check(decoder: Decoder, columns: frozenset[str] | None, records: list[Record
     assert dict(list(batch.frame.schema.items())[len(decoder.schema) :][: len(schema.SYSTEM)]) == schema.SYSTEM
     refused = {rejection.row: (rejection.error.reason, rejection.error.detail) for rejection in batch.rejected}
     one_by_one = RecordDecoder(topic, columns)
+    assert batch.skipped == sum(map(one_by_one.skips, records))
     for i, record in enumerate(records):
+        if one_by_one.skips(record):
+            assert i not in rows
+            assert i not in refused
+            continue
         try:
             expected = one_by_one.decode(record)
         except EnvelopeError as error:
@@ -217,7 +222,9 @@ def test_both_readers_accept_the_same_records_and_read_the_same_from_them(
     values = mutated(envelopes(payloads, full_name)) if enveloped else mutated(payloads)
     siblings = data.draw(st.sampled_from(Siblings), label="siblings")
     cluster = data.draw(st.sampled_from(["", "eu"]), label="cluster")
-    topic = Topic("legs", payload, envelope=enveloped, siblings=siblings, limits=LIMITS, cluster=cluster)
+    nulls = data.draw(st.sampled_from([Tombstones.SKIP, Tombstones.DEAD_LETTER]), label="tombstones")
+    policies = {"siblings": siblings, "limits": LIMITS, "cluster": cluster, "tombstones": nulls}
+    topic = Topic("legs", payload, envelope=enveloped, **policies)
     names = sorted(topic.schema)
     columns = data.draw(st.none() | st.frozensets(st.sampled_from(names), max_size=len(names)), label="columns")
     decoder = Decoder(topic, TOPIC_IDS, columns)

@@ -58,6 +58,18 @@ def bad_records(topic: str) -> list[tuple[Sent, Reason]]:
 
 
 @pytest.mark.parametrize("path", PATHS)
+def test_tombstones_are_skipped_and_counted_and_need_no_dead_letter_topic(world: World, path: Path) -> None:
+    good, flow = legs(30), fleet(world.topic, path)
+    mixed = [*map(alone, good), *(Sent(None, b"N1") for _ in range(7))]
+    random.Random(3).shuffle(mixed)
+    world.send(mixed)
+    report = world.run(flow, dead_letters=None)
+    assert (report.records, report.tombstones, report.reasons) == (37, 7, {})
+    world.check(flow)
+    assert world.results(flow, "aircraft") == totals(good, "tail")
+
+
+@pytest.mark.parametrize("path", PATHS)
 def test_every_bad_record_is_set_aside_as_it_came_with_its_reason_and_the_stream_goes_on(
     world: World, path: Path
 ) -> None:
@@ -66,9 +78,9 @@ def test_every_bad_record_is_set_aside_as_it_came_with_its_reason_and_the_stream
     mixed = [*(alone(leg, headers=HEADERS) for leg in good), *(record for record, _ in bad)]
     random.Random(3).shuffle(mixed)
     world.send(mixed)
-    flow = fleet(Topic(world.topic, Leg, limits=Limits(payload_bytes=4096)), path)
+    flow = fleet(Topic(world.topic, Leg, limits=Limits(payload_bytes=4096), tombstones="dead_letter"), path)
     report = world.run(flow, max_records=30)
-    assert report.records == len(mixed)
+    assert (report.records, report.tombstones) == (len(mixed), 0)
     world.check(flow)
     assert world.results(flow, "aircraft") == totals(good, "tail")
     found = sorted((str(letter.reason), remains.value or b"") for letter, remains in world.dead_letters())

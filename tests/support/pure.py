@@ -68,11 +68,11 @@ def batch(*offsets: int) -> list[Record]:
     return [leg(offset, f"N{offset % 3}", carrier="UA" if offset % 2 else "AA", minutes=offset) for offset in offsets]
 
 
-def fleet() -> Flow:
-    """A flow of two stages that folds what has minutes."""
+def fleet(**options: Any) -> Flow:
+    """A flow of two stages that folds what has minutes, on `bare()` with these options."""
     return (
         Flow("fleet")
-        .source(bare())
+        .source(bare(**options))
         .filter(pl.col("minutes") > 0)
         .aggregate("aircraft", "tail", FLEET)
         .aggregate("carrier", "carrier", FLEET)

@@ -8,7 +8,11 @@ from aggregations.columns import Decoder, lanes_of, schema
 from aggregations.element import Record
 from aggregations.payload import Json, Raw
 from aggregations.source import RecordDecoder, Topic
+<<<<<<< HEAD
 from envelope import Envelope, EnvelopeError, Hop, Limits, Reason, Route, Siblings, Standing, encode
+=======
+from envelope import Envelope, EnvelopeError, Hop, Limits, Reason, Siblings, Standing, Tombstones, encode
+>>>>>>> 6c695b3 (A policy for tombstones: skip and count, dead-letter, or hand to the flow)
 from envelope import envelope_pb2 as pb
 from tests.messages import Leg
 
@@ -76,7 +80,7 @@ def test_a_common_batch_is_not_read_record_by_record() -> None:
     decoder._one = None  # type: ignore[assignment]
     assert decoder.decode(batch(leg(5, HOP), leg(6))).frame.height == 2
     with pytest.raises(AttributeError):
-        decoder.decode(batch(leg(5, HOP), None))
+        decoder.decode(batch(leg(5, HOP), b""))
 
 
 def test_chunks_slices_and_wider_types_are_read_alike() -> None:
@@ -102,7 +106,7 @@ def test_an_empty_batch_has_the_columns_of_every_other(payload: object, envelope
 
 
 def test_a_batch_of_rejected_records_has_their_reasons_in_order() -> None:
-    values = (None, b"junk", leg(1)[:-1], leg(1, Hop("legs", 0, 1)), leg(1, destination="other"))
+    values = (b"", b"junk", leg(1)[:-1], leg(1, Hop("legs", 0, 1)), leg(1, destination="other"))
     decoded = Decoder(Topic("legs", Leg)).decode(batch(*values))
     assert decoded.frame.height == 0
     assert [(one.row, one.error.reason) for one in decoded.rejected] == [
@@ -225,4 +229,23 @@ def test_among_good_records_an_odd_one_is_judged_as_it_is_alone(name: str) -> No
         return
     with pytest.raises(EnvelopeError) as error:
         RecordDecoder(topic).decode(record)
+<<<<<<< HEAD
     assert (error.value.reason, error.value.detail) == (reason, decoded.rejected[0].error.detail)
+=======
+    assert (error.value.reason, error.value.detail) == (reason, decoded.rejected[0].detail)
+
+
+@pytest.mark.parametrize("enveloped", [True, False])
+def test_tombstones_are_skipped_and_counted_or_rejected_as_the_policy_says(enveloped: bool) -> None:
+    good = leg(1) if enveloped else Leg(tail="N1").SerializeToString()
+    rows = batch(good, None, b"", good, None)
+    skipping = Decoder(Topic("legs", Leg, envelope=enveloped)).decode(rows)
+    assert (skipping.skipped, [one.row for one in skipping.rejected]) == (2, [2])
+    rejecting = Decoder(Topic("legs", Leg, envelope=enveloped, tombstones=Tombstones.DEAD_LETTER)).decode(rows)
+    assert (rejecting.skipped, [one[:2] for one in rejecting.rejected]) == (
+        0,
+        [(row, Reason.EMPTY) for row in (1, 2, 4)],
+    )
+    for decoded in (skipping, rejecting):
+        assert decoded.frame.get_column("_row").to_list() == [0, 3]
+>>>>>>> 6c695b3 (A policy for tombstones: skip and count, dead-letter, or hand to the flow)

@@ -20,7 +20,7 @@ def dead(run):
 
 
 def test_records_that_cannot_be_read_are_dead_letters_with_their_bytes_and_the_others_are_folded():
-    run = runner(fleet())
+    run = runner(fleet(tombstones="dead_letter"))
     bad = Record(TOPIC, 0, 5, b"k", b"{", headers=(("h", b"v"),), topic_id="T1")
     empty, other = (Record(TOPIC, 0, offset, None, None, topic_id="T1") for offset in (6, 7))
     run.process([*batch(1), bad, empty, other])

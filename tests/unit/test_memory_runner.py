@@ -6,13 +6,29 @@ import polars as pl
 import pytest
 
 from aggregations.element import Record
-from aggregations.fields import Fields, total
+from aggregations.errors import FlowError
+from aggregations.fields import Fields, count, total
 from aggregations.flow import Flow
 from aggregations.memory import MemoryRunner
+from envelope import Reason
 from persistence import faults
 from persistence.errors import Transient
 from persistence.faults import Fault, Injector
-from tests.support.pure import FLEET, TOPIC, bare, batch, fleet, fresh_store, leg, runner, states
+from tests.support.pure import (
+    FLEET,
+    TOPIC,
+    TOPIC_ID,
+    bare,
+    batch,
+    chained,
+    fleet,
+    fresh_store,
+    hop,
+    leg,
+    runner,
+    states,
+    wrapped,
+)
 
 EXPECTED = {"AA": {"n": 4, "m": 20}, "UA": {"n": 5, "m": 25}}
 
@@ -79,7 +95,7 @@ def test_downstream_states_are_written_before_upstream_ones_and_manifests_last()
             return action()
 
     with faults.use(Watch()):
-        run.process([*batch(1), Record(TOPIC, 0, 2, None, None)])
+        run.process([*batch(1), Record(TOPIC, 0, 2, None, b"")])
     assert reached == [
         "fetch",
         "load:aircraft",
@@ -177,3 +193,64 @@ def test_an_empty_batch_moves_nothing():
     run.process(batch(1))
     run.process([])
     assert run.run.start == {(TOPIC, 0): 2}
+
+
+def tombstone(offset, key=b"N1"):
+    return Record(TOPIC, 0, offset, key, None, topic_id=TOPIC_ID)
+
+
+@pytest.mark.parametrize("topic", [bare(), wrapped()], ids=["bare", "enveloped"])
+def test_tombstones_are_skipped_and_counted_and_progress_goes_past_them(topic):
+    run = runner(Flow("fleet").source(topic).aggregate("a", "tail", Fields(n=count())))
+    report = run.process([tombstone(0), tombstone(1, None)])
+    assert (report.records, report.tombstones, report.reasons) == (2, 2, {})
+    assert (run.dead_letters, run.results("a"), run.run.start) == ([], {}, {(TOPIC, 0): 2})
+    run.process([tombstone(2)])
+    assert run.report.tombstones == 3
+
+
+class Deletions:
+    """Counts the tombstones of a key, and its other records."""
+
+    def zero(self):
+        return {"deleted": 0, "written": 0}
+
+    def fold(self, state, element):
+        state["deleted" if element.value is None else "written"] += 1
+        return state
+
+
+@pytest.mark.parametrize("topic", [bare, wrapped])
+def test_a_flow_that_asks_for_tombstones_gets_them_with_none_as_value_and_their_own_coordinates(topic):
+    flow = Flow("fleet").source(topic(tombstones="element")).aggregate("a", lambda one: one.key, Deletions())
+    store = fresh_store()
+    run = runner(flow, store)
+    written = leg(1) if topic is bare else chained(1, hop("raw", 0, 7))
+    report = run.process([tombstone(0), written, tombstone(2)])
+    assert states(run, "a") == {"N1": {"deleted": 2, "written": 1}}
+    assert f"{TOPIC}:0#{TOPIC_ID}" in run.states("a")[b"N1"].windows.lanes
+    assert report.tombstones == 0
+    again = runner(flow, store)
+    again.process([tombstone(0), tombstone(2)])
+    assert states(again, "a") == {"N1": {"deleted": 2, "written": 1}}
+
+
+def test_an_expression_over_a_tombstone_is_a_dead_letter():
+    flow = Flow("fleet").source(bare(tombstones="element")).filter(pl.col("minutes") > 0)
+    run = runner(flow.aggregate("a", lambda one: one.key, Deletions()))
+    run.process([tombstone(0)])
+    assert [letter.reason for letter in run.dead_letters] == [Reason.MISSING_FIELD]
+
+
+def test_a_flow_of_columns_cannot_ask_for_tombstones():
+    flow = Flow("fleet").source(bare(tombstones="element")).aggregate("a", "tail", Fields(n=count()))
+    with pytest.raises(FlowError, match=r"hands tombstones to the flow.*key the first stage by a function"):
+        runner(flow)
+
+
+def test_tombstones_as_elements_are_part_of_the_definition_and_other_policies_are_not():
+    skipped, dead, handed = (
+        Flow("f").source(bare(tombstones=policy)).aggregate("a", lambda one: one.key, Deletions()).stages[0].definition
+        for policy in ("skip", "dead_letter", "element")
+    )
+    assert skipped == dead != handed
