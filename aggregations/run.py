@@ -232,6 +232,21 @@ class Run:
         kept = tuple(stage for stage, home in self.homes().items() if home == name)
         return msgspec.structs.replace(manifest, definitions=self.definitions(), kept=kept)
 
+    def _read(self, accept: Sequence[str]) -> None:
+        """Read how far each store is.
+
+        Raises:
+            RunRefusedError: They do not fit together or to the flow, and that risk is not accepted.
+        """
+        for _ in range(2):
+            # Upstream first: another run at work writes downstream first. If it has only just begun, the first look may
+            # be older than its first manifest.
+            self.manifests = [(name, store.load_manifest(self.ref)) for name, store in self.distinct_stores()]
+            if all(manifest for _, manifest in self.manifests):
+                break
+        refuse(self._begin(), accept)
+        self.advanced(_common([manifest for _, manifest in self.manifests], self.ref))
+
     def _note_stages(self) -> None:
         """Write the flow's stages into every store that has others noted, before anything is folded.
 
@@ -381,11 +396,9 @@ def begin(
         run.term = effect(TERM, lambda: authority.acquire_term(ref, above=above))
         for _, store in ordered[1:]:
             effect(TERM, lambda store=store: store.install_term(ref, run.term))  # type: ignore[misc]
-        run.manifests = [(name, store.load_manifest(ref)) for name, store in ordered]
-        refuse(run._begin(), accept)
+        run._read(accept)
         run._note_stages()
         found = [manifest for _, manifest in run.manifests if manifest is not None]
-        run.advanced(_common([manifest for _, manifest in run.manifests], ref))
         run.crashed = not all(manifest.clean for manifest in found)
         if any(manifest.clean for manifest in found):
             run.advanced(run._changed())  # from here on it has not ended of its own accord
@@ -393,16 +406,22 @@ def begin(
     return run
 
 
-def look(flow: Flow[object], urls: Mapping[str, str], *, generation: int = 1) -> Run:
-    """Open a flow's stores only to read them: no term is taken, so a run that goes on is not disturbed.
+def look(flow: Flow[object], urls: Mapping[str, str], *, generation: int = 1, accept: Sequence[str] = ()) -> Run:
+    """Open a flow's stores only to read them, with the checks of `begin`. A run that goes on is not disturbed.
+
+    It takes no term and writes nothing.
 
     Args:
         flow: The flow.
         urls: URL of the store by stage name, from `bind`.
         generation: Generation of the states.
+        accept: Names of risks taken on purpose; see `aggregations.reconcile.Risk`.
+
+    Raises:
+        RunRefusedError: The stores do not fit together or to the flow, and that risk is not accepted.
     """
-    with _opened(flow, urls, generation) as run:
-        run.advanced(run.stores[flow.stages[0].name].load_manifest(run.ref))
+    with _opened(flow, urls, generation, accept_definition=Risk.DEFINITION in accept) as run:
+        run._read(accept)
     return run
 
 

@@ -127,10 +127,9 @@ def run_flow(
         group=group,
         generation=generation,
         accept=accept,
+        planned=planned,
     )
     try:
-        if planned is not None:
-            planned(opening.plan)
         polling = {_POLLING: f"{max(int(trigger_seconds * 1000), _LEAST_POLLING_MS)}ms", **(conf or {})}
         with session(f"headwater {flow.name}", jars=jars, modules=modules, master=master, conf=polling) as spark:
             engine = Engine(

@@ -1,7 +1,7 @@
 """How a run begins: rights, preflight, term, and a plan from what manifests, broker and group say."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +10,7 @@ from aggregations.errors import FlowError
 from aggregations.flow import Flow
 from aggregations.operators import Publish, PublishStates
 from aggregations.reconcile import Broker, Plan, Risk, check_durability, plan, refuse
-from aggregations.run import Run, begin
+from aggregations.run import Run, begin, look
 from persistence.compaction import compaction
 from persistence.kafka import KafkaSettings, Topics
 from persistence.registry import preflight, risks
@@ -71,10 +71,14 @@ def open_run(
     group: str,
     generation: int,
     accept: Sequence[str],
+    planned: Callable[[Plan], None] | None = None,
+    only_looks: bool = False,
 ) -> Opening:
     """Take the term, read the manifests, compare them with the broker, decide where to start and write that down.
 
-    Args: see `aggregations.spark.engine.run_flow`.
+    Args: see `aggregations.spark.engine.run_flow`, and
+
+        only_looks: Take no term and write nothing; all that could refuse the run is checked all the same.
 
     Raises:
         RunRefusedError: Going on would be unsafe and the risk is not accepted.
@@ -92,7 +96,7 @@ def open_run(
             _LOG.warning("%s", finding)
         refuse(found, accept)
     with ExitStack() as stack:
-        run = begin(flow, stores, generation=generation, accept=accept)
+        run = (look if only_looks else begin)(flow, stores, generation=generation, accept=accept)
         stack.callback(run.close)
         refuse(check_durability([(name, one.capabilities) for name, one in run.distinct_stores()]), accept)
         committed = topics.group_offsets(group, [source])
@@ -103,8 +107,48 @@ def open_run(
             {partition: offset for (_, partition), offset in committed.items()},
         )
         decided = plan(flow.name, run.manifest, run.manifests, broker)
+        if planned is not None:
+            planned(decided)
         refuse(decided.findings, accept)
         run.doubted({(source, partition): high for partition, (_, high) in broker.marks.items()})
-        run.start_at(source, facts.topic_id, decided.starts)
+        if not only_looks:
+            run.start_at(source, facts.topic_id, decided.starts)
         stack.pop_all()
         return Opening(topics, run, decided)
+
+
+def plan_flow(
+    flow: Flow[Any],
+    *,
+    kafka: KafkaSettings,
+    stores: Mapping[str, str],
+    dead_letters: str | None = None,
+    group: str | None = None,
+    generation: int = 1,
+    accept: Sequence[str] = (),
+    master: str = "local[2]",
+    planned: Callable[[Plan], None] | None = None,
+) -> Plan:
+    """Where `run_flow` would start, by the same checks. It takes no term and writes nothing: a run at work goes on.
+
+    What only shows on Spark is not checked: Java, its jars, and whether workers reach broker and stores.
+
+    Args and errors: see `aggregations.spark.engine.run_flow`. `planned` gets the plan of a run that is refused
+    because of it, too.
+    """
+    if flow.topic is None:
+        raise FlowError(f"flow {flow.name!r} has no source")
+    check_given(flow, stores, accept, master)
+    opening = open_run(
+        flow,
+        kafka=kafka,
+        stores=stores,
+        dead_letters=dead_letters,
+        group=group or flow.name,
+        generation=generation,
+        accept=accept,
+        planned=planned,
+        only_looks=True,
+    )
+    opening.run.close()
+    return opening.plan

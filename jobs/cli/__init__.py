@@ -12,7 +12,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from jobs.cli import demo, discard, faults, redrive, republish, run, schema, stack, submit, views
+from jobs.cli import demo, discard, faults, plan, redrive, republish, run, schema, stack, submit, views
 from jobs.cli.errors import explain
 from jobs.environment import DEBUG
 from jobs.screen import LogLines
@@ -33,6 +33,7 @@ app.add_typer(schema.app, name="schema")
 for command in (
     demo.demo,
     run.run,
+    plan.plan,
     run.describe,
     republish.republish,
     redrive.redrive,

@@ -38,6 +38,30 @@ Stores: TypeAlias = Annotated[
         show_default=False,
     ),
 ]
+Group: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="Consumer group whose offsets tell lag tools how far the flow is. Without it: the flow's name.",
+        show_default=False,
+    ),
+]
+Accept: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="RISK",
+        help="Go on although it is refused as unsafe; the refusal names the risk. May be repeated.",
+        show_default=False,
+    ),
+]
+DeadLetters: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TOPIC",
+        help="Where records go that cannot be used. Without it the first one ends the run.",
+        show_default=False,
+    ),
+]
 Generation: TypeAlias = Annotated[
     int, typer.Option(min=1, help="Which complete set of states; rebuilds write a new one.")
 ]

@@ -9,7 +9,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from jobs.cli.options import STACK_ROOT, Bootstrap, FlowName, Generation, Json, KafkaFile, Root, Stores
+from jobs.cli.options import (
+    STACK_ROOT,
+    Accept,
+    Bootstrap,
+    DeadLetters,
+    FlowName,
+    Generation,
+    Group,
+    Json,
+    KafkaFile,
+    Root,
+    Stores,
+)
 from jobs.cli.signals import on_signals
 from jobs.screen import Bar, emit, progress, say, steps, table
 
@@ -24,37 +36,16 @@ def run(
     until_caught_up: Annotated[
         bool, typer.Option("--until-caught-up", help="End at the ends of the partitions as they are now.")
     ] = False,
-    dead_letters: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TOPIC",
-            help="Where records go that cannot be used. Without it the first one ends the run.",
-            show_default=False,
-        ),
-    ] = None,
+    dead_letters: DeadLetters = None,
     trigger: Annotated[
         str, typer.Option(metavar="DURATION", help="Persist interval: one batch in this time, as 500ms, 1s or 1m.")
     ] = "1s",
     max_records: Annotated[
         int, typer.Option(metavar="N", min=0, help="Most records of one batch; 0 for no limit.")
     ] = 1_000_000,
-    group: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Consumer group whose offsets tell lag tools how far the flow is. Without it: the flow's name.",
-            show_default=False,
-        ),
-    ] = None,
+    group: Group = None,
     generation: Generation = 1,
-    accept: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="RISK",
-            help="Go on although it is refused as unsafe; the refusal names the risk. May be repeated.",
-            show_default=False,
-        ),
-    ] = None,
+    accept: Accept = None,
     bootstrap: Bootstrap = None,
     kafka_settings: KafkaFile = None,
     root: Root = STACK_ROOT,
@@ -149,6 +140,14 @@ def as_json(report: "Report") -> dict[str, Any]:
     }
 
 
+def show_plan(plan: "Plan", *, json: bool) -> None:
+    """Say where a run starts, and with `json` write it as one line."""
+    if json:
+        emit({"plan": {**asdict(plan), "lag": [one.lag for one in plan.partitions]}})
+    for line in plan.lines():
+        say(line)
+
+
 class _Told:
     """What is said while a flow runs: where it starts, then each batch."""
 
@@ -163,10 +162,7 @@ class _Told:
         if self._bounded:
             self._total = sum(one.lag for one in plan.partitions)
         self._bar(0, self._total)
-        if self._json:
-            emit({"plan": {**asdict(plan), "lag": [one.lag for one in plan.partitions]}})
-        for line in plan.lines():
-            say(line)
+        show_plan(plan, json=self._json)
 
     def batch(self, report: "Report") -> None:
         self._number += 1

@@ -15,6 +15,7 @@ from aggregations.run import Incarnations, begin, bind, look, merge_incarnations
 from aggregations.source import Json, Topic
 from envelope import Verdict
 from persistence import faults, registry
+from persistence import memory as memory_store
 from persistence.errors import Fenced, Terminal, Transient
 from persistence.manifest import Manifest, Progress
 from persistence.registry import open_store
@@ -369,6 +370,35 @@ def test_a_look_at_a_flow_shows_how_far_its_first_store_is_and_disturbs_no_run()
     assert (seen.ref, seen.start) == (running.run.ref, {("legs", 0): 2})
     assert look(flow(), stores, generation=2).start == {}
     assert running.process(legs(2)).verdicts["a"] == Counter(duplicate=1)
+
+
+def test_a_look_makes_the_checks_of_a_start_takes_no_term_and_writes_nothing():
+    stores = two_stores()
+    assert look(flow(), stores).manifest is None
+    running = MemoryRunner(flow(), stores)
+    running.process(legs(0))
+    kept = [store.load_manifest(running.run.ref) for store in running.run.stores.values()]
+    changed = flow(Fields(n=count("minutes")))
+    with pytest.raises(DefinitionChangedError, match="stage a has definition"):
+        look(changed, stores)
+    assert look(changed, stores, accept=["definition"]).start == {("legs", 0): 1}
+    assert [store.load_manifest(running.run.ref) for store in running.run.stores.values()] == kept
+    assert running.process(legs(1)).verdicts["a"] == Counter(accepted=1)
+
+
+def test_a_look_during_another_run_s_first_start_sees_no_lost_store(monkeypatch):
+    """It asks the upstream store before the first manifest is there, and the downstream one when the run is at work."""
+    stores, load = two_stores(), memory_store.MemoryStore.load_manifest
+    first = iter([True])
+
+    def meanwhile(self, ref):
+        found = load(self, ref)
+        if next(first, False):
+            MemoryRunner(flow(), stores).process(legs(0))
+        return found
+
+    monkeypatch.setattr(memory_store.MemoryStore, "load_manifest", meanwhile)
+    assert look(flow(), stores).start == {("legs", 0): 1}
 
 
 def test_a_changed_definition_is_refused_and_may_be_accepted():

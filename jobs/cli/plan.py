@@ -1,0 +1,56 @@
+"""`headwater plan`: where a run would start, and whether it would be refused."""
+
+from typing import Annotated
+
+import typer
+
+from jobs.cli.options import (
+    STACK_ROOT,
+    Accept,
+    Bootstrap,
+    DeadLetters,
+    FlowName,
+    Generation,
+    Group,
+    Json,
+    KafkaFile,
+    Root,
+    Stores,
+)
+from jobs.cli.run import show_plan
+
+
+def plan(
+    flow: FlowName,
+    store: Stores = None,
+    dead_letters: DeadLetters = None,
+    group: Group = None,
+    generation: Generation = 1,
+    accept: Accept = None,
+    bootstrap: Bootstrap = None,
+    kafka_settings: KafkaFile = None,
+    root: Root = STACK_ROOT,
+    master: Annotated[str, typer.Option(metavar="URL", help="Spark's master.")] = "local[2]",
+    json: Json = False,
+) -> None:
+    """Show where `headwater run` would start, with the same checks and the same exit code; a run at work goes on.
+
+    It takes no term, writes nothing and does not start Spark. With --json the plan is one line, as the first one of
+    `headwater run --json`.
+    """
+    from aggregations.spark.opening import plan_flow
+    from jobs import settings
+    from jobs.loading import load_flow
+
+    found = load_flow(flow)
+    plan_flow(
+        found,
+        kafka=settings.kafka(bootstrap, root, kafka_settings),
+        stores=settings.stores(found, store or ()),
+        dead_letters=dead_letters,
+        group=group,
+        generation=generation,
+        accept=accept or (),
+        master=master,
+        planned=lambda made: show_plan(made, json=json),
+    )
