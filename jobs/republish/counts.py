@@ -56,7 +56,17 @@ class Statistics:
 
     def as_dict(self) -> dict[str, Any]:
         """The counts as plain values, for JSON."""
-        names = ("consumed", "produced", "dropped", "copies", "tombstones", "retried", "expired", "commits", "rebalances")
+        names = (
+            "consumed",
+            "produced",
+            "dropped",
+            "copies",
+            "tombstones",
+            "retried",
+            "expired",
+            "commits",
+            "rebalances",
+        )
         counts: dict[str, Any] = {name: getattr(self, name) for name in names}
         return counts | {
             "dead_lettered": dict(self.dead_lettered),
