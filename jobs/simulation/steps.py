@@ -242,9 +242,17 @@ def _snapshot(world: World, a: int, b: int, c: int) -> None:
 
 def _restore(world: World, a: int, b: int, c: int) -> None:
     """Stores go back to a copy, or to nothing; nobody runs meanwhile."""
+    upstream, *downstream = world.stores
     choices = list(world.copies)
     if world.replayable:
         choices.append(dict.fromkeys(world.stores, _NOTHING))
+    recent = b % 3 == 0 and downstream
+    if recent:
+        # The upstream store goes back by a batch or two; what it needs again is still there.
+        choices = [{url: store.copy() for url, store in world.stores.items()}]
+        for _ in range(1 + c % 2):
+            world.engine(1 + a % 10)
+            world.check()
     if not choices:
         return
     for process, _ in world.zombies:
@@ -253,19 +261,20 @@ def _restore(world: World, a: int, b: int, c: int) -> None:
     world.driver = None
     number = a % len(choices)
     copy = choices[number]
-    # What was copied later belongs to a past that has not been.
-    del world.copies[number + 1 if number < len(world.copies) else 0 :]
-    upstream, *downstream = world.stores
-    some = [downstream and [upstream], downstream, []][b % 3]
+    if not recent:
+        # What was copied later belongs to a past that has not been.
+        del world.copies[number + 1 if number < len(world.copies) else 0 :]
+    # One store alone goes back first, to see that the start is refused if it must be.
+    some = [upstream] if recent or (b % 3 == 2 and downstream) else downstream if b % 3 == 1 else []
     for url in some:
         world.stores[url].restore(copy[url])
-    if not some or not _check_start(world) or b % 3:
+    if not some or not _check_start(world) or not recent:
         # All of them: what a refusal says, and what the next start needs where manifests cannot tell.
         for url, store in world.stores.items():
             store.restore(copy[url])
         if copy[upstream] is _NOTHING:
-            # A first start dies somewhere, and is not taken for a loss.
-            script = Script({("term", c % _TERM_EFFECTS): ENDS[(c >> 3) % 4]})
+            # A first start dies between the first manifests of two stores, and is not taken for a loss.
+            script = Script({("term", 2 + c % 2): ENDS[(c >> 3) % 4]})
             world.under(script, lambda: world.engine(1))
     world.watch.forget()
 
