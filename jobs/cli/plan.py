@@ -1,6 +1,6 @@
 """`headwater plan`: where a run would start, and whether it would be refused."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -18,6 +18,9 @@ from jobs.cli.options import (
     Stores,
 )
 from jobs.cli.run import show_plan
+
+if TYPE_CHECKING:
+    from aggregations.reconcile import Plan
 
 
 def plan(
@@ -43,14 +46,21 @@ def plan(
     from jobs.loading import load_flow
 
     found = load_flow(flow)
-    plan_flow(
-        found,
-        kafka=settings.kafka(bootstrap, root, kafka_settings),
-        stores=settings.stores(found, store or ()),
-        dead_letters=dead_letters,
-        group=group,
-        generation=generation,
-        accept=accept or (),
-        master=master,
-        planned=lambda made: show_plan(made, json=json),
-    )
+    made: list[Plan] = []
+    try:
+        made.append(
+            plan_flow(
+                found,
+                kafka=settings.kafka(bootstrap, root, kafka_settings),
+                stores=settings.stores(found, store or ()),
+                dead_letters=dead_letters,
+                group=group,
+                generation=generation,
+                accept=accept or (),
+                master=master,
+                planned=made.append,
+            )
+        )
+    finally:  # the plan of a run that is refused because of it is shown too
+        for one in made[-1:]:
+            show_plan(one, json=json)

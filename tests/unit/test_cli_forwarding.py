@@ -15,7 +15,9 @@ import pytest
 from typer.main import get_command
 
 from aggregations.errors import RunRefusedError
+from aggregations.reconcile import Plan
 from aggregations.report import Report
+from envelope import Tombstones
 from jobs.cli import app
 from jobs.cli.errors import Exit
 from jobs.discard import Discarded
@@ -115,6 +117,24 @@ COMMANDS = {
             "json": JSON,
         },
     ),
+    "headwater plan": Command(
+        f"plan {FLOW} --bootstrap b:1",
+        "aggregations.spark.opening.plan_flow",
+        Plan("legs", "T1"),
+        {
+            "flow": Option("tests.support.pure_flow:flow", {"flow.name": "fleet"}, without=FLOW),
+            "store": STORE,
+            "dead_letters": Option("--dead-letters dead", {"dead_letters": "dead"}),
+            "group": Option("--group lag", {"group": "lag"}),
+            "generation": Option("--generation 3", {"generation": 3}),
+            "accept": Option("--accept lost-records --accept definition", {"accept": ["lost-records", "definition"]}),
+            "bootstrap": BOOTSTRAP,
+            "kafka_settings": FILE,
+            "root": ROOT,
+            "master": Option("--master spark://head:7077", {"master": "spark://head:7077"}),
+            "json": JSON,
+        },
+    ),
     "headwater republish": Command(
         "republish jobs.demo.flow:legs --from a --to b --via v --bootstrap b:1",
         "jobs.republish.run.republish",
@@ -131,6 +151,7 @@ COMMANDS = {
             "group": Option("--group other", {"group": "other"}),
             "instance": Option("--instance one", {"settings.options": {"group.instance.id": "one"}}),
             "kind": Option("--input raw", {"source.wrapping": Wrapping.NONE}),
+            "tombstones": Option("--tombstones dead_letter", {"source.tombstones": Tombstones.DEAD_LETTER}),
             "dead_letters": Option("--dead-letters dead", {"dead_letter": "dead"}),
             "until_caught_up": Option("--until-caught-up", {"until_caught_up": True}),
             "batch": Option("--batch 7", {"batch_size": 7}),
