@@ -13,7 +13,7 @@ from aggregations.ledger import Changes, Doubt, Entry, Ledger, merged
 from aggregations.reconcile import LOSSES, Risk, check_marks, check_stores, refuse
 from envelope import Verdict
 from persistence.commit import store_order
-from persistence.faults import LEDGER, TERM, effect
+from persistence.faults import FINISH, LEDGER, TERM, effect
 from persistence.findings import Finding
 from persistence.manifest import Manifest, Progress, minimum
 from persistence.marks import Bucket, KnownMarks
@@ -339,7 +339,9 @@ class Run:
     def finish(self) -> None:
         """Say that this run ended of its own accord, with nothing begun behind its manifest."""
         if self.manifest is not None:
-            self._save_everywhere(self._changed(clean=True))
+            manifest = self._changed(clean=True)
+            for name, _ in reversed(self.distinct_stores()):
+                effect(FINISH, lambda name=name: self.save_manifest(name, manifest))  # type: ignore[misc]
 
     def list_dead(self, entries: set[Entry]) -> None:
         """List dead letters of inner stages in every store, before anything of their batch is persisted."""

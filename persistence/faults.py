@@ -40,6 +40,7 @@ TERM = "term"
 FENCE = "fence"
 DEAD_LETTER = "dead_letter"
 LEDGER = "ledger"
+FINISH = "finish"
 REPUBLISH_PRODUCE = "republish:produce"
 REPUBLISH_FLUSH = "republish:flush"
 REPUBLISH_DEAD_LETTER = "republish:dead_letter"
@@ -67,6 +68,7 @@ _POINTS = {
     Step.MANIFEST.of("STORE"): Step.MANIFEST.text,
     Step.RETURN: Step.RETURN.text,
     Step.OFFSETS: Step.OFFSETS.text,
+    FINISH: "a run that ends of its own accord says so in the manifests",
     REPUBLISH_PRODUCE: "a republisher hands a batch of outputs to its producer",
     REPUBLISH_FLUSH: "a republisher waits until its outputs are acknowledged",
     REPUBLISH_DEAD_LETTER: "a republisher's dead letters are produced and acknowledged",

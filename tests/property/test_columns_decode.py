@@ -194,7 +194,7 @@ def check(decoder: Decoder, columns: frozenset[str] | None, records: list[Record
         line = expected.lineage.resolved(TOPIC_IDS)
         assert (signature.topic, signature.topic_id) == (line.root.topic, line.root.topic_id)
         for rekeyed in (False, True):
-            standing = line.standing(rekeyed=rekeyed, event_id=expected.identity)
+            standing = line.standing(rekeyed=rekeyed, event_id=expected.identity, keyless=record.key is None)
             assert batch.standing(place, rekeyed=rekeyed) == standing
             assert row["_exotic"] == (line.transparent or -1 in standing.position[1:])
             if not row["_exotic"]:

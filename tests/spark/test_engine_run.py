@@ -176,7 +176,7 @@ def test_the_driver_writes_manifests_downstream_first_then_returns_then_tells_th
     # The term is taken and installed; each of the two stores gets a manifest of nothing, and one with the start.
     assert points[:6] == ["term"] * 6
     batch = ["manifest:carrier", "manifest:aircraft", "return"]
-    assert [point for point in points[6:] if point != "offsets"] == batch * report.batches
+    assert [point for point in points[6:] if point != "offsets"] == [*batch * report.batches, "finish", "finish"]
     assert points.count("offsets") == report.batches
     for n in range(1, report.batches + 1):
         before = points[: [i for i, point in enumerate(points) if point == "offsets"][n - 1]]

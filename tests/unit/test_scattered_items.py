@@ -136,6 +136,7 @@ class Tasks:
             "dead",
             {"orders": "O", "raw": "R"},
             {},
+            self.run.known,
             excluded=excluded,
             asked=("raw", "orders"),
             ledger=self.run.ledger,
