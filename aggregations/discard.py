@@ -137,7 +137,11 @@ class _Filling:
             if standing.position not in state.windows.holes.get(standing.group, ()):
                 continue
             windows, _ = state.windows.folding(
-                [standing], size=stage.aggregate.window, lanes=stage.aggregate.lanes, batch=run.batch
+                [standing],
+                size=stage.aggregate.window,
+                lanes=stage.aggregate.lanes,
+                batch=run.batch,
+                evict=run.evicts,
             )
             # From now on it holds a position, so it must have a state to go on from.
             fold = state.fold if state.folded else stage.aggregate.fold.zero()

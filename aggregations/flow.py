@@ -313,6 +313,11 @@ class Flow(Generic[T]):
             spread = stage.aggregate.emit is not None
         return False
 
+    @property
+    def publishes(self) -> bool:
+        """Whether it publishes elements, of which those of one key must stay in order."""
+        return any(isinstance(step, Publish) for step in self.steps)
+
     @cached_property
     def is_columnar(self) -> bool:
         """Whether every step is vectorised: on Spark a flow takes one path as a whole."""

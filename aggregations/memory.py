@@ -1,7 +1,8 @@
 """The in-memory runner: real flow, stores and commit, records handed over by the caller. The oracle of the others."""
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from aggregations.deaths import Deaths
 from aggregations.element import Element, Record
 from aggregations.flow import END_OF_FLOW, Flow, Stage
+from aggregations.growth import METADATA_MAX_AGE_SECONDS, Ends
 from aggregations.ledger import Reading
 from aggregations.report import DeadLetter, Report
 from aggregations.run import Incarnations, Run, begin
@@ -62,6 +64,10 @@ class MemoryRunner:
         accept: Risks taken on purpose; see `aggregations.reconcile.Risk`.
         ends: Ends of the partitions as of now. A run that crashed may have folded what is below them; without them, any
             record.
+        whole: Asks for the next offset by partition of the whole topic. Without it partitions are known from
+            the records that were handed over, and a growth of the topic never ends.
+        clock: Tells the time in seconds since 1970.
+        metadata_max_age: Seconds in which producers may not know of new partitions.
 
     Raises:
         RunRefusedError: The stores do not fit together or to the flow.
@@ -81,6 +87,9 @@ class MemoryRunner:
         topic_ids: Mapping[str, str] | None = None,
         accept: Sequence[str] = (),
         ends: Mapping[tuple[str, int], int] | None = None,
+        whole: Ends | None = None,
+        clock: Callable[[], float] = time.time,
+        metadata_max_age: float = METADATA_MAX_AGE_SECONDS,
     ) -> None:
         assert flow.topic is not None
         self.flow = flow
@@ -90,6 +99,7 @@ class MemoryRunner:
         self.outputs: list[Output] = []
         self.report = Report()
         self._decoder = RecordDecoder(self.topic, flow.columns)
+        self._whole, self._clock, self._max_age = whole, clock, metadata_max_age
         self.run: Run = begin(flow, stores, accept=accept)
         self._ends = ends
         self._failed = False
@@ -103,13 +113,15 @@ class MemoryRunner:
         """
         self._failed = True
         found = effect(Step.FETCH, lambda: {(one.topic, one.partition, one.offset): one for one in records})
+        self._look(found)
         consumed = self._consumed_ids(found.values())
         incarnations = self.run.incarnations({**self.topic_ids, **consumed})
         batch = self._fold(found, incarnations)
         while unlisted := batch.deaths.unlisted():
             self.run.list_dead(unlisted)
             batch = self._fold(found, incarnations)  # of what is listed, redriven copies may be in the same batch
-        ends = {(record.topic, record.partition): record.offset + 1 for record in batch.records.values()}
+        ends = {(self.topic.name, partition): 0 for partition in self._whole()} if self._whole else {}
+        ends |= {(record.topic, record.partition): record.offset + 1 for record in batch.records.values()}
         manifest = self.run.following(ends, consumed, incarnations.merged(), batch.deaths.changes)
         commit(
             lambda: self._publish(batch),
@@ -162,6 +174,21 @@ class MemoryRunner:
         self._finish(self.flow.tail, applied, batch)
         return batch
 
+    def _look(self, records: Mapping[tuple[str, int, int], Record]) -> None:
+        """Notice that the topic has more partitions than before, or that it was given some before it was first read."""
+        keys: dict[bytes, set[int]] = defaultdict(set)
+        for record in records.values():
+            if record.key is not None and self.flow.stages[0].aggregate.co_partitioned:
+                keys[record.key].add(record.partition)
+        seen = {partition for _, partition, _ in records} | self.run.positions.keys()
+        self.run.look(
+            len(seen) if self._whole is None else max(len(self._whole()), len(seen)),
+            clock_ms=int(self._clock() * 1000),
+            ends=self._whole,
+            shared=any(len(partitions) > 1 for partitions in keys.values()),
+            max_age_seconds=self._max_age,
+        )
+
     def _decode(self, batch: _Batch) -> list[Element[Any]]:
         elements: list[Element[Any]] = []
         reading = Reading(self.run.ledger.seen, self.run.doubt)
@@ -197,7 +224,14 @@ class MemoryRunner:
         loaded = effect(Step.LOAD.of(stage.name), lambda: load_states(self.run, stage, keys))
         outcome = effect(
             Step.FOLD,
-            lambda: fold_stage(stage.aggregate, loaded, arrivals, batch=self.run.batch, siblings=self.topic.siblings),
+            lambda: fold_stage(
+                stage.aggregate,
+                loaded,
+                arrivals,
+                batch=self.run.batch,
+                siblings=self.topic.siblings,
+                evict=self.run.evicts,
+            ),
         )
         batch.outcomes[stage.name] = outcome
         batch.report.verdicts[stage.name] = outcome.verdicts

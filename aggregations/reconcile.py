@@ -12,9 +12,10 @@ from types import MappingProxyType
 from typing import Final
 
 from aggregations.errors import DefinitionChangedError, RunRefusedError
+from aggregations.growth import advance, describe
 from persistence.compaction import COMPACTED_SOURCE
 from persistence.findings import Finding
-from persistence.manifest import Manifest, ahead
+from persistence.manifest import Growth, Manifest, ahead
 from persistence.marks import Bucket, Mark
 from persistence.protocol import Capabilities
 
@@ -41,6 +42,9 @@ class Risk(StrEnum):
     """A store acknowledges before it is safe: a crash of its server may leave states behind what was written after them."""
     COMPACTED_SOURCE = COMPACTED_SOURCE
     """The source topic is compacted: what Kafka deletes there before it is read is left out."""
+    GROWN_UNDRAINED = "grown-undrained"
+    """Partitions were added before the topic was read to its end: records of a key that come later than its window
+    are dropped, and what is published is not in the order of each key."""
     DEFINITION = "definition"
     """The states were made by another definition: they are continued as if it meant the same."""
 
@@ -91,29 +95,36 @@ class Plan:
         topic_id: Its current id.
         partitions: One per partition of the topic.
         findings: What makes it unsafe.
+        growth: The growth of the topic that is under way; None when there is none.
+        waiting: Partitions that are read once the others are drained.
     """
 
     topic: str
     topic_id: str
     partitions: Sequence[PartitionPlan] = ()
     findings: Sequence[Finding] = field(default_factory=tuple)
+    growth: Growth | None = None
+    waiting: Collection[int] = ()
 
     @property
     def starts(self) -> dict[int, int]:
-        """Offset that is read first, by partition."""
-        return {one.partition: one.first for one in self.partitions}
+        """Offset that is read first, by partition, for the partitions that do not wait."""
+        return {one.partition: one.first for one in self.partitions if one.partition not in self.waiting}
 
     def lines(self) -> list[str]:
         """The plan for people, one partition a line."""
         lines = [f"topic {self.topic} (id {self.topic_id or 'unknown'})"]
         for one in self.partitions:
             start = "its beginning" if one.start is None else f"{one.start}"
+            start += ", once the others are drained" if one.partition in self.waiting else ""
             known = ", ".join(f"{name} {'-' if at is None else at}" for name, at in one.stores.items())
             group = "-" if one.group is None else one.group
             lines.append(
                 f"  partition {one.partition}: starts at {start}; manifests: {known or '-'}; group {group}; "
                 f"log {one.low} to {one.high}; {one.lag} to read"
             )
+        if self.growth is not None:
+            lines.append(f"  {describe(self.topic, self.growth)}")
         return lines
 
 
@@ -126,12 +137,14 @@ class Broker:
         topic_id: Its current id; empty when the broker has none.
         marks: First and end offset by partition.
         group: Committed offset by partition.
+        clock_ms: When it was asked, in milliseconds since 1970.
     """
 
     topic: str
     topic_id: str
     marks: Mapping[int, tuple[int, int]]
     group: Mapping[int, int] = field(default_factory=dict)
+    clock_ms: int = 0
 
 
 def check_stores(
@@ -304,7 +317,14 @@ def check_marks(
     ]
 
 
-def plan(flow: str, start: Manifest | None, manifests: Sequence[tuple[str, Manifest | None]], broker: Broker) -> Plan:
+def plan(
+    flow: str,
+    start: Manifest | None,
+    manifests: Sequence[tuple[str, Manifest | None]],
+    broker: Broker,
+    *,
+    publishes: bool = False,
+) -> Plan:
     """Decide where each partition starts.
 
     Args:
@@ -312,12 +332,13 @@ def plan(flow: str, start: Manifest | None, manifests: Sequence[tuple[str, Manif
         start: What all stores have in common; None for a flow that never ran.
         manifests: (first stage of the store, its manifest), upstream first.
         broker: What the broker says.
+        publishes: The flow publishes elements, which must keep the order of each key.
     """
     known_id = start.topic_ids.get(broker.topic) if start else None
     findings, progress = [], start.positions.get(broker.topic, {}) if start else {}
     if known_id and broker.topic_id and known_id != broker.topic_id:
         findings.append(recreated(flow, broker.topic, known_id, broker.topic_id))
-        progress = {}
+        start, progress = None, {}
     partitions = []
     for partition, (low, high) in sorted(broker.marks.items()):
         offset = progress[partition].next_offset if partition in progress else None
@@ -349,7 +370,34 @@ def plan(flow: str, start: Manifest | None, manifests: Sequence[tuple[str, Manif
             for name, manifest in manifests
         }
         partitions.append(PartitionPlan(partition, offset, stores, broker.group.get(partition), low, high))
-    return Plan(broker.topic, broker.topic_id, partitions, findings)
+    before = start.growth.get(broker.topic) if start else None
+    growth = advance(
+        before,
+        known=len(progress),
+        now=len(broker.marks),
+        clock_ms=broker.clock_ms,
+        max_age_ms=0,
+        positions={},
+        ends=None,
+    )
+    waiting: Collection[int] = ()
+    if publishes and growth is not None and len(progress) < len(broker.marks):
+        if before is not None and before.partitions_now == growth.partitions_now:
+            waiting = broker.marks.keys() - progress.keys()  # as the run before this one had begun it
+        elif any(one.lag for one in partitions):
+            findings.append(grown(flow, broker.topic, growth))
+    return Plan(broker.topic, broker.topic_id, partitions, findings, growth, sorted(waiting))
+
+
+def grown(flow: str, topic: str, growth: Growth) -> Finding:
+    """The order of what is published cannot be kept."""
+    return _unsafe(
+        Risk.GROWN_UNDRAINED,
+        f"flow {flow}: topic {topic} grew from {growth.partitions_before} to {growth.partitions_now} partitions before it was "
+        "read to its end, and nobody knows any more in which order the records of a key were written",
+        "Accept it if readers of what the flow publishes need no order, or if their window= is larger than the unread "
+        "records of a key",
+    )
 
 
 def recreated(flow: str, topic: str, known: str, now: str) -> Finding:

@@ -9,13 +9,14 @@ import msgspec
 
 from aggregations.errors import FlowError
 from aggregations.flow import Flow, Stage
+from aggregations.growth import METADATA_MAX_AGE_SECONDS, Ends, advance, merge
 from aggregations.ledger import Changes, Doubt, Entry, Ledger, merged
 from aggregations.reconcile import LOSSES, Risk, check_marks, check_stores, refuse
 from envelope import Verdict
 from persistence.commit import store_order
 from persistence.faults import FINISH, LEDGER, TERM, effect
 from persistence.findings import Finding
-from persistence.manifest import Manifest, Progress, minimum
+from persistence.manifest import Growth, Manifest, Progress, minimum
 from persistence.marks import Bucket, KnownMarks
 from persistence.protocol import FlowRef, StageRef, StateStore
 from persistence.registry import open_store
@@ -111,6 +112,8 @@ class Run:
         manifest: Where the run is; None for a flow that never ran. Partitions it does not name start at their
             beginning.
         accept_definition: Go on with states of another definition.
+        accept_growth: Evict positions although partitions were added before the topic was read to its end.
+        growth: The growth of the consumed topic that is under way, as of the batch at hand.
         manifests: (first stage of the store, its manifest), upstream first, as they were when the run began.
         ledger: Dead letters without a hole, as `manifest` has them.
         crashed: A run before this one did not end of its own accord: it may have folded what no manifest says.
@@ -126,6 +129,8 @@ class Run:
     term: int
     manifest: Manifest | None
     accept_definition: bool = False
+    accept_growth: bool = False
+    growth: Growth | None = None
     manifests: Sequence[tuple[str, Manifest | None]] = ()
     ledger: Ledger = field(init=False)
     crashed: bool = False
@@ -137,6 +142,57 @@ class Run:
     def __post_init__(self) -> None:
         self.ledger = Ledger.of(self.ref.flow, self.ref.generation, self.manifest)
         self.known = KnownMarks(self.ref, [stage.name for stage in self.flow.stages])
+
+    @property
+    def source(self) -> str:
+        """Name of the consumed topic."""
+        assert self.flow.topic is not None
+        return self.flow.topic.name
+
+    @property
+    def evicts(self) -> bool:
+        """Whether windows evict what they have no room for: not while the consumed topic grows."""
+        return self.growth is None or self.accept_growth
+
+    @property
+    def positions(self) -> dict[int, int]:
+        """Next offset by partition of the consumed topic, as the manifest has it."""
+        parts = self.manifest.positions.get(self.source, {}) if self.manifest else {}
+        return {partition: progress.next_offset for partition, progress in parts.items()}
+
+    def look(
+        self,
+        partitions: int,
+        *,
+        clock_ms: int,
+        ends: Ends | None,
+        shared: bool = False,
+        max_age_seconds: float = METADATA_MAX_AGE_SECONDS,
+    ) -> bool:
+        """Note how many partitions the consumed topic has, before a batch is folded; see `aggregations.growth.advance`.
+
+        Args:
+            partitions: How many it has, asked after the batch was read.
+            clock_ms: Milliseconds since 1970.
+            ends: Asks for the ends of the topic.
+            shared: A key was met in two partitions.
+            max_age_seconds: How long producers may not know of new partitions.
+
+        Returns:
+            Whether the growth is another one than before.
+        """
+        before, positions = self.growth, self.positions
+        self.growth = advance(
+            before,
+            known=len(positions),
+            now=partitions,
+            clock_ms=clock_ms,
+            max_age_ms=round(max_age_seconds * 1000),
+            positions=positions,
+            ends=ends,
+            shared=shared,
+        )
+        return self.growth != before
 
     @property
     def start(self) -> dict[tuple[str, int], int]:
@@ -204,6 +260,7 @@ class Run:
             incarnations=merge_incarnations(incarnations, {topic: [one] for topic, one in topic_ids.items() if one}),
             definitions=self.definitions(),
             **self.ledger.changed((changes or Changes()).settled()).fields(),
+            growth={} if self.growth is None else {self.source: self.growth},
         )
 
     def definitions(self) -> dict[str, str]:
@@ -261,16 +318,19 @@ class Run:
             if manifest is None or _stages(manifest) != _stages(noted):
                 effect(TERM, lambda name=name, noted=noted: self.save_manifest(name, noted))  # type: ignore[misc]
 
-    def start_at(self, topic: str, topic_id: str, starts: Mapping[int, int]) -> None:
+    def start_at(self, topic: str, topic_id: str, starts: Mapping[int, int], growth: Growth | None = None) -> None:
         """Start from these offsets of a topic, and write them into every store where they are not the manifest's.
 
         Records of a partition that expire before the first one of it is read are then missed as any others. A
         topic that was created again is not written down before a batch of it is folded.
         """
-        before = self.manifest or Manifest(self.term, 0, **self.ledger.fields())
+        before, self.growth = self.manifest or Manifest(self.term, 0, **self.ledger.fields()), growth
         begun = {partition: Progress(offset) for partition, offset in starts.items()}
-        self.manifest = msgspec.structs.replace(before, positions={**before.positions, topic: begun})
-        if before.positions == self.manifest.positions or before.topic_ids.get(topic, topic_id) != topic_id:
+        self.manifest = msgspec.structs.replace(
+            before, positions={**before.positions, topic: begun}, growth={} if growth is None else {topic: growth}
+        )
+        same = before.positions == self.manifest.positions and before.growth == self.manifest.growth
+        if same or before.topic_ids.get(topic, topic_id) != topic_id:
             return
         named = {topic: topic_id} if topic_id else {}
         self.manifest = msgspec.structs.replace(
@@ -281,6 +341,10 @@ class Run:
             definitions=self.definitions(),
         )
         self._save_everywhere(self.manifest)
+
+    def noting(self) -> Manifest:
+        """The manifest with the growth that was seen since, between two batches."""
+        return self._changed(growth={} if self.growth is None else {self.source: self.growth})
 
     def _save_everywhere(self, manifest: Manifest) -> None:
         """Write a manifest outside of a commit, downstream store first."""
@@ -392,6 +456,7 @@ def begin(
         Fenced: A newer run has begun meanwhile.
     """
     with _opened(flow, urls, generation, accept_definition=Risk.DEFINITION in accept) as run:
+        run.accept_growth = Risk.GROWN_UNDRAINED in accept
         ref, ordered = run.ref, run.distinct_stores()
         authority = ordered[0][1]
         above = max(store.installed_term(ref) for _, store in ordered)
@@ -405,6 +470,7 @@ def begin(
         if any(manifest.clean for manifest in found):
             run.advanced(run._changed())  # from here on it has not ended of its own accord
             run._save_everywhere(run._changed())
+        run.growth = run.manifest.growth.get(run.source) if run.manifest else None
     return run
 
 
@@ -424,6 +490,7 @@ def look(flow: Flow[object], urls: Mapping[str, str], *, generation: int = 1, ac
     """
     with _opened(flow, urls, generation, accept_definition=Risk.DEFINITION in accept) as run:
         run._read(accept)
+        run.growth = run.manifest.growth.get(run.source) if run.manifest else None
     return run
 
 
@@ -462,14 +529,24 @@ def _common(manifests: Sequence[Manifest | None], ref: FlowRef) -> Manifest | No
     }
     # Ids are only ever appended: of one topic all the lists begin alike, and merged they stay in order of age.
     incarnations = merge_incarnations(*(manifest.incarnations for manifest in found))
+    topic_ids = {topic: _oldest(topic, found, incarnations) for one in found for topic in one.topic_ids}
+    growing = {
+        topic: merge([one.growth[topic] for one in found if topic in one.growth and _is_of(one, topic, topic_ids)])
+        for topic in positions
+    }
     return Manifest(
         term=max(manifest.term for manifest in found),
         batch=max(manifest.batch for manifest in found),
         positions=positions,
-        topic_ids={topic: _oldest(topic, found, incarnations) for one in found for topic in one.topic_ids},
+        topic_ids=topic_ids,
         incarnations=incarnations,
         **merged(Ledger.of(ref.flow, ref.generation, manifest) for manifest in found).fields(),
+        growth={topic: growth for topic, growth in growing.items() if growth is not None},
     )
+
+
+def _is_of(manifest: Manifest, topic: str, topic_ids: Mapping[str, str]) -> bool:
+    return manifest.topic_ids.get(topic) == topic_ids.get(topic)
 
 
 def _oldest(topic: str, manifests: Sequence[Manifest], incarnations: Mapping[str, tuple[str, ...]]) -> str:

@@ -16,6 +16,7 @@ from aggregations.rows import Schema, evaluate_values
 from envelope import (
     Decision,
     EnvelopeError,
+    GrowthFullError,
     HolesFullError,
     Node,
     Position,
@@ -148,6 +149,7 @@ def fold_stage(
     batch: int,
     siblings: Siblings = Siblings.EVENT_ID,
     excluded: Mapping[Node, tuple[Reason, str]] | None = None,
+    evict: bool = True,
 ) -> Outcome:
     """Judge and fold one batch.
 
@@ -161,8 +163,10 @@ def fold_stage(
         batch: Number of the batch, for the age of lanes.
         siblings: Policy for equal positions without index and id.
         excluded: Records that must not be folded, with the cause: a sibling failed elsewhere.
+        evict: False while the consumed topic grows; see `Windows.folding`.
 
     Raises:
+        GrowthFullError: A key has more positions than a state remembers while the topic grows.
         HolesFullError: A key has as many dead letters that wait for a redrive as its state remembers.
     """
     by_key: dict[bytes, list[int]] = defaultdict(list)
@@ -183,7 +187,7 @@ def fold_stage(
         del todo[key]
         rows = [i for i in by_key[key] if arrivals[i].element.own not in failed]
         again = key in results
-        result = _fold_key(stage, loaded.get(key, KeyState()), arrivals, rows, batch, siblings, careful=again)
+        result = _fold_key(stage, loaded.get(key, KeyState()), arrivals, rows, batch, siblings, evict, careful=again)
         results[key] = result
         for i, reason, detail in result.failures:
             own = arrivals[i].element.own
@@ -224,6 +228,7 @@ def _fold_key(
     rows: Sequence[int],
     batch: int,
     siblings: Siblings,
+    evict: bool,
     *,
     careful: bool,
 ) -> _Folded:
@@ -263,7 +268,13 @@ def _fold_key(
         result.emitted[i] = emitted
         folded.append(arrival.standing)
     if folded:
-        windows, retired = before.windows.folding(folded, size=stage.window, lanes=stage.lanes, batch=batch)
+        try:
+            windows, retired = before.windows.folding(
+                folded, size=stage.window, lanes=stage.lanes, batch=batch, evict=evict
+            )
+        except GrowthFullError as error:
+            own = arrivals[rows[0]].element.own
+            raise GrowthFullError(f"stage {stage.name}, {own}: {error} (--accept grown-undrained)") from None
         result.state, result.retired = KeyState(state, windows, before.version), len(retired)
     return result
 

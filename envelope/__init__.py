@@ -11,7 +11,7 @@ from envelope.limits import DEFAULT_LIMITS, Limits
 from envelope.lineage import Edge, Lineage, Node, Position, Route, Siblings, Standing, position_order
 from envelope.message import FORMAT, Envelope, Hop, Tombstones
 from envelope.verdict import Verdict
-from envelope.windows import Decision, HolesFullError, Window, Windows, in_order
+from envelope.windows import Decision, GrowthFullError, HolesFullError, Window, Windows, in_order
 
 __all__ = [
     "DEFAULT_LIMITS",
@@ -20,6 +20,7 @@ __all__ = [
     "Edge",
     "Envelope",
     "EnvelopeError",
+    "GrowthFullError",
     "HolesFullError",
     "Hop",
     "Limits",

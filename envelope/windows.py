@@ -33,6 +33,8 @@ SIBLINGS = 1024
 KNOWN_LANES = 1 << 14
 """Lanes per state, retired ones included: none is forgotten, because a topic on its way, or a dead letter, may deliver
 again at any time. Kafka's topics rarely have more than a hundred partitions; a hundred times a hundred fit."""
+GROWTH = 65_536
+"""Positions remembered per lane while the consumed topic grows, when none may be evicted: about 1 MB of a state."""
 
 _ABOVE = MAX_INDEX + 1  # every fan-out index
 _SEARCH = 4  # positions that are put into a set in the time of one search
@@ -44,6 +46,10 @@ _LATE = (Route.MISSING, Route.HEALED, Route.LETTER)
 
 class HolesFullError(Exception):
     """A state has as many dead-lettered positions as it may: the job stops rather than forget one."""
+
+
+class GrowthFullError(Exception):
+    """A lane has as many positions as it may while its topic grows: the job stops rather than evict one."""
 
 
 class Decision(NamedTuple):
@@ -293,7 +299,13 @@ class Windows:
         return group is not None and group.holds(one.position)
 
     def folding(
-        self, folded: Iterable[Standing], *, size: int | None = None, lanes: int = LANES, batch: int = 0
+        self,
+        folded: Iterable[Standing],
+        *,
+        size: int | None = None,
+        lanes: int = LANES,
+        batch: int = 0,
+        evict: bool = True,
     ) -> tuple["Windows", tuple[str, ...]]:
         """Return the windows with these messages held and their holes filled, and the lanes that were retired.
 
@@ -302,6 +314,10 @@ class Windows:
             size: Positions remembered per lane; None for 32, and 1,024 where records without a key come.
             lanes: Lanes with a window.
             batch: Number of the batch.
+            evict: False while the consumed topic grows: lanes that leave its partition out evict no position.
+
+        Raises:
+            GrowthFullError: A lane that evicts nothing is full.
         """
         positions: dict[str, list[Position]] = {}
         holes, keyless = dict(self.holes), set()
@@ -320,8 +336,13 @@ class Windows:
                 known[lane] = window.healing(added, batch)
                 continue
             wide = window.wide or lane in keyless
-            known[lane] = window.adding(added, width_of(size, wide=wide), batch, wide=wide)
-        retired = retire(known, lanes, batch)
+            width, whole = width_of(size, wide=wide), not evict and not names_partition(lane)
+            if whole:
+                width = max(width, GROWTH)
+            known[lane] = window.adding(added, width, batch, wide=wide)
+            if whole:
+                check_full(window, known[lane], width)
+        retired = retire(known, lanes, batch, evict=evict)
         return Windows(known, {group: left for group, left in holes.items() if left}), retired
 
     def leaving_hole(self, one: Standing, limit: int = HOLES) -> "Windows":
@@ -384,11 +405,11 @@ def is_healed(lane: str) -> bool:
     return lane.startswith("!")
 
 
-def retire(known: dict[str, Window], limit: int, batch: int) -> tuple[str, ...]:
+def retire(known: dict[str, Window], limit: int, batch: int, *, evict: bool = True) -> tuple[str, ...]:
     """Retire the lanes that are beyond the limit, those first that were used last longest ago, and return their names."""
     active = [lane for lane, window in known.items() if window.retires]
     late = [lane for lane in active if is_healed(lane)]
-    paths = [lane for lane in active if not is_healed(lane)] if late else active
+    paths = [lane for lane in active if not is_healed(lane) and (evict or names_partition(lane))]
     # They give way to no other lane, and what this batch holds is needed until it is committed.
     late = [lane for lane in late if known[lane].used < batch]
     gone = (*_longest_unused(paths, known, limit), *_longest_unused(late, known, max(limit, LANES)))
@@ -402,6 +423,26 @@ def _longest_unused(active: Sequence[str], known: Mapping[str, Window], limit: i
     if len(active) <= limit:
         return []
     return sorted(active, key=lambda lane: (known[lane].used, lane))[: len(active) - limit]
+
+
+def names_partition(lane: str) -> bool:
+    """Whether a lane's name has the partition that its messages are consumed from."""
+    _, behind, last = lane.rpartition(">")
+    return not behind or ":" in last
+
+
+def check_full(before: Window, after: Window, limit: int) -> None:
+    """Return if a lane that must not evict has evicted nothing.
+
+    Raises:
+        GrowthFullError: It has: it is full.
+    """
+    if after.floor != before.floor:
+        raise GrowthFullError(
+            f"partitions were added to the topic before it was read to its end, and a key has more than {limit} positions "
+            "since. Set window= of the stage to the most unread records of a key, or accept that what comes later than "
+            "the window is dropped as below_floor"
+        )
 
 
 def in_order(arrivals: Sequence[Standing]) -> list[int]:

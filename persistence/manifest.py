@@ -25,6 +25,23 @@ class Progress(msgspec.Struct, frozen=True, gc=False):
     next_offset: int
 
 
+class Growth(msgspec.Struct, frozen=True):
+    """Partitions were added to a consumed topic, and not everything from before that is read yet.
+
+    Attributes:
+        partitions_before: How many there were.
+        partitions_now: How many there are.
+        seen_at_ms: When `partitions_now` was first seen, in milliseconds since 1970.
+        until: Next offset by partition up to which the topic has to be read; None until producers have had the time
+            to learn of the new partitions.
+    """
+
+    partitions_before: int
+    partitions_now: int
+    seen_at_ms: int
+    until: Mapping[int, int] | None = None
+
+
 class Manifest(msgspec.Struct, frozen=True):
     """How far the input of a flow is folded into one store.
 
@@ -45,6 +62,7 @@ class Manifest(msgspec.Struct, frozen=True):
             downstream of them (`persistence.marks`).
         since: Term of the last run that was told to go on without what a store had lost. What runs before it had
             acknowledged is no longer looked for.
+        growth: Per consumed topic the growth that is under way.
         schema: Version of this layout.
     """
 
@@ -61,6 +79,7 @@ class Manifest(msgspec.Struct, frozen=True):
     clean: bool = False
     marks: Mapping[str, Mapping[str, str]] = {}
     since: int = 0
+    growth: Mapping[str, Growth] = {}
     schema: int = SCHEMA
 
     @property

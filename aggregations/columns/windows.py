@@ -8,7 +8,7 @@ from aggregations.columns.judge import Judged
 from aggregations.columns.order import Ints, Mask, distinct_lanes, numbered, positions_of
 from aggregations.columns.signature import Place
 from envelope import Position, Window, Windows
-from envelope.windows import LANES, retire, width_of
+from envelope.windows import GROWTH, LANES, check_full, names_partition, retire, width_of
 
 
 def fold_windows(
@@ -23,6 +23,7 @@ def fold_windows(
     size: int | None = None,
     most_lanes: int = LANES,
     batch: int = 0,
+    evict: bool = True,
 ) -> tuple[dict[int, Windows], int]:
     """Return the windows with the folded messages held.
 
@@ -37,10 +38,14 @@ def fold_windows(
         size: Positions remembered per lane; None for 32, and 1,024 where records without a key come.
         most_lanes: Lanes with a window per state.
         batch: Number of the batch.
+        evict: See `Windows.folding`.
 
     Returns:
         New windows by the number of the key, for keys with a folded message, and the number of lanes that were
         retired to their floor.
+
+    Raises:
+        GrowthFullError: A lane that evicts nothing is full.
     """
     folded = judged.order[fold[judged.order]]
     keyless = np.zeros(len(folded), np.bool_)
@@ -48,15 +53,20 @@ def fold_windows(
         keyless = np.array([place.wide for place in places])[lanes[folded]]
     lanes, places = distinct_lanes(lanes, places)
     new: dict[int, dict[str, Window]] = {}
-    for key, lane, added, wide, width in _highest(keys, lanes, positions, places, windows, folded, keyless, size):
+    for key, lane, added, wide, width in _highest(
+        keys, lanes, positions, places, windows, folded, keyless, size, evict
+    ):
         known = new.get(key)
         if known is None:
             known = new[key] = dict(windows[key].lanes)
-        known[lane] = _adding(known.get(lane), added, width, batch, wide=wide)
+        before = known.get(lane) or Window()
+        known[lane] = _adding(before, added, width, batch, wide=wide)
+        if not evict and not names_partition(lane):
+            check_full(before, known[lane], width)
     retired = 0
     for known in new.values():
         if len(known) > most_lanes:
-            retired += len(retire(known, most_lanes, batch))
+            retired += len(retire(known, most_lanes, batch, evict=evict))
     return {key: Windows(known) for key, known in new.items()}, retired
 
 
@@ -69,6 +79,7 @@ def _highest(
     rows: Ints,
     keyless: Mask,
     size: int | None,
+    evict: bool,
 ) -> Iterator[tuple[int, str, tuple[Position, ...], bool, int]]:
     """Every lane that has folded rows: key, name, its highest positions, ascending, whether it is wide, and how wide.
 
@@ -83,6 +94,7 @@ def _highest(
         rows: Folded rows, by key and position.
         keyless: Whether each of them came over a record without a key.
         size: Positions remembered per lane, if the stage says so.
+        evict: See `Windows.folding`.
     """
     if not len(rows):
         return
@@ -102,6 +114,9 @@ def _highest(
     ]
     narrow, broad = width_of(size, wide=False), width_of(size, wide=True)
     widths = np.where(wide, broad, narrow)
+    if not evict:
+        whole = [not names_partition(lane) for _, lane in names]
+        widths = np.where(whole, np.maximum(widths, GROWTH), widths)
     kept = np.arange(len(rows)) >= (np.cumsum(sizes) - widths - 1)[pair_of]
     sizes = np.minimum(sizes, widths + 1)
     ends = np.cumsum(sizes)

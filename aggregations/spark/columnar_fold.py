@@ -28,7 +28,7 @@ from aggregations.flow import Aggregate, Stage
 from aggregations.spark.path import Work
 from aggregations.spark.rows import BROKEN, INPUT, REKEYED, STAGE_KEY, Rows
 from aggregations.stage import Arrival, KeyState, fold_stage, passed_on
-from envelope import EnvelopeError, Route, Siblings, Verdict, Windows
+from envelope import EnvelopeError, GrowthFullError, Route, Siblings, Verdict, Windows
 
 _FIRST_SEEN = tuple(VERDICTS.index(one) for one in (Verdict.ACCEPTED, Verdict.LATE, Verdict.NEW_LANE))
 
@@ -127,18 +127,25 @@ class ColumnarFold:
 
     def _hold(self, door: "_Door", judged: Judged, windows: Sequence[Windows], new: Mapping[int, Any]) -> None:
         """Put new folds and windows together."""
-        held, retired = fold_windows(
-            judged,
-            self.codes,
-            door.lanes,
-            door.positions,
-            door.places,
-            windows,
-            fold=self.accepted,
-            size=self.aggregate.window,
-            most_lanes=self.aggregate.lanes,
-            batch=self.work.job.batch,
-        )
+        try:
+            held, retired = fold_windows(
+                judged,
+                self.codes,
+                door.lanes,
+                door.positions,
+                door.places,
+                windows,
+                fold=self.accepted,
+                size=self.aggregate.window,
+                most_lanes=self.aggregate.lanes,
+                batch=self.work.job.batch,
+                evict=self.work.job.evict,
+            )
+        except GrowthFullError as error:
+            topic, partition = (self.frame.get_column(name)[0] for name in (schema.TOPIC, schema.PARTITION))
+            raise GrowthFullError(
+                f"stage {self.stage.name}, {topic}:{partition}: {error} (--accept grown-undrained)"
+            ) from None
         self.work.report.counts.retired += retired
         for code, now in held.items():
             key = self.keys[code]
@@ -166,6 +173,7 @@ class ColumnarFold:
             batch=job.batch,
             siblings=self.siblings,
             excluded=job.excluded_at(self.stage.index, hole=True),
+            evict=job.evict,
         )
         self.states.update(outcome.states)
         counts = self.work.report.counts

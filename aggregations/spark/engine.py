@@ -18,12 +18,14 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from aggregations.errors import FlowError, RunRefusedError, SharedKeyError, TasksLostError, UnlistedError
 from aggregations.flow import Flow
+from aggregations.growth import METADATA_MAX_AGE_SECONDS
 from aggregations.ledger import Doubt, Entry
 from aggregations.reconcile import Plan
 from aggregations.report import Report
 from aggregations.run import merge_incarnations
 from aggregations.spark.action import Action, first_line
 from aggregations.spark.checkpoint import Checkpoint
+from aggregations.spark.growing import Growing
 from aggregations.spark.job import Exclusion, Job, Place, TaskReport
 from aggregations.spark.opening import Opening, check_given, open_run
 from aggregations.spark.roots import ask_ends, check_source, ids_of
@@ -46,6 +48,8 @@ of its write may have set them back."""
 _FIRST_PAUSE_SECONDS = 0.2
 _LOG = logging.getLogger("headwater.spark")
 
+_LOOK_SECONDS = 1.0
+"""Between two questions for the number of partitions where new ones are not read by themselves."""
 _POLLING = "spark.sql.streaming.pollingDelay"  # how long Spark waits when there is nothing to read
 _LEAST_POLLING_MS = 10
 
@@ -83,6 +87,7 @@ def run_flow(
     progress: Callable[[Report], None] | None = None,
     planned: Callable[[Plan], None] | None = None,
     stop: threading.Event | None = None,
+    metadata_max_age: float = METADATA_MAX_AGE_SECONDS,
 ) -> Report:
     """Run a flow on Spark until it is stopped, or until it has read what was there when it began.
 
@@ -104,6 +109,8 @@ def run_flow(
         progress: Called after each batch with what it did.
         planned: Called once with where each partition starts.
         stop: Set it to end the run after the current batch; one that waits to be tried again is left to the next run.
+        metadata_max_age: Seconds in which producers of the source topic may not know of added partitions: the
+            largest `metadata.max.age.ms` of them all.
 
     Returns:
         What all batches did.
@@ -141,6 +148,7 @@ def run_flow(
                 group=group,
                 progress=progress,
                 stop=stop or threading.Event(),
+                metadata_max_age=metadata_max_age,
             )
             return engine.stream(
                 until_caught_up=until_caught_up, trigger_seconds=trigger_seconds, max_records=max_records
@@ -172,6 +180,7 @@ class Engine:
         group: str,
         progress: Callable[[Report], None] | None,
         stop: threading.Event,
+        metadata_max_age: float,
     ) -> None:
         assert flow.topic is not None
         self.flow = flow
@@ -184,11 +193,12 @@ class Engine:
         self.total = TaskReport()
         self._spark = spark
         self._action = Action(spark, flow)
+        self._growing = Growing(opening, metadata_max_age)
         self._progress = progress
         self._stop = stop
         self._busy = threading.Lock()
         self._interval = 0.0
-        self._stopping = False
+        self._stopping = threading.Event()
         self._spread = False
         self._warned = False
         self._failure: BaseException | None = None
@@ -196,11 +206,26 @@ class Engine:
         self._told = 0.0  # when the group's offsets were written last; 0 in a run that has not yet
 
     def stream(self, *, until_caught_up: bool, trigger_seconds: float, max_records: int) -> Report:
-        """Run the query and commit group offsets behind it; see `run_flow`."""
-        starts = {str(partition): offset for partition, offset in self.opening.plan.starts.items()}
+        """Run the query, a wider one when partitions that waited are to be read; see `run_flow`."""
+        starts = self.opening.plan.starts
+        while starts:
+            self._query(
+                starts, until_caught_up=until_caught_up, trigger_seconds=trigger_seconds, max_records=max_records
+            )
+            starts = {} if self._stop.is_set() else self._growing.widened()
+        self._finish()
+        return self.total.counts
+
+    def _query(
+        self, starts: Mapping[int, int], *, until_caught_up: bool, trigger_seconds: float, max_records: int
+    ) -> None:
+        """Run a query and commit group offsets behind it."""
+        stopping = self._stopping = threading.Event()
+        # Without an order to keep, Spark reads new partitions by itself.
+        which = {"assign": json.dumps({self.topic.name: sorted(starts)})} if self.flow.publishes else {}
         reader = self._spark.readStream.format("kafka").options(
-            subscribe=self.topic.name,
-            startingOffsets=json.dumps({self.topic.name: starts}),
+            **(which or {"subscribe": self.topic.name}),
+            startingOffsets=json.dumps({self.topic.name: {str(one): offset for one, offset in starts.items()}}),
             failOnDataLoss="true",
             includeHeaders=str(not self.flow.is_columnar).lower(),
             **_CONSUMER,
@@ -210,7 +235,7 @@ class Engine:
             reader = reader.option("maxOffsetsPerTrigger", max_records)
         with Checkpoint() as checkpoint:
             writer = reader.load().writeStream.foreachBatch(
-                lambda rows, number: self._batch(rows, lambda: checkpoint.ends(number))
+                lambda rows, number: self._batch(rows, lambda: checkpoint.ends(number), stopping)
             )
             # Spark's own interval ends at a time of day: a clock that is set back would stop the run for as long.
             writer = (
@@ -227,8 +252,6 @@ class Engine:
             finally:
                 with suppress(Py4JError, ConnectionError):  # of a JVM that ended there is nothing to stop
                     query.stop()
-        self._finish()
-        return self.total.counts
 
     def _finish(self) -> None:
         """Say that the run ended of its own accord. If that fails, the next run doubts what this one may have read."""
@@ -239,15 +262,18 @@ class Engine:
 
     def _follow(self, query: StreamingQuery) -> None:
         """Commit group offsets as batches end, and now and then when none does, until the query ends."""
-        began = time.monotonic()
-        while query.isActive and not self._stop.is_set() and self._failure is None:
+        began = looked = time.monotonic()
+        while query.isActive and not self._stop.is_set() and self._failure is None and not self._growing.widens:
+            if self.flow.publishes and time.monotonic() - looked > _LOOK_SECONDS:
+                self._look()
+                looked = time.monotonic()
             try:
                 self._offsets(self._done.get(timeout=0.1))
             except queue.Empty:
                 if time.monotonic() - max(self._told, began) >= OFFSETS_SECONDS:
                     self._offsets(self._reached())
         with self._busy:  # a batch that has begun is finished
-            self._stopping = True
+            self._stopping.set()
             query.stop()
         while not self._done.empty():
             self._offsets(self._done.get())
@@ -263,17 +289,31 @@ class Engine:
                 "If records were deleted meanwhile, start again to see which; else look at the broker",
             )
 
+    def _look(self) -> None:
+        """Look for new partitions, though no batch comes: what is added is not read by itself."""
+        try:
+            with self._busy, suppress(BrokerUnavailable, _StoppedError):
+                if self._growing.look(self.run.positions):
+                    manifest = self.run.noting()
+                    for name, _ in reversed(self.run.distinct_stores()):
+                        self._save_manifest(name, manifest)
+                    self.run.advanced(manifest)
+        except (BrokerError, RunRefusedError, StoreError) as error:
+            self._failure = error
+
     def _check_source(self) -> None:
         """Say so if what Spark's source could not read is another topic of that name."""
         with suppress(BrokerError):
             check_source(self.opening.topics, self.flow, self.opening.plan.topic_id)
 
-    def _batch(self, rows: DataFrame, ends: Callable[[], dict[tuple[str, int], int]]) -> None:
+    def _batch(
+        self, rows: DataFrame, ends: Callable[[], dict[tuple[str, int], int]], stopping: threading.Event
+    ) -> None:
         """What foreachBatch calls."""
         next_one = time.monotonic() + self._interval
         try:
             with self._busy:
-                if not self._stopping:
+                if not stopping.is_set():
                     self._commit(rows, ends())
             self._stop.wait(max(next_one - time.monotonic(), 0.0))
         except _StoppedError:
@@ -334,7 +374,7 @@ class Engine:
         partitions = sum(end > start.get(place, 0) for place, end in ends.items())
         attempt, doubt, again = 1, dict(self.run.doubt), False
         while True:
-            report, failures = self._try(rows, partitions, attempt, excluded, doubt, again=again)
+            report, failures = self._try(rows, ends, partitions, attempt, excluded, doubt, again=again)
             again = bool(failures)
             if not failures:
                 scattered = {
@@ -355,7 +395,7 @@ class Engine:
                 continue
             if any(isinstance(one, SharedKeyError) for one in failures) and not self._spread:
                 _LOG.warning("batch %d: %s", self.run.batch, failures[0])
-                self._spread = True
+                self._spread = self._growing.shared = True
                 continue
             if any(isinstance(one, TasksLostError) for one in failures):
                 self._check_source()
@@ -379,6 +419,7 @@ class Engine:
     def _try(
         self,
         rows: DataFrame,
+        read: Mapping[tuple[str, int], int],
         partitions: int,
         attempt: int,
         excluded: Mapping[Place, Exclusion],
@@ -390,6 +431,7 @@ class Engine:
             if again:
                 # What the attempt before it had acknowledged is not known here.
                 self.run.check_marks()
+            self._growing.look(partition for _, partition in read)
             job = self._job(partitions, attempt, excluded, doubt)
         except (BrokerUnavailable, Transient) as error:
             return TaskReport(), [error]
@@ -434,6 +476,7 @@ class Engine:
             ledger=self.run.ledger,
             doubt=doubt,
             known=self.run.known,
+            evict=self.run.evicts,
         )
 
     def _reached(self) -> dict[tuple[str, int], int]:

@@ -61,6 +61,7 @@ class Job:
         ledger: Dead letters of the flow that left no hole.
         doubt: Offsets below which records may have been folded before.
         known: What buckets had acknowledged when the batch began.
+        evict: Windows evict what they have no room for; not while the consumed topic grows.
     """
 
     flow: Flow[Any]
@@ -84,6 +85,7 @@ class Job:
     one_partition: bool = False
     ledger: Ledger = field(default_factory=lambda: Ledger(""))
     doubt: Doubt = field(default_factory=dict)
+    evict: bool = True
 
     @property
     def folds_while_reading(self) -> bool:

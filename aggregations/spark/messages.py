@@ -65,6 +65,7 @@ class MessagePath:
                     batch=job.batch,
                     siblings=siblings,
                     excluded=job.excluded_at(stage.index, hole=True),
+                    evict=job.evict,
                 ),
             )
             counts = work.report.counts

@@ -1,6 +1,7 @@
 """How a run begins: rights, preflight, term, and a plan from what manifests, broker and group say."""
 
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -105,14 +106,15 @@ def open_run(
             facts.topic_id,
             {partition: (one.low, one.high) for (_, partition), one in topics.marks([source]).items()},
             {partition: offset for (_, partition), offset in committed.items()},
+            time.time_ns() // 1_000_000,
         )
-        decided = plan(flow.name, run.manifest, run.manifests, broker)
+        decided = plan(flow.name, run.manifest, run.manifests, broker, publishes=flow.publishes)
         if planned is not None:
             planned(decided)
         refuse(decided.findings, accept)
         run.doubted({(source, partition): high for partition, (_, high) in broker.marks.items()})
         if not only_looks:
-            run.start_at(source, facts.topic_id, decided.starts)
+            run.start_at(source, facts.topic_id, decided.starts, decided.growth)
         stack.pop_all()
         return Opening(topics, run, decided)
 

@@ -34,7 +34,7 @@ def explain(error: Exception) -> tuple[Exit, str]:
 
 def _expected() -> dict[Exit, tuple[type[Exception], ...]]:
     from aggregations.errors import DefinitionChangedError, FlowError, RunRefusedError, TasksLostError
-    from envelope import HolesFullError
+    from envelope import GrowthFullError, HolesFullError
     from jobs.demo.children import DemoError
     from jobs.jars import JarsUnavailable
     from jobs.java import JavaUnavailable
@@ -47,7 +47,7 @@ def _expected() -> dict[Exit, tuple[type[Exception], ...]]:
 
     return {
         Exit.USAGE: (FlowError, LoadError, SettingsError, UsageError),
-        Exit.REFUSED: (RunRefusedError, DefinitionChangedError, Unsafe),
+        Exit.REFUSED: (RunRefusedError, DefinitionChangedError, GrowthFullError, Unsafe),
         Exit.FAILED: (
             BrokerError,
             StoreError,

@@ -94,6 +94,7 @@ def judge_both_ways(history: list[list[Message]], doubled: bool, data: st.DataOb
     size = data.draw(st.sampled_from([SIZE, None]), label="window")
     for batch in history:
         number = data.draw(st.integers(0, 9), label="number of the batch")
+        evict = data.draw(st.booleans(), label="evict")
         keys, lanes, positions, exotic = arrays(batch)
         if doubled:
             lanes = lanes + len(LANES) * (np.arange(len(batch)) % 2)
@@ -112,6 +113,7 @@ def judge_both_ways(history: list[list[Message]], doubled: bool, data: st.DataOb
             size=size,
             most_lanes=MOST_LANES,
             batch=number,
+            evict=evict,
         )
         assert sorted(judged.order.tolist()) == list(range(len(batch)))
         assert (np.diff(keys[judged.order]) >= 0).all()
@@ -121,7 +123,7 @@ def judge_both_ways(history: list[list[Message]], doubled: bool, data: st.DataOb
             standings = [standing(batch[i]) for i in rows]
             decisions = windows[key].judge(standings)
             folded = [one for one, decision in zip(standings, decisions, strict=True) if decision.fold]
-            after, gone = windows[key].folding(folded, size=size, lanes=MOST_LANES, batch=number)
+            after, gone = windows[key].folding(folded, size=size, lanes=MOST_LANES, batch=number, evict=evict)
             exotics = any(is_exotic(batch[i]) for i in rows)
             pure = bool(windows[key].holes) or exotics or crosses_lanes(standings) or is_loose(windows[key], standings)
             assert judged.pure[rows].tolist() == [pure] * len(rows)

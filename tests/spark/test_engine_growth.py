@@ -1,20 +1,28 @@
 """A key in two partitions of the topic it is said to be partitioned by, as after partitions were added."""
 
 import json
+import threading
+from collections import defaultdict
 
 import pytest
 from confluent_kafka import Producer
 
+from aggregations.errors import RunRefusedError
 from aggregations.fields import Fields, count, total
 from aggregations.flow import Flow
 from aggregations.run import bind
 from aggregations.source import Json, Topic
 from aggregations.spark import run_flow
 from aggregations.states import state_of
-from envelope import Envelope, Hop, encode
+from envelope import Envelope, Hop, decode, encode
 from persistence.kafka import KafkaSettings
+from persistence.manifest import decode_manifest
 from persistence.protocol import FlowRef
 from persistence.registry import open_store
+from tests.messages import Leg
+from tests.support.flows import Totals, tail
+from tests.support.world import World, republished
+from tests.support.world import legs as made
 
 pytestmark = pytest.mark.spark
 
@@ -60,3 +68,143 @@ def test_no_half_of_it_is_lost_however_far_apart_the_halves_are(spark, kafka, to
         folded = [state_of(stored, ref, key).fold for key, stored in store.scan(ref)]
         assert folded == [{"legs": 2 * COUNT, "air": 2 * COUNT}]
     store.close()
+
+
+ROUND = 200
+
+
+def flights(source: str, path: str = "columns", window: int = 2) -> Flow:
+    flow = Flow("flights").source(Topic(source, payload=Leg))
+    key, fold = ("tail", Fields(legs=count())) if path == "columns" else (tail, Totals())
+    return flow.aggregate("aircraft", key, fold, window=window)
+
+
+class Sender:
+    """Sends one round of legs after another, each behind the last."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.legs = made(10 * ROUND, tails=20)
+        self.sent = 0
+
+    def send(self, partitions: int = 0) -> None:
+        """Add partitions, then send a round."""
+        if partitions:
+            self.world.topics.add_partitions(self.world.topic, partitions)
+        self.world.send(republished(self.legs, range(self.sent, self.sent + ROUND)))
+        self.sent += ROUND
+
+    def expected(self) -> dict[bytes, int]:
+        found: dict[bytes, int] = defaultdict(int)
+        for leg in self.legs[: self.sent]:
+            found[leg.tail.encode()] += 1
+        return dict(found)
+
+    def folded(self, flow: Flow) -> dict[bytes, int]:
+        return {key: state["legs"] for key, state in self.world.results(flow, "aircraft").items()}
+
+    def growth(self, flow: Flow) -> object:
+        return decode_manifest(self.world.manifest(flow), FlowRef(flow.name)).growth.get(self.world.topic)
+
+
+@pytest.mark.parametrize("path", ["columns", "messages"])
+@pytest.mark.parametrize("counts", [(2, 3), (2, 4, 6)])
+def test_partitions_that_were_added_under_a_backlog_while_the_flow_was_down(world, path, counts) -> None:
+    sender, flow = Sender(world), flights(world.topic, path)
+    sender.send()
+    world.run(flow)
+    sender.send()
+    for partitions in counts[1:]:
+        sender.send(partitions)
+    plans = []
+    report = world.run(flow, max_records=90, planned=plans.append)
+    assert report.batches > 4
+    assert "below_floor" not in report.verdicts["aircraft"]
+    assert sender.folded(flow) == sender.expected()
+    assert f"growth of topic {world.topic} from 2 to {counts[-1]} partitions" in plans[0].lines()[-1]
+    assert sender.growth(flow).until is None, "producers may not know of the new partitions for five minutes"
+    for _ in range(2):  # the first run takes the ends and reads to them, the second one finds them reached
+        sender.send()
+        world.run(flow, metadata_max_age=0)
+    assert sender.growth(flow) is None
+    assert sender.folded(flow) == sender.expected()
+
+
+def test_partitions_that_are_added_while_the_flow_lags(world, caplog) -> None:
+    sender, flow, stop = Sender(world), flights(world.topic), threading.Event()
+    sender.send()
+    world.run(flow)
+    sender.send()
+
+    def grow(report) -> None:
+        if sender.sent == 2 * ROUND:
+            sender.send(3)
+            sender.send(5)
+        elif sum(world.ends(flow).values()) >= sender.sent:
+            stop.set()
+
+    world.run(flow, until_caught_up=False, trigger_seconds=0.1, max_records=60, progress=grow, stop=stop)
+    assert sender.folded(flow) == sender.expected()
+    assert f"growth of topic {world.topic} from 2 to 5 partitions: states evict no position" in caplog.text
+
+
+def in_order(world: World, out: str) -> bool:
+    """Whether the outputs of every key and root partition rise."""
+    seen: dict[object, list[int]] = defaultdict(list)
+    for record in world.records(out):
+        root = decode(record.value or b"").chain[0]
+        seen[record.partition, record.key, root.partition].append(root.offset)
+    return all(offsets == sorted(offsets) for offsets in seen.values())
+
+
+def test_what_a_flow_publishes_stays_in_order_when_partitions_are_doubled_under_a_backlog(world, topic) -> None:
+    out, stop = topic(partitions=2, name="out"), threading.Event()
+    sender, flow = Sender(world), flights(world.topic).publish(out)
+    sender.send()
+    world.run(flow)
+    sender.send()
+
+    def grow(report) -> None:
+        if sender.sent == 2 * ROUND:
+            sender.send(4)
+        elif sum(world.ends(flow).values()) >= sender.sent:
+            stop.set()
+
+    options = {"until_caught_up": False, "trigger_seconds": 0.1, "max_records": 60, "progress": grow, "stop": stop}
+    world.run(flow, metadata_max_age=0.5, **options)
+    assert len(world.ends(flow)) == 4
+    assert sender.folded(flow) == sender.expected()
+    assert in_order(world, out)
+    assert len(world.records(out)) >= sender.sent
+
+
+def test_a_growth_that_no_order_can_be_kept_in_is_refused_by_name(world, topic) -> None:
+    sender, flow = Sender(world), flights(world.topic).publish(topic(partitions=2, name="out"))
+    sender.send()
+    world.run(flow)
+    sender.send()
+
+    def grow(report) -> None:
+        if sender.sent == 2 * ROUND:
+            sender.send(3)
+
+    with pytest.raises(RunRefusedError, match=r"grew from 2 to 3 partitions .*--accept grown-undrained"):
+        world.run(flow, until_caught_up=False, trigger_seconds=0.1, max_records=60, progress=grow)
+    with pytest.raises(RunRefusedError, match=r"grew from 2 to 3 partitions .*--accept grown-undrained"):
+        world.run(flow)
+    wide = flights(world.topic, window=ROUND).publish(topic(partitions=2, name="out"))
+    world.run(wide, accept=["grown-undrained"])
+    assert sender.folded(wide) == sender.expected()
+
+
+def test_a_publishing_flow_that_has_read_everything_goes_on_with_any_number_of_partitions(world, topic) -> None:
+    out = topic(partitions=2, name="out")
+    sender, flow = Sender(world), flights(world.topic).publish(out)
+    sender.send()
+    world.run(flow)
+    world.topics.add_partitions(world.topic, 3)
+    world.run(flow)
+    sender.send()
+    world.run(flow)
+    assert sender.folded(flow) == sender.expected()
+    assert in_order(world, out)

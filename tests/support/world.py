@@ -183,8 +183,12 @@ class World:
 
     def oracle(self, flow: Flow[Any], *batches: Sequence[Record]) -> MemoryRunner:
         """The in-memory runner behind these batches; behind one batch of all that is in the topic when none is given."""
+        ends = {partition: marks.high for (_, partition), marks in self.topics.marks([self.topic]).items()}
         runner = MemoryRunner(
-            flow, bind(flow, {}, f"memory://{uuid.uuid4().hex}"), topic_ids=self.topics.topic_ids([self.topic])
+            flow,
+            bind(flow, {}, f"memory://{uuid.uuid4().hex}"),
+            topic_ids=self.topics.topic_ids([self.topic]),
+            whole=lambda: ends,
         )
         for batch in batches or [self.records()]:
             runner.process(batch)

@@ -9,7 +9,7 @@ import pytest
 from aggregations.errors import DefinitionChangedError, RunRefusedError
 from aggregations.reconcile import Broker, PartitionPlan, Plan, Risk, check_durability, check_stores, plan, refuse
 from persistence.findings import Finding
-from persistence.manifest import Manifest, Progress
+from persistence.manifest import Growth, Manifest, Progress
 from persistence.protocol import Capabilities
 
 
@@ -224,3 +224,39 @@ def test_everything_that_is_refused_is_said_at_once_with_the_flags_that_accept_i
     with pytest.raises(RunRefusedError) as caught:
         refuse([Finding(Risk.DEFINITION, "other", "rebuild", unsafe=True), *findings], [])
     assert not isinstance(caught.value, DefinitionChangedError)
+
+
+def grown(stored: Manifest, *ends: int, publishes: bool = True) -> Plan:
+    marks = {partition: (0, end) for partition, end in enumerate(ends)}
+    return plan("flow", stored, [("s", stored)], Broker("t", "one", marks, clock_ms=7), publishes=publishes)
+
+
+def test_partitions_that_were_added_meanwhile_are_a_growth_and_no_risk_where_nothing_is_published() -> None:
+    found = grown(manifest(40), 90, 5, publishes=False)
+    assert found.growth == Growth(1, 2, 7)
+    assert not found.findings
+    assert found.starts == {0: 40, 1: 0}
+    assert found.lines()[-1].strip().startswith("growth of topic t from 1 to 2 partitions")
+
+
+def test_a_flow_that_publishes_is_refused_when_they_were_added_before_everything_was_read() -> None:
+    assert risks(grown(manifest(40), 90, 0).findings) == ["grown-undrained"]
+    assert risks(grown(manifest(40), 40, 1).findings) == ["grown-undrained"]
+    drained = grown(manifest(40), 40, 0)
+    assert not drained.findings
+    assert drained.starts == {0: 40, 1: 0}
+
+
+def test_it_goes_on_with_the_old_partitions_when_a_run_before_it_had_seen_the_growth() -> None:
+    seen = msgspec.structs.replace(manifest(40), growth={"t": Growth(1, 2, 3)})
+    found = grown(seen, 90, 9)
+    assert not found.findings
+    assert found.growth == Growth(1, 2, 3)
+    assert found.starts == {0: 40}
+    assert "partition 1: starts at its beginning, once the others are drained" in found.lines()[2]
+    assert risks(grown(seen, 90, 9, 4).findings) == ["grown-undrained"], "it grew again meanwhile"
+
+
+def test_a_topic_that_was_created_again_has_no_growth() -> None:
+    seen = msgspec.structs.replace(manifest(40, topic_id="old"), growth={"t": Growth(1, 2, 3)})
+    assert grown(seen, 90, 9).growth is None

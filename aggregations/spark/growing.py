@@ -1,0 +1,95 @@
+"""The driver's eye on the number of partitions of the source: see `aggregations.growth` for the rule.
+
+A flow that publishes must keep the order of each key. It reads new partitions only behind what stands in the old ones.
+That takes a number of partitions that is a multiple of the one before, seen while the flow runs: then keys move from old
+partitions to new ones alone. Any other growth is refused unless everything is read.
+"""
+
+import logging
+import time
+from collections.abc import Iterable
+
+from aggregations.growth import describe, is_drained
+from aggregations.reconcile import grown, refuse
+from aggregations.spark.opening import Opening
+from persistence.manifest import Growth
+
+_LOG = logging.getLogger("headwater.spark")
+
+
+class Growing:
+    """Looks at the source's partitions for one run.
+
+    Args:
+        opening: The run.
+        metadata_max_age: Seconds in which producers may not know of new partitions.
+
+    Attributes:
+        shared: A key was met in two partitions.
+        widens: Partitions that waited are to be read: the query has to end.
+    """
+
+    def __init__(self, opening: Opening, metadata_max_age: float) -> None:
+        self._topics = opening.topics
+        self._run = opening.run
+        self._topic_id = opening.plan.topic_id
+        self._max_age = metadata_max_age
+        self.shared = False
+        self.widens = False
+
+    def look(self, read: Iterable[int]) -> bool:
+        """Note how many partitions there are, before a batch is folded and after it was read.
+
+        Args:
+            read: Partitions that Spark knows.
+
+        Returns:
+            Whether anything about a growth has changed.
+
+        Raises:
+            RunRefusedError: The order of what is published cannot be kept.
+            BrokerUnavailable: No broker answers.
+        """
+        run, before = self._run, self._run.growth
+        known = max([self._topics.partitions([run.source])[run.source], *(1 + one for one in read)])
+        changed = run.look(
+            known,
+            clock_ms=time.time_ns() // 1_000_000,
+            ends=self._ends,
+            shared=self.shared,
+            max_age_seconds=self._max_age,
+        )
+        self.shared = False  # it is noted, and may come to its end
+        if changed:
+            _LOG.warning(
+                "%s", describe(run.source, run.growth) if run.growth else f"growth of topic {run.source} is over"
+            )
+        if run.flow.publishes and run.growth is not None and run.growth.partitions_now > len(run.positions):
+            self._keep_order(before, run.growth)
+        return changed
+
+    def widened(self) -> dict[int, int]:
+        """Where to start when partitions that waited are to be read as well; empty when none are."""
+        run = self._run
+        if not self.widens and run.flow.publishes:
+            self.look(run.positions)
+        if not self.widens:
+            return {}
+        self.widens = False
+        lows = {partition: marks.low for (_, partition), marks in self._topics.marks([run.source]).items()}
+        starts = {**lows, **run.positions}
+        run.start_at(run.source, self._topic_id, starts, run.growth)
+        return starts
+
+    def _ends(self) -> dict[int, int]:
+        return {partition: end for (_, partition), end in self._topics.ends([self._run.source]).items()}
+
+    def _keep_order(self, before: Growth | None, growth: Growth) -> None:
+        run = self._run
+        positions = run.positions
+        if before is not None and before.partitions_now == growth.partitions_now:
+            self.widens = is_drained(growth, positions, positions)
+        elif run.accept_growth or all(end <= positions.get(one, 0) for one, end in self._ends().items()):
+            self.widens = True
+        elif before is not None or growth.partitions_now % growth.partitions_before:
+            refuse([grown(run.flow.name, run.source, growth)], ())
