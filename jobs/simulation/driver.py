@@ -6,11 +6,14 @@ from aggregations.element import Record
 from aggregations.memory import MemoryRunner
 from aggregations.reconcile import Broker, plan, refuse
 from jobs.simulation.faults import Crash
-from jobs.simulation.kafka import Cluster, Committed
+from jobs.simulation.kafka import CLOCK, Cluster, Committed
 from jobs.simulation.oracle import Violation
 from jobs.simulation.topology import FINAL, FLOW, Spec
 from persistence.faults import effect
 from persistence.steps import Step
+
+METADATA_MAX_AGE = 2.0
+"""Seconds in which producers may not know of a new partition: some ten lives of services."""
 
 
 class Driver:
@@ -31,11 +34,20 @@ class Driver:
         self.log = cluster.topics[FINAL]
         ids = {topic: log.topic_id for topic, log in cluster.topics.items()}
         ends = {(FINAL, number): partition.high for number, partition in enumerate(self.log.partitions)}
-        self.runner = MemoryRunner(spec.flow, stores, topic_ids=ids, accept=accept, ends=ends)
+        self.runner = MemoryRunner(
+            spec.flow,
+            stores,
+            topic_ids=ids,
+            accept=accept,
+            ends=ends,
+            whole=self._ends,
+            clock=lambda: CLOCK.time_ns() / 1e9,
+            metadata_max_age=METADATA_MAX_AGE,
+        )
         run = self.runner.run
         made = plan(FLOW, run.manifest, run.manifests, self._broker())
         refuse(made.findings, accept)
-        run.start_at(FINAL, made.topic_id, made.starts)
+        run.start_at(FINAL, made.topic_id, made.starts, made.growth)
         self.next = made.starts
 
     @property
@@ -91,4 +103,7 @@ class Driver:
     def _broker(self) -> Broker:
         marks = {number: (partition.low, partition.high) for number, partition in enumerate(self.log.partitions)}
         group = {at[2]: one.offset for at, one in self._cluster.groups.items() if at[:2] == (FLOW, FINAL)}
-        return Broker(FINAL, self.log.topic_id, marks, group)
+        return Broker(FINAL, self.log.topic_id, marks, group, CLOCK.time_ns() // 1_000_000)
+
+    def _ends(self) -> dict[int, int]:
+        return {number: partition.high for number, partition in enumerate(self.log.partitions)}

@@ -61,11 +61,21 @@ class Partition:
 
 @dataclass(slots=True)
 class Log:
-    """One topic."""
+    """One topic.
+
+    Attributes:
+        topic: Its name.
+        topic_id: Its id.
+        partitions: Its partitions.
+        known: How many of them producers know of ...
+        learned_ns: ... until then.
+    """
 
     topic: str
     topic_id: str
     partitions: list[Partition]
+    known: int = 0
+    learned_ns: int = 0
 
     def records(self) -> Iterator[Record]:
         """All records that are still there."""
@@ -148,14 +158,25 @@ class Cluster:
         self.groups = {at: one for at, one in self.groups.items() if at[1] != topic or (late_commits and one.by_member)}
         return log
 
-    def grow(self, topic: str) -> None:
-        """Add a partition."""
-        self.topics[topic].partitions.append(Partition())
+    def grow(self, topic: str, *, learned: float = 0.0) -> None:
+        """Add a partition.
+
+        Args:
+            topic: Its topic.
+            learned: Seconds until producers know of it.
+        """
+        log = self.topics[topic]
+        log.known, log.learned_ns = self._known(log), CLOCK.time_ns() + round(learned * 1e9)
+        log.partitions.append(Partition())
+
+    def _known(self, log: Log) -> int:
+        """Partitions that producers know of."""
+        return log.known if CLOCK.time_ns() < log.learned_ns else len(log.partitions)
 
     def place(self, topic: str, key: bytes | None, partition: int | None = None) -> int:
         """The partition of a record. Keys that differ in one digit are in different ones; without a key it is any."""
         wanted = partition if partition is not None else self._keyless if key is None else sum(key)
-        return wanted % len(self.topics[topic].partitions)
+        return wanted % self._known(self.topics[topic])
 
     def produce(
         self, topic: str, key: bytes | None, value: bytes, *, headers: Headers = (), partition: int | None = None

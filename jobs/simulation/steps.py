@@ -7,9 +7,9 @@ from random import Random
 from typing import Any
 
 from aggregations.errors import RunRefusedError
-from jobs.simulation.driver import Driver
+from jobs.simulation.driver import METADATA_MAX_AGE, Driver
 from jobs.simulation.faults import ENDS, Crash, End, Script
-from jobs.simulation.kafka import Log
+from jobs.simulation.kafka import CLOCK, Log
 from jobs.simulation.oracle import Violation
 from jobs.simulation.service import mended, payload_of
 from jobs.simulation.stores import BUCKETS, FLOW_PART, Copy, SimulatedStore
@@ -22,6 +22,7 @@ from persistence.names import FlowRef
 
 _REF = FlowRef(FLOW)
 _NOTHING = Copy({}, {}, {}, {})
+_MOST_PARTITIONS = 6
 
 
 POINTS = ("persist", "load", "manifest", "publish", "persist", "dead_letter", "manifest", "term", "return", "offsets")
@@ -186,15 +187,53 @@ def _grow(world: World, a: int, b: int, c: int) -> None:
     """A topic gets a partition."""
     if not world.spec.growth:
         return
-    if world.spec.growth == "drained":
-        world.settle()
     topic = _topic(world, a)
+    if world.spec.growth == "lagging" and (topic.topic == FINAL or c % 4):
+        _grow_behind(world, a >> 4, b, c >> 2)
+        return
+    if world.spec.growth != "undrained":
+        world.settle()
     if len(topic.partitions) < 4:
         world.cluster.grow(topic.topic)
         if topic.topic == FINAL:
             # Read again from before it grew, a key's records would come by two partitions at once.
             world.replayable = False
             world.copies.clear()
+
+
+def _grow_behind(world: World, a: int, b: int, c: int) -> None:
+    """The flow's topic gets a partition while records lie unread in one that lags behind from then on.
+
+    Producers learn of the new one later. The engine may have read everything before, may see the growth before they do,
+    and may die behind it.
+    """
+    log = world.cluster.topics[FINAL]
+    if len(log.partitions) >= _MOST_PARTITIONS:
+        return
+    # What a topic was before a flow began to read it, nobody can say.
+    world.engine(1000 if c & 3 else 1)
+    _pass_on(world, 3 + a % 6)
+    world.cluster.grow(FINAL, learned=METADATA_MAX_AGE * (b % 16) / 16)
+    world.replayable = False
+    if c & 12:
+        world.engine(1000)
+    _pass_on(world, 3 + a % 6)
+    world.slow = b % len(log.partitions)
+    if c & 48:
+        CLOCK.sleep(METADATA_MAX_AGE)
+        _pass_on(world, 3 + a % 6)
+    if c & 64:
+        world.engine(1 + b % 10)
+    if c & 128:
+        world.driver = None
+
+
+def _pass_on(world: World, count: int) -> None:
+    """Events are written, and go as far as the flow's topic."""
+    for root in world.spec.roots:
+        _write(world, root, count)
+    for service in world.services:
+        world.serve(service.drain)
 
 
 def _recreate(world: World, a: int, b: int, c: int) -> None:

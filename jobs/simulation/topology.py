@@ -144,7 +144,8 @@ class Spec:
         window: Positions remembered per lane; None for the default, which depends on the lane.
         lanes: Lanes with a window per state.
         split: Number of stages in the first store; all when it is the number of stages.
-        growth: Topics may get partitions: `drained` when nothing is under way, `undrained` at any time, or empty.
+        growth: Topics may get partitions: `drained` when nothing is under way, `undrained` at any time, or empty;
+            `lagging` the flow's topic at any time, others when nothing is under way.
         recreates: Topics may be deleted and created again, when nothing is under way.
         reorders: Services' producers may swap neighbours.
         filters: The flow leaves some elements out.
@@ -284,6 +285,7 @@ def draw(random: Random) -> Spec:
     topics = sorted({FINAL, *roots, *(passage.source for passage in passages)})
     drained = random.random() < (0.8 if kept_key else 0.2)
     growth = trouble if trouble == "undrained" else "drained" if drained else ""
+    lags = kept_key and not trouble and bool(passages)
     # So is a flow that is keyed as its topic is, whatever the services before it did.
     stages = _draw_stages(random, kept_key or random.random() < 0.6)
     keyless = not growth and random.random() < 0.3
@@ -308,7 +310,8 @@ def draw(random: Random) -> Spec:
         publishes=random.random() < 0.3,
         keyless=keyless,
     )
-    return spec if trouble or random.random() < 0.6 else _other(random, spec)
+    spec = spec if trouble or random.random() < 0.6 else _other(random, spec)
+    return replace(spec, growth="lagging") if lags and random.random() < 0.9 else spec
 
 
 def _other(random: Random, spec: Spec) -> Spec:

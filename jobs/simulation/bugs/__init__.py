@@ -2,13 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 
-from jobs.simulation.bugs import commit, processes, routes, rule, stages, stores
+from jobs.simulation.bugs import commit, growth, processes, routes, rule, stages, stores
 from jobs.simulation.patch import Patch
 
 BUGS: Mapping[str, tuple[str, Sequence[Patch]]] = {
     **rule.BUGS,
     **stages.BUGS,
     **commit.BUGS,
+    **growth.BUGS,
     **processes.BUGS,
     **routes.BUGS,
     **stores.BUGS,
