@@ -124,6 +124,7 @@ class Input:
         self._before_revoke = before_revoke
         self._connection = ""
         self._looked = 0.0
+        self._counts: dict[str, int] = {}
         self._joins_again = self._static = INSTANCE in settings.client()
         config = settings.client(
             on_error=self._on_error,
@@ -178,12 +179,31 @@ class Input:
 
     def _check_topics(self) -> None:
         self._looked = time.monotonic()
-        ids = self._topics.topic_ids({part.topic for part in self.partitions.values()})
+        facts = self._topics.describe({part.topic for part in self.partitions.values()})
         for part in self.partitions.values():
-            if ids[part.topic] != part.topic_id:
+            if facts[part.topic].topic_id != part.topic_id:
                 raise TopicReplaced(
                     f"{part.topic} was created again while it was read", "Start again; nothing of it is lost"
                 )
+        for topic, fact in facts.items():
+            before = self._counts.setdefault(topic, fact.partitions)
+            if fact.partitions > before:
+                self._counts[topic] = fact.partitions
+                self._warn_of_growth(topic, before, fact.partitions)
+
+    def _warn_of_growth(self, topic: str, before: int, now: int) -> None:
+        """Say so when partitions were added before this member had read its own to their ends."""
+        ends = self._topics.ends([topic])
+        mine = [part for part in self.partitions.values() if part.topic == topic and part.partition < before]
+        if left := sum(max(ends[topic, part.partition] - (part.next or 0), 0) for part in mine):
+            _LOG.warning(
+                "%s grew from %d to %d partitions with %d offsets unread: what is republished of a key may not be in the "
+                "order in which it was written, and flows behind it need a window= of that size (grown-undrained)",
+                topic,
+                before,
+                now,
+                left,
+            )
 
     def raise_for(self, message: Consumed, error: KafkaError) -> None:
         """Deal with a message that is no record: the end of a partition, or an error.

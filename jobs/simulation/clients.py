@@ -23,7 +23,7 @@ from jobs.simulation.kafka import CLOCK, Cluster, Committed, Group, Member
 from jobs.simulation.patch import Patch, patched
 from persistence.errors import Transient
 from persistence.faults import effect
-from persistence.kafka import Marks
+from persistence.kafka import Marks, TopicFacts
 from persistence.kafka import producer as producing
 
 T = TypeVar("T")
@@ -337,6 +337,10 @@ class SimulatedTopics:
 
     def cleanup_policies(self, names: Iterable[str]) -> dict[str, str | None]:
         return dict.fromkeys(names, "delete")
+
+    def describe(self, names: Iterable[str]) -> dict[str, TopicFacts]:
+        logs = [self._cluster.topics[name] for name in names]
+        return {log.topic: TopicFacts(log.topic, log.topic_id, len(log.partitions)) for log in logs}
 
     def topic_ids(self, names: Iterable[str]) -> dict[str, str]:
         return {name: self._cluster.topics[name].topic_id for name in names}

@@ -285,7 +285,7 @@ def draw(random: Random) -> Spec:
     topics = sorted({FINAL, *roots, *(passage.source for passage in passages)})
     drained = random.random() < (0.8 if kept_key else 0.2)
     growth = trouble if trouble == "undrained" else "drained" if drained else ""
-    lags = kept_key and not trouble and bool(passages)
+    lags = kept_key and growth == "drained" and bool(passages)
     # So is a flow that is keyed as its topic is, whatever the services before it did.
     stages = _draw_stages(random, kept_key or random.random() < 0.6)
     keyless = not growth and random.random() < 0.3

@@ -55,6 +55,7 @@ class Broker:
     def __init__(self) -> None:
         self.committed: list[tuple[str, Mapping[tuple[str, int], int]]] = []
         self.topic_id = "T1"
+        self.count = 2
         self.fails: Exception | None = None
 
     def alter_group_offsets(self, group: str, offsets: Mapping[tuple[str, int], int]) -> None:
@@ -64,6 +65,9 @@ class Broker:
 
     def ends(self, _names: Sequence[str]) -> dict[tuple[str, int], int]:
         return {}
+
+    def partitions(self, names: Sequence[str]) -> dict[str, int]:
+        return dict.fromkeys(names, self.count)
 
     def topic_ids(self, names: Sequence[str]) -> dict[str, str]:
         return dict.fromkeys(names, self.topic_id)
@@ -102,6 +106,7 @@ class Driver:
             group="lag",
             progress=self.reports.append,
             stop=self.stop,
+            metadata_max_age=300,
         )
 
     def attempt(self) -> TaskReport:
@@ -260,7 +265,7 @@ def test_group_offsets_of_what_was_committed_go_out_although_the_run_failed_then
     driver = Driver(monkeypatch, flow(), (report(1), []), (TaskReport(), [Fenced("newer")]))
     driver.commit()
     with pytest.raises(RuntimeError, match="the driver has the reason"):
-        driver.engine._batch(None, lambda: ENDS)  # type: ignore[arg-type]
+        driver.engine._batch(None, lambda: ENDS, driver.engine._stopping)  # type: ignore[arg-type]
     with pytest.raises(Fenced):
         driver.engine._follow(Query())  # type: ignore[arg-type]
     assert driver.broker.committed == [("lag", ENDS)]
@@ -277,6 +282,25 @@ def test_a_run_that_is_told_to_stop_does_not_wait_to_try_a_batch_again(monkeypat
     driver = Driver(monkeypatch, flow(), (TaskReport(), [Transient("later")]))
     driver.stop.set()
     with pytest.raises(RuntimeError, match="the run was stopped"):
-        driver.engine._batch(None, lambda: ENDS)  # type: ignore[arg-type]
+        driver.engine._batch(None, lambda: ENDS, driver.engine._stopping)  # type: ignore[arg-type]
     driver.engine._follow(Query())  # type: ignore[arg-type]
     assert driver.run.stores["carrier"].load_manifest(driver.run.ref).batch == driver.run.batch - 1
+
+
+def test_a_key_in_two_partitions_is_a_growth_from_the_next_attempt_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    shared = SharedKeyError("a key is in two partitions")
+    driver = Driver(monkeypatch, flow(), (TaskReport(), [shared]), (report(1), []), (report(1), []))
+    driver.commit()
+    assert [job.evict for job in driver.jobs] == [True, False]
+
+
+def test_partitions_that_were_added_are_seen_before_their_batch_is_folded_and_written_down_with_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    driver = Driver(monkeypatch, flow(), (report(1), []))
+    driver.broker.count = 3
+    driver.commit()
+    assert [job.evict for job in driver.jobs] == [False]
+    assert driver.run.manifest is not None
+    growth = driver.run.manifest.growth["legs"]
+    assert (growth.partitions_before, growth.partitions_now) == (2, 3)
