@@ -121,15 +121,21 @@ class Deaths:
             redrive = back.redrive
             mine = self.ledger.mine(redrive)
             at = redrive.stage if mine else ""
-            listed = self.ledger.entries(at or self.first, standing, back, indices)
+            listed = self.ledger.entries(at or self.first, standing, back, indices, whole=True)
             unlisted = mine and (redrive.hole or bool(self.ledger.forgotten.get(at or self.first)))
             if not listed and not unlisted:
                 self.copies[dead.stage or self.first] += 1
                 return
-            # It stays what it was: a hole in a state, or an entry of the ledger.
+            # It stays what it was: a hole in a state, or entries of the ledger.
             dead.stage, dead.hole = at, mine and redrive.hole
+            size = len(standing.position)
+            items = [entry.position[size:] for entry in listed if entry.group == standing.group]
+            if items and all(items) and not indices:
+                dead.items = tuple(sorted(tuple(map(int, item)) for item in items))
         else:
-            self._list(dead.stage or self.first, dead.own, standing, back, indices, proven=proven, whole=whole)
+            entry = self._list(dead.stage or self.first, dead.own, standing, back, indices, proven=proven, whole=whole)
+            if late:
+                self.changes.again.add(entry)
         self._bury(dead)
 
     def _list(
@@ -142,13 +148,13 @@ class Deaths:
         *,
         proven: bool,
         whole: bool,
-    ) -> None:
+    ) -> Entry:
         event = dead_entry(stage, own, standing, back, indices, proven=True, whole=whole)
-        if proven or event in self.changes.added or not self.ledger.missing_from([event]):
-            # A copy of what is listed is the same event.
-            self.changes.added.add(event)
-        else:
-            self.changes.added.add(dead_entry(stage, own, standing, back, indices, proven=False, whole=whole))
+        # A copy of what is listed is the same event.
+        known = proven or event in self.changes.added or not self.ledger.missing_from([event])
+        entry = event if known else dead_entry(stage, own, standing, back, indices, proven=False, whole=whole)
+        self.changes.added.add(entry)
+        return entry
 
     def decided(self, stage: str, decided: Iterable[Decided]) -> None:
         """What a stage decided."""

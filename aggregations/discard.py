@@ -121,7 +121,7 @@ class _Filling:
         assert topic is not None
         lineage = element.lineage.resolved(run.topic_ids)
         standing = standing_of(element, lineage, topic.siblings)
-        return run.ledger.entries(stage, standing, lineage.redriven, element.indices)
+        return run.ledger.entries(stage, standing, lineage.redriven, element.indices, whole=True)
 
     def fill(self, stage: Stage, loaded: dict[bytes, KeyState], arrivals: Sequence[Arrival]) -> None:
         """Fill what the arrivals of one stage left, and count it."""

@@ -48,22 +48,25 @@ class Changes:
 
     Attributes:
         added: Dead letters without a hole.
-        filled: Entries whose event is folded now, or has a hole.
+        filled: Entries whose event is folded now.
+        again: Those of them that died once more behind where they were filled.
         seen: Highest position read, by route.
     """
 
     added: set[Entry] = field(default_factory=set)
     filled: set[Entry] = field(default_factory=set)
+    again: set[Entry] = field(default_factory=set)
     seen: dict[str, Position] = field(default_factory=dict)
 
     def settled(self) -> "Changes":
         """What is left to change with the batch's manifest: what was added is listed already."""
-        return Changes(filled=self.filled - self.added, seen=self.seen)
+        return Changes(filled=self.filled - self.again, seen=self.seen)
 
     def add(self, other: "Changes") -> None:
         """Add another part's changes."""
         self.added |= other.added
         self.filled |= other.filled
+        self.again |= other.again
         self.seen = highest(self.seen, other.seen)
 
 
@@ -102,7 +105,13 @@ class Ledger:
         return (redrive.application, redrive.generation) == (self.flow, self.generation)
 
     def entries(
-        self, stage: str, standing: Standing, back: Redriven | None, indices: tuple[int, ...] = ()
+        self,
+        stage: str,
+        standing: Standing,
+        back: Redriven | None,
+        indices: tuple[int, ...] = (),
+        *,
+        whole: bool = False,
     ) -> tuple[Entry, ...]:
         """What the ledger of a stage has of an element: of its event, and of the record that died.
 
@@ -111,14 +120,15 @@ class Ledger:
             standing: Where the element stands.
             back: How it came back from the dead-letter topic.
             indices: Its index in each flat-map of the flow.
+            whole: Entries of items that steps have yet to make of it count as well.
         """
         groups = self.listed.get(stage)
         if not groups:
             return ()
-        found = _among(groups.get(standing.group), standing.position, len(indices))
+        found = _among(groups.get(standing.group), standing.position, len(indices), whole=whole)
         entries = [Entry(stage, standing.group, at) for at in found]
         if back is not None:
-            died = _among(groups.get(back.place), (back.offset, *indices), len(indices))
+            died = _among(groups.get(back.place), (back.offset, *indices), len(indices), whole=whole)
             entries += [Entry(stage, back.place, at) for at in died]
         return tuple(entries)
 
@@ -290,8 +300,12 @@ class Reading:
         return before is not None and position <= before
 
 
-def _among(positions: frozenset[Position] | None, position: Position, items: int) -> list[Position]:
-    """The position itself, and those of the elements that it was flat-mapped from, as far as they are listed."""
+def _among(positions: frozenset[Position] | None, position: Position, items: int, *, whole: bool) -> list[Position]:
+    """What is listed of the position itself, of the elements that it was flat-mapped from, and of its own items."""
     if not positions:
         return []
-    return [at for at in (event_of(position, cut) for cut in range(items + 1)) if at in positions]
+    found = [at for at in (event_of(position, cut) for cut in range(items + 1)) if at in positions]
+    if not whole:
+        return found
+    inner = [at for at in positions if len(at) > len(position) and event_of(at, len(at) - len(position)) == position]
+    return [*found, *inner]

@@ -18,7 +18,7 @@ from aggregations.snapshots import snapshots_of
 from aggregations.source import RecordDecoder
 from aggregations.stage import Arrival, KeyState, Outcome, fold_stage
 from aggregations.states import load_states, save_states
-from aggregations.steps import Applied, Output, apply_steps, arrive, enter_tail
+from aggregations.steps import Applied, Output, apply_steps, arrive, enter_tail, withhold
 from envelope import EnvelopeError, Lineage, Verdict
 from envelope.limits import MAX_OFFSET
 from persistence.commit import commit
@@ -252,7 +252,8 @@ class MemoryRunner:
     def _finish(self, steps: Sequence[Any], applied: Applied, batch: _Batch) -> None:
         tail = enter_tail(applied, ledger=self.run.ledger, topic_ids=self.topic_ids, siblings=self.topic.siblings)
         batch.deaths.tail(tail.filled, copies=tail.copies)
-        applied = apply_steps(steps, applied.elements, applied.schema)
+        applied = apply_steps(steps, applied.elements, applied.schema, tail.items)
+        withhold(applied)
         self._gather(END_OF_FLOW, applied, batch)
 
     def _gather(self, stage: str, applied: Applied, batch: _Batch) -> None:

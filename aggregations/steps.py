@@ -15,7 +15,20 @@ from aggregations.ledger import Entry, Ledger
 from aggregations.operators import schema_after
 from aggregations.rows import Schema, evaluate_values
 from aggregations.stage import Arrival, inputs_of, passed_on
-from envelope import Envelope, EnvelopeError, Hop, Lineage, Position, Reason, Route, Siblings, Standing, Verdict, encode
+from envelope import (
+    Envelope,
+    EnvelopeError,
+    Hop,
+    Lineage,
+    Node,
+    Position,
+    Reason,
+    Route,
+    Siblings,
+    Standing,
+    Verdict,
+    encode,
+)
 from envelope.redrive import HEALED, LATE
 
 
@@ -46,6 +59,8 @@ class Output:
         value: Its value.
         headers: Its headers.
         order: Position of the element; outputs of one root partition are produced in this order.
+        own: Coordinates of the element's record; None for a snapshot.
+        indices: Its index in each flat-map.
     """
 
     topic: str
@@ -53,6 +68,8 @@ class Output:
     value: bytes
     headers: tuple[tuple[str, bytes | None], ...] = ()
     order: Position = ()
+    own: Node | None = None
+    indices: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
@@ -74,22 +91,65 @@ class Tail:
         applied: The elements.
         filled: Entries of the ledger that are no longer missing.
         copies: Redriven elements that were not missing.
+        items: Of records of which only items are missing, their indices in the tail's flat-maps.
     """
 
     applied: Applied
     filled: set[Entry] = field(default_factory=set)
     copies: int = 0
+    items: dict[Node, frozenset[Position]] = field(default_factory=dict)
 
 
-def apply_steps(steps: Sequence[Step], elements: Sequence[Element[Any]], schema: Schema) -> Applied:
+def apply_steps(
+    steps: Sequence[Step],
+    elements: Sequence[Element[Any]],
+    schema: Schema,
+    only: Mapping[Node, frozenset[Position]] | None = None,
+) -> Applied:
     """Run the steps in order.
 
     A record whose flat-mapped items do not all get through a step that can fail is rejected as a whole.
+
+    Args:
+        steps: The steps.
+        elements: The elements.
+        schema: Columns in front of the steps; None where a callable decides.
+        only: Of these records only these items go on, by their indices.
     """
     applied = Applied(list(elements), schema)
     for step in steps:
         _STEPS[type(step)](applied, step)
+        if only and isinstance(step, FlatMap):
+            applied.elements = [one for one in applied.elements if one.own not in only or _leads_to(one, only[one.own])]
     return applied
+
+
+def withhold(applied: Applied) -> None:
+    """Leave out what a record, or a diverted item of it, published in front of the step that rejected it.
+
+    Behind the last stage it is published when it is redriven, as something that its readers have not had.
+    """
+    whole = {one.element.own for one in applied.rejected if one.whole}
+    items: dict[Node | None, list[tuple[int, ...]]] = {}
+    for one in applied.rejected:
+        if not one.whole:
+            items.setdefault(one.element.own, []).append(one.element.indices)
+    if whole or items:
+        applied.outputs = [
+            output
+            for output in applied.outputs
+            if output.own not in whole and not any(_within(item, output.indices) for item in items.get(output.own, ()))
+        ]
+
+
+def _within(item: tuple[int, ...], indices: tuple[int, ...]) -> bool:
+    """Whether an output is of an item; one that was published in front of the flat-map is of all of them."""
+    return indices[: len(item)] == item
+
+
+def _leads_to(element: Element[Any], items: frozenset[Position]) -> bool:
+    indices = element.indices
+    return any(item[: len(indices)] == indices[: len(item)] for item in items)
 
 
 def _filter(applied: Applied, step: Filter) -> None:
@@ -136,7 +196,9 @@ def _publish(applied: Applied, step: Publish) -> None:
     def output(element: Element[Any], key: Any) -> Output:
         key = key_bytes(key)
         order = element.lineage.standing(indices=element.indices).position
-        return Output(step.topic, key, encode(_republished(element, step, key)), order=order)
+        return Output(
+            step.topic, key, encode(_republished(element, step, key)), (), order, element.own, element.indices
+        )
 
     output.__qualname__ = f"publish to {step.topic}"
     results = [_call(output, *pair) for pair in zip(applied.elements, keys, strict=True)]
@@ -328,12 +390,15 @@ def enter_tail(applied: Applied, *, ledger: Ledger, topic_ids: Mapping[str, str]
             kept.append(element)
             continue
         standing = standing_of(element, lineage, siblings)
-        entries = ledger.entries(END_OF_FLOW, standing, back, element.indices)
+        entries = ledger.entries(END_OF_FLOW, standing, back, element.indices, whole=True)
         route = ledger.route(END_OF_FLOW, standing, back, entries)
         if route is Route.COPY:
             tail.copies += 1
             continue
         tail.filled.update(entries)
+        missing = [entry.position[len(standing.position) :] for entry in entries if entry.group == standing.group]
+        if missing and all(missing):
+            tail.items[element.own] = frozenset((*element.indices, *item) for item in missing)
         kept.append(replace(element, route=passed_on(route)))
     applied.elements = kept
     return tail

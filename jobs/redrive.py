@@ -10,7 +10,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 
 from envelope import Envelope, EnvelopeError, Hop, append_hop, decode, encode
-from envelope.codec import is_sealed
+from envelope.codec import is_sealed, redriven_payload
 from envelope.deadletter import PREFIX, DeadLetter, Form, Headers, own_headers
 from envelope.errors import Reason
 from envelope.redrive import Redrive, redrive_hops
@@ -174,6 +174,8 @@ def _is_envelope(value: bytes, letter: DeadLetter) -> bool:
     Raises:
         EnvelopeError: It may be one or not.
     """
+    if redriven_payload(value) is not None:
+        return True  # it came back once before: of a topic without envelopes it is in one since
     if letter.form is not None:
         return letter.form is Form.ENVELOPE and letter.reason is not Reason.NOT_AN_ENVELOPE
     try:
@@ -202,7 +204,7 @@ def _rebuilt(value: bytes | None, mended: bytes, letter: DeadLetter, key: bytes 
     except EnvelopeError:
         new = None
     old = None
-    if letter.form is not Form.PAYLOAD and value is not None:
+    if value is not None and (letter.form is not Form.PAYLOAD or redriven_payload(value) is not None):
         try:
             old = decode(value)
         except EnvelopeError as error:

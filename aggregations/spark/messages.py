@@ -1,7 +1,7 @@
 """The per-message path: the same pure code as the in-memory runner, in Spark's tasks."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -18,8 +18,8 @@ from aggregations.spark.path import Work
 from aggregations.spark.roots import DETAIL
 from aggregations.stage import Arrival, KeyState, fold_stage
 from aggregations.states import read_states, writes_of
-from aggregations.steps import Applied, Rejected, apply_steps, arrive, enter_tail
-from envelope import EnvelopeError, Lineage, Reason
+from aggregations.steps import Applied, Rejected, apply_steps, arrive, enter_tail, withhold
+from envelope import EnvelopeError, Lineage, Node, Position, Reason
 from persistence.faults import effect
 from persistence.protocol import Write
 from persistence.steps import Step
@@ -135,15 +135,24 @@ class MessagePath:
         tail = enter_tail(emitted, ledger=work.job.ledger, topic_ids=work.roots.topic_ids, siblings=flow.topic.siblings)
         work.deaths.tail(tail.filled, copies=tail.copies)
         last = len(flow.stages)
-        self._gather(work, last, END_OF_FLOW, self._apply(work, last, flow.tail, tail.applied))
+        applied = self._apply(work, last, flow.tail, tail.applied, tail.items)
+        withhold(applied)
+        self._gather(work, last, END_OF_FLOW, applied)
 
-    def _apply(self, work: Work, index: int, steps: Sequence[FlowStep], before: Applied) -> Applied:
+    def _apply(
+        self,
+        work: Work,
+        index: int,
+        steps: Sequence[FlowStep],
+        before: Applied,
+        only: Mapping[Node, frozenset[Position]] | None = None,
+    ) -> Applied:
         """Run the steps in front of a stage, without the records of which another task found that they fail there."""
         excluded = work.job.excluded_at(index, hole=False)
         if not excluded:
-            return apply_steps(steps, before.elements, before.schema)
+            return apply_steps(steps, before.elements, before.schema, only)
         kept = [element for element in before.elements if element.own not in excluded]
-        applied = apply_steps(steps, kept, before.schema)
+        applied = apply_steps(steps, kept, before.schema, only)
         applied.rejected += [
             Rejected(element, *excluded[element.own]) for element in before.elements if element.own in excluded
         ]

@@ -3,6 +3,7 @@
 import json
 import uuid
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from aggregations.memory import MemoryRunner
 from aggregations.report import DeadLetter as Died
 from aggregations.run import bind
 from aggregations.source import Json, Topic
-from envelope import Envelope, Hop, encode
+from envelope import Envelope, Hop, decode, encode
 from envelope.deadletter import DeadLetter, Form
 from jobs.redrive import redriven
 from persistence import faults
@@ -315,3 +316,134 @@ def test_letters_beyond_what_the_ledger_lists_come_back_unproven() -> None:
     run.process([back(run.dead_letters[-1], 101, "parsing", 1, asserted=True)])
     run.process([back(run.dead_letters[-1], 102, "parsing", 1, asserted=True)])
     assert run.results("counts") == {b"K": {"n": 100}}
+
+
+@pytest.mark.parametrize("step", ["map", "fold"])
+def test_a_letter_of_a_topic_without_envelopes_that_dies_again_comes_back_from_its_second_letter(step: str) -> None:
+    broken = {"now": True}
+
+    def fail(element: Element[Any]) -> dict[str, Any]:
+        if step == "map" and broken["now"] and element["v"] < 0:
+            raise ValueError
+        return dict(element.value)
+
+    class Fold(Count):
+        def fold(self, state: dict[str, int], element: Element[Any]) -> dict[str, int]:
+            if step == "fold" and broken["now"] and element["v"] < 0:
+                raise ValueError
+            return super().fold(state, element)
+
+    bare = Topic("legs", Json({"k": str, "v": int}), envelope=False)
+    run = runner(Flow("bare").source(bare).map(fail).aggregate("counts", lambda element: element["k"], Fold()))
+
+    def returned(offset: int) -> Record:
+        died = run.dead_letters[-1]
+        record = died.record
+        facts = DeadLetter(
+            "legs",
+            0,
+            record.offset,
+            died.reason,
+            "T",
+            "",
+            died.stage,
+            application="bare",
+            hole=died.hole,
+            form=Form.PAYLOAD,
+        )
+        value = redriven(record.key, record.value, (), facts, Hop("dead", 0, offset, topic_id="D"))
+        return Record("legs", 0, offset, record.key, value, topic_id="T")
+
+    feed(
+        run, [Record("legs", 0, n, b"K", b'{"k":"K","v":%d}' % (-1 if n == 3 else 1), topic_id="T") for n in range(60)]
+    )
+    run.process([returned(60)])
+    assert len(run.dead_letters) == 2
+    broken["now"] = False
+    run.process([returned(61)])
+    run.process([returned(62)])
+    assert run.results("counts") == {b"K": {"n": 60}}
+
+
+def test_an_item_diverted_behind_the_last_stage_is_published_without_its_siblings() -> None:
+    refused = {"bad"}
+    flow = (
+        Flow("shop")
+        .source(Topic("orders", Json({"items": str})))
+        .aggregate("orders", lambda element: element.key, Count())
+        .flat_map(lambda element: [{"sku": one} for one in element["items"].split(",")])
+        .divert(lambda element: element["sku"] in refused)
+        .publish("out")
+    )
+    run = runner(flow)
+    run.process([order(0, "a,bad,c")])
+    refused.clear()
+    for offset in (1, 2):
+        run.process([back(run.dead_letters[0], offset, "shop")])
+    published = [json.loads(decode(one.value).payload)["sku"] for one in run.outputs]
+    assert published == ["a", "c", "bad"]
+    assert run.run.ledger.listed == {}
+
+
+def test_a_diverted_item_whose_record_dies_in_front_of_its_flat_map_is_a_letter_again() -> None:
+    broken, refused = {"now": False}, {"bad"}
+
+    def first(element: Element[Any]) -> dict[str, Any]:
+        if broken["now"]:
+            raise ValueError
+        return dict(element.value)
+
+    flow = (
+        Flow("shop")
+        .source(Topic("orders", Json({"items": str})))
+        .map(first)
+        .flat_map(lambda element: [{"sku": one} for one in element["items"].split(",")])
+        .divert(lambda element: element["sku"] in refused)
+        .aggregate("sku", lambda element: element["sku"], Count())
+    )
+    run = runner(flow)
+    run.process([order(0, "a,bad")])
+    broken["now"] = True
+    run.process([back(run.dead_letters[0], 1, "shop")])
+    assert [one.items for one in run.dead_letters] == [((1,),), ((1,),)]
+    broken["now"] = False
+    refused.clear()
+    for offset in (2, 3):
+        run.process([back(run.dead_letters[-1], offset, "shop")])
+    assert run.results("sku") == {b"a": {"n": 1}, b"bad": {"n": 1}}
+
+
+def test_an_entry_is_struck_when_its_event_is_folded_although_a_copy_dies_in_the_same_batch() -> None:
+    run = feed(runner(FLEET), legs())
+    letter, copy = back(run.dead_letters[0], 100, "fleet"), leg(101, 5, v=5000)
+    body = json.dumps({"k": "K", "c": "UA", "v": 1}).encode()
+    mended = Record("legs", 0, 100, b"K", encode(replace(decode(letter.value), payload=body)), topic_id="T")
+    run.process([mended, copy])
+    assert run.results("totals")[b"K"]["n"] == 100
+    assert run.run.ledger.listed == {}
+
+
+@pytest.mark.parametrize("step", ["map", "divert"])
+def test_what_fails_behind_a_publish_is_published_once_when_it_comes_back(step: str) -> None:
+    broken = {"now": True}
+
+    def odd(element: Element[Any]) -> bool:
+        return broken["now"] and element["v"] == 5000
+
+    def check(element: Element[Any]) -> dict[str, Any]:
+        if odd(element):
+            raise ValueError
+        return dict(element.value)
+
+    first = Flow("first").source(LEGS).aggregate("counts", "k", Count()).publish("out")
+    first = first.map(check) if step == "map" else first.divert(odd)
+    run = feed(runner(first.publish("audit")), legs())
+    broken["now"] = False
+    for offset in (100, 101):
+        run.process([back(run.dead_letters[0], offset, "first")])
+    out = Topic("out", Json({"k": str, "c": str, "v": int}))
+    second = runner(Flow("second").source(out).aggregate("sums", "k", Fields(n=count())))
+    outputs = [one for one in run.outputs if one.topic == "out"]
+    feed(second, [Record("out", 0, n, one.key, one.value, topic_id="O") for n, one in enumerate(outputs)])
+    assert second.results("sums") == {b"K": {"n": 100}}
+    assert second.dead_letters == []
