@@ -12,8 +12,8 @@ from jobs.simulation.topology import FINAL, FLOW, Spec
 from persistence.faults import effect
 from persistence.steps import Step
 
-METADATA_MAX_AGE = 2.0
-"""Seconds in which producers may not know of a new partition: some ten lives of services."""
+METADATA_MAX_AGE = 20.0
+"""Seconds in which producers may not know of a new partition: some ten lives of services, of which some are patient."""
 
 
 class Driver:

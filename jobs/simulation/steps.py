@@ -211,19 +211,25 @@ def _grow_behind(world: World, a: int, b: int, c: int) -> None:
     if len(log.partitions) >= _MOST_PARTITIONS:
         return
     # What a topic was before a flow began to read it, nobody can say.
+    if c & 3:
+        world.slow = -1
     world.engine(1000 if c & 3 else 1)
-    _pass_on(world, 3 + a % 6)
+    if c & 256:
+        _pass_on(world, 6 + a % 6)
     world.cluster.grow(FINAL, learned=METADATA_MAX_AGE * (b % 16) / 16)
+    # Nor what it was when a copy of the stores was made; and a letter may have died since, and come by a new partition.
     world.replayable = False
+    world.copies.clear()
     if c & 12:
         world.engine(1000)
-    _pass_on(world, 3 + a % 6)
-    world.slow = b % len(log.partitions)
+        world.engine(1000)
+    _pass_on(world, 6 + a % 6)
+    world.slow = (a >> 3) % (len(log.partitions) - 1)
     if c & 48:
         CLOCK.sleep(METADATA_MAX_AGE)
-        _pass_on(world, 3 + a % 6)
+        _pass_on(world, 6 + a % 6)
     if c & 64:
-        world.engine(1 + b % 10)
+        world.engine(1000)
     if c & 128:
         world.driver = None
 
