@@ -114,6 +114,7 @@ class MemoryRunner:
         self._failed = True
         found = effect(Step.FETCH, lambda: {(one.topic, one.partition, one.offset): one for one in records})
         self._look(found)
+        self.run.check_progress()
         consumed = self._consumed_ids(found.values())
         incarnations = self.run.incarnations({**self.topic_ids, **consumed})
         batch = self._fold(found, incarnations)

@@ -13,6 +13,7 @@ from aggregations.growth import METADATA_MAX_AGE_SECONDS, Ends, advance, merge
 from aggregations.ledger import Changes, Doubt, Entry, Ledger, merged
 from aggregations.reconcile import LOSSES, Risk, check_marks, check_stores, refuse
 from envelope import Verdict
+from persistence.cas import manifest_behind
 from persistence.commit import store_order
 from persistence.faults import FINISH, LEDGER, TERM, effect
 from persistence.findings import Finding
@@ -138,6 +139,7 @@ class Run:
     known: KnownMarks = field(init=False)
     since: int = 0
     _saved: dict[str, tuple[int, int]] = field(default_factory=dict)
+    _marks: dict[str, Mapping[str, Mapping[str, str]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.ledger = Ledger.of(self.ref.flow, self.ref.generation, self.manifest)
@@ -272,18 +274,41 @@ class Run:
         names = {self.urls[name]: name for name, _ in self.distinct_stores()}
         return {stage.name: names[self.urls[stage.name]] for stage in self.flow.stages}
 
-    def save_manifest(self, name: str, manifest: Manifest) -> None:
+    def save_manifest(self, name: str, manifest: Manifest, *, commits: bool = True) -> None:
         """Write a manifest into the store of that name, with the stages that it keeps and what buckets acknowledged.
+
+        Args:
+            name: The store: its first stage.
+            manifest: The manifest.
+            commits: All that buckets acknowledged so far is below its offsets. Otherwise it says of them what the one
+                before said: what a half-written batch saved may go back with a store, and is written again.
 
         Raises:
             StoreWentBack: The store has an older manifest than this run knows of.
         """
         stages = [stage.name for stage in self.flow.stages]
         # Of the stages here and downstream: one upstream that goes back with its manifest is filled again.
-        marks = self.known.acknowledged(stages[stages.index(name) :])
+        if commits:
+            self._marks[name] = self.known.acknowledged(stages[stages.index(name) :])
+        marks = self._marks.get(name, {})
         marked = msgspec.structs.replace(self._of_store(name, manifest), marks=marks, since=self.since)
         self.stores[name].save_manifest(self.ref, marked, after=self._saved.get(name, (0, 0)))
         self._saved[name] = (manifest.term, manifest.batch)
+
+    def check_progress(self) -> None:
+        """Look whether a store went back as a whole, before a batch is folded.
+
+        What a batch saved upstream of it would tell of marks that it does not hold any more, and the next start would
+        be refused, although the replay fills all of it again.
+
+        Raises:
+            StoreWentBack: A store has an older manifest than this run saved.
+        """
+        for name, store in self.distinct_stores():
+            found = store.load_manifest(self.ref)
+            at = (found.term, found.batch) if found is not None else (0, 0)
+            if at < self._saved.get(name, (0, 0)):
+                raise manifest_behind(self.ref, self._saved[name], at)
 
     def _of_store(self, name: str, manifest: Manifest) -> Manifest:
         kept = tuple(stage for stage, home in self.homes().items() if home == name)
@@ -380,6 +405,7 @@ class Run:
         found = [manifest for _, manifest in self.manifests if manifest is not None]
         self.since = max((one.since for one in found), default=0)
         self._saved = {name: (one.term, one.batch) for name, one in self.manifests if one is not None}
+        self._marks = {name: one.marks for name, one in self.manifests if one is not None}
         self._learn(buckets := self._buckets())
         homes = self.homes()
         findings = [
@@ -405,7 +431,7 @@ class Run:
         if self.manifest is not None:
             manifest = self._changed(clean=True)
             for name, _ in reversed(self.distinct_stores()):
-                effect(FINISH, lambda name=name: self.save_manifest(name, manifest))  # type: ignore[misc]
+                effect(FINISH, lambda name=name: self.save_manifest(name, manifest, commits=False))  # type: ignore[misc]
 
     def list_dead(self, entries: set[Entry]) -> None:
         """List dead letters of inner stages in every store, before anything of their batch is persisted."""
@@ -415,7 +441,7 @@ class Run:
         """Write another ledger into every store, where the flow is as far as it was."""
         manifest = self._changed(**ledger.fields())
         for name, _ in reversed(self.distinct_stores()):
-            effect(LEDGER, lambda name=name: self.save_manifest(name, manifest))  # type: ignore[misc]
+            effect(LEDGER, lambda name=name: self.save_manifest(name, manifest, commits=False))  # type: ignore[misc]
         self.advanced(manifest)
 
     def _changed(self, **changed: Any) -> Manifest:

@@ -202,6 +202,7 @@ class Engine:
         self._spread = False
         self._warned = False
         self._failure: BaseException | None = None
+        self._abandoned = False
         self._done: queue.SimpleQueue[dict[tuple[str, int], int]] = queue.SimpleQueue()
         self._told = 0.0  # when the group's offsets were written last; 0 in a run that has not yet
 
@@ -255,6 +256,8 @@ class Engine:
 
     def _finish(self) -> None:
         """Say that the run ended of its own accord. If that fails, the next run doubts what this one may have read."""
+        if self._abandoned:
+            return
         try:
             self.run.finish()
         except StoreError as error:
@@ -317,6 +320,7 @@ class Engine:
                     self._commit(rows, ends())
             self._stop.wait(max(next_one - time.monotonic(), 0.0))
         except _StoppedError:
+            self._abandoned = True  # what it persisted in part, the next run must not take for proven
             raise RuntimeError("the batch was not committed: the run was stopped") from None
         except BaseException as error:
             # SystemExit would leave the query active for ever, and an error's text would end up in Spark's logs.
@@ -432,6 +436,7 @@ class Engine:
                 # What the attempt before it had acknowledged is not known here.
                 self.run.check_marks()
             self._growing.look(partition for _, partition in read)
+            self.run.check_progress()
             job = self._job(partitions, attempt, excluded, doubt)
         except (BrokerUnavailable, Transient) as error:
             return TaskReport(), [error]

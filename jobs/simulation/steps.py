@@ -344,13 +344,7 @@ def _back(world: World, a: int, b: int, c: int) -> None:
     whole = b % 8 == 7
     part = BUCKETS[(b >> 1) % len(BUCKETS)]
     store.restore(older, (*BUCKETS, FLOW_PART) if whole else [part])
-    world.watch.forget()
-    try:
-        world.watch.check()
-    except Violation:
-        lost = True
-    else:
-        lost = False
+    lost = _misses(world)
     if driver is not None:
         _goes_on(world, driver, part, store)
     started = False
@@ -380,8 +374,18 @@ def _goes_on(world: World, driver: Driver, part: str, store: SimulatedStore) -> 
             raise Violation(f"the run writes over bucket {part} of {ref}, which went back")
 
 
+def _misses(world: World) -> bool:
+    """Whether a state misses what one upstream of it holds, as after a crash between states and manifests."""
+    world.watch.forget()
+    try:
+        world.watch.check()
+    except Violation:
+        return True
+    return False
+
+
 def _check_start(world: World) -> bool:
-    """Whether the engine starts: exactly if each store has all that the other one's manifest counts on."""
+    """Whether the engine starts: exactly if each store has all that the other one's manifest or states count on."""
     upstream, downstream = (store.load_manifest(_REF) for store in world.stores.values())
     lost = bool(ahead(upstream, downstream))
     lost |= upstream is not None and downstream is None
@@ -389,6 +393,7 @@ def _check_start(world: World) -> bool:
     try:
         world.start()
     except RunRefusedError as refused:
+        lost = lost or _misses(world)
         if not lost:
             raise Violation(f"the engine refuses stores that fit together: {refused}") from None
     else:

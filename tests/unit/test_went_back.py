@@ -210,7 +210,7 @@ def test_a_fence_that_went_back_stops_the_run(one):
     copy = store.copy()
     runner = MemoryRunner(FLOW, urls)
     store.restore(copy, [FLOW_PART])
-    with pytest.raises(Terminal, match="emptied or replaced"):
+    with pytest.raises(Terminal, match="the manifest went back"):
         runner.process(legs(0, 3))
 
 
