@@ -277,7 +277,8 @@ class Engine:
                     self._offsets(self._reached())
         with self._busy:  # a batch that has begun is finished
             self._stopping.set()
-            query.stop()
+        # Not under the lock: Spark waits for a batch that waits for it.
+        query.stop()
         while not self._done.empty():
             self._offsets(self._done.get())
         if not self._told and self._failure is None:

@@ -19,7 +19,7 @@ from jobs.simulation.planted import planted
 from jobs.simulation.schedules import explore, units
 from jobs.simulation.shrink import outcome
 
-SEEDS_PER_BUG = 100
+SEEDS_PER_BUG = 300
 """A planted bug that this many seeds do not find is not found."""
 _CHUNK = 20
 _SAVE_SECONDS = 10.0

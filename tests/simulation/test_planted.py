@@ -1,4 +1,4 @@
-"""What the simulation is worth: every planted bug is found within a hundred seeds."""
+"""What the simulation is worth: every planted bug is found within a few hundred seeds."""
 
 import inspect
 

@@ -178,10 +178,6 @@ BUGS: Mapping[str, tuple[str, Sequence[Patch]]] = {
     "stage-key-ignored": ("a stage that changes the key does not say so", [(Lineage, "standing", _never_rekeyed)]),
     "retry-counted": ("transparent hops are counted", [(Lineage, "reduced", lambda self: self)]),
     "retry-eats-index": ("a transparent hop takes the next one's index along", [(Lineage, "reduced", _eats_the_index)]),
-    "every-letter-taken": (
-        "a redriven record is folded although this flow did not give it up",
-        [(Ledger, "route", lambda self, stage, standing, back, entries: Route.MISSING if back else standing.route)],
-    ),
     "ledger-unread": (
         "a redriven record without a hole is judged as any other",
         [(Ledger, "entries", lambda self, *_: ())],
