@@ -7,8 +7,8 @@ from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from aggregations.errors import RunRefusedError
-from aggregations.reconcile import Plan
 from aggregations.report import Report
+from aggregations.spark.engine import Engine
 from envelope import Verdict
 from tests.support.flows import PATHS, Path, fleet, totals
 from tests.support.world import Sent, World, alone, legs, republished, verdicts
@@ -138,15 +138,18 @@ def test_a_batch_ends_where_spark_took_it_to_though_no_record_is_there_and_a_par
         world.run(flow)
 
 
-def test_a_partition_is_known_from_the_start_of_the_first_run_though_that_dies_before_it_reads(world: World) -> None:
+def test_a_partition_is_known_from_the_start_of_the_first_run_though_that_dies_before_it_reads(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     flow = fleet(world.topic)
     world.send(alone(leg, partition=1) for leg in legs(5))
 
-    def die(_: Plan) -> None:
+    def die(*_: object, **__: object) -> None:
         raise ZeroDivisionError
 
-    with pytest.raises(ZeroDivisionError):
-        world.run(flow, planned=die)
+    with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
+        patch.setattr(Engine, "stream", die)
+        world.run(flow)
     expire(world, p1=5)
     with pytest.raises(RunRefusedError, match=f"{world.topic}:1.*--accept lost-records"):
         world.run(flow)
