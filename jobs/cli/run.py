@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import typer
 
 from jobs.cli.options import (
@@ -143,7 +144,8 @@ def as_json(report: "Report") -> dict[str, Any]:
 def show_plan(plan: "Plan", *, json: bool) -> None:
     """Say where a run starts, and with `json` write it as one line."""
     if json:
-        emit({"plan": {**asdict(plan), "lag": [one.lag for one in plan.partitions]}})
+        growth = None if plan.growth is None else msgspec.structs.asdict(plan.growth)
+        emit({"plan": {**asdict(plan), "growth": growth, "lag": [one.lag for one in plan.partitions]}})
     for line in plan.lines():
         say(line)
 
