@@ -43,8 +43,9 @@ class Risk(StrEnum):
     COMPACTED_SOURCE = COMPACTED_SOURCE
     """The source topic is compacted: what Kafka deletes there before it is read is left out."""
     GROWN_UNDRAINED = "grown-undrained"
-    """Partitions were added before the topic was read to its end: records of a key that come later than its window
-    are dropped, and what is published is not in the order of each key."""
+    """Partitions were added before the topic was read to its end: what is published is not in the order of each key."""
+    GROWTH_FULL = "growth-full"
+    """More positions of a key came while the topic grew than a lane keeps: what comes later than its window is dropped."""
     DEFINITION = "definition"
     """The states were made by another definition: they are continued as if it meant the same."""
 

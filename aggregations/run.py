@@ -113,7 +113,8 @@ class Run:
         manifest: Where the run is; None for a flow that never ran. Partitions it does not name start at their
             beginning.
         accept_definition: Go on with states of another definition.
-        accept_growth: Evict positions although partitions were added before the topic was read to its end.
+        accept_disorder: Read new partitions at once although the order of what is published is lost.
+        accept_eviction: Evict positions although partitions were added before the topic was read to its end.
         growth: The growth of the consumed topic that is under way, as of the batch at hand.
         manifests: (first stage of the store, its manifest), upstream first, as they were when the run began.
         ledger: Dead letters without a hole, as `manifest` has them.
@@ -130,7 +131,8 @@ class Run:
     term: int
     manifest: Manifest | None
     accept_definition: bool = False
-    accept_growth: bool = False
+    accept_disorder: bool = False
+    accept_eviction: bool = False
     growth: Growth | None = None
     manifests: Sequence[tuple[str, Manifest | None]] = ()
     ledger: Ledger = field(init=False)
@@ -154,7 +156,7 @@ class Run:
     @property
     def evicts(self) -> bool:
         """Whether windows evict what they have no room for: not while the consumed topic grows."""
-        return self.growth is None or self.accept_growth
+        return self.growth is None or self.accept_eviction
 
     @property
     def positions(self) -> dict[int, int]:
@@ -482,7 +484,8 @@ def begin(
         Fenced: A newer run has begun meanwhile.
     """
     with _opened(flow, urls, generation, accept_definition=Risk.DEFINITION in accept) as run:
-        run.accept_growth = Risk.GROWN_UNDRAINED in accept
+        run.accept_disorder = Risk.GROWN_UNDRAINED in accept
+        run.accept_eviction = Risk.GROWTH_FULL in accept
         ref, ordered = run.ref, run.distinct_stores()
         authority = ordered[0][1]
         above = max(store.installed_term(ref) for _, store in ordered)

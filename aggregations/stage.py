@@ -274,7 +274,7 @@ def _fold_key(
             )
         except GrowthFullError as error:
             own = arrivals[rows[0]].element.own
-            raise GrowthFullError(f"stage {stage.name}, {own}: {error} (--accept grown-undrained)") from None
+            raise GrowthFullError(f"stage {stage.name}, {own}: {error} (--accept growth-full)") from None
         result.state, result.retired = KeyState(state, windows, before.version), len(retired)
     return result
 

@@ -144,7 +144,7 @@ class ColumnarFold:
         except GrowthFullError as error:
             topic, partition = (self.frame.get_column(name)[0] for name in (schema.TOPIC, schema.PARTITION))
             raise GrowthFullError(
-                f"stage {self.stage.name}, {topic}:{partition}: {error} (--accept grown-undrained)"
+                f"stage {self.stage.name}, {topic}:{partition}: {error} (--accept growth-full)"
             ) from None
         self.work.report.counts.retired += retired
         for code, now in held.items():

@@ -89,7 +89,7 @@ class Growing:
         positions = run.positions
         if before is not None and before.partitions_now == growth.partitions_now:
             self.widens = is_drained(growth, positions, positions)
-        elif run.accept_growth or all(end <= positions.get(one, 0) for one, end in self._ends().items()):
+        elif run.accept_disorder or all(end <= positions.get(one, 0) for one, end in self._ends().items()):
             self.widens = True
         elif before is not None or growth.partitions_now % growth.partitions_before:
             refuse([grown(run.flow.name, run.source, growth)], ())

@@ -105,6 +105,7 @@ class Service:
         exits: How it ended when nobody had ended it: by exit code and last line.
         told: Sums of the counts that it told of with its commits.
         more: Arguments for the next start only.
+        accepts: Risks that whoever runs it accepts when a start is refused because of them.
         environment: Added to its environment from the next start on.
         refused: Why it was refused as unsafe; empty when it was not.
         clock: What it can be made to believe in.
@@ -115,6 +116,7 @@ class Service:
         self.exits: Counter[str] = Counter()
         self.told: Counter[str] = Counter()
         self.more: Sequence[str] = ()
+        self.accepts: Sequence[str] = ()
         self.environment: dict[str, str] = {}
         self.refused = ""
         self.clock = Clock(home / f"{name}.clock")
@@ -195,7 +197,10 @@ class Service:
         line = life.last_words
         self.exits[f"{self.name}, exit code {code}: {line[:160]}"] += 1
         log(self._home, f"{self.name} ended by itself, exit code {code}: {line}")
-        if code in REFUSED:
+        accepted = [risk for risk in self.accepts if f"--accept {risk}" in life.errors]
+        if code in REFUSED and accepted:
+            self.more = [text for risk in accepted for text in ("--accept", risk)]
+        elif code in REFUSED:
             self.refused = f"{self.name} was refused: {line}"
 
     def _add(self, line: dict[str, Any]) -> None:

@@ -177,7 +177,7 @@ def test_a_topic_that_grew_before_it_was_first_read_shows_by_a_key_in_two_partit
 def test_a_lane_that_is_full_stops_the_run_and_the_risk_can_be_taken(monkeypatch):
     monkeypatch.setattr(windows, "GROWTH", 50)
     of = flow()
-    for accept, error in (((), GrowthFullError), ((Risk.GROWN_UNDRAINED,), None)):
+    for accept, error in (((), GrowthFullError), ((Risk.GROWTH_FULL,), None)):
         legs = Legs.of(1)
         runner = legs.start(of, stores(of), accept=accept)
         legs.write(0)
@@ -187,7 +187,7 @@ def test_a_lane_that_is_full_stops_the_run_and_the_risk_can_be_taken(monkeypatch
         legs.write(*[1] * 40)
         legs.fold(runner, p0=0)
         if error:
-            with pytest.raises(error, match=r"stage s0, legs:0:1: .* more than 50 positions.*--accept grown-undrained"):
+            with pytest.raises(error, match=r"stage s0, legs:0:1: .* more than 50 positions.*--accept growth-full"):
                 legs.fold(runner)
         else:
             legs.fold(runner)
