@@ -42,23 +42,23 @@ def fill_holes(
     """
     flow = run.flow
     assert flow.topic is not None
+    cluster = flow.topic.cluster
     filling = _Filling(run, apply=apply)
     for node in unreadable:
-        entry = Entry(flow.stages[0].name, died_in(node), (node.offset,))
-        filling.strike(node, () if run.ledger.missing_from([entry]) else (entry,))
+        own = replace(node, cluster=cluster)
+        entry = Entry(flow.stages[0].name, died_in(own), (own.offset,))
+        filling.strike(own, () if run.ledger.missing_from([entry]) else (entry,))
     decoder = RecordDecoder(flow.topic, flow.columns)
     elements = []
     for record in records:
+        own = replace(record.node, cluster=cluster)
         try:
             read = decoder.decode(record)
         except EnvelopeError as error:
-            filling.reject(
-                flow.stages[0].name, record.node, Element(None, record.key, record.node, error.chain or ()), error
-            )
+            filling.reject(flow.stages[0].name, own, Element(None, record.key, own, error.chain or ()), error)
             continue
-        filling.counts[record.node] = 0
-        # By the coordinates that the caller knows it by, also where the source has a cluster.
-        elements.append(replace(read.element(record.headers), own=record.node))
+        filling.counts[own] = 0
+        elements.append(read.element(record.headers))
     applied = Applied(elements, flow.topic.schema)
     for stage in flow.stages:
         applied = apply_steps(stage.before, applied.elements, applied.schema)
@@ -84,7 +84,8 @@ def fill_holes(
         filling.strike(element.own, filling.entries(END_OF_FLOW, element))
     if apply and filling.struck:
         run.rewrite_ledger(run.ledger.changed(Changes(filled=filling.struck)))
-    return filling.counts
+    # By the coordinates that the caller knows, who names no cluster.
+    return {replace(own, cluster=""): count for own, count in filling.counts.items()}
 
 
 class _Filling:

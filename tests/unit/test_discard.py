@@ -11,6 +11,7 @@ from aggregations.element import Element, Record
 from aggregations.fields import Fields, count
 from aggregations.flow import Flow
 from aggregations.memory import MemoryRunner
+from aggregations.report import DeadLetter as Died
 from aggregations.run import bind
 from aggregations.source import Json, Topic
 from envelope import Envelope, EnvelopeError, Hop, Node, Reason, encode
@@ -61,8 +62,12 @@ def runner() -> MemoryRunner:
 
 def back(run: MemoryRunner) -> list[Record]:
     """The letters as they would come back, each where it died."""
+    return back_of(run.dead_letters)
+
+
+def back_of(letters: list[Died]) -> list[Record]:
     records = []
-    for n, dead in enumerate(run.dead_letters):
+    for n, dead in enumerate(letters):
         one = dead.record
         facts = DeadLetter(
             one.topic, one.partition, one.offset, None, "L", stage=dead.stage, application="fleet", hole=dead.hole
@@ -129,3 +134,16 @@ def test_a_letter_whose_key_the_flow_does_not_find_any_more_is_told_with_the_rea
     assert isinstance(error, EnvelopeError)
     assert error.reason is Reason.TRANSFORM_FAILED
     assert holes(runner) == {b"bad": 1}
+
+
+def test_in_a_source_with_a_cluster_letters_are_found_where_they_died() -> None:
+    topic = Topic("legs", Json({"tail": str, "carrier": str}), envelope=False, cluster="paris")
+    flow = Flow("fleet").source(topic).aggregate("carrier", lambda element: element["carrier"], Legs())
+    run = MemoryRunner(flow, bind(flow, {}, f"memory://{uuid.uuid4()}"), topic_ids={"legs": "L"})
+    unread = Record("legs", 0, 1, b"N1", b"no JSON", topic_id="L")
+    unusable = Record("legs", 0, 2, b"N1", b"", topic_id="L")
+    run.process([leg(0, "bad"), unread, unusable])
+    letters = back_of([dead for dead in run.dead_letters if dead.record is not unusable])
+    found = fill_holes(run.run, letters, unreadable=[unusable.node], apply=True)
+    assert found == {leg(0, "bad").node: 1, unread.node: 1, unusable.node: 1}
+    assert (sum(holes(run).values()), run.run.ledger.listed) == (0, {})
