@@ -1,4 +1,4 @@
-"""A driver that is killed at every step of its commits: with items that scatter, and with four stages in two stores."""
+"""A driver that is killed at every step of its commits to Redis, while items scatter, and between four stages in two stores."""
 
 import uuid
 from collections.abc import Callable, Iterator
@@ -11,7 +11,7 @@ from aggregations.spark.parcels import route_of
 from persistence.cassandra import apply_schema
 from tests.messages import Leg
 from tests.support.flows import BROKEN, four_stages, shared
-from tests.support.runs import BUCKETS, ONE_NODE, Jvm, kill_everywhere, some_legs
+from tests.support.runs import BUCKETS, ONE_NODE, Jvm, kill_everywhere, some_legs, store_faults
 from tests.support.world import Sent, World, alone
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration, pytest.mark.slow]
@@ -79,9 +79,9 @@ def test_a_driver_that_is_killed_between_the_stores_of_its_four_stages_is_exact_
     cassandra = f"{cassandra_url}/four?replication=1&buckets={BUCKETS}"
     apply_schema(cassandra)
     world = world_of(aircraft=redis, carrier=redis, remainder=cassandra, pair=cassandra)
-    sent = some_legs(24 * 24)
+    sent = some_legs(12 * 24)
     dead = [Sent(b"no envelope"), alone(Leg(tail="N1", carrier="AA", minutes=-1))]
-    kill_everywhere(world, ("four_stages", world.topic, WINDOW), sent, dead, jvm, accept=ONE_NODE)
+    kill_everywhere(world, ("four_stages", world.topic, WINDOW), sent, dead, jvm, store_faults, accept=ONE_NODE)
     flow = four_stages(world.topic, WINDOW)
     assert world.results(flow, "aircraft") == folded(sent, lambda leg: [leg.tail])
     assert world.results(flow, "carrier") == folded(sent, lambda leg: [leg.carrier])

@@ -1,6 +1,5 @@
-"""A driver that is killed at every step of its commits to Redis, and to Cassandra."""
+"""A driver that is killed at every step of its commits to Cassandra."""
 
-import uuid
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path as File
@@ -16,32 +15,22 @@ from tests.support.world import Sent, World, alone
 pytestmark = [pytest.mark.spark, pytest.mark.integration, pytest.mark.slow]
 
 
-@pytest.fixture(params=["redis", "cassandra"])
-def url(request: pytest.FixtureRequest) -> str:
-    """URL of a store of the test's own."""
-    if request.param == "redis":
-        return f"{request.getfixturevalue('redis_url')}?buckets={BUCKETS}&prefix=kills-{uuid.uuid4().hex[:8]}"
-    url = f"{request.getfixturevalue('cassandra_url')}/kills?replication=1&buckets={BUCKETS}"
-    apply_schema(url)
-    return url
-
-
 @pytest.fixture
-def world(url: str, kafka: str, topic: Callable[..., str], tmp_path: File) -> Iterator[World]:
+def world(cassandra_url: str, kafka: str, topic: Callable[..., str], tmp_path: File) -> Iterator[World]:
     """A topic of two partitions, a dead-letter topic, and one store for both stages."""
+    url = f"{cassandra_url}/kills?replication=1&buckets={BUCKETS}"
+    apply_schema(url)
     urls = {"aircraft": url, "carrier": url}
     with closing(World(kafka, topic(partitions=2, name="legs"), topic(name="dead"), tmp_path, urls=urls)) as world:
         yield world
 
 
-def test_a_driver_that_is_killed_at_every_step_of_its_commits_is_exact_in_the_end(
-    world: World, url: str, jvm: Jvm
+def test_a_driver_that_is_killed_at_every_step_of_its_commits_to_cassandra_is_exact_in_the_end(
+    world: World, jvm: Jvm
 ) -> None:
     sent = some_legs(400)
     dead = [Sent(b"no envelope"), alone(Leg(tail="N1", carrier="AA", minutes=-1))]
-    kill_everywhere(
-        world, ("fleet", world.topic), sent, dead, jvm, accept=ONE_NODE if url.startswith("cassandra") else []
-    )
+    kill_everywhere(world, ("fleet", world.topic), sent, dead, jvm, accept=ONE_NODE)
     flow = fleet(world.topic)
     assert world.results(flow, "aircraft") == totals(sent, "tail")
     assert world.results(flow, "carrier") == totals(sent, "carrier")

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -156,17 +156,22 @@ def commit_faults(flow: Flow[Any], stores: Iterable[str]) -> list[Fault]:
     """
     names = [stage.name for stage in flow.stages]
     inside = [*(Step.LOAD.of(name) for name in names), Step.FOLD]
-    written = [
-        *(Step.PUBLISH, DEAD_LETTER),
-        *(Step.PERSIST.of(name) for name in reversed(names)),
-        *(Step.MANIFEST.of(name) for name in reversed([*stores])),
-    ]
     return [
         *(Fault(point, Outcome.BEFORE) for point in inside),
-        *(Fault(point, end) for point in written for end in (Outcome.BEFORE, Outcome.AFTER)),
+        *(Fault(point, end) for point in (Step.PUBLISH, DEAD_LETTER) for end in (Outcome.BEFORE, Outcome.AFTER)),
+        *store_faults(flow, stores),
         Fault(Step.RETURN, Outcome.BEFORE),
         *(Fault(Step.OFFSETS, end) for end in (Outcome.BEFORE, Outcome.AFTER)),
     ]
+
+
+def store_faults(flow: Flow[Any], stores: Iterable[str]) -> list[Fault]:
+    """A death before and behind everything that a commit writes to stores, in the order of the steps."""
+    written = [
+        *(Step.PERSIST.of(stage.name) for stage in reversed(flow.stages)),
+        *(Step.MANIFEST.of(name) for name in reversed([*stores])),
+    ]
+    return [Fault(point, end) for point in written for end in (Outcome.BEFORE, Outcome.AFTER)]
 
 
 def some_legs(count: int) -> list[Any]:
@@ -178,9 +183,15 @@ def some_legs(count: int) -> list[Any]:
 
 
 def kill_everywhere(
-    world: World, made: Made, legs: Sequence[Any], dead: Sequence[Sent], jvm: Jvm, **options: Any
+    world: World,
+    made: Made,
+    legs: Sequence[Any],
+    dead: Sequence[Sent],
+    jvm: Jvm,
+    faults_of: Callable[[Flow[Any], Iterable[str]], list[Fault]] = commit_faults,
+    **options: Any,
 ) -> None:
-    """Kill one run after another, each at the next step of its commit, then let one come to its end.
+    """Kill one run after another, each at the next of some steps of its commit, then let one come to its end.
 
     Every run has more to read: as many legs as the others, the last ones of the run before once more, and what
     cannot be used. Each reads all that there is in one batch.
@@ -191,10 +202,11 @@ def kill_everywhere(
         legs: All that is to be folded.
         dead: Records that become dead letters.
         jvm: Where Spark runs.
+        faults_of: Which steps, for a flow and its stores.
         options: More arguments of `run_flow`.
     """
     flow = flow_of(made)
-    faults = commit_faults(flow, _stores(world, flow))
+    faults = faults_of(flow, _stores(world, flow))
     size, before = len(legs) // len(faults), len(jvm.errors)
     started: list[Run] = []
     try:
