@@ -142,6 +142,8 @@ class Flow(Generic[T]):
                     f"map(): a {type(one).__name__} is neither a column nor an expression; for one value pl.lit"
                 )
             expression(one)
+        if reserved := sorted(name for name in columns if name.startswith("_")):
+            raise FlowError(f"map(): columns {reserved}: names that begin with _ are the engine's; rename them")
         return self._with(Map(columns, function))  # type: ignore[return-value]
 
     def flat_map(self, function: Callable[[Element[T]], Iterable[U]]) -> "Flow[U]":

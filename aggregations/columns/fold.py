@@ -13,7 +13,11 @@ from envelope import EnvelopeError
 # Half of the 64-bit range: a sum of absolute values below it cannot have left the range on the way,
 # and the rounding of the estimate in floating point is far smaller than the other half.
 _SAFE = 2.0**62
-CODE = "_code"
+# No names of fields, which are columns of the same frame.
+CODE = "\0code"
+_PLACE = "\0place"
+_SIZE = "\0size"  # behind the name of a field, as the next one
+_BATCH = "\0batch"
 _WITHIN_64_BITS = frozenset({pl.Int8, pl.Int16, pl.Int32, pl.Int64, pl.UInt8, pl.UInt16, pl.UInt32, pl.UInt64})
 
 
@@ -46,7 +50,7 @@ def fold_fields(
 
     Args:
         fields: The fold.
-        rows: Column `_code` (the key's number) and the inputs of the fields; sorted by key, position and lane.
+        rows: Column `CODE` (the key's number) and the inputs of the fields; sorted by key, position and lane.
         at: Position and lane of every row; needed when a field is ordered.
         states: State by key number; keys without one are missing.
 
@@ -60,13 +64,15 @@ def fold_fields(
     plain = {name: field for name, field in fields.fields.items() if not field.ordered}
     ordered = {name: field for name, field in fields.fields.items() if field.ordered}
     codes = grouped.get_column(CODE).to_list()
-    partials = {name: grouped.get_column(f"{name}.batch").to_list() for name in plain}
-    places = {name: grouped.get_column(f"{name}.batch").to_list() for name in ordered}
+    partials = {name: grouped.get_column(f"{name}{_BATCH}").to_list() for name in plain}
+    places = {name: grouped.get_column(f"{name}{_BATCH}").to_list() for name in ordered}
     inputs = {
         name: (rows.get_column(name), rows.get_column(f"{name}.by") if field.by is not None else None)
         for name, field in ordered.items()
     }
-    sums = {name: grouped.get_column(f"{name}.size").to_list() for name in plain if f"{name}.size" in grouped.columns}
+    sums = {
+        name: grouped.get_column(f"{name}{_SIZE}").to_list() for name in plain if f"{name}{_SIZE}" in grouped.columns
+    }
     for i, code in enumerate(codes):
         state = dict(states.get(code) or zero)
         try:
@@ -98,26 +104,26 @@ def _partials(fields: Fields, rows: pl.DataFrame) -> pl.DataFrame:
     for name, field in fields.fields.items():
         value = pl.col(name)
         if field.of is None:
-            aggregates.append(field.batch(value).alias(f"{name}.batch"))
+            aggregates.append(field.batch(value).alias(f"{name}{_BATCH}"))
             continue
         dtype = rows.schema[name]
         if field.ordered:
             known = value.is_not_null()
             if field.by is not None:
                 known &= pl.col(f"{name}.by").is_not_null()
-            places = pl.col("_place").filter(known)
+            places = pl.col(_PLACE).filter(known)
             if field.by is not None:
                 by = pl.col(f"{name}.by").filter(known)
                 # A stable sort keeps the order of positions among equals.
                 places = places.sort_by(by, maintain_order=True)
-            aggregates.append((places.first() if field.kind == "first" else places.last()).alias(f"{name}.batch"))
+            aggregates.append((places.first() if field.kind == "first" else places.last()).alias(f"{name}{_BATCH}"))
             continue
         if isinstance(field, Total | Mean) and not dtype.is_float():
             # What does not fit is null here, and too large for the sum of sizes to be safe.
-            casts += [value.cast(pl.Int64, strict=False), value.cast(pl.Float64).abs().alias(f"{name}.size")]
-            aggregates.append(pl.col(f"{name}.size").sum())
+            casts += [value.cast(pl.Int64, strict=False), value.cast(pl.Float64).abs().alias(f"{name}{_SIZE}")]
+            aggregates.append(pl.col(f"{name}{_SIZE}").sum())
         elif dtype == pl.Float32:
             casts.append(value.cast(pl.Float64))
-        aggregates.append(field.batch(value).alias(f"{name}.batch"))
-    frame = rows.with_columns(pl.int_range(pl.len()).alias("_place"), *casts)
+        aggregates.append(field.batch(value).alias(f"{name}{_BATCH}"))
+    frame = rows.with_columns(pl.int_range(pl.len()).alias(_PLACE), *casts)
     return frame.group_by(CODE).agg(aggregates)

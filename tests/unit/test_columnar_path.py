@@ -6,12 +6,13 @@ from typing import Any
 import polars as pl
 import pytest
 
-from aggregations.fields import Fields, count, last, maximum, minimum, total
+from aggregations.fields import Fields, count, first, last, maximum, minimum, total
 from aggregations.flow import Flow
 from aggregations.source import Json, Topic
 from envelope import Reason
 from tests.messages import Every
 from tests.support.both import Both, record
+from tests.support.pure import bare, leg
 
 TOPIC = Topic("every", Every, envelope=False)
 LOW, HIGH = -(2**31), 2**31 - 1
@@ -121,3 +122,15 @@ def test_steps_behind_the_last_stage_see_their_columns_and_are_those_of_the_memo
     assert both.reasons() == [(2, Reason.DIVERTED)]
     assert [(one.stage, one.hole) for one in both.dead_letters] == [("end", False)]
     assert both.results("a") == {b"K": {"n": 4}}
+
+
+def test_fields_may_have_any_names() -> None:
+    fold = Fields(
+        _code=total("minutes"),
+        _place=first("minutes"),
+        **{"a": total("minutes"), "a.size": total("minutes"), "a.batch": last("tail")},
+    )
+    both = Both(Flow("names").source(bare()).aggregate("aircraft", "tail", fold))
+    for start in (0, 9):
+        both.process([leg(n, f"N{n % 2}", minutes=n) for n in range(start, start + 9)])
+    assert both.results("aircraft")[b"N1"] == {"_code": 81, "_place": 1, "a": 81, "a.size": 81, "a.batch": "N1"}

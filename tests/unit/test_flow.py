@@ -176,6 +176,7 @@ BAD = {
     "a map of a value": (lambda: legs().map(x=3), "pl.lit"),
     "a map that is no function": (lambda: legs().map(3), "takes a function"),
     "a map of several rows": (lambda: legs().map(x=pl.col("minutes").sum()), "several rows"),
+    "a map to a column of the engine's": (lambda: legs().map(_p0="minutes"), "are the engine's; rename"),
     "a map of a missing column": (lambda: legs().map(x="minuts"), "no column minuts"),
     "a field of a missing column": (lambda: legs().aggregate("a", "tail", Fields(s=total("minuts"))), "no column"),
     "a total of text": (lambda: legs().aggregate("a", "tail", Fields(s=total("tail"))), "total of text"),
