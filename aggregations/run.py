@@ -142,6 +142,7 @@ class Run:
     since: int = 0
     _saved: dict[str, tuple[int, int]] = field(default_factory=dict)
     _marks: dict[str, Mapping[str, Mapping[str, str]]] = field(default_factory=dict)
+    _former: Manifest | None = None  # of a topic that was created again, until a batch of the new one is folded
 
     def __post_init__(self) -> None:
         self.ledger = Ledger.of(self.ref.flow, self.ref.generation, self.manifest)
@@ -288,6 +289,10 @@ class Run:
         Raises:
             StoreWentBack: The store has an older manifest than this run knows of.
         """
+        former = self._former
+        if former is not None and manifest.topic_ids == former.topic_ids:
+            # Beside the former topic's id, offsets of the new one would be taken for its own.
+            manifest = msgspec.structs.replace(manifest, positions=former.positions, growth=former.growth)
         stages = [stage.name for stage in self.flow.stages]
         # Of the stages here and downstream: one upstream that goes back with its manifest is filled again.
         if commits:
@@ -356,8 +361,10 @@ class Run:
         self.manifest = msgspec.structs.replace(
             before, positions={**before.positions, topic: begun}, growth={} if growth is None else {topic: growth}
         )
-        same = before.positions == self.manifest.positions and before.growth == self.manifest.growth
-        if same or before.topic_ids.get(topic, topic_id) != topic_id:
+        if before.topic_ids.get(topic, topic_id) != topic_id:
+            self._former = self._former or before
+            return
+        if before.positions == self.manifest.positions and before.growth == self.manifest.growth:
             return
         named = {topic: topic_id} if topic_id else {}
         self.manifest = msgspec.structs.replace(

@@ -10,6 +10,7 @@ import pytest
 from aggregations.errors import DefinitionChangedError, FlowError, RunRefusedError
 from aggregations.fields import Fields, count, total
 from aggregations.flow import Flow
+from aggregations.ledger import Entry
 from aggregations.memory import MemoryRunner
 from aggregations.run import Incarnations, begin, bind, look, merge_incarnations
 from aggregations.source import Json, Topic
@@ -517,6 +518,21 @@ def test_a_topic_that_was_created_again_is_started_at_and_written_down_with_its_
     assert stored(run) == [msgspec.structs.replace(manifest(50), term=run.term)] * 2
     assert run.start == {("legs", 0): 0}
     assert run.manifest.topic_ids == {"legs": "T1"}
+
+
+@pytest.mark.parametrize("write", [lambda run: run.list_dead({Entry("a", "!legs:0#T2", (0,))}), lambda run: run.finish()])
+def test_a_crash_between_two_stores_before_a_batch_of_the_topic_created_again_is_folded_is_no_loss(write):
+    stores = two_stores()
+    ref = begin(flow(), stores).ref
+    save(stores["b"], ref, manifest(50))
+    save(stores["a"], ref, manifest(50))
+    run = begin(flow(), stores)
+    run.start_at("legs", "T2", {0: 0})
+    upstream = msgspec.structs.replace(stored(run)[0])
+    write(run)
+    assert [(one.positions, one.topic_ids) for one in stored(run)] == [(upstream.positions, {"legs": "T1"})] * 2
+    save(stores["a"], ref, upstream)  # as it was before the second write
+    assert begin(flow(), stores).start == {("legs", 0): 50}
 
 
 def test_ids_of_a_topic_are_told_apart_by_age():
