@@ -436,8 +436,13 @@ class Run:
         self.doubt = dict(ends) if self.crashed else {}
 
     def finish(self) -> None:
-        """Say that this run ended of its own accord, with nothing begun behind its manifest."""
-        if self.manifest is not None:
+        """Say that this run ended of its own accord, with nothing begun behind its manifest.
+
+        Not as long as it has not read all that a run before it may have folded and did not say.
+        """
+        start = self.start
+        read = bool(self.doubt) and all(start.get(place, 0) >= end for place, end in self.doubt.items())
+        if self.manifest is not None and (read or not self.crashed):
             manifest = self._changed(clean=True)
             for name, _ in reversed(self.distinct_stores()):
                 effect(FINISH, lambda name=name: self.save_manifest(name, manifest, commits=False))  # type: ignore[misc]

@@ -1,7 +1,7 @@
 """Give dead letters up: their holes are filled, they are struck from the ledger, and nothing is folded."""
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -14,6 +14,7 @@ from envelope import EnvelopeError, Node
 from envelope.deadletter import DeadLetter
 from jobs.letters import Handled, Letter, Letters, Selection
 from jobs.redrive import redriven
+from persistence.errors import StoreError
 from persistence.kafka import KafkaSettings
 
 _BATCH = 1000
@@ -71,6 +72,9 @@ def discard(
         meant = _meant(found, (flow.name, generation), selection or Selection(), result, progress)
         while batch := dict(islice(meant, _BATCH)):
             _fill(run, batch, result, apply=apply)
+        if apply:
+            with suppress(StoreError):  # all is done; the next run then doubts what it need not doubt
+                run.finish()
     return result
 
 

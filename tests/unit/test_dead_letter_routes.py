@@ -293,6 +293,26 @@ def test_a_record_that_dies_only_after_an_attempt_folded_it_and_crashed_is_not_f
     assert run.results("counts") == {b"K": {"n": 100}}
 
 
+def test_a_run_that_ends_before_it_has_read_what_a_crashed_one_folded_leaves_the_doubt_to_the_next() -> None:
+    broken, store = {"now": False}, url()
+    flow = parsing(lambda element: broken["now"] and element["v"] < 0)
+    records, ends = [leg(n, v=-1 if n == 50 else 1) for n in range(100)], {("legs", 0): 100}
+    with faults.use(Injector([Fault.parse("manifest.error")])), pytest.raises(Transient):
+        runner(flow, store).process(records)
+    short = runner(flow, store, ends=ends)
+    short.process(records[:10])
+    short.close()
+    broken["now"] = True
+    run = runner(flow, store, ends=ends)
+    run.process(records[10:])
+    [died] = run.dead_letters
+    broken["now"] = False
+    run.process([back(died, 100, "parsing")])
+    assert (run.dead_letters[-1].reason, run.results("counts")) == ("unproven", {b"K": {"n": 100}})
+    run.close()
+    assert not runner(flow, store).run.crashed
+
+
 def test_a_run_that_ended_of_its_own_accord_leaves_no_doubt_and_one_that_crashed_does() -> None:
     store = url()
     first = feed(runner(FLEET, store), legs(bad=-1))

@@ -12,11 +12,13 @@ from aggregations.fields import Fields, count
 from aggregations.flow import Flow
 from aggregations.memory import MemoryRunner
 from aggregations.report import DeadLetter as Died
-from aggregations.run import bind
+from aggregations.run import begin, bind
 from aggregations.source import Json, Topic
 from envelope import Envelope, EnvelopeError, Hop, Node, Reason, encode
 from envelope.deadletter import DeadLetter
+from jobs import discard as discarding
 from jobs.redrive import redriven
+from persistence.kafka import KafkaSettings
 
 BROKEN = {"now": False}
 
@@ -147,3 +149,18 @@ def test_in_a_source_with_a_cluster_letters_are_found_where_they_died() -> None:
     found = fill_holes(run.run, letters, unreadable=[unusable.node], apply=True)
     assert found == {leg(0, "bad").node: 1, unread.node: 1, unusable.node: 1}
     assert (sum(holes(run).values()), run.run.ledger.listed) == (0, {})
+
+
+@pytest.mark.parametrize("crashed", [False, True])
+def test_a_discard_leaves_no_doubt_unless_the_run_before_it_did(monkeypatch: pytest.MonkeyPatch, crashed: bool) -> None:
+    class NoLetters(list[Any]):
+        total = 0
+
+    monkeypatch.setattr(discarding, "Letters", lambda *_: NoLetters())
+    stores = bind(FLOW, {}, f"memory://{uuid.uuid4()}")
+    run = MemoryRunner(FLOW, stores, topic_ids={"legs": "L"})
+    run.process([leg(0, "AA")])
+    if not crashed:
+        run.close()
+    discarding.discard(KafkaSettings("nowhere:1"), "dead", FLOW, stores, apply=True)
+    assert begin(FLOW, stores).crashed is crashed

@@ -520,7 +520,9 @@ def test_a_topic_that_was_created_again_is_started_at_and_written_down_with_its_
     assert run.manifest.topic_ids == {"legs": "T1"}
 
 
-@pytest.mark.parametrize("write", [lambda run: run.list_dead({Entry("a", "!legs:0#T2", (0,))}), lambda run: run.finish()])
+@pytest.mark.parametrize(
+    "write", [lambda run: run.list_dead({Entry("a", "!legs:0#T2", (0,))}), lambda run: run.finish()]
+)
 def test_a_crash_between_two_stores_before_a_batch_of_the_topic_created_again_is_folded_is_no_loss(write):
     stores = two_stores()
     ref = begin(flow(), stores).ref
