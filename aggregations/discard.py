@@ -143,6 +143,7 @@ class _Filling:
                 lanes=stage.aggregate.lanes,
                 batch=run.batch,
                 evict=run.evicts,
+                replays=run.replays,
             )
             # From now on it holds a position, so it must have a state to go on from.
             fold = state.fold if state.folded else stage.aggregate.fold.zero()

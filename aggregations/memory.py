@@ -232,6 +232,7 @@ class MemoryRunner:
                 batch=self.run.batch,
                 siblings=self.topic.siblings,
                 evict=self.run.evicts,
+                replays=self.run.replays,
             ),
         )
         batch.outcomes[stage.name] = outcome

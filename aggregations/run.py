@@ -431,6 +431,13 @@ class Run:
         self.manifest = manifest
         self.ledger = Ledger.of(self.ref.flow, self.ref.generation, manifest)
 
+    @property
+    def replays(self) -> bool:
+        """Whether a run that crashed may have folded records that this one has yet to commit."""
+        start = self.start
+        read = bool(self.doubt) and all(start.get(place, 0) >= end for place, end in self.doubt.items())
+        return self.crashed and not read
+
     def doubted(self, ends: Offsets) -> None:
         """Doubt what a run that crashed may have read: all below the ends of the partitions as of this run's start."""
         self.doubt = dict(ends) if self.crashed else {}
@@ -440,9 +447,7 @@ class Run:
 
         Not as long as it has not read all that a run before it may have folded and did not say.
         """
-        start = self.start
-        read = bool(self.doubt) and all(start.get(place, 0) >= end for place, end in self.doubt.items())
-        if self.manifest is not None and (read or not self.crashed):
+        if self.manifest is not None and not self.replays:
             manifest = self._changed(clean=True)
             for name, _ in reversed(self.distinct_stores()):
                 effect(FINISH, lambda name=name: self.save_manifest(name, manifest, commits=False))  # type: ignore[misc]

@@ -150,6 +150,7 @@ def fold_stage(
     siblings: Siblings = Siblings.EVENT_ID,
     excluded: Mapping[Node, tuple[Reason, str]] | None = None,
     evict: bool = True,
+    replays: bool = False,
 ) -> Outcome:
     """Judge and fold one batch.
 
@@ -164,6 +165,7 @@ def fold_stage(
         siblings: Policy for equal positions without index and id.
         excluded: Records that must not be folded, with the cause: a sibling failed elsewhere.
         evict: False while the consumed topic grows; see `Windows.folding`.
+        replays: A run that crashed may have folded what comes; see `Windows.folding`.
 
     Raises:
         GrowthFullError: A key has more positions than a state remembers while the topic grows.
@@ -187,7 +189,8 @@ def fold_stage(
         del todo[key]
         rows = [i for i in by_key[key] if arrivals[i].element.own not in failed]
         again = key in results
-        result = _fold_key(stage, loaded.get(key, KeyState()), arrivals, rows, batch, siblings, evict, careful=again)
+        before = loaded.get(key, KeyState())
+        result = _fold_key(stage, before, arrivals, rows, batch, siblings, careful=again, evict=evict, replays=replays)
         results[key] = result
         for i, reason, detail in result.failures:
             own = arrivals[i].element.own
@@ -228,9 +231,10 @@ def _fold_key(
     rows: Sequence[int],
     batch: int,
     siblings: Siblings,
-    evict: bool,
     *,
     careful: bool,
+    evict: bool,
+    replays: bool,
 ) -> _Folded:
     """Fold one key; when `careful`, go on behind a failure to find all of them."""
     standings = [arrivals[i].standing for i in rows]
@@ -270,7 +274,7 @@ def _fold_key(
     if folded:
         try:
             windows, retired = before.windows.folding(
-                folded, size=stage.window, lanes=stage.lanes, batch=batch, evict=evict
+                folded, size=stage.window, lanes=stage.lanes, batch=batch, evict=evict, replays=replays
             )
         except GrowthFullError as error:
             own = arrivals[rows[0]].element.own

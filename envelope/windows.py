@@ -110,15 +110,16 @@ class Window:
         cut = _cut(every, size, loose=loose)
         return self._holding(every, cut, max(self.used, used), wide=self.wide or wide, loose=loose)
 
-    def healing(self, positions: Iterable[Position], batch: int) -> "Window":
+    def healing(self, positions: Iterable[Position], batch: int, *, replays: bool = False) -> "Window":
         """Return the window with positions held that were folded late, in no order of their own.
 
         Until a batch is committed it may be judged again, so none of its own is evicted; of the others the highest are
-        kept. Positions may lie below the floor.
+        kept. What a run that crashed has folded may be judged again in several batches: while one `replays` it, none is
+        evicted. Positions may lie below the floor.
         """
         fresh = set(positions)
         old = [position for position in self.held if position not in fresh]
-        cut = 0 if self.used == batch else min(max(len(old) + len(fresh) - HEALED, 0), len(old))
+        cut = 0 if replays or self.used == batch else min(max(len(old) + len(fresh) - HEALED, 0), len(old))
         floor = self.floor
         if cut and (floor is None or old[cut - 1] > floor):
             floor = old[cut - 1]
@@ -306,6 +307,7 @@ class Windows:
         lanes: int = LANES,
         batch: int = 0,
         evict: bool = True,
+        replays: bool = False,
     ) -> tuple["Windows", tuple[str, ...]]:
         """Return the windows with these messages held and their holes filled, and the lanes that were retired.
 
@@ -315,6 +317,8 @@ class Windows:
             lanes: Lanes with a window.
             batch: Number of the batch.
             evict: False while the consumed topic grows: lanes that leave its partition out evict no position.
+            replays: A run that crashed may have folded some of this, or of what comes next: nothing that was folded late
+                is forgotten.
 
         Raises:
             GrowthFullError: A lane that evicts nothing is full.
@@ -333,7 +337,7 @@ class Windows:
         for lane, added in positions.items():
             window = known.get(lane, Window())
             if is_healed(lane):
-                known[lane] = window.healing(added, batch)
+                known[lane] = window.healing(added, batch, replays=replays)
                 continue
             wide = window.wide or lane in keyless
             width, whole = width_of(size, wide=wide), not evict and not names_partition(lane)
@@ -342,7 +346,7 @@ class Windows:
             known[lane] = window.adding(added, width, batch, wide=wide)
             if whole:
                 check_full(window, known[lane], width)
-        retired = retire(known, lanes, batch, evict=evict)
+        retired = retire(known, lanes, batch, evict=evict, replays=replays)
         return Windows(known, {group: left for group, left in holes.items() if left}), retired
 
     def leaving_hole(self, one: Standing, limit: int = HOLES) -> "Windows":
@@ -405,13 +409,15 @@ def is_healed(lane: str) -> bool:
     return lane.startswith("!")
 
 
-def retire(known: dict[str, Window], limit: int, batch: int, *, evict: bool = True) -> tuple[str, ...]:
+def retire(
+    known: dict[str, Window], limit: int, batch: int, *, evict: bool = True, replays: bool = False
+) -> tuple[str, ...]:
     """Retire the lanes that are beyond the limit, those first that were used last longest ago, and return their names."""
     active = [lane for lane, window in known.items() if window.retires]
     late = [lane for lane in active if is_healed(lane)]
     paths = [lane for lane in active if not is_healed(lane) and (evict or names_partition(lane))]
     # They give way to no other lane, and what this batch holds is needed until it is committed.
-    late = [lane for lane in late if known[lane].used < batch]
+    late = [] if replays else [lane for lane in late if known[lane].used < batch]
     gone = (*_longest_unused(paths, known, limit), *_longest_unused(late, known, max(limit, LANES)))
     for lane in gone:
         known[lane] = known[lane].retired()

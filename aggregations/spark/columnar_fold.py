@@ -174,6 +174,7 @@ class ColumnarFold:
             siblings=self.siblings,
             excluded=job.excluded_at(self.stage.index, hole=True),
             evict=job.evict,
+            replays=job.replays,
         )
         self.states.update(outcome.states)
         counts = self.work.report.counts

@@ -483,6 +483,7 @@ class Engine:
             doubt=doubt,
             known=self.run.known,
             evict=self.run.evicts,
+            replays=self.run.replays,
         )
 
     def _reached(self) -> dict[tuple[str, int], int]:

@@ -62,6 +62,7 @@ class Job:
         doubt: Offsets below which records may have been folded before.
         known: What buckets had acknowledged when the batch began.
         evict: Windows evict what they have no room for; not while the consumed topic grows.
+        replays: A run that crashed may have folded records that this one has yet to commit.
     """
 
     flow: Flow[Any]
@@ -86,6 +87,7 @@ class Job:
     ledger: Ledger = field(default_factory=lambda: Ledger(""))
     doubt: Doubt = field(default_factory=dict)
     evict: bool = True
+    replays: bool = False
 
     @property
     def folds_while_reading(self) -> bool:

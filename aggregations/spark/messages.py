@@ -66,6 +66,7 @@ class MessagePath:
                     siblings=siblings,
                     excluded=job.excluded_at(stage.index, hole=True),
                     evict=job.evict,
+                    replays=job.replays,
                 ),
             )
             counts = work.report.counts

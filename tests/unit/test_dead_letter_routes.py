@@ -16,7 +16,7 @@ from aggregations.memory import MemoryRunner
 from aggregations.report import DeadLetter as Died
 from aggregations.run import bind
 from aggregations.source import Json, Topic
-from envelope import Envelope, Hop, decode, encode
+from envelope import Envelope, Hop, decode, encode, windows
 from envelope.deadletter import DeadLetter, Form
 from jobs.redrive import redriven
 from persistence import faults
@@ -311,6 +311,29 @@ def test_a_run_that_ends_before_it_has_read_what_a_crashed_one_folded_leaves_the
     assert (run.dead_letters[-1].reason, run.results("counts")) == ("unproven", {b"K": {"n": 100}})
     run.close()
     assert not runner(flow, store).run.crashed
+
+
+def test_what_a_crashed_run_folded_late_is_remembered_until_all_of_it_is_replayed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The replay comes in several batches, and something else is folded late between them."""
+    monkeypatch.setattr(windows, "HEALED", 8)
+    broken, store = {"now": True}, url()
+    flow = parsing(lambda element: broken["now"] and element["v"] < 0).aggregate("carriers", "c", Fields(n=count()))
+    records = [leg(n, v=-1 if n < 20 else 1) for n in range(100)]
+    run = runner(flow, store, ends={("legs", 0): 100})
+    feed(run, records).close()
+    broken["now"] = False
+    *letters, other = run.dead_letters
+    letters = letters[10:] + letters[:10]
+    redriven = [back(one, 100 + n, "parsing", n) for n, one in enumerate(letters)]
+    with faults.use(Injector([Fault.parse("persist:counts.error")])), pytest.raises(Transient):
+        runner(flow, store, ends={("legs", 0): 119}).process(redriven)
+    run = runner(flow, store, ends={("legs", 0): 120})
+    run.process(redriven[:5])
+    run.process([*redriven[5:10], back(other, 119, "parsing", 19)])
+    run.process(redriven[10:])
+    assert (run.results("counts"), run.results("carriers")) == ({b"K": {"n": 100}}, {b"UA": {"n": 100}})
 
 
 def test_a_run_that_ended_of_its_own_accord_leaves_no_doubt_and_one_that_crashed_does() -> None:
