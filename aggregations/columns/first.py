@@ -74,7 +74,8 @@ def may_be_copies(
             {route: before} if before else {}, {route: positions_of(positions, rows[top : top + 1])[0]}
         )[route]
         unknown = seen is not None and route not in seen and signatures[mine[0]].rekeyed.group in groups
-        again[rows] |= True if unknown or any(signatures[code].missing for code in mine) else ~first | keyless[rows]
+        missing = [code for code in mine if signatures[code].missing]
+        again[rows] |= True if unknown else ~first | keyless[rows] | np.isin(codes[rows], missing)
     return again, read
 
 

@@ -6,13 +6,16 @@ from typing import Any
 import polars as pl
 import pytest
 
+from aggregations.columns import Decoder
+from aggregations.columns.first import may_be_copies
 from aggregations.fields import Fields, count, first, last, maximum, minimum, total
 from aggregations.flow import Flow
+from aggregations.ledger import Reading
 from aggregations.source import Json, Topic
-from envelope import Reason
+from envelope import Lineage, Reason, decode
 from tests.messages import Every
 from tests.support.both import Both, record
-from tests.support.pure import bare, leg
+from tests.support.pure import bare, chained, hop, leg, table_of, wrapped
 
 TOPIC = Topic("every", Every, envelope=False)
 LOW, HIGH = -(2**31), 2**31 - 1
@@ -134,3 +137,14 @@ def test_fields_may_have_any_names() -> None:
     for start in (0, 9):
         both.process([leg(n, f"N{n % 2}", minutes=n) for n in range(start, start + 9)])
     assert both.results("aircraft")[b"N1"] == {"_code": 81, "_place": 1, "a": 81, "a.size": 81, "a.batch": "N1"}
+
+
+def test_a_first_delivery_is_proven_beside_records_of_its_route_that_have_no_index() -> None:
+    records = [chained(n, hop("raw", 0, n, index=0 if n % 2 else None)) for n in (0, 1, 3, 2, 1, 4, 5)]
+    batch = Decoder(wrapped()).decode(table_of(records))
+    again, read = may_be_copies(batch.frame, batch.signatures, {}, {})
+    reading = Reading({})
+    lineages = [Lineage.of(decode(one.value).chain, one.node) for one in records]
+    assert again.tolist() == [reading.again(one, b"N1") for one in lineages]
+    assert again.tolist() == [True, False, False, True, True, True, False]
+    assert read == reading.read
