@@ -376,6 +376,19 @@ class Run:
         )
         self._save_everywhere(self.manifest)
 
+    def note_growth(self) -> None:
+        """Write a new growth down before anything of its batch is persisted.
+
+        A key in two partitions of a batch that a crash leaves half written is no such key to the replay.
+        """
+        assert self.manifest is not None
+        if self.growth is None or self.growth == self.manifest.growth.get(self.source):
+            return
+        manifest = self.noting()
+        for name, _ in reversed(self.distinct_stores()):
+            effect(LEDGER, lambda name=name: self.save_manifest(name, manifest, commits=False))  # type: ignore[misc]
+        self.advanced(manifest)
+
     def noting(self) -> Manifest:
         """The manifest with the growth that was seen since, between two batches."""
         return self._changed(growth={} if self.growth is None else {self.source: self.growth})

@@ -62,7 +62,7 @@ _POINTS = {
     Step.FOLD: Step.FOLD.text,
     Step.PUBLISH: Step.PUBLISH.text,
     DEAD_LETTER: "dead letters of a flow are produced and acknowledged, within publish",
-    LEDGER: "dead letters without a hole are listed in the manifests, before anything is persisted",
+    LEDGER: "dead letters without a hole, or a growth, are noted in the manifests, before anything is persisted",
     Step.PERSIST.of("STAGE"): Step.PERSIST.text,
     write_of("STAGE"): "a part of a stage's states is written by one transaction or script, within persist",
     Step.MANIFEST.of("STORE"): Step.MANIFEST.text,

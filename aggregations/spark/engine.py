@@ -438,6 +438,7 @@ class Engine:
                 self.run.check_marks()
             self._growing.look(partition for _, partition in read)
             self.run.check_progress()
+            self.run.note_growth()
             job = self._job(partitions, attempt, excluded, doubt)
         except (BrokerUnavailable, Transient) as error:
             return TaskReport(), [error]
