@@ -69,7 +69,7 @@ def judge(
     held = _held(batch)
     verdicts = np.full(len(order), _NUMBER[Verdict.ACCEPTED], np.uint8)
     fold = ~repeats
-    _look_up(batch, held, verdicts, fold)
+    _look_up(batch, held, verdicts, fold, exotic[order])
     _repeat(repeats, verdicts, fold)
     _new_lanes(batch, held, verdicts, fold)
     pure_keys = np.fromiter((bool(one.holes) or _has_healed(one) for one in windows), np.bool_, len(windows))
@@ -170,10 +170,13 @@ def _offset(position: Position | None) -> int:
     return _NOWHERE if position is None else position[0]  # type: ignore[return-value]  # an offset
 
 
-def _look_up(batch: _Sorted, held: _Held, verdicts: npt.NDArray[np.uint8], fold: Mask) -> None:
-    """Decide about the rows that are not above all that is held, except repeats."""
+def _look_up(batch: _Sorted, held: _Held, verdicts: npt.NDArray[np.uint8], fold: Mask, exotic: Mask) -> None:
+    """Decide about the rows that are not above all that is held, except repeats, and exotic ones.
+
+    The position of an exotic one may have a number where a position that is held has an event id.
+    """
     offsets = batch.positions[0]
-    rows = np.flatnonzero(fold & (offsets <= held.highest[held.pair_of]))
+    rows = np.flatnonzero(fold & ~exotic & (offsets <= held.highest[held.pair_of]))
     if not len(rows):
         return
     below = offsets[rows] < held.floor[held.pair_of[rows]]

@@ -12,9 +12,12 @@ from aggregations.fields import Fields, count, first, last, maximum, minimum, to
 from aggregations.flow import Flow
 from aggregations.ledger import Reading
 from aggregations.source import Json, Topic
-from envelope import Lineage, Reason, decode
+from aggregations.spark.roots import Roots
+from envelope import Hop, Lineage, Reason, decode
+from envelope.deadletter import DeadLetter
+from jobs.redrive import redriven
 from tests.messages import Every
-from tests.support.both import Both, record
+from tests.support.both import TOPIC_ID, Both, record
 from tests.support.pure import bare, chained, hop, leg, table_of, wrapped
 
 TOPIC = Topic("every", Every, envelope=False)
@@ -148,3 +151,17 @@ def test_a_first_delivery_is_proven_beside_records_of_its_route_that_have_no_ind
     assert again.tolist() == [reading.again(one, b"N1") for one in lineages]
     assert again.tolist() == [True, False, False, True, True, True, False]
     assert read == reading.read
+
+
+def test_a_redriven_record_is_judged_beside_its_siblings_that_only_event_ids_tell_apart(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Roots, "_ask", lambda *_: None)  # no broker is asked for root topics
+    both = Both(Flow("siblings").source(wrapped()).aggregate("a", "tail", Fields(n=count())))
+    first_one, second = (chained(n, hop("raw", 0, 5, index=None), event_id=f"e{n}") for n in (1, 2))
+    both.process([first_one, second])
+    died = DeadLetter(first_one.topic, 0, first_one.offset, None, topic_id=TOPIC_ID, application="other")
+    value = redriven(first_one.key, first_one.value, (), died, Hop("dead", 0, 0, topic_id="D"))
+    both.process([record(first_one.topic, 3, b"N1", value)])
+    assert both.memory.report.verdicts["a"] == {"accepted": 2, "duplicate": 1}
+    assert both.results("a") == {b"N1": {"n": 2}}
