@@ -340,14 +340,15 @@ class Run:
         """Write the flow's stages into every store that has others noted, before anything is folded.
 
         Of a batch that is half written nobody could tell otherwise which stages were there. Where nothing has begun,
-        every store gets a manifest: from then on one that has none has lost it.
+        every store gets a manifest: from then on one that has none has lost it. A loss that was accepted is noted, too:
+        the next run need not accept it again, wherever this one dies.
         """
         begun = any(manifest and manifest.begun for _, manifest in self.manifests)
         for name, manifest in reversed(self.manifests):
             if manifest is None and begun:
                 continue  # accepted: it gets one with the first positions
             noted = self._of_store(name, msgspec.structs.replace(manifest or Manifest(0, 0, seen={}), term=self.term))
-            if manifest is None or _stages(manifest) != _stages(noted):
+            if manifest is None or _stages(manifest) != _stages(noted) or manifest.since != self.since:
                 effect(TERM, lambda name=name, noted=noted: self.save_manifest(name, noted))  # type: ignore[misc]
 
     def start_at(self, topic: str, topic_id: str, starts: Mapping[int, int], growth: Growth | None = None) -> None:

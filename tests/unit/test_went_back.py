@@ -12,7 +12,7 @@ from aggregations.flow import Flow
 from aggregations.memory import MemoryRunner
 from aggregations.run import begin
 from jobs.simulation.stores import FLOW_PART, open_store
-from persistence.errors import StoreWentBack, Terminal
+from persistence.errors import StoreWentBack, Terminal, Transient
 from persistence.faults import Fault, Injector, Outcome, use
 from persistence.marks import Mark
 from persistence.protocol import Write
@@ -192,6 +192,19 @@ def test_a_loss_that_was_accepted_is_not_looked_for_again_and_a_new_one_is(one):
     store.restore(copy, ["1"])
     with pytest.raises(RunRefusedError, match="store-went-back"):
         MemoryRunner(FLOW, urls)
+
+
+def test_a_loss_is_accepted_once_also_where_that_run_dies_before_its_first_manifest(one):
+    store, urls = one
+    runner = MemoryRunner(FLOW, urls)
+    runner.process(legs(0, 30))
+    copy = store.copy()
+    runner.process(legs(30, 60))
+    store.restore(copy, ["0"])
+    runner = MemoryRunner(FLOW, urls, accept=["store-went-back"])
+    with use(Injector([Fault("manifest", Outcome.ERROR)])), pytest.raises(Transient):
+        runner.process(legs(60, 90))
+    MemoryRunner(FLOW, urls).process(legs(60, 90))
 
 
 def test_a_risk_that_is_accepted_without_need_forgets_nothing(one):
