@@ -6,17 +6,10 @@ flow's states evict no position. Producers place records by the old number until
 to be reached are taken only when `METADATA_MAX_AGE_SECONDS` have passed since the first sight.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 
-import msgspec
-
+from persistence.growth import Ends, age, is_drained
 from persistence.manifest import Growth
-
-METADATA_MAX_AGE_SECONDS = 300.0
-"""How long a producer may not know of new partitions: `metadata.max.age.ms` of Kafka's clients, 5 minutes."""
-
-Ends = Callable[[], Mapping[int, int]]
-"""Asks for the offset by partition that the next record of each will get."""
 
 
 def advance(
@@ -48,18 +41,9 @@ def advance(
         growth = Growth(now, now, clock_ms)
     if growth is None:
         return None
-    if clock_ms < growth.seen_at_ms:  # the clock was set back: wait anew rather than for as long as that
-        growth = msgspec.structs.replace(growth, seen_at_ms=clock_ms)
-    if growth.until is None and ends is not None and clock_ms - growth.seen_at_ms >= max_age_ms:
-        growth = msgspec.structs.replace(growth, until=dict(ends()))
+    growth = age(growth, clock_ms=clock_ms, max_age_ms=max_age_ms, ends=ends)
     every = positions.keys() >= set(range(growth.partitions_now))
     return None if every and is_drained(growth, positions, growth.until or {}) else growth
-
-
-def is_drained(growth: Growth, positions: Mapping[int, int], partitions: Iterable[int]) -> bool:
-    """Whether these partitions are read as far as they have to be."""
-    until = growth.until
-    return until is not None and all(positions.get(one, 0) >= until.get(one, 0) for one in partitions)
 
 
 def merge(growths: list[Growth]) -> Growth | None:

@@ -10,7 +10,6 @@ from typing import Any
 from aggregations.deaths import Deaths
 from aggregations.element import Element, Record
 from aggregations.flow import END_OF_FLOW, Flow, Stage
-from aggregations.growth import METADATA_MAX_AGE_SECONDS, Ends
 from aggregations.ledger import Reading
 from aggregations.report import DeadLetter, Report
 from aggregations.run import Incarnations, Run, begin
@@ -24,6 +23,7 @@ from envelope.limits import MAX_OFFSET
 from persistence.commit import commit
 from persistence.errors import StoreError
 from persistence.faults import DEAD_LETTER, effect
+from persistence.growth import METADATA_MAX_AGE_SECONDS, Ends
 from persistence.steps import Step
 
 

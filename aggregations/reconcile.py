@@ -15,6 +15,7 @@ from aggregations.errors import DefinitionChangedError, RunRefusedError
 from aggregations.growth import advance, describe
 from persistence.compaction import COMPACTED_SOURCE
 from persistence.findings import Finding
+from persistence.growth import GROWN_UNDRAINED
 from persistence.manifest import Growth, Manifest, ahead
 from persistence.marks import Bucket, Mark
 from persistence.protocol import Capabilities
@@ -42,7 +43,7 @@ class Risk(StrEnum):
     """A store acknowledges before it is safe: a crash of its server may leave states behind what was written after them."""
     COMPACTED_SOURCE = COMPACTED_SOURCE
     """The source topic is compacted: what Kafka deletes there before it is read is left out."""
-    GROWN_UNDRAINED = "grown-undrained"
+    GROWN_UNDRAINED = GROWN_UNDRAINED
     """Partitions were added before the topic was read to its end: what is published is not in the order of each key."""
     GROWTH_FULL = "growth-full"
     """More positions of a key came while the topic grew than a lane keeps: what comes later than its window is dropped."""

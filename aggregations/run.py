@@ -9,7 +9,7 @@ import msgspec
 
 from aggregations.errors import FlowError
 from aggregations.flow import Flow, Stage
-from aggregations.growth import METADATA_MAX_AGE_SECONDS, Ends, advance, merge
+from aggregations.growth import advance, merge
 from aggregations.ledger import Changes, Doubt, Entry, Ledger, merged
 from aggregations.reconcile import LOSSES, Risk, check_marks, check_stores, refuse
 from envelope import Verdict
@@ -17,6 +17,7 @@ from persistence.cas import manifest_behind
 from persistence.commit import store_order
 from persistence.faults import FINISH, LEDGER, TERM, effect
 from persistence.findings import Finding
+from persistence.growth import METADATA_MAX_AGE_SECONDS, Ends
 from persistence.manifest import Growth, Manifest, Progress, minimum
 from persistence.marks import Bucket, KnownMarks
 from persistence.protocol import FlowRef, StageRef, StateStore

@@ -18,7 +18,6 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from aggregations.errors import FlowError, RunRefusedError, SharedKeyError, TasksLostError, UnlistedError
 from aggregations.flow import Flow
-from aggregations.growth import METADATA_MAX_AGE_SECONDS
 from aggregations.ledger import Doubt, Entry
 from aggregations.reconcile import Plan
 from aggregations.report import Report
@@ -33,6 +32,7 @@ from aggregations.spark.session import master_of, session
 from envelope.windows import width_of
 from persistence.errors import Conflict, Corrupt, Fenced, StoreError, Terminal, Transient
 from persistence.faults import effect
+from persistence.growth import METADATA_MAX_AGE_SECONDS
 from persistence.kafka import BrokerError, BrokerUnavailable, KafkaSettings
 from persistence.manifest import Manifest
 from persistence.steps import Step

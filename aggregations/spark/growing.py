@@ -9,9 +9,10 @@ import logging
 import time
 from collections.abc import Iterable
 
-from aggregations.growth import describe, is_drained
+from aggregations.growth import describe
 from aggregations.reconcile import grown, refuse
 from aggregations.spark.opening import Opening
+from persistence.growth import is_drained
 from persistence.manifest import Growth
 
 _LOG = logging.getLogger("headwater.spark")

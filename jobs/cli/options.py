@@ -54,6 +54,14 @@ Accept: TypeAlias = Annotated[
         show_default=False,
     ),
 ]
+MetadataMaxAge: TypeAlias = Annotated[
+    str,
+    typer.Option(
+        metavar="DURATION",
+        help="How long producers may not know of partitions that were added: the largest metadata.max.age.ms of them.",
+    ),
+]
+METADATA_MAX_AGE = "5m"
 DeadLetters: TypeAlias = Annotated[
     str | None,
     typer.Option(

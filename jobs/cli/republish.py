@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from jobs.cli.options import STACK_ROOT, Bootstrap, Json, KafkaFile, Root
+from jobs.cli.options import METADATA_MAX_AGE, STACK_ROOT, Bootstrap, Json, KafkaFile, MetadataMaxAge, Root
 from jobs.screen import emit, progress, say
 
 if TYPE_CHECKING:
@@ -70,6 +70,7 @@ def republish(
             help="How long to wait for a topic that does not exist, or is deleted meanwhile: 5m, 0 for not at all, forever.",
         ),
     ] = "5m",
+    metadata_max_age: MetadataMaxAge = METADATA_MAX_AGE,
     accept: Annotated[
         list[str] | None,
         typer.Option(
@@ -88,8 +89,8 @@ def republish(
     It keeps no state: after a crash it sends again what it had not committed, under the same chain and index, so
     that a flow recognises the copies. Ctrl-C or SIGTERM ends it when what is under way is committed.
 
-    With --json one line is written per commit, one a minute while a topic is waited for, and one, with `"done": true`, at
-    the end.
+    With --json one line is written per commit, one a minute while a topic is waited for, one when the growth of a topic begins,
+    changes or ends, and one, with `"done": true`, at the end.
     """
     from jobs import settings
     from jobs.loading import load
@@ -124,6 +125,7 @@ def republish(
                 dead_letter=dead_letters,
                 batch_size=batch,
                 topic_wait=patience,
+                metadata_max_age=settings.seconds(metadata_max_age),
                 accept=accept or (),
             )
         except ValueError as error:

@@ -11,6 +11,7 @@ import msgspec
 import typer
 
 from jobs.cli.options import (
+    METADATA_MAX_AGE,
     STACK_ROOT,
     Accept,
     Bootstrap,
@@ -20,6 +21,7 @@ from jobs.cli.options import (
     Group,
     Json,
     KafkaFile,
+    MetadataMaxAge,
     Root,
     Stores,
 )
@@ -46,6 +48,7 @@ def run(
     ] = 1_000_000,
     group: Group = None,
     generation: Generation = 1,
+    metadata_max_age: MetadataMaxAge = METADATA_MAX_AGE,
     accept: Accept = None,
     bootstrap: Bootstrap = None,
     kafka_settings: KafkaFile = None,
@@ -105,6 +108,7 @@ def run(
             until_caught_up=until_caught_up,
             trigger_seconds=seconds,
             max_records=max_records,
+            metadata_max_age=settings.seconds(metadata_max_age),
             jars=connector,
             modules=files_of(flow),
             master=master,

@@ -3,8 +3,23 @@
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, TypeAlias
+
+
+@dataclass(frozen=True, slots=True)
+class TopicGrowth:
+    """New partitions of a topic that wait for what stands in the others.
+
+    Attributes:
+        partitions_before: How many there were.
+        partitions_now: How many there are.
+        unread: Offsets of the old ones that have to be read first; None until their ends are taken.
+    """
+
+    partitions_before: int
+    partitions_now: int
+    unread: int | None = None
 
 
 @dataclass(slots=True)
@@ -24,6 +39,7 @@ class Statistics:
         rebalances: How often partitions came or went.
         waiting: Topics that do not exist, and are waited for.
         waited: Seconds that were spent waiting for topics.
+        growing: Topics of which new partitions wait.
         seconds: Seconds since the start.
     """
 
@@ -39,6 +55,7 @@ class Statistics:
     rebalances: int = 0
     waiting: tuple[str, ...] = ()
     waited: float = 0.0
+    growing: dict[str, TopicGrowth] = field(default_factory=dict)
     seconds: float = 0.0
     _started: float = field(default_factory=time.monotonic, repr=False)
 
@@ -72,9 +89,10 @@ class Statistics:
             "dead_lettered": dict(self.dead_lettered),
             "waiting": list(self.waiting),
             "waited": round(self.waited, 3),
+            "growing": {topic: asdict(growth) for topic, growth in self.growing.items()},
             "seconds": round(self.seconds, 3),
         }
 
 
 Progress: TypeAlias = Callable[[Statistics], None]
-"""Called after each commit, and while topics are waited for."""
+"""Called after each commit, while topics are waited for, and when the growth of one begins, changes or ends."""

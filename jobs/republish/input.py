@@ -1,18 +1,23 @@
 """The consuming side of a republisher: which partitions it has, how far they are done, and their commit."""
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import Final, Protocol, cast
+from dataclasses import replace
+from functools import cache
+from typing import Final, cast
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, TopicPartition
 
-from envelope.hops import HopWriter
 from jobs.republish.counts import Statistics
+from jobs.republish.growing import Growing
+from jobs.republish.growth import Note, Place
 from jobs.republish.offsets import commit_offsets, committed, failure, is_of_another_topic, patiently
+from jobs.republish.partition import Consumed, InputPartition
 from jobs.republish.place import INSTANCE, SESSION_MS
-from persistence.kafka import BrokerRefused, BrokerUnavailable, KafkaSettings, Topics
+from persistence.kafka import BrokerRefused, BrokerUnavailable, KafkaSettings, TopicFacts, Topics
 from persistence.kafka.errors import UNREACHABLE_REMEDY, broker_error, connection_trouble
 
 _LOG = logging.getLogger("headwater.republish")
@@ -20,60 +25,15 @@ _LOG = logging.getLogger("headwater.republish")
 _IDLE_SECONDS: Final = 300.0  # max.poll.interval.ms: so long may a group wait for a member that hangs
 _WAIT_SECONDS: Final = 0.2  # the longest a stop has to wait for an idle consumer
 _GATHER_SECONDS: Final = 0.05  # between two questions for the topics' ids while records come ...
-_LOOK_SECONDS: Final = 60.0  # ... and while none do
+_LOOK_SECONDS: Final = 60.0  # ... and while none do ...
+_GROWING_SECONDS: Final = 1.0  # ... unless partitions wait
+_HELD: Final = 1 << 62  # when the records of a partition are due that waits because its topic grows
 _REFRESH_MS: Final = 30_000  # how late a new partition may be noticed; librdkafka's own default is 5 minutes
 _COOPERATIVE: Final = "cooperative-sticky"
 
 
 class TopicReplaced(BrokerRefused):
     """A topic that is read was deleted and created again."""
-
-
-class Consumed(Protocol):
-    """What the consumer delivers: confluent-kafka's `Message`, with the types that a delivered one has."""
-
-    def error(self) -> KafkaError | None: ...
-    def topic(self) -> str: ...
-    def partition(self) -> int: ...
-    def offset(self) -> int: ...
-    def key(self) -> bytes | None: ...
-    def value(self) -> bytes | None: ...
-    def headers(self) -> list[tuple[str, bytes | None]] | None: ...
-    def timestamp(self) -> tuple[int, int]: ...
-    def leader_epoch(self) -> int | None: ...
-    def __len__(self) -> int: ...
-
-
-class InputPartition:
-    """One assigned partition.
-
-    Attributes:
-        topic: Its topic.
-        partition: Its number.
-        hops: Writer of the hops that its records get.
-        topic_id: Kafka's id of the topic.
-        next: Offset behind the last record that was processed; None before the first.
-        committed: What `next` was at the last commit.
-        end: Offset at which it counts as caught up; None when nobody asks.
-        due_ms: When its next record is due, in milliseconds since 1970; 0 when it is not waiting.
-    """
-
-    __slots__ = ("committed", "due_ms", "end", "hops", "next", "partition", "topic", "topic_id")
-
-    def __init__(self, topic: str, partition: int, via: str, topic_id: str, end: int | None, cluster: str) -> None:
-        self.topic = topic
-        self.partition = partition
-        self.topic_id = topic_id
-        self.hops = HopWriter(topic, partition, via, topic_id=topic_id, cluster=cluster)
-        self.next: int | None = None
-        self.committed: int | None = None
-        self.end = end
-        self.due_ms = 0
-
-    @property
-    def caught_up(self) -> bool:
-        """Whether all that was there at the start has been processed."""
-        return self.end is not None and (self.next or 0) >= self.end
 
 
 class Input:
@@ -88,9 +48,10 @@ class Input:
         group: Consumer group.
         topics: Topics to read.
         via: Name of the republisher.
-        before_revoke: Called before partitions go away.
+        before_revoke: Called before partitions go away, and when a topic has grown.
         statistics: Where rebalances and expired records are counted.
         member_ids: Where the ids go that the group gives this member.
+        growing: Decides which partitions wait because their topic grows.
         ends: (topic, partition) -> offset to be reached; None to read on for ever.
         cluster: Name of the Kafka cluster, where there is more than one.
 
@@ -109,6 +70,7 @@ class Input:
         before_revoke: Callable[[], None],
         statistics: Statistics,
         member_ids: set[str],
+        growing: Growing,
         ends: dict[tuple[str, int], int] | None = None,
         cluster: str = "",
     ) -> None:
@@ -116,6 +78,7 @@ class Input:
         self.assigned = False
         self._statistics = statistics
         self._member_ids = member_ids
+        self._growing = growing
         self._topics = Topics(settings)
         self._names = list(topics)
         self._via = via
@@ -124,7 +87,6 @@ class Input:
         self._before_revoke = before_revoke
         self._connection = ""
         self._looked = 0.0
-        self._counts: dict[str, int] = {}
         self._joins_again = self._static = INSTANCE in settings.client()
         config = settings.client(
             on_error=self._on_error,
@@ -142,7 +104,8 @@ class Input:
             "enable.auto.offset.store": False,
             "auto.offset.reset": "earliest",
             "isolation.level": "read_committed",
-            "enable.partition.eof": ends is not None,
+            # Behind a transaction's marker or what compaction deleted, nothing else says that a partition is read.
+            "enable.partition.eof": True,
         }
         try:
             self._consumer = Consumer(config)
@@ -168,16 +131,19 @@ class Input:
         got = self._consumer.consume(1, _WAIT_SECONDS)
         if got and most > 1:
             got += self._consumer.consume(most - 1, max(self._looked + _GATHER_SECONDS - time.monotonic(), 0.0))
+        facts: dict[str, TopicFacts] = {}
         if got:
-            patiently(lambda left: self._check_topics())
-        elif time.monotonic() - self._looked > _LOOK_SECONDS:
+            facts = patiently(lambda left: self._check_topics())
+        elif time.monotonic() - self._looked > (_GROWING_SECONDS if self._growing.under_way else _LOOK_SECONDS):
             # Of a topic created again a client may see nothing at all: its leader epochs, which count from 0, are old
             # news to it when the broker was restarted since the old one was created.
             with suppress(BrokerUnavailable):
-                self._check_topics()
+                facts = self._check_topics()
+        self._follow(facts.values())
+        self._note()
         return cast(list[Consumed], got)
 
-    def _check_topics(self) -> None:
+    def _check_topics(self) -> dict[str, TopicFacts]:
         self._looked = time.monotonic()
         facts = self._topics.describe({part.topic for part in self.partitions.values()})
         for part in self.partitions.values():
@@ -185,25 +151,58 @@ class Input:
                 raise TopicReplaced(
                     f"{part.topic} was created again while it was read", "Start again; nothing of it is lost"
                 )
-        for topic, fact in facts.items():
-            before = self._counts.setdefault(topic, fact.partitions)
-            if fact.partitions > before:
-                self._counts[topic] = fact.partitions
-                self._warn_of_growth(topic, before, fact.partitions)
+        return facts
 
-    def _warn_of_growth(self, topic: str, before: int, now: int) -> None:
-        """Say so when partitions were added before this member had read its own to their ends."""
-        ends = self._topics.ends([topic])
-        mine = [part for part in self.partitions.values() if part.topic == topic and part.partition < before]
-        if left := sum(max(ends[topic, part.partition] - (part.next or 0), 0) for part in mine):
-            _LOG.warning(
-                "%s grew from %d to %d partitions with %d offsets unread: what is republished of a key may not be in the "
-                "order in which it was written, and flows behind it need a window= of that size (grown-undrained)",
-                topic,
-                before,
-                now,
-                left,
-            )
+    def _follow(self, facts: Iterable[TopicFacts]) -> None:
+        """Look at how many partitions there are now, and at what the group has done of a topic that has grown."""
+        for fact in facts:
+            if self._growing.see(fact):
+                self._before_revoke()  # what is processed counts as read
+            if self._growing.is_due(fact.name):
+                places = self._every([fact.name])
+                self._judge(fact, patiently(lambda left: committed(self._consumer, places, self._connection)))  # noqa: B023
+
+    def _every(self, topics: Iterable[str]) -> list[TopicPartition]:
+        """Every partition of topics that were seen."""
+        return [TopicPartition(topic, number) for topic in topics for number in range(self._growing.count(topic))]
+
+    def _judge(self, fact: TopicFacts, found: Iterable[TopicPartition]) -> None:
+        """Read those partitions of a topic that may be read, and let the others wait.
+
+        Args:
+            fact: The topic.
+            found: What the group has committed of it.
+        """
+        topic, topic_id = fact.name, fact.topic_id
+        own = [part for part in self.partitions.values() if part.topic == topic and part.topic_id == topic_id]
+        places = {at.partition: Place(at.offset, Note.read(at.metadata)) for at in found if at.topic == topic}
+        places = {one: place for one, place in places.items() if place.note.topic_id in ("", topic_id)}
+        places |= {part.partition: Place(part.done, part.note) for part in own}
+        ends = cache(lambda: patiently(lambda left: self._ends_of(topic)))
+        verdict = self._growing.judge(topic, places, ends)
+        for part in own:
+            part.note = self._growing.note(topic, part.note, verdict, lambda part=part: ends()[part.partition])  # type: ignore[misc]
+            if part.partition < verdict.settled and verdict.sure:
+                self._release(part)
+            elif not part.due_ms:
+                part.due_ms = _HELD
+                self._consumer.pause([TopicPartition(topic, part.partition)])
+        self._growing.show(topic, verdict, places | {part.partition: Place(part.done, part.note) for part in own})
+
+    def _release(self, part: InputPartition) -> None:
+        if part.due_ms == _HELD:
+            at = TopicPartition(part.topic, part.partition, part.position)
+            part.due_ms = 0
+            self._consumer.seek(at)
+            self._consumer.resume([at])
+
+    def _ends_of(self, topic: str) -> dict[int, int]:
+        return {number: end for (_, number), end in self._topics.ends([topic]).items()}
+
+    def _note(self) -> None:
+        """Commit what is to be known of partitions that are not processed any further."""
+        if parts := [part for part in self.partitions.values() if part.note != part.noted]:
+            self._commit([(part, part.done) for part in parts], None)
 
     def raise_for(self, message: Consumed, error: KafkaError) -> None:
         """Deal with a message that is no record: the end of a partition, or an error.
@@ -257,7 +256,7 @@ class Input:
         Raises:
             BrokerUnavailable: It has been too long.
         """
-        if self._ends is not None and seconds > _IDLE_SECONDS:
+        if self._ends is not None and seconds > _IDLE_SECONDS and not self._growing.under_way:
             hint = f" ({self._connection})" if self._connection else ""
             what = f"nothing came of {', '.join(self._names)} for {seconds:.0f} s, before the end{hint}"
             raise BrokerUnavailable(what, UNREACHABLE_REMEDY)
@@ -276,13 +275,18 @@ class Input:
         Raises:
             BrokerError: The group's coordinator refused or did not answer.
         """
-        done = [part for part in self.partitions.values() if part.next is not None and part.next != part.committed]
-        if not done:
+        self._commit(
+            [(part, part.position) for part in self.partitions.values() if part.position != part.done], timeout
+        )
+
+    def _commit(self, offsets: list[tuple[InputPartition, int]], timeout: float | None) -> None:
+        if not offsets:
             return
-        offsets = [TopicPartition(p.topic, p.partition, p.next or 0, metadata=p.topic_id) for p in done]
-        results = patiently(lambda left: commit_offsets(self._consumer, offsets, left, self._connection), timeout)
-        for part, is_committed in zip(done, results, strict=True):
-            part.committed = part.next if is_committed else part.committed
+        asked = [TopicPartition(part.topic, part.partition, at, metadata=str(part.note)) for part, at in offsets]
+        results = patiently(lambda left: commit_offsets(self._consumer, asked, left, self._connection), timeout)
+        for (part, at), is_committed in zip(offsets, results, strict=True):
+            if is_committed:
+                part.committed, part.noted = at, part.note
 
     def close(self) -> None:
         """Leave the group."""
@@ -298,25 +302,47 @@ class Input:
         self.assigned = True
         self._statistics.rebalances += 1
         self._member_ids.add(consumer.memberid() or "")
+        self._looked = (
+            -math.inf
+        )  # members come and go when partitions are added: those who were here note what they see
         if not added:
             return
         names = {part.topic for part in added}
-        ids = patiently(lambda left: self._topics.topic_ids(names))
+        facts = patiently(lambda left: self._facts(added))
         marks = patiently(lambda left: self._topics.marks(names))
-        starts = patiently(lambda left: committed(consumer, added, self._connection))
+        for fact in facts.values():
+            self._growing.see(fact)
+        found = patiently(lambda left: committed(consumer, self._every(names), self._connection))
+        mine = {(part.topic, part.partition) for part in added}
+        starts = [at for at in found if (at.topic, at.partition) in mine]
         for at in starts:
-            place = (at.topic, at.partition)
-            part = self.partitions[place] = self._new(at.topic, at.partition, ids[at.topic])
-            if at.offset < 0 or is_of_another_topic(at, part.topic_id):
-                if at.offset >= 0:
-                    _LOG.warning("%s:%d was created again: it is read from its beginning", *place)
-                at.offset = OFFSET_BEGINNING
-            else:
-                low = marks[place].low
-                part.next, part.committed = max(at.offset, low), at.offset
-                self._count_expired(at.topic, at.partition, at.offset, low)
+            self._begin(at, facts[at.topic], marks[at.topic, at.partition].low)
         # Left to itself, the client library would ask for the committed offsets again, and begin there.
         self._assign(starts)
+        for fact in facts.values():
+            if fact.name in self._growing.sources:
+                self._judge(fact, found)
+
+    def _facts(self, added: Iterable[TopicPartition]) -> dict[str, TopicFacts]:
+        """The topics of partitions, from a broker that knows of them all."""
+        facts = self._topics.describe({part.topic for part in added})
+        for part in added:
+            if part.partition >= facts[part.topic].partitions:
+                raise BrokerUnavailable(f"{part.topic}:{part.partition} is not known everywhere yet", "Try again")
+        return facts
+
+    def _begin(self, at: TopicPartition, fact: TopicFacts, low: int) -> None:
+        """Begin a partition where it is committed, or at its first offset; `at` then says where."""
+        part = self.partitions[at.topic, at.partition] = self._new(at.topic, at.partition, fact.topic_id)
+        part.begin = low
+        if at.offset < 0 or is_of_another_topic(at, part.topic_id):
+            if at.offset >= 0:
+                _LOG.warning("%s:%d was created again: it is read from its beginning", at.topic, at.partition)
+            at.offset = OFFSET_BEGINNING
+        else:
+            part.note = part.noted = replace(Note.read(at.metadata), topic_id=fact.topic_id)
+            part.next, part.committed = max(at.offset, low), at.offset
+            self._count_expired(at.topic, at.partition, at.offset, low)
 
     def _on_revoke(self, consumer: Consumer, gone: list[TopicPartition]) -> None:
         self._statistics.rebalances += 1
@@ -350,6 +376,7 @@ class Input:
     def _forget(self, gone: list[TopicPartition]) -> None:
         for part in gone:
             self.partitions.pop((part.topic, part.partition), None)
+        self._growing.forget({part.topic for part in gone} - {part.topic for part in self.partitions.values()})
 
     def _new(self, topic: str, partition: int, topic_id: str) -> InputPartition:
         end = None if self._ends is None else self._ends.get((topic, partition), 0)

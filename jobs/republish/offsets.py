@@ -1,4 +1,4 @@
-"""The offsets of a consumer group: each is committed with the id of the topic that it counts in."""
+"""The offsets of a consumer group: each is committed with the id of the topic that it counts in, and more; see `Note`."""
 
 import queue
 import threading
@@ -8,6 +8,7 @@ from typing import Final, TypeVar, cast
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
+from jobs.republish.growth import Note
 from persistence.kafka import BrokerError, BrokerRefused, BrokerUnavailable
 from persistence.kafka.errors import UNREACHABLE_REMEDY, broker_error
 
@@ -65,7 +66,7 @@ def is_of_another_topic(at: TopicPartition, topic_id: str) -> bool:
 
     One without an id, as other tools set them, is believed.
     """
-    return at.offset >= 0 and bool(at.metadata) and at.metadata != topic_id
+    return at.offset >= 0 and Note.read(at.metadata).topic_id not in ("", topic_id)
 
 
 def commit_offsets(consumer: Consumer, offsets: list[TopicPartition], timeout: float, hint: str) -> list[bool]:
@@ -73,7 +74,7 @@ def commit_offsets(consumer: Consumer, offsets: list[TopicPartition], timeout: f
 
     Args:
         consumer: A member of the group.
-        offsets: What to commit, with the topic's id as metadata.
+        offsets: What to commit, each with its `Note`.
         timeout: Seconds to wait.
         hint: What the connection reported.
 

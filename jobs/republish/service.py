@@ -9,6 +9,7 @@ from typing import Any, Final
 from envelope import DEFAULT_LIMITS, Limits
 from jobs.republish.absence import TOPIC_WAIT_SECONDS, Absence, Unsafe, is_absence
 from jobs.republish.counts import Progress, Statistics
+from jobs.republish.growing import Growing
 from jobs.republish.input import Input, TopicReplaced
 from jobs.republish.offsets import PATIENCE_SECONDS, Fenced
 from jobs.republish.passage import Passage
@@ -20,10 +21,12 @@ from jobs.republish.source import Source
 from jobs.republish.worker import Worker, now_ms
 from persistence.compaction import COMPACTED_SOURCE, compaction
 from persistence.faults import REPUBLISH_COMMIT, effect
+from persistence.growth import GROWN_UNDRAINED, METADATA_MAX_AGE_SECONDS
 from persistence.kafka import AcknowledgedProducer, BrokerError, KafkaSettings, Topics
 
 _LOG = logging.getLogger("headwater.republish")
 
+_RISKS: Final = (COMPACTED_SOURCE, GROWN_UNDRAINED)
 _START_SECONDS: Final = 10.0  # to wait for a broker at the start
 _MOST_RECORDS: Final = 10_000  # records read at once ...
 _SLICE_SECONDS: Final = 0.2  # ... fewer when the transform is slow ...
@@ -65,7 +68,9 @@ class Republisher:
             a root is newer than those seen before; a flow checks it in any case.
         topic_wait: Seconds to wait for a topic that does not exist, at the start or because it was deleted; 0 for not at all,
             infinity for ever.
-        accept: Risks taken on purpose: `compacted-source`.
+        metadata_max_age: Seconds in which producers of the source may not know of new partitions: the largest
+            `metadata.max.age.ms` of them.
+        accept: Risks taken on purpose: `compacted-source`, `grown-undrained`.
         options: `max_outputs`, `roots`, `headers_twin`, `mark_destination`: see `Passage`.
 
     Attributes:
@@ -93,6 +98,7 @@ class Republisher:
         cluster: str = "",
         check_roots: bool = False,
         topic_wait: float = TOPIC_WAIT_SECONDS,
+        metadata_max_age: float = METADATA_MAX_AGE_SECONDS,
         accept: Collection[str] = (),
         **options: Any,
     ) -> None:
@@ -112,6 +118,7 @@ class Republisher:
         self._cluster = cluster
         self._check_roots = check_roots
         self._topic_wait = topic_wait
+        self._metadata_max_age = metadata_max_age
         self._accept = frozenset(accept)
         self._options = options
         self._stop = threading.Event()
@@ -121,8 +128,8 @@ class Republisher:
             raise ValueError("a republisher needs a name and a target topic")
         if both := sorted(set(self._inputs) & {*self._targets, dead_letter}):
             raise ValueError(f"{', '.join(both)} is read and written: messages would go round for ever")
-        if unknown := sorted(self._accept - {COMPACTED_SOURCE}):
-            raise ValueError(f"no risk is called {', '.join(unknown)}; there is {COMPACTED_SOURCE}")
+        if unknown := sorted(self._accept - {*_RISKS}):
+            raise ValueError(f"no risk is called {', '.join(unknown)}; there are {', '.join(_RISKS)}")
 
     def stop(self) -> None:
         """Let `run` finish what is under way, commit it and return, for good. For any thread or signal handler."""
@@ -133,18 +140,18 @@ class Republisher:
 
         Args:
             until_caught_up: Stop when everything that is in the source topics now has been republished.
-            progress: Called after each commit.
+            progress: Called after each commit, and when the growth of a topic begins, changes or ends.
 
         Raises:
             BrokerError: Kafka cannot be reached, refuses, or lacks a topic for too long. What was not committed is
                 read again by the next run.
-            Unsafe: A topic that is read is compacted.
+            Unsafe: A topic that is read is compacted, or has grown so that no order of its records can be kept.
         """
         self.statistics = Statistics()
-        timeout, member_ids = _START_SECONDS, set[str]()
+        timeout, member_ids, growing = _START_SECONDS, set[str](), self._growing(progress)
         while not self._stop.is_set():
             try:
-                self._serve(Topics(self._settings, timeout=timeout), member_ids, until_caught_up, progress)
+                self._serve(Topics(self._settings, timeout=timeout), member_ids, growing, until_caught_up, progress)
                 break
             except Fenced as error:
                 await_place(self._settings, self._group, member_ids, error)
@@ -171,6 +178,16 @@ class Republisher:
             told=lambda: progress(self.statistics) if progress else None,
         )
 
+    def _growing(self, progress: Progress | None) -> Growing:
+        return Growing(
+            self._source.topics,
+            group=self._group,
+            accepted=GROWN_UNDRAINED in self._accept,
+            max_age=self._metadata_max_age,
+            statistics=self.statistics,
+            told=lambda: progress(self.statistics) if progress else None,
+        )
+
     def _check_sources(self, topics: Topics) -> None:
         """Refuse topics of which records may vanish before they are read.
 
@@ -182,7 +199,14 @@ class Republisher:
                 raise Unsafe(finding.what, f"{finding.remedy} (--accept {finding.risk})")
             _LOG.warning("%s", finding)
 
-    def _serve(self, topics: Topics, member_ids: set[str], until_caught_up: bool, progress: Progress | None) -> None:
+    def _serve(
+        self,
+        topics: Topics,
+        member_ids: set[str],
+        growing: Growing,
+        until_caught_up: bool,
+        progress: Progress | None,
+    ) -> None:
         """Republish with clients made anew, from what is committed."""
         topics.check()
         topics.check_rights(read=self._inputs, write=self._outputs)
@@ -198,7 +222,7 @@ class Republisher:
             batch_size=min(_PRODUCER_BATCH_BYTES, *max_bytes.values()),
         ) as producer:
             roots = RootEnds(topics) if self._check_roots else None
-            _Run(self, member_ids, producer, max_bytes, ends, roots, progress).loop()
+            _Run(self, member_ids, growing, producer, max_bytes, ends, roots, progress).loop()
 
 
 class _Run:
@@ -208,6 +232,7 @@ class _Run:
         self,
         of: Republisher,
         member_ids: set[str],
+        growing: Growing,
         producer: AcknowledgedProducer,
         max_bytes: dict[str, int],
         ends: dict[tuple[str, int], int] | None,
@@ -224,6 +249,7 @@ class _Run:
             before_revoke=self._commit,
             statistics=of.statistics,
             member_ids=member_ids,
+            growing=growing,
             ends=ends,
             cluster=of._cluster,
         )
@@ -270,6 +296,7 @@ class _Run:
     def _commit(self, timeout: float | None = None) -> None:
         """Steps 4 to 6: also run by the consumer before partitions are taken away."""
         if not self._worker.pending:
+            self._input.commit(timeout)  # ends behind which there is no record
             return
         self._worker.finish(timeout)
         effect(REPUBLISH_COMMIT, lambda: self._input.commit(timeout))

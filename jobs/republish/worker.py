@@ -8,7 +8,8 @@ from typing import Final
 from envelope import EnvelopeError, Lineage
 from envelope.deadletter import DeadLetter, Remains, bury
 from jobs.republish.counts import Statistics
-from jobs.republish.input import Consumed, Input, InputPartition
+from jobs.republish.input import Input
+from jobs.republish.partition import Consumed, InputPartition
 from jobs.republish.passage import NotOurs, Outgoing, Passage, TransformError
 from jobs.republish.record import Record
 from jobs.republish.retry import RetryTopics, due_ms

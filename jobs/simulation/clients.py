@@ -16,7 +16,7 @@ from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, OFFSET_INVALID, KafkaE
 
 from aggregations.element import Record
 from envelope.headers import Headers
-from jobs.republish import absence, offsets, place, service, worker
+from jobs.republish import absence, growing, offsets, place, service, worker
 from jobs.republish import input as reading
 from jobs.republish.place import INSTANCE, SESSION_MS
 from jobs.simulation.kafka import CLOCK, Cluster, Committed, Group, Member
@@ -429,7 +429,7 @@ def _marks(cluster: Cluster, topic: str) -> list[Marks]:
     return [Marks(partition.low, partition.high) for partition in cluster.topics[topic].partitions]
 
 
-TIMED = (absence, reading, offsets, place, service, worker, producing)
+TIMED = (absence, growing, reading, offsets, place, service, worker, producing)
 """Modules that ask what time it is."""
 _PATCHES: Sequence[Patch] = (
     (reading, "Consumer", SimulatedConsumer),

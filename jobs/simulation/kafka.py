@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from aggregations.element import Record
 from envelope.headers import Headers
+from jobs.republish.growth import Note
 
 _BEGIN_NS = 1_000_000_000 * 10**9
 _MARKED = 7  # one offset in so many is no record
@@ -158,16 +159,17 @@ class Cluster:
         self.groups = {at: one for at, one in self.groups.items() if at[1] != topic or (late_commits and one.by_member)}
         return log
 
-    def grow(self, topic: str, *, learned: float = 0.0) -> None:
-        """Add a partition.
+    def grow(self, topic: str, *, by: int = 1, learned: float = 0.0) -> None:
+        """Add partitions.
 
         Args:
-            topic: Its topic.
+            topic: Their topic.
+            by: How many.
             learned: Seconds until producers know of it.
         """
         log = self.topics[topic]
         log.known, log.learned_ns = self._known(log), CLOCK.time_ns() + round(learned * 1e9)
-        log.partitions.append(Partition())
+        log.partitions += [Partition() for _ in range(by)]
 
     def _known(self, log: Log) -> int:
         """Partitions that producers know of."""
@@ -205,4 +207,4 @@ class Cluster:
     def committed(self, group: str, topic: str, partition: int) -> int:
         """What a group has committed of a topic as it is now; 0 for nothing."""
         one = self.groups.get((group, topic, partition), Committed(0))
-        return 0 if one.metadata and one.metadata != self.topics[topic].topic_id else one.offset
+        return 0 if Note.read(one.metadata).topic_id not in ("", self.topics[topic].topic_id) else one.offset

@@ -13,8 +13,10 @@ from envelope.headers import Headers
 from envelope.redrive import Redrive, redrive_hops
 from jobs.republish import Output, Republisher, RetryTopics, Source, Transform, Wrapping, identity
 from jobs.republish import Record as Input
+from jobs.republish.growth import Note
 from jobs.republish.place import INSTANCE
 from jobs.simulation.clients import Life, Place, Sent
+from jobs.simulation.driver import METADATA_MAX_AGE
 from jobs.simulation.kafka import CLOCK, Cluster, Committed
 from jobs.simulation.oracle import Violation
 from jobs.simulation.topology import FLOW, Passage, Payload, digest
@@ -92,6 +94,7 @@ class Service:
         cluster: The broker.
         deliver: Appends a message to its topic.
         reorders: Its producer may swap neighbours.
+        accept: Risks that it takes.
 
     Attributes:
         lives: How often it was started. What fails for a while fails in some lives and not in others.
@@ -101,6 +104,7 @@ class Service:
     cluster: Cluster
     deliver: Callable[[Outgoing], object]
     reorders: bool = False
+    accept: tuple[str, ...] = ()
     lives: int = 0
     _checked: dict[tuple[str, int], int] = field(default_factory=dict)
 
@@ -121,6 +125,14 @@ class Service:
     def committed(self, topic: str, partition: int) -> int:
         """What it has committed of a topic as it is now."""
         return self.cluster.committed(self.passage.name, topic, partition)
+
+    @property
+    def grows(self) -> bool:
+        """Whether new partitions of its source wait, or nobody has seen them yet."""
+        name, topic = self.passage.name, self.passage.source
+        notes = [Note.read(one.metadata) for at, one in self.cluster.groups.items() if at[:2] == (name, topic)]
+        settled = max((note.settled for note in notes), default=0)
+        return any(note.now for note in notes) or 0 < settled < len(self.cluster.topics[topic].partitions)
 
     def rewind(self, partition: int, back: int) -> None:
         """Set the committed offset of the source back, as an operator may."""
@@ -209,6 +221,8 @@ class Service:
             batch_size=batch_size,
             max_wait=_MAX_WAIT,
             check_roots=not passage.plain,  # with it there is no short way
+            metadata_max_age=METADATA_MAX_AGE,
+            accept=self.accept,
         )
         life.stop = republisher.stop
         republisher.run(until_caught_up=until_caught_up)

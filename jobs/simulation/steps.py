@@ -11,7 +11,7 @@ from jobs.simulation.driver import METADATA_MAX_AGE, Driver
 from jobs.simulation.faults import ENDS, Crash, End, Script
 from jobs.simulation.kafka import CLOCK, Log
 from jobs.simulation.oracle import Violation
-from jobs.simulation.service import mended, payload_of
+from jobs.simulation.service import Service, mended, payload_of
 from jobs.simulation.stores import BUCKETS, FLOW_PART, Copy, SimulatedStore
 from jobs.simulation.topology import FINAL, FLOW, Payload, Spec, digest, draw
 from jobs.simulation.world import World
@@ -191,10 +191,18 @@ def _grow(world: World, a: int, b: int, c: int) -> None:
     if world.spec.growth == "lagging" and (topic.topic == FINAL or c % 4):
         _grow_behind(world, a >> 4, b, c >> 2)
         return
+    readers = [service for service in world.services if service.passage.source == topic.topic]
+    if world.spec.growth == "lagging" and len(readers) == 1:
+        _grow_source(world, readers[0], a >> 4, b, c >> 2)
+        return
     if world.spec.growth != "undrained":
         world.settle()
     if len(topic.partitions) < 4:
         world.cluster.grow(topic.topic)
+        if world.spec.growth != "undrained":
+            for service in world.services:
+                if service.passage.source == topic.topic:
+                    world.serve(service.drain)  # it was there and looked
         if topic.topic == FINAL:
             # Read again from before it grew, a key's records would come by two partitions at once.
             world.replayable = False
@@ -234,12 +242,40 @@ def _grow_behind(world: World, a: int, b: int, c: int) -> None:
         world.driver = None
 
 
-def _pass_on(world: World, count: int) -> None:
-    """Events are written, and go as far as the flow's topic."""
+def _grow_source(world: World, service: Service, a: int, b: int, c: int) -> None:
+    """The topic of a service gets twice its partitions while records lie unread, and the service sees it.
+
+    Producers learn of the new ones later. A growth that nobody sees, or during another one, would be refused.
+    """
+    log = world.cluster.topics[service.passage.source]
+    world.settle()
+    if len(log.partitions) > _MOST_PARTITIONS // 2 or service.grows:
+        return
+    script, waiting = Script(), len(world.stale)
+    world.stand_still(lambda: service.wait(1 + b % 4, script.pause), script)
+    _pass_on(world, 3 + a % 6, log.topic)
+    world.cluster.grow(log.topic, by=len(log.partitions), learned=METADATA_MAX_AGE * (c % 4) / 4)
+    _pass_on(world, 3 + a % 6, log.topic)
+    if len(world.stale) > waiting:
+        world.go_on(waiting)
+    if c & 12:
+        CLOCK.sleep(METADATA_MAX_AGE)
+        _pass_on(world, 3 + a % 6, log.topic)
+    for number in range(len(service.places) if c & 48 else 0, 0, -1):  # the new ones first
+        world.serve(lambda number=number: service.step(number - 1, 1 + b % 8))  # type: ignore[misc]
+        world.engine(1000)
+
+
+def _pass_on(world: World, count: int, topic: str = FINAL) -> None:
+    """Events are written, and go as far as a topic."""
     for root in world.spec.roots:
         _write(world, root, count)
+    ahead = {topic}
+    for passage in world.spec.passages[::-1] * 2:
+        ahead |= {passage.source} if ahead & {*passage.targets} else set()
     for service in world.services:
-        world.serve(service.drain)
+        if service.passage.source in ahead - {topic}:
+            world.serve(service.drain)
 
 
 def _recreate(world: World, a: int, b: int, c: int) -> None:

@@ -21,6 +21,7 @@ from jobs.simulation.topology import FINAL, Payload, Spec
 from jobs.simulation.watch import Watch
 from persistence import faults
 from persistence.errors import StoreError, StoreWentBack, Transient
+from persistence.growth import GROWN_UNDRAINED
 from persistence.kafka import BrokerError
 from persistence.record import decode_record
 
@@ -63,7 +64,10 @@ class World:
             for topic in (*passage.retry_topics, passage.dead):
                 self.cluster.create(topic, 1)
         self.cluster.create("dead", 1)
-        self.services = [Service(passage, self.cluster, self.deliver, spec.reorders) for passage in spec.passages]
+        accept = (GROWN_UNDRAINED,) if spec.growth == "undrained" else ()
+        self.services = [
+            Service(passage, self.cluster, self.deliver, spec.reorders, accept) for passage in spec.passages
+        ]
         name = f"{SCHEME}://w{next(_names)}"
         self.urls = {stage.name: name if i < spec.split else f"{name}.down" for i, stage in enumerate(spec.stages)}
         self.stores: dict[str, SimulatedStore] = {url: open_store(url) for url in dict.fromkeys(self.urls.values())}

@@ -36,6 +36,8 @@ def test_added_partitions_are_read_from_their_beginning(settings: KafkaSettings,
     }
     run(settings, **arguments)
     topics.add_partitions(source, 4)
+    run(settings, **arguments)  # everything is read, so nothing has to wait
+    assert topics.group_offsets(group, [source]) == {(source, 0): 100, (source, 1): 0, (source, 2): 0, (source, 3): 0}
     produce(settings, source, INPUTS[100:300])
     run(settings, **arguments)
     copies = outputs(settings, target)
@@ -56,6 +58,7 @@ def test_partitions_added_while_a_static_member_is_away_are_read_when_it_is_back
         "name": "r",
         "group": group,
         "max_wait": 0.1,
+        "accept": ["grown-undrained"],
     }
     for partitions, records in ((1, INPUTS[:50]), (3, INPUTS[50:400])):
         if partitions > 1:
@@ -160,7 +163,7 @@ def test_an_offset_that_counts_in_an_earlier_topic_is_not_gone_on_from(
     consumer.close()
     arguments: dict[str, Any] = {"source": Source.of(source, "raw"), "target": target, "group": group}
     assert run(settings, **arguments).consumed == read
-    assert [at.metadata for at in _committed(settings, group, source)] == [current]
+    assert [at.metadata for at in _committed(settings, group, source)] == [f"{current} 1"]
     assert run(settings, **arguments).consumed == 0
 
 
@@ -257,7 +260,13 @@ def test_a_static_member_whose_broker_was_away_for_a_session_sees_partitions_tha
             group_instance_id="one", session_timeout_ms="6000", topic_metadata_refresh_interval_ms="5000"
         )
         republisher = Republisher(
-            identity, source=Source.of("in", "raw"), target="out", name="r", settings=static, max_wait=0.1
+            identity,
+            source=Source.of("in", "raw"),
+            target="out",
+            name="r",
+            settings=static,
+            max_wait=0.1,
+            metadata_max_age=0,
         )
         thread = threading.Thread(target=republisher.run, daemon=True)
         thread.start()

@@ -1,7 +1,6 @@
 """The republishers of the simulated worlds are the real ones: its code runs, on clients of a simulated broker."""
 
 import importlib
-import logging
 import pkgutil
 from collections import Counter
 from dataclasses import replace
@@ -142,24 +141,6 @@ CONSUMER = {
     "auto.offset.reset": "earliest",
     "enable.partition.eof": False,
 }
-
-
-@pytest.mark.parametrize(("unread", "warned"), [(4, True), (0, False)])
-def test_partitions_that_are_added_before_everything_is_read_are_warned_of(broker, monkeypatch, caplog, unread, warned):
-    monkeypatch.setattr(reading, "_LOG", logging.getLogger("headwater.test"))  # the worlds' own one is silent
-    service = service_of(broker, replace(PASSAGE, retries=0))
-
-    def grow():
-        broker.grow("in")
-        for number in range(unread):
-            broker.produce("in", b"k0", rooted({"id": f"late{number}", "k": "k0"}), partition=0)
-        broker.produce("in", b"k1", rooted({"id": "new", "k": "k1"}), partition=1)
-
-    with simulated_clients():
-        service.wait(9, grow)
-        service.drain()
-    assert len(ids(broker, "out")) == 4 + unread
-    assert ("in grew from 1 to 2 partitions with" in caplog.text) is warned
 
 
 def test_who_was_replaced_in_the_group_commits_nothing(broker):

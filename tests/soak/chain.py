@@ -181,6 +181,7 @@ class Chain:
                 *("--via", name, "--instance", name, "--dead-letters", DEAD, "--bootstrap", bootstrap, "--json"),
             )
             self.services[name] = Service(name, command, self.home)
+            self.services[name].accepts = ("grown-undrained",)  # a topic grows by one partition behind a backlog
         self.driver = self.services[DRIVER] = Service(
             DRIVER,
             (

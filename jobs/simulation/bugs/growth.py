@@ -6,6 +6,8 @@ from typing import Any
 
 from aggregations import growth, run
 from aggregations.reconcile import Plan, plan
+from jobs.republish import growing
+from jobs.republish.growth import Note, Verdict, judge
 from jobs.simulation import driver
 from jobs.simulation.patch import Patch
 
@@ -24,6 +26,15 @@ def _never_seen(*arguments: Any, **options: Any) -> Any:
     return _advance(*arguments, **{**options, "now": 0, "shared": False})
 
 
+def _all_at_once(places: Any, now: int, **options: Any) -> Verdict:
+    return Verdict(now)
+
+
+def _one_end_is_enough(places: Any, now: int, **options: Any) -> Verdict:
+    verdict = judge(places, now, **options)
+    return Verdict(now) if any(place.note.until is not None for place in places.values()) else verdict
+
+
 BUGS: Mapping[str, tuple[str, Sequence[Patch]]] = {
     "growth-evicts": (
         "states evict positions although partitions were added before the topic was read",
@@ -33,6 +44,18 @@ BUGS: Mapping[str, tuple[str, Sequence[Patch]]] = {
     "growth-ends-early": (
         "the ends are taken while producers do not know of the new partitions",
         [(run, "advance", _ends_at_once)],
+    ),
+    "service-reads-new-partitions-at-once": (
+        "a republisher reads partitions that were added before what stands in the old ones",
+        [(growing, "judge", _all_at_once)],
+    ),
+    "service-trusts-one-end": (
+        "a republisher reads new partitions when the end of one old partition is known",
+        [(growing, "judge", _one_end_is_enough)],
+    ),
+    "service-forgets-growth": (
+        "a republisher does not commit that its topic has grown",
+        [(Note, "__str__", lambda self: f"{self.topic_id} {max(self.settled, self.now)}")],
     ),
     "growth-unseen": ("a run does not notice partitions that are added to its topic", [(run, "advance", _never_seen)]),
 }

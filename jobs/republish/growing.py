@@ -1,0 +1,170 @@
+"""A member's eye on the number of partitions of the topics that it reads: see `jobs.republish.growth` for the rule."""
+
+import logging
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
+from typing import Final, NamedTuple
+
+from jobs.republish.absence import Unsafe
+from jobs.republish.counts import Statistics, TopicGrowth
+from jobs.republish.growth import Note, Place, Verdict, judge
+from persistence.growth import GROWN_UNDRAINED, Ends
+from persistence.kafka import TopicFacts
+
+_LOG = logging.getLogger("headwater.republish")
+
+_AWAY_SECONDS: Final = 120.0  # an idle member looks once a minute; who looks away cannot say how often a topic grew
+_JUDGE_SECONDS: Final = 1.0  # between two questions for what the group has committed, while new partitions wait
+_UNSURE_SECONDS: Final = 10.0  # for a member who saw the growth to note it: a batch, its flush and a commit, with room
+
+
+class _Watch(NamedTuple):
+    """What was seen of a topic: its id, its numbers of partitions one after the other, and when."""
+
+    topic_id: str
+    counts: tuple[int, ...]
+    looked: float
+
+
+class Growing:
+    """What a member knows of growing topics. It outlives the member's consumers.
+
+    Args:
+        sources: Topics whose order is kept. In retry topics there is none.
+        group: The consumer group.
+        accepted: Whether new partitions are read at once, and disorder is accepted.
+        max_age: Seconds in which producers may not know of new partitions.
+        statistics: Where growths are shown.
+        told: Called when the statistics have changed.
+    """
+
+    def __init__(
+        self,
+        sources: Collection[str],
+        *,
+        group: str,
+        accepted: bool,
+        max_age: float,
+        statistics: Statistics,
+        told: Callable[[], None],
+    ) -> None:
+        self.sources = frozenset(sources)
+        self._group = group
+        self._accepted = accepted
+        self._max_age_ms = round(max_age * 1000)
+        self._statistics = statistics
+        self._told = told
+        self._watched: dict[str, _Watch] = {}
+        self._verdicts: dict[str, Verdict] = {}
+        self._judged: dict[str, float] = {}
+        self._unsure: dict[str, float] = {}
+
+    @property
+    def under_way(self) -> bool:
+        """Whether partitions wait."""
+        return bool(self._statistics.growing)
+
+    def see(self, fact: TopicFacts) -> bool:
+        """Note how many partitions a topic has; whether the order of its records is kept and they are more than before."""
+        now, before = time.monotonic(), self._watched.get(fact.name)
+        if before is None or before.topic_id != fact.topic_id:
+            counts: tuple[int, ...] = (fact.partitions,)
+        elif now - before.looked > _AWAY_SECONDS:
+            counts = (max(fact.partitions, before.counts[-1]),)
+        elif fact.partitions > before.counts[-1]:
+            counts = (*before.counts, fact.partitions)
+        else:  # the same, or told by a broker that does not know yet
+            counts = before.counts
+        self._watched[fact.name] = _Watch(fact.topic_id, counts, now)
+        return fact.name in self.sources and before is not None and counts[-1] > before.counts[-1]
+
+    def count(self, topic: str) -> int:
+        """How many partitions a topic has that was seen."""
+        return self._watched[topic].counts[-1]
+
+    def forget(self, topics: Iterable[str]) -> None:
+        """Show no growth of topics of which this member has no partition any more."""
+        for topic in topics:
+            self._statistics.growing.pop(topic, None)
+
+    def is_due(self, topic: str) -> bool:
+        """Whether it is time to judge a topic that was seen."""
+        verdict = self._verdicts.get(topic, Verdict(0))
+        if topic not in self.sources or verdict.settled >= self.count(topic):
+            return False
+        return time.monotonic() - self._judged.get(topic, -_JUDGE_SECONDS) >= _JUDGE_SECONDS
+
+    def judge(self, topic: str, places: Mapping[int, Place], ends: Ends) -> Verdict:
+        """Return which partitions may be read.
+
+        Args:
+            topic: A topic that was seen.
+            places: What the group has committed of it.
+            ends: Asks for its ends.
+
+        Raises:
+            Unsafe: The order of a key cannot be kept.
+        """
+        watch, now = self._watched[topic], time.monotonic()
+        verdict = judge(places, watch.counts[-1], watched=watch.counts, ends=ends, accepted=self._accepted)
+        self._verdicts[topic], self._judged[topic] = verdict, now
+        if verdict.sure:
+            self._unsure.pop(topic, None)
+        elif now - self._unsure.setdefault(topic, now) >= _UNSURE_SECONDS:
+            raise Unsafe(
+                f"group {self._group}: topic {topic} grew from {verdict.settled} to {watch.counts[-1]} partitions before it was "
+                "read to its end, and nobody knows any more in which order the records of a key were written",
+                "Go on if readers of the target need no order, or if their window= is larger than the unread records of a "
+                f"key (--accept {GROWN_UNDRAINED})",
+            )
+        return verdict
+
+    def note(self, topic: str, note: Note, verdict: Verdict, end: Callable[[], int]) -> Note:
+        """Return what is to be committed with a partition's offset.
+
+        Args:
+            topic: A topic that was judged.
+            note: What was to be committed before.
+            verdict: What was found.
+            end: Asks for the end of the partition.
+        """
+        now, settled = self.count(topic), verdict.settled
+        if settled >= now:
+            return Note(note.topic_id, settled)
+        if not verdict.sure:
+            return replace(note, settled=settled)
+        return replace(note, settled=settled).grown(now, time.time_ns() // 1_000_000, self._max_age_ms, end)
+
+    def show(self, topic: str, verdict: Verdict, places: Mapping[int, Place]) -> None:
+        """Show which partitions wait, and for what, as of the notes that will be committed."""
+        shown, now, settled = self._statistics.growing, self.count(topic), verdict.settled
+        before = shown.pop(topic, None)
+        if settled < now:
+            shown[topic] = view = TopicGrowth(settled, now, _unread(places, settled, now))
+            if before is None or (before.unread is None) != (view.unread is None):
+                _LOG.warning("%s", _describe(topic, view, sure=verdict.sure))
+                self._told()
+        elif before is not None:
+            _LOG.warning("growth of topic %s is over: all %d partitions are read", topic, now)
+            self._told()
+
+
+def _unread(places: Mapping[int, Place], settled: int, now: int) -> int | None:
+    """Offsets that have to be read first; None when somebody has not taken the end of his partition yet."""
+    left = 0
+    for one in range(settled):
+        place = places.get(one)
+        if place is None or place.note.now != now or place.note.until is None:
+            return None
+        left += max(place.note.until - max(place.offset, 0), 0)
+    return left
+
+
+def _describe(topic: str, growth: TopicGrowth, *, sure: bool) -> str:
+    text = f"growth of topic {topic} from {growth.partitions_before} to {growth.partitions_now} partitions"
+    if not sure:
+        return f"{text}, before it was read to its end: it is not read unless another member knows more"
+    if growth.unread is None:
+        return f"{text}: new ones wait; ends are not taken yet, as producers may not know of them"
+    return f"{text}: new ones wait until {growth.unread} offsets of the others are read"
