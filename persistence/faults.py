@@ -45,6 +45,7 @@ REPUBLISH_PRODUCE = "republish:produce"
 REPUBLISH_FLUSH = "republish:flush"
 REPUBLISH_DEAD_LETTER = "republish:dead_letter"
 REPUBLISH_COMMIT = "republish:commit"
+REPUBLISH_NOTE = "republish:note"
 REDRIVE_PRODUCE = "redrive:produce"
 REDRIVE_FLUSH = "redrive:flush"
 
@@ -73,6 +74,7 @@ _POINTS = {
     REPUBLISH_FLUSH: "a republisher waits until its outputs are acknowledged",
     REPUBLISH_DEAD_LETTER: "a republisher's dead letters are produced and acknowledged",
     REPUBLISH_COMMIT: "a republisher commits its input offsets",
+    REPUBLISH_NOTE: "a republisher commits what it knows of its partitions, without a batch",
     REDRIVE_PRODUCE: "a redriven dead letter is handed to the producer",
     REDRIVE_FLUSH: "redriven dead letters are acknowledged",
 }

@@ -17,6 +17,7 @@ from jobs.republish.growth import Note, Place
 from jobs.republish.offsets import commit_offsets, committed, failure, is_of_another_topic, patiently
 from jobs.republish.partition import Consumed, InputPartition
 from jobs.republish.place import INSTANCE, SESSION_MS
+from persistence.faults import REPUBLISH_NOTE, effect
 from persistence.kafka import BrokerRefused, BrokerUnavailable, KafkaSettings, TopicFacts, Topics
 from persistence.kafka.errors import UNREACHABLE_REMEDY, broker_error, connection_trouble
 
@@ -178,10 +179,10 @@ class Input:
         places = {at.partition: Place(at.offset, Note.read(at.metadata)) for at in found if at.topic == topic}
         places = {one: place for one, place in places.items() if place.note.topic_id in ("", topic_id)}
         places |= {part.partition: Place(part.done, part.note) for part in own}
-        ends = cache(lambda: patiently(lambda left: self._ends_of(topic)))
+        ends = cache(lambda: {n: end for (_, n), end in patiently(lambda left: self._topics.ends([topic])).items()})
         verdict = self._growing.judge(topic, places, ends)
         for part in own:
-            part.note = self._growing.note(topic, part.note, verdict, lambda part=part: ends()[part.partition])  # type: ignore[misc]
+            part.note = self._growing.note(topic, part.note, verdict, lambda part=part: ends().get(part.partition, 0))  # type: ignore[misc]
             if part.partition < verdict.settled and verdict.sure:
                 self._release(part)
             elif not part.due_ms:
@@ -191,18 +192,17 @@ class Input:
 
     def _release(self, part: InputPartition) -> None:
         if part.due_ms == _HELD:
-            at = TopicPartition(part.topic, part.partition, part.position)
             part.due_ms = 0
-            self._consumer.seek(at)
+            self._consumer.seek(at := TopicPartition(part.topic, part.partition, part.position))
             self._consumer.resume([at])
 
-    def _ends_of(self, topic: str) -> dict[int, int]:
-        return {number: end for (_, number), end in self._topics.ends([topic]).items()}
-
     def _note(self) -> None:
-        """Commit what is to be known of partitions that are not processed any further."""
-        if parts := [part for part in self.partitions.values() if part.note != part.noted]:
-            self._commit([(part, part.done) for part in parts], None)
+        """Commit what is to be known of partitions, without going on in them."""
+        self._tell([(part, part.done) for part in self.partitions.values() if part.note != part.noted])
+
+    def _tell(self, offsets: list[tuple[InputPartition, int]], timeout: float | None = None) -> None:
+        if offsets:
+            effect(REPUBLISH_NOTE, lambda: self._commit(offsets, timeout))
 
     def raise_for(self, message: Consumed, error: KafkaError) -> None:
         """Deal with a message that is no record: the end of a partition, or an error.
@@ -275,9 +275,14 @@ class Input:
         Raises:
             BrokerError: The group's coordinator refused or did not answer.
         """
-        self._commit(
-            [(part, part.position) for part in self.partitions.values() if part.position != part.done], timeout
-        )
+        self._commit(self._ahead(), timeout)
+
+    def commit_ends(self, timeout: float | None = None) -> None:
+        """The same when no record is under way: partitions may have ends behind their last one."""
+        self._tell(self._ahead(), timeout)
+
+    def _ahead(self) -> list[tuple[InputPartition, int]]:
+        return [(part, part.position) for part in self.partitions.values() if part.position != part.done]
 
     def _commit(self, offsets: list[tuple[InputPartition, int]], timeout: float | None) -> None:
         if not offsets:

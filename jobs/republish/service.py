@@ -296,7 +296,7 @@ class _Run:
     def _commit(self, timeout: float | None = None) -> None:
         """Steps 4 to 6: also run by the consumer before partitions are taken away."""
         if not self._worker.pending:
-            self._input.commit(timeout)  # ends behind which there is no record
+            self._input.commit_ends(timeout)
             return
         self._worker.finish(timeout)
         effect(REPUBLISH_COMMIT, lambda: self._input.commit(timeout))

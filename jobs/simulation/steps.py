@@ -127,8 +127,8 @@ def _deliver(world: World, a: int, b: int, c: int) -> None:
 
 
 def _rewind(world: World, a: int, b: int, c: int) -> None:
-    """A service's offset is set back."""
-    if world.services:
+    """A service's offset is set back; not while its topic grows, as who sets offsets takes the group's notes away."""
+    if world.services and not world.services[a % len(world.services)].grows:
         world.services[a % len(world.services)].rewind(b, 1 + c % 30)
 
 
