@@ -11,7 +11,7 @@ import textwrap
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from functools import partial
+from functools import lru_cache, partial
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, Protocol, TypeVar
 from weakref import WeakKeyDictionary
@@ -98,8 +98,14 @@ def _cell(cell: _Cell) -> Any:
 
 
 def _source_of_function(of: FunctionType) -> str:
-    node = _node_of(of.__code__)
-    return _bytecode(of.__code__) if node is None else _unparsed(node)
+    # Two pieces of code are equal that stand in the same line of two files.
+    return _source_of_code(of.__code__.co_filename, of.__code__)
+
+
+@lru_cache(maxsize=1 << 10)  # the source is found by parsing its whole file
+def _source_of_code(_file: str, code: CodeType) -> str:
+    node = _node_of(code)
+    return _bytecode(code) if node is None else _unparsed(node)
 
 
 def _node_of(code: CodeType) -> ast.AST | None:

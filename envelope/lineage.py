@@ -7,6 +7,7 @@ node i+1 are joined by an edge: what the republisher that read node i made of it
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import lru_cache
 from typing import NamedTuple, TypeAlias
 from urllib.parse import quote
 
@@ -280,12 +281,12 @@ class Lineage:
         changed = [i for i, edge in enumerate(self.edges) if edge.rekeyed]
         last = len(self.edges) if rekeyed else changed[-1] if changed else 0
         root = self.root
-        lane = group = f"{_topic(root)}:{root.partition}#{quote(root.topic_id, safe='/+=')}"
+        lane = group = f"{_topic(root)}:{root.partition}#{_quoted(root.topic_id, '/+=')}"
         for i, (edge, node) in enumerate(zip(self.edges, self.nodes[1:], strict=True), start=1):
-            step = f">{quote(edge.via)}>{_topic(node)}"
+            step = f">{_quoted(edge.via)}>{_topic(node)}"
             lane += f"{step}:{node.partition}" if i <= last else step
             group += step
-        tail = "".join(f">{quote(name)}" for name in branch)
+        tail = "".join(f">{_quoted(name)}" for name in branch)
         return lane + tail, group + tail
 
 
@@ -310,4 +311,9 @@ def event_of(position: Position, items: int) -> Position:
 
 
 def _topic(node: Node) -> str:
-    return f"{quote(node.cluster)}/{node.topic}" if node.cluster else node.topic
+    return f"{_quoted(node.cluster)}/{node.topic}" if node.cluster else node.topic
+
+
+@lru_cache(maxsize=1 << 12)  # the names of a few topics and republishers, once for every message
+def _quoted(name: str, safe: str = "/") -> str:
+    return quote(name, safe=safe)

@@ -1,14 +1,15 @@
 """The engine's driver: starts as the real one does, then runs batch after batch of the real runner."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from aggregations.element import Record
+from aggregations.flow import Flow
 from aggregations.memory import MemoryRunner
 from aggregations.reconcile import Broker, plan, refuse
 from jobs.simulation.faults import Crash
 from jobs.simulation.kafka import CLOCK, Cluster, Committed
 from jobs.simulation.oracle import Violation
-from jobs.simulation.topology import FINAL, FLOW, Spec
 from persistence.faults import effect
 from persistence.steps import Step
 
@@ -20,7 +21,7 @@ class Driver:
     """One run of the flow.
 
     Args:
-        spec: The world.
+        flow: The flow.
         cluster: The broker.
         stores: URL by stage.
         accept: Risks taken on purpose.
@@ -29,13 +30,17 @@ class Driver:
         RunRefusedError: Going on would be unsafe.
     """
 
-    def __init__(self, spec: Spec, cluster: Cluster, stores: Mapping[str, str], accept: Sequence[str] = ()) -> None:
+    def __init__(
+        self, flow: Flow[Any], cluster: Cluster, stores: Mapping[str, str], accept: Sequence[str] = ()
+    ) -> None:
+        assert flow.topic is not None
+        self.name, self.topic = flow.name, flow.topic.name
         self._cluster = cluster
-        self.log = cluster.topics[FINAL]
+        self.log = cluster.topics[self.topic]
         ids = {topic: log.topic_id for topic, log in cluster.topics.items()}
-        ends = {(FINAL, number): partition.high for number, partition in enumerate(self.log.partitions)}
+        ends = {(self.topic, number): partition.high for number, partition in enumerate(self.log.partitions)}
         self.runner = MemoryRunner(
-            spec.flow,
+            flow,
             stores,
             topic_ids=ids,
             accept=accept,
@@ -45,9 +50,9 @@ class Driver:
             metadata_max_age=METADATA_MAX_AGE,
         )
         run = self.runner.run
-        made = plan(FLOW, run.manifest, run.manifests, self._broker())
+        made = plan(self.name, run.manifest, run.manifests, self._broker())
         refuse(made.findings, accept)
-        run.start_at(FINAL, made.topic_id, made.starts, made.growth)
+        run.start_at(self.topic, made.topic_id, made.starts, made.growth)
         self.next = made.starts
 
     @property
@@ -64,13 +69,13 @@ class Driver:
         Raises:
             Crash: The topic was created again: the broker does not know its id any more.
         """
-        if self._cluster.topics[FINAL] is not self.log:
+        if self._cluster.topics[self.topic] is not self.log:
             raise Crash("the topic was created again while the engine ran")
         return [
             record
             for number in range(len(self.log.partitions))
             if number != slow
-            for record in self._cluster.read(FINAL, number, self.next.get(number, 0), limit)
+            for record in self._cluster.read(self.topic, number, self.next.get(number, 0), limit)
         ]
 
     def advance(self, records: Sequence[Record]) -> None:
@@ -96,14 +101,15 @@ class Driver:
         if run.superseded():
             return
         for number, offset in self.next.items():
-            self._cluster.commit(FLOW, FINAL, number, Committed(offset))
+            self._cluster.commit(self.name, self.topic, number, Committed(offset))
         if run.term < max(store.installed_term(run.ref) for _, store in run.distinct_stores()):
             raise Violation(f"a run of term {run.term} told the consumer group though a newer one has begun")
 
     def _broker(self) -> Broker:
         marks = {number: (partition.low, partition.high) for number, partition in enumerate(self.log.partitions)}
-        group = {at[2]: one.offset for at, one in self._cluster.groups.items() if at[:2] == (FLOW, FINAL)}
-        return Broker(FINAL, self.log.topic_id, marks, group, CLOCK.time_ns() // 1_000_000)
+        mine = (self.name, self.topic)
+        group = {at[2]: one.offset for at, one in self._cluster.groups.items() if at[:2] == mine}
+        return Broker(self.topic, self.log.topic_id, marks, group, CLOCK.time_ns() // 1_000_000)
 
     def _ends(self) -> dict[int, int]:
         return {number: partition.high for number, partition in enumerate(self.log.partitions)}

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from envelope import Reason
-from jobs.simulation.topology import Payload, Spec, emitted, kept, split
+from jobs.simulation.topology import Passage, Payload, Spec, emitted, kept, split
 
 
 class Violation(AssertionError):
@@ -28,29 +28,47 @@ class Logical:
         payload: Its payload.
         items: Per stage that it reaches, what is folded there.
         fails: Name of the stage that refuses it; it reaches none behind that one. Empty for none.
+        diverts: Name of the stage in front of which items of it are sent away, while the others go on. Empty for none.
     """
 
     payload: Payload
     items: tuple[tuple[Item, ...], ...]
     fails: str
+    diverts: str = ""
 
 
-def logical(spec: Spec, payload: Payload) -> Logical:
-    """Follow a message through the flow, in plain Python."""
+def logical(spec: Spec, payload: Payload, *, over: bool = False) -> Logical:
+    """Follow a message through the flow, in plain Python.
+
+    Args:
+        spec: The world.
+        payload: Payload of the message.
+        over: Steps and folds refuse nothing any more.
+    """
     current = [payload] if not spec.filters or kept(payload) else []
     reached: list[tuple[Item, ...]] = []
+    diverts = ""
     for stage in spec.stages:
+        if not over and stage.fails == "flat_map" and stage.flat and _any(current, stage.bad_in_front):
+            return Logical(payload, tuple(reached), stage.name, diverts)
         if stage.flat:
             current = [part for one in current for part in split(one)]
-        if any(
-            (stage.checks and one["bad"] == f"!{stage.name}") or (stage.seen and one["bad"] == stage.name)
-            for one in current
-        ):
-            return Logical(payload, tuple(reached), stage.name)
+        if stage.fails == "divert" and _any(current, stage.bad_in_front):
+            diverts = stage.name
+            current = [one for one in current if one["bad"] != stage.bad_in_front]
+        refused = stage.fails in ("map", "filter", "key") and _any(current, stage.bad_in_front)
+        refused |= stage.seen and _any(current, stage.name)
+        refused |= stage.emits and stage.emit_fails and _any(current, stage.bad_in_emit)
+        if refused and not over:
+            return Logical(payload, tuple(reached), stage.name, diverts)
         reached.append(tuple(Item(one["id"], one[stage.key], one["x"]) for one in current))
         if stage.emits:
             current = [part for one in current for part in emitted(one)]
-    return Logical(payload, tuple(reached), "")
+    return Logical(payload, tuple(reached), "", diverts)
+
+
+def _any(items: Iterable[Payload], mark: str) -> bool:
+    return any(one["bad"] == mark for one in items)
 
 
 class Oracle:
@@ -64,7 +82,8 @@ class Oracle:
         events: Root events, in order.
         owners: Id of the logical message by id of an item.
         outputs: Place of every item that the flow produced.
-        letters: Ids met in the dead-letter topic, by stage.
+        letters: Ids met in the dead-letter topic, by stage; without those that came back unproven ...
+        unproven: ... and those.
         refused: Ids that republishers have to refuse, by dead-letter topic.
     """
 
@@ -74,10 +93,12 @@ class Oracle:
         self.events: list[Payload] = []
         self.owners: dict[str, str] = {}
         self.letters: dict[str, set[str]] = {stage.name: set() for stage in spec.stages}
+        self.unproven: dict[str, set[str]] = {stage.name: set() for stage in spec.stages}
         self.outputs: dict[str, object] = {}
         self.refused: dict[str, set[str]] = {passage.dead: set() for passage in spec.passages}
         self._places: dict[object, str] = {}
         self._mended: set[str] = set()
+        self._over = False
         self._allowed: list[set[tuple[str, str]]] = [set() for _ in spec.stages]
 
     def rooted(self, topic: str, payload: Payload) -> None:
@@ -88,29 +109,63 @@ class Oracle:
         for message in self.spec.messages(topic, payload):
             self._add(message)
 
+    def revived(self, passage: Passage, payload: Payload) -> None:
+        """Note that what a republisher refused has been redriven, mended, and all that will come of it."""
+        for output in passage.outputs(payload):
+            topic = passage.target_of(output)
+            for dead, name in self.spec.refused(topic, output):
+                self.refused[dead].add(name)
+            for message in self.spec.messages(topic, output):
+                if message["id"] not in self.messages:
+                    self._add(message)
+
+    def is_cured(self, message: str) -> bool:
+        """Whether a message that was refused has been redriven, mended."""
+        return message in self._mended
+
     def cured(self, message: str) -> None:
         """Note that a message that was refused has been redriven, mended."""
         self._mended.add(message)
         self._add({**self.messages[message].payload, "bad": ""})
 
-    def died(self, message: str, stage: str, reason: Reason) -> None:
+    def over(self) -> None:
+        """Note that steps and folds refuse nothing any more: of what they did refuse, copies or letters are folded."""
+        self._over = True
+        for message in [*self.messages.values()]:
+            self._mended.add(message.payload["id"])
+            self._add(message.payload)
+
+    def died(self, message: str, stage: str, reason: Reason, *, copy: bool) -> None:
         """Note a dead letter.
+
+        Args:
+            message: The message.
+            stage: Stage that could not use it, or that it was on its way to; empty for the first.
+            reason: Reason code.
+            copy: It was redriven, and the flow did not give it up.
 
         Raises:
             Violation: The stage has no reason to refuse it.
         """
-        if stage not in self.letters or (self.messages[message].fails != stage and message not in self._mended):
+        stage = stage or self.spec.stages[0].name
+        if copy and not any(self.gave_up(message, one.name) for one in self.spec.stages):
+            raise Violation(f"{message} is a dead letter of stage {stage}, and a copy: {reason}")
+        if reason is Reason.UNPROVEN:
+            self.unproven[stage].add(message)
+            return
+        found = self.messages[message]
+        if stage not in self.letters or (stage not in (found.fails, found.diverts) and message not in self._mended):
             raise Violation(f"{message} is a dead letter of stage {stage}: {reason}")
         self.letters[stage].add(message)
 
     def is_missing(self, message: str, stage: str, held: Mapping[int, set[str]]) -> bool:
         """Whether a message belongs to a stage and is not folded there."""
-        number = [one.name for one in self.spec.stages].index(stage)
+        number = [one.name for one in self.spec.stages].index(stage or self.spec.stages[0].name)
         items = self.messages[message].items
         return number < len(items) and any(item.id not in held[number] for item in items[number])
 
     def _add(self, payload: Payload) -> None:
-        found = self.messages[payload["id"]] = logical(self.spec, payload)
+        found = self.messages[payload["id"]] = logical(self.spec, payload, over=self._over)
         for allowed, items in zip(self._allowed, found.items, strict=False):
             for item in items:
                 allowed.add((item.key, item.id))
@@ -145,26 +200,45 @@ class Oracle:
             if (key, one) not in self._allowed[stage]:
                 raise Violation(f"stage {name}, key {key}: {one} does not belong there")
 
-    def check_held(self, message: str, stages: Iterable[int], held: Mapping[int, set[str]], why: str) -> None:
-        """A message is folded, or a dead letter, at each of these stages that it reaches.
+    def check_passed_on(self, item: str, stage: int, held: Mapping[int, set[str]]) -> None:
+        """What a stage holds is folded, or a dead letter, at each stage behind it that it reaches.
 
         Raises:
             Violation: It is at none of them.
         """
+        message, made_of_it = self.owners[item], (f"{item}!", f"{item}^")
         found = self.messages[message]
-        for stage in stages:
-            name = self.spec.stages[stage].name
-            if any(message in self.letters[one.name] for one in self.spec.stages[: stage + 1]):
+        for later in range(stage + 1, len(self.spec.stages)):
+            name = self.spec.stages[later].name
+            if self.gave_up(message, name):
                 return  # it reaches no stage behind that one, unless it is redriven
-            if stage >= len(found.items):
-                if stage == len(found.items):
-                    raise Violation(f"{why}: {message} is no dead letter of stage {name}, which refuses it")
-                return
-            if stage not in held:
-                continue  # it only counts
-            lost = [item.id for item in found.items[stage] if item.id not in held[stage]]
-            if lost:
-                raise Violation(f"{why}: {lost[0]} is not held by stage {name}")
+            if later >= len(found.items):
+                raise Violation(f"downstream: {message} is no dead letter of stage {name}, which refuses it")
+            for one in found.items[later] if later in held else ():  # otherwise it only counts
+                if one.id not in held[later] and (one.id == item or one.id.startswith(made_of_it)):
+                    raise Violation(f"downstream: {one.id} is not held by stage {name}")
+
+    def check_held(self, message: str, stage: int, held: Mapping[int, set[str]], why: str) -> None:
+        """A message is folded, or a dead letter, at a stage if it reaches it.
+
+        Raises:
+            Violation: It is neither.
+        """
+        found = self.messages[message]
+        if any(self.gave_up(message, one.name) for one in self.spec.stages[: stage + 1]):
+            return  # it reaches no stage behind that one, unless it is redriven
+        name = self.spec.stages[stage].name
+        if stage == len(found.items):
+            raise Violation(f"{why}: {message} is no dead letter of stage {name}, which refuses it")
+        lost = (
+            [item.id for item in found.items[stage] if item.id not in held[stage]] if stage < len(found.items) else ()
+        )
+        if lost:
+            raise Violation(f"{why}: {lost[0]} is not held by stage {name}")
+
+    def gave_up(self, message: str, stage: str) -> bool:
+        """Whether a message is a dead letter of a stage."""
+        return message in self.letters[stage] or message in self.unproven[stage]
 
     def states(self, stage: int) -> dict[str, object]:
         """The states of a stage, as a plain fold of every message makes them."""

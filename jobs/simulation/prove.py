@@ -14,10 +14,12 @@ import aggregations
 import envelope
 import persistence
 from jobs import republish, simulation
+from jobs.simulation.bugs import MATTERS
 from jobs.simulation.oracle import Violation
 from jobs.simulation.planted import planted
 from jobs.simulation.schedules import explore, units
 from jobs.simulation.shrink import outcome
+from jobs.simulation.steps import draw_world
 
 SEEDS_PER_BUG = 300
 """A planted bug that this many seeds do not find is not found."""
@@ -109,7 +111,7 @@ def prove(seeds: int, schedules: int, *, bugs: Sequence[str], state: Path | None
     proof.planted = len(bugs)
     notes = _Notes(proof, state)
     # Not forked: polars' threads would not come along.
-    with multiprocessing.get_context("spawn").Pool(workers, _collect_rarely) as pool:
+    with multiprocessing.get_context("spawn").Pool(workers, collect_rarely) as pool:
         chunks = [range(start, min(start + _CHUNK, seeds)) for start in range(proof.seeds, seeds, _CHUNK)]
         for chunk, violations in zip(chunks, pool.imap(_seeds, chunks), strict=True):
             proof.violations += violations
@@ -133,16 +135,21 @@ def prove(seeds: int, schedules: int, *, bugs: Sequence[str], state: Path | None
     return proof
 
 
-def _collect_rarely() -> None:
+def collect_rarely() -> None:
     """A quarter of the time went into collecting garbage, of which worlds leave little that is in cycles."""
     gc.freeze()
     gc.set_threshold(50_000, 50, 100)
 
 
 def find(name: str) -> int | None:
-    """The first seed that finds a planted bug; None when none of a hundred does."""
+    """The first seed that finds a planted bug; None when none of the first ones does.
+
+    Worlds that have nothing that the bug could meet are left out.
+    """
+    matters = MATTERS.get(name)
+    seeds = (seed for seed in range(SEEDS_PER_BUG) if matters is None or matters(draw_world(seed, 0)[0]))
     with planted(name):
-        return next((seed for seed in range(SEEDS_PER_BUG) if outcome(seed).startswith(Violation.__name__)), None)
+        return next((seed for seed in seeds if outcome(seed).startswith(Violation.__name__)), None)
 
 
 def _seeds(seeds: Iterable[int]) -> list[str]:

@@ -5,11 +5,10 @@ from dataclasses import replace
 from random import Random
 from typing import NamedTuple
 
+from jobs.simulation.draw import draw
 from jobs.simulation.faults import ENDS, End, Script
 from jobs.simulation.oracle import Violation
-from jobs.simulation.service import mended, payload_of
-from jobs.simulation.steps import event
-from jobs.simulation.topology import Payload, Spec, draw
+from jobs.simulation.topology import FLOW, Payload, Spec, event
 from jobs.simulation.world import World
 
 WORLDS = 64
@@ -58,6 +57,9 @@ def small_world(number: int) -> Spec:
                 partitions={topic: min(count, 2) for topic, count in spec.partitions.items()},
                 growth="",
                 recreates=False,
+                audit="",
+                revives=False,
+                mends=False,
             )
 
 
@@ -103,12 +105,10 @@ def _round(world: World) -> bool:
         busy = True
         world.engine(2)
         world.check()
-    if not busy and world.redriven < len(world.letters):
+    if not busy and world.redriven[FLOW] < len(world.letters):
         busy = True
-        world.redriven += 1
-        output = mended(*world.letters[world.redriven - 1])
-        world.oracle.cured(payload_of(output.value)["id"])
-        world.deliver(output)
+        world.redriven[FLOW] += 1
+        world.bring_back(world.letters[world.redriven[FLOW] - 1])
     return busy
 
 

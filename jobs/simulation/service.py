@@ -2,15 +2,14 @@
 
 from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import NamedTuple
 
 import msgspec
 
-from aggregations.element import Record
-from aggregations.report import DeadLetter
-from envelope import Envelope, Hop, Lineage, Node, Reason, Standing, decode, encode
+from envelope import Envelope, Lineage, Node, Standing, decode, encode
+from envelope.codec import parse
 from envelope.headers import Headers
-from envelope.redrive import Redrive, redrive_hops
 from jobs.republish import Output, Republisher, RetryTopics, Source, Transform, Wrapping, identity
 from jobs.republish import Record as Input
 from jobs.republish.growth import Note
@@ -19,7 +18,7 @@ from jobs.simulation.clients import Life, Place, Sent
 from jobs.simulation.driver import METADATA_MAX_AGE
 from jobs.simulation.kafka import CLOCK, Cluster, Committed
 from jobs.simulation.oracle import Violation
-from jobs.simulation.topology import FLOW, Passage, Payload, digest
+from jobs.simulation.topology import OUT, Passage, Payload, digest
 
 RETRY_SECONDS = 2.0
 _LIFE_SECONDS = 0.2  # that pass between two lives
@@ -29,6 +28,10 @@ _PATIENCE = 11  # looks in vain, a fifth of a second each, until it is stopped; 
 _EVERYTHING = 1000
 _encode_json = msgspec.json.Encoder().encode
 _decode_json = msgspec.json.Decoder(dict).decode
+
+
+At = tuple[str, int, int]
+"""Topic id, partition and offset of a record."""
 
 
 class Outgoing(NamedTuple):
@@ -41,6 +44,7 @@ class Outgoing(NamedTuple):
         headers: Its headers.
         partition: Where to, whatever the key says; None for the key's partition.
         redriven: Stage that it is redriven to; empty for none.
+        application: Who gave it up, if it is redriven.
     """
 
     topic: str
@@ -49,12 +53,14 @@ class Outgoing(NamedTuple):
     headers: Headers = ()
     partition: int | None = None
     redriven: str = ""
+    application: str = ""
 
 
+@lru_cache(maxsize=1 << 12)  # a record is looked at again and again
 def payload_of(value: bytes | None) -> Payload:
-    """The payload of a record's value: of its envelope, or the value itself where there is none."""
+    """The payload of a record's value, not to be changed: of its envelope, or the value itself where there is none."""
     assert value is not None
-    payload: Payload = _decode_json(value if value.startswith(b"{") else decode(value).payload)
+    payload: Payload = _decode_json(value if value.startswith(b"{") else parse(value).payload)
     return payload
 
 
@@ -62,27 +68,13 @@ def published(value: bytes) -> tuple[str, Standing]:
     """Id of what a flow produced, and where it stands for whoever reads it."""
     message = decode(value)
     name: str = _decode_json(message.payload)["id"]
-    return name, Lineage.of(message.chain, Node("out", 0, 0)).standing(event_id=message.event_id)
+    return name, Lineage.of(message.chain, Node(OUT, 0, 0)).standing(event_id=message.event_id)
 
 
 def rooted(payload: Payload, *, raw: bool = False) -> bytes:
     """What a producer that is no republisher writes: an envelope, or the payload alone."""
     content = _encode_json(payload)
     return content if raw else encode(Envelope(content, event_id=payload["id"]))
-
-
-def mended(letter: DeadLetter, place: Record) -> Outgoing:
-    """A dead letter on its way back: the hops that the library gives it, and a payload that is no longer bad."""
-    record = letter.record
-    assert record.value is not None
-    message = decode(record.value)
-    payload = {**_decode_json(message.payload), "bad": ""}
-    unproven = letter.reason is Reason.UNPROVEN
-    back = Redrive(letter.stage, letter.hole, FLOW, asserted=unproven)
-    hops = redrive_hops(_place(record), _place(place), back)
-    value = encode(replace(message, payload=_encode_json(payload), chain=(*message.chain, *hops)))
-    partition = record.partition if record.key is None else None
-    return Outgoing(record.topic, record.key, value, partition=partition, redriven=letter.stage)
 
 
 @dataclass(slots=True)
@@ -162,11 +154,12 @@ class Service:
         """Live for what is there, stand still, and go on with up to `limit` records that came meanwhile."""
         self._live(dict.fromkeys(self.places, limit), pause=pause)
 
-    def check(self, reached: Mapping[str, Container[str]]) -> None:
+    def check(self, reached: Mapping[str, Container[str]], redriven: Mapping[At, str]) -> None:
         """What lies below a committed offset has gone where it belongs.
 
         Args:
             reached: Ids that were ever in each topic.
+            redriven: Who gave up what the record there is: what others gave up is left out.
 
         Raises:
             Violation: Something has not.
@@ -175,7 +168,11 @@ class Service:
         for topic, number in self.places:
             log = self.cluster.topics[topic]
             begin, end = self._checked.get((log.topic_id, number), 0), self.committed(topic, number)
+            if begin >= end:
+                continue
             for record in filter(None, log.partitions[number].records[begin:end]):
+                if redriven.get((log.topic_id, number, record.offset), passage.name) != passage.name:
+                    continue
                 payload = payload_of(record.value)
                 if any(payload["id"] in reached[one] for one in (*passage.retries_behind(topic), passage.dead)):
                     continue
@@ -183,7 +180,7 @@ class Service:
                 lost = [one["id"] for one in wanted if one["id"] not in reached[passage.target_of(one)]]
                 if lost or passage.refuses(payload):
                     raise Violation(f"{passage.name} has committed {payload['id']}, which led to nothing: {lost}")
-            self._checked[log.topic_id, number] = max(begin, end)
+            self._checked[log.topic_id, number] = end
 
     def _live(
         self,
@@ -270,7 +267,3 @@ def _as_foreign(value: bytes) -> bytes:
     message = decode(value)
     *before, hop = message.chain
     return encode(replace(message, chain=(*before, replace(hop, index=None, count=None, topic_id=""))))
-
-
-def _place(record: Record) -> Hop:
-    return Hop(record.topic, record.partition, record.offset, topic_id=record.topic_id)

@@ -1,28 +1,27 @@
 """What can happen in a world. A step is a kind and three numbers, taken modulo what there is: any step fits any world."""
 
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from random import Random
 from typing import Any
 
 from aggregations.errors import RunRefusedError
-from jobs.simulation.driver import METADATA_MAX_AGE, Driver
-from jobs.simulation.faults import ENDS, Crash, End, Script
+from jobs.simulation.audit import AUDIT
+from jobs.simulation.changes import Change
+from jobs.simulation.draw import draw
+from jobs.simulation.driver import METADATA_MAX_AGE
+from jobs.simulation.faults import ENDS, End, Script
 from jobs.simulation.kafka import CLOCK, Log
+from jobs.simulation.losses import back, restore, snapshot
 from jobs.simulation.oracle import Violation
-from jobs.simulation.service import Service, mended, payload_of
-from jobs.simulation.stores import BUCKETS, FLOW_PART, Copy, SimulatedStore
-from jobs.simulation.topology import FINAL, FLOW, Payload, Spec, digest, draw
+from jobs.simulation.service import Service
+from jobs.simulation.topology import FINAL, FLOW, OUT, OUTAGE, Spec
 from jobs.simulation.world import World
-from persistence.errors import StoreError
-from persistence.manifest import ahead, minimum
-from persistence.marks import Mark
+from persistence.manifest import minimum
 from persistence.names import FlowRef
 
 _REF = FlowRef(FLOW)
-_NOTHING = Copy({}, {}, {}, {})
-_MOST_PARTITIONS = 6
+_MOST_PARTITIONS, _MOST_DRAINED = 6, 4
 
 
 POINTS = ("persist", "load", "manifest", "publish", "persist", "dead_letter", "manifest", "term", "return", "offsets")
@@ -57,6 +56,10 @@ def draw_world(seed: int, steps: int = 80) -> tuple[Spec, list[Step]]:
         "recreate": spec.recreates,
         **dict.fromkeys(["republish", "rewind", "stale", "deliver"], bool(spec.passages)),
         "share": any(passage.members > 1 for passage in spec.passages),
+        "audit": bool(spec.audit),
+        "mend": spec.mends,
+        # What a flow that lost its stores publishes once more, and an operator calls new, its readers take for new.
+        **dict.fromkeys(["snapshot", "restore"], spec.audit != OUT),
     }
     weights = [weight * possible.get(kind, True) for kind, (weight, _) in KINDS.items()]
     kinds = random.choices(list(KINDS), weights, k=steps)
@@ -65,25 +68,7 @@ def draw_world(seed: int, steps: int = 80) -> tuple[Spec, list[Step]]:
 
 def _produce(world: World, a: int, b: int, c: int) -> None:
     """Producers write one to six events."""
-    _write(world, world.spec.roots[b % len(world.spec.roots)], 1 + a % 6)
-
-
-def _write(world: World, topic: str, count: int) -> None:
-    for _ in range(count):
-        world.produce(topic, event(world.spec, f"e{len(world.oracle.events)}"))
-
-
-def event(spec: Spec, name: str) -> Payload:
-    """The event of that name. One in five is bad for a stage, or in front of it."""
-    stage = spec.stages[digest(name, "bad") % len(spec.stages)]
-    return {
-        "id": name,
-        "k": f"k{digest(name, 'k') % 3}",
-        "g": f"g{digest(name, 'g') % 2}",
-        "h": "h",
-        "x": digest(name, "x") % 100,
-        "bad": ("", stage.name, f"!{stage.name}")[max(digest(name, "poison") % 10 - 7, 0)],
-    }
+    world.write(world.spec.roots[b % len(world.spec.roots)], 1 + a % 6)
 
 
 def _republish(world: World, a: int, b: int, c: int) -> None:
@@ -111,7 +96,7 @@ def _share(world: World, a: int, b: int, c: int) -> None:
         return
     service, waiting = groups[a % len(groups)], len(world.stale)
     if service.passage.source in world.spec.roots:
-        _write(world, service.passage.source, 1 + b % 6)
+        world.write(service.passage.source, 1 + b % 6)
     point = SERVICE_POINTS[(c >> 3) % 4], (c >> 5) % 2
     world.stand_still(lambda: service.share(a >> 8, 1 + b % 16), Script({point: End.PAUSE}))
     for n in range(1 + c % 3):
@@ -153,14 +138,15 @@ def _slow(world: World, a: int, b: int, c: int) -> None:
 
 
 def _kill(world: World, a: int, b: int, c: int) -> None:
-    """The engine dies between two batches. Now and then somebody tries to start it with one stage more."""
+    """The engine dies between two batches. Now and then somebody tries to start it with another definition."""
     world.driver = None
-    if a % 4 == 0 and any(store.load_manifest(_REF) for store in world.stores.values()):
+    if a % 3 == 0 and any(store.load_manifest(_REF) for store in world.stores.values()):
+        change = list(Change)[(a >> 2) % len(Change)]
         try:
-            world.start(added=True)
+            world.start(change)
         except RunRefusedError:
             return
-        raise Violation("the engine starts although a stage was added to what has begun")
+        raise Violation(f"the engine starts although its flow was changed after it had begun: {change}")
 
 
 def _zombie(world: World, a: int, b: int, c: int) -> None:
@@ -188,6 +174,8 @@ def _grow(world: World, a: int, b: int, c: int) -> None:
     if not world.spec.growth:
         return
     topic = _topic(world, a)
+    if world.spec.growth != "lagging" and len(topic.partitions) >= _MOST_DRAINED:
+        return
     if world.spec.growth == "lagging" and (topic.topic == FINAL or c % 4):
         _grow_behind(world, a >> 4, b, c >> 2)
         return
@@ -197,7 +185,7 @@ def _grow(world: World, a: int, b: int, c: int) -> None:
         return
     if world.spec.growth != "undrained":
         world.settle()
-    if len(topic.partitions) < 4:
+    if len(topic.partitions) < _MOST_DRAINED:
         world.cluster.grow(topic.topic)
         if world.spec.growth != "undrained":
             for service in world.services:
@@ -269,7 +257,7 @@ def _grow_source(world: World, service: Service, a: int, b: int, c: int) -> None
 def _pass_on(world: World, count: int, topic: str = FINAL) -> None:
     """Events are written, and go as far as a topic."""
     for root in world.spec.roots:
-        _write(world, root, count)
+        world.write(root, count)
     ahead = {topic}
     for passage in world.spec.passages[::-1] * 2:
         ahead |= {passage.source} if ahead & {*passage.targets} else set()
@@ -291,12 +279,14 @@ def _recreate(world: World, a: int, b: int, c: int) -> None:
         world.stand_still(lambda: readers[c % len(readers)].wait(1 + b % 8, script.pause), script)
     world.cluster.create(topic.topic, len(topic.partitions), late_commits=bool(c & 8))
     if topic.topic in world.spec.roots and len(world.stale) > waiting:
-        _write(world, topic.topic, 1 + c % 6)
+        world.write(topic.topic, 1 + c % 6)
         world.go_on(waiting)
     world.copies.clear()
     if topic.topic == FINAL:
         world.replayable = False
         world.driver = None
+    if world.audit and topic.topic == world.audit.topic:
+        world.audit.driver = None
 
 
 def _trim(world: World, a: int, b: int, c: int) -> None:
@@ -310,142 +300,62 @@ def _trim(world: World, a: int, b: int, c: int) -> None:
             # A manifest of another incarnation says nothing about this one.
             same = all(one is None or one.topic_ids.get(FINAL) == log.topic_id for one in manifests)
             passed.append(minimum(manifests).get(FINAL, {}).get(number, 0) if same else 0)
+        if world.audit and log.topic == world.audit.topic:
+            passed.append(world.audit.committed(number))
         partition.low = max(partition.low, min([*passed, partition.high]))
     if log.topic == FINAL:
         world.replayable = False
         world.copies.clear()
 
 
-def _snapshot(world: World, a: int, b: int, c: int) -> None:
-    """Somebody copies the stores."""
-    world.copies.append({url: store.copy() for url, store in world.stores.items()})
-
-
-def _restore(world: World, a: int, b: int, c: int) -> None:
-    """Stores go back to a copy, or to nothing; nobody runs meanwhile."""
-    upstream, *downstream = world.stores
-    choices = list(world.copies)
-    if world.replayable:
-        choices.append(dict.fromkeys(world.stores, _NOTHING))
-    recent = b % 3 == 0 and downstream
-    if recent:
-        # The upstream store goes back by a batch or two; what it needs again is still there.
-        choices = [{url: store.copy() for url, store in world.stores.items()}]
-        for _ in range(1 + c % 2):
-            world.engine(1 + a % 10)
-            world.check()
-    if not choices:
-        return
-    for process, _ in world.zombies:
-        process.kill()
-    world.zombies.clear()
-    world.driver = None
-    number = a % len(choices)
-    copy = choices[number]
-    if not recent:
-        # What was copied later belongs to a past that has not been.
-        del world.copies[number + 1 if number < len(world.copies) else 0 :]
-    # One store alone goes back first, to see that the start is refused if it must be.
-    some = [upstream] if recent or (b % 3 == 2 and downstream) else downstream if b % 3 == 1 else []
-    for url in some:
-        world.stores[url].restore(copy[url])
-    if not some or not _check_start(world) or not recent:
-        # All of them: what a refusal says, and what the next start needs where manifests cannot tell.
-        for url, store in world.stores.items():
-            store.restore(copy[url])
-        if copy[upstream] is _NOTHING:
-            # A first start dies between the first manifests of two stores, and is not taken for a loss.
-            script = Script({("term", 2 + c % 2): ENDS[(c >> 3) % 4]})
-            world.under(script, lambda: world.engine(1))
-    world.watch.forget()
-
-
-def _back(world: World, a: int, b: int, c: int) -> None:
-    """A part of one store goes back behind a run that knows of more; at the end all stores are as they were before."""
-    for process, _ in world.zombies:
-        process.kill()
-    world.zombies.clear()
-    url, store = list(world.stores.items())[a % len(world.stores)]
-    older = store.copy()
-    # Every other time the run dies before a manifest: only the buckets upstream then know what was acknowledged.
-    script = Script({("manifest", (b >> 4) % 2): ENDS[c % 2]} if b & 1 else {})
-    _write(world, world.spec.roots[0], 4)
-    for service in world.services:
-        for number in range(2):
-            world.serve(lambda service=service, number=number: service.step(number, 16))  # type: ignore[misc]
-    world.under(script, lambda: world.engine(4 + a % 7))
-    world.check()
-    newest = {url: store.copy() for url, store in world.stores.items()}
-    driver, world.driver = world.driver, None
-    whole = b % 8 == 7
-    part = BUCKETS[(b >> 1) % len(BUCKETS)]
-    store.restore(older, (*BUCKETS, FLOW_PART) if whole else [part])
-    lost = _misses(world)
-    if driver is not None:
-        _goes_on(world, driver, part, store)
-    started = False
-    with suppress(RunRefusedError):
-        world.start()
-        started = True
-    if lost and started:
-        raise Violation(f"the engine starts although {part if not whole else 'all'} of {url} went back")
-    if whole and len(world.stores) == 1 and not started:
-        raise Violation("the engine refuses a store that went back as a whole")
-    for name, copy in newest.items():
-        world.stores[name].restore(copy)
-    world.watch.forget()
-
-
-def _goes_on(world: World, driver: Driver, part: str, store: SimulatedStore) -> None:
-    """The run that was at work goes on: it writes nothing over what went back."""
-    refs = [_REF.stage(stage.name) for stage in world.spec.stages]
-    known = {
-        ref: driver.runner.run.known.of(ref.stage).get(part, Mark()) for ref in refs if world.home(ref.stage) is store
-    }
-    behind = {ref: mark for ref in known if not (mark := store.marks(ref)[part].mark).holds(known[ref])}
-    with suppress(StoreError, Crash):
-        driver.batch(10)
-    for ref, mark in behind.items():
-        if store.marks(ref)[part].mark != mark:
-            raise Violation(f"the run writes over bucket {part} of {ref}, which went back")
-
-
-def _misses(world: World) -> bool:
-    """Whether a state misses what one upstream of it holds, as after a crash between states and manifests."""
-    world.watch.forget()
-    try:
-        world.watch.check()
-    except Violation:
-        return True
-    return False
-
-
-def _check_start(world: World) -> bool:
-    """Whether the engine starts: exactly if each store has all that the other one's manifest or states count on."""
-    upstream, downstream = (store.load_manifest(_REF) for store in world.stores.values())
-    lost = bool(ahead(upstream, downstream))
-    lost |= upstream is not None and downstream is None
-    lost |= upstream is None and downstream is not None and bool(downstream.positions)
-    try:
-        world.start()
-    except RunRefusedError as refused:
-        lost = lost or _misses(world)
-        if not lost:
-            raise Violation(f"the engine refuses stores that fit together: {refused}") from None
-    else:
-        if lost:
-            raise Violation("the engine starts although a store lost data")
-    return not lost
-
-
 def _redrive(world: World, a: int, b: int, c: int) -> None:
-    """A dead letter comes back, mended."""
-    if world.letters and world.redriven < len(world.letters):
-        # In the order of the dead-letter topic, or once more.
-        world.redriven += b % 4 > 0
-        output = mended(*world.letters[max(world.redriven - 1, 0)])
-        world.oracle.cured(payload_of(output.value)["id"])
-        world.deliver(output)
+    """Dead letters of the flow, of the second flow or of a republisher come back, most of them mended."""
+    spec = world.spec
+    others = [*([AUDIT] if spec.audit else []), *(one.name for one in spec.passages if one.refusing and spec.revives)]
+    name = others[a % len(others)] if others and c % 2 else FLOW
+    letters = world.letters_of(name)
+    for _ in range(1 + (c >> 1) % 3):
+        if world.redriven[name] < len(letters):
+            # In the order of the dead-letter topic, or once more.
+            world.redriven[name] += b % 4 > 0
+            world.bring_back(letters[max(world.redriven[name] - 1, 0)], mend=b % 8 != 1)
+
+
+def _mend(world: World, a: int, b: int, c: int) -> None:
+    """What the flow refused it takes from now on: at first of what services send again, then of its letters.
+
+    Letters without a hole, of records that were no proven first delivery, have to be redriven before that.
+    """
+    if not world.spec.mends or OUTAGE.over:
+        return
+    world.settle()
+    for _ in range(2):
+        _pass_on(world, 12)  # nobody died meanwhile: what is refused now are first deliveries
+        world.settle()
+    first = [letter for letter in world.letters if world.is_listed_where_it_died(letter)]
+    OUTAGE.over = True
+    world.oracle.over()
+    for letter in first:
+        world.bring_back(letter, mend=False)
+    world.settle()
+    for service in world.services:
+        for partition in range(3):
+            service.rewind(partition, 1 + b % 60)
+        world.serve(service.drain)
+    for _ in range(c % 3):
+        world.under(Script({("persist", (c >> 4) % 2): ENDS[(c >> 2) % 4]} if c & 8 else {}), lambda: world.engine(20))
+        world.check()
+    for letter in world.letters:
+        if letter not in first:
+            world.bring_back(letter, mend=False)
+
+
+def _audit(world: World, a: int, b: int, c: int) -> None:
+    """The second flow folds a batch, or dies, or errs, at one of its effects."""
+    if world.audit:
+        audit = world.audit
+        script = Script({(POINTS[(b >> 3) % len(POINTS)], (b >> 8) % 2): ENDS[c % 4]} if b & 1 else {})
+        world.under(script, lambda: audit.engine(1 + a % 12))
 
 
 def _topic(world: World, number: int) -> Log:
@@ -469,9 +379,11 @@ KINDS: dict[str, tuple[int, Callable[[World, int, int, int], None]]] = {
     "grow": (6, _grow),
     "recreate": (3, _recreate),
     "trim": (2, _trim),
-    "snapshot": (2, _snapshot),
-    "restore": (3, _restore),
-    "redrive": (5, _redrive),
-    "back": (2, _back),
+    "snapshot": (2, snapshot),
+    "restore": (3, restore),
+    "redrive": (7, _redrive),
+    "back": (2, back),
+    "audit": (8, _audit),
+    "mend": (2, _mend),
 }
 """Kind of step to how often it happens and what it does. A world has eighty steps."""

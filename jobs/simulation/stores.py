@@ -10,12 +10,14 @@ from typing import Any
 from urllib.parse import urlsplit
 from zlib import crc32
 
+from envelope import Position
 from jobs.simulation.oracle import Violation
 from persistence.cas import check_distinct
 from persistence.faults import effect
 from persistence.marks import NONE, Acknowledged, Bucket, Mark, Marks, note_mark
 from persistence.memory import MemoryStore
 from persistence.protocol import Capabilities, FlowRef, Manifest, StageRef, Stored, Write
+from persistence.record import decode_record
 from persistence.registry import register
 
 SCHEME = "simulated"
@@ -29,6 +31,17 @@ class Copy:
     manifests: dict[Any, Manifest]
     stages: dict[Any, dict[bytes, Stored]]
     buckets: dict[Any, dict[str, Bucket]]
+
+    @property
+    def holes(self) -> set[tuple[StageRef, bytes, str, Position]]:
+        """Every hole, by stage, key and group."""
+        return {
+            (ref, key, group, position)
+            for ref, states in self.stages.items()
+            for key, one in states.items()
+            for group, positions in decode_record(one.value, ref, key).windows.holes.items()
+            for position in positions
+        }
 
 
 BUCKETS = ("0", "1", "2")

@@ -2,21 +2,21 @@
 
 import zlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
-from random import Random
 from typing import Any
 
 from aggregations.element import Element
 from aggregations.fields import Fields, count, total
 from aggregations.flow import Flow
 from aggregations.source import Json, Topic
-from envelope.windows import LANES
 
 FINAL = "t"
 """The topic that the flow reads."""
+OUT = "out"
+"""The topic that the flow writes."""
 FLOW = "simulated"
-COLUMNS = {"id": str, "k": str, "g": str, "h": str, "x": int, "bad": str}
+COLUMNS = {"id": str, "k": str, "g": str, "h": str, "x": int, "bad": str, "fixed": str}
 
 _PRIME = 65521
 
@@ -95,7 +95,9 @@ class Passage:
 
     def refuses(self, payload: Payload) -> bool:
         """Whether an input is none that it can use."""
-        return self.refusing and digest(payload["id"], self.name, "refused") % 6 == 0
+        if not self.refusing or self.name in payload["fixed"].split():
+            return False
+        return digest(payload["id"], self.name, "refused") % 6 == 0
 
     def outputs(self, payload: Payload) -> list[Payload]:
         """What it makes of an input that it can use."""
@@ -121,7 +123,9 @@ class StageSpec:
         seen: Its fold remembers every id; otherwise it counts and sums.
         flat: A flat-map stands in front of it.
         emits: It emits two items per element.
-        checks: A step in front of it refuses some elements, before their key is known.
+        fails: What in front of it refuses some elements, before their key is known: a `map`, a `filter`, its `flat_map`,
+            its `key`, or a `divert` that sends them away one by one; empty for nothing.
+        emit_fails: What it emits for some elements cannot be made.
     """
 
     name: str
@@ -129,7 +133,18 @@ class StageSpec:
     seen: bool = True
     flat: bool = False
     emits: bool = False
-    checks: bool = False
+    fails: str = ""
+    emit_fails: bool = False
+
+    @property
+    def bad_in_front(self) -> str:
+        """What marks a payload that is refused in front of it."""
+        return f"!{self.name}"
+
+    @property
+    def bad_in_emit(self) -> str:
+        """What marks a payload for which it can emit nothing."""
+        return f"^{self.name}"
 
 
 @dataclass(frozen=True)
@@ -151,6 +166,9 @@ class Spec:
         filters: The flow leaves some elements out.
         publishes: The flow produces what comes out of its last stage to a topic.
         keyless: Producers of the roots write no key, and services that keep the key pass none on.
+        audit: Topic that a second flow reads; empty for none.
+        revives: What republishers refuse is redriven to them.
+        mends: What the flow refuses it takes from some moment on: a copy may fill a hole before its letter comes back.
     """
 
     roots: tuple[str, ...]
@@ -166,6 +184,13 @@ class Spec:
     filters: bool = False
     publishes: bool = False
     keyless: bool = False
+    audit: str = ""
+    revives: bool = False
+    mends: bool = False
+
+    def spreads(self, topic: str) -> bool:
+        """Whether a topic gets records without a key: any partition may be the next one."""
+        return self.keyless or any(passage.spread and topic in passage.targets for passage in self.passages)
 
     @cached_property
     def flow(self) -> Flow[Any]:
@@ -173,24 +198,27 @@ class Spec:
         flow: Flow[Any] = Flow(FLOW).source(Topic(FINAL, Json(COLUMNS)))
         if self.filters:
             flow = flow.filter(_kept)
-        # Without a key any partition may be the next one.
-        spread = self.keyless or any(passage.spread and FINAL in passage.targets for passage in self.passages)
         for stage in self.stages:
+            refuse, bad = Refuse(stage.bad_in_front), Marked(stage.bad_in_front)
             if stage.flat:
-                flow = flow.flat_map(_split)
-            if stage.checks:
-                flow = flow.map(Check(stage.name))
+                flow = flow.flat_map(Split(refuse if stage.fails == "flat_map" else None))
+            if stage.fails == "map":
+                flow = flow.map(refuse)
+            elif stage.fails == "filter":
+                flow = flow.filter(Keep(refuse))
+            elif stage.fails == "divert":
+                flow = flow.divert(bad)
             fold = Seen(stage.name) if stage.seen else Fields(n=count(), s=total("x"))
             flow = flow.aggregate(
                 stage.name,
-                stage.key,
+                KeyOf(stage.key, refuse) if stage.fails == "key" else stage.key,
                 fold,
-                co_partitioned=not spread,
+                co_partitioned=not self.spreads(FINAL),
                 window=self.window,
                 lanes=self.lanes,
-                emit=_emit if stage.emits else None,
+                emit=Emit(Refuse(stage.bad_in_emit) if stage.emit_fails else None) if stage.emits else None,
             )
-        return flow.publish("out", key="g") if self.publishes else flow
+        return flow.publish(OUT, key="g") if self.publishes else flow
 
     def is_raw(self, topic: str) -> bool:
         """Whether a topic holds payloads without envelopes."""
@@ -216,17 +244,86 @@ class Spec:
                         yield from self.refused(passage.target_of(output), output)
 
 
-class Check:
-    """Refuses what is bad in front of a stage."""
+class Marked:
+    """Whether an element is marked as bad in some way."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, mark: str) -> None:
+        self.mark = mark
+
+    def __call__(self, element: Element[Any]) -> bool:
+        return bool(element["bad"] == self.mark)
+
+
+class Outage:
+    """Something that steps and folds need is away, until it is over. One world runs at a time.
+
+    Attributes:
+        over: Nothing is refused any more.
+    """
+
+    def __init__(self) -> None:
+        self.over = False
+
+
+OUTAGE = Outage()
+"""Of the world that runs. No definition knows of it."""
+
+
+class Refuse:
+    """Refuses what is marked while the outage lasts, and leaves anything else as it is."""
+
+    def __init__(self, mark: str) -> None:
+        self.mark = mark
 
     def __call__(self, element: Element[Any]) -> Payload:
-        if element["bad"] == f"!{self.name}":
-            raise ValueError("bad in front of this stage")
+        if element["bad"] == self.mark and not OUTAGE.over:
+            raise ValueError("this step refuses it")
         payload: Payload = element.value
         return payload
+
+
+class Keep:
+    """A filter that leaves nothing out, but raises for some elements."""
+
+    def __init__(self, refuse: Refuse) -> None:
+        self.refuse = refuse
+
+    def __call__(self, element: Element[Any]) -> bool:
+        return bool(self.refuse(element))
+
+
+class KeyOf:
+    """A key that some elements do not have: null, or none that can be found."""
+
+    def __init__(self, column: str, refuse: Refuse) -> None:
+        self.column = column
+        self.refuse = refuse
+
+    def __call__(self, element: Element[Any]) -> str | None:
+        if element["x"] % 2 and element["bad"] == self.refuse.mark and not OUTAGE.over:
+            return None
+        key: str = self.refuse(element)[self.column]
+        return key
+
+
+class Split:
+    """The flat-map; of some elements it makes nothing but trouble."""
+
+    def __init__(self, refuse: Refuse | None) -> None:
+        self.refuse = refuse
+
+    def __call__(self, element: Element[Any]) -> list[Payload]:
+        return split(self.refuse(element) if self.refuse else element.value)
+
+
+class Emit:
+    """What a stage emits."""
+
+    def __init__(self, refuse: Refuse | None) -> None:
+        self.refuse = refuse
+
+    def __call__(self, element: Element[Any], state: Any) -> list[Payload]:
+        return emitted(self.refuse(element) if self.refuse else element.value)
 
 
 class Seen:
@@ -240,7 +337,7 @@ class Seen:
 
     def fold(self, state: dict[str, int], element: Element[Any]) -> dict[str, int]:
         state[element["id"]] = state.get(element["id"], 0) + 1
-        if element["bad"] == self.name:
+        if element["bad"] == self.name and not OUTAGE.over:
             raise ValueError("bad for this stage")
         return state
 
@@ -260,126 +357,27 @@ def split(payload: Payload) -> list[Payload]:
 
 
 def emitted(payload: Payload) -> list[Payload]:
-    """What a stage that emits makes of it."""
-    return [{**payload, "id": f"{payload['id']}^{i}", "g": f"{payload['g']}{i}"} for i in range(2)]
+    """What a stage that emits makes of it. What is bad is bad in the second item only."""
+    return [
+        {**payload, "id": f"{payload['id']}^{i}", "g": f"{payload['g']}{i}", "bad": payload["bad"] if i else ""}
+        for i in range(2)
+    ]
 
 
 def _kept(element: Element[Any]) -> bool:
     return kept(element.value)
 
 
-def _split(element: Element[Any]) -> list[Payload]:
-    return split(element.value)
-
-
-def _emit(element: Element[Any], state: Any) -> list[Payload]:
-    return emitted(element.value)
-
-
-def draw(random: Random) -> Spec:
-    """Draw a world."""
-    trouble = random.choice([""] * 10 + ["spread", *["retries"] * 3, "foreign", "reorders", "undrained"])
-    # A key that is kept all the way is the ordinary case, with rules of its own.
-    kept_key = random.random() < 0.35
-    roots, passages = _draw_passages(random, trouble, kept_key)
-    topics = sorted({FINAL, *roots, *(passage.source for passage in passages)})
-    drained = random.random() < (0.8 if kept_key else 0.2)
-    growth = trouble if trouble == "undrained" else "drained" if drained else ""
-    lags = kept_key and growth == "drained" and bool(passages)
-    # So is a flow that is keyed as its topic is, whatever the services before it did.
-    stages = _draw_stages(random, kept_key or random.random() < 0.6)
-    keyless = not growth and random.random() < 0.3
-    # What a service re-sends without a key goes to any partition; the first one that gives it a key ends that.
-    scattered = keyless and any(one.rekey != "change" or one.spread for one in passages if one.source in roots)
-    # Where first deliveries rise in every lane, and no message ever changes its lane, the smallest window is enough:
-    # siblings without an index come in any order, but a window counts their roots.
-    disorder = trouble not in ("", "foreign") or (bool(growth) and not kept_key) or scattered
-    window = 512 if disorder else random.choice([1, 1, 1, 2, 3, 32])
-    spec = Spec(
-        roots=roots,
-        partitions={topic: random.choice([1, 2, 2, 3]) for topic in topics},
-        passages=passages,
-        stages=stages,
-        window=None if trouble == "spread" else window,
-        lanes=LANES if disorder or growth else random.choice([1, 2, LANES]),
-        split=random.choice([len(stages), random.randint(1, len(stages)), random.randint(1, len(stages))]),
-        growth=growth,
-        recreates=trouble != "foreign" and random.random() < 0.25,
-        reorders=trouble == "reorders",
-        filters=random.random() < 0.2,
-        publishes=random.random() < 0.3,
-        keyless=keyless,
-    )
-    spec = spec if trouble or random.random() < 0.6 else _other(random, spec)
-    return replace(spec, growth="lagging") if lags and random.random() < 0.9 else spec
-
-
-def _other(random: Random, spec: Spec) -> Spec:
-    """One passage is of another kind than ours, or writes without a key."""
-    ours = [one for one in spec.passages if not (one.plain or one.raw)]
-    if not ours or spec.growth or spec.keyless:
-        return spec
-    one = random.choice(ours)
-    passages = list(spec.passages)
-    if random.random() < 0.5:
-        passages[passages.index(one)] = replace(one, foreign=True, fan=5, rekey="keep")
-        return replace(spec, passages=tuple(passages), window=1, recreates=False)
-    passages[passages.index(one)] = replace(one, spread=True)
-    return replace(spec, passages=tuple(passages), window=None, lanes=LANES)  # a retired lane holds nothing
-
-
-def _draw_passages(random: Random, trouble: str, kept_key: bool) -> tuple[tuple[str, ...], tuple[Passage, ...]]:
-    shape = random.choice(["direct", "line", "line", "line", "line", "diamond", "roots"])
-    if shape == "direct":
-        return (FINAL,), ()
-    count = {"line": random.choice([1, 2, 2, 2, 3]), "diamond": 2, "roots": 2}[shape]
-    topics = ["r0", *(f"m{i}" for i in range(1, count)), FINAL]
-    troubled = random.randrange(count)
-    ends = [(f"p{i}", topics[i], topics[i + 1]) for i in range(count)]
-    roots: tuple[str, ...] = ("r0",)
-    if shape == "diamond":
-        twin = random.randrange(count)
-        ends.append(("q", topics[twin], topics[twin + 1]))
-    if shape == "roots":
-        roots = ("r0", "r1")
-        ends.append(("q", "r1", random.choice(topics[1:])))
-    raw = [root for root in roots if random.random() < 0.3 and root != FINAL]
-    passages = [
-        Passage(
-            *end,
-            rekey="keep" if kept_key else random.choice(["keep", "change", "change", "mixed"]),
-            fan=random.choice([1, 1, 2, 3] if trouble != "foreign" else [2, 3]),
-            spread=trouble == "spread" and i == troubled,
-            foreign=trouble == "foreign" and i == troubled,
-            retries=random.choice([0, 1, 1, 2]) if trouble == "retries" else 0,
-            refusing=random.random() < 0.2,
-            raw=end[1] in raw,
-            static=random.random() < 0.3,
-            also=FINAL if end[2] != FINAL and random.random() < 0.3 else "",
-            members=random.choice([1, 1, 2, 3]),
-        )
-        for i, end in enumerate(ends)
-    ]
-    # Two that leave a message as it is would make two of it that nothing but their paths could tell apart.
-    same = [one for one in passages if one.rekey == "keep" and one.fan == 1] if shape != "diamond" else []
-    for one in same:
-        if not (one.spread or one.retries or one.also) and random.random() < 0.5:
-            passages[passages.index(one)] = replace(one, refusing=False, plain=True)
-    return roots, tuple(passages)
-
-
-def _draw_stages(random: Random, kept_key: bool) -> tuple[StageSpec, ...]:
-    count = random.choice([1, 2, 2, 3])
-    # What only counts refuses nothing, and whether it has a message nobody could tell an operator.
-    counting = random.choice([0] * 6 + [1])
-    return tuple(
-        StageSpec(
-            f"s{i}",
-            key="k" if kept_key else random.choice(["k", "k", "g", "h"]),
-            seen=i >= counting,
-            flat=not kept_key and random.random() < 0.25,
-            emits=i + 1 < count and random.random() < 0.2,
-            checks=i >= counting and random.random() < 0.3,
-        )
-        for i in range(count)
-    )
+def event(spec: Spec, name: str) -> Payload:
+    """The event of that name. One in four is bad for a stage, in front of it, or for what it emits."""
+    stage = spec.stages[digest(name, "bad") % len(spec.stages)]
+    marks = ("", stage.name, stage.bad_in_front, stage.bad_in_front, stage.bad_in_emit)
+    return {
+        "id": name,
+        "k": f"k{digest(name, 'k') % 3}",
+        "g": f"g{digest(name, 'g') % 2}",
+        "h": "h",
+        "x": digest(name, "x") % 100,
+        "fixed": "",
+        "bad": marks[max(digest(name, "poison") % 16 - 11, 0)],
+    }

@@ -50,8 +50,8 @@ class Watch:
         new = {i: self._changed(i) for i in self.held}
         # An upstream state may hold only what every state downstream holds.
         for i, ids in new.items():
-            for message in {self._oracle.owners[one] for one in ids}:
-                self._oracle.check_held(message, range(i + 1, len(self._spec.stages)), self.held, "downstream")
+            for one in ids:
+                self._oracle.check_passed_on(one, i, self.held)
         self._check_manifests()
 
     def _changed(self, i: int) -> set[str]:
@@ -86,5 +86,5 @@ class Watch:
                         continue  # no record has that offset
                     if redriven > self._spec.stages[i].name:
                         continue  # it passes through; the record that died is the one to hold here
-                    self._oracle.check_held(message, [i], self.held, f"manifest of {FINAL}:{partition}")
+                    self._oracle.check_held(message, i, self.held, f"manifest of {FINAL}:{partition}")
                 self._covered[at] = progress.next_offset

@@ -1,23 +1,28 @@
 """One simulated world: processes, stores and topics, run step by step and checked after each."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from itertools import count
+from typing import Any
 
+from aggregations import report
 from aggregations.element import Record
 from aggregations.errors import RunRefusedError
+from aggregations.flow import Flow
 from aggregations.reconcile import Risk
-from aggregations.report import DeadLetter
-from envelope import Reason
+from envelope import Node, Reason, decode
+from envelope.lineage import died_in
+from jobs.simulation.audit import AUDIT, Audit
+from jobs.simulation.changes import Change, changed
 from jobs.simulation.clients import simulated_clients
 from jobs.simulation.driver import Driver
 from jobs.simulation.faults import Crash, End, Faults, Process, Script
 from jobs.simulation.kafka import Cluster
+from jobs.simulation.letters import brought_back, buried, facts_of
 from jobs.simulation.oracle import Oracle, Violation
-from jobs.simulation.service import Outgoing, Service, mended, payload_of, published, rooted
+from jobs.simulation.service import At, Outgoing, Service, payload_of, published, rooted
 from jobs.simulation.stores import SCHEME, Copy, SimulatedStore, forget, open_store
-from jobs.simulation.topology import FINAL, Payload, Spec
+from jobs.simulation.topology import FINAL, FLOW, OUT, OUTAGE, Payload, Spec, event
 from jobs.simulation.watch import Watch
 from persistence import faults
 from persistence.errors import StoreError, StoreWentBack, Transient
@@ -47,11 +52,13 @@ class World:
         zombies: Engines that stand still in the middle of something, each with its script.
         stale: Services that stand still in the middle of something, each with its script.
         copies: Copies of all stores.
-        letters: Dead letters, each with its place in the dead-letter topic.
-        unproven: Those that came back and may have been folded.
+        audit: The second flow; None where there is none.
+        letters: The flow's dead letters in their topic, but for ...
+        again: ... those of what came back and may have been folded, or has been mended once.
+        redriven_at: Who gave up what was redriven, by its place.
         slow: Partition of the flow's topic that lags behind; none when it is negative.
         reached: Ids that were ever in each topic.
-        redriven: Letters redriven so far, in the order of the dead-letter topic.
+        redriven: Number of letters redriven so far, in the order of their topic, by who gave them up.
         replayable: The flow's topic can be read again from its beginning.
     """
 
@@ -64,6 +71,7 @@ class World:
             for topic in (*passage.retry_topics, passage.dead):
                 self.cluster.create(topic, 1)
         self.cluster.create("dead", 1)
+        self.cluster.create(OUT, 2)
         accept = (GROWN_UNDRAINED,) if spec.growth == "undrained" else ()
         self.services = [
             Service(passage, self.cluster, self.deliver, spec.reorders, accept) for passage in spec.passages
@@ -77,10 +85,14 @@ class World:
         self.zombies: list[tuple[Process, Script]] = []
         self.stale: list[tuple[Process, Script]] = []
         self.copies: list[dict[str, Copy]] = []
-        self.letters: list[tuple[DeadLetter, Record]] = []
-        self.unproven: list[tuple[DeadLetter, Record]] = []
+        self.redriven_at: dict[At, str] = {}
+        self.audit: Audit | None = None
+        if spec.audit:
+            self.audit = Audit(spec, self.cluster, f"{name}.second", self._bury, self.redriven_at)
+        self.letters: list[Record] = []
+        self.again: list[Record] = []
         self.reached: defaultdict[str, set[str]] = defaultdict(set)
-        self.redriven = 0
+        self.redriven: Counter[str] = Counter()
         self.slow = -1
         self.replayable = True
         self._faults = Faults()
@@ -96,6 +108,7 @@ class World:
         Raises:
             Violation: Something that must hold does not; the text says what.
         """
+        OUTAGE.over = False
         with faults.use(self._faults), simulated_clients():
             try:
                 for step in steps:
@@ -116,6 +129,8 @@ class World:
             process.kill()
         for url in self.stores:
             forget(url)
+        if self.audit:
+            self.audit.close()
 
     def _wake_all(self) -> None:
         while self.zombies:
@@ -132,15 +147,76 @@ class World:
         )
         name = payload_of(output.value)["id"]
         self.reached[output.topic].add(name)
+        if output.application:
+            self.redriven_at[record.topic_id, record.partition, record.offset] = output.application
+        elif self.redriven_at:
+            self._check_letters(output)
         if output.topic == FINAL:
             self.watch.arrived(record, name, output.redriven)
         return record
+
+    def _check_letters(self, output: Outgoing) -> None:
+        """Nobody passes on what another one gave up."""
+        for hop in () if output.value.startswith(b"{") else decode(output.value).chain:
+            owner = self.redriven_at.get((hop.topic_id, hop.partition, hop.offset), hop.via)
+            if owner != hop.via and not hop.via.startswith("headwater."):
+                raise Violation(f"{hop.via} passes on what {owner} gave up, as a record of {output.topic}")
+
+    def letters_of(self, application: str) -> list[Record]:
+        """Dead letters of who gave them up, in the order of their topic."""
+        if application == FLOW:
+            return self.letters
+        if self.audit and application == AUDIT:
+            return self.audit.letters
+        [passage] = [one for one in self.spec.passages if one.name == application]
+        return list(self.cluster.topics[passage.dead].records())
+
+    def bring_back(self, letter: Record, *, mend: bool = True) -> None:
+        """Redrive a dead letter.
+
+        Args:
+            letter: The letter.
+            mend: Mend it for who gave it up. What came back unproven is mended only if it was before.
+        """
+        facts = facts_of(letter)
+        name, unproven = payload_of(letter.value)["id"], facts.reason is Reason.UNPROVEN
+        if facts.application == FLOW:
+            mend = mend and (not unproven or self.oracle.is_cured(name))
+            if mend:
+                self.oracle.cured(name)
+        elif self.audit and facts.application == AUDIT:
+            mend = mend and (not unproven or name in self.audit.fixed)
+            if mend:
+                self.audit.fixed.add(name)
+        output = brought_back(letter, facts, mend=mend)
+        for passage in self.spec.passages:
+            if mend and passage.name == facts.application:
+                self.oracle.revived(passage, payload_of(output.value))
+        self.deliver(output)
+
+    def is_listed_where_it_died(self, letter: Record) -> bool:
+        """Whether the flow's ledger has a dead letter by the coordinates at which it died, and not by its event."""
+        facts = facts_of(letter)
+        assert self.driver is not None
+        place = died_in(Node(facts.topic, facts.partition, facts.offset, facts.topic_id))
+        listed = self.driver.runner.run.ledger.listed.values()
+        return any(at[0] == facts.offset for groups in listed for at in groups.get(place, ()))
+
+    def _bury(self, letter: report.DeadLetter, flow: Flow[Any]) -> Record:
+        remains = buried(letter, flow)
+        assert remains.value is not None
+        return self.cluster.produce("dead", remains.key, remains.value, headers=remains.headers)
 
     def produce(self, topic: str, payload: Payload) -> None:
         """A producer writes an event."""
         self.oracle.rooted(topic, payload)
         key = None if self.spec.keyless else payload["k"].encode()
         self.deliver(Outgoing(topic, key, rooted(payload, raw=self.spec.is_raw(topic))))
+
+    def write(self, topic: str, count: int) -> None:
+        """A producer writes the next events of the world."""
+        for _ in range(count):
+            self.produce(topic, event(self.spec, f"e{len(self.oracle.events)}"))
 
     def under(self, script: Script, work: Callable[[], None]) -> None:
         """Run some of the engine or of a service under a script of faults."""
@@ -150,23 +226,20 @@ class World:
         finally:
             self._faults.script = Script()
 
-    def start(self, *, added: bool = False) -> Driver:
+    def start(self, change: Change | None = None) -> Driver:
         """Start an engine: whatever else runs is fenced.
 
         Args:
-            added: With one stage more than the world has.
+            change: What is another in its flow than before.
 
         Raises:
             RunRefusedError: It does not start.
         """
         # To read a topic that was created again is what the operator of these worlds wants.
         accept = [Risk.TOPIC_RECREATED] if self.spec.recreates else []
-        spec, urls = self.spec, self.urls
-        if added:
-            last = spec.stages[-1]
-            spec = replace(spec, stages=(*spec.stages, replace(last, name="added")))
-            urls = {**urls, "added": urls[last.name]}
-        driver = Driver(spec, self.cluster, urls, accept)
+        flow, last = changed(self.spec, change), self.spec.stages[-1].name
+        urls = {stage.name: self.urls.get(stage.name, self.urls[last]) for stage in flow.stages}
+        driver = Driver(flow, self.cluster, urls, accept)
         self._drivers.append((driver, 0, 0))
         return driver
 
@@ -242,22 +315,25 @@ class World:
             for output in outputs[outputs_seen:]:
                 item, standing = published(output.value)
                 self.oracle.published(item, (standing.group, standing.position))
+                if self.spec.audit == OUT:
+                    self.deliver(Outgoing(OUT, output.key, output.value, output.headers))
             for letter in letters[letters_seen:]:
                 message = payload_of(letter.record.value)["id"]
-                unproven = letter.reason is Reason.UNPROVEN
-                if not unproven:
-                    self.oracle.died(message, letter.stage, letter.reason)
-                assert letter.record.value is not None
-                place = self.cluster.produce("dead", letter.record.key, letter.record.value)
-                (self.unproven if unproven else self.letters).append((letter, place))
+                again = letter.reason is Reason.UNPROVEN or self.oracle.is_cured(message)
+                at = letter.record
+                owner = self.redriven_at.get((at.topic_id, at.partition, at.offset), FLOW)
+                self.oracle.died(message, letter.stage, letter.reason, copy=owner != FLOW)
+                (self.again if again else self.letters).append(self._bury(letter, driver.runner.flow))
             self._drivers[number] = (driver, len(letters), len(outputs))
+        if not self.zombies:  # what has ended does nothing any more
+            self._drivers = [one for one in self._drivers if one[0] is self.driver]
 
     def check(self) -> None:
         """Check what must hold at any time."""
         self.sweep()
         self.watch.check()
         for service in self.services:
-            service.check(self.reached)
+            service.check(self.reached, self.redriven_at)
 
     def settle(self) -> None:
         """Let everything under way come to its end, without faults.
@@ -273,20 +349,28 @@ class World:
                 self.slow = -1
                 self.engine(1000)
                 self.check()
+                if self.audit and self.audit.lag:
+                    self.audit.engine(1000)
                 if self.driver is None or self.driver.lag or any(s.lag() for s in self.services):
                     continue
-                if not self.unproven:
+                if self.audit and self.audit.lag:
+                    continue
+                if not self.again and not (self.audit and self.audit.again):
                     return
-                self.vouch()
+                self.redrive_again()
         raise Violation("it does not come to an end")
 
-    def vouch(self) -> None:
-        """Redrive what came back unproven, as the operator does who knows that it was never folded."""
-        for letter, place in self.unproven:
-            output = mended(letter, place)
-            if self.oracle.is_missing(payload_of(output.value)["id"], letter.stage, self.watch.held):
-                self.deliver(output)
-        self.unproven = []
+    def redrive_again(self) -> None:
+        """Redrive what died once more, as the operator does who knows that it was never folded there."""
+        letters, self.again = self.again, []
+        for letter in letters:
+            if self.oracle.is_missing(payload_of(letter.value)["id"], facts_of(letter).stage, self.watch.held):
+                self.bring_back(letter)
+        if self.audit:
+            letters, self.audit.again = self.audit.again, []
+            for letter in letters:
+                if self.audit.is_missing(payload_of(letter.value)["id"], facts_of(letter).stage):
+                    self.bring_back(letter)
 
     def compare(self) -> None:
         """Compare every state with the plain fold, and what was produced with what comes out of it.
@@ -295,14 +379,17 @@ class World:
             Violation: One differs.
         """
         assert self.driver is not None
+        if self.audit:
+            self.audit.compare(self.reached[self.spec.audit])
         for passage in self.spec.passages:
             letters = {payload_of(record.value)["id"] for record in self.cluster.topics[passage.dead].records()}
             if letters != self.oracle.refused[passage.dead]:
                 wrong = min(letters ^ self.oracle.refused[passage.dead])
                 raise Violation(f"{passage.name}: {wrong} is {'' if wrong in letters else 'not '}in {passage.dead}")
         for name, message in self.oracle.messages.items():
-            if message.fails and name not in self.oracle.letters[message.fails]:
-                raise Violation(f"{name} is no dead letter of stage {message.fails}, which refuses it")
+            for refused in filter(None, (message.fails, message.diverts)):
+                if not self.oracle.gave_up(name, refused):
+                    raise Violation(f"{name} is no dead letter of stage {refused}, which refuses it")
         if self.spec.publishes and (lost := self.oracle.expected_outputs() - self.oracle.outputs.keys()):
             raise Violation(f"{min(lost)} was never published")
         for number, stage in enumerate(self.spec.stages):

@@ -12,6 +12,7 @@ import textwrap
 import polars as pl
 import pytest
 
+from aggregations import canonical
 from aggregations.canonical import describe_callable, describe_object
 from aggregations.fields import Fields, count, total
 from aggregations.flow import Flow
@@ -277,6 +278,7 @@ def test_a_definition_is_found_while_another_thread_formats_tracebacks(monkeypat
         return parse(*arguments, **options)
 
     expected = describe_callable(bare)
+    canonical._source_of_code.cache_clear()  # it would not be parsed again
     monkeypatch.setattr(ast, "parse", parsing)
     assert describe_callable(bare) == expected
     assert next(failures, None) is None

@@ -1,17 +1,28 @@
 """Bugs that are planted on purpose, by what they are bugs of."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from jobs.simulation.bugs import commit, growth, processes, routes, rule, stages, stores
+from jobs.simulation.bugs import commit, growth, letters, processes, routes, rule, stages, stores
 from jobs.simulation.patch import Patch
+from jobs.simulation.topology import OUT, Spec
 
 BUGS: Mapping[str, tuple[str, Sequence[Patch]]] = {
     **rule.BUGS,
     **stages.BUGS,
     **commit.BUGS,
     **growth.BUGS,
+    **letters.BUGS,
     **processes.BUGS,
     **routes.BUGS,
     **stores.BUGS,
 }
 """Name to what is wrong, and the patches that make it so."""
+
+MATTERS: Mapping[str, Callable[[Spec], bool]] = {
+    **dict.fromkeys(growth.BUGS, lambda spec: spec.growth == "lagging"),
+    **{name: lambda spec: bool(spec.passages) for name in BUGS if name.startswith("service-")},
+    "outputs-not-marked": lambda spec: spec.audit == OUT,
+    "divert-takes-the-record": lambda spec: any(stage.fails == "divert" for stage in spec.stages),
+    "service-leaves-gaps": lambda spec: bool(spec.passages) and not spec.reorders,
+}
+"""Worlds that a bug can be seen in at all; it is not looked for in others. Any world for those that are missing."""

@@ -13,7 +13,6 @@ from jobs.republish import input as reading
 from jobs.republish import passage, service, worker
 from jobs.simulation import driver
 from jobs.simulation.patch import Patch, original
-from jobs.simulation.topology import FINAL, FLOW
 from persistence.errors import Transient
 from persistence.faults import REPUBLISH_COMMIT, REPUBLISH_DEAD_LETTER, REPUBLISH_FLUSH, effect
 from persistence.kafka import BrokerError, producer
@@ -33,7 +32,7 @@ def _from_the_end(*arguments: Any) -> Plan:
 
 def _from_the_group(self: Any, *arguments: Any, **options: Any) -> None:
     _init(self, *arguments, **options)
-    self.next = {n: self._cluster.committed(FLOW, FINAL, n) for n in range(len(self.log.partitions))}
+    self.next = {n: self._cluster.committed(self.name, self.topic, n) for n in range(len(self.log.partitions))}
 
 
 def _offsets_first(self: Any, limit: int, slow: int = -1) -> None:

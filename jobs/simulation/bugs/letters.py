@@ -1,0 +1,118 @@
+"""Bugs of dead letters and their way back: whose a letter is, what of it is missing, and what steps make of a failure."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from aggregations import flow, ledger, steps
+from aggregations.deaths import Deaths
+from aggregations.flow import Divert
+from aggregations.ledger import Changes, Ledger
+from aggregations.steps import Rejected
+from envelope import Envelope, EnvelopeError, Reason, Route, encode
+from envelope.redrive import Redrive, read_via
+from jobs import redrive
+from jobs.republish import passage
+from jobs.simulation.patch import Patch, original
+
+_route = original(Ledger, "route")
+
+
+def _takes_every_letter(self: Ledger, stage: str, standing: Any, back: Any, entries: Any) -> Route:
+    return standing.route if back is None else Route.MISSING
+
+
+def _retried(self: Ledger, *arguments: Any) -> Route:
+    found: Route = _route(self, *arguments)
+    return Route.RETRIED if found is Route.COPY else found
+
+
+def _nobodys(via: str) -> Redrive | None:
+    back = read_via(via)
+    return back and back._replace(application="")
+
+
+def _diverts_records(applied: Any, step: Divert) -> None:
+    """Sends the whole record away for one of its items, whose siblings go on all the same."""
+    before = len(applied.rejected)
+    _divert(applied, step)
+    applied.rejected[before:] = [replace(one, whole=True) for one in applied.rejected[before:]]
+
+
+def _one_by_one(applied: Any, results: Sequence[Any]) -> list[Any]:
+    """Rejects the items that fail, and nothing else of their records."""
+    pairs = list(zip(applied.elements, results, strict=True))
+    failed = [(element, result) for element, result in pairs if isinstance(result, EnvelopeError)]
+    applied.rejected += [Rejected(element, result.reason, result.detail) for element, result in failed]
+    kept = [pair for pair in pairs if not isinstance(pair[1], EnvelopeError)]
+    applied.elements = [element for element, _ in kept]
+    return [result for _, result in kept]
+
+
+def _without_chain(value: Any, mended: bytes, letter: Any, key: bytes | None, hops: Any) -> bytes:
+    return encode(Envelope(mended, key=key, chain=tuple(hops)))
+
+
+def _of_the_fold_alone(steps: Any, source: str) -> str:
+    *_, stage = steps
+    made: str = _definition_of([replace(stage, co_partitioned=True)], "")
+    return made
+
+
+_definition_of = original(flow, "definition_of")
+_divert = original(steps, "_divert")
+
+
+BUGS: Mapping[str, tuple[str, Sequence[Patch]]] = {
+    "every-letter-taken": (
+        "a flow folds every redriven record, whoever gave it up",
+        [(Ledger, "route", _takes_every_letter)],
+    ),
+    "copies-judged-as-retries": (
+        "what another application gave up is judged as what comes through a retry topic",
+        [(Ledger, "route", _retried)],
+    ),
+    "service-takes-every-letter": (
+        "a republisher passes every redriven record on, whoever gave it up",
+        [(passage, "read_via", lambda via: None)],
+    ),
+    "service-takes-no-letter": (
+        "a republisher drops what it gave up itself when it is redriven",
+        [(passage, "read_via", _nobodys)],
+    ),
+    "outputs-not-marked": (
+        "what a flow publishes of an element that it folded late does not say so",
+        [(steps, "_late", lambda element, hop: ())],
+    ),
+    "divert-takes-the-record": (
+        "the letter of a diverted item brings back its siblings, which were folded",
+        [(steps, "_STEPS", {**steps._STEPS, Divert: _diverts_records})],
+    ),
+    "step-rejects-one-by-one": (
+        "a step that fails for an item lets its siblings go on",
+        [(steps, "_survivors", _one_by_one)],
+    ),
+    "ledger-with-the-manifest": (
+        "dead letters are listed when their batch is committed, and not before",
+        [
+            (Deaths, "unlisted", lambda self: set()),
+            (Changes, "settled", lambda self: replace(self, filled=self.filled - self.again, again=set())),
+        ],
+    ),
+    "every-delivery-is-the-first": (
+        "a record that dies counts as the first delivery of its event, also in a replay",
+        [(ledger.Reading, "again", lambda self, lineage, key: False)],
+    ),
+    "mend-drops-the-chain": (
+        "a letter that is mended comes back without its chain",
+        [(redrive, "_rebuilt", _without_chain)],
+    ),
+    "definition-without-lanes": (
+        "a definition leaves out what names the lanes",
+        [(flow, "definition_of", _of_the_fold_alone)],
+    ),
+    "letters-taken-for-envelopes": (
+        "every letter is taken for an envelope, that of a topic without envelopes as well",
+        [(redrive, "_is_envelope", lambda value, letter: letter.reason is not Reason.NOT_AN_ENVELOPE)],
+    ),
+}

@@ -1,0 +1,34 @@
+"""What may be changed in a flow that has begun. Each of it must be refused."""
+
+from dataclasses import replace
+from enum import StrEnum
+from typing import Any
+
+from aggregations.flow import Aggregate, Flow
+from aggregations.source import Json, Topic
+from envelope import Siblings
+from jobs.simulation.topology import COLUMNS, FINAL, Spec
+
+
+class Change(StrEnum):
+    """A change."""
+
+    STAGE = "one stage more"
+    PARTITIONING = "the consumed partition becomes part of lanes, or no part of them any more"
+    SOURCE = "siblings without an index are told apart by other means"
+
+
+def changed(spec: Spec, change: Change | None) -> Flow[Any]:
+    """The flow of a world after a change, or as it is."""
+    flow = spec.flow
+    if change is Change.STAGE:
+        return replace(spec, stages=(*spec.stages, replace(spec.stages[-1], name="added"))).flow
+    if change is Change.PARTITIONING:
+        steps = (
+            replace(one, co_partitioned=not one.co_partitioned) if isinstance(one, Aggregate) else one
+            for one in flow.steps
+        )
+        return replace(flow, steps=tuple(steps))
+    if change is Change.SOURCE:
+        return replace(flow, topic=Topic(FINAL, Json(COLUMNS), siblings=Siblings.GROUP))
+    return flow

@@ -1,0 +1,135 @@
+"""What a seed draws: a world."""
+
+from dataclasses import replace
+from random import Random
+
+from envelope.windows import LANES
+from jobs.simulation.topology import FINAL, OUT, Passage, Spec, StageSpec
+
+_DISORDER = 512
+"""A window that is large enough for any disorder of a world."""
+_FAILING = ("", "", "", "map", "filter", "flat_map", "key", "divert", "divert")
+
+
+def draw(random: Random) -> Spec:
+    """Draw a world."""
+    trouble = random.choice([""] * 10 + ["spread", *["retries"] * 3, "foreign", "reorders", "undrained"])
+    # A key that is kept all the way is the ordinary case, with rules of its own.
+    kept_key = random.random() < 0.35
+    roots, passages = _draw_passages(random, trouble, kept_key)
+    topics = sorted({FINAL, *roots, *(passage.source for passage in passages)})
+    drained = random.random() < (0.8 if kept_key else 0.2)
+    growth = trouble if trouble == "undrained" else "drained" if drained else ""
+    lags = kept_key and growth == "drained" and bool(passages)
+    # So is a flow that is keyed as its topic is, whatever the services before it did.
+    stages = _draw_stages(random, kept_key or random.random() < 0.6)
+    keyless = not growth and random.random() < 0.3
+    # What a service re-sends without a key goes to any partition; the first one that gives it a key ends that.
+    scattered = keyless and any(one.rekey != "change" or one.spread for one in passages if one.source in roots)
+    # Where first deliveries rise in every lane, and no message ever changes its lane, the smallest window is enough:
+    # siblings without an index come in any order, but a window counts their roots.
+    disorder = trouble not in ("", "foreign") or (bool(growth) and not kept_key) or scattered
+    window = _DISORDER if disorder else random.choice([1, 1, 1, 2, 3, 32])
+    spec = Spec(
+        roots=roots,
+        partitions={topic: random.choice([1, 2, 2, 3]) for topic in topics},
+        passages=passages,
+        stages=stages,
+        window=None if trouble == "spread" else window,
+        lanes=LANES if disorder or growth else random.choice([1, 2, LANES]),
+        split=random.choice([len(stages), random.randint(1, len(stages)), random.randint(1, len(stages))]),
+        growth=growth,
+        recreates=trouble != "foreign" and random.random() < 0.25,
+        reorders=trouble == "reorders",
+        filters=random.random() < 0.2,
+        publishes=random.random() < 0.3,
+        keyless=keyless,
+    )
+    spec = spec if trouble or random.random() < 0.6 else _other(random, spec)
+    spec = replace(spec, growth="lagging") if lags and random.random() < 0.9 else spec
+    revives, audit = _draw_revival(random, spec), _draw_audit(random, spec)
+    return replace(spec, audit=audit, revives=revives, mends=audit == OUT or random.random() < 0.3)
+
+
+def _draw_audit(random: Random, spec: Spec) -> str:
+    topics = [FINAL, *{passage.source: 0 for passage in spec.passages}, *([OUT] * 5 if spec.publishes else [])]
+    audited = spec.growth in ("", "drained") and random.random() < (0.9 if spec.publishes else 0.4)
+    return random.choice(topics) if audited else ""
+
+
+def _draw_revival(random: Random, spec: Spec) -> bool:
+    # What comes late may come back unproven. Whether a stage that only counts has it nobody could tell an operator.
+    known = all(stage.seen for stage in spec.stages) or spec.window == _DISORDER
+    return known and random.random() < 0.7
+
+
+def _other(random: Random, spec: Spec) -> Spec:
+    """One passage is of another kind than ours, or writes without a key."""
+    ours = [one for one in spec.passages if not (one.plain or one.raw)]
+    if not ours or spec.growth or spec.keyless:
+        return spec
+    one = random.choice(ours)
+    passages = list(spec.passages)
+    if random.random() < 0.5:
+        passages[passages.index(one)] = replace(one, foreign=True, fan=5, rekey="keep")
+        return replace(spec, passages=tuple(passages), window=1, recreates=False)
+    passages[passages.index(one)] = replace(one, spread=True)
+    return replace(spec, passages=tuple(passages), window=None, lanes=LANES)  # a retired lane holds nothing
+
+
+def _draw_passages(random: Random, trouble: str, kept_key: bool) -> tuple[tuple[str, ...], tuple[Passage, ...]]:
+    shape = random.choice(["direct", "line", "line", "line", "line", "diamond", "roots"])
+    if shape == "direct":
+        return (FINAL,), ()
+    count = {"line": random.choice([1, 2, 2, 2, 3]), "diamond": 2, "roots": 2}[shape]
+    topics = ["r0", *(f"m{i}" for i in range(1, count)), FINAL]
+    troubled = random.randrange(count)
+    ends = [(f"p{i}", topics[i], topics[i + 1]) for i in range(count)]
+    roots: tuple[str, ...] = ("r0",)
+    if shape == "diamond":
+        twin = random.randrange(count)
+        ends.append(("q", topics[twin], topics[twin + 1]))
+    if shape == "roots":
+        roots = ("r0", "r1")
+        ends.append(("q", "r1", random.choice(topics[1:])))
+    raw = [root for root in roots if random.random() < 0.3 and root != FINAL]
+    passages = [
+        Passage(
+            *end,
+            rekey="keep" if kept_key else random.choice(["keep", "change", "change", "mixed"]),
+            fan=random.choice([1, 1, 2, 3] if trouble != "foreign" else [2, 3]),
+            spread=trouble == "spread" and i == troubled,
+            foreign=trouble == "foreign" and i == troubled,
+            retries=random.choice([0, 1, 1, 2]) if trouble == "retries" else 0,
+            refusing=random.random() < 0.2,
+            raw=end[1] in raw,
+            static=random.random() < 0.3,
+            also=FINAL if end[2] != FINAL and random.random() < 0.3 else "",
+            members=random.choice([1, 1, 2, 3]),
+        )
+        for i, end in enumerate(ends)
+    ]
+    # Two that leave a message as it is would make two of it that nothing but their paths could tell apart.
+    same = [one for one in passages if one.rekey == "keep" and one.fan == 1] if shape != "diamond" else []
+    for one in same:
+        if not (one.spread or one.retries or one.also) and random.random() < 0.5:
+            passages[passages.index(one)] = replace(one, refusing=False, plain=True)
+    return roots, tuple(passages)
+
+
+def _draw_stages(random: Random, kept_key: bool) -> tuple[StageSpec, ...]:
+    count = random.choice([1, 2, 2, 3])
+    # What only counts refuses nothing, and whether it has a message nobody could tell an operator.
+    counting = random.choice([0] * 6 + [1])
+    return tuple(
+        StageSpec(
+            f"s{i}",
+            key="k" if kept_key else random.choice(["k", "k", "g", "h"]),
+            seen=i >= counting,
+            flat=not kept_key and random.random() < 0.25,
+            emits=i + 1 < count and random.random() < 0.2,
+            fails=random.choice(_FAILING) if i >= counting else "",
+            emit_fails=i >= counting and random.random() < 0.5,
+        )
+        for i in range(count)
+    )

@@ -1,0 +1,79 @@
+"""Dead letters of a world, and their way back: the real one, from the bytes and headers of a letter."""
+
+import msgspec
+
+from aggregations.element import Record
+from aggregations.flow import Flow
+from aggregations.report import DeadLetter
+from envelope import EnvelopeError, Hop, Reason
+from envelope import deadletter as dead
+from envelope.deadletter import Form, Remains, bury, own_headers
+from jobs import redrive
+from jobs.simulation.oracle import Violation
+from jobs.simulation.service import Outgoing, payload_of
+from jobs.simulation.topology import FLOW, Payload
+
+_MOST_BYTES = 1 << 20
+_encode_json = msgspec.json.Encoder().encode
+
+
+def buried(letter: DeadLetter, flow: Flow[object]) -> Remains:
+    """The record that a flow's dead letter is in the dead-letter topic."""
+    record = letter.record
+    assert flow.topic is not None
+    facts = dead.DeadLetter(
+        record.topic,
+        record.partition,
+        record.offset,
+        letter.reason,
+        topic_id=record.topic_id,
+        stage=letter.stage,
+        application=flow.name,
+        hole=letter.hole,
+        items=letter.items,
+        form=Form.ENVELOPE if flow.topic.envelope else Form.PAYLOAD,
+    )
+    return bury(facts, record.key, record.value, record.headers, _MOST_BYTES)
+
+
+def facts_of(letter: Record) -> dead.DeadLetter:
+    """What a record in a dead-letter topic says."""
+    facts = dead.DeadLetter.read(letter.headers)
+    assert facts is not None
+    return facts
+
+
+def brought_back(letter: Record, facts: dead.DeadLetter, *, mend: bool) -> Outgoing:
+    """A dead letter on its way back to where it died.
+
+    Args:
+        letter: The record in a dead-letter topic.
+        facts: What it says.
+        mend: Its payload is mended, for who gave it up; otherwise it goes back byte for byte.
+
+    Raises:
+        Violation: It cannot go back.
+    """
+    new = _encode_json(_mended(payload_of(letter.value), facts.application))
+    place = Hop(letter.topic, letter.partition, letter.offset, topic_id=letter.topic_id)
+    try:
+        value = redrive.redriven(
+            letter.key,
+            letter.value,
+            letter.headers,
+            facts,
+            place,
+            (lambda key, value: new) if mend else None,
+            asserted=facts.reason is Reason.UNPROVEN,
+        )
+    except EnvelopeError as error:
+        raise Violation(f"a letter of {facts.application} cannot be redriven: {error}") from error
+    headers = own_headers(letter.headers)
+    return Outgoing(facts.topic, letter.key, value, headers, facts.partition, facts.stage, facts.application)
+
+
+def _mended(payload: Payload, application: str) -> Payload:
+    """The payload as an application can use it."""
+    if application == FLOW:
+        return {**payload, "bad": ""}
+    return {**payload, "fixed": f"{payload['fixed']} {application}"}
