@@ -1,12 +1,19 @@
 """Two thousand worlds; `python -m jobs.simulation --seed N` runs one of them again."""
 
+from collections import Counter
+
 import pytest
 
+from aggregations.memory import MemoryRunner
+from envelope import Verdict
 from jobs.republish import input as reading
+from jobs.republish.worker import Worker
 from jobs.simulation import clients
+from jobs.simulation.audit import AUDIT
 from jobs.simulation.clients import SimulatedConsumer
 from jobs.simulation.shrink import outcome
 from jobs.simulation.steps import draw_world
+from jobs.simulation.topology import FINAL, FLOW, OUT
 
 CHUNK = 100
 
@@ -26,6 +33,41 @@ def test_worlds_have_several_members_several_targets_and_records_without_a_key()
     assert any(world.window == 1 for world in keyless)
     assert any(passage.rekey == "change" for world in keyless for passage in world.passages)
     assert any(passage.rekey == "keep" for world in keyless for passage in world.passages)
+
+
+def test_worlds_have_second_flows_and_steps_that_fail_in_every_way():
+    worlds = [draw_world(seed, 0)[0] for seed in range(200)]
+    assert {"", FINAL, OUT} < {world.audit for world in worlds}
+    assert any(world.audit in world.roots for world in worlds if world.passages)
+    stages = [stage for world in worlds for stage in world.stages]
+    assert {stage.fails for stage in stages} == {"", "map", "filter", "flat_map", "key", "divert"}
+    assert any(stage.emit_fails for stage in stages if stage.emits)
+    assert any(world.mends for world in worlds if world.window == 1)
+
+
+def test_letters_are_read_by_other_flows_and_by_republishers_and_are_copies_to_them(monkeypatch):
+    copies = Counter()
+    process, take_counts = MemoryRunner.process, Worker.take_counts
+
+    def processed(self, records):
+        report = process(self, records)
+        copies[self.flow.name] += sum(verdicts[Verdict.COPY.value] for verdicts in report.verdicts.values())
+        return report
+
+    def taken(self):
+        counts = take_counts(self)
+        copies[self._name] += counts.copies
+        return counts
+
+    monkeypatch.setattr(MemoryRunner, "process", processed)
+    monkeypatch.setattr(Worker, "take_counts", taken)
+    worlds = {seed: draw_world(seed, 0)[0] for seed in range(100)}
+    final = [seed for seed, world in worlds.items() if world.audit == FINAL]
+    inner = [seed for seed, world in worlds.items() if world.audit in {one.source for one in world.passages}]
+    assert not any(outcome(seed) for seed in (*final[:6], *inner[:6]))
+    assert copies[FLOW] > 0
+    assert copies[AUDIT] > 0
+    assert copies["p0"] > 0
 
 
 def test_members_of_a_group_work_at_the_same_time_and_hand_partitions_on(monkeypatch):

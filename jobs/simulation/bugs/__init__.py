@@ -23,6 +23,9 @@ MATTERS: Mapping[str, Callable[[Spec], bool]] = {
     **{name: lambda spec: bool(spec.passages) for name in BUGS if name.startswith("service-")},
     "outputs-not-marked": lambda spec: spec.audit == OUT,
     "divert-takes-the-record": lambda spec: any(stage.fails == "divert" for stage in spec.stages),
+    **dict.fromkeys(("siblings-split", "event-id-ignored"), lambda spec: any(one.foreign for one in spec.passages)),
+    "keyless-narrow": lambda spec: spec.keyless or any(one.spread for one in spec.passages),
+    "letters-taken-for-envelopes": lambda spec: spec.revives and any(one.raw for one in spec.passages),
     "service-leaves-gaps": lambda spec: bool(spec.passages) and not spec.reorders,
 }
 """Worlds that a bug can be seen in at all; it is not looked for in others. Any world for those that are missing."""

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from aggregations import flow, ledger, steps
+from aggregations import flow, steps
 from aggregations.deaths import Deaths
 from aggregations.flow import Divert
 from aggregations.ledger import Changes, Ledger
@@ -98,10 +98,6 @@ BUGS: Mapping[str, tuple[str, Sequence[Patch]]] = {
             (Deaths, "unlisted", lambda self: set()),
             (Changes, "settled", lambda self: replace(self, filled=self.filled - self.again, again=set())),
         ],
-    ),
-    "every-delivery-is-the-first": (
-        "a record that dies counts as the first delivery of its event, also in a replay",
-        [(ledger.Reading, "again", lambda self, lineage, key: False)],
     ),
     "mend-drops-the-chain": (
         "a letter that is mended comes back without its chain",
