@@ -180,7 +180,7 @@ BUGS: Mapping[str, tuple[str, Sequence[Patch]]] = {
     "retry-eats-index": ("a transparent hop takes the next one's index along", [(Lineage, "reduced", _eats_the_index)]),
     "ledger-unread": (
         "a redriven record without a hole is judged as any other",
-        [(Ledger, "entries", lambda self, *_: ())],
+        [(Ledger, "entries", lambda self, *_, **__: ())],
     ),
     "late-folds-forgotten": (
         "what is folded below the floor is not remembered",
