@@ -339,7 +339,7 @@ def _mend(world: World, a: int, b: int, c: int) -> None:
         world.bring_back(letter, mend=False)
     world.settle()
     for service in world.services:
-        for partition in range(3):
+        for partition in range(0 if service.grows else 3):
             service.rewind(partition, 1 + b % 60)
         world.serve(service.drain)
     for _ in range(c % 3):

@@ -19,8 +19,8 @@ BUGS: Mapping[str, tuple[str, Sequence[Patch]]] = {
 """Name to what is wrong, and the patches that make it so."""
 
 MATTERS: Mapping[str, Callable[[Spec], bool]] = {
-    **dict.fromkeys(growth.BUGS, lambda spec: spec.growth == "lagging"),
     **{name: lambda spec: bool(spec.passages) for name in BUGS if name.startswith("service-")},
+    **dict.fromkeys(growth.BUGS, lambda spec: spec.growth == "lagging"),
     "outputs-not-marked": lambda spec: spec.audit == OUT,
     "divert-takes-the-record": lambda spec: any(stage.fails == "divert" for stage in spec.stages),
     **dict.fromkeys(("siblings-split", "event-id-ignored"), lambda spec: any(one.foreign for one in spec.passages)),
