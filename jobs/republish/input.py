@@ -379,8 +379,10 @@ class Input:
         self._subscribe()
 
     def _forget(self, gone: list[TopicPartition]) -> None:
-        for part in gone:
-            self.partitions.pop((part.topic, part.partition), None)
+        for at in gone:
+            part = self.partitions.pop((at.topic, at.partition), None)
+            if part and part.due_ms:
+                self._consumer.resume([at])  # or the client would find it paused when it has it again
         self._growing.forget({part.topic for part in gone} - {part.topic for part in self.partitions.values()})
 
     def _new(self, topic: str, partition: int, topic_id: str) -> InputPartition:

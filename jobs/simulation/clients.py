@@ -228,8 +228,7 @@ class SimulatedConsumer:
 
     def _forget(self, places: list[Place]) -> None:
         for one in places:
-            del self._positions[one]
-        self._paused -= set(places)
+            del self._positions[one]  # and it stays paused, as librdkafka's: whoever has it again finds it so
 
     def _waited(self, timeout: float) -> bool:
         """Whether something may have come meanwhile."""

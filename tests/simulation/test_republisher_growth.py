@@ -170,9 +170,10 @@ def watched(cluster, *, by, unread=3):
     return service
 
 
-def long_life(cluster, **options):
+def long_life(cluster, revoked=-1, **options):
     """A member with all the time in the world, that is stopped when it has read everything it may."""
-    life = Life(cluster, service_of(cluster)._sent, dict.fromkeys([("in", n) for n in range(9)], 99), idle=200)
+    places = [("in", number) for number in range(9)]
+    life = Life(cluster, service_of(cluster)._sent, dict.fromkeys(places, 99), idle=200, revoked=revoked)
     made = Republisher(
         lambda record: identity(record),
         source="in",
@@ -252,3 +253,14 @@ def test_a_growth_is_forgotten_with_the_topic(broker):
     service_of(broker).drain()
     assert notes(broker) == [(4, 0, None)] * 4
     assert ids(broker)[-1] == 20
+
+
+@pytest.mark.parametrize("look", range(1, 7))
+def test_a_partition_that_waited_is_read_when_it_comes_back_after_the_growth(broker, look):
+    """The client finds it paused, as it left it."""
+    service = watched(broker, by=2)
+    CLOCK.sleep(METADATA_MAX_AGE)
+    service.step(1, 1)
+    assert notes(broker)[0] == (2, 4, 5)
+    long_life(broker, revoked=look)
+    assert ids(broker)[-5:] == [5, 6, 10, 11, 12]
