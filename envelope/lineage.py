@@ -4,7 +4,7 @@ The lineage is the source chain and, as its last node, the record's own coordina
 node i+1 are joined by an edge: what the republisher that read node i made of it.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import lru_cache
@@ -156,8 +156,11 @@ class Lineage:
     def of(cls, chain: Iterable[Hop], own: Node) -> "Lineage":
         """Return the lineage of a record with this source chain and these own coordinates."""
         hops = tuple(chain)
+        nodes = [own]
+        for hop in reversed(hops):
+            nodes.append(_node(hop, nodes))
         return cls(
-            nodes=(*(_node(hop, own) for hop in hops), own),
+            nodes=tuple(reversed(nodes)),
             edges=tuple(Edge(hop.via, hop.index, hop.rekeyed, hop.transparent, hop.keyless) for hop in hops),
         )
 
@@ -290,9 +293,16 @@ class Lineage:
         return lane + tail, group + tail
 
 
-def _node(hop: Hop, own: Node) -> Node:
-    """The record that a hop read. Who redrives knows no clusters: back in its topic a record is in its own."""
-    cluster = own.cluster if hop.transparent and not hop.cluster and hop.topic == own.topic else hop.cluster
+def _node(hop: Hop, behind: Sequence[Node]) -> Node:
+    """The record that a hop read. Who redrives knows no clusters: a record comes back in the cluster in which it died.
+
+    Args:
+        hop: The hop.
+        behind: The nodes behind it, the last one first.
+    """
+    cluster = hop.cluster
+    if hop.transparent and not cluster:
+        cluster = next((node.cluster for node in reversed(behind) if node.topic == hop.topic), "")
     return Node(hop.topic, hop.partition, hop.offset, hop.topic_id, cluster)
 
 

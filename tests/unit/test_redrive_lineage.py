@@ -49,6 +49,22 @@ def test_it_stands_where_it_stood_when_its_topic_is_in_a_cluster_that_has_a_name
         assert line.reduced().own == died
 
 
+def test_what_was_redriven_upstream_stands_where_it_stood_in_a_cluster_that_has_a_name() -> None:
+    """Who redrives names no cluster; a republisher or a flow that reads the record there does, in the next hop."""
+    own = Node("c", 0, 1, "idC", "west")
+    for before in ((), ORIGIN):
+        plain = Lineage.of((*before, replace(B, via="wrap", index=0, cluster="oslo")), own)
+        back = replace(B, offset=9, via="wrap", index=0, cluster="oslo")
+        once = redrive_hops(B, D, Redrive())
+        twice = redrive_hops(replace(B, offset=7), D, Redrive())
+        for hops in ((*once, back), (*once, *twice, back)):
+            line = Lineage.of((*before, *hops), own).check()
+            assert (line.standing().lane, line.standing().position) == (
+                plain.standing().lane,
+                plain.standing().position,
+            )
+
+
 def test_redriven_twice_the_last_passage_counts() -> None:
     again = Hop("dead", 0, 8)
     chain = (*ORIGIN, *redrive_hops(B, D, Redrive()), *redrive_hops(Hop("b", 1, 9), again, Redrive(hole=False)))
