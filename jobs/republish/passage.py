@@ -95,6 +95,7 @@ class Passage:
         self._mark = mark_destination
         self._skips_tombstones = source.tombstones is Tombstones.SKIP
         self._cloudevents = source.wrapping is Wrapping.CLOUDEVENTS
+        self._reads = source.wrapping is not Wrapping.ENVELOPE or source.payload is not None
         opener = Opener(source, limits)
         retried = Opener(Source(source.topics, payload=source.payload), limits)
         self._openers = dict.fromkeys(source.topics, opener) | dict.fromkeys(retry_topics, retried)
@@ -106,7 +107,7 @@ class Passage:
     def express(self) -> Express | None:
         """The short way through this passage; None where the transform or an option leaves no room for one."""
         looks = self._roots is not None or self._is_beyond is not None
-        if self._transform is not identity or self._twin or self._mark or looks:
+        if self._transform is not identity or self._twin or self._mark or self._reads or looks:
             return None
         most_bytes = min(self._targets[self.target] - _OVERHEAD_BYTES, self._limits.message_bytes)
         return express(self._known, most_bytes, self._limits)

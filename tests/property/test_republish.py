@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from envelope import Envelope, EnvelopeError, Hop, encode
 from envelope.hops import HopWriter
-from jobs.republish import Passage, Record, Source, identity
+from jobs.republish import Json, Passage, Record, Source, Wrapping, identity
 
 hops = st.builds(
     Hop,
@@ -78,5 +78,7 @@ def test_the_usual_record_does_take_the_short_way() -> None:
 def test_there_is_no_short_way_for_another_transform_or_option() -> None:
     source = Source(("legs",))
     assert not Passage(lambda r: None, via="r", source=source, targets={"out": 1000}).express()
+    for read in (Source(("legs",), payload=Json), Source(("legs",), Wrapping.NONE), Source(("legs",), "cloudevents")):
+        assert not Passage(identity, via="r", source=read, targets={"out": 1000}).express()
     assert not Passage(identity, via="r", source=source, targets={"out": 1000}, headers_twin=True).express()
     assert not Passage(identity, via="r", source=source, targets={"out": 1000}, roots=["raw"]).express()
