@@ -5,7 +5,7 @@ hole fills it, however far its lane has gone on; one that left none stands in a 
 twice does no harm.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 
@@ -13,7 +13,7 @@ from envelope import Envelope, EnvelopeError, Hop, append_hop, decode, encode
 from envelope.codec import is_sealed, redriven_payload
 from envelope.deadletter import PREFIX, DeadLetter, Form, Headers, own_headers
 from envelope.errors import Reason
-from envelope.redrive import Redrive, redrive_hops
+from envelope.redrive import Redrive, read_via, redrive_hops
 from jobs.letters import Handled, Letter, Letters, Selection
 from persistence.faults import REDRIVE_FLUSH, REDRIVE_PRODUCE, effect
 from persistence.kafka import AcknowledgedProducer, KafkaSettings, Topics
@@ -150,9 +150,7 @@ def redriven(
     """
     if mend is None and any(name == f"{PREFIX}trimmed" for name, _ in headers):
         raise EnvelopeError(Reason.TRUNCATED, "the letter was trimmed; the record itself stays at its coordinates")
-    died = Hop(letter.topic, letter.partition, letter.offset, topic_id=letter.topic_id)
-    back = Redrive(letter.stage, letter.hole, letter.application, asserted, letter.generation)
-    hops = redrive_hops(died, place, back)
+    hops = hops_back(letter, place, asserted=asserted)
     if mend is not None:
         return _rebuilt(value, _mended(mend, key, value), letter, key, hops)
     if value is None:
@@ -162,10 +160,38 @@ def redriven(
             # In an envelope around it, it would be taken for a payload.
             raise EnvelopeError(Reason.NOT_AN_ENVELOPE, "it would die again; mend it into an envelope or a payload")
         return encode(Envelope(value, chain=hops, key=key))
-    decode(value)
+    old = decode(value)
+    if _came_back(old.chain):
+        return _sealed(old, hops)
     for hop in hops:
         value = append_hop(value, hop)
     return value
+
+
+def _came_back(chain: Sequence[Hop]) -> bool:
+    """Whether the last two hops are a passage through a dead-letter topic."""
+    return len(chain) > 1 and all(hop.transparent and read_via(hop.via) is not None for hop in chain[-2:])
+
+
+def _sealed(envelope: Envelope, hops: Sequence[Hop]) -> bytes:
+    """An envelope with a passage behind its chain, in place of an earlier one: it stands where it died first."""
+    chain = envelope.chain
+    while _came_back(chain):
+        chain, hops = chain[:-2], (chain[-2], hops[-1])
+    return encode(envelope.with_chain((*chain, *hops)))
+
+
+def hops_back(letter: DeadLetter, place: Hop, *, asserted: bool = False) -> tuple[Hop, Hop]:
+    """The hops that bring a letter back.
+
+    Args:
+        letter: What its headers say.
+        place: Coordinates of the letter.
+        asserted: The operator asserts that it was never folded where it died.
+    """
+    died = Hop(letter.topic, letter.partition, letter.offset, topic_id=letter.topic_id)
+    back = Redrive(letter.stage, letter.hole, letter.application, asserted, letter.generation)
+    return redrive_hops(died, place, back)
 
 
 def _is_envelope(value: bytes, letter: DeadLetter) -> bool:
@@ -193,7 +219,7 @@ def _is_envelope(value: bytes, letter: DeadLetter) -> bool:
     return True
 
 
-def _rebuilt(value: bytes | None, mended: bytes, letter: DeadLetter, key: bytes | None, hops: Iterable[Hop]) -> bytes:
+def _rebuilt(value: bytes | None, mended: bytes, letter: DeadLetter, key: bytes | None, hops: Sequence[Hop]) -> bytes:
     """What the user made of a letter, with the chain that the letter had.
 
     Raises:
@@ -216,7 +242,7 @@ def _rebuilt(value: bytes | None, mended: bytes, letter: DeadLetter, key: bytes 
         new = replace(old, payload=mended) if old is not None else Envelope(mended, key=key)
     elif not new.chain and old is not None:
         new = new.with_chain(old.chain)
-    return encode(new.with_chain((*new.chain, *hops)))
+    return _sealed(new, hops)
 
 
 def _mended(mend: Mend, key: bytes | None, value: bytes | None) -> bytes:

@@ -3,6 +3,7 @@
 import json
 import uuid
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -29,6 +30,18 @@ def parse(element):
     if element["carrier"] == "bad" and BROKEN["until"]:
         raise ValueError("not yet")
     return dict(element.value)
+
+
+class Bad:
+    """Counts, and takes no carrier `bad` as long as it is broken."""
+
+    def zero(self) -> int:
+        return 0
+
+    def fold(self, state: int, element: Any) -> int:
+        if element["carrier"] == "bad" and BROKEN["until"]:
+            raise ValueError
+        return state + 1
 
 
 FLOW = (
@@ -170,6 +183,36 @@ def test_a_mended_payload_keeps_the_chain_of_its_letter() -> None:
     chain = (Hop("other", 3, 4),)
     own = encode(Envelope(b"{}", chain))
     assert decode(redriven_value(b"N1", leg(1).value, (), letter, place, lambda *_: own)).chain[:1] == chain
+
+
+def test_a_letter_that_dies_each_time_can_go_back_for_ever_and_stands_where_it_died_first() -> None:
+    first, last, envelope, plain = (leg(1).value, leg(1).value, [], [])
+    for n in range(40):
+        facts = DeadLetter("legs", 0, 1 + n, Reason.FOLD_FAILED, hole=True, application="fleet", form=Form.ENVELOPE)
+        first = redriven_value(b"N1", first, (), facts, Hop("dead", 0, n))
+        last = redriven_value(b"N1", last, (), facts, Hop("dead", 0, n), lambda *_: b'{"tail":"N1"}')
+        envelope, plain = decode(first).chain, decode(last).chain
+    died = Hop("legs", 0, 1)
+    back = redrive_hops(died, Hop("dead", 0, 39), Redrive(application="fleet"))
+    assert envelope == plain == (*decode(leg(1).value).chain, *back)
+
+
+def test_under_another_key_a_mended_record_finds_no_hole() -> None:
+    BROKEN["until"] = 1
+    flow = Flow("fleet").source(LEGS).aggregate("carrier", "carrier", Bad())
+    run = MemoryRunner(flow, bind(flow, {}, f"memory://{uuid.uuid4()}"), topic_ids={"legs": "L"})
+    run.process([leg(0, "bad")])
+    [letter] = run.dead_letters
+    BROKEN["until"] = 0
+    facts = DeadLetter("legs", 0, 0, letter.reason, "L", hole=letter.hole, application="fleet", form=Form.ENVELOPE)
+    for offset, carrier, verdict in ((1, "AA", "copy"), (2, "bad", "redriven")):
+        mended = json.dumps({"tail": "N1", "carrier": carrier, "air": 1.0}).encode()
+        value = redriven_value(
+            b"N1", letter.record.value, (), facts, Hop("dead", 0, 0), lambda *_, mended=mended: mended
+        )
+        back = Record("legs", 0, offset, b"N1", value, topic_id="L")
+        assert run.process([back]).verdicts["carrier"] == {verdict: 1}
+    assert run.results("carrier") == {b"bad": 1}
 
 
 def test_a_payload_that_reads_as_an_envelope_is_what_the_letter_says_it_is() -> None:
