@@ -1,8 +1,9 @@
 """Giving up dead letters: their holes and entries of the ledger go as if they had been folded, and nothing is folded."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Final
 
 from aggregations.element import Element, Record
 from aggregations.flow import END_OF_FLOW, Stage
@@ -12,14 +13,21 @@ from aggregations.source import RecordDecoder
 from aggregations.stage import Arrival, KeyState, fold_stage
 from aggregations.states import load_states, save_states
 from aggregations.steps import Applied, apply_steps, arrive, standing_of
-from envelope import EnvelopeError, Node
+from envelope import EnvelopeError, Hop, Node
 from envelope.lineage import died_in
 from persistence.faults import effect
 from persistence.steps import Step
 
+NO_TOMBSTONES: Final[Mapping[Node, tuple[Hop, ...]]] = MappingProxyType({})
+
 
 def fill_holes(
-    run: Run, records: Sequence[Record], *, unreadable: Sequence[Node] = (), apply: bool
+    run: Run,
+    records: Sequence[Record],
+    *,
+    unreadable: Sequence[Node] = (),
+    tombstones: Mapping[Node, tuple[Hop, ...]] = NO_TOMBSTONES,
+    apply: bool,
 ) -> dict[Node, int | EnvelopeError]:
     """Fill the holes that redriven records would fill, and strike them from the ledger, without folding them.
 
@@ -30,6 +38,7 @@ def fill_holes(
         run: A run that holds the term; with `apply` False one that only looks will do.
         records: Dead letters as `jobs.redrive.redriven` makes them, each at a place of its own.
         unreadable: Coordinates of dead letters of which nothing can be made.
+        tombstones: Of those among the records that have no value, the hops that it would carry.
         apply: Write it.
 
     Returns:
@@ -45,9 +54,7 @@ def fill_holes(
     cluster = flow.topic.cluster
     filling = _Filling(run, apply=apply)
     for node in unreadable:
-        own = replace(node, cluster=cluster)
-        entry = Entry(flow.stages[0].name, died_in(own), (own.offset,))
-        filling.strike(own, () if run.ledger.missing_from([entry]) else (entry,))
+        filling.unread(replace(node, cluster=cluster))
     decoder = RecordDecoder(flow.topic, flow.columns)
     elements = []
     for record in records:
@@ -55,10 +62,14 @@ def fill_holes(
         try:
             read = decoder.decode(record)
         except EnvelopeError as error:
-            filling.reject(flow.stages[0].name, own, Element(None, record.key, own, error.chain or ()), error)
+            if error.chain is None:
+                filling.unread(own, error)
+            else:
+                filling.reject(own, Element(None, record.key, own, error.chain), error)
             continue
         filling.counts[own] = 0
-        elements.append(read.element(record.headers))
+        element = read.element(record.headers)
+        elements.append(element if read.chain else replace(element, chain=tombstones.get(record.node, ())))
     applied = Applied(elements, flow.topic.schema)
     for stage in flow.stages:
         applied = apply_steps(stage.before, applied.elements, applied.schema)
@@ -72,8 +83,7 @@ def fill_holes(
             later=flow.behind(stage),
         )
         for one in applied.rejected:
-            cause = EnvelopeError(one.reason, one.detail)
-            filling.reject(stage.name, one.element.own, one.element, cause)
+            filling.reject(one.element.own, one.element, EnvelopeError(one.reason, one.detail))
         loaded = load_states(run, stage, list(dict.fromkeys(arrival.key for arrival in arrivals)))
         filling.fill(stage, loaded, arrivals)
         passing = [arrival for arrival in arrivals if arrival.transit]
@@ -85,22 +95,29 @@ def fill_holes(
     if apply and filling.struck:
         run.rewrite_ledger(run.ledger.changed(Changes(filled=filling.struck)))
     # By the coordinates that the caller knows, who names no cluster.
-    return {replace(own, cluster=""): count for own, count in filling.counts.items()}
+    return {replace(own, cluster=""): filling.found(own) for own in filling.counts}
 
 
 class _Filling:
     """What is filled and struck so far.
 
     Attributes:
-        counts: By coordinates the number of holes and entries, or why nobody knows.
+        counts: By coordinates the number of holes and entries.
+        errors: Why the flow's steps do not take a record, or an item of it.
         struck: Entries of the ledger to strike.
     """
 
     def __init__(self, run: Run, *, apply: bool) -> None:
         self._run = run
         self._apply = apply
-        self.counts: dict[Node, int | EnvelopeError] = {}
+        self.counts: dict[Node, int] = {}
+        self.errors: dict[Node, EnvelopeError] = {}
         self.struck: set[Entry] = set()
+        self._met: set[Node] = set()
+
+    def found(self, own: Node) -> int | EnvelopeError:
+        """Number of holes and entries of a record; the error where there are none and no stage met it."""
+        return self.counts[own] or (0 if own in self._met else self.errors.get(own, 0))
 
     def strike(self, own: Node, entries: Iterable[Entry]) -> None:
         """Count entries of the ledger, and strike them."""
@@ -108,13 +125,21 @@ class _Filling:
         for entry in entries:
             if entry not in self.struck:
                 self.struck.add(entry)
-                count = 1 if isinstance(count, EnvelopeError) else count + 1
+                count += 1
         self.counts[own] = count
 
-    def reject(self, stage: str, own: Node, element: Element[Any], error: EnvelopeError) -> None:
-        """Strike what a step rejects, as far as the ledger lists it."""
-        self.counts[own] = error
-        self.strike(own, self.entries(stage, element))
+    def unread(self, own: Node, error: EnvelopeError | None = None) -> None:
+        """Strike a record that cannot be read, as far as the ledger lists it: by its coordinates."""
+        if error is not None:
+            self.errors[own] = error
+        entry = Entry(self._run.flow.stages[0].name, died_in(own), (own.offset,))
+        self.strike(own, () if self._run.ledger.missing_from([entry]) else (entry,))
+
+    def reject(self, own: Node, element: Element[Any], error: EnvelopeError) -> None:
+        """Strike what a step rejects, as far as the ledger lists it under the stage of its letter."""
+        self.errors[own] = error
+        back = element.lineage.redrive
+        self.strike(own, self.entries(back.stage if back and back.stage else self._run.flow.stages[0].name, element))
 
     def entries(self, stage: str, element: Element[Any]) -> tuple[Entry, ...]:
         """What the ledger lists of an element in front of a stage."""
@@ -131,9 +156,10 @@ class _Filling:
             key, standing, own = arrival.key, arrival.standing, arrival.element.own
             if arrival.transit:
                 continue
+            self._met.add(own)
             self.strike(own, arrival.entries)
             state, count = changed.get(key) or loaded.get(key), self.counts[own]
-            if state is None or isinstance(count, EnvelopeError):
+            if state is None:
                 continue
             if standing.position not in state.windows.holes.get(standing.group, ()):
                 continue

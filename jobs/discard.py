@@ -10,10 +10,10 @@ from aggregations.discard import fill_holes
 from aggregations.element import Record
 from aggregations.flow import Flow
 from aggregations.run import Run, begin, look
-from envelope import EnvelopeError, Node
+from envelope import EnvelopeError, Node, Tombstones
 from envelope.deadletter import DeadLetter
 from jobs.letters import Handled, Letter, Letters, Selection
-from jobs.redrive import redriven
+from jobs.redrive import hops_back, redriven
 from persistence.errors import StoreError
 from persistence.kafka import KafkaSettings
 
@@ -71,7 +71,10 @@ def discard(
     with closing(opened) as run:
         meant = _meant(found, (flow.name, generation), selection or Selection(), result, progress)
         while batch := dict(islice(meant, _BATCH)):
-            _fill(run, batch, result, apply=apply)
+            # Items of one record may have died at several stages: a letter each.
+            for stage in sorted({stage for stage, _ in batch}):
+                letters_of = {node: letter for (at, node), letter in batch.items() if at == stage}
+                _fill(run, letters_of, result, apply=apply)
         if apply:
             with suppress(StoreError):  # all is done; the next run then doubts what it need not doubt
                 run.finish()
@@ -84,8 +87,8 @@ def _meant(
     selection: Selection,
     result: Discarded,
     progress: Callable[[int, int], None] | None,
-) -> Iterator[tuple[Node, tuple[Letter, DeadLetter]]]:
-    """The letters of one generation of a flow, by the coordinates at which they died: a crash writes one twice."""
+) -> Iterator[tuple[tuple[str, Node], tuple[Letter, DeadLetter]]]:
+    """The letters of one generation of a flow, by stage and coordinates where they died: a crash writes one twice."""
     for done, letter in enumerate(letters, start=1):
         if progress is not None:
             progress(done, letters.total)
@@ -96,26 +99,34 @@ def _meant(
         if (facts.application, facts.generation) != flow or not selection.takes(facts):
             result.left += 1
         else:
-            yield Node(facts.topic, facts.partition, facts.offset, facts.topic_id), (letter, facts)
+            node = Node(facts.topic, facts.partition, facts.offset, facts.topic_id)
+            yield (facts.stage, node), (letter, facts)
 
 
 def _fill(run: Run, batch: Mapping[Node, tuple[Letter, DeadLetter]], result: Discarded, *, apply: bool) -> None:
-    records, unreadable = [], {}
+    assert run.flow.topic is not None
+    takes_tombstones = run.flow.topic.tombstones is Tombstones.ELEMENT
+    records, unreadable, tombstones = [], {}, {}
     for node, (letter, facts) in batch.items():
+        value = None
         try:
-            value = redriven(letter.key, letter.value, letter.headers, facts, letter.place)
+            if letter.value is None and takes_tombstones:
+                tombstones[node] = hops_back(facts, letter.place)
+            else:
+                value = redriven(letter.key, letter.value, letter.headers, facts, letter.place)
         except EnvelopeError as error:
             unreadable[node] = error
             continue
         records.append(
             Record(node.topic, node.partition, node.offset, letter.key, value, 0, tuple(letter.headers), node.topic_id)
         )
-    for node, found in fill_holes(run, records, unreadable=list(unreadable), apply=apply).items():
+    found_of = fill_holes(run, records, unreadable=list(unreadable), tombstones=tombstones, apply=apply)
+    for node, found in found_of.items():
         facts = batch[node][1]
         count = found or unreadable.get(node, found)
-        if isinstance(count, EnvelopeError):
+        if isinstance(count, EnvelopeError) and (facts.hole or node in unreadable):
             result.unusable[count.reason.value] += 1
-        elif count:
+        elif count and not isinstance(count, EnvelopeError):
             result.add(facts)
         else:
             result.no_hole += 1

@@ -2,6 +2,8 @@
 
 import json
 import uuid
+from collections import Counter
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -14,9 +16,10 @@ from aggregations.memory import MemoryRunner
 from aggregations.report import DeadLetter as Died
 from aggregations.run import begin, bind
 from aggregations.source import Json, Topic
-from envelope import Envelope, EnvelopeError, Hop, Node, Reason, encode
-from envelope.deadletter import DeadLetter
+from envelope import Envelope, EnvelopeError, Hop, Node, Reason, Tombstones, encode
+from envelope.deadletter import DeadLetter, Form
 from jobs import discard as discarding
+from jobs.letters import Letter, Selection
 from jobs.redrive import redriven
 from persistence.kafka import KafkaSettings
 
@@ -149,6 +152,128 @@ def test_in_a_source_with_a_cluster_letters_are_found_where_they_died() -> None:
     found = fill_holes(run.run, letters, unreadable=[unusable.node], apply=True)
     assert found == {leg(0, "bad").node: 1, unread.node: 1, unusable.node: 1}
     assert (sum(holes(run).values()), run.run.ledger.listed) == (0, {})
+
+
+SPLIT = (
+    Flow("fleet")
+    .source(Topic("legs", Json({"tail": str, "carrier": str}), envelope=False))
+    .flat_map(lambda element: [{"carrier": one} for one in element["carrier"].split("+")])
+    .divert(lambda element: element["carrier"] == "A")
+    .aggregate("first", lambda element: element["carrier"], Fields(legs=count()))
+    .divert(lambda element: element["carrier"] == "B")
+    .aggregate("second", lambda element: element["carrier"], Legs())
+)
+
+
+class Found(list[Letter]):
+    """Letters in place of those of a topic."""
+
+    @property
+    def total(self) -> int:
+        return len(self)
+
+
+def lay(monkeypatch: pytest.MonkeyPatch, run: MemoryRunner) -> None:
+    """Put a run's dead letters where `discard` finds them."""
+    found = Found()
+    for n, dead in enumerate(run.dead_letters):
+        one = dead.record
+        facts = DeadLetter(
+            *(one.topic, one.partition, one.offset, dead.reason, "L"),
+            stage=dead.stage,
+            application="fleet",
+            hole=dead.hole,
+            items=dead.items,
+            form=Form.ENVELOPE if run.topic.envelope else Form.PAYLOAD,
+        )
+        found.append(Letter(Hop("dead", 0, n), one.key, one.value, facts.headers(), facts))
+    monkeypatch.setattr(discarding, "Letters", lambda *_: found)
+
+
+@pytest.mark.parametrize("items", ["A+B", "A+bad"])
+def test_of_a_record_with_two_letters_the_one_that_is_meant_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, items: str
+) -> None:
+    stores = bind(SPLIT, {}, f"memory://{uuid.uuid4()}")
+    with closing(MemoryRunner(SPLIT, stores, topic_ids={"legs": "L"})) as run:
+        run.process([leg(0, items)])
+        lay(monkeypatch, run)
+
+    def given_up(*stages: str) -> dict[str, int]:
+        meant = Selection(stages=frozenset(stages))
+        result = discarding.discard(KafkaSettings("nowhere:1"), "dead", SPLIT, stores, selection=meant, apply=True)
+        assert not result.unusable
+        return {stage: count for (_, stage, _), count in result.done.items()}
+
+    assert given_up("second") == {"second": 1}
+    assert given_up("second") == {}
+    assert given_up("first") == {"first": 1}
+    assert given_up() == {}
+
+
+def test_both_letters_of_a_record_are_given_up_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    stores = bind(SPLIT, {}, f"memory://{uuid.uuid4()}")
+    with closing(MemoryRunner(SPLIT, stores, topic_ids={"legs": "L"})) as run:
+        run.process([leg(0, "A+B")])
+        lay(monkeypatch, run)
+    result = discarding.discard(KafkaSettings("nowhere:1"), "dead", SPLIT, stores, apply=True)
+    assert sorted(result.done) == [("legs", "first", "diverted"), ("legs", "second", "diverted")]
+    with closing(begin(SPLIT, stores)) as after:
+        assert after.ledger.listed == {}
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"key": b"another"}, Reason.KEY_MISMATCH),
+        ({"destination": "elsewhere"}, Reason.WRONG_DESTINATION),
+        ({"chain": (Hop("legs", 0, 7, via="kit", index=0),)}, Reason.CHAIN_LOOP),
+    ],
+)
+def test_an_envelope_that_does_not_belong_to_its_record_can_be_given_up(
+    monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any], reason: Reason
+) -> None:
+    flow = Flow("fleet").source(Topic("legs", Json({"tail": str, "carrier": str}))).aggregate("s", "tail", Legs())
+    stores = bind(flow, {}, f"memory://{uuid.uuid4()}")
+    with closing(MemoryRunner(flow, stores, topic_ids={"legs": "L"})) as run:
+        value = encode(Envelope(b'{"tail": "N1", "carrier": "AA"}', **fields))
+        run.process([Record("legs", 0, 0, b"N1", value, topic_id="L")])
+        assert run.run.ledger.listed
+        lay(monkeypatch, run)
+    for done in (1, 0):
+        result = discarding.discard(KafkaSettings("nowhere:1"), "dead", flow, stores, apply=True)
+        assert (result.done, result.no_hole) == (Counter({("legs", "", reason.value): 1} if done else {}), 1 - done)
+        with closing(begin(flow, stores)) as after:
+            assert after.ledger.listed == {}
+
+
+@pytest.mark.parametrize("stage", ["first", "second"])
+def test_the_hole_of_a_tombstone_can_be_given_up(monkeypatch: pytest.MonkeyPatch, stage: str) -> None:
+    class Strict(Legs):
+        def fold(self, state: dict[str, int], element: Element[Any]) -> dict[str, int]:
+            raise ValueError
+
+    class Lenient(Legs):
+        def fold(self, state: dict[str, int], element: Element[Any]) -> dict[str, int]:
+            return {"legs": state["legs"] + 1}
+
+    folds = {name: Strict() if name == stage else Lenient() for name in ("first", "second")}
+    topic = Topic("legs", Json({"tail": str, "carrier": str}), tombstones=Tombstones.ELEMENT)
+    flow = Flow("fleet").source(topic)
+    for name, fold in folds.items():
+        flow = flow.aggregate(name, lambda element: element.key.decode(), fold)
+    stores = bind(flow, {}, f"memory://{uuid.uuid4()}")
+    with closing(MemoryRunner(flow, stores, topic_ids={"legs": "L"})) as run:
+        run.process([Record("legs", 0, 0, b"N1", None, topic_id="L")])
+        lay(monkeypatch, run)
+        [hole] = run.states(stage)[b"N1"].windows.holes.values()
+    result = discarding.discard(KafkaSettings("nowhere:1"), "dead", flow, stores, apply=True)
+    assert (sum(result.done.values()), result.unusable) == (len(hole), {})
+    with closing(MemoryRunner(flow, stores, topic_ids={"legs": "L"})) as run:
+        assert run.states(stage)[b"N1"].windows.holes == {}
+        run.process([Record("legs", 0, 0, b"N1", None, topic_id="L")])
+        assert run.dead_letters == []
+        assert run.results(stage) == {b"N1": {"legs": 0}}
 
 
 @pytest.mark.parametrize("crashed", [False, True])
