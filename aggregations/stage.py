@@ -112,8 +112,14 @@ class Decided:
     @property
     def filled(self) -> tuple[Entry, ...]:
         """Entries of the ledger that are no longer missing: the state holds the event."""
-        settled = self.decision.fold or self.decision.verdict in _HELD
-        return self.arrival.entries if settled and not self.arrival.transit else ()
+        arrival, settled = self.arrival, self.decision.fold or self.decision.verdict in _HELD
+        if not settled or arrival.transit:
+            return ()
+        if arrival.element.route is Route.PLAIN:
+            return arrival.entries
+        # A stage in front folds it late: an item of a record of which others may have got further, and died here.
+        own = (len(arrival.standing.position), 1 + len(arrival.element.indices))
+        return tuple(one for one in arrival.entries if len(one.position) == own[one.group != arrival.standing.group])
 
 
 @dataclass(frozen=True, slots=True)

@@ -197,6 +197,38 @@ def test_a_letter_that_dies_each_time_can_go_back_for_ever_and_stands_where_it_d
     assert envelope == plain == (*decode(leg(1).value).chain, *back)
 
 
+def unless_broken(element: Any) -> Any:
+    if BROKEN["until"]:
+        raise ValueError
+    return element.value
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_an_item_that_comes_late_is_not_taken_for_its_siblings_that_died_further_on(order: tuple[int, int]) -> None:
+    flow = (
+        Flow("fleet")
+        .source(Topic("legs", Json({"carrier": str}), envelope=False))
+        .flat_map(lambda element: [{"carrier": one} for one in element["carrier"].split("+")])
+        .divert(lambda element: bool(BROKEN["until"]) and element["carrier"] == "A")
+        .aggregate("first", lambda element: element["carrier"], Bad())
+        .map(unless_broken)
+        .aggregate("second", lambda element: element["carrier"], Bad())
+    )
+    BROKEN["until"] = 1
+    run = MemoryRunner(flow, bind(flow, {}, f"memory://{uuid.uuid4()}"), topic_ids={"legs": "L"})
+    run.process([Record("legs", 0, 0, b"N1", b'{"carrier": "A+B+C"}', topic_id="L")])
+    BROKEN["until"] = 0
+    letters = run.dead_letters[:]
+    assert [(one.stage, one.items) for one in letters] == [("first", ((0,),)), ("second", ())]
+    for offset, n in enumerate((*order, *order), start=1):
+        one = letters[n]
+        facts = DeadLetter("legs", 0, 0, one.reason, "L", stage=one.stage, application="fleet", form=Form.PAYLOAD)
+        value = redriven_value(b"N1", one.record.value, (), facts, Hop("dead", 0, n))
+        run.process([Record("legs", 0, offset, b"N1", value, topic_id="L")])
+    assert run.results("first") == run.results("second") == {b"A": 1, b"B": 1, b"C": 1}
+    assert run.run.ledger.listed == {}
+
+
 def test_under_another_key_a_mended_record_finds_no_hole() -> None:
     BROKEN["until"] = 1
     flow = Flow("fleet").source(LEGS).aggregate("carrier", "carrier", Bad())
