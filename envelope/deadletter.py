@@ -172,6 +172,11 @@ def bury(letter: DeadLetter, key: bytes | None, value: bytes | None, headers: He
     return Remains(key, (value or b"")[: max(0, room)], own + facts)
 
 
+def size_of(key: bytes | None, value: bytes | None, headers: Headers) -> int:
+    """The most bytes that a record takes in a topic, before compression."""
+    return _RECORD_OVERHEAD + len(key or b"") + len(value or b"") + _size(headers)
+
+
 def _digest(of: str, content: bytes) -> list[tuple[str, bytes | None]]:
     return [
         (f"{PREFIX}{of}-bytes", str(len(content)).encode()),

@@ -5,13 +5,14 @@ hole fills it, however far its lane has gone on; one that left none stands in a 
 twice does no harm.
 """
 
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 
 from envelope import Envelope, EnvelopeError, Hop, append_hop, decode, encode
 from envelope.codec import is_sealed, redriven_payload
-from envelope.deadletter import PREFIX, DeadLetter, Form, Headers, own_headers
+from envelope.deadletter import PREFIX, DeadLetter, Form, Headers, own_headers, size_of
 from envelope.errors import Reason
 from envelope.redrive import Redrive, read_via, redrive_hops
 from jobs.letters import Handled, Letter, Letters, Selection
@@ -45,7 +46,8 @@ def redrive(
         progress: Told how many of how many letters are read.
 
     Returns:
-        What was found and done; unusable are letters that cannot go back as they are: damaged, or trimmed.
+        What was found and done; unusable are letters that cannot go back as they are: damaged, trimmed, or too large
+        for their topic.
 
     Raises:
         BrokerError: Kafka cannot be reached, lacks a topic, or refuses. What was redriven before may be redriven
@@ -89,6 +91,7 @@ class _Back:
         self._result = result
         self._asserted = asserted
         self._partitions: dict[str, int] = {}
+        self._rooms: dict[str, int] = {}
 
     def bring(self, letter: Letter, facts: DeadLetter) -> None:
         """Produce a letter to the partition where it died; where that is not any more, its key decides."""
@@ -100,16 +103,26 @@ class _Back:
         except EnvelopeError as error:
             self._result.unusable[error.reason.value] += 1
             return
+        headers = own_headers(letter.headers)
+        if size_of(letter.key, value, headers) > self._room_of(facts.topic):
+            # Of what the broker refuses, nothing that was sent with it or behind it would go back either.
+            self._result.unusable[Reason.PAYLOAD_TOO_LARGE.value] += 1
+            return
         partition = facts.partition if facts.partition < self._partitions_of(facts.topic) else BY_KEY
         self._result.add(facts)
         if (producer := self._producer) is not None:
-            headers = own_headers(letter.headers)
             effect(REDRIVE_PRODUCE, lambda: producer.send(facts.topic, value, letter.key, headers, partition))
 
     def flush(self) -> None:
         """Return when everything produced is acknowledged."""
         if self._producer is not None:
             effect(REDRIVE_FLUSH, self._producer.flush)
+
+    def _room_of(self, topic: str) -> int:
+        """The largest record that a topic takes in bytes; where this user may not ask, the broker decides."""
+        if topic not in self._rooms:
+            self._rooms.update(self._topics.max_message_bytes([topic], unknown=sys.maxsize))
+        return self._rooms[topic]
 
     def _partitions_of(self, topic: str) -> int:
         if topic not in self._partitions:

@@ -240,10 +240,10 @@ class Topics:
         parts = [(name, part) for name, count in self.partitions(names).items() for part in range(count)]
         return self._until(lambda: self._list_offsets(parts, OffsetSpec.latest(), committed=False))  # type: ignore[no-untyped-call]
 
-    def max_message_bytes(self, names: Iterable[str]) -> dict[str, int]:
-        """Return each topic's max.message.bytes; Kafka's default where this user may not ask."""
+    def max_message_bytes(self, names: Iterable[str], unknown: int = MAX_MESSAGE_BYTES) -> dict[str, int]:
+        """Return each topic's max.message.bytes; `unknown`, Kafka's default, where this user may not ask."""
         found = self._settings_of(names, "max.message.bytes")
-        return {name: MAX_MESSAGE_BYTES if value is None else int(value) for name, value in found.items()}
+        return {name: unknown if value is None else int(value) for name, value in found.items()}
 
     def cleanup_policies(self, names: Iterable[str]) -> dict[str, str | None]:
         """Return each topic's cleanup.policy, as `delete` or `compact,delete`; None where this user may not ask."""

@@ -9,7 +9,10 @@ from collections.abc import Callable, Iterator
 import pytest
 from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
 
+from envelope import Reason
+from envelope.deadletter import DeadLetter, Form
 from jobs import stack
+from jobs.redrive import redrive
 from persistence.kafka import AcknowledgedProducer, BrokerRefused, KafkaSettings, Marks, Topics, assign
 from persistence.kafka import Message as Outgoing
 
@@ -203,3 +206,16 @@ def test_offsets_of_a_group_that_runs_are_refused(kafka: str, topic: Callable[..
     with pytest.raises(BrokerRefused, match="stop them first"):
         topics.alter_group_offsets(group, {(name, 0): 5})
     consumer.close()
+
+
+def test_a_letter_that_its_topic_does_not_take_is_counted_and_the_others_go_back(
+    producer: AcknowledgedProducer, settings: KafkaSettings, topics: Topics, topic: Callable[..., str]
+) -> None:
+    small, dead = topic(**{"max.message.bytes": 20_000}), topic()
+    for offset, value in enumerate((b"a", random.Random(1).randbytes(19_800), b"c")):
+        facts = DeadLetter(small, 0, offset, Reason.FOLD_FAILED, application="fleet", form=Form.PAYLOAD)
+        producer.send(dead, value, b"k", facts.headers())
+    producer.flush()
+    result = redrive(settings, dead, apply=True)
+    assert (sum(result.done.values()), result.unusable) == (2, {"payload_too_large": 1})
+    assert topics.marks([small])[small, 0].high == 2
