@@ -15,7 +15,7 @@ from aggregations.flow import END_OF_FLOW, Flow
 from aggregations.memory import MemoryRunner
 from aggregations.run import bind
 from aggregations.source import Json, RecordDecoder, Topic
-from envelope import Envelope, EnvelopeError, Hop, Reason, append_hop, decode, encode
+from envelope import Envelope, EnvelopeError, Hop, Reason, Siblings, append_hop, decode, encode
 from envelope.deadletter import DeadLetter, Form
 from envelope.lineage import Redriven
 from envelope.redrive import HEALED, Redrive, redrive_hops
@@ -227,6 +227,22 @@ def test_an_item_that_comes_late_is_not_taken_for_its_siblings_that_died_further
         run.process([Record("legs", 0, offset, b"N1", value, topic_id="L")])
     assert run.results("first") == run.results("second") == {b"A": 1, b"B": 1, b"C": 1}
     assert run.run.ledger.listed == {}
+
+
+def test_of_a_group_of_siblings_one_that_died_cannot_be_told_from_one_that_was_folded() -> None:
+    topic = Topic("legs", Json({"carrier": str}), siblings=Siblings.GROUP)
+    flow = Flow("fleet").source(topic).aggregate("all", lambda _: "all", Bad())
+    BROKEN["until"] = 1
+    run = MemoryRunner(flow, bind(flow, {}, f"memory://{uuid.uuid4()}"), topic_ids={"legs": "L"})
+    chain = (Hop("raw", 0, 5, via="foreign", topic_id="R"),)
+    values = [encode(Envelope(b'{"carrier": "%b"}' % one, chain)) for one in (b"bad", b"AA")]
+    run.process([Record("legs", 0, n, b"N1", value, topic_id="L") for n, value in enumerate(values)])
+    assert [one.reason for one in run.dead_letters] == [Reason.FOLD_FAILED]
+    assert run.states("all")[b"all"].windows.holes == {}
+    BROKEN["until"] = 0
+    facts = DeadLetter("legs", 0, 0, Reason.FOLD_FAILED, "L", hole=True, application="fleet", form=Form.ENVELOPE)
+    back = redriven_value(b"N1", values[0], (), facts, Hop("dead", 0, 0))
+    assert run.process([Record("legs", 0, 2, b"N1", back, topic_id="L")]).verdicts == {"all": {"ambiguous": 1}}
 
 
 def test_under_another_key_a_mended_record_finds_no_hole() -> None:
