@@ -18,7 +18,7 @@ from pathlib import Path
 
 ROOT = Path("mutants")
 KNOWN = Path(__file__).with_name("survivors.txt")
-WANTED = 0.9
+WANTED = 0.95
 _CONTEXT = 24
 _SQL = ("BEGIN", "COMMIT", "ROLLBACK", "PRAGMA", "SELECT", "INSERT", "UPDATE")
 _SKIPPED = 34
