@@ -15,8 +15,8 @@ from jobs.simulation.faults import ENDS, End, Script
 from jobs.simulation.kafka import CLOCK, Cluster
 from jobs.simulation.planted import planted
 from jobs.simulation.service import Service, payload_of, rooted
-from jobs.simulation.steps import SERVICE_POINTS, event
-from jobs.simulation.topology import FINAL, Passage, Spec, StageSpec
+from jobs.simulation.steps import SERVICE_POINTS
+from jobs.simulation.topology import FINAL, Passage, Spec, StageSpec, event
 from jobs.simulation.world import World
 
 SEEDS = 30
