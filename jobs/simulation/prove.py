@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import count, islice
 from pathlib import Path
 
 import aggregations
@@ -142,12 +143,12 @@ def collect_rarely() -> None:
 
 
 def find(name: str) -> int | None:
-    """The first seed that finds a planted bug; None when none of the first ones does.
+    """The first seed that finds a planted bug; None when none of the first worlds does.
 
     Worlds that have nothing that the bug could meet are left out.
     """
     matters = MATTERS.get(name)
-    seeds = (seed for seed in range(SEEDS_PER_BUG) if matters is None or matters(draw_world(seed, 0)[0]))
+    seeds = islice((seed for seed in count() if matters is None or matters(draw_world(seed, 0)[0])), SEEDS_PER_BUG)
     with planted(name):
         return next((seed for seed in seeds if outcome(seed).startswith(Violation.__name__)), None)
 

@@ -15,7 +15,7 @@ from jobs.simulation.steps import draw_world
 @pytest.mark.parametrize("name", BUGS)
 def test_a_planted_bug_is_found(name):
     seed = find(name)
-    assert seed is not None, f"{BUGS[name][0]}: not found within {SEEDS_PER_BUG} seeds"
+    assert seed is not None, f"{BUGS[name][0]}: not found within {SEEDS_PER_BUG} worlds"
     assert without(seed) == "", "the seed fails without the bug as well"
 
 

@@ -26,6 +26,9 @@ MATTERS: Mapping[str, Callable[[Spec], bool]] = {
     **dict.fromkeys(("siblings-split", "event-id-ignored"), lambda spec: any(one.foreign for one in spec.passages)),
     "keyless-narrow": lambda spec: spec.keyless or any(one.spread for one in spec.passages),
     "letters-taken-for-envelopes": lambda spec: spec.revives and any(one.raw for one in spec.passages),
-    "service-leaves-gaps": lambda spec: bool(spec.passages) and not spec.reorders,
+    **dict.fromkeys(
+        ("service-checks-ids-first", "service-follows-any-topic"), lambda spec: bool(spec.passages) and spec.recreates
+    ),
+    "service-leaves-gaps": lambda spec: bool(spec.passages) and spec.window in (1, 2) and not spec.growth,
 }
 """Worlds that a bug can be seen in at all; it is not looked for in others. Any world for those that are missing."""
