@@ -182,8 +182,10 @@ class World:
         name, unproven = payload_of(letter.value)["id"], facts.reason is Reason.UNPROVEN
         if facts.application == FLOW:
             mend = mend and (not unproven or self.oracle.is_cured(name))
-            if mend:
+            if mend and not self.oracle.is_cured(name):
                 self.oracle.cured(name)
+                # A flow that lost its stores knows nothing of its earlier letters: another copy may have died since.
+                self.again += [one for one in self.letters if one is not letter and payload_of(one.value)["id"] == name]
         elif self.audit and facts.application == AUDIT:
             mend = mend and (not unproven or name in self.audit.fixed)
             if mend:

@@ -69,7 +69,7 @@ def points(flow: Flow[Any] | None) -> Iterator[str]:
     for point in map(str, known_points()):
         kind, _, name = point.partition(":")
         if flow is None:
-            if kind == "republish" and point != faults.REPUBLISH_DEAD_LETTER:
+            if kind == "republish" and point not in (faults.REPUBLISH_DEAD_LETTER, faults.REPUBLISH_NOTE):
                 yield point
         elif kind not in _NEVER_MET:
             yield from (f"{kind}:{stage.name}" for stage in flow.stages) if name == "STAGE" else [kind]

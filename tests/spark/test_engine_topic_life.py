@@ -43,7 +43,13 @@ def test_partitions_added_at_the_root_and_in_the_middle_make_new_lanes_and_copie
     def republished() -> None:
         source = Source.of(root, "raw")
         service = Republisher(
-            by_aircraft, source=source, target=world.topic, name="kit", group=group, settings=world.settings
+            by_aircraft,
+            source=source,
+            target=world.topic,
+            name="kit",
+            group=group,
+            settings=world.settings,
+            accept=["grown-undrained"],  # partitions are added while it does not run
         )
         service.run(until_caught_up=True)
 
