@@ -11,6 +11,7 @@ from aggregations.errors import RunRefusedError
 from aggregations.flow import Flow
 from aggregations.reconcile import Risk
 from envelope import Node, Reason, decode
+from envelope.deadletter import DeadLetter
 from envelope.lineage import died_in
 from jobs.simulation.audit import AUDIT, Audit
 from jobs.simulation.changes import Change, changed
@@ -182,10 +183,14 @@ class World:
         name, unproven = payload_of(letter.value)["id"], facts.reason is Reason.UNPROVEN
         if facts.application == FLOW:
             mend = mend and (not unproven or self.oracle.is_cured(name))
-            if mend and not self.oracle.is_cured(name):
+            if mend:
                 self.oracle.cured(name)
                 # A flow that lost its stores knows nothing of its earlier letters: another copy may have died since.
-                self.again += [one for one in self.letters if one is not letter and payload_of(one.value)["id"] == name]
+                self.again += [
+                    one
+                    for one in self.letters
+                    if payload_of(one.value)["id"] == name and _is_like(facts_of(one), facts)
+                ]
         elif self.audit and facts.application == AUDIT:
             mend = mend and (not unproven or name in self.audit.fixed)
             if mend:
@@ -411,3 +416,9 @@ def _difference(stage: str, key: str, expected: object, found: object) -> str:
         parts = ", ".join(f"{name} is {found.get(name)}, not {expected.get(name)}" for name in names[:3])
         return f"stage {stage}, key {key}: {parts}"
     return f"stage {stage}, key {key}: {found}, not {expected}"
+
+
+def _is_like(one: DeadLetter, other: DeadLetter) -> bool:
+    """Whether a letter is of another copy of a record that died at the same place of the flow."""
+    same = (one.stage, one.reason) == (other.stage, other.reason)
+    return same and (one.topic, one.partition, one.offset) != (other.topic, other.partition, other.offset)
