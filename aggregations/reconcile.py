@@ -15,7 +15,7 @@ from aggregations.errors import DefinitionChangedError, RunRefusedError
 from aggregations.growth import advance, describe
 from persistence.compaction import COMPACTED_SOURCE
 from persistence.findings import Finding
-from persistence.growth import GROWN_UNDRAINED
+from persistence.growth import GROWN_UNDRAINED, undrained
 from persistence.manifest import Growth, Manifest, ahead
 from persistence.marks import Bucket, Mark
 from persistence.protocol import Capabilities
@@ -395,8 +395,7 @@ def grown(flow: str, topic: str, growth: Growth) -> Finding:
     """The order of what is published cannot be kept."""
     return _unsafe(
         Risk.GROWN_UNDRAINED,
-        f"flow {flow}: topic {topic} grew from {growth.partitions_before} to {growth.partitions_now} partitions before it was "
-        "read to its end, and nobody knows any more in which order the records of a key were written",
+        f"flow {flow}: {undrained(topic, growth.partitions_before, growth.partitions_now)}",
         "Accept it if readers of what the flow publishes need no order, or if their window= is larger than the unread "
         "records of a key",
     )

@@ -386,10 +386,7 @@ class Run:
         assert self.manifest is not None
         if self.growth is None or self.growth == self.manifest.growth.get(self.source):
             return
-        manifest = self.noting()
-        for name, _ in reversed(self.distinct_stores()):
-            effect(LEDGER, lambda name=name: self.save_manifest(name, manifest, commits=False))  # type: ignore[misc]
-        self.advanced(manifest)
+        self._note(self.noting())
 
     def noting(self) -> Manifest:
         """The manifest with the growth that was seen since, between two batches."""
@@ -473,7 +470,10 @@ class Run:
 
     def rewrite_ledger(self, ledger: Ledger) -> None:
         """Write another ledger into every store, where the flow is as far as it was."""
-        manifest = self._changed(**ledger.fields())
+        self._note(self._changed(**ledger.fields()))
+
+    def _note(self, manifest: Manifest) -> None:
+        """Write a manifest that is as far as the one before into every store, and go on from it."""
         for name, _ in reversed(self.distinct_stores()):
             effect(LEDGER, lambda name=name: self.save_manifest(name, manifest, commits=False))  # type: ignore[misc]
         self.advanced(manifest)

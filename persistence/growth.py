@@ -36,3 +36,11 @@ def is_drained(growth: Growth, positions: Mapping[int, int], partitions: Iterabl
     """Whether these partitions are read as far as they have to be."""
     until = growth.until
     return until is not None and all(positions.get(one, 0) >= until.get(one, 0) for one in partitions)
+
+
+def undrained(topic: str, before: int, now: int) -> str:
+    """What is the matter with a growth in which the order of a key cannot be kept, for people."""
+    return (
+        f"topic {topic} grew from {before} to {now} partitions before it was read to its end, and nobody knows any more in "
+        "which order the records of a key were written"
+    )

@@ -298,10 +298,7 @@ class Engine:
         try:
             with self._busy, suppress(BrokerUnavailable, _StoppedError):
                 if self._growing.look(self.run.positions):
-                    manifest = self.run.noting()
-                    for name, _ in reversed(self.run.distinct_stores()):
-                        self._save_manifest(name, manifest)
-                    self.run.advanced(manifest)
+                    self._advance(self.run.noting())
         except (BrokerError, RunRefusedError, StoreError) as error:
             self._failure = error
 
@@ -335,9 +332,7 @@ class Engine:
             run.known.note(stage, marks)
         incarnations = merge_incarnations(run.manifest.incarnations if run.manifest else {}, report.seen)
         manifest = run.following(ends, {self.topic.name: self.opening.plan.topic_id}, incarnations, report.changes)
-        for name, _ in reversed(run.distinct_stores()):
-            self._save_manifest(name, manifest)
-        run.advanced(manifest)
+        self._advance(manifest)
         report.counts.batches = 1
         self.total.add(report)
         self._warn()
@@ -362,6 +357,12 @@ class Engine:
                 self.total.counts.records,
                 width,
             )
+
+    def _advance(self, manifest: Manifest) -> None:
+        """Write a manifest into every store, downstream store first, and go on from it."""
+        for name, _ in reversed(self.run.distinct_stores()):
+            self._save_manifest(name, manifest)
+        self.run.advanced(manifest)
 
     def _save_manifest(self, name: str, manifest: Manifest) -> None:
         """Write a manifest. The same one again is a success, so a failure of the moment needs no new fold."""

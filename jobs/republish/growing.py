@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 from jobs.republish.absence import Unsafe
 from jobs.republish.counts import Statistics, TopicGrowth
 from jobs.republish.growth import Note, Place, Verdict, judge
-from persistence.growth import GROWN_UNDRAINED, Ends
+from persistence.growth import GROWN_UNDRAINED, Ends, undrained
 from persistence.kafka import TopicFacts
 
 _LOG = logging.getLogger("headwater.republish")
@@ -113,8 +113,7 @@ class Growing:
             self._unsure.pop(topic, None)
         elif now - self._unsure.setdefault(topic, now) >= _UNSURE_SECONDS:
             raise Unsafe(
-                f"group {self._group}: topic {topic} grew from {verdict.settled} to {watch.counts[-1]} partitions before it was "
-                "read to its end, and nobody knows any more in which order the records of a key were written",
+                f"group {self._group}: {undrained(topic, verdict.settled, watch.counts[-1])}",
                 "Go on if readers of the target need no order, or if their window= is larger than the unread records of a "
                 f"key (--accept {GROWN_UNDRAINED})",
             )

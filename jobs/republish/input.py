@@ -307,9 +307,8 @@ class Input:
         self.assigned = True
         self._statistics.rebalances += 1
         self._member_ids.add(consumer.memberid() or "")
-        self._looked = (
-            -math.inf
-        )  # members come and go when partitions are added: those who were here note what they see
+        # Members come and go when partitions are added: those who were here look, and note what they see.
+        self._looked = -math.inf
         if not added:
             return
         names = {part.topic for part in added}

@@ -508,13 +508,19 @@ def test_a_topic_without_an_id_leaves_no_id_behind():
     assert stored(run) == [Manifest(run.term, 0, {"legs": {0: Progress(2)}}, seen={})] * 2
 
 
-def test_a_topic_that_was_created_again_is_started_at_and_written_down_with_its_first_batch():
+def created_again():
+    """A run on two stores that begins to read a topic that was created again, and the stores."""
     stores = two_stores()
     ref = begin(flow(), stores).ref
     save(stores["b"], ref, manifest(50))
     save(stores["a"], ref, manifest(50))
     run = begin(flow(), stores)
     run.start_at("legs", "T2", {0: 0})
+    return run, stores
+
+
+def test_a_topic_that_was_created_again_is_started_at_and_written_down_with_its_first_batch():
+    run, _ = created_again()
     assert stored(run) == [msgspec.structs.replace(manifest(50), term=run.term)] * 2
     assert run.start == {("legs", 0): 0}
     assert run.manifest.topic_ids == {"legs": "T1"}
@@ -524,16 +530,11 @@ def test_a_topic_that_was_created_again_is_started_at_and_written_down_with_its_
     "write", [lambda run: run.list_dead({Entry("a", "!legs:0#T2", (0,))}), lambda run: run.finish()]
 )
 def test_a_crash_between_two_stores_before_a_batch_of_the_topic_created_again_is_folded_is_no_loss(write):
-    stores = two_stores()
-    ref = begin(flow(), stores).ref
-    save(stores["b"], ref, manifest(50))
-    save(stores["a"], ref, manifest(50))
-    run = begin(flow(), stores)
-    run.start_at("legs", "T2", {0: 0})
-    upstream = msgspec.structs.replace(stored(run)[0])
+    run, stores = created_again()
+    upstream = stored(run)[0]
     write(run)
     assert [(one.positions, one.topic_ids) for one in stored(run)] == [(upstream.positions, {"legs": "T1"})] * 2
-    save(stores["a"], ref, upstream)  # as it was before the second write
+    save(stores["a"], run.ref, upstream)  # as it was before the second write
     assert begin(flow(), stores).start == {("legs", 0): 50}
 
 
