@@ -32,7 +32,7 @@ test: check java  ## every test: check, contracts, simulation, Spark, a real bro
 	@$(MAKE) tests-middle
 	@$(MAKE) tests-real
 
-check: lint tests-fast  ## format, lint, types, import direction, unit and property tests; under a minute
+check: lint tests-fast  ## format, lint, types, import direction, unit and property tests; about two minutes
 
 lint: $(READY)  ## format, lint, types and import direction
 	$(BIN)/ruff format --check .
