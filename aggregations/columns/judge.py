@@ -7,7 +7,7 @@ rest needs a look into a window. Keys for which arrays do not say all are left t
 holes or late folds, with exotic messages, or with one position in two lanes of a group.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -135,21 +135,30 @@ def _held(batch: _Sorted) -> _Held:
     pairs, pair_of = numbered(batch.keys * count + batch.lanes, len(batch.windows) * count)
     keys, lane_of = pairs // count, (pairs % count).tolist()
     owns, groups, highest, floors, loose = [], [], [], [], []
+    reached: dict[str, tuple[Group | None, int, int]] = {}
+    held_key = -1
+    lanes: Mapping[str, Window] = {}
     for key, lane in zip(keys.tolist(), lane_of, strict=True):
-        windows = batch.windows[key]
+        if key != held_key:
+            held_key, windows, reached = key, batch.windows[key], {}
+            lanes, single = windows.lanes, len(windows.lanes) == 1
         own = group = None
         top = floor = _NOWHERE
-        if lanes := windows.lanes:
+        if lanes:
             name, group_name, _ = batch.places[lane]
             own = lanes.get(name)
-            if own is None or len(lanes) > 1:
-                group = windows.group(group_name)
             if own is not None:
-                top, floor = _offset(own.held[-1] if own.held else own.floor), _offset(own.floor)
+                floor = _offset(own.floor)
+                top = _offset(own.held[-1]) if own.held else floor
                 if own.loose:
                     loose.append(key)
-            if group is not None:
-                top, floor = max(top, _offset(group.highest)), min(floor, _offset(group.lowest))
+            if own is None or not single:
+                if group_name not in reached:
+                    group = windows.group(group_name)
+                    reached[group_name] = (group, *_span(group))
+                group, high, low = reached[group_name]
+                if group is not None:
+                    top, floor = max(top, high), min(floor, low)
         owns.append(own)
         groups.append(group)
         highest.append(top)
@@ -164,6 +173,11 @@ def _crowded(batch: _Sorted, held: _Held) -> Ints:
         return np.zeros(0, np.int64)
     opened = np.bincount(held.keys[[own is None for own in held.own]], minlength=len(lanes))
     return np.flatnonzero(lanes + opened > KNOWN_LANES)
+
+
+def _span(group: Group | None) -> tuple[int, int]:
+    """Root offsets of the highest and the lowest position that a group holds."""
+    return (_NOWHERE, _NOWHERE) if group is None else (_offset(group.highest), _offset(group.lowest))
 
 
 def _offset(position: Position | None) -> int:
@@ -236,10 +250,12 @@ def _first(numbers: Ints, rows: Ints, size: int) -> Ints:
 
 def _across_lanes(batch: _Sorted, same: Mask, repeats: Mask) -> Ints:
     """Keys that have one position in several lanes of one group."""
+    crossing = same & ~repeats
+    if not crossing.any():
+        return np.zeros(0, np.int64)
     numbers: dict[str, int] = {}
     groups = np.array([numbers.setdefault(place.group, len(numbers)) for place in batch.places], np.int64)
-    crossing = same & ~repeats
-    if len(numbers) == len(groups) or not crossing.any():
+    if len(numbers) == len(groups):
         return np.zeros(0, np.int64)
     runs = np.cumsum(~same) - 1
     crossed = np.zeros(int(runs[-1]) + 1, np.bool_)

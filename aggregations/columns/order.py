@@ -67,9 +67,9 @@ def numbered(values: Ints, bound: int) -> tuple[Ints, Ints]:
 def distinct_lanes(lanes: Ints, places: Sequence[Place]) -> tuple[Ints, list[Place]]:
     """Number lanes so that each has one number. Two routes may lead to one lane."""
     names = [place.lane for place in places]
-    numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
-    if len(numbers) == len(names):
+    if len(set(names)) == len(names):
         return lanes, list(places)
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
     table = np.array([numbers[name] for name in names], np.int64)
     return table[lanes], list({place.lane: place for place in places}.values())
 

@@ -11,7 +11,7 @@ from aggregations.errors import TasksLostError
 from aggregations.flow import Flow, Stage
 from aggregations.spark.job import Job, TaskReport
 from aggregations.spark.parcels import SCHEMA, Kind
-from aggregations.spark.tasks import folding, outcome_of, persisting, publishing, reading
+from aggregations.spark.tasks import UNREAD, folding, outcome_of, persisting, publishing, reading
 
 
 class Action:
@@ -37,7 +37,7 @@ class Action:
             What the tasks did, and what failed: if anything did, the report is of no use.
         """
         stages = self._flow.stages
-        frame = rows.mapInArrow(reading(job), SCHEMA)
+        frame = rows.drop(*UNREAD).mapInArrow(reading(job), SCHEMA)
         for stage in stages[1:] if job.folds_while_reading else stages:
             frame = self._shuffled(frame).mapInArrow(folding(job, stage), SCHEMA)
         if not self._flow.scatters:

@@ -46,6 +46,8 @@ from persistence.protocol import Write
 from persistence.steps import Step
 
 Task = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+UNREAD = ("topic", "timestampType")
+"""Columns of Spark's Kafka source that are not sent to a worker: the first is the same in all rows."""
 
 
 def path_of(job: Job) -> Path:
@@ -60,7 +62,7 @@ def reading(job: Job) -> Task:
         def act(work: Work) -> list[Parcel]:
             path = path_of(job)
             first = job.flow.stages[0]
-            arrivals = path.read(work, batches)
+            arrivals = path.read(work, _named(batches, _topic(job)))
             # Now that all rows are here: they are of the topic that the driver means, if it is that one still.
             check_source(topics_of(job.kafka), job.flow, job.topic_ids[_topic(job)])
             if job.folds_while_reading:
@@ -70,6 +72,12 @@ def reading(job: Job) -> Task:
         yield from _guarded(job, [], act)
 
     return task
+
+
+def _named(batches: Iterable[pa.RecordBatch], topic: str) -> Iterator[pa.RecordBatch]:
+    """The batches with the column `topic`."""
+    for batch in batches:
+        yield batch.append_column("topic", pa.repeat(topic, batch.num_rows))
 
 
 def folding(job: Job, stage: Stage) -> Task:
