@@ -12,7 +12,7 @@ from persistence.faults import DEAD_LETTER, TERM, Fault, Outcome
 from persistence.steps import Step
 from tests.messages import Leg
 from tests.support.flows import PATHS, Path, fleet, totals
-from tests.support.runs import Run, check_invariants
+from tests.support.runs import Jvm, Run, check_invariants
 from tests.support.world import Sent, World, alone, legs, republished
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration, pytest.mark.slow]
@@ -53,7 +53,9 @@ def world(kafka: str, topic: Callable[..., str], tmp_path: File) -> Iterator[Wor
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_a_run_that_is_killed_at_every_step_of_its_commits_is_exact_in_the_end(world: World, path: Path) -> None:
+def test_a_run_that_is_killed_at_every_step_of_its_commits_is_exact_in_the_end(
+    world: World, path: Path, jvm: Jvm
+) -> None:
     flow, planned = fleet(world.topic, path), faults(path)
     sent = [leg for leg in legs(600) if leg.minutes][: 24 * len(planned)]
     started: list[Run] = []
@@ -62,10 +64,10 @@ def test_a_run_that_is_killed_at_every_step_of_its_commits_is_exact_in_the_end(w
             # The republisher was killed as well: its last outputs come again.
             world.send(republished(sent, range(max(0, 24 * n - 8), 24 * n + 24)))
             world.send([Sent(b"no envelope"), alone(Leg(tail="N1", carrier="AA", minutes=-1))])
-            started.append(Run(world, ("fleet", world.topic, path), str(fault), max_records=20))
+            started.append(Run(world, ("fleet", world.topic, path), str(fault), jvm=jvm, max_records=20))
             assert started[-1].wait() == -signal.SIGKILL, f"{fault} was not met: {started[-1].errors}"
             check_invariants(world, flow)
-        started.append(Run(world, ("fleet", world.topic, path)))
+        started.append(Run(world, ("fleet", world.topic, path), jvm=jvm))
         assert started[-1].wait() == 0, started[-1].errors
     finally:
         for process in started:
