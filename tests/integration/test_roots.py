@@ -21,7 +21,7 @@ from jobs.letters import Letters
 from persistence.kafka import AcknowledgedProducer, KafkaSettings, Topics
 from persistence.protocol import FlowRef
 from persistence.registry import open_store
-from tests.support.pure import table_of
+from tests.support.pure import batches_of
 
 pytestmark = pytest.mark.integration
 
@@ -75,7 +75,7 @@ class Broker:
             run.known,
             **options,
         )
-        rows = table_of([Record(self.legs, 0, offset, b"N1", value) for offset, value in enumerate(values)])
+        rows = batches_of([Record(self.legs, 0, offset, b"N1", value) for offset, value in enumerate(values)])
         report, failures = attempt(job, rows)
         if failures and all(isinstance(one, UnlistedError) for one in failures):  # as the driver does
             run.list_dead({entry for one in failures for entry in one.entries})
@@ -85,8 +85,8 @@ class Broker:
         return report
 
 
-def attempt(job: Job, rows: pa.Table) -> tuple[TaskReport, list[Exception]]:
-    parcels = [row for batch in reading(job)(iter(rows.to_batches())) for row in batch.to_pylist()]
+def attempt(job: Job, rows: list[pa.RecordBatch]) -> tuple[TaskReport, list[Exception]]:
+    parcels = [row for batch in reading(job)(iter(rows)) for row in batch.to_pylist()]
     return outcome_of((row["kind"], row["payload"]) for row in parcels)
 
 

@@ -63,6 +63,11 @@ def table_of(records: Sequence[Record]) -> pa.Table:
     )
 
 
+def batches_of(records: Sequence[Record]) -> list[pa.RecordBatch]:
+    """Records of one topic as they come to a task: the topic's name is not in them."""
+    return table_of(records).drop_columns(["topic"]).to_batches()
+
+
 def batch(*offsets: int) -> list[Record]:
     """Records of three aircraft and two carriers; the minutes are the offset."""
     return [leg(offset, f"N{offset % 3}", carrier="UA" if offset % 2 else "AA", minutes=offset) for offset in offsets]

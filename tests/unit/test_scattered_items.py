@@ -24,7 +24,7 @@ from envelope import Envelope, Hop, encode
 from envelope.deadletter import DeadLetter, Form
 from jobs.redrive import redriven
 from persistence.kafka import KafkaSettings
-from tests.support.pure import table_of
+from tests.support.pure import batches_of
 
 STEPS = ("map", "key", "fold", "emit")
 BROKEN = {"now": True}
@@ -98,7 +98,7 @@ class Tasks:
         excluded: dict[Place, Exclusion] = {}
         while True:
             job = self._job(excluded)
-            frame = list(tasks.reading(job)(iter(table_of(records).to_batches())))
+            frame = list(tasks.reading(job)(iter(batches_of(records))))
             for stage in self.flow.stages:
                 frame = [batch for part in self._shuffled(frame) for batch in tasks.folding(job, stage)(iter(part))]
             report, failures = self._outcome(frame)
