@@ -166,8 +166,9 @@ def redriven(
     hops = hops_back(letter, place, asserted=asserted)
     if mend is not None:
         return _rebuilt(value, _mended(mend, key, value), letter, key, hops)
-    if value is None:
-        raise EnvelopeError(Reason.EMPTY, "a record without a value cannot carry a chain")
+    if not value:
+        # Of no value, or no bytes, in an envelope around it: neither would be refused as what it was.
+        raise EnvelopeError(Reason.EMPTY, "a record without a value cannot carry a chain; mend it into a payload")
     if not _is_envelope(value, letter):
         if letter.reason is Reason.NOT_AN_ENVELOPE:
             # In an envelope around it, it would be taken for a payload.

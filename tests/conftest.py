@@ -40,6 +40,12 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         shutil.rmtree(root, ignore_errors=True)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Slow files first: what is handed out last should not keep one worker busy while the others have nothing to do."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
+
+
 def _up(**wanted: bool) -> stack.StackState:
     return stack.up(Path(os.environ[_ROOT]), **{"kafka": False, **wanted})
 

@@ -47,6 +47,11 @@ def submit_command(
     found = load_flow(flow)
     given, arguments = _options_of_run(context, flow)
     master = given["master"] or DEFAULT_MASTER
+    if deploy_mode == "cluster" and master.startswith(("local", "spark://")):
+        raise settings.UsageError(
+            f"--deploy-mode cluster: Spark runs no Python driver on the machines of {master}; leave it out, or name "
+            "another --master (yarn, k8s://...)"
+        )
     settings.seconds(given["trigger"])
     check_given(found, settings.stores(found, given["store"] or ()), given["accept"] or (), master)
     line = submit_line(

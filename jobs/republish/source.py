@@ -135,6 +135,8 @@ class Opener:
 
     def _begin(self, record: Record, value: bytes) -> None:
         """Begin the envelope of a record that is the root of its event."""
+        if not value:
+            raise EnvelopeError(Reason.EMPTY, "the record that was redriven has no value")
         if len(value) > self._limits.payload_bytes:
             raise EnvelopeError(
                 Reason.PAYLOAD_TOO_LARGE, f"{len(value)} bytes, the limit is {self._limits.payload_bytes}"

@@ -160,10 +160,10 @@ def test_a_redriven_record_of_a_topic_without_envelopes_keeps_its_place() -> Non
     assert [batch.standing(row, rekeyed=False) for row in (0, 1)] == [one.lineage.standing() for one in one_by_one]
 
 
-def test_letters_that_were_trimmed_or_damaged_do_not_go_back_as_they_are() -> None:
+def test_letters_that_are_trimmed_damaged_or_empty_do_not_go_back_as_they_are() -> None:
     letter, place = DeadLetter("plain", 0, 7, Reason.MALFORMED), Hop("dead", 0, 1)
     damaged = leg(1).value[:-9] + b"x" + leg(1).value[-8:]
-    for value, headers in ((damaged, ()), (b"{", [("hw-dlq-trimmed", b"value")]), (None, ())):
+    for value, headers in ((damaged, ()), (b"{", [("hw-dlq-trimmed", b"value")]), (None, ()), (b"", ())):
         with pytest.raises(EnvelopeError):
             redriven_value(b"k", value, headers, letter, place)
     with pytest.raises(EnvelopeError, match="chain cannot be read"):

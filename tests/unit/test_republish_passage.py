@@ -9,6 +9,7 @@ import pytest
 
 from envelope import Envelope, EnvelopeError, Hop, Lineage, Node, Reason, decode, encode
 from envelope.hops import HopWriter
+from envelope.redrive import Redrive, redrive_hops
 from jobs.republish import (
     PASS,
     Json,
@@ -206,6 +207,13 @@ def test_json_is_parsed_and_nonsense_refused() -> None:
     assert (out.key, decode(out.value).payload) == (b"N7", b'{"tail": "N7"}')
     for wrong in (b'{"tail": ', b"\xff", b"\0\0\0\0\7"):
         assert refused(passage(source=source), record(wrong)).reason is Reason.BAD_PAYLOAD
+
+
+@pytest.mark.parametrize("kind", ["raw", "json", "cloudevents"])
+def test_a_redriven_record_of_no_bytes_is_refused_as_empty(kind: str) -> None:
+    hops = redrive_hops(Hop("legs", 2, 17), Hop("dead", 0, 0), Redrive(hole=False, application="r2"))
+    value = encode(Envelope(b"", hops, key=b"N1"))
+    assert refused(passage(source=Source.of("legs", kind)), record(value)).reason is Reason.EMPTY
 
 
 @pytest.mark.parametrize("frame", [b"", b"\0\0\0\0\x07\0", b"\0\0\0\0\x07\x02\x02"])

@@ -87,13 +87,13 @@ def test_the_connector_is_the_one_that_the_environment_names(monkeypatch: pytest
 def test_options_of_run_go_on_to_it_and_those_of_spark_become_spark_submit_s(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = ["--master", "spark://head:7077", "--conf", "spark.a=b c", "--store", "redis://r", "--trigger", "2s"]
+    arguments = ["--master", "yarn", "--conf", "spark.a=b c", "--store", "redis://r", "--trigger", "2s"]
     arguments += ["--store", "carrier=cassandra://c/fleet", "--until-caught-up", "--accept", "lost-records"]
     line = printed(
         monkeypatch, capsys, *arguments, "--deploy-mode", "cluster", "--py-files", "shop.zip", "--", "--json"
     )
     found = options(line)
-    assert found["--master"] == ["spark://head:7077"]
+    assert found["--master"] == ["yarn"]
     assert found["--deploy-mode"] == ["cluster"]
     assert found["--py-files"] == ["shop.zip"]
     assert found["--conf"][-1] == "spark.a=b c"
@@ -125,6 +125,8 @@ def test_what_is_installed_or_in_a_package_is_not_sent() -> None:
         (["--master", "yarn"], "Spark's workers (yarn) may run on others"),
         (["--store", "memory://m"], "lives in one process"),
         (["--deploy-mode", "clustered"], "--deploy-mode clustered: write client or cluster"),
+        (["--deploy-mode", "cluster"], "Spark runs no Python driver on the machines of local[2]"),
+        (["--store", "redis://r", "--master", "spark://h:7077", "--deploy-mode", "cluster"], "leave it out, or name"),
         (["--trigger", "soon"], "'soon' is no duration"),
         (["--conf", "spark"], "--conf: write NAME=VALUE"),
         (["--accept", "everything"], "no risk is called everything"),
