@@ -1,4 +1,4 @@
-"""Real runs as processes: killed at every step of the commit, or frozen while another run takes over."""
+"""Real runs as processes: killed at every write to their stores, or frozen while another run takes over."""
 
 import signal
 from collections.abc import Callable, Iterator
@@ -8,7 +8,7 @@ from pathlib import Path as File
 import pytest
 
 from aggregations.memory import MemoryRunner
-from persistence.faults import DEAD_LETTER, TERM, Fault, Outcome
+from persistence.faults import TERM, Fault, Outcome
 from persistence.steps import Step
 from tests.messages import Leg
 from tests.support.flows import PATHS, Path, fleet, totals
@@ -20,24 +20,19 @@ pytestmark = [pytest.mark.spark, pytest.mark.integration, pytest.mark.slow]
 OUTCOMES = (Outcome.BEFORE, Outcome.AFTER)
 POINTS = (
     TERM,
-    Step.LOAD.of("aircraft"),
-    Step.FOLD,
-    Step.PUBLISH,
-    DEAD_LETTER,
     Step.PERSIST.of("carrier"),
     Step.PERSIST.of("aircraft"),
     Step.MANIFEST.of("carrier"),
     Step.MANIFEST.of("aircraft"),
-    Step.RETURN,
-    Step.OFFSETS,
 )
-"""Every effect of a run in the order of a commit, but the first step: that is Spark's own."""
+"""Every effect on a store of its own for each stage. At the other steps of a commit, which no store has a part in, both
+paths are killed in `test_store_kills.py` and `test_stage_kills.py`."""
 # What the driver itself does is broken in its second batch, what its tasks do wherever it comes first.
-SECOND = (Step.MANIFEST, Step.RETURN, Step.OFFSETS)
+SECOND = (Step.MANIFEST,)
 
 
 def faults(path: Path) -> list[Fault]:
-    """Half of all points and outcomes for each path: what one meets before the effect, the other meets after it."""
+    """Every point for each path: what one meets before the effect, the other meets after it."""
     shift = PATHS.index(path)
     return [
         Fault(point, OUTCOMES[(i + shift) % 2], 2 if point.partition(":")[0] in SECOND else 1)
@@ -53,7 +48,7 @@ def world(kafka: str, topic: Callable[..., str], tmp_path: File) -> Iterator[Wor
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_a_run_that_is_killed_at_every_step_of_its_commits_is_exact_in_the_end(
+def test_a_run_that_is_killed_at_every_write_to_its_stores_is_exact_in_the_end(
     world: World, path: Path, jvm: Jvm
 ) -> None:
     flow, planned = fleet(world.topic, path), faults(path)
