@@ -5,15 +5,14 @@
      "retired":{"flights.raw:0#Qx1>wrap>flights.legs":[{"at":[[0,-3]],"floor":[[500,7,0,2,11],0]}]},
      "holes":{"...":[[12,0]]},"crc32c":"8f3a01bc"}
 
-`persistence.lanes` says what lanes look like. Schema 1, which had every lane under its full name, is still read.
+`persistence.lanes` says what lanes look like. Schema 1, which had every lane under its full name, was never released.
 """
 
 from typing import Any
 
 import msgspec
 
-from envelope import Position, Window, Windows
-from envelope.windows import is_loose
+from envelope import Windows
 from persistence.errors import Corrupt
 from persistence.lanes import Lane, Retired, packed, unpacked
 from persistence.protocol import StageRef
@@ -30,23 +29,6 @@ class _Record(msgspec.Struct, omit_defaults=True, gc=False):
     state: Any
     lanes: dict[str, list[Lane]]
     retired: dict[str, list[Retired]] = {}
-    holes: dict[str, list[list[int | str]]] = {}
-
-
-class _Lane1(msgspec.Struct, gc=False):
-    """A lane in schema 1: its positions one after another, `width` components each, or one list a position."""
-
-    width: int
-    held: list[int | str] = []
-    ragged: list[list[int | str]] = []
-    floor: list[int | str] | None = None
-    used: int = 0
-
-
-class _Record1(msgspec.Struct, gc=False):
-    definition: str
-    state: Any
-    lanes: dict[str, _Lane1]
     holes: dict[str, list[list[int | str]]] = {}
 
 
@@ -70,7 +52,6 @@ class StateRecord(msgspec.Struct, frozen=True):
 
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(_Record)
-_first_decoder = msgspec.json.Decoder(_Record1)
 _schema_decoder = msgspec.json.Decoder(_Schema)
 
 
@@ -82,35 +63,20 @@ def encode_record(record: StateRecord) -> bytes:
 
 
 def decode_record(value: bytes, at: StageRef, key: bytes) -> StateRecord:
-    """Parse what `encode_record` wrote, also an earlier version's.
+    """Parse what `encode_record` wrote.
 
     Raises:
-        Corrupt: It is damaged, is no state record, or was written by a newer version.
+        Corrupt: It is damaged, is no state record, or was written by another version.
     """
     try:
         body = unseal(value)
         schema = SCHEMA if body.startswith(_HEAD) else _schema_decoder.decode(body).schema
-        if schema > SCHEMA:
-            raise Corrupt(f"the state has schema {schema}, this code reads {SCHEMA}", "Upgrade headwater", at, key)
-        if schema == 1:
-            first = _first_decoder.decode(body)
-            return _record(first, {name: _window(lane) for name, lane in first.lanes.items()})
+        if schema != SCHEMA:
+            remedy = "Upgrade headwater" if schema > SCHEMA else ""
+            raise Corrupt(f"the state has schema {schema}, this code reads {SCHEMA}", remedy, at, key)
         record = _decoder.decode(body)
-        return _record(record, unpacked(record.lanes, record.retired))
+        windows = unpacked(record.lanes, record.retired)
     except (DamagedError, msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Corrupt(f"the state cannot be read: {error}", at=at, key=key) from error
-
-
-def _record(read: _Record | _Record1, windows: dict[str, Window]) -> StateRecord:
-    holes = {name: frozenset(tuple(one) for one in positions) for name, positions in read.holes.items()}
-    return StateRecord(read.definition, read.state, Windows(windows, holes))
-
-
-def _window(lane: _Lane1) -> Window:
-    flat, width = lane.held, lane.width
-    if width < 0 or (flat and (width == 0 or len(flat) % width)):
-        raise DamagedError("a lane's positions do not fit its width")
-    held: tuple[Position, ...]
-    # One iterator taken `width` times yields the positions.
-    held = tuple(zip(*[iter(flat)] * width, strict=True)) if flat else tuple(map(tuple, lane.ragged))
-    return Window(held, None if lane.floor is None else tuple(lane.floor), lane.used, loose=any(map(is_loose, held)))
+    holes = {name: frozenset(tuple(one) for one in positions) for name, positions in record.holes.items()}
+    return StateRecord(record.definition, record.state, Windows(windows, holes))

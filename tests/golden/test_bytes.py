@@ -55,21 +55,6 @@ def test_an_appended_hop_stands_between_the_body_and_the_seal() -> None:
     assert decode(appended) == ENVELOPE.with_hop(Hop("c", 1, 9, via="s", index=0))
 
 
-RECORD = StateRecord(
-    "9f2c4b1a00e7d355",
-    {"legs": 7, "worst": None, "mean": [1.5, 2]},
-    Windows(
-        {"flights.raw:2#Qx1>wrap>flights.legs": Window(((41, 0), (41, 1)), (17, 1), 6)},
-        {"flights.raw:2#Qx1>wrap>flights.legs": frozenset({(12, 0), (9, 1)})},
-    ),
-)
-FIRST = (
-    b'{"schema":1,"definition":"9f2c4b1a00e7d355","state":{"legs":7,"worst":null,"mean":[1.5,2]},'
-    b'"lanes":{"flights.raw:2#Qx1>wrap>flights.legs":{"width":2,"held":[41,0,41,1],"floor":[17,1],"used":6}},'
-    b'"holes":{"flights.raw:2#Qx1>wrap>flights.legs":[[9,1],[12,0]]},"crc32c":"bef0d825"}'
-)
-
-
 LANES = StateRecord(
     "9f2c4b1a00e7d355",
     {"legs": 7},
@@ -87,10 +72,6 @@ STORED = (
     b'{"at":[5],"steps":[50,-64,86],"index":[0],"used":6}]},'
     b'"retired":{"a:0#Qx1>r>b":[{"at":[[0,-3]],"floor":[[500,0,1,2,0],0]}]},"crc32c":"6c88f628"}'
 )
-
-
-def test_a_state_record_of_the_first_schema_is_read_as_ever() -> None:
-    assert decode_record(FIRST, StageRef("fleet", 1, "aircraft"), b"N14228") == RECORD
 
 
 def test_a_state_record_is_written_as_ever_and_read_as_ever() -> None:

@@ -62,7 +62,7 @@ DAMAGED = {
     "checksum changed": GOOD[:-3] + (b"0" if GOOD[-3:-2] != b"0" else b"1") + GOOD[-2:],
     "something behind it": GOOD + b"\n",
     "two after another": GOOD + GOOD,
-    "json without a checksum": b'{"schema":1,"definition":"d","state":1,"lanes":{}}',
+    "json without a checksum": b'{"schema":2,"definition":"d","state":1,"lanes":{}}',
     "json of another kind": b"7",
     "pickled": pickle.dumps({"legs": 7}),
     "pickled by hand": pickle.dumps(RECORD.state, protocol=0),
@@ -76,10 +76,10 @@ DAMAGED = {
     "more partitions than hops": sealed(lanes={LANE: [{"at": [1, 2], "held": [1]}]}),
     "more floors than lanes": sealed(retired={LANE: [{"at": [[0, -1]], "floor": [[0, 1, 2, 3]]}]}),
     "a floor without a lane": sealed(retired={LANE: [{"at": [[]], "floor": [3]}]}),
-    "positions of schema 1 that do not fit": sealed(schema=1, lanes={LANE: {"width": 2, "held": [1, 2, 3]}}),
-    "no definition": seal(b'{"schema":1,"state":1,"lanes":{}}'),
+    "no definition": seal(b'{"schema":2,"state":1,"lanes":{}}'),
+    "an older schema": sealed(schema=1),
     "no schema": seal(b'{"definition":"d","state":1,"lanes":{}}'),
-    "not utf-8": seal(b'{"schema":1,"definition":"\xff","state":1,"lanes":{}}'),
+    "not utf-8": seal(b'{"schema":2,"definition":"\xff","state":1,"lanes":{}}'),
 }
 
 
