@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envelope import Reason
-from envelope.deadletter import DeadLetter, Remains, bury, own_headers
+from envelope.deadletter import DeadLetter, Remains, bury, own_headers, size_of
 
 LETTER = DeadLetter(
     topic="flights.raw",
@@ -30,6 +30,11 @@ HEADERS = [("a", b"1"), ("a", b"2"), ("none", None), ("bin", b"\xff\x00")]
 def size(remains) -> int:
     headers = sum(len(name) + len(value or b"") + 2 for name, value in remains.headers)
     return len(remains.key or b"") + len(remains.value or b"") + headers
+
+
+def test_a_record_takes_its_bytes_and_256_more_and_10_for_each_header() -> None:
+    assert size_of(None, None, []) == 256
+    assert size_of(b"key", b"value", [("a", b"12"), ("é", None)]) == 256 + 3 + 5 + (1 + 2 + 10) + (2 + 10)
 
 
 def test_the_facts_are_read_back_from_the_headers() -> None:

@@ -240,7 +240,10 @@ def test_partitions_that_were_added_meanwhile_are_a_growth_and_no_risk_where_not
 
 
 def test_a_flow_that_publishes_is_refused_when_they_were_added_before_everything_was_read() -> None:
-    assert risks(grown(manifest(40), 90, 0).findings) == ["grown-undrained"]
+    [finding] = grown(manifest(40), 90, 0).findings
+    assert (finding.risk, finding.unsafe) == ("grown-undrained", True)
+    assert finding.what.startswith("flow flow: topic t grew from 1 to 2 partitions before it was read to its end")
+    assert finding.remedy.startswith("Accept it if readers of what the flow publishes need no order")
     assert risks(grown(manifest(40), 40, 1).findings) == ["grown-undrained"]
     drained = grown(manifest(40), 40, 0)
     assert not drained.findings
