@@ -15,12 +15,11 @@ READY := .venv/.ready
 PYTEST := $(BIN)/python -m pytest --no-header
 PACKAGES := envelope persistence aggregations jobs
 FAST := $(wildcard tests/unit tests/property)
-MIDDLE := $(wildcard tests/golden tests/contract tests/simulation tests/docs tests/packaging)
-REAL := $(wildcard tests/spark tests/integration)
+SLOW := $(wildcard tests/simulation tests/spark tests/integration tests/contract tests/golden tests/docs tests/packaging)
 TLA := .headwater/tla-checker-0.24.0
 STUBS := envelope/v1/envelope:envelope demo/v1/leg:jobs/demo
 
-.PHONY: help demo test check lint tests-fast tests-middle tests-real prove soak mutants fuzz model lock proto clean java
+.PHONY: help demo test check lint tests-fast tests-slow prove soak mutants fuzz model lock proto clean java
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*  ## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*  ## (.*)/  make \1\t\2/' | expand -t 16
@@ -29,8 +28,7 @@ demo: $(READY) java  ## real flights, republished and aggregated, with crashes; 
 	@$(BIN)/headwater demo $(ARGS)
 
 test: check java  ## every test: check, contracts, simulation, Spark, a real broker, packaging
-	@$(MAKE) tests-middle
-	@$(MAKE) tests-real
+	@$(MAKE) tests-slow
 
 check: lint tests-fast  ## format, lint, types, import direction, unit and property tests; about two minutes
 
@@ -43,12 +41,9 @@ lint: $(READY)  ## format, lint, types and import direction
 tests-fast: $(READY)
 	$(PYTEST) -q -n 2 $(FAST)
 
-tests-middle: $(READY) java
-	$(PYTEST) -q -n 2 $(MIDDLE)
-
-# Two files at a time: a run of Spark on a few records waits more than it works.
-tests-real: $(READY) java
-	$(PYTEST) -q -n 2 --dist loadfile --durations=15 $(REAL)
+# Four files at a time, on two cores: servers and Spark on a few records wait, simulated worlds work meanwhile.
+tests-slow: $(READY) java
+	$(PYTEST) -q -n 4 --dist loadgroup --no-loadscope-reorder --durations=15 $(SLOW)
 
 prove: $(READY)  ## simulated worlds, every schedule of faults, planted bugs; ARGS='--seeds 2000 --schedules 50000 --json'
 	@$(BIN)/python -m jobs.simulation prove $(ARGS)

@@ -40,10 +40,14 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         shutil.rmtree(root, ignore_errors=True)
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in the same hook
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Slow files first: what is handed out last should not keep one worker busy while the others have nothing to do."""
+    """Slow files first, and simulated worlds, each for itself, last: then no worker is busy when the others have ended."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: item.path not in slow)
+    items.sort(key=lambda item: (item.path.parent.name == "simulation", item.path not in slow))
+    for item in items:
+        if item.path.parent.name != "simulation":
+            item.add_marker(pytest.mark.xdist_group(item.location[0]))  # of `--dist loadgroup`
 
 
 def _up(**wanted: bool) -> stack.StackState:
