@@ -6,14 +6,17 @@ import tempfile
 import uuid
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import Phase, settings
+from xdist.scheduler import LoadFileScheduling
 
 from jobs import stack
 from jobs.stack import topics
 
 _ROOT = "HEADWATER_TEST_STACK"
+_WORLDS = "tests/simulation/"
 
 # The same examples in every run; `--hypothesis-profile=explore` looks for new ones. A busy machine is no failure.
 settings.register_profile("pinned", derandomize=True, deadline=None, print_blob=True)
@@ -40,14 +43,22 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         shutil.rmtree(root, ignore_errors=True)
 
 
-@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in the same hook
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Slow files first, and simulated worlds, each for itself, last: then no worker is busy when the others have ended."""
+    """Slow files first, and simulated worlds last: then no worker is busy when the others have ended."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: (item.path.parent.name == "simulation", item.path not in slow))
-    for item in items:
-        if item.path.parent.name != "simulation":
-            item.add_marker(pytest.mark.xdist_group(item.location[0]))  # of `--dist loadgroup`
+    items.sort(key=lambda item: (item.nodeid.startswith(_WORLDS), item.path not in slow))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> "_Files | None":
+    return _Files(config, log) if config.getvalue("dist") == "loadfile" else None
+
+
+class _Files(LoadFileScheduling):
+    """Hands out files, as their tests share servers; simulated worlds share nothing and are handed out one by one."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return nodeid if nodeid.startswith(_WORLDS) else str(super()._split_scope(nodeid))
 
 
 def _up(**wanted: bool) -> stack.StackState:
