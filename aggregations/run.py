@@ -549,7 +549,7 @@ def look(flow: Flow[object], urls: Mapping[str, str], *, generation: int = 1, ac
     Raises:
         RunRefusedError: The stores do not fit together or to the flow, and that risk is not accepted.
     """
-    with _opened(flow, urls, generation, accept_definition=Risk.DEFINITION in accept) as run:
+    with _opened(flow, urls, generation) as run:
         run._read(accept)
         run.growth = run.manifest.growth.get(run.source) if run.manifest else None
     return run

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envelope import Reason
-from envelope.deadletter import DeadLetter, Remains, bury, own_headers, size_of
+from envelope.deadletter import DeadLetter, Form, Remains, bury, own_headers, size_of
 
 LETTER = DeadLetter(
     topic="flights.raw",
@@ -39,7 +39,8 @@ def test_a_record_takes_its_bytes_and_256_more_and_10_for_each_header() -> None:
 
 def test_the_facts_are_read_back_from_the_headers() -> None:
     assert DeadLetter.read(LETTER.headers()) == LETTER
-    for letter in (DeadLetter("t", 0, 0, Reason.EMPTY), DeadLetter("t", 1, 2, None, stage="s", hole=True)):
+    items = DeadLetter("t", 1, 2, Reason.BAD_PAYLOAD, generation=3, items=((0, 12), (3,)), form=Form.PAYLOAD)
+    for letter in (DeadLetter("t", 0, 0, Reason.EMPTY), DeadLetter("t", 1, 2, None, stage="s", hole=True), items):
         assert DeadLetter.read(letter.headers()) == letter
     assert ("hw-dlq-hole", b"1") in replace(LETTER, hole=True).headers()
     assert DeadLetter.read([*DeadLetter("t", 0, 0, None).headers(), ("hw-dlq-hole", b"0")]) == DeadLetter(

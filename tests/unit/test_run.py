@@ -387,6 +387,30 @@ def test_a_look_makes_the_checks_of_a_start_takes_no_term_and_writes_nothing():
     assert running.process(legs(1)).verdicts["a"] == Counter(accepted=1)
 
 
+def test_a_look_shows_the_growth_that_the_run_at_work_has_noted():
+    stores = two_stores()
+    running = begin(flow(), stores)
+    running.look(2, clock_ms=7, ends=None)
+    running.advanced(running.noting())
+    assert running.noting().growth == {}, "nothing was read yet, so nothing has grown"
+    running.advanced(running.following({("legs", 0): 1}, {"legs": "T"}, {}))
+    running.look(2, clock_ms=7, ends=None)
+    for name, _ in running.distinct_stores():
+        running.save_manifest(name, running.noting())
+    seen = look(flow(), stores)
+    assert seen.growth == running.growth == seen.manifest.growth["legs"]
+    assert seen.growth.partitions_now == 2
+
+
+def test_a_run_knows_that_a_newer_one_has_taken_its_term():
+    one = Flow("fleet").source(bare()).aggregate("a", "tail", COUNT)
+    store = {"a": fresh_store()}
+    old = begin(one, store)
+    assert not old.superseded()
+    new = begin(one, store)
+    assert (old.superseded(), new.superseded()) == (True, False)
+
+
 def test_a_look_during_another_run_s_first_start_sees_no_lost_store(monkeypatch):
     """It asks the upstream store before the first manifest is there, and the downstream one when the run is at work."""
     stores, load = two_stores(), memory_store.MemoryStore.load_manifest

@@ -114,6 +114,15 @@ def test_the_wait_for_a_lock_is_as_long_as_the_url_says(path):
     store.close()
 
 
+def test_marks_that_cannot_be_read_name_their_stage(store, monkeypatch):
+    def locked():
+        raise sqlite3.OperationalError("database is locked")
+
+    monkeypatch.setattr(store._database, "_open", locked)
+    with pytest.raises(Terminal, match="stage aircraft: database is locked"):
+        store.marks(STAGE)
+
+
 def test_a_save_passes_its_fault_point(store):
     with use(Injector()) as faults:
         put(store, b"k")

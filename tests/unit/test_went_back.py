@@ -12,10 +12,11 @@ from aggregations.flow import Flow
 from aggregations.memory import MemoryRunner
 from aggregations.run import begin
 from jobs.simulation.stores import FLOW_PART, open_store
+from persistence.cas import manifest_behind
 from persistence.errors import StoreWentBack, Terminal, Transient
 from persistence.faults import Fault, Injector, Outcome, use
 from persistence.marks import Mark
-from persistence.protocol import Write
+from persistence.protocol import FlowRef, Write
 from tests.support.pure import bare, leg
 
 COUNT = Fields(n=count())
@@ -95,6 +96,12 @@ def test_a_store_that_goes_back_as_a_whole_under_a_run_ends_it_and_the_next_one_
     assert again.run.start == {("legs", 0): 30}
     again.process(legs(30, 90))
     assert sums(again) == {"a": 90, "b": 90}
+
+
+def test_a_manifest_that_went_back_is_named_by_what_was_acknowledged_and_what_is_there():
+    assert str(manifest_behind(FlowRef("fleet", 2), (3, 14), (1, 5))).startswith(
+        "flow fleet, generation 2: the manifest went back: term 3, batch 14 was acknowledged, the store has term 1, batch 5."
+    )
 
 
 def test_a_batch_that_touches_none_of_the_parts_that_lost_something_gets_no_manifest(one):
