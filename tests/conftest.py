@@ -14,6 +14,7 @@ from xdist.scheduler import LoadFileScheduling
 
 from jobs import stack
 from jobs.stack import topics
+from tests.support.spark import JAVA_OPTIONS
 
 _ROOT = "HEADWATER_TEST_STACK"
 _WORLDS = "tests/simulation/"
@@ -34,13 +35,16 @@ def _is_worker(config: pytest.Config) -> bool:
 
 def pytest_configure(config: pytest.Config) -> None:
     if not _is_worker(config):
-        os.environ[_ROOT] = tempfile.mkdtemp(prefix="headwater-tests-")
+        root = os.environ[_ROOT] = tempfile.mkdtemp(prefix="headwater-tests-")
+        os.environ["SPARK_CONF_DIR"] = root  # of every Spark that a test, or a command in a test, starts
+        Path(root, "spark-defaults.conf").write_text(f"spark.driver.defaultJavaOptions {JAVA_OPTIONS}\n")
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     if not _is_worker(config) and (root := os.environ.pop(_ROOT, None)):
         stack.down(Path(root))
         shutil.rmtree(root, ignore_errors=True)
+        del os.environ["SPARK_CONF_DIR"]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

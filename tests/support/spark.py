@@ -2,12 +2,12 @@
 
 from typing import Final
 
-FAST: Final = {
-    # The JVM of a test lives for a minute or two: what its second compiler and the check of Spark's own byte code
-    # would gain is less than what they cost, more than half of a start.
-    "spark.driver.extraJavaOptions": (
-        "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:+IgnoreUnrecognizedVMOptions -XX:+UnlockDiagnosticVMOptions "
-        "-XX:-BytecodeVerificationRemote"
-    )
-}
-"""Settings for a short life."""
+# The JVM of a test lives for a minute or two: what its second compiler and the check of Spark's own byte code would gain
+# is less than what they cost, more than half of a start.
+JAVA_OPTIONS: Final = (
+    "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:+IgnoreUnrecognizedVMOptions -XX:+UnlockDiagnosticVMOptions "
+    "-XX:-BytecodeVerificationRemote"
+)
+"""Java options for a short life."""
+FAST: Final = {"spark.driver.extraJavaOptions": JAVA_OPTIONS}
+"""The same as a setting of Spark, for what runs without pytest."""
