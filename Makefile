@@ -41,9 +41,9 @@ lint: $(READY)  ## format, lint, types and import direction
 tests-fast: $(READY)
 	$(PYTEST) -q -n 2 $(FAST)
 
-# Four files at a time, on two cores: servers and Spark on a few records wait, simulated worlds work meanwhile.
+# Three files at a time, on two cores: servers and Spark on a few records wait more than they work.
 tests-slow: $(READY) java
-	$(PYTEST) -q -n 4 --dist loadfile --no-loadscope-reorder --durations=15 $(SLOW)
+	$(PYTEST) -q -n 3 --dist loadfile --no-loadscope-reorder --durations=15 $(SLOW)
 
 prove: $(READY)  ## simulated worlds, every schedule of faults, planted bugs; ARGS='--seeds 2000 --schedules 50000 --json'
 	@$(BIN)/python -m jobs.simulation prove $(ARGS)

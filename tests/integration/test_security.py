@@ -55,7 +55,7 @@ class Command:
 
     def finished(self) -> tuple[int, str]:
         """Wait for it; return its exit code and all that it wrote."""
-        code = self.process.wait(120)
+        code = self.process.wait(SECONDS)
         return code, self.output.read_text(errors="replace")
 
 
@@ -112,6 +112,8 @@ def headwater(*arguments: str, at: Path, name: str, topic: str = LEGS, **environ
     return Command(process, output)
 
 
+SECONDS = 300
+"""Longest that a command may take: without it one that hangs would hang the test."""
 REPUBLISH = (
     "republish jobs.republish.record:identity --via fleet.kit --to fleet.legs --from fleet.in --until-caught-up"
 ).split()
