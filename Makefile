@@ -35,7 +35,7 @@ check: lint tests-fast  ## format, lint, types, import direction, unit and prope
 lint: $(READY)  ## format, lint, types and import direction
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy $(PACKAGES)
+	$(BIN)/mypy $(PACKAGES) tests/simulation
 	$(BIN)/lint-imports --no-logo
 
 tests-fast: $(READY)
@@ -46,7 +46,7 @@ tests-slow: $(READY) java
 	$(PYTEST) -q -n 3 --dist loadfile --no-loadscope-reorder --durations=15 $(SLOW)
 
 prove: $(READY)  ## simulated worlds, every schedule of faults, planted bugs; ARGS='--seeds 2000 --schedules 50000 --json'
-	@$(BIN)/python -m jobs.simulation prove $(ARGS)
+	@$(BIN)/python -m tests.simulation prove $(ARGS)
 
 soak: $(READY) java  ## real processes and servers, killed and disturbed for hours; resumable; ARGS='--minutes 30 --json'
 	@$(BIN)/python -m tests.soak $(ARGS)

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from jobs.cli.errors import Exit
-from jobs.simulation.stores import SCHEME as SIMULATED
 from persistence.cassandra.settings import Replication
 from persistence.cassandra.settings import Settings as CassandraSettings
 from persistence.errors import Terminal
@@ -17,6 +16,7 @@ from persistence.kafka.settings import _JAVA_NAMES, _LOGIN_MODULES
 from persistence.redis.settings import RISKS
 from persistence.redis.settings import Settings as RedisSettings
 from persistence.registry import open_store, schemes
+from tests.simulation.stores import SCHEME as SIMULATED
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "reference.md").read_text()

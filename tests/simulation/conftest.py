@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from jobs.simulation.prove import collect_rarely
+from tests.simulation.prove import collect_rarely
 
 
 @pytest.fixture(autouse=True, scope="module")

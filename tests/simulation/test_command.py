@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from jobs.simulation import prove as proving
-from jobs.simulation.__main__ import main
-from jobs.simulation.planted import planted
-from jobs.simulation.shrink import outcome, shrink
-from jobs.simulation.steps import draw_world
+from tests.simulation import prove as proving
+from tests.simulation.__main__ import main
+from tests.simulation.planted import planted
+from tests.simulation.shrink import outcome, shrink
+from tests.simulation.steps import draw_world
 
 
 def test_a_seed_draws_the_same_world_every_time():
@@ -26,7 +26,7 @@ def test_a_seed_that_fails_is_shrunk_and_what_is_printed_repeats_it(capsys):
     assert main(["--seed", str(seed), "--plant", "upstream-first"]) == 1
     *story, violation, repeat = capsys.readouterr().out.splitlines()
     assert len(story) < 12
-    arguments = repeat.removeprefix("repeat: python -m jobs.simulation ").split()
+    arguments = repeat.removeprefix("repeat: python -m tests.simulation ").split()
     assert main([*arguments, "--plant", "upstream-first"]) == 1
     assert violation in capsys.readouterr().out
     assert main(arguments) == 0

@@ -5,11 +5,11 @@ from functools import cache
 
 import pytest
 
-from jobs.simulation.bugs import MATTERS
-from jobs.simulation.planted import BUGS, planted
-from jobs.simulation.prove import SEEDS_PER_BUG, find
-from jobs.simulation.shrink import outcome
-from jobs.simulation.steps import draw_world
+from tests.simulation.bugs import MATTERS
+from tests.simulation.planted import BUGS, planted
+from tests.simulation.prove import SEEDS_PER_BUG, find
+from tests.simulation.shrink import outcome
+from tests.simulation.steps import draw_world
 
 
 @pytest.mark.parametrize("name", BUGS)

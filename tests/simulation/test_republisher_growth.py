@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -9,15 +10,15 @@ from jobs.republish import Republisher, identity
 from jobs.republish.absence import Unsafe
 from jobs.republish.counts import TopicGrowth
 from jobs.republish.growth import Note
-from jobs.simulation.clients import Life, simulated_clients
-from jobs.simulation.driver import METADATA_MAX_AGE
-from jobs.simulation.faults import ENDS, End, Script
-from jobs.simulation.kafka import CLOCK, Cluster
-from jobs.simulation.planted import planted
-from jobs.simulation.service import Service, payload_of, rooted
-from jobs.simulation.steps import SERVICE_POINTS
-from jobs.simulation.topology import FINAL, Passage, Spec, StageSpec, event
-from jobs.simulation.world import World
+from tests.simulation.clients import Life, simulated_clients
+from tests.simulation.driver import METADATA_MAX_AGE
+from tests.simulation.faults import ENDS, End, Script
+from tests.simulation.kafka import CLOCK, Cluster
+from tests.simulation.planted import planted
+from tests.simulation.service import Service, payload_of, rooted
+from tests.simulation.steps import SERVICE_POINTS
+from tests.simulation.topology import FINAL, Passage, Spec, StageSpec, event
+from tests.simulation.world import World
 
 SEEDS = 30
 
@@ -80,7 +81,7 @@ def drawn(random):
 
 def out_of_order(world):
     """Keys of which a record is at the target before an older one; what is there twice counts where it came first."""
-    seen = defaultdict(list)
+    seen: defaultdict[bytes | None, list[int]] = defaultdict(list)
     for record in world.cluster.topics[FINAL].records():
         number, numbers = int(payload_of(record.value)["id"].partition("/")[0][1:]), seen[record.key]
         if number not in numbers:
@@ -173,7 +174,7 @@ def watched(cluster, *, by, unread=3):
 def long_life(cluster, revoked=-1, **options):
     """A member with all the time in the world, that is stopped when it has read everything it may."""
     places = [("in", number) for number in range(9)]
-    life = Life(cluster, service_of(cluster)._sent, dict.fromkeys(places, 99), idle=200, revoked=revoked)
+    life: Any = Life(cluster, service_of(cluster)._sent, dict.fromkeys(places, 99), idle=200, revoked=revoked)
     made = Republisher(
         lambda record: identity(record),
         source="in",

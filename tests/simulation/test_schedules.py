@@ -2,8 +2,8 @@
 
 import pytest
 
-from jobs.simulation.faults import ENDS
-from jobs.simulation.schedules import WORLDS, explore, run, small_world, units
+from tests.simulation.faults import ENDS
+from tests.simulation.schedules import WORLDS, explore, run, small_world, units
 
 SCHEDULES = 5000
 PARTS = 8
@@ -16,7 +16,8 @@ def every_unit():
 
 @pytest.mark.parametrize("part", range(PARTS))
 def test_every_message_is_folded_once_under_any_two_faults(every_unit, part):
-    done, violations = 0, []
+    done = 0
+    violations: list[str] = []
     for first in every_unit[part::PARTS]:
         unit = explore(first)
         done += unit.schedules

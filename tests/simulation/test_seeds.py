@@ -1,4 +1,4 @@
-"""Two thousand worlds; `python -m jobs.simulation --seed N` runs one of them again."""
+"""Two thousand worlds; `python -m tests.simulation --seed N` runs one of them again."""
 
 from collections import Counter
 
@@ -8,12 +8,12 @@ from aggregations.memory import MemoryRunner
 from envelope import Verdict
 from jobs.republish import input as reading
 from jobs.republish.worker import Worker
-from jobs.simulation import clients
-from jobs.simulation.audit import AUDIT
-from jobs.simulation.clients import SimulatedConsumer
-from jobs.simulation.shrink import outcome
-from jobs.simulation.steps import draw_world
-from jobs.simulation.topology import FINAL, FLOW, OUT
+from tests.simulation import clients
+from tests.simulation.audit import AUDIT
+from tests.simulation.clients import SimulatedConsumer
+from tests.simulation.shrink import outcome
+from tests.simulation.steps import draw_world
+from tests.simulation.topology import FINAL, FLOW, OUT
 
 CHUNK = 100
 
@@ -46,7 +46,7 @@ def test_worlds_have_second_flows_and_steps_that_fail_in_every_way():
 
 
 def test_letters_are_read_by_other_flows_and_by_republishers_and_are_copies_to_them(monkeypatch):
-    copies = Counter()
+    copies: Counter[str] = Counter()
     process, take_counts = MemoryRunner.process, Worker.take_counts
 
     def processed(self, records):

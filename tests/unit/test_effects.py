@@ -24,8 +24,8 @@ EFFECTS = {
     "commit": "consumer|input",
 }
 GUARDS = {"effect", "commit"}  # `persistence.commit.commit` runs each step that it is given as an effect
-# What runs a demo or a local stack, and the simulator, which brings effects of its own.
-LEFT_OUT = ("jobs/demo", "jobs/stack", "jobs/simulation")
+# What runs a demo or a local stack.
+LEFT_OUT = ("jobs/demo", "jobs/stack")
 
 
 def modules(*tops: str) -> "list[Module]":

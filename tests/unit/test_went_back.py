@@ -11,12 +11,12 @@ from aggregations.fields import Fields, count
 from aggregations.flow import Flow
 from aggregations.memory import MemoryRunner
 from aggregations.run import begin
-from jobs.simulation.stores import FLOW_PART, open_store
 from persistence.cas import manifest_behind
 from persistence.errors import StoreWentBack, Terminal, Transient
 from persistence.faults import Fault, Injector, Outcome, use
 from persistence.marks import Mark
 from persistence.protocol import FlowRef, Write
+from tests.simulation.stores import FLOW_PART, open_store
 from tests.support.pure import bare, leg
 
 COUNT = Fields(n=count())

@@ -11,12 +11,12 @@ from aggregations.reconcile import Plan, plan
 from envelope.hops import HopWriter
 from jobs.republish import input as reading
 from jobs.republish import passage, service, worker
-from jobs.simulation import driver
-from jobs.simulation.patch import Patch, original
 from persistence.errors import Transient
 from persistence.faults import REPUBLISH_COMMIT, REPUBLISH_DEAD_LETTER, REPUBLISH_FLUSH, effect
 from persistence.kafka import BrokerError, producer
 from persistence.steps import Step
+from tests.simulation import driver
+from tests.simulation.patch import Patch, original
 
 _Driver = driver.Driver
 _init = original(_Driver, "__init__")

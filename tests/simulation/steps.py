@@ -6,19 +6,19 @@ from random import Random
 from typing import Any
 
 from aggregations.errors import RunRefusedError
-from jobs.simulation.audit import AUDIT
-from jobs.simulation.changes import Change
-from jobs.simulation.draw import draw
-from jobs.simulation.driver import METADATA_MAX_AGE
-from jobs.simulation.faults import ENDS, End, Script
-from jobs.simulation.kafka import CLOCK, Log
-from jobs.simulation.losses import back, restore, snapshot
-from jobs.simulation.oracle import Violation
-from jobs.simulation.service import Service
-from jobs.simulation.topology import FINAL, FLOW, OUT, OUTAGE, Spec
-from jobs.simulation.world import World
 from persistence.manifest import minimum
 from persistence.names import FlowRef
+from tests.simulation.audit import AUDIT
+from tests.simulation.changes import Change
+from tests.simulation.draw import draw
+from tests.simulation.driver import METADATA_MAX_AGE
+from tests.simulation.faults import ENDS, End, Script
+from tests.simulation.kafka import CLOCK, Log
+from tests.simulation.losses import back, restore, snapshot
+from tests.simulation.oracle import Violation
+from tests.simulation.service import Service
+from tests.simulation.topology import FINAL, FLOW, OUT, OUTAGE, Spec
+from tests.simulation.world import World
 
 _REF = FlowRef(FLOW)
 _MOST_PARTITIONS, _MOST_DRAINED = 6, 4

@@ -7,10 +7,10 @@ import msgspec
 
 from aggregations import run
 from aggregations.reconcile import check_marks
-from jobs.simulation.patch import Patch
 from persistence import marks
 from persistence import memory as memory_store
 from persistence.marks import KnownMarks, Mark
+from tests.simulation.patch import Patch
 
 
 def _without_manifests(flow: str, manifests: Any, *rest: Any) -> Any:

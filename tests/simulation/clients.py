@@ -19,12 +19,12 @@ from envelope.headers import Headers
 from jobs.republish import absence, growing, offsets, place, service, worker
 from jobs.republish import input as reading
 from jobs.republish.place import INSTANCE, SESSION_MS
-from jobs.simulation.kafka import CLOCK, Cluster, Committed, Group, Member
-from jobs.simulation.patch import Patch, patched
 from persistence.errors import Transient
 from persistence.faults import effect
 from persistence.kafka import Marks, TopicFacts
 from persistence.kafka import producer as producing
+from tests.simulation.kafka import CLOCK, Cluster, Committed, Group, Member
+from tests.simulation.patch import Patch, patched
 
 T = TypeVar("T")
 Place = tuple[str, int]

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
-from jobs.simulation.bugs import commit, growth, letters, processes, routes, rule, stages, stores
-from jobs.simulation.patch import Patch
-from jobs.simulation.topology import OUT, Spec
+from tests.simulation.bugs import commit, growth, letters, processes, routes, rule, stages, stores
+from tests.simulation.patch import Patch
+from tests.simulation.topology import OUT, Spec
 
 BUGS: Mapping[str, tuple[str, Sequence[Patch]]] = {
     **rule.BUGS,

@@ -13,7 +13,7 @@ from jobs.republish import worker
 from jobs.republish.offsets import commit_offsets
 from jobs.republish.passage import Passage
 from jobs.republish.record import KEEP
-from jobs.simulation.patch import Patch, original
+from tests.simulation.patch import Patch, original
 
 _on_assign = original(reading.Input, "_on_assign")
 _commit = original(reading.Input, "commit")

@@ -4,7 +4,7 @@ from dataclasses import replace
 from random import Random
 
 from envelope.windows import LANES
-from jobs.simulation.topology import FINAL, OUT, Passage, Spec, StageSpec
+from tests.simulation.topology import FINAL, OUT, Passage, Spec, StageSpec
 
 _DISORDER = 512
 """A window that is large enough for any disorder of a world."""

@@ -13,16 +13,16 @@ from aggregations.flow import Flow
 from aggregations.report import DeadLetter
 from aggregations.source import Json, Topic
 from envelope import Reason
-from jobs.simulation.driver import Driver
-from jobs.simulation.faults import Crash
-from jobs.simulation.kafka import Cluster
-from jobs.simulation.oracle import Violation
-from jobs.simulation.service import At, payload_of
-from jobs.simulation.stores import forget, open_store
-from jobs.simulation.topology import COLUMNS, OUT, Payload, Spec, digest
 from persistence.errors import StoreError
 from persistence.names import FlowRef
 from persistence.record import decode_record
+from tests.simulation.driver import Driver
+from tests.simulation.faults import Crash
+from tests.simulation.kafka import Cluster
+from tests.simulation.oracle import Violation
+from tests.simulation.service import At, payload_of
+from tests.simulation.stores import forget, open_store
+from tests.simulation.topology import COLUMNS, OUT, Payload, Spec, digest
 
 AUDIT = "audit"
 """Name of the second flow."""

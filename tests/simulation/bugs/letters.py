@@ -13,7 +13,7 @@ from envelope import Envelope, EnvelopeError, Reason, Route, encode
 from envelope.redrive import Redrive, read_via
 from jobs import redrive
 from jobs.republish import passage
-from jobs.simulation.patch import Patch, original
+from tests.simulation.patch import Patch, original
 
 _route = original(Ledger, "route")
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from envelope import Reason
-from jobs.simulation.topology import Passage, Payload, Spec, emitted, kept, split
+from tests.simulation.topology import Passage, Payload, Spec, emitted, kept, split
 
 
 class Violation(AssertionError):

@@ -6,14 +6,14 @@ from typing import Any
 
 from aggregations import memory, reconcile, run
 from aggregations.reconcile import Broker, Plan, check_stores, plan
-from jobs.simulation import driver
-from jobs.simulation.patch import Patch
 from persistence import cas
 from persistence import memory as memory_store
 from persistence.errors import Transient
 from persistence.faults import effect
 from persistence.manifest import Manifest
 from persistence.steps import Step
+from tests.simulation import driver
+from tests.simulation.patch import Patch
 
 _Effects = Sequence[tuple[str, Callable[[], object]]]
 

@@ -8,8 +8,8 @@ from aggregations import growth, run
 from aggregations.reconcile import Plan, plan
 from jobs.republish import growing
 from jobs.republish.growth import Note, Verdict, judge
-from jobs.simulation import driver
-from jobs.simulation.patch import Patch
+from tests.simulation import driver
+from tests.simulation.patch import Patch
 
 _advance = growth.advance
 

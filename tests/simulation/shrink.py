@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Sequence
 
-from jobs.simulation.steps import draw_world
-from jobs.simulation.world import World
+from tests.simulation.steps import draw_world
+from tests.simulation.world import World
 
 
 def outcome(seed: int, chosen: Sequence[int] | None = None) -> str:

@@ -9,7 +9,7 @@ from aggregations import memory, stage, steps
 from aggregations.element import Element
 from aggregations.stage import KeyState, Outcome, fold_stage
 from envelope import Decision, Siblings, Standing, Windows
-from jobs.simulation.patch import Patch, original
+from tests.simulation.patch import Patch, original
 
 
 def _keys_apart(of: Any, loaded: Mapping[bytes, KeyState], arrivals: Sequence[Any], **options: Any) -> Outcome:

@@ -9,9 +9,9 @@ from envelope import EnvelopeError, Hop, Reason
 from envelope import deadletter as dead
 from envelope.deadletter import Form, Remains, bury, own_headers
 from jobs import redrive
-from jobs.simulation.oracle import Violation
-from jobs.simulation.service import Outgoing, payload_of
-from jobs.simulation.topology import FLOW, Payload
+from tests.simulation.oracle import Violation
+from tests.simulation.service import Outgoing, payload_of
+from tests.simulation.topology import FLOW, Payload
 
 _MOST_BYTES = 1 << 20
 _encode_json = msgspec.json.Encoder().encode

@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 
 from aggregations.element import Record
-from jobs.simulation.oracle import Oracle, Violation
-from jobs.simulation.stores import SimulatedStore
-from jobs.simulation.topology import FINAL, FLOW, Spec
 from persistence.names import FlowRef
 from persistence.record import decode_record
+from tests.simulation.oracle import Oracle, Violation
+from tests.simulation.stores import SimulatedStore
+from tests.simulation.topology import FINAL, FLOW, Spec
 
 _REF = FlowRef(FLOW)
 

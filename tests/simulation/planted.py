@@ -2,8 +2,8 @@
 
 from contextlib import AbstractContextManager
 
-from jobs.simulation.bugs import BUGS
-from jobs.simulation.patch import patched
+from tests.simulation.bugs import BUGS
+from tests.simulation.patch import patched
 
 __all__ = ["BUGS", "planted"]
 

@@ -7,11 +7,11 @@ from aggregations.element import Record
 from aggregations.flow import Flow
 from aggregations.memory import MemoryRunner
 from aggregations.reconcile import Broker, plan, refuse
-from jobs.simulation.faults import Crash
-from jobs.simulation.kafka import CLOCK, Cluster, Committed
-from jobs.simulation.oracle import Violation
 from persistence.faults import effect
 from persistence.steps import Step
+from tests.simulation.faults import Crash
+from tests.simulation.kafka import CLOCK, Cluster, Committed
+from tests.simulation.oracle import Violation
 
 METADATA_MAX_AGE = 20.0
 """Seconds in which producers may not know of a new partition: some ten lives of services, of which some are patient."""

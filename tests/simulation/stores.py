@@ -11,7 +11,6 @@ from urllib.parse import urlsplit
 from zlib import crc32
 
 from envelope import Position
-from jobs.simulation.oracle import Violation
 from persistence.cas import check_distinct
 from persistence.faults import effect
 from persistence.marks import NONE, Acknowledged, Bucket, Mark, Marks, note_mark
@@ -19,6 +18,7 @@ from persistence.memory import MemoryStore
 from persistence.protocol import Capabilities, FlowRef, Manifest, StageRef, Stored, Write
 from persistence.record import decode_record
 from persistence.registry import register
+from tests.simulation.oracle import Violation
 
 SCHEME = "simulated"
 
@@ -153,4 +153,4 @@ def forget(url: str) -> None:
     _open.pop(urlsplit(url).netloc, None)
 
 
-register(SCHEME, "jobs.simulation.stores:open_store")
+register(SCHEME, "tests.simulation.stores:open_store")

@@ -14,13 +14,14 @@ from pathlib import Path
 import aggregations
 import envelope
 import persistence
-from jobs import republish, simulation
-from jobs.simulation.bugs import MATTERS
-from jobs.simulation.oracle import Violation
-from jobs.simulation.planted import planted
-from jobs.simulation.schedules import explore, units
-from jobs.simulation.shrink import outcome
-from jobs.simulation.steps import draw_world
+from jobs import republish
+from tests import simulation
+from tests.simulation.bugs import MATTERS
+from tests.simulation.oracle import Violation
+from tests.simulation.planted import planted
+from tests.simulation.schedules import explore, units
+from tests.simulation.shrink import outcome
+from tests.simulation.steps import draw_world
 
 SEEDS_PER_BUG = 300
 """A planted bug that this many seeds do not find is not found."""

@@ -5,11 +5,11 @@ from dataclasses import replace
 from random import Random
 from typing import NamedTuple
 
-from jobs.simulation.draw import draw
-from jobs.simulation.faults import ENDS, End, Script
-from jobs.simulation.oracle import Violation
-from jobs.simulation.topology import FLOW, Payload, Spec, event
-from jobs.simulation.world import World
+from tests.simulation.draw import draw
+from tests.simulation.faults import ENDS, End, Script
+from tests.simulation.oracle import Violation
+from tests.simulation.topology import FLOW, Payload, Spec, event
+from tests.simulation.world import World
 
 WORLDS = 64
 """Small worlds that are gone through: together they have more than a million schedules."""

@@ -4,16 +4,16 @@ from collections.abc import Mapping
 from contextlib import suppress
 
 from aggregations.errors import RunRefusedError
-from jobs.simulation.driver import Driver
-from jobs.simulation.faults import ENDS, Crash, Script
-from jobs.simulation.oracle import Violation
-from jobs.simulation.stores import BUCKETS, FLOW_PART, Copy, SimulatedStore
-from jobs.simulation.topology import FLOW
-from jobs.simulation.world import World
 from persistence.errors import StoreError
 from persistence.manifest import ahead
 from persistence.marks import Mark
 from persistence.names import FlowRef
+from tests.simulation.driver import Driver
+from tests.simulation.faults import ENDS, Crash, Script
+from tests.simulation.oracle import Violation
+from tests.simulation.stores import BUCKETS, FLOW_PART, Copy, SimulatedStore
+from tests.simulation.topology import FLOW
+from tests.simulation.world import World
 
 _REF = FlowRef(FLOW)
 _NOTHING = Copy({}, {}, {}, {})

@@ -7,7 +7,7 @@ from typing import Any
 from aggregations.flow import Aggregate, Flow
 from aggregations.source import Json, Topic
 from envelope import Siblings
-from jobs.simulation.topology import COLUMNS, FINAL, Spec
+from tests.simulation.topology import COLUMNS, FINAL, Spec
 
 
 class Change(StrEnum):

@@ -8,7 +8,7 @@ from typing import Any
 from aggregations.ledger import Ledger
 from envelope import Decision, Lineage, Route, Siblings, Standing, Verdict, Window, Windows, windows
 from envelope.lineage import Edge
-from jobs.simulation.patch import Patch, original
+from tests.simulation.patch import Patch, original
 
 
 def _adding(change: Callable[[Window, Window], Window]) -> Any:

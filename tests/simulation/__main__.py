@@ -1,4 +1,4 @@
-"""`python -m jobs.simulation`: one seed, one schedule, or the whole proof."""
+"""`python -m tests.simulation`: one seed, one schedule, or the whole proof."""
 
 import argparse
 import json
@@ -6,12 +6,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from jobs.simulation.faults import End
-from jobs.simulation.planted import BUGS, planted
-from jobs.simulation.prove import prove
-from jobs.simulation.schedules import attempt
-from jobs.simulation.shrink import outcome, shrink
-from jobs.simulation.steps import draw_world
+from tests.simulation.faults import End
+from tests.simulation.planted import BUGS, planted
+from tests.simulation.prove import prove
+from tests.simulation.schedules import attempt
+from tests.simulation.shrink import outcome, shrink
+from tests.simulation.steps import draw_world
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -30,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m jobs.simulation", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
     parser.add_argument("--seed", type=int, help="run one seed, and shrink it when it fails")
     parser.add_argument("--steps", help="numbers of the seed's steps to take, as the shrunk story gives them")
     parser.add_argument("--world", type=int, help="run one schedule of faults in a small world")
@@ -69,7 +69,7 @@ def _one(options: argparse.Namespace) -> int:
     for number in chosen:
         print(f"{number:4} {steps[number]}")
     print(text)
-    print(f"repeat: python -m jobs.simulation --seed {options.seed} --steps {','.join(map(str, chosen))}")
+    print(f"repeat: python -m tests.simulation --seed {options.seed} --steps {','.join(map(str, chosen))}")
     return 1
 
 
@@ -81,7 +81,7 @@ def _prove(options: argparse.Namespace) -> int:
     bugs = list(BUGS) if options.bugs is None else _split(options.bugs)
     proof = prove(options.seeds, options.schedules, bugs=bugs, state=options.state, workers=options.workers)
     for violation in proof.violations:
-        print(f"python -m jobs.simulation {violation}")
+        print(f"python -m tests.simulation {violation}")
     missed = sorted(set(bugs) - set(proof.found))
     if missed:
         print(f"planted and not found: {', '.join(missed)}")

@@ -14,11 +14,11 @@ from jobs.republish import Output, Republisher, RetryTopics, Source, Transform, 
 from jobs.republish import Record as Input
 from jobs.republish.growth import Note
 from jobs.republish.place import INSTANCE
-from jobs.simulation.clients import Life, Place, Sent
-from jobs.simulation.driver import METADATA_MAX_AGE
-from jobs.simulation.kafka import CLOCK, Cluster, Committed
-from jobs.simulation.oracle import Violation
-from jobs.simulation.topology import OUT, Passage, Payload, digest
+from tests.simulation.clients import Life, Place, Sent
+from tests.simulation.driver import METADATA_MAX_AGE
+from tests.simulation.kafka import CLOCK, Cluster, Committed
+from tests.simulation.oracle import Violation
+from tests.simulation.topology import OUT, Passage, Payload, digest
 
 RETRY_SECONDS = 2.0
 _LIFE_SECONDS = 0.2  # that pass between two lives

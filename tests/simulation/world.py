@@ -13,23 +13,23 @@ from aggregations.reconcile import Risk
 from envelope import Node, Reason, decode
 from envelope.deadletter import DeadLetter
 from envelope.lineage import died_in
-from jobs.simulation.audit import AUDIT, Audit
-from jobs.simulation.changes import Change, changed
-from jobs.simulation.clients import simulated_clients
-from jobs.simulation.driver import Driver
-from jobs.simulation.faults import Crash, End, Faults, Process, Script
-from jobs.simulation.kafka import Cluster
-from jobs.simulation.letters import brought_back, buried, facts_of
-from jobs.simulation.oracle import Oracle, Violation
-from jobs.simulation.service import At, Outgoing, Service, payload_of, published, rooted
-from jobs.simulation.stores import SCHEME, Copy, SimulatedStore, forget, open_store
-from jobs.simulation.topology import FINAL, FLOW, OUT, OUTAGE, Payload, Spec, event
-from jobs.simulation.watch import Watch
 from persistence import faults
 from persistence.errors import StoreError, StoreWentBack, Transient
 from persistence.growth import GROWN_UNDRAINED
 from persistence.kafka import BrokerError
 from persistence.record import decode_record
+from tests.simulation.audit import AUDIT, Audit
+from tests.simulation.changes import Change, changed
+from tests.simulation.clients import simulated_clients
+from tests.simulation.driver import Driver
+from tests.simulation.faults import Crash, End, Faults, Process, Script
+from tests.simulation.kafka import Cluster
+from tests.simulation.letters import brought_back, buried, facts_of
+from tests.simulation.oracle import Oracle, Violation
+from tests.simulation.service import At, Outgoing, Service, payload_of, published, rooted
+from tests.simulation.stores import SCHEME, Copy, SimulatedStore, forget, open_store
+from tests.simulation.topology import FINAL, FLOW, OUT, OUTAGE, Payload, Spec, event
+from tests.simulation.watch import Watch
 
 _ENDLESS = 200
 _NOTHING: tuple[object, ...] = (None, {}, {"n": 0, "s": 0})
