@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from persistence.errors import Terminal
+from persistence.errors import InvalidUrl
 from persistence.urls import redact
 
 
@@ -20,18 +20,18 @@ class Secret:
         """Return the secret.
 
         Raises:
-            Terminal: It is not there.
+            InvalidUrl: It is not there.
         """
         if self.file is None:
             value = os.environ.get(self.variable)
             if value is None:
-                raise Terminal(f"the variable {self.variable} is not set", "Set it to the secret that it stands for")
+                raise InvalidUrl(f"the variable {self.variable} is not set", "Set it to the secret that it stands for")
             return value
         try:
             return self.file.read_text(encoding="utf-8").strip()
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it is no text"
-            raise Terminal(f"the file {self.file} cannot be read: {reason}", "Write the secret to it") from error
+            raise InvalidUrl(f"the file {self.file} cannot be read: {reason}", "Write the secret to it") from error
 
 
 def referred(url: str, given: dict[str, Any], name: str) -> Secret | None:
@@ -43,9 +43,9 @@ def referred(url: str, given: dict[str, Any], name: str) -> Secret | None:
         name: Name of the secret.
 
     Raises:
-        Terminal: Both are there.
+        InvalidUrl: Both are there.
     """
     file, variable = given.pop(f"{name}_file", None), given.pop(f"{name}_env", "")
     if file and variable:
-        raise Terminal(f"{redact(url)} names both {name}_file and {name}_env", "Keep one of them")
+        raise InvalidUrl(f"{redact(url)} names both {name}_file and {name}_env", "Keep one of them")
     return Secret(file, variable) if file or variable else None

@@ -62,7 +62,7 @@ class Transient(StoreError):
 
 
 class Terminal(StoreError):
-    """It will not work until somebody changes something: a full disk, a missing right, a wrong URL."""
+    """It will not work until somebody changes something: a full disk, a missing right."""
 
 
 class StoreWentBack(Terminal):
@@ -75,6 +75,10 @@ class StoreWentBack(Terminal):
         "Start the flow again: it compares what its stores acknowledged with what they have. Where progress went back "
         "with the states it resumes there, otherwise it says what is missing"
     )
+
+
+class InvalidUrl(Terminal):
+    """A store's URL, or a setting that it names, is wrong. Nothing was connected to."""
 
 
 class Corrupt(StoreError):

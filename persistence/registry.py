@@ -5,7 +5,7 @@ from importlib import import_module, metadata
 from types import ModuleType
 from urllib.parse import urlsplit
 
-from persistence.errors import Terminal
+from persistence.errors import InvalidUrl, Terminal
 from persistence.findings import Finding
 from persistence.protocol import StateStore
 from persistence.urls import redact
@@ -102,10 +102,13 @@ def risks(url: str) -> frozenset[str]:
 
 def _resolve(url: str) -> tuple[ModuleType, str]:
     """The module of the store at `url`, and the name of its function there."""
-    scheme = urlsplit(url).scheme
+    try:
+        scheme = urlsplit(url).scheme
+    except ValueError as error:
+        raise InvalidUrl("a store's URL cannot be read", "An IPv6 address is written redis://[::1]:6379") from error
     target = _targets.get(scheme) or _entry_point(scheme)
     if target is None:
-        raise Terminal(f"no store has the scheme {scheme!r} (in {redact(url)})", f"Known are: {', '.join(schemes())}")
+        raise InvalidUrl(f"no store has the scheme {scheme!r} (in {redact(url)})", f"Known are: {', '.join(schemes())}")
     module, _, function = target.partition(":")
     try:
         return import_module(module), function

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit, urlunsplit
 
-from persistence.errors import Terminal
+from persistence.errors import InvalidUrl
 
 
 def redact(url: str) -> str:
@@ -23,16 +23,16 @@ def options(url: str, known: Mapping[str, Callable[[str], Any]]) -> dict[str, An
         known: Per option what makes a value of its text; a ValueError says that it cannot.
 
     Raises:
-        Terminal: An option is unknown or has an impossible value. The text never has the value.
+        InvalidUrl: An option is unknown or has an impossible value. The text never has the value.
     """
     read = {}
     for name, text in parse_qsl(urlsplit(url).query, keep_blank_values=True):
         if name not in known:
-            raise Terminal(f"{redact(url)} has no option {name!r}", f"Known are: {', '.join(known) or 'none'}")
+            raise InvalidUrl(f"{redact(url)} has no option {name!r}", f"Known are: {', '.join(known) or 'none'}")
         try:
             read[name] = known[name](text)
         except ValueError as error:
-            raise Terminal(f"{redact(url)}: the value of {name!r} is not possible", "See the store's docs") from error
+            raise InvalidUrl(f"{redact(url)}: the value of {name!r} is not possible", "See the store's docs") from error
     return read
 
 

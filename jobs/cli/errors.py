@@ -42,11 +42,11 @@ def _expected() -> dict[Exit, tuple[type[Exception], ...]]:
     from jobs.republish.absence import Unsafe
     from jobs.settings import UsageError
     from jobs.stack import StackError
-    from persistence.errors import StoreError
+    from persistence.errors import InvalidUrl, StoreError
     from persistence.kafka import BrokerError, SettingsError
 
     return {
-        Exit.USAGE: (FlowError, LoadError, SettingsError, UsageError),
+        Exit.USAGE: (FlowError, InvalidUrl, LoadError, SettingsError, UsageError),
         Exit.REFUSED: (RunRefusedError, DefinitionChangedError, GrowthFullError, Unsafe),
         Exit.FAILED: (
             BrokerError,

@@ -20,7 +20,9 @@ StoreUrl = Annotated[
 @app.command("print")
 def print_(url: StoreUrl, json: Json = False) -> None:
     """Write the statements that make the store usable, in order, for somebody else to run. Connects to nothing."""
-    statements = _statements(url)
+    from persistence.registry import schema
+
+    statements = schema(url)
     if json:
         emit({"statements": statements})
     elif statements:
@@ -35,9 +37,9 @@ def apply(url: StoreUrl, json: Json = False) -> None:
 
     The URL's `replication` says how many copies a new keyspace keeps.
     """
-    from persistence.registry import apply_schema
+    from persistence.registry import apply_schema, schema
 
-    needed = _statements(url)
+    needed = schema(url)
     with steps("schema") as step:
         created = apply_schema(url, step)
     if json:
@@ -49,15 +51,3 @@ def apply(url: StoreUrl, json: Json = False) -> None:
 
 
 _NOTHING = "nothing to apply: this store creates what it needs by itself"
-
-
-def _statements(url: str) -> list[str]:
-    """The statements for a URL that was typed: one that cannot be read is wrong usage."""
-    from jobs.settings import UsageError
-    from persistence.errors import Terminal
-    from persistence.registry import schema
-
-    try:
-        return schema(url)
-    except Terminal as error:
-        raise UsageError(str(error)) from error

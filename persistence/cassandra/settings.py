@@ -8,7 +8,7 @@ from typing import Any, Final, Self
 from urllib.parse import unquote, urlsplit
 
 from persistence.credentials import Secret, referred
-from persistence.errors import Terminal
+from persistence.errors import InvalidUrl
 from persistence.urls import choice, options, redact, seconds
 
 DEFAULT_PORT: Final = 9042
@@ -124,26 +124,26 @@ class Settings:
         """Read `cassandra://[user@]host[:port][,host[:port]...]/keyspace[?options]`.
 
         Raises:
-            Terminal: No host, no keyspace, an option that is unknown or impossible, or a password
+            InvalidUrl: No host, no keyspace, an option that is unknown or impossible, or a password
                 in the URL itself. The text shows no value.
         """
         parts = urlsplit(url)
         user, _, hosts = parts.netloc.rpartition("@")
         if ":" in user:
-            raise Terminal(
+            raise InvalidUrl(
                 f"{redact(url)} has a password in it, where logs and process lists show it",
                 "Name a file or a variable instead: user@host and ?password_file=/run/secrets/x or ?password_env=NAME",
             )
         keyspace = parts.path.strip("/")
         if not _KEYSPACE.match(keyspace):
-            raise Terminal(
+            raise InvalidUrl(
                 f"{redact(url)} names no keyspace: 1 to 48 of a-z 0-9 _, a letter first",
                 f"{_EXAMPLE}; `headwater schema apply` creates the keyspace",
             )
         try:
             addresses = tuple(_address(host) for host in hosts.split(","))
         except ValueError as error:
-            raise Terminal(f"{redact(url)} has a host that cannot be one", _EXAMPLE) from error
+            raise InvalidUrl(f"{redact(url)} has a host that cannot be one", _EXAMPLE) from error
         given = options(url, _OPTIONS)
         return cls(
             addresses, keyspace, username=unquote(user), password=referred(url, given, "password"),
@@ -167,7 +167,7 @@ def _tls(url: str, given: dict[str, Any]) -> Tls | None:
         referred(url, given, "tls_key_password"), check_hostname,
     )  # fmt: skip
     if tls != Tls() and wanted is False:
-        raise Terminal(f"{redact(url)} says tls=off and how to use TLS", "Keep one of them")
+        raise InvalidUrl(f"{redact(url)} says tls=off and how to use TLS", "Keep one of them")
     return tls if wanted or tls != Tls() else None
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from persistence.credentials import Secret, referred
-from persistence.errors import Terminal
+from persistence.errors import InvalidUrl
 from persistence.urls import options, redact, seconds
 
 _OPTIONS = ("timeout", "connect_timeout", "retry_for", "buckets", "prefix", "wait", "waitaof", "wait_timeout", "accept")
@@ -49,14 +49,14 @@ class Settings:
 
     def __post_init__(self) -> None:
         if self.wait_timeout >= self.timeout and (self.wait or self.waitaof):
-            raise Terminal("the options do not fit", "wait_timeout must be shorter than timeout")
+            raise InvalidUrl("the options do not fit", "wait_timeout must be shorter than timeout")
 
 
 def read_settings(url: str) -> Settings:
     """Read the options of a URL.
 
     Raises:
-        Terminal: One is unknown or has an impossible value.
+        InvalidUrl: One is unknown or has an impossible value.
     """
     known: dict[str, Callable[[str], Any]] = {
         "timeout": seconds,
@@ -83,7 +83,7 @@ def read_settings(url: str) -> Settings:
     read = options(url, known)
     password, sentinel = referred(url, read, "password"), referred(url, read, "sentinel_password")
     if (password and urlsplit(url).password) or (sentinel and "sentinel_password" in read):
-        raise Terminal(f"{redact(url)} has a password in it and says where else it is", "Keep one of them")
+        raise InvalidUrl(f"{redact(url)} has a password in it and says where else it is", "Keep one of them")
     own = {name: read.pop(name) for name in _OPTIONS if name in read}
     return Settings(**own, password=password, sentinel_password=sentinel, client=tuple(read.items()))
 
@@ -117,7 +117,7 @@ def read_place(url: str) -> Place:
     """Read where a URL points to.
 
     Raises:
-        Terminal: It cannot be read.
+        InvalidUrl: It cannot be read.
     """
     parts = urlsplit(url)
     base, _, variant = parts.scheme.partition("+")
@@ -131,9 +131,9 @@ def read_place(url: str) -> Place:
         service = path.pop(0) if kind == "sentinel" else ""
         db = int(path[0]) if path and variant != "unix" else 0
     except (ValueError, IndexError):
-        raise Terminal(f"{redact(url)} cannot be read", _SHAPES) from None
+        raise InvalidUrl(f"{redact(url)} cannot be read", _SHAPES) from None
     if kind == "cluster" and db:
-        raise Terminal(f"{redact(url)}: a cluster has no databases", "Leave the number out")
+        raise InvalidUrl(f"{redact(url)}: a cluster has no databases", "Leave the number out")
     return Place(
         kind=kind,
         tls=base == "rediss",

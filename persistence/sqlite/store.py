@@ -6,7 +6,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from persistence.cas import check_distinct, check_is_term, check_manifest, check_term, settle
-from persistence.errors import Corrupt, Fenced, Terminal
+from persistence.errors import Corrupt, Fenced, InvalidUrl
 from persistence.faults import effect, write_of
 from persistence.manifest import Manifest, decode_manifest, encode_manifest
 from persistence.marks import (
@@ -192,7 +192,7 @@ def open_store(url: str) -> SqliteStore:
     parts = urlsplit(url)
     path = unquote(parts.netloc + parts.path)
     if not path:
-        raise Terminal(f"{redact(url)} names no file", "Write sqlite:///absolute/path.db or sqlite://relative.db")
+        raise InvalidUrl(f"{redact(url)} names no file", "Write sqlite:///absolute/path.db or sqlite://relative.db")
     known = {"synchronous": choice("full", "normal", "off"), "busy_timeout": seconds}
     return SqliteStore(Path(path).absolute(), **options(url, known))
 

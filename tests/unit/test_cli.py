@@ -21,7 +21,7 @@ from jobs.java import JavaUnavailable
 from jobs.loading import LoadError
 from jobs.settings import UsageError
 from jobs.stack import StackError
-from persistence.errors import Conflict, Corrupt, Fenced, Terminal, Transient
+from persistence.errors import Conflict, Corrupt, Fenced, InvalidUrl, Terminal, Transient
 from persistence.faults import known_points
 from persistence.kafka import BrokerRefused, BrokerUnavailable, SettingsError
 from tests.support.cli import run
@@ -56,6 +56,7 @@ def test_every_option_and_argument_says_what_it_is(path: str, parameter: Any) ->
         (LoadError("f"), Exit.USAGE),
         (UsageError("f"), Exit.USAGE),
         (SettingsError("f"), Exit.USAGE),
+        (InvalidUrl("f"), Exit.USAGE),
         (RunRefusedError("f"), Exit.REFUSED),
         (DefinitionChangedError("f"), Exit.REFUSED),
         (BrokerUnavailable("f", "g"), Exit.FAILED),
@@ -172,6 +173,16 @@ def test_wrong_usage_ends_in_two(
         (["schema", "print", "cassandra://host"], "names no keyspace"),
         (["schema", "apply", "cassandra://host/fleet?copies=3"], "has no option 'copies'"),
         (["schema", "apply", "mongodb://host/fleet"], "no store has the scheme 'mongodb'"),
+        *(
+            (["inspect", "jobs.demo.flow:flow", "--stage", "aircraft", "--store", url], said)
+            for url, said in (
+                ("foo://x", "no store has the scheme 'foo'"),
+                ("redis://host?nosuch=1", "has no option 'nosuch'"),
+                ("redis://host?buckets=many", "the value of 'buckets' is not possible"),
+                ("redis://[::1", "a store's URL cannot be read"),
+                ("sqlite://", "names no file"),
+            )
+        ),
     ],
 )
 def test_what_cannot_be_used_is_named_with_the_remedy(
