@@ -7,7 +7,7 @@ rest needs a look into a window. Keys for which arrays do not say all are left t
 holes or late folds, with exotic messages, or with one position in two lanes of a group.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -135,30 +135,21 @@ def _held(batch: _Sorted) -> _Held:
     pairs, pair_of = numbered(batch.keys * count + batch.lanes, len(batch.windows) * count)
     keys, lane_of = pairs // count, (pairs % count).tolist()
     owns, groups, highest, floors, loose = [], [], [], [], []
-    reached: dict[str, tuple[Group | None, int, int]] = {}
-    held_key = -1
-    lanes: Mapping[str, Window] = {}
     for key, lane in zip(keys.tolist(), lane_of, strict=True):
-        if key != held_key:
-            held_key, windows, reached = key, batch.windows[key], {}
-            lanes, single = windows.lanes, len(windows.lanes) == 1
+        windows = batch.windows[key]
         own = group = None
         top = floor = _NOWHERE
-        if lanes:
+        if lanes := windows.lanes:
             name, group_name, _ = batch.places[lane]
             own = lanes.get(name)
+            if own is None or len(lanes) > 1:
+                group = windows.group(group_name)
             if own is not None:
-                floor = _offset(own.floor)
-                top = _offset(own.held[-1]) if own.held else floor
+                top, floor = _offset(own.held[-1] if own.held else own.floor), _offset(own.floor)
                 if own.loose:
                     loose.append(key)
-            if own is None or not single:
-                if group_name not in reached:
-                    group = windows.group(group_name)
-                    reached[group_name] = (group, *_span(group))
-                group, high, low = reached[group_name]
-                if group is not None:
-                    top, floor = max(top, high), min(floor, low)
+            if group is not None:
+                top, floor = max(top, _offset(group.highest)), min(floor, _offset(group.lowest))
         owns.append(own)
         groups.append(group)
         highest.append(top)
@@ -173,11 +164,6 @@ def _crowded(batch: _Sorted, held: _Held) -> Ints:
         return np.zeros(0, np.int64)
     opened = np.bincount(held.keys[[own is None for own in held.own]], minlength=len(lanes))
     return np.flatnonzero(lanes + opened > KNOWN_LANES)
-
-
-def _span(group: Group | None) -> tuple[int, int]:
-    """Root offsets of the highest and the lowest position that a group holds."""
-    return (_NOWHERE, _NOWHERE) if group is None else (_offset(group.highest), _offset(group.lowest))
 
 
 def _offset(position: Position | None) -> int:
