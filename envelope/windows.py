@@ -226,6 +226,10 @@ class Windows:
 
     def group(self, name: str) -> Group | None:
         """What the lanes of a group hold; None where they hold nothing."""
+        return self.groups().get(name)
+
+    def groups(self) -> Mapping[str, Group]:
+        """What the lanes of each group hold, for those groups of which one holds something."""
         groups = self._groups
         if groups is None:
             windows: dict[str, list[Window]] = {}
@@ -234,7 +238,7 @@ class Windows:
                     windows.setdefault(group_of(lane), []).append(window)
             groups = {group: Group(held) for group, held in windows.items()}
             object.__setattr__(self, "_groups", groups)
-        return groups.get(name)
+        return groups
 
     def judge(self, arrivals: Sequence[Standing], siblings: Siblings = Siblings.EVENT_ID) -> list[Decision]:
         """Decide about the messages of one batch for one key.
@@ -284,7 +288,7 @@ class Windows:
         floors = [window for lane, window in self.lanes.items() if group_of(lane) == one.group]
         if one.route is Route.HEALED:
             # Below the floors of its path it is expected. What was healed before is remembered, up to a limit.
-            healed = self.lanes.get(_healed(one.group), Window())
+            healed = self.lanes.get(healed_lane(one.group), Window())
             return healed.reaches(one.position) and any(window.reaches(one.position) for window in floors)
         return any(window.reaches(one.position) for window in floors)
 
@@ -293,7 +297,7 @@ class Windows:
             return True
         if len(self.lanes) == (window is not None):
             return False
-        healed = self.lanes.get(_healed(one.group))
+        healed = self.lanes.get(healed_lane(one.group))
         if healed is not None and not one.ambiguous and healed.holds(one.position):
             return True
         group = self.group(one.group)
@@ -330,7 +334,7 @@ class Windows:
                 keyless.add(one.lane)
             positions.setdefault(one.lane, []).append(one.position)
             if one.route in _LATE:
-                positions.setdefault(_healed(one.group), []).append(one.position)
+                positions.setdefault(healed_lane(one.group), []).append(one.position)
             if one.position in holes.get(one.group, ()):
                 holes[one.group] = holes[one.group] - {one.position}
         known = dict(self.lanes)
@@ -399,7 +403,7 @@ class Room:
         return self._siblings[root]
 
 
-def _healed(group: str) -> str:
+def healed_lane(group: str) -> str:
     """Lane that remembers what of a group was folded late. No lane of a path begins like this."""
     return f"!{group}"
 

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from aggregations.columns.order import Ints, Mask, distinct_lanes, fold_order, numbered, positions_of
 from aggregations.columns.signature import Place
 from envelope import Position, Verdict, Window, Windows
-from envelope.windows import KNOWN_LANES, Group, is_healed
+from envelope.windows import KNOWN_LANES, Group, healed_lane, is_healed
 
 VERDICTS: Final = tuple(Verdict)
 """Verdicts by their number in `Judged.verdicts`."""
@@ -72,7 +72,8 @@ def judge(
     _look_up(batch, held, verdicts, fold, exotic[order])
     _repeat(repeats, verdicts, fold)
     _new_lanes(batch, held, verdicts, fold)
-    pure_keys = np.fromiter((bool(one.holes) or _has_healed(one) for one in windows), np.bool_, len(windows))
+    late = [healed_lane(group) for group in {place.group for place in places}]
+    pure_keys = np.fromiter((bool(one.holes) or _holds_one(one, late) for one in windows), np.bool_, len(windows))
     pure_keys[keys[exotic]] = True
     pure_keys[held.loose] = True
     pure_keys[_crowded(batch, held)] = True
@@ -82,8 +83,12 @@ def judge(
     return Judged(order, verdicts_by_row, fold_by_row, pure_keys[keys])
 
 
-def _has_healed(windows: Windows) -> bool:
-    return len(windows.lanes) > 1 and any(map(is_healed, windows.lanes))
+def _holds_one(windows: Windows, late: list[str]) -> bool:
+    """Whether a state remembers late folds of the batch's groups, or of any group where that is sooner seen."""
+    lanes = windows.lanes
+    if len(lanes) < 2:
+        return False
+    return any(map(lanes.__contains__, late)) if len(late) < len(lanes) else any(map(is_healed, lanes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +120,7 @@ class _Held:
         pair_of: Pair of every row.
         keys: Key of every pair.
         own: Window of each pair's lane.
+        absent: Whether its state does not have that lane.
         groups: What its key's state holds in the lane's group, where other lanes may hold something.
         highest: Root offset of the highest position that the lane has or another lane of the group holds.
         floor: Root offset below which the lane's floor is and no lane of the group holds anything.
@@ -124,6 +130,7 @@ class _Held:
     pair_of: Ints
     keys: Ints
     own: list[Window | None]
+    absent: Mask
     groups: list[Group | None]
     highest: Ints
     floor: Ints
@@ -133,28 +140,34 @@ class _Held:
 def _held(batch: _Sorted) -> _Held:
     count = max(len(batch.places), 1)
     pairs, pair_of = numbered(batch.keys * count + batch.lanes, len(batch.windows) * count)
-    keys, lane_of = pairs // count, (pairs % count).tolist()
+    keys = pairs // count
+    places = [batch.places[lane] for lane in (pairs % count).tolist()]
     owns, groups, highest, floors, loose = [], [], [], [], []
-    for key, lane in zip(keys.tolist(), lane_of, strict=True):
-        windows = batch.windows[key]
-        own = group = None
-        top = floor = _NOWHERE
-        if lanes := windows.lanes:
-            name, group_name, _ = batch.places[lane]
-            own = lanes.get(name)
-            if own is None or len(lanes) > 1:
-                group = windows.group(group_name)
-            if own is not None:
-                top, floor = _offset(own.held[-1] if own.held else own.floor), _offset(own.floor)
-                if own.loose:
-                    loose.append(key)
-            if group is not None:
-                top, floor = max(top, _offset(group.highest)), min(floor, _offset(group.lowest))
+    before = -1
+    for key, (name, group_name, _) in zip(keys.tolist(), places, strict=True):
+        if key != before:
+            before, windows = key, batch.windows[key]
+            lanes = windows.lanes
+            others = windows.groups() if len(lanes) > 1 else None
+        own = lanes.get(name)
+        if own is None:
+            group = windows.group(group_name) if lanes else None
+            top = floor = _NOWHERE
+        else:
+            group = None if others is None else others.get(group_name)
+            at, held = own.floor, own.held
+            floor = _NOWHERE if at is None else at[0]
+            top = held[-1][0] if held else floor
+            if own.loose:
+                loose.append(key)
+        if group is not None:
+            top, floor = max(top, group.highest[0]), min(floor, group.lowest[0])
         owns.append(own)
         groups.append(group)
         highest.append(top)
         floors.append(floor)
-    return _Held(pair_of, keys, owns, groups, np.array(highest, np.int64), np.array(floors, np.int64), loose)
+    absent = np.array([own is None for own in owns], np.bool_)
+    return _Held(pair_of, keys, owns, absent, groups, np.array(highest, np.int64), np.array(floors, np.int64), loose)
 
 
 def _crowded(batch: _Sorted, held: _Held) -> Ints:
@@ -162,7 +175,7 @@ def _crowded(batch: _Sorted, held: _Held) -> Ints:
     lanes = np.fromiter((len(one.lanes) for one in batch.windows), np.int64, len(batch.windows))
     if int(lanes.max(initial=0)) + len(batch.places) <= KNOWN_LANES:
         return np.zeros(0, np.int64)
-    opened = np.bincount(held.keys[[own is None for own in held.own]], minlength=len(lanes))
+    opened = np.bincount(held.keys[held.absent], minlength=len(lanes))
     return np.flatnonzero(lanes + opened > KNOWN_LANES)
 
 
@@ -214,12 +227,11 @@ def _repeat(repeats: Mask, verdicts: npt.NDArray[np.uint8], fold: Mask) -> None:
 
 def _new_lanes(batch: _Sorted, held: _Held, verdicts: npt.NDArray[np.uint8], fold: Mask) -> None:
     """Mark the first folded message of a lane that its state does not have, where there are other lanes."""
-    absent = np.fromiter((own is None for own in held.own), np.bool_, len(held.own))
-    if not absent.any():
+    if not held.absent.any():
         return
     folded = np.flatnonzero(fold)
     first_of_key = _first(batch.keys[folded], folded, len(batch.windows))
-    candidates = folded[absent[held.pair_of[folded]]]
+    candidates = folded[held.absent[held.pair_of[folded]]]
     first = _first(held.pair_of[candidates], candidates, len(held.own))
     first = first[first >= 0]
     keys = batch.keys[first]
@@ -239,10 +251,11 @@ def _across_lanes(batch: _Sorted, same: Mask, repeats: Mask) -> Ints:
     crossing = same & ~repeats
     if not crossing.any():
         return np.zeros(0, np.int64)
-    numbers: dict[str, int] = {}
-    groups = np.array([numbers.setdefault(place.group, len(numbers)) for place in batch.places], np.int64)
-    if len(numbers) == len(groups):
+    names = [place.group for place in batch.places]
+    numbers = {name: number for number, name in enumerate(set(names))}
+    if len(numbers) == len(names):
         return np.zeros(0, np.int64)
+    groups = np.array([numbers[name] for name in names], np.int64)
     runs = np.cumsum(~same) - 1
     crossed = np.zeros(int(runs[-1]) + 1, np.bool_)
     crossed[runs[crossing]] = True
