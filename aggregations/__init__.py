@@ -5,12 +5,12 @@ What a flow is written with:
     from aggregations import Fields, Flow, Topic, count, total
 """
 
-from aggregations.element import Element, Record
+from aggregations.definition.element import Element, Record
+from aggregations.definition.fields import Fields, count, first, last, maximum, mean, minimum, total
+from aggregations.definition.flow import Flow
+from aggregations.definition.folds import Fold
+from aggregations.definition.source import Json, Raw, Topic
 from aggregations.errors import DefinitionChangedError, FlowError, RunRefusedError
-from aggregations.fields import Fields, count, first, last, maximum, mean, minimum, total
-from aggregations.flow import Flow
-from aggregations.folds import Fold
-from aggregations.source import Json, Raw, Topic
 
 __all__ = [
     "DefinitionChangedError",

@@ -1,10 +1,5 @@
 """What can be wrong with a flow's definition or with a run of it."""
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from aggregations.ledger import Entry
-
 
 class FlowError(ValueError):
     """The flow's definition cannot work; the text says what to change."""
@@ -24,17 +19,3 @@ class TasksLostError(Exception):
 
 class SharedKeyError(Exception):
     """A key was met in two partitions of a topic that is said to be partitioned by it; nothing of it was written."""
-
-
-class UnlistedError(Exception):
-    """Dead letters must be listed before anything of their batch is published or persisted.
-
-    Attributes:
-        entries: What is to be listed.
-        beside: Other tasks may have persisted states of the last stage meanwhile.
-    """
-
-    def __init__(self, entries: "frozenset[Entry]", beside: bool) -> None:
-        super().__init__(entries, beside)
-        self.entries = entries
-        self.beside = beside

@@ -20,7 +20,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from aggregations.columns import Decoder, lanes_of, schema
 from aggregations.columns.judge import VERDICTS, judge
 from aggregations.columns.windows import fold_windows
-from aggregations.source import Topic
+from aggregations.definition.source import Topic
 from envelope import Envelope, Hop, Windows, encode
 
 PARTITIONS = 4

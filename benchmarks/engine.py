@@ -19,17 +19,18 @@ import uuid
 from itertools import pairwise
 from pathlib import Path
 
-from aggregations.fields import Fields, count, maximum, total
-from aggregations.flow import Flow
-from aggregations.run import bind
-from aggregations.source import Topic
+from aggregations.definition.fields import Fields, count, maximum, total
+from aggregations.definition.flow import Flow
+from aggregations.definition.source import Topic
+from aggregations.run.run import bind
+from aggregations.run.states import state_of
 from aggregations.spark import run_flow
 from aggregations.spark.engine import _CONSUMER
 from aggregations.spark.session import session
-from aggregations.states import state_of
 from envelope import Envelope, Hop, append_hop, encode
-from jobs import jars, stack
+from jobs import stack
 from jobs.demo.leg_pb2 import Leg
+from jobs.stack import jars
 from persistence.kafka import AcknowledgedProducer, KafkaSettings, Topics
 from persistence.protocol import FlowRef
 from persistence.registry import open_store

@@ -5,13 +5,13 @@ What is a duplicate: `Windows`, `Verdict`.
 """
 
 from envelope.codec import append_hop, decode, encode, encode_hop
+from envelope.dedup.lanes import group_of
+from envelope.dedup.lineage import Edge, Lineage, Node, Position, Route, Siblings, Standing, position_order
+from envelope.dedup.verdict import Verdict
+from envelope.dedup.windows import Decision, GrowthFullError, HolesFullError, Window, Windows, in_order
 from envelope.errors import EnvelopeError, Reason
-from envelope.lanes import group_of
 from envelope.limits import DEFAULT_LIMITS, Limits
-from envelope.lineage import Edge, Lineage, Node, Position, Route, Siblings, Standing, position_order
 from envelope.message import FORMAT, Envelope, Hop, Tombstones
-from envelope.verdict import Verdict
-from envelope.windows import Decision, GrowthFullError, HolesFullError, Window, Windows, in_order
 
 __all__ = [
     "DEFAULT_LIMITS",

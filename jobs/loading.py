@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from aggregations.flow import Flow
+    from aggregations.definition.flow import Flow
 
 
 class LoadError(ValueError):
@@ -46,7 +46,7 @@ def load_flow(reference: str) -> "Flow[Any]":
         LoadError: There is none.
         FlowError: Its definition cannot work.
     """
-    from aggregations.flow import Flow  # here: a republisher loads functions and knows no flows
+    from aggregations.definition.flow import Flow  # here: a republisher loads functions and knows no flows
 
     found = load(reference)
     if not isinstance(found, Flow):

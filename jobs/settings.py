@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from aggregations.definition.flow import Flow
 from aggregations.errors import FlowError
-from aggregations.flow import Flow
-from aggregations.run import bind
+from aggregations.run.run import bind
 from jobs import stack
 from jobs.environment import DEBUG, SPARK_LOG_LEVEL, STORE
 from persistence.kafka import KafkaSettings

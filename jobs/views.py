@@ -6,8 +6,8 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
+from aggregations.definition.flow import Flow
 from aggregations.errors import FlowError
-from aggregations.flow import Flow
 from envelope import Windows
 from persistence.names import FlowRef, StageRef
 from persistence.protocol import Stored

@@ -18,9 +18,9 @@ from typing import Any, TypeAlias
 import msgspec
 
 from envelope import Position, Window
-from envelope.lanes import HopsMissingError, lane_of, parts_of
-from envelope.lineage import NO_INDEX
-from envelope.windows import is_loose
+from envelope.dedup.lanes import HopsMissingError, lane_of, parts_of
+from envelope.dedup.lineage import NO_INDEX
+from envelope.dedup.windows import is_loose
 from persistence.seal import DamagedError
 
 Column: TypeAlias = int | str | list[int | str]

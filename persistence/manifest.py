@@ -54,7 +54,7 @@ class Manifest(msgspec.Struct, frozen=True):
             consumed or named as a root, in the order of first sight.
         definitions: Definition hash of every stage of the flow, in its order.
         kept: The stages that this store keeps; empty when it was written before that was noted.
-        dead: Positions of dead letters that left no hole, per stage and group (`aggregations.ledger`).
+        dead: Positions of dead letters that left no hole, per stage and group (`aggregations.per_message.ledger`).
         forgotten: Number of further ones per stage that were too many to be listed.
         seen: Highest position read per route; None when it is not known of every route.
         clean: The run that wrote it ended of its own accord: no batch was begun after it.

@@ -12,10 +12,10 @@ import pyarrow.compute as pc
 
 from aggregations.columns import schema
 from aggregations.columns.signature import Signature
-from aggregations.element import Record
-from aggregations.source import MAX_TIMESTAMP_MS
+from aggregations.definition.element import Record
+from aggregations.definition.source import MAX_TIMESTAMP_MS
 from envelope import EnvelopeError, Route, Siblings, Standing
-from envelope.lineage import Redriven
+from envelope.dedup.lineage import Redriven
 
 
 class Rejection(NamedTuple):

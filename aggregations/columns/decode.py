@@ -21,13 +21,13 @@ from aggregations.columns.payload import payload_columns
 from aggregations.columns.seal import Mask
 from aggregations.columns.signature import Signature, Signatures, Way, way_of
 from aggregations.columns.structure import Structure
-from aggregations.payload import Protobuf
-from aggregations.protobuf import MessageType, trimmed
-from aggregations.source import Decoded, RecordDecoder, Topic
+from aggregations.definition.payloads import Protobuf
+from aggregations.definition.protobuf import MessageType, trimmed
+from aggregations.definition.source import Decoded, RecordDecoder, Topic
 from envelope import FORMAT, EnvelopeError, Tombstones
 from envelope import envelope_pb2 as pb
 from envelope.codec import HEAD
-from envelope.lineage import NO_INDEX
+from envelope.dedup.lineage import NO_INDEX
 
 _ENVELOPE_COLUMNS = frozenset(
     {"format", "sealed", "event_id", "event_time_us", "key", "payload_type", "payload", "destination", "checksum"}

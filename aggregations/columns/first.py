@@ -1,4 +1,4 @@
-"""Which rows may be copies of what was read before: `aggregations.ledger.Reading` for whole columns."""
+"""Which rows may be copies of what was read before: `aggregations.per_message.ledger.Reading` for whole columns."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -10,7 +10,7 @@ from aggregations.columns import schema
 from aggregations.columns.batch import position_arrays
 from aggregations.columns.order import Ints, Mask, positions_of
 from aggregations.columns.signature import Signature
-from aggregations.ledger import Doubt, Reading, highest
+from aggregations.per_message.ledger import Doubt, Reading, highest
 from envelope import EnvelopeError, Lineage, Node, Position, group_of
 
 

@@ -12,8 +12,8 @@ import pyarrow.compute as pc
 from aggregations.columns.seal import Mask
 from aggregations.columns.signature import Step, Way
 from envelope import EnvelopeError, Limits
+from envelope.dedup.lineage import NO_INDEX
 from envelope.limits import MAX_OFFSET, check_topic
-from envelope.lineage import NO_INDEX
 
 Ints = npt.NDArray[np.int64]
 

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from aggregations.columns.order import Ints, Mask, distinct_lanes, fold_order, numbered, positions_of
 from aggregations.columns.signature import Place
 from envelope import Position, Verdict, Window, Windows
-from envelope.windows import KNOWN_LANES, Group, healed_lane, is_healed
+from envelope.dedup.windows import KNOWN_LANES, Group, healed_lane, is_healed
 
 VERDICTS: Final = tuple(Verdict)
 """Verdicts by their number in `Judged.verdicts`."""

@@ -13,8 +13,8 @@ from ptars import HandlerPool
 
 from aggregations.columns.seal import Mask
 from aggregations.columns.structure import Structure
-from aggregations.payload import Json, Payload, Protobuf, Raw
-from aggregations.protobuf import trimmed
+from aggregations.definition.payloads import Json, Payload, Protobuf, Raw
+from aggregations.definition.protobuf import trimmed
 
 PayloadColumns: TypeAlias = Callable[[pa.BinaryArray], tuple[pl.DataFrame, Mask]]
 """Payloads in; the columns of those that could be read, and which these are, out."""

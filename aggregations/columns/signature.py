@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from envelope import EnvelopeError, Hop, Lineage, Node, Route
-from envelope.lineage import NO_INDEX, Redriven
+from envelope.dedup.lineage import NO_INDEX, Redriven
 
 Step: TypeAlias = tuple[str, int, str, bool, bool, bool, str, str, bool]
 """Of a hop: topic, partition, via, rekeyed, transparent, whether it has an index, topic id, cluster, keyless."""

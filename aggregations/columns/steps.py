@@ -7,9 +7,9 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from aggregations.expressions import CANNOT, expression
-from aggregations.flow import Divert, Filter, Map, Step
-from aggregations.integers import LEFT_64_BITS, select_exact
+from aggregations.definition.expressions import CANNOT, expression
+from aggregations.definition.flow import Divert, Filter, Map, Step
+from aggregations.definition.integers import LEFT_64_BITS, select_exact
 from envelope import Reason
 
 TRANSFORM_FAILED, OVERFLOW = 1, 2

@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError, Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from aggregations.columns.seal import Mask, spans
-from aggregations.protobuf import FileProto, MessageType, add_message, message_class, new_file
+from aggregations.definition.protobuf import FileProto, MessageType, add_message, message_class, new_file
 from envelope import envelope_pb2 as pb
 
 

@@ -8,7 +8,7 @@ from aggregations.columns.judge import Judged
 from aggregations.columns.order import Ints, Mask, distinct_lanes, numbered, positions_of
 from aggregations.columns.signature import Place
 from envelope import Position, Window, Windows
-from envelope.windows import GROWTH, LANES, check_full, names_partition, retire, width_of
+from envelope.dedup.windows import GROWTH, LANES, check_full, names_partition, retire, width_of
 
 
 def fold_windows(

@@ -7,8 +7,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as Spark's own documents do
 
+from aggregations.definition.flow import Flow, Stage
 from aggregations.errors import TasksLostError
-from aggregations.flow import Flow, Stage
 from aggregations.spark.job import Job, TaskReport
 from aggregations.spark.parcels import SCHEMA, Kind
 from aggregations.spark.tasks import UNREAD, folding, outcome_of, persisting, publishing, reading

@@ -12,11 +12,13 @@ from aggregations.columns.batch import Rejection, redriven, standing
 from aggregations.columns.decode import Decoder
 from aggregations.columns.first import Unread, may_be_copies, unread_may_be_copy
 from aggregations.columns.steps import Stepped, apply_columns, evaluate_columns, evaluated
-from aggregations.deaths import Dead
-from aggregations.expressions import columns_of, expression
-from aggregations.fields import Fields
-from aggregations.flow import END_OF_FLOW, Stage
-from aggregations.operators import expressions_of
+from aggregations.definition.expressions import columns_of, expression
+from aggregations.definition.fields import Fields
+from aggregations.definition.flow import END_OF_FLOW, Stage
+from aggregations.definition.operators import expressions_of
+from aggregations.per_message.dead_letters import Dead
+from aggregations.per_message.stage import KeyState, passed_on
+from aggregations.run.states import read_states, writes_of
 from aggregations.spark.clients import store_of
 from aggregations.spark.columnar_fold import ColumnarFold
 from aggregations.spark.job import Job, dumps, loads
@@ -24,12 +26,10 @@ from aggregations.spark.parcels import route_of
 from aggregations.spark.path import Work
 from aggregations.spark.roots import DETAIL
 from aggregations.spark.rows import BROKEN, INPUT, REKEYED, STAGE_KEY, Rows, key_codes, together
-from aggregations.stage import KeyState, passed_on
-from aggregations.states import read_states, writes_of
 from envelope import EnvelopeError, Lineage, Reason, Route
-from persistence.faults import effect
+from persistence.commit.faults import effect
+from persistence.commit.steps import Step
 from persistence.protocol import Write
-from persistence.steps import Step
 
 _CHUNK_ROWS = 50_000  # measured: 10,000 cost a third more, 100,000 a little
 _SYSTEM = frozenset({*schema.SYSTEM, schema.AGAIN, schema.LATE})
@@ -211,7 +211,7 @@ def _needed_behind(job: Job, stage: Stage) -> frozenset[str]:
 
 
 def _key_bytes(key: pl.Series) -> pl.Series:
-    """Canonical bytes of keys; see `aggregations.expressions.key_bytes`."""
+    """Canonical bytes of keys; see `aggregations.definition.expressions.key_bytes`."""
     if key.dtype == pl.Binary:
         return key
     return key.cast(pl.String).cast(pl.Binary)

@@ -22,12 +22,12 @@ from aggregations.columns.order import positions_of
 from aggregations.columns.signature import Place, Signature, lanes_of
 from aggregations.columns.steps import FAILURES
 from aggregations.columns.windows import fold_windows
-from aggregations.element import Element
-from aggregations.fields import Fields
-from aggregations.flow import Aggregate, Stage
+from aggregations.definition.element import Element
+from aggregations.definition.fields import Fields
+from aggregations.definition.flow import Aggregate, Stage
+from aggregations.per_message.stage import Arrival, KeyState, fold_stage, passed_on
 from aggregations.spark.path import Work
 from aggregations.spark.rows import BROKEN, INPUT, REKEYED, STAGE_KEY, Rows
-from aggregations.stage import Arrival, KeyState, fold_stage, passed_on
 from envelope import EnvelopeError, GrowthFullError, Route, Siblings, Verdict, Windows
 
 _FIRST_SEEN = tuple(VERDICTS.index(one) for one in (Verdict.ACCEPTED, Verdict.LATE, Verdict.NEW_LANE))

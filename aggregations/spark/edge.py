@@ -6,17 +6,17 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from confluent_kafka import Consumer, TopicPartition
 
-from aggregations.deaths import Dead
-from aggregations.element import Record
+from aggregations.definition.element import Record
 from aggregations.errors import RunRefusedError
+from aggregations.per_message.dead_letters import Dead
 from aggregations.spark.clients import max_message_bytes, producer_of
 from aggregations.spark.job import Job
 from aggregations.spark.path import Work
 from envelope.deadletter import DeadLetter, Form, bury
-from persistence.faults import DEAD_LETTER, effect
+from persistence.commit.faults import DEAD_LETTER, effect
+from persistence.commit.steps import Step
 from persistence.kafka import BrokerUnavailable, assign
 from persistence.kafka.errors import passes
-from persistence.steps import Step
 
 _SILENCE_SECONDS = 30.0
 """Longest time without a record before the broker counts as away."""

@@ -16,12 +16,12 @@ from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from aggregations.errors import FlowError, RunRefusedError, SharedKeyError, TasksLostError, UnlistedError
-from aggregations.flow import Flow
-from aggregations.ledger import Doubt, Entry
-from aggregations.reconcile import Plan
-from aggregations.report import Report
-from aggregations.run import merge_incarnations
+from aggregations.definition.flow import Flow
+from aggregations.errors import FlowError, RunRefusedError, SharedKeyError, TasksLostError
+from aggregations.per_message.ledger import Doubt, Entry, UnlistedError
+from aggregations.run.report import Report
+from aggregations.run.run import merge_incarnations
+from aggregations.run.start import Plan
 from aggregations.spark.action import Action, first_line
 from aggregations.spark.checkpoint import Checkpoint
 from aggregations.spark.growing import Growing
@@ -29,13 +29,13 @@ from aggregations.spark.job import Exclusion, Job, Place, TaskReport
 from aggregations.spark.opening import Opening, check_given, open_run
 from aggregations.spark.roots import ask_ends, check_source, ids_of
 from aggregations.spark.session import master_of, session
-from envelope.windows import width_of
+from envelope.dedup.windows import width_of
+from persistence.commit.faults import effect
+from persistence.commit.steps import Step
 from persistence.errors import Conflict, Corrupt, Fenced, StoreError, Terminal, Transient
-from persistence.faults import effect
 from persistence.growth import METADATA_MAX_AGE_SECONDS
 from persistence.kafka import BrokerError, BrokerUnavailable, KafkaSettings
 from persistence.manifest import Manifest
-from persistence.steps import Step
 
 MAX_RECORDS = 1_000_000
 """Most records of one batch: the first one of a flow would else be the whole topic."""
@@ -94,11 +94,11 @@ def run_flow(
     Args:
         flow: The flow.
         kafka: Where its source, outputs and dead letters are.
-        stores: URL of the store by stage name, from `aggregations.run.bind`.
+        stores: URL of the store by stage name, from `aggregations.run.run.bind`.
         dead_letters: Dead-letter topic. Without one the first record that cannot be used ends the run.
         group: Consumer group whose offsets tell lag tools how far the flow is; the flow's name when None.
         generation: Generation of the states.
-        accept: Risks taken on purpose; see `aggregations.reconcile.Risk`.
+        accept: Risks taken on purpose; see `aggregations.run.start.Risk`.
         until_caught_up: End at the ends of the partitions as they are now.
         trigger_seconds: Persist interval: at most one batch in this time.
         max_records: Most records of one batch; 0 for no limit.

@@ -1,4 +1,4 @@
-"""The driver's eye on the number of partitions of the source: see `aggregations.growth` for the rule.
+"""The driver's eye on the number of partitions of the source: see `aggregations.run.growth` for the rule.
 
 A flow that publishes must keep the order of each key. It reads new partitions only behind what stands in the old ones.
 That takes a number of partitions that is a multiple of the one before, seen while the flow runs: then keys move from old
@@ -9,8 +9,8 @@ import logging
 import time
 from collections.abc import Iterable
 
-from aggregations.growth import describe
-from aggregations.reconcile import grown, refuse
+from aggregations.run.growth import describe
+from aggregations.run.start import grown, refuse
 from aggregations.spark.opening import Opening
 from persistence.growth import is_drained
 from persistence.manifest import Growth

@@ -5,13 +5,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from aggregations.flow import Flow, Publish, Stage
-from aggregations.ledger import Changes, Doubt, Ledger
-from aggregations.report import Report
-from aggregations.snapshots import snapshots_of
+from aggregations.definition.flow import Flow, Publish, Stage
+from aggregations.per_message.ledger import Changes, Doubt, Ledger
+from aggregations.per_message.stage import KeyState
+from aggregations.per_message.steps import Output
+from aggregations.run.report import Report
+from aggregations.run.snapshots import snapshots_of
 from aggregations.spark.roots import Ends
-from aggregations.stage import KeyState
-from aggregations.steps import Output
 from envelope import Node, Reason
 from persistence.kafka import KafkaSettings
 from persistence.marks import KnownMarks, Marks

@@ -6,23 +6,23 @@ from typing import Any
 
 import pyarrow as pa
 
-from aggregations.element import Element, Record
-from aggregations.flow import END_OF_FLOW, Stage
-from aggregations.flow import Step as FlowStep
-from aggregations.ledger import Reading
-from aggregations.source import RecordDecoder
+from aggregations.definition.element import Element, Record
+from aggregations.definition.flow import END_OF_FLOW, Stage
+from aggregations.definition.flow import Step as FlowStep
+from aggregations.definition.source import RecordDecoder
+from aggregations.per_message.ledger import Reading
+from aggregations.per_message.stage import Arrival, KeyState, fold_stage
+from aggregations.per_message.steps import Applied, Rejected, apply_steps, arrive, enter_tail, withhold
+from aggregations.run.states import read_states, writes_of
 from aggregations.spark.clients import store_of
 from aggregations.spark.job import Exclusion, dumps, loads
 from aggregations.spark.parcels import route_of
 from aggregations.spark.path import Work
 from aggregations.spark.roots import DETAIL
-from aggregations.stage import Arrival, KeyState, fold_stage
-from aggregations.states import read_states, writes_of
-from aggregations.steps import Applied, Rejected, apply_steps, arrive, enter_tail, withhold
 from envelope import EnvelopeError, Lineage, Node, Position, Reason
-from persistence.faults import effect
+from persistence.commit.faults import effect
+from persistence.commit.steps import Step
 from persistence.protocol import Write
-from persistence.steps import Step
 
 
 class MessagePath:

@@ -7,11 +7,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
+from aggregations.definition.flow import Flow
+from aggregations.definition.operators import Publish, PublishStates
 from aggregations.errors import FlowError
-from aggregations.flow import Flow
-from aggregations.operators import Publish, PublishStates
-from aggregations.reconcile import Broker, Plan, Risk, check_durability, plan, refuse
-from aggregations.run import Run, begin, look
+from aggregations.run.run import Run, begin, look
+from aggregations.run.start import Broker, Plan, Risk, check_durability, plan, refuse
 from persistence.compaction import compaction
 from persistence.kafka import KafkaSettings, Topics
 from persistence.registry import preflight, risks

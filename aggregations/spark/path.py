@@ -9,12 +9,12 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from aggregations.deaths import Deaths
-from aggregations.flow import Stage
-from aggregations.run import Incarnations
+from aggregations.definition.flow import Stage
+from aggregations.per_message.dead_letters import Deaths
+from aggregations.per_message.steps import Output
+from aggregations.run.run import Incarnations
 from aggregations.spark.job import Exclusion, Job, TaskReport
 from aggregations.spark.roots import Roots
-from aggregations.steps import Output
 from envelope import Node
 from persistence.protocol import Write
 

@@ -8,8 +8,8 @@ this user's to see) is believed. A root that does not name its topic's id is of 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from aggregations.flow import Flow
-from aggregations.reconcile import recreated, refuse
+from aggregations.definition.flow import Flow
+from aggregations.run.start import recreated, refuse
 from aggregations.spark.clients import topics_of
 from envelope import Node
 from persistence.kafka import BrokerRefused, KafkaSettings, Topics

@@ -29,8 +29,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import pyarrow as pa
 
-from aggregations.errors import SharedKeyError, UnlistedError
-from aggregations.flow import Stage
+from aggregations.definition.flow import Stage
+from aggregations.errors import SharedKeyError
+from aggregations.per_message.ledger import UnlistedError
 from aggregations.spark.clients import store_of, topics_of
 from aggregations.spark.columnar import ColumnarPath
 from aggregations.spark.edge import publish
@@ -40,10 +41,10 @@ from aggregations.spark.parcels import Kind, Parcel, pack, route_of, unpack
 from aggregations.spark.path import Path, Work
 from aggregations.spark.roots import check_source
 from envelope import Verdict, position_order
-from persistence import faults
-from persistence.faults import effect
+from persistence.commit import faults
+from persistence.commit.faults import effect
+from persistence.commit.steps import Step
 from persistence.protocol import Write
-from persistence.steps import Step
 
 Task = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 UNREAD = ("topic", "timestampType")

@@ -39,8 +39,8 @@ def discard(
     afterwards is not folded any more. The exit code is 4 when the key of some letters cannot be found.
     """
     from jobs import settings
-    from jobs.discard import discard as run
-    from jobs.letters import Selection
+    from jobs.dead_letters.discard import discard as run
+    from jobs.dead_letters.letters import Selection
     from jobs.loading import load_flow
 
     found = load_flow(flow)

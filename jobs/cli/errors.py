@@ -36,12 +36,12 @@ def _expected() -> dict[Exit, tuple[type[Exception], ...]]:
     from aggregations.errors import DefinitionChangedError, FlowError, RunRefusedError, TasksLostError
     from envelope import GrowthFullError, HolesFullError
     from jobs.demo.children import DemoError
-    from jobs.jars import JarsUnavailable
-    from jobs.java import JavaUnavailable
     from jobs.loading import LoadError
     from jobs.republish.absence import Unsafe
     from jobs.settings import UsageError
     from jobs.stack import StackError
+    from jobs.stack.jars import JarsUnavailable
+    from jobs.stack.java import JavaUnavailable
     from persistence.errors import InvalidUrl, StoreError
     from persistence.kafka import BrokerError, SettingsError
 

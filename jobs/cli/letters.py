@@ -8,7 +8,7 @@ from jobs.cli.errors import Exit
 from jobs.screen import emit, say, table
 
 if TYPE_CHECKING:
-    from jobs.letters import Handled
+    from jobs.dead_letters.letters import Handled
 
 
 def show(result: "Handled", *, done: str, written: str, unusable: str, apply: bool, json: bool, **more: int) -> None:

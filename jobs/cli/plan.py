@@ -20,7 +20,7 @@ from jobs.cli.options import (
 from jobs.cli.run import show_plan
 
 if TYPE_CHECKING:
-    from aggregations.reconcile import Plan
+    from aggregations.run.start import Plan
 
 
 def plan(

@@ -40,9 +40,9 @@ def redrive(
     The exit code is 4 when some cannot go back as they are (damaged, trimmed, no envelope): mend them.
     """
     from jobs import settings
-    from jobs.letters import Selection
+    from jobs.dead_letters.letters import Selection
+    from jobs.dead_letters.redrive import redrive as run
     from jobs.loading import load
-    from jobs.redrive import redrive as run
 
     selection = Selection(
         frozenset(reason or ()), frozenset(stage or ()), frozenset(topic or ()), frozenset(application or ()), unproven

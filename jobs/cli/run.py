@@ -29,8 +29,8 @@ from jobs.cli.signals import on_signals
 from jobs.screen import Bar, emit, progress, say, steps, table
 
 if TYPE_CHECKING:
-    from aggregations.reconcile import Plan
-    from aggregations.report import Report
+    from aggregations.run.report import Report
+    from aggregations.run.start import Plan
 
 
 def run(
@@ -78,8 +78,9 @@ def run(
     """
     from aggregations.spark import run_flow
     from aggregations.spark.session import is_submitted
-    from jobs import jars, settings
+    from jobs import settings
     from jobs.loading import files_of, load_flow
+    from jobs.stack import jars
 
     found = load_flow(flow)
     kafka = settings.kafka(bootstrap, root, kafka_settings)

@@ -37,9 +37,9 @@ def submit_command(
     """
     from aggregations.spark.opening import check_given
     from aggregations.spark.session import DEFAULT_MASTER
-    from jobs import jars as cache
     from jobs import settings
     from jobs.loading import files_of, load_flow
+    from jobs.stack import jars as cache
     from jobs.submit.command import submit_line
 
     if deploy_mode not in ("client", "cluster"):

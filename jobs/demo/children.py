@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import jobs
-from persistence.faults import SPEC
+from persistence.commit.faults import SPEC
 from persistence.kafka.settings import ENV_PREFIX
 
 _GRACE_SECONDS: Final = 20.0

@@ -11,9 +11,9 @@ from typing import Any, Final
 
 import polars as pl
 
-from aggregations.fields import Fields, count, maximum, total
-from aggregations.flow import Flow
-from aggregations.source import Topic
+from aggregations.definition.fields import Fields, count, maximum, total
+from aggregations.definition.flow import Flow
+from aggregations.definition.source import Topic
 from envelope import Tombstones
 from jobs.demo.leg_pb2 import Leg
 from jobs.republish.record import Output, Record

@@ -11,11 +11,12 @@ from typing import Any, Final
 
 import polars as pl
 
-from jobs import jars, stack, views
+from jobs import stack, views
 from jobs.demo import audit, children, flights, nonsense
 from jobs.demo.flow import DEAD, LEGS, RAW, VIA, flow
 from jobs.demo.home import KINDS, bound
 from jobs.screen import Bar, progress, steps
+from jobs.stack import jars
 from persistence.kafka import AcknowledgedProducer, KafkaSettings, Message, Topics
 from persistence.registry import risks
 

@@ -17,7 +17,7 @@ from jobs.republish.growth import Note, Place
 from jobs.republish.offsets import commit_offsets, committed, failure, is_of_another_topic, patiently
 from jobs.republish.partition import Consumed, InputPartition
 from jobs.republish.place import INSTANCE, SESSION_MS
-from persistence.faults import REPUBLISH_NOTE, effect
+from persistence.commit.faults import REPUBLISH_NOTE, effect
 from persistence.kafka import BrokerRefused, BrokerUnavailable, KafkaSettings, TopicFacts, Topics
 from persistence.kafka.errors import UNREACHABLE_REMEDY, broker_error, connection_trouble
 

@@ -19,8 +19,8 @@ from jobs.republish.retry import NO_RETRIES, RetryTopics
 from jobs.republish.roots import RootEnds
 from jobs.republish.source import Source
 from jobs.republish.worker import Worker, now_ms
+from persistence.commit.faults import REPUBLISH_COMMIT, effect
 from persistence.compaction import COMPACTED_SOURCE, compaction
-from persistence.faults import REPUBLISH_COMMIT, effect
 from persistence.growth import GROWN_UNDRAINED, METADATA_MAX_AGE_SECONDS
 from persistence.kafka import AcknowledgedProducer, BrokerError, KafkaSettings, Topics
 

@@ -119,7 +119,7 @@ class Opener:
             back = redriven_payload(value, self._limits)
             self._begin(record, value if back is None else back.payload)
             if back is not None:
-                # It stands where the record stood that died; see `jobs.redrive`.
+                # It stands where the record stood that died; see `jobs.dead_letters.redrive`.
                 record.message.chain.extend(parse(value, self._limits).chain)
                 record.wrapped = rewrite(record.message, limits=self._limits)
             return

@@ -13,7 +13,7 @@ from jobs.republish.partition import Consumed, InputPartition
 from jobs.republish.passage import NotOurs, Outgoing, Passage, TransformError
 from jobs.republish.record import Record
 from jobs.republish.retry import RetryTopics, due_ms
-from persistence.faults import REPUBLISH_DEAD_LETTER, REPUBLISH_FLUSH, REPUBLISH_PRODUCE, effect
+from persistence.commit.faults import REPUBLISH_DEAD_LETTER, REPUBLISH_FLUSH, REPUBLISH_PRODUCE, effect
 from persistence.kafka import AcknowledgedProducer, BrokerRefused, Message
 
 _LOG = logging.getLogger("headwater.republish")

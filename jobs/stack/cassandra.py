@@ -3,9 +3,8 @@
 from pathlib import Path
 from typing import Final
 
-from jobs import jars
-from jobs.java import java
-from jobs.stack import ports
+from jobs.stack import jars, ports
+from jobs.stack.java import java
 from jobs.stack.server import Launch, Progress
 
 _YAML: Final = """\

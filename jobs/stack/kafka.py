@@ -10,9 +10,8 @@ from typing import Final
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
-from jobs import jars
-from jobs.java import java
-from jobs.stack import ports
+from jobs.stack import jars, ports
+from jobs.stack.java import java
 from jobs.stack.server import Launch, Progress
 from jobs.stack.state import StackError
 

@@ -8,7 +8,7 @@ from typing import Final
 
 import pyspark
 
-from jobs import jars
+from jobs.stack import jars
 from jobs.submit import entry
 
 IVY_SETTINGS: Final = "HEADWATER_IVY_SETTINGS"

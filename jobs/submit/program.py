@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
-    from aggregations.flow import Flow
+    from aggregations.definition.flow import Flow
 
 
 def run(flow: "Flow[Any]", arguments: Sequence[str] | None = None) -> NoReturn:
@@ -38,7 +38,7 @@ def _reference(flow: "Flow[Any]", caller: dict[str, Any]) -> str:
     Raises:
         LoadError: It has none.
     """
-    from aggregations.flow import Flow
+    from aggregations.definition.flow import Flow
     from jobs.loading import LoadError
 
     program = sys.modules["__main__"]

@@ -18,8 +18,8 @@ from functools import partial
 from persistence.cas import check_term
 from persistence.cassandra.client import Client
 from persistence.cassandra.flows import Flows
+from persistence.commit.faults import FENCE, effect
 from persistence.errors import Fenced, Terminal
-from persistence.faults import FENCE, effect
 from persistence.names import StageRef
 
 

@@ -30,8 +30,8 @@ from persistence.cassandra.buckets import bounded
 from persistence.cassandra.client import Client, Row
 from persistence.cassandra.fences import Fences
 from persistence.cassandra.settings import CONDITIONAL
+from persistence.commit.faults import effect, write_of
 from persistence.errors import Conflict, Corrupt, Transient
-from persistence.faults import effect, write_of
 from persistence.marks import Bucket, Mark, Marks, bucket_of_parts, check_held
 from persistence.names import StageRef
 from persistence.protocol import Stored, Write

@@ -5,9 +5,9 @@ from typing import NoReturn
 
 import pytest
 
+from persistence.commit.faults import Fault, Injector, Outcome, use, write_of
 from persistence.contract.base import Contract, creating, load_one
 from persistence.errors import Conflict, Terminal, Transient
-from persistence.faults import Fault, Injector, Outcome, use, write_of
 from persistence.protocol import FlowRef, StageRef, StateStore, Stored, Write
 
 _KEYS = {
@@ -90,7 +90,7 @@ class StateContract(Contract):
         with use(Injector([Fault(point, outcome, nth)], crash=_die)) as injector, suppress(_DiedError, Transient):
             store.save(stage, writes, term=term, batch=3)
         if not injector.reached[point]:
-            pytest.skip("the store's writes are no fault points (persistence.faults.write_of)")
+            pytest.skip("the store's writes are no fault points (persistence.commit.faults.write_of)")
         store.save(stage, writes, term=term, batch=3)
         assert store.load(stage, [write.key for write in writes]) == {
             write.key: Stored(1, term, 3, write.value) for write in writes

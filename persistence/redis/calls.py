@@ -9,8 +9,8 @@ from typing import Any
 import stamina
 from redis import exceptions as redis
 
+from persistence.commit.faults import effect
 from persistence.errors import StoreError, Terminal
-from persistence.faults import effect
 from persistence.names import FlowRef, StageRef
 from persistence.redis.errors import Meaning, meaning_of
 from persistence.redis.nodes import LOST, Command, Node, Nodes

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 from persistence.cas import check_distinct, check_is_term, manifest_behind, unknown_term
+from persistence.commit.faults import FENCE, write_of
 from persistence.errors import Conflict, Corrupt, Fenced, Terminal
-from persistence.faults import FENCE, write_of
 from persistence.manifest import Manifest, decode_manifest, encode_manifest
 from persistence.marks import (
     NONE,

@@ -6,8 +6,8 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from persistence.cas import check_distinct, check_is_term, check_manifest, check_term, settle
+from persistence.commit.faults import effect, write_of
 from persistence.errors import Corrupt, Fenced, InvalidUrl
-from persistence.faults import effect, write_of
 from persistence.manifest import Manifest, decode_manifest, encode_manifest
 from persistence.marks import (
     NONE,

@@ -8,10 +8,10 @@ from contextlib import closing, contextmanager, suppress
 import pytest
 from redis.crc import key_slot
 
+from aggregations.definition.fields import Fields, count
+from aggregations.definition.flow import Flow
 from aggregations.errors import RunRefusedError
-from aggregations.fields import Fields, count
-from aggregations.flow import Flow
-from aggregations.memory import MemoryRunner
+from aggregations.run.memory import MemoryRunner
 from persistence.errors import StoreWentBack, Terminal, Transient
 from persistence.names import FlowRef
 from persistence.protocol import Manifest, Write

@@ -7,9 +7,9 @@ from pathlib import Path as File
 
 import pytest
 
-from aggregations.memory import MemoryRunner
-from persistence.faults import TERM, Fault, Outcome
-from persistence.steps import Step
+from aggregations.run.memory import MemoryRunner
+from persistence.commit.faults import TERM, Fault, Outcome
+from persistence.commit.steps import Step
 from tests.messages import Leg
 from tests.support.flows import PATHS, Path, fleet, totals
 from tests.support.runs import Jvm, Run, check_invariants

@@ -12,7 +12,7 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
 from envelope import Reason
 from envelope.deadletter import DeadLetter, Form
 from jobs import stack
-from jobs.redrive import redrive
+from jobs.dead_letters.redrive import redrive
 from persistence.kafka import AcknowledgedProducer, BrokerRefused, KafkaSettings, Marks, Topics, assign
 from persistence.kafka import Message as Outgoing
 

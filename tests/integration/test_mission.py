@@ -16,16 +16,16 @@ from typing import Any
 
 import pytest
 
-from aggregations.flow import Flow
-from aggregations.run import bind
-from aggregations.snapshots import Latest, read_snapshot
+from aggregations.definition.flow import Flow
+from aggregations.run.run import bind
+from aggregations.run.snapshots import Latest, read_snapshot
 from envelope import decode
 from jobs.demo import audit
 from jobs.views import states
-from persistence import faults
-from persistence.faults import Fault, Outcome, known_points
+from persistence.commit import faults
+from persistence.commit.faults import Fault, Outcome, known_points
+from persistence.commit.steps import Step
 from persistence.kafka import AcknowledgedProducer, KafkaSettings, Message, Topics
-from persistence.steps import Step
 from tests.support import mission
 from tests.support.spark import FAST
 

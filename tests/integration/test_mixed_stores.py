@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
+from aggregations.definition.fields import Fields, count, total
+from aggregations.definition.flow import Flow
 from aggregations.errors import RunRefusedError
-from aggregations.fields import Fields, count, total
-from aggregations.flow import Flow
-from aggregations.memory import MemoryRunner
-from persistence import faults
+from aggregations.run.memory import MemoryRunner
 from persistence.cassandra import apply_schema
+from persistence.commit import faults
+from persistence.commit.faults import Fault, Injector
+from persistence.commit.steps import Step
 from persistence.errors import Fenced
-from persistence.faults import Fault, Injector
-from persistence.steps import Step
 from tests.support.pure import bare, leg
 
 pytestmark = pytest.mark.integration

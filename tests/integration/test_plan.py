@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from aggregations import Fields, Flow, Topic, count
-from aggregations.memory import MemoryRunner
-from aggregations.run import bind
-from aggregations.source import Json
+from aggregations.definition.source import Json
+from aggregations.run.memory import MemoryRunner
+from aggregations.run.run import bind
 from jobs.cli.errors import Exit
 from jobs.stack import ports
 from persistence.kafka import AcknowledgedProducer, KafkaSettings, Topics
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.integration
 
 FLOWS = """
 from aggregations import Fields, Flow, Topic, count
-from aggregations.source import Json
+from aggregations.definition.source import Json
 
 source = Flow("fleet").source(Topic({topic!r}, Json({{"tail": str}}), envelope=False))
 flow = source.aggregate("aircraft", "tail", Fields(n=count()))

@@ -11,7 +11,7 @@ import pytest
 from envelope import Envelope, Hop, decode, encode
 from envelope.deadletter import DeadLetter, own_headers
 from jobs.republish import Output, Record, Republisher, RetryTopics, Source, Statistics, identity
-from persistence import faults
+from persistence.commit import faults
 from persistence.errors import Transient
 from persistence.kafka import AcknowledgedProducer, BrokerRefused, BrokerUnavailable, KafkaSettings, Topics
 from tests.support.republish import Make, produce, read_all, run

@@ -14,7 +14,7 @@ from envelope import decode
 from jobs.republish import Republisher, Source, identity
 from jobs.republish.offsets import Fenced, failure
 from jobs.republish.place import await_place
-from persistence.faults import REPUBLISH_COMMIT, NoFaults, use
+from persistence.commit.faults import REPUBLISH_COMMIT, NoFaults, use
 from persistence.kafka import KafkaSettings, Topics
 from tests.support.republish import INPUTS, Make, process, produce, read_all
 

@@ -17,7 +17,7 @@ from confluent_kafka.admin import AdminClient
 from envelope import decode
 from jobs import stack
 from jobs.republish import Republisher, Source, identity
-from persistence.faults import REPUBLISH_COMMIT, NoFaults, use
+from persistence.commit.faults import REPUBLISH_COMMIT, NoFaults, use
 from persistence.kafka import AcknowledgedProducer, BrokerUnavailable, KafkaSettings, Topics
 from tests.integration.republish_process import split
 from tests.support.republish import INPUTS, Make, expected, outputs, process, produce, read_all, run

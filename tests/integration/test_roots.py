@@ -8,16 +8,16 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from aggregations.element import Record
-from aggregations.errors import UnlistedError
-from aggregations.fields import Fields, count
-from aggregations.flow import Flow
-from aggregations.run import begin, bind
-from aggregations.source import Json, Topic
+from aggregations.definition.element import Record
+from aggregations.definition.fields import Fields, count
+from aggregations.definition.flow import Flow
+from aggregations.definition.source import Json, Topic
+from aggregations.per_message.ledger import UnlistedError
+from aggregations.run.run import begin, bind
 from aggregations.spark.job import Job, TaskReport
 from aggregations.spark.tasks import outcome_of, reading
 from envelope import Envelope, Hop, Verdict, encode
-from jobs.letters import Letters
+from jobs.dead_letters.letters import Letters
 from persistence.kafka import AcknowledgedProducer, KafkaSettings, Topics
 from persistence.protocol import FlowRef
 from persistence.registry import open_store

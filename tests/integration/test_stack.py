@@ -8,8 +8,8 @@ import pytest
 from confluent_kafka import Consumer, Producer
 
 from aggregations.spark.session import session
-from jobs import jars, stack
-from jobs.stack import ports, topics
+from jobs import stack
+from jobs.stack import jars, ports, topics
 from persistence.kafka import BrokerError
 from tests.support.spark import FAST
 

@@ -13,10 +13,11 @@ from typing import Any
 import pyspark
 import pytest
 
-from aggregations.run import bind
-from jobs import jars, views
+from aggregations.run.run import bind
+from jobs import views
 from jobs.demo import audit, flights
 from jobs.loading import load, load_flow
+from jobs.stack import jars
 from persistence.kafka import AcknowledgedProducer, KafkaSettings
 from tests.support import redis_server
 from tests.support.legs import republished

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aggregations.columns import Batch, Decoder, schema
-from aggregations.element import Record
-from aggregations.payload import Json, Raw
-from aggregations.source import RecordDecoder, Topic
+from aggregations.definition.element import Record
+from aggregations.definition.payloads import Json, Raw
+from aggregations.definition.source import RecordDecoder, Topic
 from envelope import Envelope, EnvelopeError, Hop, Limits, Siblings, Tombstones, encode
 from envelope import envelope_pb2 as pb
 from envelope.codec import append_hop, varint

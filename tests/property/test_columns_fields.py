@@ -8,9 +8,9 @@ import polars as pl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aggregations.fields import Aggregate, Fields, count, first, last, maximum, mean, minimum, total
-from aggregations.flow import Flow
-from aggregations.source import Topic
+from aggregations.definition.fields import Aggregate, Fields, count, first, last, maximum, mean, minimum, total
+from aggregations.definition.flow import Flow
+from aggregations.definition.source import Topic
 from tests.messages import Every
 from tests.support.both import Both, record
 

@@ -12,7 +12,7 @@ from aggregations.columns.order import sorted_rows
 from aggregations.columns.schema import MISSING
 from aggregations.columns.windows import fold_windows
 from envelope import Standing, Verdict, Windows, group_of, in_order
-from envelope.lineage import NO_INDEX
+from envelope.dedup.lineage import NO_INDEX
 
 LANES = ["a:0#i", "b:1#i>r>c:1", "a:0#i>r>b:0", "a:0#i>r>b:1", "a:1#i>r>b:0", "a:0#i>s>b", "a:0#i>s>b>r>c"]
 WIDTHS = [1, 2, 2, 2, 2, 2, 3]
@@ -81,7 +81,7 @@ def is_loose(windows: Windows, standings: list[Standing]) -> bool:
 def test_every_verdict_and_every_window_is_that_of_the_pure_code(
     history: list[list[Message]], doubled: bool, data: st.DataObject
 ) -> None:
-    with patch("envelope.windows.WINDOW", 2), patch("envelope.windows.WIDE", 5):
+    with patch("envelope.dedup.windows.WINDOW", 2), patch("envelope.dedup.windows.WIDE", 5):
         judge_both_ways(history, doubled, data)
 
 

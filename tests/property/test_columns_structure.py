@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from ptars import HandlerPool
 
 from aggregations.columns.structure import Structure
-from aggregations.protobuf import MessageType, trimmed
+from aggregations.definition.protobuf import MessageType, trimmed
 from envelope.codec import varint
 from tests.messages import Every
 

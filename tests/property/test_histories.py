@@ -10,16 +10,16 @@ from typing import Any, NoReturn
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aggregations.element import Record
-from aggregations.fields import Fields, count, total
-from aggregations.flow import Flow
-from aggregations.memory import MemoryRunner
-from aggregations.run import bind
-from aggregations.source import Json, Topic
+from aggregations.definition.element import Record
+from aggregations.definition.fields import Fields, count, total
+from aggregations.definition.flow import Flow
+from aggregations.definition.source import Json, Topic
+from aggregations.run.memory import MemoryRunner
+from aggregations.run.run import bind
 from envelope import Envelope, Hop, decode, encode
-from persistence import faults
+from persistence.commit import faults
+from persistence.commit.faults import Fault, Injector, Outcome
 from persistence.errors import StoreError
-from persistence.faults import Fault, Injector, Outcome
 from tests.support.pure import fresh_store
 
 POINTS = ["term", "fetch", "load", "fold", "publish", "persist", "manifest"]

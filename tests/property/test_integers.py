@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aggregations.columns.steps import FAILURES, evaluate_columns
-from aggregations.rows import evaluate_values
+from aggregations.per_message.rows import evaluate_values
 from envelope import EnvelopeError, Reason
 
 DTYPES: dict[str, pl.DataType] = {

@@ -7,11 +7,11 @@ way round: neither folded nor a dead letter.
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from aggregations.element import Element, Record
+from aggregations.definition.element import Element, Record
+from aggregations.definition.flow import Flow
+from aggregations.definition.source import Json, Topic
 from aggregations.errors import RunRefusedError
-from aggregations.flow import Flow
-from aggregations.report import DeadLetter
-from aggregations.source import Json, Topic
+from aggregations.run.report import DeadLetter
 from envelope import Reason
 from persistence.errors import StoreError
 from persistence.names import FlowRef

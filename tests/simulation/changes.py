@@ -4,8 +4,8 @@ from dataclasses import replace
 from enum import StrEnum
 from typing import Any
 
-from aggregations.flow import Aggregate, Flow
-from aggregations.source import Json, Topic
+from aggregations.definition.flow import Aggregate, Flow
+from aggregations.definition.source import Json, Topic
 from envelope import Siblings
 from tests.simulation.topology import COLUMNS, FINAL, Spec
 

@@ -14,13 +14,13 @@ from typing import Any, NamedTuple, TypeVar
 
 from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, OFFSET_INVALID, KafkaError, KafkaException, TopicPartition
 
-from aggregations.element import Record
+from aggregations.definition.element import Record
 from envelope.headers import Headers
 from jobs.republish import absence, growing, offsets, place, service, worker
 from jobs.republish import input as reading
 from jobs.republish.place import INSTANCE, SESSION_MS
+from persistence.commit.faults import effect
 from persistence.errors import Transient
-from persistence.faults import effect
 from persistence.kafka import Marks, TopicFacts
 from persistence.kafka import producer as producing
 from tests.simulation.kafka import CLOCK, Cluster, Committed, Group, Member

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from random import Random
 
-from envelope.windows import LANES
+from envelope.dedup.windows import LANES
 from tests.simulation.topology import FINAL, OUT, Passage, Spec, StageSpec
 
 _DISORDER = 512

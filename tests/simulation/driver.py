@@ -3,12 +3,12 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from aggregations.element import Record
-from aggregations.flow import Flow
-from aggregations.memory import MemoryRunner
-from aggregations.reconcile import Broker, plan, refuse
-from persistence.faults import effect
-from persistence.steps import Step
+from aggregations.definition.element import Record
+from aggregations.definition.flow import Flow
+from aggregations.run.memory import MemoryRunner
+from aggregations.run.start import Broker, plan, refuse
+from persistence.commit.faults import effect
+from persistence.commit.steps import Step
 from tests.simulation.faults import Crash
 from tests.simulation.kafka import CLOCK, Cluster, Committed
 from tests.simulation.oracle import Violation

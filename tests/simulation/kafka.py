@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import NamedTuple
 
-from aggregations.element import Record
+from aggregations.definition.element import Record
 from envelope.headers import Headers
 from jobs.republish.growth import Note
 

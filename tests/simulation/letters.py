@@ -2,13 +2,13 @@
 
 import msgspec
 
-from aggregations.element import Record
-from aggregations.flow import Flow
-from aggregations.report import DeadLetter
+from aggregations.definition.element import Record
+from aggregations.definition.flow import Flow
+from aggregations.run.report import DeadLetter
 from envelope import EnvelopeError, Hop, Reason
 from envelope import deadletter as dead
 from envelope.deadletter import Form, Remains, bury, own_headers
-from jobs import redrive
+from jobs.dead_letters import redrive
 from tests.simulation.oracle import Violation
 from tests.simulation.service import Outgoing, payload_of
 from tests.simulation.topology import FLOW, Payload

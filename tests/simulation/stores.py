@@ -12,7 +12,7 @@ from zlib import crc32
 
 from envelope import Position
 from persistence.cas import check_distinct
-from persistence.faults import effect
+from persistence.commit.faults import effect
 from persistence.marks import NONE, Acknowledged, Bucket, Mark, Marks, note_mark
 from persistence.memory import MemoryStore
 from persistence.protocol import Capabilities, FlowRef, Manifest, StageRef, Stored, Write

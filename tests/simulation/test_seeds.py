@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from aggregations.memory import MemoryRunner
+from aggregations.run.memory import MemoryRunner
 from envelope import Verdict
 from jobs.republish import input as reading
 from jobs.republish.worker import Worker

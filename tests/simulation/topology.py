@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from aggregations.element import Element
-from aggregations.fields import Fields, count, total
-from aggregations.flow import Flow
-from aggregations.source import Json, Topic
+from aggregations.definition.element import Element
+from aggregations.definition.fields import Fields, count, total
+from aggregations.definition.flow import Flow
+from aggregations.definition.source import Json, Topic
 
 FINAL = "t"
 """The topic that the flow reads."""

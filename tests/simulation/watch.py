@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from aggregations.element import Record
+from aggregations.definition.element import Record
 from persistence.names import FlowRef
 from persistence.record import decode_record
 from tests.simulation.oracle import Oracle, Violation

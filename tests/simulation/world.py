@@ -5,15 +5,15 @@ from collections.abc import Callable, Iterable
 from itertools import count
 from typing import Any
 
-from aggregations import report
-from aggregations.element import Record
+from aggregations.definition.element import Record
+from aggregations.definition.flow import Flow
 from aggregations.errors import RunRefusedError
-from aggregations.flow import Flow
-from aggregations.reconcile import Risk
+from aggregations.run import report
+from aggregations.run.start import Risk
 from envelope import Node, Reason, decode
 from envelope.deadletter import DeadLetter
-from envelope.lineage import died_in
-from persistence import faults
+from envelope.dedup.lineage import died_in
+from persistence.commit import faults
 from persistence.errors import StoreError, StoreWentBack, Transient
 from persistence.growth import GROWN_UNDRAINED
 from persistence.kafka import BrokerError

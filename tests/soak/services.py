@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from persistence.faults import SPEC
+from persistence.commit.faults import SPEC
 from tests.soak.clock import Clock
 from tests.soak.report import log
 

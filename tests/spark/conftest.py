@@ -8,7 +8,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from aggregations.spark.session import session
-from jobs import jars
+from jobs.stack import jars
 from tests.support.spark import FAST
 from tests.support.world import World
 

@@ -8,10 +8,10 @@ from pathlib import Path as File
 
 import pytest
 
+from aggregations.definition.flow import Flow
+from aggregations.definition.payloads import Json
+from aggregations.definition.source import Topic
 from aggregations.errors import RunRefusedError
-from aggregations.flow import Flow
-from aggregations.payload import Json
-from aggregations.source import Topic
 from envelope import Verdict, decode
 from tests.messages import Leg
 from tests.support.flows import PATHS, Path, fleet, totals

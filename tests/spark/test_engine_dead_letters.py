@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
 
+from aggregations.definition.source import Topic
 from aggregations.errors import RunRefusedError
-from aggregations.source import Topic
 from aggregations.spark import engine
 from envelope import Envelope, Hop, Limits, Reason, Verdict, decode, encode
 from envelope.deadletter import own_headers
-from jobs.redrive import redrive
+from jobs.dead_letters.redrive import redrive
+from persistence.commit.faults import Fault, Injector, Outcome, use
 from persistence.errors import Transient
-from persistence.faults import Fault, Injector, Outcome, use
 from persistence.kafka import BrokerRefused
 from tests.messages import Leg
 from tests.support.flows import PATHS, Path, counted, fleet, totals

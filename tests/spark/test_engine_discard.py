@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from envelope import HolesFullError, Reason
-from envelope.windows import HOLES
-from jobs import redrive as redriving
-from jobs.redrive import redrive
+from envelope.dedup.windows import HOLES
+from jobs.dead_letters import redrive as redriving
+from jobs.dead_letters.redrive import redrive
 from tests.messages import Leg
 from tests.support.cli import run
 from tests.support.flows import fleet, totals

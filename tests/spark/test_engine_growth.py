@@ -7,13 +7,13 @@ from collections import defaultdict
 import pytest
 from confluent_kafka import Producer
 
+from aggregations.definition.fields import Fields, count, total
+from aggregations.definition.flow import Flow
+from aggregations.definition.source import Json, Topic
 from aggregations.errors import RunRefusedError
-from aggregations.fields import Fields, count, total
-from aggregations.flow import Flow
-from aggregations.run import bind
-from aggregations.source import Json, Topic
+from aggregations.run.run import bind
+from aggregations.run.states import state_of
 from aggregations.spark import run_flow
-from aggregations.states import state_of
 from envelope import Envelope, Hop, decode, encode
 from persistence.kafka import KafkaSettings
 from persistence.manifest import decode_manifest

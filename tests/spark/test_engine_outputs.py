@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from aggregations.fields import Fields, count, total
-from aggregations.flow import Flow
-from aggregations.source import Json, Topic
+from aggregations.definition.fields import Fields, count, total
+from aggregations.definition.flow import Flow
+from aggregations.definition.source import Json, Topic
 from envelope import decode, position_order
 from tests.messages import Leg
 from tests.support.flows import Totals, carrier, fleet, tail

@@ -12,16 +12,16 @@ from typing import Any, TypeVar
 import pytest
 from pyspark.sql import SparkSession
 
+from aggregations.definition.flow import Flow
+from aggregations.definition.source import Topic
 from aggregations.errors import FlowError
-from aggregations.flow import Flow
-from aggregations.report import Report
-from aggregations.run import begin, bind
-from aggregations.source import Topic
+from aggregations.run.report import Report
+from aggregations.run.run import begin, bind
 from aggregations.spark import engine, opening, run_flow
 from aggregations.spark.roots import Ends, ask_ends
 from jobs.stack import ports
+from persistence.commit.faults import SPEC, Fault, Injector, NoFaults, Outcome, use
 from persistence.errors import Fenced, Terminal
-from persistence.faults import SPEC, Fault, Injector, NoFaults, Outcome, use
 from persistence.kafka import BrokerRefused, BrokerUnavailable, KafkaSettings, Topics
 from tests.messages import Leg
 from tests.support.flows import PATHS, Deadly, Path, Totals, carrier, fleet, tail, totals

@@ -43,7 +43,7 @@ with session("ours", master="local[7]", conf={"spark.my.setting": "ours", "spark
 
 
 def test_what_was_submitted_wins_over_the_program_and_that_over_the_engine(tmp_path: Path) -> None:
-    from jobs import jars
+    from jobs.stack import jars
 
     (tmp_path / "program.py").write_text(SUBMITTED)
     command = [str(Path(pyspark.__file__).parent / "bin" / "spark-submit"), "--master", "local[1]", "--name", "theirs"]

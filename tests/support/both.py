@@ -5,16 +5,16 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from aggregations.element import Record
-from aggregations.flow import Flow, Stage
-from aggregations.memory import MemoryRunner
-from aggregations.report import DeadLetter
-from aggregations.run import begin, bind
+from aggregations.definition.element import Record
+from aggregations.definition.flow import Flow, Stage
+from aggregations.run.memory import MemoryRunner
+from aggregations.run.report import DeadLetter
+from aggregations.run.run import begin, bind
+from aggregations.run.states import load_states
 from aggregations.spark.columnar import ColumnarPath
 from aggregations.spark.job import Job
 from aggregations.spark.path import Work
 from aggregations.spark.rows import Rows
-from aggregations.states import load_states
 from envelope import Reason
 from persistence.kafka import KafkaSettings
 from persistence.protocol import Write

@@ -11,11 +11,11 @@ from typing import Any, Literal
 
 import polars as pl
 
-from aggregations.element import Element
-from aggregations.fields import Fields, count, maximum, total
-from aggregations.flow import Flow
-from aggregations.source import Topic
-from envelope.windows import WINDOW
+from aggregations.definition.element import Element
+from aggregations.definition.fields import Fields, count, maximum, total
+from aggregations.definition.flow import Flow
+from aggregations.definition.source import Topic
+from envelope.dedup.windows import WINDOW
 from tests.messages import Leg
 
 Path = Literal["columns", "messages"]

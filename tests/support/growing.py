@@ -3,11 +3,11 @@
 import json
 from dataclasses import dataclass, field
 
-from aggregations.element import Record
-from aggregations.fields import Fields, count
-from aggregations.flow import Flow
-from aggregations.memory import MemoryRunner
-from aggregations.source import Json, Topic
+from aggregations.definition.element import Record
+from aggregations.definition.fields import Fields, count
+from aggregations.definition.flow import Flow
+from aggregations.definition.source import Json, Topic
+from aggregations.run.memory import MemoryRunner
 from envelope import Envelope, Hop, encode
 
 MAX_AGE = 300.0

@@ -4,7 +4,7 @@ import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from aggregations.element import Record
+from aggregations.definition.element import Record
 from envelope import EnvelopeError
 from envelope.hops import HopWriter
 from jobs.demo.flow import LEGS, RAW, VIA, legs

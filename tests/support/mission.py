@@ -9,9 +9,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
-from aggregations.fields import Fields, count, maximum, total
-from aggregations.flow import Flow
-from aggregations.source import Json, Topic
+from aggregations.definition.fields import Fields, count, maximum, total
+from aggregations.definition.flow import Flow
+from aggregations.definition.source import Json, Topic
 from jobs.republish.record import Output, Record
 
 ORDERS: Final = "mission.orders"

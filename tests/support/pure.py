@@ -8,12 +8,12 @@ from typing import Any
 import polars as pl
 import pyarrow as pa
 
-from aggregations.element import Element, Record
-from aggregations.fields import Fields, count, total
-from aggregations.flow import Flow
-from aggregations.memory import MemoryRunner
-from aggregations.run import bind
-from aggregations.source import Json, Topic
+from aggregations.definition.element import Element, Record
+from aggregations.definition.fields import Fields, count, total
+from aggregations.definition.flow import Flow
+from aggregations.definition.source import Json, Topic
+from aggregations.run.memory import MemoryRunner
+from aggregations.run.run import bind
 from envelope import Envelope, Hop, Node, encode
 
 TOPIC = "legs"

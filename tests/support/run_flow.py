@@ -10,8 +10,8 @@ from typing import Any
 from pyspark import SparkContext
 
 from aggregations.spark import run_flow
-from jobs import jars
-from persistence.faults import SPEC
+from jobs.stack import jars
+from persistence.commit.faults import SPEC
 from persistence.kafka import KafkaSettings
 from tests.support import flows
 from tests.support.spark import FAST

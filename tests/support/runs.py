@@ -17,13 +17,13 @@ from unittest.mock import patch
 from pyspark import SparkConf
 from pyspark.java_gateway import launch_gateway
 
-from aggregations.flow import Flow
+from aggregations.definition.flow import Flow
 from envelope import decode
-from jobs import jars
+from jobs.stack import jars
 from jobs.views import View
-from persistence.faults import DEAD_LETTER, SPEC, Fault, Outcome
+from persistence.commit.faults import DEAD_LETTER, SPEC, Fault, Outcome
+from persistence.commit.steps import Step
 from persistence.redis.layout import bucket_of
-from persistence.steps import Step
 from tests.messages import Leg
 from tests.support import flows
 from tests.support.spark import FAST

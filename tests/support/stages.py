@@ -3,8 +3,8 @@
 import msgspec
 import pytest
 
-from aggregations.flow import Aggregate
-from aggregations.stage import Arrival, KeyState, fold_stage
+from aggregations.definition.flow import Aggregate
+from aggregations.per_message.stage import Arrival, KeyState, fold_stage
 from envelope import Standing
 from tests.support.pure import element
 

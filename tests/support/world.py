@@ -12,11 +12,11 @@ from typing import Any
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Producer, TopicPartition
 
-from aggregations.element import Record
-from aggregations.flow import Flow
-from aggregations.memory import MemoryRunner
-from aggregations.report import Report
-from aggregations.run import bind
+from aggregations.definition.element import Record
+from aggregations.definition.flow import Flow
+from aggregations.run.memory import MemoryRunner
+from aggregations.run.report import Report
+from aggregations.run.run import bind
 from aggregations.spark import run_flow
 from envelope import Envelope, Hop, Windows, encode
 from envelope.deadletter import DeadLetter, own_headers

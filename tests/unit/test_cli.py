@@ -16,13 +16,13 @@ from aggregations.errors import DefinitionChangedError, FlowError, RunRefusedErr
 from jobs.cli import app, main
 from jobs.cli.errors import Exit, explain
 from jobs.demo.children import DemoError
-from jobs.jars import JarsUnavailable
-from jobs.java import JavaUnavailable
 from jobs.loading import LoadError
 from jobs.settings import UsageError
 from jobs.stack import StackError
+from jobs.stack.jars import JarsUnavailable
+from jobs.stack.java import JavaUnavailable
+from persistence.commit.faults import known_points
 from persistence.errors import Conflict, Corrupt, Fenced, InvalidUrl, Terminal, Transient
-from persistence.faults import known_points
 from persistence.kafka import BrokerRefused, BrokerUnavailable, SettingsError
 from tests.support.cli import run
 

@@ -15,14 +15,14 @@ import pytest
 from typer.main import get_command
 
 from aggregations.errors import RunRefusedError
-from aggregations.reconcile import Plan
-from aggregations.report import Report
+from aggregations.run.report import Report
+from aggregations.run.start import Plan
 from envelope import Tombstones
 from jobs.cli import app
 from jobs.cli.errors import Exit
-from jobs.discard import Discarded
+from jobs.dead_letters.discard import Discarded
+from jobs.dead_letters.letters import Handled
 from jobs.environment import DEBUG
-from jobs.letters import Handled
 from jobs.republish.counts import Statistics
 from jobs.republish.source import Wrapping
 from jobs.stack import StackState, process
@@ -165,7 +165,7 @@ COMMANDS = {
     ),
     "headwater redrive": Command(
         "redrive --from dead --bootstrap b:1",
-        "jobs.redrive.redrive",
+        "jobs.dead_letters.redrive.redrive",
         Handled(letters=1),
         {
             **LETTERS,
@@ -176,7 +176,7 @@ COMMANDS = {
     ),
     "headwater discard": Command(
         f"discard {FLOW} --from dead --bootstrap b:1",
-        "jobs.discard.discard",
+        "jobs.dead_letters.discard.discard",
         Discarded(letters=1),
         {
             **LETTERS,
@@ -284,7 +284,7 @@ def calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Calls]:
     monkeypatch.chdir(tmp_path)
     for name in ("HEADWATER_KAFKA_BOOTSTRAP", "HEADWATER_KAFKA_BOOTSTRAP_SERVERS", "HEADWATER_STORE"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr("jobs.jars.kafka_connector", lambda **_: "")
+    monkeypatch.setattr("jobs.stack.jars.kafka_connector", lambda **_: "")
     monkeypatch.setattr("jobs.cli.republish._unread", lambda *_: 0)
     (tmp_path / "kafka.toml").write_text(SETTINGS_FILE)
     (tmp_path / "local").mkdir()

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from aggregations.element import Record
-from aggregations.fields import Fields, count, mean
-from aggregations.flow import Flow
-from aggregations.memory import MemoryRunner
-from aggregations.run import bind
-from aggregations.source import Json, Topic
+from aggregations.definition.element import Record
+from aggregations.definition.fields import Fields, count, mean
+from aggregations.definition.flow import Flow
+from aggregations.definition.source import Json, Topic
+from aggregations.run.memory import MemoryRunner
+from aggregations.run.run import bind
 from jobs.views import states
 from tests.support.cli import run as headwater
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from aggregations.reconcile import PartitionPlan, Plan, Risk
+from aggregations.run.start import PartitionPlan, Plan, Risk
 from jobs.cli.run import show_plan
 from persistence.findings import Finding
 from persistence.manifest import Growth

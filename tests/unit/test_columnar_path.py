@@ -8,14 +8,14 @@ import pytest
 
 from aggregations.columns import Decoder
 from aggregations.columns.first import may_be_copies
-from aggregations.fields import Fields, count, first, last, maximum, minimum, total
-from aggregations.flow import Flow
-from aggregations.ledger import Reading
-from aggregations.source import Json, Topic
+from aggregations.definition.fields import Fields, count, first, last, maximum, minimum, total
+from aggregations.definition.flow import Flow
+from aggregations.definition.source import Json, Topic
+from aggregations.per_message.ledger import Reading
 from aggregations.spark.roots import Roots
 from envelope import Hop, Lineage, Reason, decode
 from envelope.deadletter import DeadLetter
-from jobs.redrive import redriven
+from jobs.dead_letters.redrive import redriven
 from tests.messages import Every
 from tests.support.both import TOPIC_ID, Both, record
 from tests.support.pure import bare, chained, hop, leg, table_of, wrapped

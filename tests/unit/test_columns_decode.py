@@ -5,9 +5,9 @@ import pyarrow as pa
 import pytest
 
 from aggregations.columns import Decoder, lanes_of, schema
-from aggregations.element import Record
-from aggregations.payload import Json, Raw
-from aggregations.source import RecordDecoder, Topic
+from aggregations.definition.element import Record
+from aggregations.definition.payloads import Json, Raw
+from aggregations.definition.source import RecordDecoder, Topic
 from envelope import Envelope, EnvelopeError, Hop, Limits, Reason, Route, Siblings, Standing, Tombstones, encode
 from envelope import envelope_pb2 as pb
 from tests.messages import Leg

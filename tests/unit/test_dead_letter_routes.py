@@ -8,20 +8,21 @@ from typing import Any
 
 import pytest
 
-from aggregations.element import Element, Record
-from aggregations.fields import Fields, count
-from aggregations.flow import Flow
-from aggregations.ledger import LISTED, Changes, Entry
-from aggregations.memory import MemoryRunner
-from aggregations.report import DeadLetter as Died
-from aggregations.run import bind
-from aggregations.source import Json, Topic
-from envelope import Envelope, Hop, decode, encode, windows
+from aggregations.definition.element import Element, Record
+from aggregations.definition.fields import Fields, count
+from aggregations.definition.flow import Flow
+from aggregations.definition.source import Json, Topic
+from aggregations.per_message.ledger import LISTED, Changes, Entry
+from aggregations.run.memory import MemoryRunner
+from aggregations.run.report import DeadLetter as Died
+from aggregations.run.run import bind
+from envelope import Envelope, Hop, decode, encode
 from envelope.deadletter import DeadLetter, Form
-from jobs.redrive import redriven
-from persistence import faults
+from envelope.dedup import windows
+from jobs.dead_letters.redrive import redriven
+from persistence.commit import faults
+from persistence.commit.faults import Fault, Injector
 from persistence.errors import Transient
-from persistence.faults import Fault, Injector
 
 LEGS = Topic("legs", Json({"k": str, "c": str, "v": int}))
 

@@ -12,12 +12,12 @@ import textwrap
 import polars as pl
 import pytest
 
-from aggregations import canonical
-from aggregations.canonical import describe_callable, describe_object
-from aggregations.fields import Fields, count, total
-from aggregations.flow import Flow
-from aggregations.operators import Aggregate
-from aggregations.source import Json, Topic
+from aggregations.definition import fingerprint as canonical
+from aggregations.definition.fields import Fields, count, total
+from aggregations.definition.fingerprint import describe_callable, describe_object
+from aggregations.definition.flow import Flow
+from aggregations.definition.operators import Aggregate
+from aggregations.definition.source import Json, Topic
 from envelope import Limits
 from tests.support.pure import COLUMNS, TOPIC, bare, wrapped
 
@@ -84,8 +84,8 @@ SAME_IN_EVERY_PROCESS = """
 import sys
 sys.path.insert(0, {folder!r})
 from held import fold
-from aggregations.flow import Flow
-from aggregations.source import Topic
+from aggregations.definition.flow import Flow
+from aggregations.definition.source import Topic
 flow = Flow("f").source(Topic("legs", envelope=False)).filter(lambda e: e["late"]).map(lambda e: e.value)
 flow = flow.aggregate("a", lambda e: e["tail"], fold, emit=lambda e, state: [state]).aggregate("b", fold.pick, fold)
 print([stage.definition for stage in flow.stages])

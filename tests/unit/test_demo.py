@@ -8,9 +8,9 @@ from typing import Any
 import polars as pl
 import pytest
 
-from aggregations.element import Record
-from aggregations.memory import MemoryRunner
-from aggregations.run import bind
+from aggregations.definition.element import Record
+from aggregations.run.memory import MemoryRunner
+from aggregations.run.run import bind
 from envelope import Reason
 from jobs.demo import audit, flights, nonsense
 from jobs.demo.flow import LEGS, flow

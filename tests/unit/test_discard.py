@@ -8,19 +8,19 @@ from typing import Any
 
 import pytest
 
-from aggregations.discard import fill_holes
-from aggregations.element import Element, Record
-from aggregations.fields import Fields, count
-from aggregations.flow import Flow
-from aggregations.memory import MemoryRunner
-from aggregations.report import DeadLetter as Died
-from aggregations.run import begin, bind
-from aggregations.source import Json, Topic
+from aggregations.definition.element import Element, Record
+from aggregations.definition.fields import Fields, count
+from aggregations.definition.flow import Flow
+from aggregations.definition.source import Json, Topic
+from aggregations.run.discard import fill_holes
+from aggregations.run.memory import MemoryRunner
+from aggregations.run.report import DeadLetter as Died
+from aggregations.run.run import begin, bind
 from envelope import Envelope, EnvelopeError, Hop, Node, Reason, Tombstones, encode
 from envelope.deadletter import DeadLetter, Form
-from jobs import discard as discarding
-from jobs.letters import Letter, Selection
-from jobs.redrive import redriven
+from jobs.dead_letters import discard as discarding
+from jobs.dead_letters.letters import Letter, Selection
+from jobs.dead_letters.redrive import redriven
 from persistence.kafka import KafkaSettings
 
 BROKEN = {"now": False}

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from persistence.faults import known_points
-from persistence.steps import Step
+from persistence.commit.faults import known_points
+from persistence.commit.steps import Step
 
 ROOT = Path(__file__).parents[2]
 # Name of a call -> part of what it is called on: everything that changes something outside of the process.
@@ -23,7 +23,7 @@ EFFECTS = {
     "alter_group_offsets": "topics",
     "commit": "consumer|input",
 }
-GUARDS = {"effect", "commit"}  # `persistence.commit.commit` runs each step that it is given as an effect
+GUARDS = {"effect", "commit"}  # `persistence.commit.order.commit` runs each step that it is given as an effect
 # What runs a demo or a local stack.
 LEFT_OUT = ("jobs/demo", "jobs/stack")
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from aggregations.definition.fields import Fields, count
+from aggregations.definition.flow import Flow
+from aggregations.definition.source import Json, Topic
 from aggregations.errors import RunRefusedError, SharedKeyError, TasksLostError
-from aggregations.fields import Fields, count
-from aggregations.flow import Flow
-from aggregations.report import Report
-from aggregations.run import begin, bind
-from aggregations.source import Json, Topic
+from aggregations.run.report import Report
+from aggregations.run.run import begin, bind
 from aggregations.spark import engine
 from aggregations.spark.engine import ATTEMPTS, Engine
 from aggregations.spark.job import Exclusion, Job, TaskReport

@@ -3,8 +3,8 @@
 import polars as pl
 import pytest
 
+from aggregations.definition.expressions import describe_expression, expression, key_bytes
 from aggregations.errors import FlowError
-from aggregations.expressions import describe_expression, expression, key_bytes
 
 X = pl.col("x")
 

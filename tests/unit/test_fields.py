@@ -8,8 +8,8 @@ import polars as pl
 import pytest
 
 from aggregations.columns.fold import unfit_rows
+from aggregations.definition.fields import Fields, count, first, last, maximum, mean, minimum, total
 from aggregations.errors import FlowError
-from aggregations.fields import Fields, count, first, last, maximum, mean, minimum, total
 from envelope import EnvelopeError, Reason
 
 AT = ((0,), "a:0#i")

@@ -5,10 +5,10 @@ import pickle
 import polars as pl
 import pytest
 
+from aggregations.definition.fields import Fields, count, last, total
+from aggregations.definition.flow import Filter, FlatMap, Flow, Map, Publish
+from aggregations.definition.source import Topic
 from aggregations.errors import FlowError
-from aggregations.fields import Fields, count, last, total
-from aggregations.flow import Filter, FlatMap, Flow, Map, Publish
-from aggregations.source import Topic
 from tests.support.pure import COLUMNS, bare
 
 COUNT = Fields(n=count())

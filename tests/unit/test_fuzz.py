@@ -3,9 +3,9 @@
 import random
 
 from aggregations.columns import Decoder
-from aggregations.element import Record
-from aggregations.payload import Raw
-from aggregations.source import Topic
+from aggregations.definition.element import Record
+from aggregations.definition.payloads import Raw
+from aggregations.definition.source import Topic
 from tests.fuzz.codec import corpus, fuzz, mutate
 from tests.property.test_columns_decode import TOPIC_IDS, check
 from tests.unit.bad_inputs import BAD_INPUTS

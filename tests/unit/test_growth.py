@@ -3,11 +3,12 @@
 import msgspec
 import pytest
 
-from aggregations.growth import advance, describe, merge
-from aggregations.memory import MemoryRunner
-from aggregations.reconcile import Risk
-from aggregations.run import bind
-from envelope import GrowthFullError, Standing, Windows, windows
+from aggregations.run.growth import advance, describe, merge
+from aggregations.run.memory import MemoryRunner
+from aggregations.run.run import bind
+from aggregations.run.start import Risk
+from envelope import GrowthFullError, Standing, Windows
+from envelope.dedup import windows
 from persistence.manifest import Growth
 from tests.support.growing import MAX_AGE, Legs, flow
 from tests.support.pure import fresh_store

@@ -5,11 +5,11 @@ import math
 import polars as pl
 import pytest
 
+from aggregations.definition.fields import Fields, total
+from aggregations.definition.flow import Flow
+from aggregations.definition.integers import select_exact
+from aggregations.definition.source import Topic
 from aggregations.errors import FlowError
-from aggregations.fields import Fields, total
-from aggregations.flow import Flow
-from aggregations.integers import select_exact
-from aggregations.source import Topic
 from tests.messages import Every
 
 X = pl.col("x")

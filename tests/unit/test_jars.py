@@ -3,7 +3,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from jobs import jars
+from jobs.stack import jars
 
 
 @pytest.fixture(autouse=True)

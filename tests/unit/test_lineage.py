@@ -3,7 +3,7 @@
 import pytest
 
 from envelope import Edge, Envelope, EnvelopeError, Hop, Lineage, Node, Reason, Route, group_of
-from envelope.lineage import position_order
+from envelope.dedup.lineage import position_order
 
 A, B, C = Node("a", 2, 17, "idA"), Node("b", 0, 4, "idB"), Node("c", 5, 9, "idC")
 

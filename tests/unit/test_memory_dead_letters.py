@@ -5,13 +5,13 @@ from collections import Counter
 import polars as pl
 import pytest
 
-from aggregations.element import Record
-from aggregations.flow import Flow
+from aggregations.definition.element import Record
+from aggregations.definition.flow import Flow
 from envelope import Hop, Reason
 from envelope.redrive import Redrive, redrive_hops
-from persistence import faults
+from persistence.commit import faults
+from persistence.commit.faults import Fault, Injector
 from persistence.errors import Transient
-from persistence.faults import Fault, Injector
 from tests.support.pure import FLEET, TOPIC, bare, batch, chained, fleet, fresh_store, hop, leg, runner, states, wrapped
 
 

@@ -6,8 +6,8 @@ from random import Random
 
 import pytest
 
-from aggregations.flow import Flow
-from aggregations.memory import MemoryRunner
+from aggregations.definition.flow import Flow
+from aggregations.run.memory import MemoryRunner
 from envelope import Hop, Siblings, Verdict, decode
 from tests.support.pure import FLEET, TOPIC, bare, chained, fresh_store, hop, leg, runner, states, wrapped
 

@@ -5,14 +5,14 @@ from dataclasses import replace
 
 import pytest
 
-from aggregations.element import Record
-from aggregations.fields import Fields, count, last
-from aggregations.flow import Flow
-from aggregations.source import Topic
+from aggregations.definition.element import Record
+from aggregations.definition.fields import Fields, count, last
+from aggregations.definition.flow import Flow
+from aggregations.definition.source import Topic
 from envelope import Hop, decode
-from persistence import faults
+from persistence.commit import faults
+from persistence.commit.faults import Fault, Injector
 from persistence.errors import Transient
-from persistence.faults import Fault, Injector
 from tests.support.pure import (
     COLUMNS,
     FLEET,

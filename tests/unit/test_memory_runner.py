@@ -5,15 +5,15 @@ from collections import Counter
 import polars as pl
 import pytest
 
-from aggregations.element import Record
+from aggregations.definition.element import Record
+from aggregations.definition.fields import Fields, count, total
+from aggregations.definition.flow import Flow
 from aggregations.errors import FlowError
-from aggregations.fields import Fields, count, total
-from aggregations.flow import Flow
-from aggregations.memory import MemoryRunner
+from aggregations.run.memory import MemoryRunner
 from envelope import Reason
-from persistence import faults
+from persistence.commit import faults
+from persistence.commit.faults import Fault, Injector
 from persistence.errors import Transient
-from persistence.faults import Fault, Injector
 from tests.support.pure import (
     FLEET,
     TOPIC,

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from aggregations.columns.payload import payload_columns
-from aggregations.payload import Json, Raw
+from aggregations.definition.payloads import Json, Raw
 from envelope import EnvelopeError, Reason
 
 BOUNDS: dict[Any, tuple[int, int]] = {

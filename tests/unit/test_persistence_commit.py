@@ -1,9 +1,9 @@
 import pytest
 
-from persistence.commit import commit, store_order
+from persistence.commit.faults import Fault, Injector, use
+from persistence.commit.order import commit, store_order
+from persistence.commit.steps import Step
 from persistence.errors import Transient
-from persistence.faults import Fault, Injector, use
-from persistence.steps import Step
 
 
 def a_commit(log):

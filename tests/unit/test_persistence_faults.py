@@ -5,10 +5,10 @@ import sys
 
 import pytest
 
-from persistence import faults
+from persistence.commit import faults
+from persistence.commit.faults import Fault, Injector, NoFaults, Outcome, effect, from_environment, known_points, use
+from persistence.commit.steps import Step
 from persistence.errors import Transient
-from persistence.faults import Fault, Injector, NoFaults, Outcome, effect, from_environment, known_points, use
-from persistence.steps import Step
 
 
 class Crash(BaseException):
@@ -93,7 +93,7 @@ def test_no_environment_means_no_faults():
 
 PROGRAM = """
 import sys
-from persistence.faults import effect
+from persistence.commit.faults import effect
 for n in (1, 2, 3):
     effect("persist:a", lambda: print("applied", n, flush=True))
 """

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from aggregations.errors import DefinitionChangedError, RunRefusedError
-from aggregations.reconcile import Broker, PartitionPlan, Plan, Risk, check_durability, check_stores, plan, refuse
+from aggregations.run.start import Broker, PartitionPlan, Plan, Risk, check_durability, check_stores, plan, refuse
 from persistence.findings import Finding
 from persistence.manifest import Growth, Manifest, Progress
 from persistence.protocol import Capabilities

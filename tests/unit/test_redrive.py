@@ -9,17 +9,17 @@ import pytest
 
 from aggregations.columns import Decoder
 from aggregations.columns.batch import redriven as redriven_row
-from aggregations.element import Record
-from aggregations.fields import Fields, count, total
-from aggregations.flow import END_OF_FLOW, Flow
-from aggregations.memory import MemoryRunner
-from aggregations.run import bind
-from aggregations.source import Json, RecordDecoder, Topic
+from aggregations.definition.element import Record
+from aggregations.definition.fields import Fields, count, total
+from aggregations.definition.flow import END_OF_FLOW, Flow
+from aggregations.definition.source import Json, RecordDecoder, Topic
+from aggregations.run.memory import MemoryRunner
+from aggregations.run.run import bind
 from envelope import Envelope, EnvelopeError, Hop, Reason, Siblings, append_hop, decode, encode
 from envelope.deadletter import DeadLetter, Form
-from envelope.lineage import Redriven
+from envelope.dedup.lineage import Redriven
 from envelope.redrive import HEALED, Redrive, redrive_hops
-from jobs.redrive import redriven as redriven_value
+from jobs.dead_letters.redrive import redriven as redriven_value
 from tests.support.pure import table_of
 
 LEGS = Topic("legs", Json({"tail": str, "carrier": str, "air": float}))

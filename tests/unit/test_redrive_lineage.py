@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from envelope import Hop, Lineage, Node, Route
-from envelope.lineage import Redriven
+from envelope.dedup.lineage import Redriven
 from envelope.redrive import HEALED, Redrive, read_via, redrive_hops
 
 B, D = Hop("b", 1, 5, topic_id="idB"), Hop("dead", 0, 3)

@@ -4,7 +4,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from aggregations.rows import evaluate_values
+from aggregations.per_message.rows import evaluate_values
 from envelope import EnvelopeError, Reason
 
 DOUBLE = {"double": pl.col("x") * 2}

@@ -7,16 +7,17 @@ from contextlib import nullcontext, suppress
 import msgspec
 import pytest
 
+from aggregations.definition.fields import Fields, count, total
+from aggregations.definition.flow import Flow
+from aggregations.definition.source import Json, Topic
 from aggregations.errors import DefinitionChangedError, FlowError, RunRefusedError
-from aggregations.fields import Fields, count, total
-from aggregations.flow import Flow
-from aggregations.ledger import Entry
-from aggregations.memory import MemoryRunner
-from aggregations.run import Incarnations, begin, bind, look, merge_incarnations
-from aggregations.source import Json, Topic
+from aggregations.per_message.ledger import Entry
+from aggregations.run.memory import MemoryRunner
+from aggregations.run.run import Incarnations, begin, bind, look, merge_incarnations
 from envelope import Verdict
-from persistence import faults, registry
 from persistence import memory as memory_store
+from persistence import registry
+from persistence.commit import faults
 from persistence.errors import Fenced, Terminal, Transient
 from persistence.manifest import Manifest, Progress
 from persistence.registry import open_store

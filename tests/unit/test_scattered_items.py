@@ -8,21 +8,21 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from aggregations.deaths import Dead
-from aggregations.element import Element, Record
-from aggregations.errors import UnlistedError
-from aggregations.flow import END_OF_FLOW, Flow
-from aggregations.memory import MemoryRunner
-from aggregations.run import begin, bind
-from aggregations.source import Json, Topic
+from aggregations.definition.element import Element, Record
+from aggregations.definition.flow import END_OF_FLOW, Flow
+from aggregations.definition.source import Json, Topic
+from aggregations.per_message.dead_letters import Dead
+from aggregations.per_message.ledger import UnlistedError
+from aggregations.run.memory import MemoryRunner
+from aggregations.run.run import begin, bind
+from aggregations.run.states import load_states
 from aggregations.spark import tasks
 from aggregations.spark.job import Exclusion, Job, Place, TaskReport
 from aggregations.spark.parcels import Kind, pack, route_of, unpack
 from aggregations.spark.path import Work
-from aggregations.states import load_states
 from envelope import Envelope, Hop, encode
 from envelope.deadletter import DeadLetter, Form
-from jobs.redrive import redriven
+from jobs.dead_letters.redrive import redriven
 from persistence.kafka import KafkaSettings
 from tests.support.pure import batches_of
 

@@ -5,13 +5,13 @@ import itertools
 import polars as pl
 import pytest
 
-from aggregations.element import Record
-from aggregations.fields import Fields, count, mean, total
-from aggregations.flow import Flow
-from aggregations.memory import MemoryRunner
-from aggregations.run import bind
-from aggregations.snapshots import PAYLOAD_TYPE, Latest, Snapshot, read_snapshot
-from aggregations.source import Json, Topic
+from aggregations.definition.element import Record
+from aggregations.definition.fields import Fields, count, mean, total
+from aggregations.definition.flow import Flow
+from aggregations.definition.source import Json, Topic
+from aggregations.run.memory import MemoryRunner
+from aggregations.run.run import bind
+from aggregations.run.snapshots import PAYLOAD_TYPE, Latest, Snapshot, read_snapshot
 from envelope import Envelope, EnvelopeError, Reason, decode, encode
 
 FLOW = (

@@ -6,9 +6,9 @@ from dataclasses import replace
 import polars as pl
 import pytest
 
-from aggregations.element import Element, Record
-from aggregations.payload import Json, Raw
-from aggregations.source import Decoded, RecordDecoder, Topic
+from aggregations.definition.element import Element, Record
+from aggregations.definition.payloads import Json, Raw
+from aggregations.definition.source import Decoded, RecordDecoder, Topic
 from envelope import Envelope, EnvelopeError, Hop, Limits, Reason, Siblings, encode
 from tests.messages import Every, Leg, Point
 

@@ -6,12 +6,12 @@ import uuid
 import polars as pl
 import pytest
 
-from aggregations.element import Record
-from aggregations.fields import Fields, count, total
-from aggregations.flow import Flow
-from aggregations.memory import MemoryRunner
-from aggregations.run import begin, bind
-from aggregations.source import Json, Topic
+from aggregations.definition.element import Record
+from aggregations.definition.fields import Fields, count, total
+from aggregations.definition.flow import Flow
+from aggregations.definition.source import Json, Topic
+from aggregations.run.memory import MemoryRunner
+from aggregations.run.run import begin, bind
 from aggregations.spark.job import Job
 from aggregations.spark.messages import MessagePath
 from aggregations.spark.path import Work

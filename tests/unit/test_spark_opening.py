@@ -7,10 +7,10 @@ from importlib import import_module
 
 import pytest
 
+from aggregations.definition.fields import Fields, count
+from aggregations.definition.flow import Flow
+from aggregations.definition.source import Topic
 from aggregations.errors import FlowError
-from aggregations.fields import Fields, count
-from aggregations.flow import Flow
-from aggregations.source import Topic
 from aggregations.spark.opening import check_given
 from aggregations.spark.session import _settings
 from persistence.registry import risks

@@ -6,9 +6,9 @@ from typing import Any
 import polars as pl
 import pytest
 
-from aggregations.fields import Fields, count
-from aggregations.flow import Flow
-from aggregations.source import Json, Topic
+from aggregations.definition.fields import Fields, count
+from aggregations.definition.flow import Flow
+from aggregations.definition.source import Json, Topic
 from aggregations.spark.job import Job
 from aggregations.spark.parcels import Kind, Parcel, unpack
 from aggregations.spark.path import Work

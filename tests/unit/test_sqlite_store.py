@@ -6,8 +6,8 @@ from contextlib import suppress
 
 import pytest
 
+from persistence.commit.faults import Injector, use
 from persistence.errors import Corrupt, Terminal, Transient
-from persistence.faults import Injector, use
 from persistence.protocol import Capabilities, FlowRef, Manifest, Stored, Write
 from persistence.registry import open_store
 from persistence.sqlite.database import _after_fork_in_child, _inherited

@@ -2,8 +2,8 @@
 
 from collections import Counter
 
-from aggregations.fields import Fields, count, last, total
-from aggregations.stage import Arrival
+from aggregations.definition.fields import Fields, count, last, total
+from aggregations.per_message.stage import Arrival
 from envelope import Standing, Verdict
 from tests.support.pure import element
 from tests.support.stages import again, arrival, fold, stage, verdicts

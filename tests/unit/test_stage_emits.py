@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from aggregations.stage import Decided, KeyState
+from aggregations.per_message.stage import Decided, KeyState
 from envelope import Decision, EnvelopeError, Reason, Verdict
 from tests.support.stages import InPlace, Log, arrival, fold, stage, verdicts
 

@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from aggregations.fields import Fields, count, total
-from aggregations.stage import KeyState, fold_stage
+from aggregations.definition.fields import Fields, count, total
+from aggregations.per_message.stage import KeyState, fold_stage
 from envelope import EnvelopeError, HolesFullError, Reason, Route, Siblings, Window, Windows
-from envelope.windows import KNOWN_LANES, SIBLINGS
+from envelope.dedup.windows import KNOWN_LANES, SIBLINGS
 from tests.support.stages import FOLDS, LANE, Log, again, arrival, fold, stage, verdicts
 
 

@@ -3,10 +3,10 @@
 import polars as pl
 import pytest
 
-from aggregations.fields import Fields, count
-from aggregations.flow import Aggregate, Divert, Filter, FlatMap, Map, Publish
-from aggregations.ledger import Ledger
-from aggregations.steps import apply_steps, arrive
+from aggregations.definition.fields import Fields, count
+from aggregations.definition.flow import Aggregate, Divert, Filter, FlatMap, Map, Publish
+from aggregations.per_message.ledger import Ledger
+from aggregations.per_message.steps import apply_steps, arrive
 from envelope import EnvelopeError, Hop, Reason, Siblings, Verdict, decode
 from tests.support.pure import TOPIC_ID, element, hop
 

@@ -6,14 +6,14 @@ from contextlib import suppress
 
 import pytest
 
+from aggregations.definition.fields import Fields, count
+from aggregations.definition.flow import Flow
 from aggregations.errors import RunRefusedError
-from aggregations.fields import Fields, count
-from aggregations.flow import Flow
-from aggregations.memory import MemoryRunner
-from aggregations.run import begin
+from aggregations.run.memory import MemoryRunner
+from aggregations.run.run import begin
 from persistence.cas import manifest_behind
+from persistence.commit.faults import Fault, Injector, Outcome, use
 from persistence.errors import StoreWentBack, Terminal, Transient
-from persistence.faults import Fault, Injector, Outcome, use
 from persistence.marks import Mark
 from persistence.protocol import FlowRef, Write
 from tests.simulation.stores import FLOW_PART, open_store

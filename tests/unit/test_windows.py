@@ -17,7 +17,7 @@ from envelope import (
     group_of,
     in_order,
 )
-from envelope.windows import HEALED, WIDE, WINDOW, Group
+from envelope.dedup.windows import HEALED, WIDE, WINDOW, Group
 
 
 def at(*position: int | str, lane: str = "a:0#i", group: str | None = None, **fields: Any) -> Standing:

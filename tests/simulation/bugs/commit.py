@@ -4,14 +4,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from aggregations import memory, reconcile, run
-from aggregations.reconcile import Broker, Plan, check_stores, plan
+from aggregations.run import memory, run, start
+from aggregations.run.start import Broker, Plan, check_stores, plan
 from persistence import cas
 from persistence import memory as memory_store
+from persistence.commit.faults import effect
+from persistence.commit.steps import Step
 from persistence.errors import Transient
-from persistence.faults import effect
 from persistence.manifest import Manifest
-from persistence.steps import Step
 from tests.simulation import driver
 from tests.simulation.patch import Patch
 
@@ -135,7 +135,7 @@ BUGS: Mapping[str, tuple[str, Sequence[Patch]]] = {
         "a woken older run sets the consumer group's offsets",
         [(run.Run, "superseded", lambda _: False)],
     ),
-    "added-stage-accepted": ("a stage is added to a flow that has begun", [(reconcile, "_added", lambda *_: [])]),
+    "added-stage-accepted": ("a stage is added to a flow that has begun", [(start, "_added", lambda *_: [])]),
     "lost-store-accepted": ("a downstream store that lost data is accepted", [(run, "check_stores", lambda *_: [])]),
     "incarnation-ignored": (
         "a topic that was created again is read on from the old offset",

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from aggregations import growth, run
-from aggregations.reconcile import Plan, plan
+from aggregations.run import growth, run
+from aggregations.run.start import Plan, plan
 from jobs.republish import growing
 from jobs.republish.growth import Note, Verdict, judge
 from tests.simulation import driver

@@ -4,14 +4,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from aggregations import flow, steps
-from aggregations.deaths import Deaths
-from aggregations.flow import Divert
-from aggregations.ledger import Changes, Ledger
-from aggregations.steps import Rejected
+from aggregations.definition import flow
+from aggregations.definition.flow import Divert
+from aggregations.per_message import steps
+from aggregations.per_message.dead_letters import Deaths
+from aggregations.per_message.ledger import Changes, Ledger
+from aggregations.per_message.steps import Rejected
 from envelope import Envelope, EnvelopeError, Reason, Route, encode
 from envelope.redrive import Redrive, read_via
-from jobs import redrive
+from jobs.dead_letters import redrive
 from jobs.republish import passage
 from tests.simulation.patch import Patch, original
 

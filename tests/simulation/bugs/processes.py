@@ -7,14 +7,14 @@ from typing import Any
 
 from confluent_kafka import OFFSET_END, OFFSET_INVALID, KafkaError, TopicPartition
 
-from aggregations.reconcile import Plan, plan
+from aggregations.run.start import Plan, plan
 from envelope.hops import HopWriter
 from jobs.republish import input as reading
 from jobs.republish import passage, service, worker
+from persistence.commit.faults import REPUBLISH_COMMIT, REPUBLISH_DEAD_LETTER, REPUBLISH_FLUSH, effect
+from persistence.commit.steps import Step
 from persistence.errors import Transient
-from persistence.faults import REPUBLISH_COMMIT, REPUBLISH_DEAD_LETTER, REPUBLISH_FLUSH, effect
 from persistence.kafka import BrokerError, producer
-from persistence.steps import Step
 from tests.simulation import driver
 from tests.simulation.patch import Patch, original
 

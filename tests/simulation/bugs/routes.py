@@ -6,8 +6,8 @@ from typing import Any
 
 from confluent_kafka import TopicPartition
 
-from aggregations import memory
-from aggregations.steps import Applied, arrive
+from aggregations.per_message.steps import Applied, arrive
+from aggregations.run import memory
 from jobs.republish import input as reading
 from jobs.republish import worker
 from jobs.republish.offsets import commit_offsets

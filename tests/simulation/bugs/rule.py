@@ -5,9 +5,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from aggregations.ledger import Ledger
-from envelope import Decision, Lineage, Route, Siblings, Standing, Verdict, Window, Windows, windows
-from envelope.lineage import Edge
+from aggregations.per_message.ledger import Ledger
+from envelope import Decision, Lineage, Route, Siblings, Standing, Verdict, Window, Windows
+from envelope.dedup import windows
+from envelope.dedup.lineage import Edge
 from tests.simulation.patch import Patch, original
 
 

@@ -5,9 +5,10 @@ from dataclasses import replace
 from itertools import count
 from typing import Any
 
-from aggregations import memory, stage, steps
-from aggregations.element import Element
-from aggregations.stage import KeyState, Outcome, fold_stage
+from aggregations.definition.element import Element
+from aggregations.per_message import stage, steps
+from aggregations.per_message.stage import KeyState, Outcome, fold_stage
+from aggregations.run import memory
 from envelope import Decision, Siblings, Standing, Windows
 from tests.simulation.patch import Patch, original
 

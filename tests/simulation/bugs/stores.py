@@ -5,8 +5,8 @@ from typing import Any
 
 import msgspec
 
-from aggregations import run
-from aggregations.reconcile import check_marks
+from aggregations.run import run
+from aggregations.run.start import check_marks
 from persistence import marks
 from persistence import memory as memory_store
 from persistence.marks import KnownMarks, Mark

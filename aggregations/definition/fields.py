@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 
 import polars as pl
 
+from aggregations.definition.expressions import Expression, describe_expression, parsed
 from aggregations.errors import FlowError
-from aggregations.expressions import Expression, describe_expression, parsed
 from envelope import EnvelopeError, Position, Reason, position_order
 
 INT64 = 2**63

@@ -5,18 +5,18 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Final
 
-from aggregations.element import Element, Record
-from aggregations.flow import END_OF_FLOW, Stage
-from aggregations.ledger import Changes, Entry
-from aggregations.run import Run
-from aggregations.source import RecordDecoder
-from aggregations.stage import Arrival, KeyState, fold_stage
-from aggregations.states import load_states, save_states
-from aggregations.steps import Applied, apply_steps, arrive, standing_of
+from aggregations.definition.element import Element, Record
+from aggregations.definition.flow import END_OF_FLOW, Stage
+from aggregations.definition.source import RecordDecoder
+from aggregations.per_message.ledger import Changes, Entry
+from aggregations.per_message.stage import Arrival, KeyState, fold_stage
+from aggregations.per_message.steps import Applied, apply_steps, arrive, standing_of
+from aggregations.run.run import Run
+from aggregations.run.states import load_states, save_states
 from envelope import EnvelopeError, Hop, Node
-from envelope.lineage import died_in
-from persistence.faults import effect
-from persistence.steps import Step
+from envelope.dedup.lineage import died_in
+from persistence.commit.faults import effect
+from persistence.commit.steps import Step
 
 NO_TOMBSTONES: Final[Mapping[Node, tuple[Hop, ...]]] = MappingProxyType({})
 
@@ -36,7 +36,7 @@ def fill_holes(
 
     Args:
         run: A run that holds the term; with `apply` False one that only looks will do.
-        records: Dead letters as `jobs.redrive.redriven` makes them, each at a place of its own.
+        records: Dead letters as `jobs.dead_letters.redrive.redriven` makes them, each at a place of its own.
         unreadable: Coordinates of dead letters of which nothing can be made.
         tombstones: Of those among the records that have no value, the hops that it would carry.
         apply: Write it.

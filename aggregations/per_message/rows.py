@@ -11,8 +11,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import polars as pl
 
-from aggregations.expressions import CANNOT, Expression, columns_of, is_mapping, parsed
-from aggregations.integers import LEFT_64_BITS, select_exact
+from aggregations.definition.expressions import CANNOT, Expression, columns_of, is_mapping, parsed
+from aggregations.definition.integers import LEFT_64_BITS, select_exact
 from envelope import EnvelopeError, Reason
 
 Schema: TypeAlias = Mapping[str, Any] | None

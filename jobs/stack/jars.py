@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final
 from xml.sax.saxutils import quoteattr
 
-from jobs.java import java
+from jobs.stack.java import java
 
 KAFKA_BROKER: Final = ("org.apache.kafka:kafka_2.13:4.3.1", "org.apache.logging.log4j:log4j-slf4j-impl:2.25.4@jar")
 """The broker, and the binding without which it swallows every message of its log."""

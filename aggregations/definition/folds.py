@@ -2,8 +2,8 @@
 
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
-from aggregations.element import Element
-from aggregations.fields import INT64, is_utf8
+from aggregations.definition.element import Element
+from aggregations.definition.fields import INT64, is_utf8
 from envelope import EnvelopeError, Reason
 
 S = TypeVar("S")

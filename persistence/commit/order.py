@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Iterable, Sequence
 
-from persistence.faults import effect
-from persistence.steps import Step
+from persistence.commit.faults import effect
+from persistence.commit.steps import Step
 
 Effect = Callable[[], object]
 

@@ -3,7 +3,7 @@
 from collections import Counter
 from dataclasses import dataclass, field
 
-from aggregations.element import Record
+from aggregations.definition.element import Record
 from envelope import Reason
 
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 
-from aggregations.flow import Stage
-from aggregations.stage import KeyState
-from aggregations.steps import Output
+from aggregations.definition.flow import Stage
+from aggregations.per_message.stage import KeyState
+from aggregations.per_message.steps import Output
 from envelope import Envelope, EnvelopeError, Reason, decode, encode
 
 PAYLOAD_TYPE = "headwater.snapshot.v1"

@@ -7,24 +7,24 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from aggregations.deaths import Deaths
-from aggregations.element import Element, Record
-from aggregations.flow import END_OF_FLOW, Flow, Stage
-from aggregations.ledger import Reading
-from aggregations.report import DeadLetter, Report
-from aggregations.run import Incarnations, Run, begin
-from aggregations.snapshots import snapshots_of
-from aggregations.source import RecordDecoder
-from aggregations.stage import Arrival, KeyState, Outcome, fold_stage
-from aggregations.states import load_states, save_states
-from aggregations.steps import Applied, Output, apply_steps, arrive, enter_tail, withhold
+from aggregations.definition.element import Element, Record
+from aggregations.definition.flow import END_OF_FLOW, Flow, Stage
+from aggregations.definition.source import RecordDecoder
+from aggregations.per_message.dead_letters import Deaths
+from aggregations.per_message.ledger import Reading
+from aggregations.per_message.stage import Arrival, KeyState, Outcome, fold_stage
+from aggregations.per_message.steps import Applied, Output, apply_steps, arrive, enter_tail, withhold
+from aggregations.run.report import DeadLetter, Report
+from aggregations.run.run import Incarnations, Run, begin
+from aggregations.run.snapshots import snapshots_of
+from aggregations.run.states import load_states, save_states
 from envelope import EnvelopeError, Lineage, Verdict
 from envelope.limits import MAX_OFFSET
-from persistence.commit import commit
+from persistence.commit.faults import DEAD_LETTER, effect
+from persistence.commit.order import commit
+from persistence.commit.steps import Step
 from persistence.errors import StoreError
-from persistence.faults import DEAD_LETTER, effect
 from persistence.growth import METADATA_MAX_AGE_SECONDS, Ends
-from persistence.steps import Step
 
 
 @dataclass(slots=True)
@@ -61,7 +61,7 @@ class MemoryRunner:
         flow: The flow.
         stores: URL of the store by stage name, from `run.bind`.
         topic_ids: Current topic id by topic, for roots that do not name theirs.
-        accept: Risks taken on purpose; see `aggregations.reconcile.Risk`.
+        accept: Risks taken on purpose; see `aggregations.run.start.Risk`.
         ends: Ends of the partitions as of now. A run that crashed may have folded what is below them; without them, any
             record.
         whole: Asks for the next offset by partition of the whole topic. Without it partitions are known from

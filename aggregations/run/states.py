@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 
+from aggregations.definition.flow import Stage
 from aggregations.errors import DefinitionChangedError
-from aggregations.flow import Stage
-from aggregations.run import Run
-from aggregations.stage import KeyState
+from aggregations.per_message.stage import KeyState
+from aggregations.run.run import Run
 from persistence.protocol import StageRef, StateStore, Stored, Write
 from persistence.record import StateRecord, decode_record, encode_record
 

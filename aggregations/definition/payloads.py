@@ -9,8 +9,8 @@ import msgspec
 import polars as pl
 from google.protobuf.message import DecodeError, Message
 
-from aggregations import protobuf
-from aggregations.protobuf import MessageType
+from aggregations.definition import protobuf
+from aggregations.definition.protobuf import MessageType
 from envelope import EnvelopeError, Reason
 
 _BITS: dict[type[pl.DataType], int] = {

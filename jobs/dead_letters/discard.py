@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from aggregations.discard import fill_holes
-from aggregations.element import Record
-from aggregations.flow import Flow
-from aggregations.run import Run, begin, look
+from aggregations.definition.element import Record
+from aggregations.definition.flow import Flow
+from aggregations.run.discard import fill_holes
+from aggregations.run.run import Run, begin, look
 from envelope import EnvelopeError, Node, Tombstones
 from envelope.deadletter import DeadLetter
-from jobs.letters import Handled, Letter, Letters, Selection
-from jobs.redrive import hops_back, redriven
+from jobs.dead_letters.letters import Handled, Letter, Letters, Selection
+from jobs.dead_letters.redrive import hops_back, redriven
 from persistence.errors import StoreError
 from persistence.kafka import KafkaSettings
 
@@ -51,7 +51,7 @@ def discard(
         settings: Where Kafka is.
         letters: The dead-letter topic.
         flow: The flow that gave them up.
-        stores: URL of the store by stage name, from `aggregations.run.bind`.
+        stores: URL of the store by stage name, from `aggregations.run.run.bind`.
         generation: Generation of the states.
         selection: Which letters are meant; all of the flow when None.
         apply: Write it; otherwise only count what would be.

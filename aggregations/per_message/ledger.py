@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from envelope import Lineage, Node, Position, Route, Standing, group_of, position_order
-from envelope.lineage import Redriven, died_in, event_of
+from envelope.dedup.lineage import Redriven, died_in, event_of
 from envelope.redrive import Redrive
 from persistence.manifest import Manifest
 
@@ -33,13 +33,27 @@ class Entry(NamedTuple):
 
     Attributes:
         stage: Stage that it was on its way to; `end` behind the last one.
-        group: Group of lanes of its event, or the topic-partition in which it died (`envelope.lineage.died_in`).
+        group: Group of lanes of its event, or the topic-partition in which it died (`envelope.dedup.lineage.died_in`).
         position: Position of its event, or the offset at which it died; behind it the index of an item of the record.
     """
 
     stage: str
     group: str
     position: Position
+
+
+class UnlistedError(Exception):
+    """Dead letters must be listed before anything of their batch is published or persisted.
+
+    Attributes:
+        entries: What is to be listed.
+        beside: Other tasks may have persisted states of the last stage meanwhile.
+    """
+
+    def __init__(self, entries: frozenset[Entry], beside: bool) -> None:
+        super().__init__(entries, beside)
+        self.entries = entries
+        self.beside = beside
 
 
 @dataclass(slots=True)

@@ -27,9 +27,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NoReturn, Protocol, Self, TypeVar
 
+from persistence.commit.steps import Step
 from persistence.described import Described
 from persistence.errors import Transient
-from persistence.steps import Step
 
 T = TypeVar("T")
 

@@ -11,11 +11,11 @@ from itertools import groupby
 from operator import itemgetter
 from typing import NamedTuple
 
+from envelope.dedup.lanes import group_of
+from envelope.dedup.lineage import NO_INDEX, Position, Route, Siblings, Standing, position_order
+from envelope.dedup.verdict import Verdict
 from envelope.errors import Reason
-from envelope.lanes import group_of
 from envelope.limits import MAX_INDEX
-from envelope.lineage import NO_INDEX, Position, Route, Siblings, Standing, position_order
-from envelope.verdict import Verdict
 
 WINDOW = 32
 """Positions remembered per lane: the disorder of one lane that is still folded exactly."""

@@ -7,14 +7,14 @@ from typing import Any, TypeAlias
 
 import polars as pl
 
-from aggregations.canonical import describe_callable, describe_object
-from aggregations.element import Element
+from aggregations.definition.element import Element
+from aggregations.definition.expressions import Expression, columns_of, describe_expression, name_of, parsed
+from aggregations.definition.fields import Fields
+from aggregations.definition.fingerprint import describe_callable, describe_object
+from aggregations.definition.folds import Fold
+from aggregations.definition.integers import select_exact
 from aggregations.errors import FlowError
-from aggregations.expressions import Expression, columns_of, describe_expression, name_of, parsed
-from aggregations.fields import Fields
-from aggregations.folds import Fold
-from aggregations.integers import select_exact
-from envelope.windows import LANES
+from envelope.dedup.windows import LANES
 
 Predicate: TypeAlias = Expression | Callable[[Element[Any]], bool]
 Key: TypeAlias = Expression | Callable[[Element[Any]], str | bytes | int | None]

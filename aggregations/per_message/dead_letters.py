@@ -5,13 +5,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from aggregations.element import Element
-from aggregations.flow import END_OF_FLOW
-from aggregations.ledger import Changes, Entry, Ledger, dead_entry
-from aggregations.stage import Decided
-from aggregations.steps import Rejected, standing_of
+from aggregations.definition.element import Element
+from aggregations.definition.flow import END_OF_FLOW
+from aggregations.per_message.ledger import Changes, Entry, Ledger, dead_entry
+from aggregations.per_message.stage import Decided
+from aggregations.per_message.steps import Rejected, standing_of
 from envelope import EnvelopeError, Node, Reason, Route, Siblings, Standing, Verdict
-from envelope.lineage import Redriven, died_in
+from envelope.dedup.lineage import Redriven, died_in
 
 
 @dataclass(slots=True)

@@ -8,12 +8,11 @@ from typing import Any, Generic, TypeVar
 
 import polars as pl
 
-from aggregations.element import Element
-from aggregations.errors import FlowError
-from aggregations.expressions import Expression, columns_of, expression
-from aggregations.fields import Fields
-from aggregations.folds import Fold, check_state
-from aggregations.operators import (
+from aggregations.definition.element import Element
+from aggregations.definition.expressions import Expression, columns_of, expression
+from aggregations.definition.fields import Fields
+from aggregations.definition.folds import Fold, check_state
+from aggregations.definition.operators import (
     Aggregate,
     Divert,
     Filter,
@@ -33,10 +32,11 @@ from aggregations.operators import (
     schema_after,
     summary,
 )
-from aggregations.source import Topic
+from aggregations.definition.source import Topic
+from aggregations.errors import FlowError
 from envelope import EnvelopeError, Tombstones
+from envelope.dedup.windows import LANES
 from envelope.limits import check_topic
-from envelope.windows import LANES
 
 __all__ = [
     "Aggregate",

@@ -7,12 +7,12 @@ from typing import Any
 
 import msgspec
 
-from aggregations.element import Element
-from aggregations.fields import Fields
-from aggregations.flow import Aggregate
-from aggregations.folds import check_state
-from aggregations.ledger import Entry
-from aggregations.rows import Schema, evaluate_values
+from aggregations.definition.element import Element
+from aggregations.definition.fields import Fields
+from aggregations.definition.flow import Aggregate
+from aggregations.definition.folds import check_state
+from aggregations.per_message.ledger import Entry
+from aggregations.per_message.rows import Schema, evaluate_values
 from envelope import (
     Decision,
     EnvelopeError,
@@ -28,8 +28,8 @@ from envelope import (
     Windows,
     in_order,
 )
-from envelope.lineage import Redriven
-from envelope.windows import Room
+from envelope.dedup.lineage import Redriven
+from envelope.dedup.windows import Room
 
 _HELD = frozenset({Verdict.DUPLICATE, Verdict.DUPLICATE_IN_BATCH})
 _FIRST_SEEN = frozenset({Verdict.ACCEPTED, Verdict.LATE, Verdict.NEW_LANE})

@@ -7,15 +7,15 @@ from typing import Any
 
 import msgspec
 
+from aggregations.definition.flow import Flow, Stage
 from aggregations.errors import FlowError
-from aggregations.flow import Flow, Stage
-from aggregations.growth import advance, merge
-from aggregations.ledger import Changes, Doubt, Entry, Ledger, merged
-from aggregations.reconcile import LOSSES, Risk, check_marks, check_stores, refuse
+from aggregations.per_message.ledger import Changes, Doubt, Entry, Ledger, merged
+from aggregations.run.growth import advance, merge
+from aggregations.run.start import LOSSES, Risk, check_marks, check_stores, refuse
 from envelope import Verdict
 from persistence.cas import manifest_behind
-from persistence.commit import store_order
-from persistence.faults import FINISH, LEDGER, TERM, effect
+from persistence.commit.faults import FINISH, LEDGER, TERM, effect
+from persistence.commit.order import store_order
 from persistence.findings import Finding
 from persistence.growth import METADATA_MAX_AGE_SECONDS, Ends
 from persistence.manifest import Growth, Manifest, Progress, minimum
@@ -175,7 +175,7 @@ class Run:
         shared: bool = False,
         max_age_seconds: float = METADATA_MAX_AGE_SECONDS,
     ) -> bool:
-        """Note how many partitions the consumed topic has, before a batch is folded; see `aggregations.growth.advance`.
+        """Note how many partitions the consumed topic has, before a batch is folded; see `aggregations.run.growth.advance`.
 
         Args:
             partitions: How many it has, asked after the batch was read.
@@ -509,7 +509,7 @@ def begin(
         flow: The flow.
         urls: URL of the store by stage name, from `bind`.
         generation: Generation of the states.
-        accept: Names of risks taken on purpose; see `aggregations.reconcile.Risk`.
+        accept: Names of risks taken on purpose; see `aggregations.run.start.Risk`.
 
     Raises:
         RunRefusedError: The stores do not fit together or to the flow, and that risk is not accepted.
@@ -544,7 +544,7 @@ def look(flow: Flow[object], urls: Mapping[str, str], *, generation: int = 1, ac
         flow: The flow.
         urls: URL of the store by stage name, from `bind`.
         generation: Generation of the states.
-        accept: Names of risks taken on purpose; see `aggregations.reconcile.Risk`.
+        accept: Names of risks taken on purpose; see `aggregations.run.start.Risk`.
 
     Raises:
         RunRefusedError: The stores do not fit together or to the flow, and that risk is not accepted.

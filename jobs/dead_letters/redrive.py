@@ -15,8 +15,8 @@ from envelope.codec import is_sealed, redriven_payload
 from envelope.deadletter import PREFIX, DeadLetter, Form, Headers, own_headers, size_of
 from envelope.errors import Reason
 from envelope.redrive import Redrive, read_via, redrive_hops
-from jobs.letters import Handled, Letter, Letters, Selection
-from persistence.faults import REDRIVE_FLUSH, REDRIVE_PRODUCE, effect
+from jobs.dead_letters.letters import Handled, Letter, Letters, Selection
+from persistence.commit.faults import REDRIVE_FLUSH, REDRIVE_PRODUCE, effect
 from persistence.kafka import AcknowledgedProducer, KafkaSettings, Topics
 from persistence.kafka.producer import BY_KEY
 

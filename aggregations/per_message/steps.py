@@ -7,14 +7,14 @@ from typing import Any
 import msgspec
 import polars as pl
 
-from aggregations.element import Element
+from aggregations.definition.element import Element
+from aggregations.definition.expressions import Expression, key_bytes
+from aggregations.definition.flow import END_OF_FLOW, Aggregate, Divert, Filter, FlatMap, Map, Predicate, Publish, Step
+from aggregations.definition.operators import schema_after
 from aggregations.errors import FlowError
-from aggregations.expressions import Expression, key_bytes
-from aggregations.flow import END_OF_FLOW, Aggregate, Divert, Filter, FlatMap, Map, Predicate, Publish, Step
-from aggregations.ledger import Entry, Ledger
-from aggregations.operators import schema_after
-from aggregations.rows import Schema, evaluate_values
-from aggregations.stage import Arrival, inputs_of, passed_on
+from aggregations.per_message.ledger import Entry, Ledger
+from aggregations.per_message.rows import Schema, evaluate_values
+from aggregations.per_message.stage import Arrival, inputs_of, passed_on
 from envelope import (
     Envelope,
     EnvelopeError,

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Final
 
 from aggregations.errors import DefinitionChangedError, RunRefusedError
-from aggregations.growth import advance, describe
+from aggregations.run.growth import advance, describe
 from persistence.compaction import COMPACTED_SOURCE
 from persistence.findings import Finding
 from persistence.growth import GROWN_UNDRAINED, undrained

@@ -10,8 +10,8 @@ from typing import Any, Final
 import msgspec
 import polars as pl
 
-from aggregations.element import Element, Record
-from aggregations.payload import Json, Payload, Protobuf, Raw, payload_of
+from aggregations.definition.element import Element, Record
+from aggregations.definition.payloads import Json, Payload, Protobuf, Raw, payload_of
 from envelope import (
     DEFAULT_LIMITS,
     Envelope,

@@ -1,0 +1,1 @@
+"""The path of one message at a time: the definition that the vectorised path must equal."""

@@ -1,0 +1,1 @@
+"""The commit of one batch: its order, its steps, and the points at which a test makes it fail."""
