@@ -1,9 +1,12 @@
-"""Flows, folds, windows and verdicts. Only `aggregations.spark` knows Spark.
+"""Flows: what they are written with, bound to stores, and run with.
 
-What a flow is written with:
+    from aggregations import Fields, Flow, MemoryRunner, Topic, count, run_flow, total
 
-    from aggregations import Fields, Flow, Topic, count, total
+Importing this does not import Spark; `run_flow` does when it is first asked for.
 """
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from aggregations.definition.element import Element, Record
 from aggregations.definition.fields import Fields, count, first, last, maximum, mean, minimum, total
@@ -11,6 +14,11 @@ from aggregations.definition.flow import Flow
 from aggregations.definition.folds import Fold
 from aggregations.definition.source import Json, Raw, Topic
 from aggregations.errors import DefinitionChangedError, FlowError, RunRefusedError
+from aggregations.run.memory import MemoryRunner
+from aggregations.run.run import bind
+
+if TYPE_CHECKING:
+    from aggregations.spark import run_flow
 
 __all__ = [
     "DefinitionChangedError",
@@ -20,15 +28,24 @@ __all__ = [
     "FlowError",
     "Fold",
     "Json",
+    "MemoryRunner",
     "Raw",
     "Record",
     "RunRefusedError",
     "Topic",
+    "bind",
     "count",
     "first",
     "last",
     "maximum",
     "mean",
     "minimum",
+    "run_flow",
     "total",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "run_flow":
+        return import_module("aggregations.spark").run_flow
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from aggregations.definition.element import Element
 from aggregations.definition.flow import END_OF_FLOW
@@ -12,6 +12,8 @@ from aggregations.per_message.stage import Decided
 from aggregations.per_message.steps import Rejected, standing_of
 from envelope import EnvelopeError, Node, Reason, Route, Siblings, Standing, Verdict
 from envelope.dedup.lineage import Redriven, died_in
+
+BEYOND_END: Final = "its root's offset is beyond the end of the root topic"
 
 
 @dataclass(slots=True)

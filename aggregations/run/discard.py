@@ -7,10 +7,11 @@ from typing import Any, Final
 
 from aggregations.definition.element import Element, Record
 from aggregations.definition.flow import END_OF_FLOW, Stage
-from aggregations.definition.source import RecordDecoder
 from aggregations.per_message.ledger import Changes, Entry
-from aggregations.per_message.stage import Arrival, KeyState, fold_stage
-from aggregations.per_message.steps import Applied, apply_steps, arrive, standing_of
+from aggregations.per_message.loop import MessageLoop
+from aggregations.per_message.stage import Arrival, Decided, KeyState, fold_stage
+from aggregations.per_message.steps import Rejected, standing_of
+from aggregations.report import Report
 from aggregations.run.run import Run
 from aggregations.run.states import load_states, save_states
 from envelope import EnvelopeError, Hop, Node
@@ -55,41 +56,19 @@ def fill_holes(
     filling = _Filling(run, apply=apply)
     for node in unreadable:
         filling.unread(replace(node, cluster=cluster))
-    decoder = RecordDecoder(flow.topic, flow.columns)
-    elements = []
-    for record in records:
-        own = replace(record.node, cluster=cluster)
-        try:
-            read = decoder.decode(record)
-        except EnvelopeError as error:
-            if error.chain is None:
-                filling.unread(own, error)
-            else:
-                filling.reject(own, Element(None, record.key, own, error.chain), error)
-            continue
-        filling.counts[own] = 0
-        element = read.element(record.headers)
-        elements.append(element if read.chain else replace(element, chain=tombstones.get(record.node, ())))
-    applied = Applied(elements, flow.topic.schema)
+    loop = MessageLoop(
+        flow=flow, ledger=run.ledger, topic_ids=run.topic_ids, collector=filling, report=Report(), batch=run.batch
+    )
+    applied = loop.read(records)
+    hops = {replace(node, cluster=cluster): chain for node, chain in tombstones.items()}
+    applied.elements = [one if one.chain else replace(one, chain=hops.get(one.own, ())) for one in applied.elements]
+    filling.counts |= {element.own: 0 for element in applied.elements}
     for stage in flow.stages:
-        applied = apply_steps(stage.before, applied.elements, applied.schema)
-        arrivals = arrive(
-            stage.aggregate,
-            applied,
-            ledger=run.ledger,
-            topic_ids=run.topic_ids,
-            incarnation=lambda _topic, _topic_id: None,
-            siblings=flow.topic.siblings,
-            later=flow.behind(stage),
-        )
-        for one in applied.rejected:
-            filling.reject(one.element.own, one.element, EnvelopeError(one.reason, one.detail))
+        arrivals = loop.enter(stage, applied)
         loaded = load_states(run, stage, list(dict.fromkeys(arrival.key for arrival in arrivals)))
         filling.fill(stage, loaded, arrivals)
         passing = [arrival for arrival in arrivals if arrival.transit]
-        outcome = fold_stage(stage.aggregate, loaded, passing, batch=run.batch)
-        emitted = [element for one in outcome.decided for element in one.emitted]
-        applied = Applied(emitted, applied.schema if stage.aggregate.emit is None else None)
+        applied = loop.onward(stage, fold_stage(stage.aggregate, loaded, passing, batch=run.batch))
     for element in applied.elements:
         filling.strike(element.own, filling.entries(END_OF_FLOW, element))
     if apply and filling.struck:
@@ -128,18 +107,31 @@ class _Filling:
                 count += 1
         self.counts[own] = count
 
-    def unread(self, own: Node, error: EnvelopeError | None = None) -> None:
-        """Strike a record that cannot be read, as far as the ledger lists it: by its coordinates."""
+    def unread(
+        self, own: Node, error: EnvelopeError | None = None, *, key: bytes | None = None, again: bool = True
+    ) -> None:
+        """Strike a record that cannot be read, as far as the ledger lists it: by its chain, else by its coordinates."""
+        if error is not None and error.chain is not None:
+            self.rejected("", Rejected(Element(None, key, own, error.chain), error.reason, error.detail))
+            return
         if error is not None:
             self.errors[own] = error
         entry = Entry(self._run.flow.stages[0].name, died_in(own), (own.offset,))
         self.strike(own, () if self._run.ledger.missing_from([entry]) else (entry,))
 
-    def reject(self, own: Node, element: Element[Any], error: EnvelopeError) -> None:
-        """Strike what a step rejects, as far as the ledger lists it under the stage of its letter."""
-        self.errors[own] = error
+    def rejected(self, stage: str, one: Rejected) -> None:
+        """Strike what a step rejects, as far as the ledger lists it under the stage of its dead letter."""
+        element = one.element
+        self.errors[element.own] = EnvelopeError(one.reason, one.detail)
         back = element.lineage.redrive
-        self.strike(own, self.entries(back.stage if back and back.stage else self._run.flow.stages[0].name, element))
+        listed_at = back.stage if back and back.stage else self._run.flow.stages[0].name
+        self.strike(element.own, self.entries(listed_at, element))
+
+    def decided(self, stage: str, decided: Iterable[Decided]) -> None:
+        """Nothing is folded."""
+
+    def tail(self, filled: Iterable[Entry], *, copies: int) -> None:
+        """Nothing is published."""
 
     def entries(self, stage: str, element: Element[Any]) -> tuple[Entry, ...]:
         """What the ledger lists of an element in front of a stage."""

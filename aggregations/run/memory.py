@@ -4,21 +4,21 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
-from aggregations.definition.element import Element, Record
-from aggregations.definition.flow import END_OF_FLOW, Flow, Stage
-from aggregations.definition.source import RecordDecoder
+from aggregations.definition.element import Record
+from aggregations.definition.flow import Flow, Stage
 from aggregations.per_message.dead_letters import Deaths
-from aggregations.per_message.ledger import Reading
-from aggregations.per_message.stage import Arrival, KeyState, Outcome, fold_stage
-from aggregations.per_message.steps import Applied, Output, apply_steps, arrive, enter_tail, withhold
-from aggregations.run.report import DeadLetter, Report
+from aggregations.per_message.loop import MessageLoop
+from aggregations.per_message.stage import KeyState, Outcome
+from aggregations.per_message.steps import Output
+from aggregations.report import DeadLetter, Report
 from aggregations.run.run import Incarnations, Run, begin
 from aggregations.run.snapshots import snapshots_of
 from aggregations.run.states import load_states, save_states
-from envelope import EnvelopeError, Lineage, Verdict
+from envelope import Verdict
 from envelope.limits import MAX_OFFSET
 from persistence.commit.faults import DEAD_LETTER, effect
 from persistence.commit.order import commit
@@ -98,7 +98,6 @@ class MemoryRunner:
         self.dead_letters: list[DeadLetter] = []
         self.outputs: list[Output] = []
         self.report = Report()
-        self._decoder = RecordDecoder(self.topic, flow.columns)
         self._whole, self._clock, self._max_age = whole, clock, metadata_max_age
         self.run: Run = begin(flow, stores, accept=accept)
         self._ends = ends
@@ -163,16 +162,34 @@ class MemoryRunner:
 
     def _fold(self, found: dict[tuple[str, int, int], Record], incarnations: Incarnations) -> _Batch:
         """Load and fold a batch, stage by stage, in memory."""
+        run, flow = self.run, self.flow
         if self._ends is None:
-            self.run.doubted({(topic, partition): MAX_OFFSET for topic, partition, _ in found})
-        deaths = Deaths(
-            self.run.ledger, self.flow.stages[0].name, self.topic.siblings, self.topic_ids, self.flow.fronts
+            run.doubted({(topic, partition): MAX_OFFSET for topic, partition, _ in found})
+        deaths = Deaths(run.ledger, flow.stages[0].name, self.topic.siblings, self.topic_ids, flow.fronts)
+        batch = _Batch(found, Report(), deaths)
+        loop = MessageLoop(
+            flow=flow,
+            ledger=run.ledger,
+            topic_ids=self.topic_ids,
+            collector=deaths,
+            report=batch.report,
+            batch=run.batch,
+            doubt=run.doubt,
+            incarnation=incarnations.verdict,
+            evict=run.evicts,
+            replays=run.replays,
+            outputs=batch.outputs,
         )
-        batch = _Batch(found, Report(records=len(found)), deaths)
-        applied = Applied(self._decode(batch), self.topic.schema)
-        for stage in self.flow.stages:
-            applied = self._stage(stage, applied, batch, incarnations)
-        self._finish(self.flow.tail, applied, batch)
+        applied = loop.read(found.values())
+        deaths.changes.seen = loop.seen
+        for stage in flow.stages:
+            arrivals = loop.enter(stage, applied)
+            outcome = batch.outcomes[stage.name] = loop.fold(stage, arrivals, partial(load_states, run))
+            batch.outputs += snapshots_of(
+                stage, outcome.states, flow=flow.name, generation=run.ref.generation, term=run.term, attempt=1
+            )
+            applied = loop.onward(stage, outcome)
+        loop.leave(applied)
         return batch
 
     def _look(self, records: Mapping[tuple[str, int, int], Record]) -> None:
@@ -189,80 +206,6 @@ class MemoryRunner:
             shared=any(len(partitions) > 1 for partitions in keys.values()),
             max_age_seconds=self._max_age,
         )
-
-    def _decode(self, batch: _Batch) -> list[Element[Any]]:
-        elements: list[Element[Any]] = []
-        reading = Reading(self.run.ledger.seen, self.run.doubt)
-        for record in batch.records.values():
-            if self._decoder.skips(record):
-                batch.report.tombstones += 1
-                continue
-            own = replace(record.node, cluster=self.topic.cluster)
-            try:
-                read = self._decoder.decode(record)
-            except EnvelopeError as error:
-                again = reading.again(Lineage.of(error.chain or (), own).resolved(self.topic_ids), record.key)
-                batch.deaths.unread(own, error, key=record.key, again=again)
-                continue
-            again = reading.again(read.lineage.resolved(self.topic_ids), record.key)
-            elements.append(read.element(record.headers, again=again))
-        batch.deaths.changes.seen = reading.read
-        return elements
-
-    def _stage(self, stage: Stage, applied: Applied, batch: _Batch, incarnations: Incarnations) -> Applied:
-        applied = apply_steps(stage.before, applied.elements, applied.schema)
-        arrivals: list[Arrival] = arrive(
-            stage.aggregate,
-            applied,
-            ledger=self.run.ledger,
-            topic_ids=self.topic_ids,
-            incarnation=incarnations.verdict,
-            siblings=self.topic.siblings,
-            later=self.flow.behind(stage),
-        )
-        self._gather(stage.name, applied, batch)
-        keys = list(dict.fromkeys(arrival.key for arrival in arrivals))
-        loaded = effect(Step.LOAD.of(stage.name), lambda: load_states(self.run, stage, keys))
-        outcome = effect(
-            Step.FOLD,
-            lambda: fold_stage(
-                stage.aggregate,
-                loaded,
-                arrivals,
-                batch=self.run.batch,
-                siblings=self.topic.siblings,
-                evict=self.run.evicts,
-                replays=self.run.replays,
-            ),
-        )
-        batch.outcomes[stage.name] = outcome
-        batch.report.verdicts[stage.name] = outcome.verdicts
-        batch.report.retired += outcome.retired
-        batch.report.keyless += Counter({stage.name: outcome.keyless})
-        batch.deaths.decided(stage.name, outcome.decided)
-        batch.outputs += snapshots_of(
-            stage,
-            outcome.states,
-            flow=self.flow.name,
-            generation=self.run.ref.generation,
-            term=self.run.term,
-            attempt=1,
-        )
-        emitted = [element for one in outcome.decided for element in one.emitted]
-        return Applied(emitted, applied.schema if stage.aggregate.emit is None else None)
-
-    def _finish(self, steps: Sequence[Any], applied: Applied, batch: _Batch) -> None:
-        tail = enter_tail(applied, ledger=self.run.ledger, topic_ids=self.topic_ids, siblings=self.topic.siblings)
-        batch.deaths.tail(tail.filled, copies=tail.copies)
-        applied = apply_steps(steps, applied.elements, applied.schema, tail.items)
-        withhold(applied)
-        self._gather(END_OF_FLOW, applied, batch)
-
-    def _gather(self, stage: str, applied: Applied, batch: _Batch) -> None:
-        for rejected in applied.rejected:
-            batch.deaths.rejected(stage, rejected)
-        batch.outputs += applied.outputs
-        batch.report.filtered += applied.filtered
 
     def _publish(self, batch: _Batch) -> None:
         self.outputs += batch.outputs

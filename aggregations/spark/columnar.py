@@ -16,7 +16,7 @@ from aggregations.definition.expressions import columns_of, expression
 from aggregations.definition.fields import Fields
 from aggregations.definition.flow import END_OF_FLOW, Stage
 from aggregations.definition.operators import expressions_of
-from aggregations.per_message.dead_letters import Dead
+from aggregations.per_message.dead_letters import BEYOND_END, Dead
 from aggregations.per_message.stage import KeyState, passed_on
 from aggregations.run.states import read_states, writes_of
 from aggregations.spark.clients import store_of
@@ -24,7 +24,6 @@ from aggregations.spark.columnar_fold import ColumnarFold
 from aggregations.spark.job import Job, dumps, loads
 from aggregations.spark.parcels import route_of
 from aggregations.spark.path import Work
-from aggregations.spark.roots import DETAIL
 from aggregations.spark.rows import BROKEN, INPUT, REKEYED, STAGE_KEY, Rows, key_codes, together
 from envelope import EnvelopeError, Lineage, Reason, Route
 from persistence.commit.faults import effect
@@ -130,7 +129,7 @@ def _existing(work: Work, rows: Rows) -> Rows:
     if not beyond.any():
         return rows
     stepped = Stepped(rows.frame)
-    stepped.reject(beyond, Reason.ROOT_BEYOND_END, DETAIL)
+    stepped.reject(beyond, Reason.ROOT_BEYOND_END, BEYOND_END)
     for frame, reason, detail in stepped.rejected:
         for place in frame.select(schema.TOPIC, schema.PARTITION, schema.OFFSET).iter_rows():
             work.deaths.unread(work.job.node(*place), EnvelopeError(reason, detail))

@@ -19,7 +19,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from aggregations.definition.flow import Flow
 from aggregations.errors import FlowError, RunRefusedError, SharedKeyError, TasksLostError
 from aggregations.per_message.ledger import Doubt, Entry, UnlistedError
-from aggregations.run.report import Report
+from aggregations.report import Report
 from aggregations.run.run import merge_incarnations
 from aggregations.run.start import Plan
 from aggregations.spark.action import Action, first_line

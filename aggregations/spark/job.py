@@ -9,7 +9,7 @@ from aggregations.definition.flow import Flow, Publish, Stage
 from aggregations.per_message.ledger import Changes, Doubt, Ledger
 from aggregations.per_message.stage import KeyState
 from aggregations.per_message.steps import Output
-from aggregations.run.report import Report
+from aggregations.report import Report
 from aggregations.run.snapshots import snapshots_of
 from aggregations.spark.roots import Ends
 from envelope import Node, Reason

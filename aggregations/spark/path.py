@@ -32,6 +32,7 @@ class Work:
     job: Job
     report: TaskReport = field(default_factory=TaskReport)
     outputs: list[Output] = field(default_factory=list)
+    _within: float = 0.0  # CPU seconds of the phases within the one under way
 
     @cached_property
     def roots(self) -> Roots:
@@ -60,13 +61,15 @@ class Work:
 
     @contextmanager
     def timed(self, phase: str) -> Iterator[None]:
-        """Count the CPU seconds of a phase."""
+        """Count the CPU seconds of a phase, without those of the phases within it."""
+        around, self._within = self._within, 0.0
         begin = process_time()
         try:
             yield
         finally:
-            seconds = self.report.seconds
-            seconds[phase] = seconds.get(phase, 0.0) + process_time() - begin
+            spent, seconds = process_time() - begin, self.report.seconds
+            seconds[phase] = seconds.get(phase, 0.0) + spent - self._within
+            self._within = around + spent
 
 
 class Path(Protocol):

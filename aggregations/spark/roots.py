@@ -17,8 +17,6 @@ from persistence.kafka import BrokerRefused, KafkaSettings, Topics
 Ends = dict[tuple[str, str, int], int]
 """(topic, topic id, partition) to the offset that the next record will get."""
 
-DETAIL = "its root's offset is beyond the end of the root topic"
-
 
 def ask_ends(topics: Topics, names: Iterable[str]) -> Ends:
     """Ends of root topics, as far as they can be asked.

@@ -29,7 +29,7 @@ from jobs.cli.signals import on_signals
 from jobs.screen import Bar, emit, progress, say, steps, table
 
 if TYPE_CHECKING:
-    from aggregations.run.report import Report
+    from aggregations.report import Report
     from aggregations.run.start import Plan
 
 

@@ -11,7 +11,7 @@ from aggregations.definition.element import Element, Record
 from aggregations.definition.flow import Flow
 from aggregations.definition.source import Json, Topic
 from aggregations.errors import RunRefusedError
-from aggregations.run.report import DeadLetter
+from aggregations.report import DeadLetter
 from envelope import Reason
 from persistence.errors import StoreError
 from persistence.names import FlowRef

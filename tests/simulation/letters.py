@@ -4,7 +4,7 @@ import msgspec
 
 from aggregations.definition.element import Record
 from aggregations.definition.flow import Flow
-from aggregations.run.report import DeadLetter
+from aggregations.report import DeadLetter
 from envelope import EnvelopeError, Hop, Reason
 from envelope import deadletter as dead
 from envelope.deadletter import Form, Remains, bury, own_headers

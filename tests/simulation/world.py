@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterable
 from itertools import count
 from typing import Any
 
+from aggregations import report
 from aggregations.definition.element import Record
 from aggregations.definition.flow import Flow
 from aggregations.errors import RunRefusedError
-from aggregations.run import report
 from aggregations.run.start import Risk
 from envelope import Node, Reason, decode
 from envelope.deadletter import DeadLetter

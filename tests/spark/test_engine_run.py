@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from aggregations.definition.flow import Flow
 from aggregations.definition.source import Topic
 from aggregations.errors import FlowError
-from aggregations.run.report import Report
+from aggregations.report import Report
 from aggregations.run.run import begin, bind
 from aggregations.spark import engine, opening, run_flow
 from aggregations.spark.roots import Ends, ask_ends

@@ -7,7 +7,7 @@ from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from aggregations.errors import RunRefusedError
-from aggregations.run.report import Report
+from aggregations.report import Report
 from aggregations.spark.engine import Engine
 from envelope import Verdict
 from tests.support.flows import PATHS, Path, fleet, totals

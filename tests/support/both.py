@@ -7,8 +7,8 @@ from typing import Any
 
 from aggregations.definition.element import Record
 from aggregations.definition.flow import Flow, Stage
+from aggregations.report import DeadLetter
 from aggregations.run.memory import MemoryRunner
-from aggregations.run.report import DeadLetter
 from aggregations.run.run import begin, bind
 from aggregations.run.states import load_states
 from aggregations.spark.columnar import ColumnarPath

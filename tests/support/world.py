@@ -14,8 +14,8 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Producer, To
 
 from aggregations.definition.element import Record
 from aggregations.definition.flow import Flow
+from aggregations.report import Report
 from aggregations.run.memory import MemoryRunner
-from aggregations.run.report import Report
 from aggregations.run.run import bind
 from aggregations.spark import run_flow
 from envelope import Envelope, Hop, Windows, encode

@@ -15,7 +15,7 @@ import pytest
 from typer.main import get_command
 
 from aggregations.errors import RunRefusedError
-from aggregations.run.report import Report
+from aggregations.report import Report
 from aggregations.run.start import Plan
 from envelope import Tombstones
 from jobs.cli import app

@@ -13,8 +13,8 @@ from aggregations.definition.fields import Fields, count
 from aggregations.definition.flow import Flow
 from aggregations.definition.source import Json, Topic
 from aggregations.per_message.ledger import LISTED, Changes, Entry
+from aggregations.report import DeadLetter as Died
 from aggregations.run.memory import MemoryRunner
-from aggregations.run.report import DeadLetter as Died
 from aggregations.run.run import bind
 from envelope import Envelope, Hop, decode, encode
 from envelope.deadletter import DeadLetter, Form

@@ -12,9 +12,9 @@ from aggregations.definition.element import Element, Record
 from aggregations.definition.fields import Fields, count
 from aggregations.definition.flow import Flow
 from aggregations.definition.source import Json, Topic
+from aggregations.report import DeadLetter as Died
 from aggregations.run.discard import fill_holes
 from aggregations.run.memory import MemoryRunner
-from aggregations.run.report import DeadLetter as Died
 from aggregations.run.run import begin, bind
 from envelope import Envelope, EnvelopeError, Hop, Node, Reason, Tombstones, encode
 from envelope.deadletter import DeadLetter, Form

@@ -13,7 +13,7 @@ from aggregations.definition.fields import Fields, count
 from aggregations.definition.flow import Flow
 from aggregations.definition.source import Json, Topic
 from aggregations.errors import RunRefusedError, SharedKeyError, TasksLostError
-from aggregations.run.report import Report
+from aggregations.report import Report
 from aggregations.run.run import begin, bind
 from aggregations.spark import engine
 from aggregations.spark.engine import ATTEMPTS, Engine

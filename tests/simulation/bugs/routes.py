@@ -6,8 +6,8 @@ from typing import Any
 
 from confluent_kafka import TopicPartition
 
+from aggregations.per_message import loop
 from aggregations.per_message.steps import Applied, arrive
-from aggregations.run import memory
 from jobs.republish import input as reading
 from jobs.republish import worker
 from jobs.republish.offsets import commit_offsets
@@ -105,6 +105,6 @@ BUGS: Mapping[str, tuple[str, Sequence[Patch]]] = {
     ),
     "keyless-left-out": (
         "a stage takes no records without a key, whatever its own key is",
-        [(memory, "arrive", _arrive_with_keys)],
+        [(loop, "arrive", _arrive_with_keys)],
     ),
 }

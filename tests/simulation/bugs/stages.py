@@ -6,9 +6,8 @@ from itertools import count
 from typing import Any
 
 from aggregations.definition.element import Element
-from aggregations.per_message import stage, steps
+from aggregations.per_message import loop, stage, steps
 from aggregations.per_message.stage import KeyState, Outcome, fold_stage
-from aggregations.run import memory
 from envelope import Decision, Siblings, Standing, Windows
 from tests.simulation.patch import Patch, original
 
@@ -65,11 +64,11 @@ def _no_index(self: Element[Any], index: int, value: Any) -> Element[Any]:
 BUGS: Mapping[str, tuple[str, Sequence[Patch]]] = {
     "event-id-ignored": (
         "siblings without an index are told apart by nothing",
-        [(memory, "arrive", _arrive_without_ids)],
+        [(loop, "arrive", _arrive_without_ids)],
     ),
     "floor-moves-in-batch": ("a batch is judged one by one, unsorted", [(Windows, "judge", _floor_moves)]),
     "half-a-fold-kept": ("a fold that fails half-way leaves its traces", [(stage, "_copy", lambda state: state)]),
-    "partial-flat-map": ("items of a failed record are folded under other keys", [(memory, "fold_stage", _keys_apart)]),
+    "partial-flat-map": ("items of a failed record are folded under other keys", [(loop, "fold_stage", _keys_apart)]),
     "flat-map-without-index": ("items of a flat-map all have the record's own position", [(Element, "nth", _no_index)]),
-    "first-stage-trusted": ("only the first stage drops duplicates", [(memory, "fold_stage", _trusts_the_first_stage)]),
+    "first-stage-trusted": ("only the first stage drops duplicates", [(loop, "fold_stage", _trusts_the_first_stage)]),
 }

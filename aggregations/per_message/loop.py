@@ -1,0 +1,216 @@
+"""The loop over a flow's stages, message by message. The in-memory runner, Spark's tasks and discard all take it."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any, Protocol, TypeAlias
+
+from aggregations.definition.element import Element, Record
+from aggregations.definition.flow import END_OF_FLOW, Flow, Stage
+from aggregations.definition.flow import Step as FlowStep
+from aggregations.definition.source import RecordDecoder
+from aggregations.per_message.dead_letters import BEYOND_END
+from aggregations.per_message.ledger import Doubt, Entry, Ledger, Reading
+from aggregations.per_message.stage import Arrival, Decided, KeyState, Outcome, fold_stage
+from aggregations.per_message.steps import Applied, Output, Rejected, apply_steps, arrive, enter_tail, withhold
+from aggregations.report import Report
+from envelope import EnvelopeError, Lineage, Node, Position, Reason, Verdict
+from persistence.commit.faults import effect
+from persistence.commit.steps import Step
+
+Cause: TypeAlias = tuple[Reason, str]
+"""Reason code, and what was wrong without any value of the message."""
+
+_NONE: Mapping[Node, Cause] = MappingProxyType({})
+
+
+class Collector(Protocol):
+    """Gets what does not go on."""
+
+    def unread(self, own: Node, error: EnvelopeError, *, key: bytes | None, again: bool) -> None:
+        """A record that cannot be read."""
+        ...
+
+    def rejected(self, stage: str, one: Rejected) -> None:
+        """An element that a step in front of a stage rejects, or that the flow diverts."""
+        ...
+
+    def decided(self, stage: str, decided: Iterable[Decided]) -> None:
+        """What a stage decided."""
+        ...
+
+    def tail(self, filled: Iterable[Entry], *, copies: int) -> None:
+        """What of redriven records goes on behind the last stage."""
+        ...
+
+
+class Failures:
+    """Records of which an item failed, as far as other tasks must know. Of one task nobody must."""
+
+    def at(self, index: int, *, hole: bool) -> Mapping[Node, Cause]:
+        """Records that must not get past a stage, because an item of theirs failed in another task.
+
+        Args:
+            index: Index of the stage; the number of stages for what comes behind the last one.
+            hole: Those whose fold failed; else those that a step in front of the stage rejected.
+        """
+        return _NONE
+
+    def add(self, index: int, own: Node, cause: Cause, *, hole: bool) -> None:
+        """An item of a record failed here; see `at`."""
+
+
+@dataclass
+class MessageLoop:
+    """Takes messages through the steps and stages of a flow.
+
+    Attributes:
+        flow: The flow.
+        ledger: Dead letters of the flow that left no hole.
+        topic_ids: Current topic id by topic.
+        collector: Gets what does not go on.
+        report: Gets the counts.
+        batch: Number of the batch.
+        doubt: Offsets below which records may have been folded before.
+        incarnation: What the id of a root topic is; None for the current one.
+        beyond_end: Whether a root is beyond the end of its topic.
+        failures: What other tasks found.
+        evict: False while the consumed topic grows; see `Windows.folding`.
+        replays: A run that crashed may have folded what comes; see `Windows.folding`.
+        outputs: What the flow's steps publish.
+        seen: Highest position read, by route, once `read` has returned.
+    """
+
+    flow: Flow[Any]
+    ledger: Ledger
+    topic_ids: Mapping[str, str]
+    collector: Collector
+    report: Report
+    batch: int
+    doubt: Doubt = field(default_factory=dict)
+    incarnation: Callable[[str, str], Verdict | None] = lambda _topic, _topic_id: None
+    beyond_end: Callable[[Node], bool] = lambda _root: False
+    failures: Failures = field(default_factory=Failures)
+    evict: bool = True
+    replays: bool = False
+    outputs: list[Output] = field(default_factory=list)
+    seen: dict[str, Position] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        assert self.flow.topic is not None
+        self._topic = self.flow.topic
+
+    def read(self, records: Iterable[Record]) -> Applied:
+        """Read records, in order of offsets."""
+        decoder = RecordDecoder(self._topic, self.flow.columns)
+        reading = Reading(self.ledger.seen, self.doubt)
+        elements: list[Element[Any]] = []
+        for record in records:
+            self.report.records += 1
+            if decoder.skips(record):
+                self.report.tombstones += 1
+                continue
+            own = replace(record.node, cluster=self._topic.cluster)
+            try:
+                read = decoder.decode(record)
+            except EnvelopeError as error:
+                again = reading.again(Lineage.of(error.chain or (), own).resolved(self.topic_ids), record.key)
+                self.collector.unread(own, error, key=record.key, again=again)
+                continue
+            lineage = read.lineage.resolved(self.topic_ids)
+            if read.chain and self.beyond_end(lineage.root):
+                self.collector.unread(
+                    own, EnvelopeError(Reason.ROOT_BEYOND_END, BEYOND_END), key=record.key, again=True
+                )
+                continue
+            elements.append(read.element(record.headers, again=reading.again(lineage, record.key)))
+        self.seen = reading.read
+        return Applied(elements, self._topic.schema)
+
+    def enter(self, stage: Stage, before: Applied) -> list[Arrival]:
+        """Bring elements through the steps in front of a stage to its door."""
+        applied = self._apply(stage.index, stage.before, before)
+        arrivals = arrive(
+            stage.aggregate,
+            applied,
+            ledger=self.ledger,
+            topic_ids=self.topic_ids,
+            incarnation=self.incarnation,
+            siblings=self._topic.siblings,
+            later=self.flow.behind(stage),
+        )
+        self._gather(stage.index, stage.name, applied)
+        return arrivals
+
+    def fold(
+        self,
+        stage: Stage,
+        arrivals: Sequence[Arrival],
+        load: Callable[[Stage, Sequence[bytes]], Mapping[bytes, KeyState]],
+    ) -> Outcome:
+        """Load, judge and fold one stage."""
+        keys = list(dict.fromkeys(arrival.key for arrival in arrivals))
+        loaded = effect(Step.LOAD.of(stage.name), lambda: load(stage, keys))
+        outcome = effect(
+            Step.FOLD,
+            lambda: fold_stage(
+                stage.aggregate,
+                loaded,
+                arrivals,
+                batch=self.batch,
+                siblings=self._topic.siblings,
+                excluded=self.failures.at(stage.index, hole=True),
+                evict=self.evict,
+                replays=self.replays,
+            ),
+        )
+        self.report.verdicts.setdefault(stage.name, Counter()).update(outcome.verdicts)
+        self.report.retired += outcome.retired
+        self.report.keyless += Counter({stage.name: outcome.keyless})
+        self.collector.decided(stage.name, outcome.decided)
+        for one in outcome.decided:
+            if one.hole and one.reason is not None:
+                self.failures.add(stage.index, one.arrival.element.own, (one.reason, one.detail), hole=True)
+        return outcome
+
+    def onward(self, stage: Stage, outcome: Outcome) -> Applied:
+        """What a stage passes on, in order of arrival."""
+        behind = self.flow.stages[stage.index + 1 :]
+        schema = behind[0].schema if behind else self.flow.tail_schema
+        return Applied([element for one in outcome.decided for element in one.emitted], schema)
+
+    def leave(self, emitted: Applied) -> None:
+        """Bring what the last stage passes on through the steps behind it."""
+        tail = enter_tail(emitted, ledger=self.ledger, topic_ids=self.topic_ids, siblings=self._topic.siblings)
+        self.collector.tail(tail.filled, copies=tail.copies)
+        last = len(self.flow.stages)
+        applied = self._apply(last, self.flow.tail, tail.applied, tail.items)
+        withhold(applied)
+        self._gather(last, END_OF_FLOW, applied)
+
+    def _apply(
+        self,
+        index: int,
+        steps: Sequence[FlowStep],
+        before: Applied,
+        only: Mapping[Node, frozenset[Position]] | None = None,
+    ) -> Applied:
+        """Run the steps in front of a stage, without the records of which another task found that they fail there."""
+        failed = self.failures.at(index, hole=False)
+        if not failed:
+            return apply_steps(steps, before.elements, before.schema, only)
+        kept = [element for element in before.elements if element.own not in failed]
+        applied = apply_steps(steps, kept, before.schema, only)
+        applied.rejected += [
+            Rejected(element, *failed[element.own]) for element in before.elements if element.own in failed
+        ]
+        return applied
+
+    def _gather(self, index: int, name: str, applied: Applied) -> None:
+        for rejected in applied.rejected:
+            self.collector.rejected(name, rejected)
+            if rejected.whole:
+                self.failures.add(index, rejected.element.own, (rejected.reason, rejected.detail), hole=False)
+        self.outputs += applied.outputs
+        self.report.filtered += applied.filtered
