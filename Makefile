@@ -51,7 +51,7 @@ prove: $(READY)  ## simulated worlds, every schedule of faults, planted bugs; AR
 soak: $(READY) java  ## real processes and servers, killed and disturbed for hours; resumable; ARGS='--minutes 30 --json'
 	@$(BIN)/python -m tests.soak $(ARGS)
 
-mutants: $(READY)  ## one change at a time in the core's code: does a test see it? ARGS='envelope.dedup.windows.*', ARGS=report
+mutants: $(READY)  ## one change at a time in the core's code: does a test see it? ARGS='envelope.dedup.history.*', ARGS=report
 	$(BIN)/python -m tests.mutants $(ARGS)
 
 fuzz: $(READY)  ## a million damaged envelopes through the codec; ARGS='--executions 100000 --seed 7'

@@ -11,7 +11,7 @@ them alike. The first round creates the states and warms the server up, and is n
 |---|---|
 | conditional | `StateStore.save` and `.load`: many states a transaction |
 | timestamp | the same in the mode `timestamp`: a look, then plain writes |
-| plain | one prepared INSERT or SELECT per key, 64 at a time, without condition, term or version |
+| plain | one prepared INSERT or SELECT per key, 64 at a time, without condition, epoch or version |
 | single | one transaction per key (`IF version = ?`), 64 at a time; a tenth of the keys |
 """
 
@@ -37,7 +37,7 @@ class Store:
         self.value = value
         self.store = open_store(url)
         self.stage = FlowRef(f"bench-{uuid.uuid4().hex[:8]}").stage("s")
-        self.term = self.store.acquire_term(self.stage.flow_ref)
+        self.epoch = self.store.acquire_epoch(self.stage.flow_ref)
         self.batch = 0
         self.held = {}
 
@@ -48,7 +48,7 @@ class Store:
         held = self.held
         self.batch += 1
         writes = [Write(key, held[key].version if key in held else 0, self.value) for key in keys]
-        self.store.save(self.stage, writes, term=self.term, batch=self.batch)
+        self.store.save(self.stage, writes, epoch=self.epoch, batch=self.batch)
 
     def close(self):
         assert set(self.held) and {state.value for state in self.held.values()} == {self.value}

@@ -1,4 +1,4 @@
-"""CPU of the columnar steps, per row: decode, judge, windows; new messages, some re-sent, all of them again.
+"""CPU of the columnar steps, per row: decode, judge, histories; new messages, some re-sent, all of them again.
 
     python benchmarks/columns.py [--rows 500000] [--keys 10000] [--resent 0.05] [--chunk 10000] [--json]
 
@@ -18,10 +18,10 @@ import pyarrow as pa
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from aggregations.columns import Decoder, lanes_of, schema
+from aggregations.columns.history import fold_histories
 from aggregations.columns.judge import VERDICTS, judge
-from aggregations.columns.windows import fold_windows
 from aggregations.definition.source import Topic
-from envelope import Envelope, Hop, Windows, encode
+from envelope import Envelope, Histories, Hop, encode
 
 PARTITIONS = 4
 
@@ -63,19 +63,19 @@ class Clock:
 
 
 def stage(clock, name, batch, keys, rekeyed, state):
-    """Judge a batch and fold its windows; `state` is the windows by key."""
+    """Judge a batch and fold its histories; `state` is the histories by key."""
     names, numbers = np.unique(keys, return_inverse=True)
     names = names.tolist()
     signatures = batch.frame.get_column(schema.SIGNATURE).to_numpy()
     lanes, places = lanes_of(batch.signatures, signatures, rekeyed)
-    windows = [state.get(key, Windows()) for key in names]
+    histories = [state.get(key, Histories()) for key in names]
     exotic = batch.frame.get_column(schema.EXOTIC).to_numpy()
-    arguments = (numbers, lanes, batch.positions, places, windows)
+    arguments = (numbers, lanes, batch.positions, places, histories)
     rows = len(numbers)
     judged = clock.timed(f"{name}: judge", rows, lambda: judge(*arguments, exotic))
-    found, _ = clock.timed(f"{name}: windows", rows, lambda: fold_windows(judged, *arguments, fold=judged.fold))
-    for number, windows_now in found.items():
-        state[names[number]] = windows_now
+    found, _ = clock.timed(f"{name}: histories", rows, lambda: fold_histories(judged, *arguments, fold=judged.fold))
+    for number, histories_now in found.items():
+        state[names[number]] = histories_now
     counts = np.bincount(judged.verdicts, minlength=len(VERDICTS))
     return int(judged.fold.sum()), {VERDICTS[i].value: int(n) for i, n in enumerate(counts) if n}
 
@@ -100,8 +100,8 @@ def main():
     topic = Topic("legs", Timestamp)
     decoder = Decoder(topic)
     clock, verdicts = Clock(), {}
-    first: dict[str, Windows] = {}
-    second: dict[str, Windows] = {}
+    first: dict[str, Histories] = {}
+    second: dict[str, Histories] = {}
     runs = [("new", 0.0, 0), (f"{options.resent:.0%} re-sent", options.resent, options.rows)]
     batches = {name: records(options.rows, options.keys, resent, rng, start) for name, resent, start in runs}
     decoder.decode(next(iter(batches.values())).slice(0, 100))

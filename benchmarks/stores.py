@@ -3,7 +3,7 @@
     python benchmarks/stores.py memory://bench sqlite:///tmp/bench.db redis://127.0.0.1:6379 [--json]
 
 Every round loads and replaces all keys, in calls as the engine makes them. The first round creates the states and
-is not counted. `plain` writes and reads the same bytes without condition, term or version: executemany upserts for
+is not counted. `plain` writes and reads the same bytes without condition, epoch or version: executemany upserts for
 SQLite, MSET and MGET for Redis.
 """
 
@@ -27,7 +27,7 @@ class Conditional:
         self.store = open_store(url)
         self.value = value
         flow = FlowRef(f"bench-{uuid.uuid4().hex[:8]}")
-        self.stage, self.term = flow.stage("s"), self.store.acquire_term(flow)
+        self.stage, self.epoch = flow.stage("s"), self.store.acquire_epoch(flow)
         self.batch = 0
 
     def load(self, keys):
@@ -38,7 +38,7 @@ class Conditional:
         writes = [Write(key, held[key].version if key in held else 0, self.value) for key in keys]
         self.batch += 1
         start = time.perf_counter()
-        self.store.save(self.stage, writes, term=self.term, batch=self.batch)
+        self.store.save(self.stage, writes, epoch=self.epoch, batch=self.batch)
         return time.perf_counter() - start
 
 

@@ -1,14 +1,14 @@
 """The envelope: a message, the chain of records it came through, and what a state holds of it. Pure.
 
 Bytes in and out: `encode`, `decode`, `append_hop`. Where a message stands: `Lineage`, `Standing`.
-What is a duplicate: `Windows`, `Verdict`.
+What is a duplicate: `Histories`, `Verdict`.
 """
 
 from envelope.codec import append_hop, decode, encode, encode_hop
+from envelope.dedup.history import Decision, GrowthFullError, Histories, History, HolesFullError, in_order
 from envelope.dedup.lanes import group_of
 from envelope.dedup.lineage import Edge, Lineage, Node, Position, Route, Siblings, Standing, position_order
 from envelope.dedup.verdict import Verdict
-from envelope.dedup.windows import Decision, GrowthFullError, HolesFullError, Window, Windows, in_order
 from envelope.errors import EnvelopeError, Reason
 from envelope.limits import DEFAULT_LIMITS, Limits
 from envelope.message import FORMAT, Envelope, Hop, Tombstones
@@ -33,8 +33,8 @@ __all__ = [
     "Standing",
     "Tombstones",
     "Verdict",
-    "Window",
-    "Windows",
+    "History",
+    "Histories",
     "append_hop",
     "decode",
     "encode",

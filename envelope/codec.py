@@ -79,7 +79,7 @@ def encode_hop(hop: Hop, limits: Limits = DEFAULT_LIMITS) -> bytes:
         index=hop.index,
         count=hop.count,
         rekeyed=hop.rekeyed,
-        transparent=hop.transparent,
+        pass_through=hop.pass_through,
         topic_id=hop.topic_id,
         leader_epoch=hop.leader_epoch,
         timestamp_ms=hop.timestamp_ms,
@@ -144,7 +144,7 @@ def decode(value: bytes | None, limits: Limits = DEFAULT_LIMITS) -> Envelope:
 def redriven_payload(value: bytes | None, limits: Limits = DEFAULT_LIMITS) -> Envelope | None:
     """The envelope around a redriven record of a topic without envelopes; None for any other value.
 
-    It is known by its last hop: a passage through the dead-letter topic.
+    It is known by its last hop: a hop through the dead-letter topic.
     """
     if value is None or not value.startswith(HEAD):
         return None
@@ -153,7 +153,7 @@ def redriven_payload(value: bytes | None, limits: Limits = DEFAULT_LIMITS) -> En
     except EnvelopeError:
         return None
     last = message.chain[-1] if message.chain else None
-    return message if last is not None and last.transparent and read_via(last.via) else None
+    return message if last is not None and last.pass_through and read_via(last.via) else None
 
 
 def from_message(message: pb.Envelope, limits: Limits = DEFAULT_LIMITS) -> Envelope:
@@ -312,7 +312,7 @@ def _hop(message: pb.Hop, limits: Limits) -> Hop:
         index=message.index if message.HasField("index") else None,
         count=message.count if message.HasField("count") else None,
         rekeyed=message.rekeyed,
-        transparent=message.transparent,
+        pass_through=message.pass_through,
         topic_id=message.topic_id,
         leader_epoch=message.leader_epoch if message.HasField("leader_epoch") else None,
         timestamp_ms=message.timestamp_ms if message.HasField("timestamp_ms") else None,

@@ -67,7 +67,7 @@ class DeadLetter:
         hole: The state of its key remembers that it is missing.
         generation: Generation of the flow that gave it up.
         items: Its items that the flow diverted, by their index in each flat-map; empty for the record as a whole.
-        form: What its value is; None when the letter does not say.
+        form: What its value is; None when the dead letter does not say.
     """
 
     topic: str

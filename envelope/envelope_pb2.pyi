@@ -39,7 +39,7 @@ class Envelope(_message.Message):
     def __init__(self, format: _Optional[int] = ..., sealed: bool = ..., event_id: _Optional[str] = ..., event_time_us: _Optional[int] = ..., key: _Optional[bytes] = ..., payload_type: _Optional[str] = ..., payload: _Optional[bytes] = ..., content_type: _Optional[str] = ..., chain: _Optional[_Iterable[_Union[Hop, _Mapping]]] = ..., producer: _Optional[str] = ..., sequence: _Optional[int] = ..., destination: _Optional[str] = ..., traceparent: _Optional[str] = ..., checksum: _Optional[int] = ...) -> None: ...
 
 class Hop(_message.Message):
-    __slots__ = ("topic", "partition", "offset", "via", "index", "count", "rekeyed", "transparent", "topic_id", "leader_epoch", "timestamp_ms", "cluster", "keyless")
+    __slots__ = ("topic", "partition", "offset", "via", "index", "count", "rekeyed", "pass_through", "topic_id", "leader_epoch", "timestamp_ms", "cluster", "keyless")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     PARTITION_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
@@ -47,7 +47,7 @@ class Hop(_message.Message):
     INDEX_FIELD_NUMBER: _ClassVar[int]
     COUNT_FIELD_NUMBER: _ClassVar[int]
     REKEYED_FIELD_NUMBER: _ClassVar[int]
-    TRANSPARENT_FIELD_NUMBER: _ClassVar[int]
+    PASS_THROUGH_FIELD_NUMBER: _ClassVar[int]
     TOPIC_ID_FIELD_NUMBER: _ClassVar[int]
     LEADER_EPOCH_FIELD_NUMBER: _ClassVar[int]
     TIMESTAMP_MS_FIELD_NUMBER: _ClassVar[int]
@@ -60,10 +60,10 @@ class Hop(_message.Message):
     index: int
     count: int
     rekeyed: bool
-    transparent: bool
+    pass_through: bool
     topic_id: str
     leader_epoch: int
     timestamp_ms: int
     cluster: str
     keyless: bool
-    def __init__(self, topic: _Optional[str] = ..., partition: _Optional[int] = ..., offset: _Optional[int] = ..., via: _Optional[str] = ..., index: _Optional[int] = ..., count: _Optional[int] = ..., rekeyed: bool = ..., transparent: bool = ..., topic_id: _Optional[str] = ..., leader_epoch: _Optional[int] = ..., timestamp_ms: _Optional[int] = ..., cluster: _Optional[str] = ..., keyless: bool = ...) -> None: ...
+    def __init__(self, topic: _Optional[str] = ..., partition: _Optional[int] = ..., offset: _Optional[int] = ..., via: _Optional[str] = ..., index: _Optional[int] = ..., count: _Optional[int] = ..., rekeyed: bool = ..., pass_through: bool = ..., topic_id: _Optional[str] = ..., leader_epoch: _Optional[int] = ..., timestamp_ms: _Optional[int] = ..., cluster: _Optional[str] = ..., keyless: bool = ...) -> None: ...

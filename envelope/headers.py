@@ -1,6 +1,6 @@
-"""The envelope's twin in Kafka headers, and events that come with headers only: CloudEvents' binary mode.
+"""The envelope's mirror in Kafka headers, and events that come with headers only: CloudEvents' binary mode.
 
-The twin is a convenience for readers that know no envelope; the truth is the envelope.
+The mirror is a convenience for readers that know no envelope; the truth is the envelope.
 
 | header | from |
 |---|---|
@@ -23,13 +23,13 @@ ROOT: Final = "hw-root"
 TRACEPARENT: Final = "traceparent"
 CONTENT_TYPE: Final = "content-type"
 TWIN: Final = frozenset({ROOT, TRACEPARENT, CONTENT_TYPE, "ce_specversion", "ce_id", "ce_source", "ce_type", "ce_time"})
-"""Names of all headers that `twin` may write."""
+"""Names of all headers that `mirror` may write."""
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _SPEC_MAJOR: Final = "1."
 
 
-def twin(envelope: Envelope, root: str, source: str) -> list[tuple[str, bytes | None]]:
+def mirror(envelope: Envelope, root: str, source: str) -> list[tuple[str, bytes | None]]:
     """Return the headers that say what the envelope says.
 
     Args:

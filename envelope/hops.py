@@ -67,7 +67,7 @@ class HopWriter:
         index: int = 0,
         count: int = 1,
         rekeyed: bool = False,
-        transparent: bool = False,
+        pass_through: bool = False,
         keyless: bool = False,
     ) -> bytes:
         """Return the serialized hop; the arguments are those of `Hop`.
@@ -75,10 +75,10 @@ class HopWriter:
         Raises:
             EnvelopeError: Impossible offset, index or count.
         """
-        if index == 0 and count == 1 and not (rekeyed or transparent or keyless):
+        if index == 0 and count == 1 and not (rekeyed or pass_through or keyless):
             template = self._plain
         else:
-            template = self._template((index, count, rekeyed, transparent, keyless))
+            template = self._template((index, count, rekeyed, pass_through, keyless))
         if (
             timestamp_ms is not None
             and offset >> _LOW_BITS == template.offset_high
@@ -94,7 +94,7 @@ class HopWriter:
             index=index,
             count=count,
             rekeyed=rekeyed,
-            transparent=transparent,
+            pass_through=pass_through,
             keyless=keyless,
             leader_epoch=leader_epoch,
             timestamp_ms=timestamp_ms,

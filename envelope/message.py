@@ -22,7 +22,7 @@ class Tombstones(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Hop:
-    """One passage through a republish service: the record it read and what it made of it.
+    """One hop through a republish service: the record it read and what it made of it.
 
     Attributes:
         topic: Topic of the record that was read.
@@ -32,7 +32,7 @@ class Hop:
         index: Which output of that input the message is, from 0; None when the republisher does not say.
         count: How many outputs there were.
         rekeyed: The output's key differs from the input's.
-        transparent: A passage through a retry or dead-letter topic, left out of the lineage.
+        pass_through: A hop through a retry or dead-letter topic, left out of the lineage.
         topic_id: Kafka's id of the topic, base64 as Kafka's tools print it; empty when unknown.
         leader_epoch: Leader epoch of the record.
         timestamp_ms: Timestamp of the record in milliseconds since 1970.
@@ -48,7 +48,7 @@ class Hop:
     index: int | None = None
     count: int | None = None
     rekeyed: bool = False
-    transparent: bool = False
+    pass_through: bool = False
     topic_id: str = ""
     leader_epoch: int | None = None
     timestamp_ms: int | None = None

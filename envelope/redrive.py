@@ -1,7 +1,7 @@
-"""How a record comes back from the dead-letter topic: two transparent hops, and what their name says.
+"""How a record comes back from the dead-letter topic: two pass-through hops, and what their name says.
 
 The record died at node B and lies in the dead-letter topic at D. Redriven it is B's bytes with the hops B and D
-appended, both transparent: its lineage reads as the original one. The name of the last hop says whose dead letter it
+appended, both pass-through: its lineage reads as the original one. The name of the last hop says whose dead letter it
 was and where it resumes:
 
     headwater.redrive@fleet             flow or republisher `fleet` gave it up, at its first stage; it left a hole
@@ -22,8 +22,8 @@ from envelope.message import Hop
 
 VIA = "headwater.redrive"
 HEALED = "headwater.healed"
-"""Name of a transparent hop in front of a passage: the event was a dead letter upstream and was folded there late, so
-whoever reads on has not had it, however far its windows are."""
+"""Name of a pass-through hop in front of a hop: the event was a dead letter upstream and was folded there late, so
+whoever reads on has not had it, however far its histories are."""
 LATE = "headwater.late"
 """The same where nothing proves that the reader has not had it."""
 
@@ -79,6 +79,8 @@ def redrive_hops(died: Hop, letter: Hop, redrive: Redrive) -> tuple[Hop, Hop]:
         redrive: Where it goes on.
     """
     return (
-        Hop(died.topic, died.partition, died.offset, via=VIA, transparent=True, topic_id=died.topic_id),
-        Hop(letter.topic, letter.partition, letter.offset, via=redrive.via, transparent=True, topic_id=letter.topic_id),
+        Hop(died.topic, died.partition, died.offset, via=VIA, pass_through=True, topic_id=died.topic_id),
+        Hop(
+            letter.topic, letter.partition, letter.offset, via=redrive.via, pass_through=True, topic_id=letter.topic_id
+        ),
     )

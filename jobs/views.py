@@ -8,7 +8,7 @@ from typing import Any
 
 from aggregations.definition.flow import Flow
 from aggregations.errors import FlowError
-from envelope import Windows
+from envelope import Histories
 from persistence.names import FlowRef, StageRef
 from persistence.protocol import Stored
 from persistence.record import decode_record
@@ -23,36 +23,36 @@ class View:
         key: Key of the stage.
         state: What the fold's `result` makes of it; None when only dead-lettered messages are known of the key.
         version: Number of writes it has had.
-        term: Term of the run that wrote it.
+        epoch: Epoch of the run that wrote it.
         batch: Batch of that run.
         definition: Hash of the definition that made it.
-        windows: Which positions it holds.
+        histories: Which positions it holds.
     """
 
     key: bytes
     state: Any
     version: int
-    term: int
+    epoch: int
     batch: int
     definition: str
-    windows: Windows
+    histories: Histories
 
     def as_json(self) -> dict[str, Any]:
         """The state as a JSON object; positions are lists."""
         lanes = {
             name: {
-                "held": [list(position) for position in window.held],
-                "floor": None if window.floor is None else list(window.floor),
-                "used": window.used,
+                "held": [list(position) for position in history.held],
+                "floor": None if history.floor is None else list(history.floor),
+                "used": history.used,
             }
-            for name, window in self.windows.lanes.items()
+            for name, history in self.histories.lanes.items()
         }
-        holes = {name: sorted(list(one) for one in found) for name, found in self.windows.holes.items()}
+        holes = {name: sorted(list(one) for one in found) for name, found in self.histories.holes.items()}
         return {
             **key_as_json(self.key),
             "state": self.state,
             "version": self.version,
-            "term": self.term,
+            "epoch": self.epoch,
             "batch": self.batch,
             "definition": self.definition,
             "lanes": lanes,
@@ -105,4 +105,4 @@ def key_as_json(key: bytes) -> dict[str, str]:
 def _view(ref: StageRef, key: bytes, stored: Stored, result: Any) -> View:
     record = decode_record(stored.value, ref, key)
     state = None if record.state is None else result(record.state)
-    return View(key, state, stored.version, stored.term, stored.batch, record.definition, record.windows)
+    return View(key, state, stored.version, stored.epoch, stored.batch, record.definition, record.histories)

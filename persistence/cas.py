@@ -18,35 +18,35 @@ def check_distinct(stage: StageRef, writes: Sequence[Write]) -> None:
         raise ValueError(f"{stage}: a key comes twice in one save; each state is written once a batch")
 
 
-def check_is_term(at: FlowRef | StageRef, term: int) -> None:
-    """Refuse a number below 1: `acquire_term` gives none, so it comes from a run that never acquired one.
+def check_is_epoch(at: FlowRef | StageRef, epoch: int) -> None:
+    """Refuse a number below 1: `acquire_epoch` gives none, so it comes from a run that never acquired one.
 
     Raises:
         ValueError: It is below 1.
     """
-    if term < 1:
-        raise ValueError(f"{at}: term {term}; terms count from 1, acquire one first")
+    if epoch < 1:
+        raise ValueError(f"{at}: epoch {epoch}; epochs count from 1, acquire one first")
 
 
-def check_term(at: FlowRef | StageRef, term: int, installed: int) -> None:
-    """Compare a writer's term with the installed one (contract 5 and 6).
+def check_epoch(at: FlowRef | StageRef, epoch: int, installed: int) -> None:
+    """Compare a writer's epoch with the installed one (contract 5 and 6).
 
     Raises:
-        ValueError: The term is none.
+        ValueError: The epoch is none.
         Fenced: A higher one is installed.
-        Terminal: The writer's term is not known here.
+        Terminal: The writer's epoch is not known here.
     """
-    check_is_term(at, term)
-    if installed > term:
-        raise Fenced.by(at, term, installed)
-    if installed < term:
-        raise unknown_term(at, term, installed)
+    check_is_epoch(at, epoch)
+    if installed > epoch:
+        raise Fenced.by(at, epoch, installed)
+    if installed < epoch:
+        raise unknown_epoch(at, epoch, installed)
 
 
-def unknown_term(at: FlowRef | StageRef, term: int, installed: int) -> Terminal:
+def unknown_epoch(at: FlowRef | StageRef, epoch: int, installed: int) -> Terminal:
     """The error of contract 6."""
     return Terminal(
-        f"the store has term {installed}, this run has term {term}",
+        f"the store has epoch {installed}, this run has epoch {epoch}",
         "The store was emptied or replaced by an older copy while the flow ran: start the flow again, "
         "it compares the manifests and says what is missing",
         at=at,
@@ -59,18 +59,18 @@ def check_manifest(
     """Decide whether `manifest` may replace `newest` (contract 18 and 26).
 
     Raises:
-        Fenced: A higher term is installed, or a later batch has been saved.
-        StoreWentBack: `newest` is older than the manifest of term and batch `after`.
-        Terminal: The term is not known here.
+        Fenced: A higher epoch is installed, or a later batch has been saved.
+        StoreWentBack: `newest` is older than the manifest of epoch and batch `after`.
+        Terminal: The epoch is not known here.
     """
-    check_term(flow, manifest.term, installed)
-    found = (newest.term, newest.batch) if newest else (0, 0)
+    check_epoch(flow, manifest.epoch, installed)
+    found = (newest.epoch, newest.batch) if newest else (0, 0)
     if found < after:
         raise manifest_behind(flow, after, found)
-    if newest is not None and (newest.term, newest.batch) > (manifest.term, manifest.batch):
+    if newest is not None and (newest.epoch, newest.batch) > (manifest.epoch, manifest.batch):
         raise Fenced(
-            f"the manifest of term {manifest.term}, batch {manifest.batch} comes after "
-            f"the one of term {newest.term}, batch {newest.batch}",
+            f"the manifest of epoch {manifest.epoch}, batch {manifest.batch} comes after "
+            f"the one of epoch {newest.epoch}, batch {newest.batch}",
             at=flow,
         )
 
@@ -78,14 +78,14 @@ def check_manifest(
 def manifest_behind(flow: FlowRef, after: tuple[int, int], found: tuple[int, int]) -> StoreWentBack:
     """The error of contract 26."""
     return StoreWentBack(
-        f"the manifest went back: term {after[0]}, batch {after[1]} was acknowledged, the store has term {found[0]}, "
+        f"the manifest went back: epoch {after[0]}, batch {after[1]} was acknowledged, the store has epoch {found[0]}, "
         f"batch {found[1]}",
         at=flow,
     )
 
 
-def settle(
-    stage: StageRef, writes: Sequence[Write], stored: Mapping[bytes, Stored], *, term: int, batch: int
+def resolve(
+    stage: StageRef, writes: Sequence[Write], stored: Mapping[bytes, Stored], *, epoch: int, batch: int
 ) -> list[Write]:
     """Return the writes that are still to be applied; those found applied already are left out.
 
@@ -93,30 +93,34 @@ def settle(
         stage: For the errors.
         writes: Writes of one call.
         stored: The states that exist under their keys, read in the same atomic step.
-        term: The writer's term.
+        epoch: The writer's epoch.
         batch: The writer's batch.
 
     Raises:
-        Fenced: A state was written by a higher term (contract 11).
+        Fenced: A state was written by a higher epoch (contract 11).
         Conflict: States have other versions (contract 12).
     """
     todo: list[Write] = []
     changed: list[bytes] = []
     for write in writes:
         state = stored.get(write.key)
-        if state is not None and state.term > term:
+        if state is not None and state.epoch > epoch:
             raise Fenced(
-                f"the state was written by term {state.term}, this run has term {term}", at=stage, key=write.key
+                f"the state was written by epoch {state.epoch}, this run has epoch {epoch}", at=stage, key=write.key
             )
         if write.expected == (state.version if state else 0):
             todo.append(write)
-        elif state is None or not _is_retry(write, state, term, batch):
+        elif state is None or not _is_retry(write, state, epoch, batch):
             changed.append(write.key)
     if changed:
         raise Conflict(tuple(changed), at=stage)
     return todo
 
 
-def _is_retry(write: Write, state: Stored, term: int, batch: int) -> bool:
+def _is_retry(write: Write, state: Stored, epoch: int, batch: int) -> bool:
     """Whether `state` is what this very write has left (contract 10)."""
-    return (state.version, state.term, state.batch) == (write.expected + 1, term, batch) and state.value == write.value
+    return (state.version, state.epoch, state.batch) == (
+        write.expected + 1,
+        epoch,
+        batch,
+    ) and state.value == write.value

@@ -55,7 +55,7 @@ class Transient(StoreError):
     """It may work if it is tried again: a timeout, a lock, a server that is starting.
 
     Whether a write took effect is unknown. The batch is loaded afresh and folded again; what
-    the store already holds is then dropped by the windows.
+    the store already holds is then dropped by the histories.
     """
 
     usual_remedy = "The batch is tried again; if it goes on, look at the store's own log"
@@ -96,8 +96,8 @@ class Fenced(StoreError):
 
     @classmethod
     def by(cls, at: FlowRef | StageRef, mine: int, newest: int) -> Self:
-        """The error of a run of term `mine` that finds `newest` in the store."""
-        return cls(f"this run has term {mine}, the store has term {newest}", at=at)
+        """The error of a run of epoch `mine` that finds `newest` in the store."""
+        return cls(f"this run has epoch {mine}, the store has epoch {newest}", at=at)
 
 
 class Conflict(StoreError):

@@ -17,10 +17,10 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from envelope import Position, Window
+from envelope import History, Position
+from envelope.dedup.history import is_loose
 from envelope.dedup.lanes import HopsMissingError, lane_of, parts_of
 from envelope.dedup.lineage import NO_INDEX
-from envelope.dedup.windows import is_loose
 from persistence.seal import DamagedError
 
 Column: TypeAlias = int | str | list[int | str]
@@ -28,11 +28,11 @@ Column: TypeAlias = int | str | list[int | str]
 _MANY = 64
 """More positions than these are written as steps. For fewer that costs more time than the bytes are worth."""
 _LONGEST_RUN = 1 << 20
-"""No window holds as many positions."""
+"""No history holds as many positions."""
 
 
 class Lane(msgspec.Struct, omit_defaults=True, gc=False):
-    """One lane with its window."""
+    """One lane with its history."""
 
     at: list[int] = []
     held: list[int] = []
@@ -51,17 +51,17 @@ class Retired(msgspec.Struct, omit_defaults=True, gc=False):
     floor: list[int | list[int]] = []
 
 
-def packed(windows: Mapping[str, Window]) -> tuple[dict[str, list[Lane]], dict[str, list[Retired]]]:
+def packed(histories: Mapping[str, History]) -> tuple[dict[str, list[Lane]], dict[str, list[Retired]]]:
     """Lanes with what they hold, and retired lanes, both by group."""
     active: dict[str, list[Lane]] = {}
     floors: dict[tuple[str, int, int], list[tuple[tuple[int, ...], Position]]] = {}
-    for name, window in windows.items():
+    for name, history in histories.items():
         group, at = parts_of(name)
-        floor = window.floor
-        if not (window.held or window.used or window.wide) and floor is not None and not isinstance(floor[-1], str):
+        floor = history.floor
+        if not (history.held or history.used or history.wide) and floor is not None and not isinstance(floor[-1], str):
             floors.setdefault((group, len(at), len(floor)), []).append((at, floor))
         else:
-            active.setdefault(group, []).append(_lane(window, at))
+            active.setdefault(group, []).append(_lane(history, at))
     retired: dict[str, list[Retired]] = {}
     for (group, _, _), found in sorted(floors.items()):
         found.sort()
@@ -73,61 +73,61 @@ def packed(windows: Mapping[str, Window]) -> tuple[dict[str, list[Lane]], dict[s
     return active, retired
 
 
-def unpacked(active: Mapping[str, Sequence[Lane]], retired: Mapping[str, Sequence[Retired]]) -> dict[str, Window]:
-    """Windows by the full names of their lanes.
+def unpacked(active: Mapping[str, Sequence[Lane]], retired: Mapping[str, Sequence[Retired]]) -> dict[str, History]:
+    """Histories by the full names of their lanes.
 
     Raises:
         DamagedError: It does not fit together.
     """
-    windows: dict[str, Window] = {}
+    histories: dict[str, History] = {}
     try:
         for group, lanes in active.items():
             for lane in lanes:
-                windows[lane_of(group, tuple(lane.at)) if lane.at else group] = _window(lane)
+                histories[lane_of(group, tuple(lane.at)) if lane.at else group] = _history(lane)
         for group, blocks in retired.items():
             for block in blocks:
                 for at, floor in _floors(block):
-                    windows[lane_of(group, at) if at else group] = Window((), floor)
+                    histories[lane_of(group, at) if at else group] = History((), floor)
     except HopsMissingError as error:
         raise DamagedError(str(error)) from None
-    return windows
+    return histories
 
 
-def _lane(window: Window, at: tuple[int, ...]) -> Lane:
-    held, floor = window.held, None if window.floor is None else list(window.floor)
+def _lane(history: History, at: tuple[int, ...]) -> Lane:
+    held, floor = history.held, None if history.floor is None else list(history.floor)
     if not held:
-        return Lane(list(at), floor=floor, used=window.used, wide=window.wide)
+        return Lane(list(at), floor=floor, used=history.used, wide=history.wide)
     try:
         columns: tuple[tuple[Any, ...], ...] = tuple(zip(*held, strict=True))
     except ValueError:
         ragged = [list(one) for one in held]
-        return Lane(list(at), ragged=ragged, floor=floor, used=window.used, wide=window.wide)
+        return Lane(list(at), ragged=ragged, floor=floor, used=history.used, wide=history.wide)
     index: list[Column] = []
     for column in columns[1:]:
         first = column[0]
         index.append(first if column.count(first) == len(column) else list(column))
     if len(held) > _MANY:
-        return Lane(list(at), [], _steps(columns[0]), index, [], floor, window.used, window.wide)
-    return Lane(list(at), list(columns[0]), [], index, [], floor, window.used, window.wide)
+        return Lane(list(at), [], _steps(columns[0]), index, [], floor, history.used, history.wide)
+    return Lane(list(at), list(columns[0]), [], index, [], floor, history.used, history.wide)
 
 
-def _window(lane: Lane) -> Window:
+def _history(lane: Lane) -> History:
     offsets, index = lane.held, lane.index
     floor = None if lane.floor is None else tuple(lane.floor)
     if lane.steps:
         offsets = _offsets(lane.steps)
     elif not offsets:
         ragged = tuple(map(tuple, lane.ragged))
-        return Window(ragged, floor, lane.used, lane.wide, any(map(is_loose, ragged)))
+        return History(ragged, floor, lane.used, lane.wide, any(map(is_loose, ragged)))
     if len(index) == 1 and isinstance(index[0], int):  # nearly every lane: one output of each input
         held: tuple[Position, ...] = tuple(zip(offsets, repeat(index[0]), strict=False))
-        return Window(held, floor, lane.used, lane.wide, index[0] == NO_INDEX)
+        return History(held, floor, lane.used, lane.wide, index[0] == NO_INDEX)
     columns = [one if isinstance(one, list) else repeat(one, len(offsets)) for one in index]
     try:
         held = tuple(zip(offsets, *columns, strict=True))
     except ValueError:
         raise DamagedError("a lane's positions do not fit together") from None
-    return Window(held, floor, lane.used, lane.wide, any(map(is_loose, held)))
+    return History(held, floor, lane.used, lane.wide, any(map(is_loose, held)))
 
 
 def _steps(ascending: Sequence[Any]) -> list[int]:

@@ -46,7 +46,7 @@ class Manifest(msgspec.Struct, frozen=True):
     """How far the input of a flow is folded into one store.
 
     Attributes:
-        term: Term of the run that wrote it.
+        epoch: Epoch of the run that wrote it.
         batch: Number of the batch within that run.
         positions: Progress per consumed topic and partition.
         topic_ids: Current topic id per consumed topic; absent when the broker gives none.
@@ -60,13 +60,13 @@ class Manifest(msgspec.Struct, frozen=True):
         clean: The run that wrote it ended of its own accord: no batch was begun after it.
         marks: Marks that buckets had acknowledged, by stage and bucket: of the stages in this store and of those
             downstream of them (`persistence.marks`).
-        since: Term of the last run that was told to go on without what a store had lost. What runs before it had
+        since: Epoch of the last run that was told to go on without what a store had lost. What runs before it had
             acknowledged is no longer looked for.
         growth: Per consumed topic the growth that is under way.
         schema: Version of this layout.
     """
 
-    term: int
+    epoch: int
     batch: int
     positions: Mapping[str, Mapping[int, Progress]] = {}
     topic_ids: Mapping[str, str] = {}

@@ -80,26 +80,26 @@ class Bucket(msgspec.Struct, frozen=True):
 
     Attributes:
         mark: Its mark.
-        term: Term of the run that wrote `downstream`.
+        epoch: Epoch of the run that wrote `downstream`.
         downstream: What stages downstream had acknowledged when the bucket was saved last.
     """
 
     mark: Mark = Mark()
-    term: int = 0
+    epoch: int = 0
     downstream: Acknowledged = {}
 
 
 class _Note(msgspec.Struct):
-    term: int
+    epoch: int
     marks: dict[str, dict[str, str]]
 
 
 _decoder = msgspec.json.Decoder(_Note)
 
 
-def encode_downstream(term: int, downstream: Acknowledged) -> bytes:
+def encode_downstream(epoch: int, downstream: Acknowledged) -> bytes:
     """Serialize what a bucket keeps of stages downstream; empty when there are none."""
-    return msgspec.json.encode({"term": term, "marks": downstream}) if downstream else b""
+    return msgspec.json.encode({"epoch": epoch, "marks": downstream}) if downstream else b""
 
 
 def bucket_of_parts(mark: Mark, note: bytes | str | None) -> Bucket:
@@ -107,7 +107,7 @@ def bucket_of_parts(mark: Mark, note: bytes | str | None) -> Bucket:
     if not note:
         return Bucket(mark)
     read = _decoder.decode(note)
-    return Bucket(mark, read.term, read.marks)
+    return Bucket(mark, read.epoch, read.marks)
 
 
 def check_held(stage: StageRef, bucket: str, mark: Mark, known: Marks) -> None:

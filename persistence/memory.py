@@ -4,7 +4,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from urllib.parse import urlsplit
 
-from persistence.cas import check_distinct, check_is_term, check_manifest, check_term, settle
+from persistence.cas import check_distinct, check_epoch, check_is_epoch, check_manifest, resolve
 from persistence.errors import Fenced
 from persistence.marks import NONE, Acknowledged, Bucket, Mark, Marks, check_held
 from persistence.protocol import Capabilities, FlowRef, Manifest, StageRef, Stored, Write
@@ -19,7 +19,7 @@ class MemoryStore:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._terms: dict[FlowRef, int] = {}
+        self._epochs: dict[FlowRef, int] = {}
         self._manifests: dict[FlowRef, Manifest] = {}
         self._stages: dict[StageRef, dict[bytes, Stored]] = {}
         self._buckets: dict[StageRef, dict[str, Bucket]] = {}
@@ -28,22 +28,22 @@ class MemoryStore:
     def capabilities(self) -> Capabilities:
         return _CAPABILITIES
 
-    def acquire_term(self, flow: FlowRef, *, above: int = 0) -> int:
+    def acquire_epoch(self, flow: FlowRef, *, above: int = 0) -> int:
         with self._lock:
-            term = max(self.installed_term(flow), above) + 1
-            self._terms[flow] = term
-            return term
+            epoch = max(self.installed_epoch(flow), above) + 1
+            self._epochs[flow] = epoch
+            return epoch
 
-    def install_term(self, flow: FlowRef, term: int) -> None:
-        check_is_term(flow, term)
+    def install_epoch(self, flow: FlowRef, epoch: int) -> None:
+        check_is_epoch(flow, epoch)
         with self._lock:
-            installed = self.installed_term(flow)
-            if installed > term:
-                raise Fenced.by(flow, term, installed)
-            self._terms[flow] = term
+            installed = self.installed_epoch(flow)
+            if installed > epoch:
+                raise Fenced.by(flow, epoch, installed)
+            self._epochs[flow] = epoch
 
-    def installed_term(self, flow: FlowRef) -> int:
-        return self._terms.get(flow, 0)
+    def installed_epoch(self, flow: FlowRef) -> int:
+        return self._epochs.get(flow, 0)
 
     def load(self, stage: StageRef, keys: Sequence[bytes]) -> dict[bytes, Stored]:
         with self._lock:
@@ -55,7 +55,7 @@ class MemoryStore:
         stage: StageRef,
         writes: Sequence[Write],
         *,
-        term: int,
+        epoch: int,
         batch: int,
         known: Marks = NONE,
         downstream: Acknowledged = NONE,
@@ -64,17 +64,17 @@ class MemoryStore:
         if not writes:
             return {}
         with self._lock:
-            check_term(stage, term, self.installed_term(stage.flow_ref))
+            check_epoch(stage, epoch, self.installed_epoch(stage.flow_ref))
             buckets = self._buckets.setdefault(stage, {})
             touched = {self._bucket_of(write.key) for write in writes}
             for name in touched:
                 check_held(stage, name, buckets.get(name, _EMPTY).mark, known)
             states = self._stages.setdefault(stage, {})
-            todo = settle(stage, writes, states, term=term, batch=batch)
+            todo = resolve(stage, writes, states, epoch=epoch, batch=batch)
             for write in todo:
-                states[write.key] = Stored(write.expected + 1, term, batch, write.value)
+                states[write.key] = Stored(write.expected + 1, epoch, batch, write.value)
             for name in {self._bucket_of(write.key) for write in todo}:
-                buckets[name] = self._saved(buckets.get(name, _EMPTY).mark, term, downstream)
+                buckets[name] = self._saved(buckets.get(name, _EMPTY).mark, epoch, downstream)
             return {name: buckets[name].mark for name in touched if name in buckets}
 
     def marks(self, stage: StageRef) -> Mapping[str, Bucket]:
@@ -87,15 +87,15 @@ class MemoryStore:
     def _bucket_of(self, key: bytes) -> str:
         return "0"
 
-    def _saved(self, mark: Mark, term: int, downstream: Acknowledged) -> Bucket:
-        return Bucket(mark.next(), term, downstream)
+    def _saved(self, mark: Mark, epoch: int, downstream: Acknowledged) -> Bucket:
+        return Bucket(mark.next(), epoch, downstream)
 
     def load_manifest(self, flow: FlowRef) -> Manifest | None:
         return self._manifests.get(flow)
 
     def save_manifest(self, flow: FlowRef, manifest: Manifest, *, after: tuple[int, int] = (0, 0)) -> None:
         with self._lock:
-            check_manifest(flow, manifest, self._manifests.get(flow), self.installed_term(flow), after)
+            check_manifest(flow, manifest, self._manifests.get(flow), self.installed_epoch(flow), after)
             self._manifests[flow] = manifest
 
     def scan(self, stage: StageRef) -> Iterator[tuple[bytes, Stored]]:

@@ -20,7 +20,7 @@ def check_name(kind: str, name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class FlowRef:
-    """One generation of a flow: a complete set of its states, with one term and one manifest a store.
+    """One generation of a flow: a complete set of its states, with one epoch and one manifest a store.
 
     Attributes:
         flow: Name of the flow.

@@ -18,13 +18,13 @@ class Stored(msgspec.Struct, frozen=True, gc=False):
 
     Attributes:
         version: Number of writes it has had; the first makes it 1.
-        term: Term of the run that wrote it.
+        epoch: Epoch of the run that wrote it.
         batch: Batch of that run.
         value: The state record (`persistence.record`); any bytes to the store.
     """
 
     version: int
-    term: int
+    epoch: int
     batch: int
     value: bytes
 
@@ -53,9 +53,9 @@ class Capabilities:
             write survives while one acknowledged before it is lost. A store that is neither durable nor
             this may keep a manifest, or an upstream stage, whose states are lost: a flow is refused there.
         shared: Other processes and, for servers, other machines see the same states.
-        fenced: The term is checked in the same atomic step that writes.
+        fenced: The epoch is checked in the same atomic step that writes.
         conditional: The version is compared in the same atomic step that writes. Without it, of two
-            writers of one term that replace a state at the same moment one may be lost.
+            writers of one epoch that replace a state at the same moment one may be lost.
         atomic_save: One `save` applies all of its writes or none.
         ordered_scan: `scan` yields keys in ascending order of their bytes.
         marked: It keeps a mark for each bucket, so that a bucket that went back is noticed (contract 23 to 26).
@@ -83,30 +83,30 @@ class StateStore(Protocol):
 
     The contract, sentence by sentence (the tests of `persistence.contract` cite the numbers):
 
-    Terms
-      1. `acquire_term` returns a number that this store never returned before for the flow and that is
-         higher than every term it knows and than `above`; it is installed when the call returns.
-      2. `install_term` makes the given term the installed one. Again with the same term: nothing
+    Epochs
+      1. `acquire_epoch` returns a number that this store never returned before for the flow and that is
+         higher than every epoch it knows and than `above`; it is installed when the call returns.
+      2. `install_epoch` makes the given epoch the installed one. Again with the same epoch: nothing
          happens. With a lower one: `Fenced`.
-      3. `installed_term` returns the installed term, 0 when there is none.
-         Terms count from 1; to install or to write with a lower number is a ValueError.
-      4. Terms of different flows and of different generations of a flow are independent.
-      5. Once a term is installed, no write of a lower term takes effect, not even one that was
+      3. `installed_epoch` returns the installed epoch, 0 when there is none.
+         Epochs count from 1; to install or to write with a lower number is a ValueError.
+      4. Epochs of different flows and of different generations of a flow are independent.
+      5. Once an epoch is installed, no write of a lower epoch takes effect, not even one that was
          sent before: it ends in `Fenced` and changes nothing. A store that is not `fenced` may
          let such a write through within the gap that it documents.
-      6. A write of a term higher than the installed one ends in `Terminal`: the store has lost
-         the term since, so it was emptied or replaced by an older copy while the flow ran.
+      6. A write of an epoch higher than the installed one ends in `Terminal`: the store has lost
+         the epoch since, so it was emptied or replaced by an older copy while the flow ran.
 
     States
       7. `load` returns the states that exist among `keys`; the others are missing in the result.
          A key may be any bytes, the empty key included, up to the limit in `capabilities`.
       8. What `save` acknowledged, every later `load` of any handle returns, until it is replaced.
       9. `save` replaces a state if and only if its version is the `expected` one; the version
-         then becomes `expected + 1`. 0 stands for "no state". Value, version, term and batch
+         then becomes `expected + 1`. 0 stands for "no state". Value, version, epoch and batch
          change together: a reader sees all of the old or all of the new.
-     10. The same write again (same term, batch and value, found at version `expected + 1`)
+     10. The same write again (same epoch, batch and value, found at version `expected + 1`)
          succeeds and changes nothing: a retried task does no harm.
-     11. If a stored state carries a higher term than the writer's: `Fenced`, before anything else.
+     11. If a stored state carries a higher epoch than the writer's: `Fenced`, before anything else.
      12. If any other state has another version: `Conflict` with exactly those keys. Whether the
          writes of the call that did not conflict take effect is the capability `atomic_save`:
          with it none does, without it each does or does not, as a whole.
@@ -121,7 +121,7 @@ class StateStore(Protocol):
 
     Manifests
      17. `load_manifest` returns the manifest last saved, equal to what was given, or None.
-     18. `save_manifest` follows 5 and 6 with the manifest's own term. Within a term the batch
+     18. `save_manifest` follows 5 and 6 with the manifest's own epoch. Within an epoch the batch
          never goes back: a lower one ends in `Fenced`. The same again succeeds.
 
     Marks, of a store that is `marked` (`persistence.marks`)
@@ -146,26 +146,26 @@ class StateStore(Protocol):
         """What this store can do beyond the contract."""
         ...
 
-    def acquire_term(self, flow: FlowRef, *, above: int = 0) -> int:
-        """Begin a run: return a new term, already installed here.
+    def acquire_epoch(self, flow: FlowRef, *, above: int = 0) -> int:
+        """Begin a run: return a new epoch, already installed here.
 
         Args:
             flow: The flow that begins to run.
-            above: Highest term known from other stores. It matters when this one, the authority
-                for terms, was restored from an older copy.
+            above: Highest epoch known from other stores. It matters when this one, the authority
+                for epochs, was restored from an older copy.
         """
         ...
 
-    def install_term(self, flow: FlowRef, term: int) -> None:
-        """Fence every lower term.
+    def install_epoch(self, flow: FlowRef, epoch: int) -> None:
+        """Fence every lower epoch.
 
         Raises:
-            Fenced: A higher term is installed.
+            Fenced: A higher epoch is installed.
         """
         ...
 
-    def installed_term(self, flow: FlowRef) -> int:
-        """Return the installed term, 0 when there is none."""
+    def installed_epoch(self, flow: FlowRef) -> int:
+        """Return the installed epoch, 0 when there is none."""
         ...
 
     def load(self, stage: StageRef, keys: Sequence[bytes]) -> dict[bytes, Stored]:
@@ -177,7 +177,7 @@ class StateStore(Protocol):
         stage: StageRef,
         writes: Sequence[Write],
         *,
-        term: int,
+        epoch: int,
         batch: int,
         known: Marks = NONE,
         downstream: Acknowledged = NONE,
@@ -187,7 +187,7 @@ class StateStore(Protocol):
         Args:
             stage: The stage.
             writes: The new states.
-            term: Term of the run.
+            epoch: Epoch of the run.
             batch: Number of the batch within the run.
             known: Marks that the stage's buckets are known to have reached.
             downstream: What the stages behind this one have acknowledged, to be kept with the states.
@@ -197,9 +197,9 @@ class StateStore(Protocol):
 
         Raises:
             StoreWentBack: A bucket does not hold the mark that is known of it.
-            Fenced: A higher term is installed, or one of the states was written by one.
+            Fenced: A higher epoch is installed, or one of the states was written by one.
             Conflict: Some states have changed since they were loaded.
-            Terminal: The store does not know this term, or a key or value is too long.
+            Terminal: The store does not know this epoch, or a key or value is too long.
             ValueError: The same key twice.
         """
         ...
@@ -222,11 +222,11 @@ class StateStore(Protocol):
         Args:
             flow: The flow.
             manifest: The new manifest.
-            after: Term and batch of the manifest that is known to be there.
+            after: Epoch and batch of the manifest that is known to be there.
 
         Raises:
             StoreWentBack: The manifest that is there is older than that.
-            Fenced: A higher term is installed, or a later batch of this term has been saved.
+            Fenced: A higher epoch is installed, or a later batch of this epoch has been saved.
         """
         ...
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from envelope import Windows
+from envelope import Histories
 from persistence.errors import Corrupt
 from persistence.lanes import Lane, Retired, packed, unpacked
 from persistence.protocol import StageRef
@@ -42,12 +42,12 @@ class StateRecord(msgspec.Struct, frozen=True):
     Attributes:
         definition: Definition hash of the stage that made it.
         state: State of the fold, as JSON has it; None when only holes are known.
-        windows: Windows and holes.
+        histories: Histories and holes.
     """
 
     definition: str
     state: Any
-    windows: Windows
+    histories: Histories
 
 
 _encoder = msgspec.json.Encoder()
@@ -57,8 +57,8 @@ _schema_decoder = msgspec.json.Decoder(_Schema)
 
 def encode_record(record: StateRecord) -> bytes:
     """Serialize a state record, checksum included."""
-    active, retired = packed(record.windows.lanes)
-    holes = {name: [list(one) for one in sorted(positions)] for name, positions in record.windows.holes.items()}
+    active, retired = packed(record.histories.lanes)
+    holes = {name: [list(one) for one in sorted(positions)] for name, positions in record.histories.holes.items()}
     return seal(_encoder.encode(_Record(SCHEMA, record.definition, record.state, active, retired, holes)))
 
 
@@ -75,8 +75,8 @@ def decode_record(value: bytes, at: StageRef, key: bytes) -> StateRecord:
             remedy = "Upgrade headwater" if schema > SCHEMA else ""
             raise Corrupt(f"the state has schema {schema}, this code reads {SCHEMA}", remedy, at, key)
         record = _decoder.decode(body)
-        windows = unpacked(record.lanes, record.retired)
+        histories = unpacked(record.lanes, record.retired)
     except (DamagedError, msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Corrupt(f"the state cannot be read: {error}", at=at, key=key) from error
     holes = {name: frozenset(tuple(one) for one in positions) for name, positions in record.holes.items()}
-    return StateRecord(record.definition, record.state, Windows(windows, holes))
+    return StateRecord(record.definition, record.state, Histories(histories, holes))

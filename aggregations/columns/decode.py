@@ -33,7 +33,7 @@ _ENVELOPE_COLUMNS = frozenset(
     {"format", "sealed", "event_id", "event_time_us", "key", "payload_type", "payload", "destination", "checksum"}
     | {
         f"chain.{name}"
-        for name in ("topic", "partition", "offset", "via", "index", "rekeyed", "transparent", "keyless")
+        for name in ("topic", "partition", "offset", "via", "index", "rekeyed", "pass_through", "keyless")
     }
     | {"chain.topic_id", "chain.cluster"}
 )
@@ -255,14 +255,14 @@ def _positions(hops: Hops, codes: Ints, signatures: Sequence[Signature], own_off
     """Position components by row; a loop has none behind its root offset."""
     positions = [hops.root_offsets(own_offsets)]
     # The last entry is for the code of a loop: -1.
-    widths = np.array([*(0 if one.transparent else one.width for one in signatures), 0])[codes]
+    widths = np.array([*(0 if one.pass_through else one.width for one in signatures), 0])[codes]
     for component in range(1, max((signature.components for signature in signatures), default=1)):
         values = np.full(len(codes), schema.MISSING, np.int64)
         rows = np.flatnonzero(widths > component)
         values[rows] = hops.indices_at(component - 1, rows)
         positions.append(values)
     for code, signature in enumerate(signatures):
-        if signature.transparent:
+        if signature.pass_through:
             rows = np.flatnonzero(codes == code)
             for component, edge in enumerate(signature.edges, start=1):
                 positions[component][rows] = hops.indices_at(edge, rows)

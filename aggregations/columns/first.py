@@ -59,7 +59,7 @@ def may_be_copies(
     routes: dict[str, list[int]] = {}
     for code in chained:
         one = signatures[code]
-        if one.transparent or seen is None:
+        if one.pass_through or seen is None:
             again[codes == code] = True
         else:
             routes.setdefault(one.rekeyed.lane, []).append(code)
@@ -105,7 +105,7 @@ def unread_may_be_copy(
     [(route, position)] = reading.read.items()
     rows = frame.filter(pl.col(schema.OFFSET) < one.own.offset)
     for code, signature in enumerate(signatures):
-        if signature.rekeyed.lane != route or signature.transparent:
+        if signature.rekeyed.lane != route or signature.pass_through:
             continue
         mine = position_arrays(rows.filter(pl.col(schema.SIGNATURE) == code))[: signature.width]
         if len(mine[0]):

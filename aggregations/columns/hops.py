@@ -169,7 +169,7 @@ def _kinds(hops: pa.StructArray, topics: Coded, partitions: Ints) -> tuple[Ints,
         np.asarray(column.to_numpy(zero_copy_only=False)).astype(np.int64)
         for column in (
             hops.field("rekeyed"),
-            hops.field("transparent"),
+            hops.field("pass_through"),
             hops.field("index").is_valid(),
             hops.field("keyless"),
         )
@@ -179,8 +179,8 @@ def _kinds(hops: pa.StructArray, topics: Coded, partitions: Ints) -> tuple[Ints,
     kinds: list[Step] = []
     for at in examples.tolist():
         topic, via, topic_id, cluster = (one.values[one.codes[at]] for one in names)
-        rekeyed, transparent, indexed, keyless = (bool(flag[at]) for flag in flags)
-        kinds.append((topic, int(partitions[at]), via, rekeyed, transparent, indexed, topic_id, cluster, keyless))
+        rekeyed, pass_through, indexed, keyless = (bool(flag[at]) for flag in flags)
+        kinds.append((topic, int(partitions[at]), via, rekeyed, pass_through, indexed, topic_id, cluster, keyless))
     return codes, kinds
 
 

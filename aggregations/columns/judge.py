@@ -1,9 +1,9 @@
-"""Verdicts for a whole batch: the rule of `envelope.Windows`, most of it in numpy.
+"""Verdicts for a whole batch: the rule of `envelope.Histories`, most of it in numpy.
 
-With a batch in the order of (key, position, lane), every message may be judged by the windows as they were
-before the batch and by what the batch accepted before it (see `Windows.judge`). So a message above
+With a batch in the order of (key, position, lane), every message may be judged by the histories as they were
+before the batch and by what the batch accepted before it (see `Histories.judge`). So a message above
 everything that its key's group of lanes holds is new unless it comes twice, which neighbours show. Only the
-rest needs a look into a window. Keys for which arrays do not say all are left to the pure code: those with
+rest needs a look into a history. Keys for which arrays do not say all are left to the pure code: those with
 holes or late folds, with exotic messages, or with one position in two lanes of a group.
 """
 
@@ -16,8 +16,8 @@ import numpy.typing as npt
 
 from aggregations.columns.order import Ints, Mask, distinct_lanes, fold_order, numbered, positions_of
 from aggregations.columns.signature import Place
-from envelope import Position, Verdict, Window, Windows
-from envelope.dedup.windows import KNOWN_LANES, Group, healed_lane, is_healed
+from envelope import Histories, History, Position, Verdict
+from envelope.dedup.history import KNOWN_LANES, Group, healed_lane, is_healed
 
 VERDICTS: Final = tuple(Verdict)
 """Verdicts by their number in `Judged.verdicts`."""
@@ -49,7 +49,7 @@ def judge(
     lanes: Ints,
     positions: Sequence[Ints],
     places: Sequence[Place],
-    windows: Sequence[Windows],
+    histories: Sequence[Histories],
     exotic: Mask,
 ) -> Judged:
     """Decide about every message of a batch, in order of arrival.
@@ -59,12 +59,12 @@ def judge(
         lanes: Number of its lane.
         positions: Components of its position; `schema.MISSING` where it is shorter.
         places: Lanes and their groups, by number.
-        windows: Windows of the state of each key, by number.
+        histories: Histories of the state of each key, by number.
         exotic: Messages whose standing these arrays do not say, or that need the pure code for another reason.
     """
     lanes, places = distinct_lanes(lanes, places)
     order = fold_order(keys, positions, lanes, places)
-    batch = _Sorted(keys[order], lanes[order], [component[order] for component in positions], places, windows)
+    batch = _Sorted(keys[order], lanes[order], [component[order] for component in positions], places, histories)
     same, repeats = batch.repeats()
     held = _held(batch)
     verdicts = np.full(len(order), _NUMBER[Verdict.ACCEPTED], np.uint8)
@@ -73,7 +73,7 @@ def judge(
     _repeat(repeats, verdicts, fold)
     _new_lanes(batch, held, verdicts, fold)
     late = [healed_lane(group) for group in {place.group for place in places}]
-    pure_keys = np.fromiter((bool(one.holes) or _holds_one(one, late) for one in windows), np.bool_, len(windows))
+    pure_keys = np.fromiter((bool(one.holes) or _holds_one(one, late) for one in histories), np.bool_, len(histories))
     pure_keys[keys[exotic]] = True
     pure_keys[held.loose] = True
     pure_keys[_crowded(batch, held)] = True
@@ -83,9 +83,9 @@ def judge(
     return Judged(order, verdicts_by_row, fold_by_row, pure_keys[keys])
 
 
-def _holds_one(windows: Windows, late: list[str]) -> bool:
+def _holds_one(histories: Histories, late: list[str]) -> bool:
     """Whether a state remembers late folds of the batch's groups, or of any group where that is sooner seen."""
-    lanes = windows.lanes
+    lanes = histories.lanes
     if len(lanes) < 2:
         return False
     return any(map(lanes.__contains__, late)) if len(late) < len(lanes) else any(map(is_healed, lanes))
@@ -99,7 +99,7 @@ class _Sorted:
     lanes: Ints
     positions: list[Ints]
     places: Sequence[Place]
-    windows: Sequence[Windows]
+    histories: Sequence[Histories]
 
     def repeats(self) -> tuple[Mask, Mask]:
         """Whether each row has key and position of the row before it, and whether it has its lane as well."""
@@ -119,7 +119,7 @@ class _Held:
     Attributes:
         pair_of: Pair of every row.
         keys: Key of every pair.
-        own: Window of each pair's lane.
+        own: History of each pair's lane.
         absent: Whether its state does not have that lane.
         groups: What its key's state holds in the lane's group, where other lanes may hold something.
         highest: Root offset of the highest position that the lane has or another lane of the group holds.
@@ -129,7 +129,7 @@ class _Held:
 
     pair_of: Ints
     keys: Ints
-    own: list[Window | None]
+    own: list[History | None]
     absent: Mask
     groups: list[Group | None]
     highest: Ints
@@ -139,19 +139,19 @@ class _Held:
 
 def _held(batch: _Sorted) -> _Held:
     count = max(len(batch.places), 1)
-    pairs, pair_of = numbered(batch.keys * count + batch.lanes, len(batch.windows) * count)
+    pairs, pair_of = numbered(batch.keys * count + batch.lanes, len(batch.histories) * count)
     keys = pairs // count
     places = [batch.places[lane] for lane in (pairs % count).tolist()]
     owns, groups, highest, floors, loose = [], [], [], [], []
     before = -1
     for key, (name, group_name, _) in zip(keys.tolist(), places, strict=True):
         if key != before:
-            before, windows = key, batch.windows[key]
-            lanes = windows.lanes
-            others = windows.groups() if len(lanes) > 1 else None
+            before, histories = key, batch.histories[key]
+            lanes = histories.lanes
+            others = histories.groups() if len(lanes) > 1 else None
         own = lanes.get(name)
         if own is None:
-            group = windows.group(group_name) if lanes else None
+            group = histories.group(group_name) if lanes else None
             top = floor = _NOWHERE
         else:
             group = None if others is None else others.get(group_name)
@@ -172,7 +172,7 @@ def _held(batch: _Sorted) -> _Held:
 
 def _crowded(batch: _Sorted, held: _Held) -> Ints:
     """Keys that may have no room for all of their new lanes."""
-    lanes = np.fromiter((len(one.lanes) for one in batch.windows), np.int64, len(batch.windows))
+    lanes = np.fromiter((len(one.lanes) for one in batch.histories), np.int64, len(batch.histories))
     if int(lanes.max(initial=0)) + len(batch.places) <= KNOWN_LANES:
         return np.zeros(0, np.int64)
     opened = np.bincount(held.keys[held.absent], minlength=len(lanes))
@@ -203,8 +203,8 @@ def _look_up(batch: _Sorted, held: _Held, verdicts: npt.NDArray[np.uint8], fold:
     fold[rows] = [verdict in (Verdict.ACCEPTED, Verdict.LATE) for verdict in found]
 
 
-def _decide(own: Window | None, group: Group | None, position: Position) -> Verdict:
-    """The rule of `Windows.judge` for one message that is neither exotic nor repeated, in a state without holes."""
+def _decide(own: History | None, group: Group | None, position: Position) -> Verdict:
+    """The rule of `Histories.judge` for one message that is neither exotic nor repeated, in a state without holes."""
     if own is not None and own.holds(position):
         return Verdict.DUPLICATE
     if group is not None and group.holds(position):
@@ -230,12 +230,12 @@ def _new_lanes(batch: _Sorted, held: _Held, verdicts: npt.NDArray[np.uint8], fol
     if not held.absent.any():
         return
     folded = np.flatnonzero(fold)
-    first_of_key = _first(batch.keys[folded], folded, len(batch.windows))
+    first_of_key = _first(batch.keys[folded], folded, len(batch.histories))
     candidates = folded[held.absent[held.pair_of[folded]]]
     first = _first(held.pair_of[candidates], candidates, len(held.own))
     first = first[first >= 0]
     keys = batch.keys[first]
-    has_lanes = np.fromiter((bool(one.lanes) for one in batch.windows), np.bool_, len(batch.windows))
+    has_lanes = np.fromiter((bool(one.lanes) for one in batch.histories), np.bool_, len(batch.histories))
     verdicts[first[has_lanes[keys] | (first_of_key[keys] < first)]] = _NUMBER[Verdict.NEW_LANE]
 
 

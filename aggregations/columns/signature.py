@@ -15,7 +15,7 @@ from envelope import EnvelopeError, Hop, Lineage, Node, Route
 from envelope.dedup.lineage import NO_INDEX, Redriven
 
 Step: TypeAlias = tuple[str, int, str, bool, bool, bool, str, str, bool]
-"""Of a hop: topic, partition, via, rekeyed, transparent, whether it has an index, topic id, cluster, keyless."""
+"""Of a hop: topic, partition, via, rekeyed, pass-through, whether it has an index, topic id, cluster, keyless."""
 Way: TypeAlias = tuple[str, int, tuple[Step, ...]]
 """Own topic and partition, and the steps before."""
 
@@ -44,9 +44,9 @@ class Signature:
         kept: Where it stands at a stage with the record's own key.
         rekeyed: Where it stands at a stage with another key.
         route: How it came, before a ledger is asked.
-        transparent: It came by a retry or redrive route, or was healed upstream.
+        pass_through: It came by a retry or redrive route, or was healed upstream.
         missing: A fan-out index is missing.
-        edges: Which hops are counted: those that are not transparent.
+        edges: Which hops are counted: those that are not pass-through.
         topic: Root topic.
         topic_id: Root topic's id; empty when unknown.
         partition: Root partition.
@@ -58,7 +58,7 @@ class Signature:
 
     kept: Place
     rekeyed: Place
-    transparent: bool
+    pass_through: bool
     missing: bool
     edges: tuple[int, ...]
     topic: str
@@ -83,7 +83,7 @@ class Signature:
     @property
     def exotic(self) -> bool:
         """Whether whole numbers do not say all about its messages' standing."""
-        return self.transparent or self.missing
+        return self.pass_through or self.missing
 
     def place(self, *, rekeyed: bool, keyless: bool = False) -> Place:
         """Where it stands; `keyless` says that the record itself has no key."""
@@ -124,12 +124,12 @@ class Signatures:
                 0 if indexed else None,
                 None,
                 rekeyed,
-                transparent,
+                pass_through,
                 topic_id,
                 cluster=cluster,
                 keyless=keyless,
             )
-            for name, number, via, rekeyed, transparent, indexed, topic_id, cluster, keyless in steps
+            for name, number, via, rekeyed, pass_through, indexed, topic_id, cluster, keyless in steps
         ]
         try:
             line = Lineage.of(hops, Node(topic, partition, 0, cluster=self._cluster)).check()
@@ -137,11 +137,11 @@ class Signatures:
             return None
         line = line.resolved(self._topic_ids)
         kept, rekeyed = line.standing(), line.standing(rekeyed=True)
-        edges = tuple(i for i, edge in enumerate(line.edges) if not edge.transparent)
+        edges = tuple(i for i, edge in enumerate(line.edges) if not edge.pass_through)
         return Signature(
             kept=Place(kept.lane, kept.group, kept.wide),
             rekeyed=Place(rekeyed.lane, rekeyed.group, rekeyed.wide),
-            transparent=line.transparent,
+            pass_through=line.pass_through,
             missing=NO_INDEX in kept.position,
             edges=edges,
             topic=line.root.topic,
@@ -192,7 +192,7 @@ def way_of(chain: Sequence[Hop], own: Node) -> Way:
                 hop.partition,
                 hop.via,
                 hop.rekeyed,
-                hop.transparent,
+                hop.pass_through,
                 hop.index is not None,
                 hop.topic_id,
                 hop.cluster,

@@ -31,7 +31,7 @@ _TRIED: tuple[Any, ...] = (
 )
 # Nodes of a serialized expression that look at other rows, for what polars plans for none of these types.
 _SEVERAL_ROWS = frozenset(
-    """Agg Over Window Explode Filter Slice Sort SortBy Gather Rolling RollingExpr RollingExprBy RollingFunction
+    """Agg Over History Explode Filter Slice Sort SortBy Gather Rolling RollingExpr RollingExprBy RollingFunction
     RollingFunctionBy Len Shift Diff PctChange CumSum CumProd CumMin CumMax CumCount CumulativeEval Rank Reverse Unique
     UniqueCounts ValueCounts FillNullWithStrategy DropNulls DropNans Interpolate InterpolateBy ForwardFill BackwardFill
     ArgUnique ArgSort ArgMin ArgMax ArgWhere Mode TopK TopKBy BottomK Entropy EwmMean EwmStd EwmVar Histogram Hist Rle

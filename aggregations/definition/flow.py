@@ -35,7 +35,7 @@ from aggregations.definition.operators import (
 from aggregations.definition.source import Topic
 from aggregations.errors import FlowError
 from envelope import EnvelopeError, Tombstones
-from envelope.dedup.windows import LANES
+from envelope.dedup.history import LANES
 from envelope.limits import check_topic
 
 __all__ = [
@@ -163,7 +163,7 @@ class Flow(Generic[T]):
         fold: Fields | Fold[Any],
         *,
         co_partitioned: bool = True,
-        window: int | None = None,
+        history: int | None = None,
         lanes: int = LANES,
         emit: Callable[[Element[Any], Any], Iterable[Any]] | None = None,
         store: str = "",
@@ -177,8 +177,8 @@ class Flow(Generic[T]):
             )
         if any(isinstance(step, Aggregate) and step.name == name for step in self.steps):
             raise FlowError(f"flow {self.name!r} has a stage {name!r} already")
-        if lanes < 1 or (window is not None and window < 1):
-            raise FlowError(f"stage {name!r}: window and lanes must be at least 1")
+        if lanes < 1 or (history is not None and history < 1):
+            raise FlowError(f"stage {name!r}: history and lanes must be at least 1")
         if isinstance(fold, type) or not isinstance(fold, Fields | Fold):
             raise FlowError(
                 f"stage {name!r}: the fold must be Fields(...) or an object with zero() and fold(state, element)"
@@ -187,7 +187,7 @@ class Flow(Generic[T]):
             _check_zero(name, fold)
         _check(key)
         _check_callable(f"stage {name!r}: emit", emit)
-        return self._with(Aggregate(name, key, fold, co_partitioned, window, lanes, emit, store))
+        return self._with(Aggregate(name, key, fold, co_partitioned, history, lanes, emit, store))
 
     def publish(
         self, topic: str, *, key: Key | None = None, value: Callable[[Element[T]], bytes] | None = None, name: str = ""
@@ -198,16 +198,18 @@ class Flow(Generic[T]):
             topic: Target topic.
             key: Key of the output; None keeps the record's.
             value: Payload of the output; None writes the element's value as JSON.
-            name: Name of this passage in the chain (`via`); the flow's name when empty.
+            name: Name of this hop in the chain (`via`); the flow's name when empty.
         """
         if key is not None:
             _check(key)
         _check_callable("publish(): value", value)
-        passage = Publish(_topic(topic), key, value, name or self.name)
-        if any(isinstance(step, Publish) and (step.topic, step.name) == (topic, passage.name) for step in self.steps):
+        processor = Publish(_topic(topic), key, value, name or self.name)
+        if any(isinstance(step, Publish) and (step.topic, step.name) == (topic, processor.name) for step in self.steps):
             # Its messages would have the same lineage as the others', and be dropped as duplicates downstream.
-            raise FlowError(f"flow {self.name!r} publishes to {topic} as {passage.name!r} already: give another name=")
-        return self._with(passage)
+            raise FlowError(
+                f"flow {self.name!r} publishes to {topic} as {processor.name!r} already: give another name="
+            )
+        return self._with(processor)
 
     def publish_states(self, topic: str) -> "Flow[T]":
         """Produce the states of the stage before that each batch changed, as snapshots: the newest wins."""

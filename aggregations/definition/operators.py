@@ -14,7 +14,7 @@ from aggregations.definition.fingerprint import describe_callable, describe_obje
 from aggregations.definition.folds import Fold
 from aggregations.definition.integers import select_exact
 from aggregations.errors import FlowError
-from envelope.dedup.windows import LANES
+from envelope.dedup.history import LANES
 
 Predicate: TypeAlias = Expression | Callable[[Element[Any]], bool]
 Key: TypeAlias = Expression | Callable[[Element[Any]], str | bytes | int | None]
@@ -79,8 +79,8 @@ class Aggregate:
         key: What it is keyed by.
         fold: `Fields(...)` or a class with `zero` and `fold`.
         co_partitioned: Records of one key are in one partition of the topic: no shuffle is needed. First stage only.
-        window: Positions remembered per lane of a state; None for 32, and 1,024 where records without a key come.
-        lanes: Lanes with a window per state.
+        history: Positions remembered per lane of a state; None for 32, and 1,024 where records without a key come.
+        lanes: Lanes with a history per state.
         emit: Makes a collection of each accepted element and the state after it; None forwards the element itself.
         store: URL of the store when nothing else is bound at run time.
         definition: Canonical text of key and fold.
@@ -91,7 +91,7 @@ class Aggregate:
     key: Key
     fold: Fields | Fold[Any]
     co_partitioned: bool = True
-    window: int | None = None
+    history: int | None = None
     lanes: int = LANES
     emit: Callable[[Element[Any], Any], Iterable[Any]] | None = None
     store: str = ""
@@ -110,7 +110,7 @@ class Aggregate:
 def definition_of(steps: Iterable[object], source: str) -> str:
     """Hash of what decides a stage's states, for one source: a state of another hash is never continued silently.
 
-    What is compatible is no part of it: outputs, the store, the sizes of windows.
+    What is compatible is no part of it: outputs, the store, the sizes of histories.
 
     Args:
         steps: The flow's steps up to and including the stage. Of what is in front of it counts what decides which

@@ -72,7 +72,7 @@ class Changes:
     again: set[Entry] = field(default_factory=set)
     seen: dict[str, Position] = field(default_factory=dict)
 
-    def settled(self) -> "Changes":
+    def resolved(self) -> "Changes":
         """What is left to change with the batch's manifest: what was added is listed already."""
         return Changes(filled=self.filled - self.again, seen=self.seen)
 
@@ -300,7 +300,7 @@ class Reading:
         doubtful = own.offset < self._doubt.get((own.topic, own.partition), 0)
         if not lineage.edges:
             return doubtful
-        if lineage.transparent or self._seen is None:
+        if lineage.pass_through or self._seen is None:
             return True
         standing = lineage.standing(rekeyed=True)
         route, position = standing.lane, standing.position

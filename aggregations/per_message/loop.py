@@ -76,8 +76,8 @@ class MessageLoop:
         incarnation: What the id of a root topic is; None for the current one.
         beyond_end: Whether a root is beyond the end of its topic.
         failures: What other tasks found.
-        evict: False while the consumed topic grows; see `Windows.folding`.
-        replays: A run that crashed may have folded what comes; see `Windows.folding`.
+        evict: False while the consumed topic grows; see `Histories.folding`.
+        replays: A run that crashed may have folded what comes; see `Histories.folding`.
         outputs: What the flow's steps publish.
         seen: Highest position read, by route, once `read` has returned.
     """

@@ -17,6 +17,7 @@ from envelope import (
     Decision,
     EnvelopeError,
     GrowthFullError,
+    Histories,
     HolesFullError,
     Node,
     Position,
@@ -25,11 +26,10 @@ from envelope import (
     Siblings,
     Standing,
     Verdict,
-    Windows,
     in_order,
 )
+from envelope.dedup.history import Room
 from envelope.dedup.lineage import Redriven
-from envelope.dedup.windows import Room
 
 _HELD = frozenset({Verdict.DUPLICATE, Verdict.DUPLICATE_IN_BATCH})
 _FIRST_SEEN = frozenset({Verdict.ACCEPTED, Verdict.LATE, Verdict.NEW_LANE})
@@ -66,18 +66,18 @@ class KeyState:
 
     Attributes:
         fold: State of the fold; None as well before anything was folded.
-        windows: Positions that it holds.
+        histories: Positions that it holds.
         version: Version that was loaded; 0 when the store had none.
     """
 
     fold: Any = None
-    windows: Windows = field(default_factory=Windows)
+    histories: Histories = field(default_factory=Histories)
     version: int = 0
 
     @property
     def folded(self) -> bool:
         """Whether anything was folded; otherwise it has holes at most."""
-        return bool(self.windows.lanes)
+        return bool(self.histories.lanes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +112,8 @@ class Decided:
     @property
     def filled(self) -> tuple[Entry, ...]:
         """Entries of the ledger that are no longer missing: the state holds the event."""
-        arrival, settled = self.arrival, self.decision.fold or self.decision.verdict in _HELD
-        if not settled or arrival.transit:
+        arrival, resolved = self.arrival, self.decision.fold or self.decision.verdict in _HELD
+        if not resolved or arrival.transit:
             return ()
         if arrival.element.route is Route.PLAIN:
             return arrival.entries
@@ -170,8 +170,8 @@ def fold_stage(
         batch: Number of the batch, for the age of lanes.
         siblings: Policy for equal positions without index and id.
         excluded: Records that must not be folded, with the cause: a sibling failed elsewhere.
-        evict: False while the consumed topic grows; see `Windows.folding`.
-        replays: A run that crashed may have folded what comes; see `Windows.folding`.
+        evict: False while the consumed topic grows; see `Histories.folding`.
+        replays: A run that crashed may have folded what comes; see `Histories.folding`.
 
     Raises:
         GrowthFullError: A key has more positions than a state remembers while the topic grows.
@@ -244,12 +244,12 @@ def _fold_key(
 ) -> _Folded:
     """Fold one key; when `careful`, go on behind a failure to find all of them."""
     standings = [arrivals[i].standing for i in rows]
-    decided = before.windows.judge(standings, siblings)
+    decided = before.histories.judge(standings, siblings)
     # The fold may change its state in place, and a key may be folded again.
     state = _copy(before.fold if before.folded else stage.fold.zero())
     result = _Folded()
     folded: list[Standing] = []
-    room = Room(before.windows)
+    room = Room(before.histories)
     for place in in_order(standings):
         i, decision = rows[place], decided[place]
         arrival = arrivals[i]
@@ -279,13 +279,13 @@ def _fold_key(
         folded.append(arrival.standing)
     if folded:
         try:
-            windows, retired = before.windows.folding(
-                folded, size=stage.window, lanes=stage.lanes, batch=batch, evict=evict, replays=replays
+            histories, retired = before.histories.folding(
+                folded, size=stage.history, lanes=stage.lanes, batch=batch, evict=evict, replays=replays
             )
         except GrowthFullError as error:
             own = arrivals[rows[0]].element.own
             raise GrowthFullError(f"stage {stage.name}, {own}: {error} (--accept growth-full)") from None
-        result.state, result.retired = KeyState(state, windows, before.version), len(retired)
+        result.state, result.retired = KeyState(state, histories, before.version), len(retired)
     return result
 
 
@@ -361,18 +361,18 @@ def _outcome(
                 if verdict is Verdict.AMBIGUOUS and siblings is Siblings.GROUP:
                     rejected[i] = cause
                 continue
-            [decisions[i]] = before.windows.judge([standing])  # alone it has no siblings
+            [decisions[i]] = before.histories.judge([standing])  # alone it has no siblings
             if not decisions[i].fold:
                 # Held already, so it needs no hole: an earlier copy of the record was folded whole.
                 continue
             rejected[i] = cause
             state = states.get(key, before)
             try:
-                states[key] = replace(state, windows=state.windows.leaving_hole(standing))
+                states[key] = replace(state, histories=state.histories.leaving_hole(standing))
             except HolesFullError as error:
                 raise HolesFullError(
                     f"stage {stage.name}, {own} ({cause[0].value}): {error} (mend the flow and start it again, or give "
-                    "letters up with `headwater discard`)"
+                    "dead letters up with `headwater discard`)"
                 ) from None
     decided = []
     for i, arrival in enumerate(arrivals):

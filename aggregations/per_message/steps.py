@@ -206,7 +206,7 @@ def _publish(applied: Applied, step: Publish) -> None:
 
 
 def _republished(element: Element[Any], step: Publish, key: bytes | None) -> Envelope:
-    """The envelope of a published element: its chain with this passage behind it."""
+    """The envelope of a published element: its chain with this hop behind it."""
     hop = Hop(
         element.topic,
         element.partition,
@@ -238,9 +238,9 @@ def _late(element: Element[Any], hop: Hop) -> tuple[Hop, ...]:
     if element.route is Route.PLAIN:
         return ()
     lineage, missing = element.lineage, element.route is Route.MISSING
-    if lineage.healed if missing else lineage.transparent:
+    if lineage.healed if missing else lineage.pass_through:
         return ()
-    return (replace(hop, via=HEALED if missing else LATE, index=None, rekeyed=False, transparent=True),)
+    return (replace(hop, via=HEALED if missing else LATE, index=None, rekeyed=False, pass_through=True),)
 
 
 def _index(indices: tuple[int, ...]) -> int:

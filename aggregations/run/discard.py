@@ -36,7 +36,7 @@ def fill_holes(
     does any stage behind it.
 
     Args:
-        run: A run that holds the term; with `apply` False one that only looks will do.
+        run: A run that holds the epoch; with `apply` False one that only looks will do.
         records: Dead letters as `jobs.dead_letters.redrive.redriven` makes them, each at a place of its own.
         unreadable: Coordinates of dead letters of which nothing can be made.
         tombstones: Of those among the records that have no value, the hops that it would carry.
@@ -153,11 +153,11 @@ class _Filling:
             state, count = changed.get(key) or loaded.get(key), self.counts[own]
             if state is None:
                 continue
-            if standing.position not in state.windows.holes.get(standing.group, ()):
+            if standing.position not in state.histories.holes.get(standing.group, ()):
                 continue
-            windows, _ = state.windows.folding(
+            histories, _ = state.histories.folding(
                 [standing],
-                size=stage.aggregate.window,
+                size=stage.aggregate.history,
                 lanes=stage.aggregate.lanes,
                 batch=run.batch,
                 evict=run.evicts,
@@ -165,7 +165,7 @@ class _Filling:
             )
             # From now on it holds a position, so it must have a state to go on from.
             fold = state.fold if state.folded else stage.aggregate.fold.zero()
-            changed[key] = replace(state, fold=fold, windows=windows)
+            changed[key] = replace(state, fold=fold, histories=histories)
             self.counts[own] = count + 1
         if self._apply and changed:
             effect(Step.PERSIST.of(stage.name), lambda: save_states(run, stage, changed))

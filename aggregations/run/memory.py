@@ -73,7 +73,7 @@ class MemoryRunner:
         RunRefusedError: The stores do not fit together or to the flow.
 
     Attributes:
-        run: Term, manifest and stores.
+        run: Epoch, manifest and stores.
         dead_letters: All dead letters so far, in order.
         outputs: All outputs so far, in order.
         report: Counts so far.
@@ -186,7 +186,7 @@ class MemoryRunner:
             arrivals = loop.enter(stage, applied)
             outcome = batch.outcomes[stage.name] = loop.fold(stage, arrivals, partial(load_states, run))
             batch.outputs += snapshots_of(
-                stage, outcome.states, flow=flow.name, generation=run.ref.generation, term=run.term, attempt=1
+                stage, outcome.states, flow=flow.name, generation=run.ref.generation, epoch=run.epoch, attempt=1
             )
             applied = loop.onward(stage, outcome)
         loop.leave(applied)

@@ -1,4 +1,4 @@
-"""One run of a flow against its stores: term, manifests, where to start, and what to write when a batch is done."""
+"""One run of a flow against its stores: epoch, manifests, where to start, and what to write when a batch is done."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -14,7 +14,7 @@ from aggregations.run.growth import advance, merge
 from aggregations.run.start import LOSSES, Risk, check_marks, check_stores, refuse
 from envelope import Verdict
 from persistence.cas import manifest_behind
-from persistence.commit.faults import FINISH, LEDGER, TERM, effect
+from persistence.commit.faults import EPOCH, FINISH, LEDGER, effect
 from persistence.commit.order import store_order
 from persistence.findings import Finding
 from persistence.growth import METADATA_MAX_AGE_SECONDS, Ends
@@ -103,14 +103,14 @@ def merge_incarnations(
 
 @dataclass(slots=True)
 class Run:
-    """A run that holds the flow's term in all of its stores.
+    """A run that holds the flow's epoch in all of its stores.
 
     Attributes:
         flow: The flow.
         ref: Its name and generation.
         stores: Open store by stage name.
         urls: URL by stage name.
-        term: Term of this run.
+        epoch: Epoch of this run.
         manifest: Where the run is; None for a flow that never ran. Partitions it does not name start at their
             beginning.
         accept_definition: Go on with states of another definition.
@@ -122,14 +122,14 @@ class Run:
         crashed: A run before this one did not end of its own accord: it may have folded what no manifest says.
         doubt: Offset by topic and partition below which such a run may have folded records; see `ask_doubt`.
         known: What buckets have acknowledged, as far as this run knows.
-        since: Term since which marks count; see `Manifest.since`.
+        since: Epoch since which marks count; see `Manifest.since`.
     """
 
     flow: Flow[object]
     ref: FlowRef
     stores: Mapping[str, StateStore]
     urls: Mapping[str, str]
-    term: int
+    epoch: int
     manifest: Manifest | None
     accept_definition: bool = False
     accept_disorder: bool = False
@@ -157,7 +157,7 @@ class Run:
 
     @property
     def evicts(self) -> bool:
-        """Whether windows evict what they have no room for: not while the consumed topic grows."""
+        """Whether histories evict what they have no room for: not while the consumed topic grows."""
         return self.growth is None or self.accept_eviction
 
     @property
@@ -258,14 +258,14 @@ class Run:
             old = mine.get(partition)
             mine[partition] = Progress(max(offset, old.next_offset if old else 0))
         return Manifest(
-            term=self.term,
+            epoch=self.epoch,
             batch=self.batch,
             positions=positions,
             topic_ids={**(before.topic_ids if before else {}), **topic_ids},
             # A consumed topic need not be anybody's root, and its ids must be in order of age all the same.
             incarnations=merge_incarnations(incarnations, {topic: [one] for topic, one in topic_ids.items() if one}),
             definitions=self.definitions(),
-            **self.ledger.changed((changes or Changes()).settled()).fields(),
+            **self.ledger.changed((changes or Changes()).resolved()).fields(),
             growth={} if self.growth is None else {self.source: self.growth},
         )
 
@@ -301,7 +301,7 @@ class Run:
         marks = self._marks.get(name, {})
         marked = msgspec.structs.replace(self._of_store(name, manifest), marks=marks, since=self.since)
         self.stores[name].save_manifest(self.ref, marked, after=self._saved.get(name, (0, 0)))
-        self._saved[name] = (manifest.term, manifest.batch)
+        self._saved[name] = (manifest.epoch, manifest.batch)
 
     def check_progress(self) -> None:
         """Look whether a store went back as a whole, before a batch is folded.
@@ -314,7 +314,7 @@ class Run:
         """
         for name, store in self.distinct_stores():
             found = store.load_manifest(self.ref)
-            at = (found.term, found.batch) if found is not None else (0, 0)
+            at = (found.epoch, found.batch) if found is not None else (0, 0)
             if at < self._saved.get(name, (0, 0)):
                 raise manifest_behind(self.ref, self._saved[name], at)
 
@@ -348,9 +348,9 @@ class Run:
         for name, manifest in reversed(self.manifests):
             if manifest is None and begun:
                 continue  # accepted: it gets one with the first positions
-            noted = self._of_store(name, msgspec.structs.replace(manifest or Manifest(0, 0, seen={}), term=self.term))
+            noted = self._of_store(name, msgspec.structs.replace(manifest or Manifest(0, 0, seen={}), epoch=self.epoch))
             if manifest is None or _stages(manifest) != _stages(noted) or manifest.since != self.since:
-                effect(TERM, lambda name=name, noted=noted: self.save_manifest(name, noted))  # type: ignore[misc]
+                effect(EPOCH, lambda name=name, noted=noted: self.save_manifest(name, noted))  # type: ignore[misc]
 
     def start_at(self, topic: str, topic_id: str, starts: Mapping[int, int], growth: Growth | None = None) -> None:
         """Start from these offsets of a topic, and write them into every store where they are not the manifest's.
@@ -358,7 +358,7 @@ class Run:
         Records of a partition that expire before the first one of it is read are then missed as any others. A
         topic that was created again is not written down before a batch of it is folded.
         """
-        before, self.growth = self.manifest or Manifest(self.term, 0, **self.ledger.fields()), growth
+        before, self.growth = self.manifest or Manifest(self.epoch, 0, **self.ledger.fields()), growth
         begun = {partition: Progress(offset) for partition, offset in starts.items()}
         self.manifest = msgspec.structs.replace(
             before, positions={**before.positions, topic: begun}, growth={} if growth is None else {topic: growth}
@@ -371,7 +371,7 @@ class Run:
         named = {topic: topic_id} if topic_id else {}
         self.manifest = msgspec.structs.replace(
             self.manifest,
-            term=self.term,
+            epoch=self.epoch,
             topic_ids={**before.topic_ids, **named},
             incarnations=merge_incarnations(before.incarnations, {name: [one] for name, one in named.items()}),
             definitions=self.definitions(),
@@ -395,7 +395,7 @@ class Run:
     def _save_everywhere(self, manifest: Manifest) -> None:
         """Write a manifest outside of a commit, downstream store first."""
         for name, _ in reversed(self.distinct_stores()):
-            effect(TERM, lambda name=name: self.save_manifest(name, manifest))  # type: ignore[misc]
+            effect(EPOCH, lambda name=name: self.save_manifest(name, manifest))  # type: ignore[misc]
 
     def check_marks(self) -> None:
         """Look at every bucket anew, after tasks whose reports are lost; from now on this run knows what they hold.
@@ -406,7 +406,7 @@ class Run:
         self._learn(buckets := self._buckets())
         for held in buckets.values():
             for one in held.values():
-                for stage, marks in one.downstream.items() if one.term == self.term else ():
+                for stage, marks in one.downstream.items() if one.epoch == self.epoch else ():
                     self.known.check(stage, marks)
 
     def _buckets(self) -> dict[str, Mapping[str, Bucket]]:
@@ -425,7 +425,7 @@ class Run:
         """Read what manifests and buckets say, and find what does not fit."""
         found = [manifest for _, manifest in self.manifests if manifest is not None]
         self.since = max((one.since for one in found), default=0)
-        self._saved = {name: (one.term, one.batch) for name, one in self.manifests if one is not None}
+        self._saved = {name: (one.epoch, one.batch) for name, one in self.manifests if one is not None}
         self._marks = {name: one.marks for name, one in self.manifests if one is not None}
         self._learn(buckets := self._buckets())
         homes = self.homes()
@@ -435,7 +435,7 @@ class Run:
         ]
         if any(one.risk in LOSSES for one in findings):
             # It counts only if this is accepted: what had been acknowledged before is then no longer looked for.
-            self.since = self.term
+            self.since = self.epoch
         return findings
 
     def advanced(self, manifest: Manifest | None) -> None:
@@ -480,13 +480,13 @@ class Run:
 
     def _changed(self, **changed: Any) -> Manifest:
         """A manifest that is as far as the one before."""
-        before = self.manifest or Manifest(self.term, 0)
-        fields = {"term": self.term, "definitions": self.definitions(), "clean": False, **changed}
+        before = self.manifest or Manifest(self.epoch, 0)
+        fields = {"epoch": self.epoch, "definitions": self.definitions(), "clean": False, **changed}
         return msgspec.structs.replace(before, **fields)
 
     def superseded(self) -> bool:
-        """Whether a newer run has taken the term: it counts from there, whatever this one still has to do."""
-        return self.stores[self.flow.stages[0].name].installed_term(self.ref) > self.term
+        """Whether a newer run has taken the epoch: it counts from there, whatever this one still has to do."""
+        return self.stores[self.flow.stages[0].name].installed_epoch(self.ref) > self.epoch
 
     def close(self) -> None:
         """Close every store."""
@@ -501,9 +501,9 @@ def begin(
     generation: int = 1,
     accept: Sequence[str] = (),
 ) -> Run:
-    """Begin a run: take the term, fence every older run, then read how far each store is.
+    """Begin a run: take the epoch, fence every older run, then read how far each store is.
 
-    The term comes from the first stage's store and is installed in all stores before anything is loaded.
+    The epoch comes from the first stage's store and is installed in all stores before anything is loaded.
 
     Args:
         flow: The flow.
@@ -520,10 +520,10 @@ def begin(
         run.accept_eviction = Risk.GROWTH_FULL in accept
         ref, ordered = run.ref, run.distinct_stores()
         authority = ordered[0][1]
-        above = max(store.installed_term(ref) for _, store in ordered)
-        run.term = effect(TERM, lambda: authority.acquire_term(ref, above=above))
+        above = max(store.installed_epoch(ref) for _, store in ordered)
+        run.epoch = effect(EPOCH, lambda: authority.acquire_epoch(ref, above=above))
         for _, store in ordered[1:]:
-            effect(TERM, lambda store=store: store.install_term(ref, run.term))  # type: ignore[misc]
+            effect(EPOCH, lambda store=store: store.install_epoch(ref, run.epoch))  # type: ignore[misc]
         run._read(accept)
         run._note_stages()
         found = [manifest for _, manifest in run.manifests if manifest is not None]
@@ -538,7 +538,7 @@ def begin(
 def look(flow: Flow[object], urls: Mapping[str, str], *, generation: int = 1, accept: Sequence[str] = ()) -> Run:
     """Open a flow's stores only to read them, with the checks of `begin`. A run that goes on is not disturbed.
 
-    It takes no term and writes nothing.
+    It takes no epoch and writes nothing.
 
     Args:
         flow: The flow.
@@ -559,7 +559,7 @@ def look(flow: Flow[object], urls: Mapping[str, str], *, generation: int = 1, ac
 def _opened(
     flow: Flow[object], urls: Mapping[str, str], generation: int, *, accept_definition: bool = False
 ) -> Iterator[Run]:
-    """A run without a term, on open stores; they are closed when the block raises."""
+    """A run without an epoch, on open stores; they are closed when the block raises."""
     with ExitStack() as stack:
         handles: dict[str, StateStore] = {}
         for url in dict.fromkeys(urls.values()):
@@ -596,7 +596,7 @@ def _common(manifests: Sequence[Manifest | None], ref: FlowRef) -> Manifest | No
         for topic in positions
     }
     return Manifest(
-        term=max(manifest.term for manifest in found),
+        epoch=max(manifest.epoch for manifest in found),
         batch=max(manifest.batch for manifest in found),
         positions=positions,
         topic_ids=topic_ids,

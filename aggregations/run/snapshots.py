@@ -26,7 +26,7 @@ class Snapshot(msgspec.Struct, frozen=True):
         stage: Name of the stage.
         generation: Generation of the states; a rebuild writes the next one.
         version: Version of the state: number of writes it has had in this generation.
-        term: Term of the run that made it.
+        epoch: Epoch of the run that made it.
         attempt: Attempt at the batch, from 1: a batch that is tried again may publish a version twice.
         state: What readers see of the state.
     """
@@ -35,14 +35,14 @@ class Snapshot(msgspec.Struct, frozen=True):
     stage: str
     generation: int
     version: int
-    term: int
+    epoch: int
     attempt: int
     state: Any
 
     @property
     def order(self) -> tuple[int, int, int, int]:
         """Snapshots of one key are compared by this; the highest is the newest."""
-        return self.generation, self.version, self.term, self.attempt
+        return self.generation, self.version, self.epoch, self.attempt
 
 
 _encoder = msgspec.json.Encoder()
@@ -50,7 +50,7 @@ _decoder = msgspec.json.Decoder(Snapshot)
 
 
 def snapshots_of(
-    stage: Stage, states: Mapping[bytes, KeyState], *, flow: str, generation: int, term: int, attempt: int
+    stage: Stage, states: Mapping[bytes, KeyState], *, flow: str, generation: int, epoch: int, attempt: int
 ) -> list[Output]:
     """The messages that publish a stage's changed states; keyed by the states' keys."""
     if not stage.snapshots:
@@ -61,7 +61,7 @@ def snapshots_of(
         if not state.folded:
             continue  # only a hole: nothing was folded yet
         body = _encoder.encode(
-            Snapshot(flow, stage.name, generation, state.version + 1, term, attempt, result(state.fold))
+            Snapshot(flow, stage.name, generation, state.version + 1, epoch, attempt, result(state.fold))
         )
         for topic in stage.snapshots:
             envelope = Envelope(

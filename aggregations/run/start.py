@@ -46,7 +46,7 @@ class Risk(StrEnum):
     GROWN_UNDRAINED = GROWN_UNDRAINED
     """Partitions were added before the topic was read to its end: what is published is not in the order of each key."""
     GROWTH_FULL = "growth-full"
-    """More positions of a key came while the topic grew than a lane keeps: what comes later than its window is dropped."""
+    """More positions of a key came while the topic grew than a lane keeps: what comes later than its history is dropped."""
     DEFINITION = "definition"
     """The states were made by another definition: they are continued as if it meant the same."""
 
@@ -291,12 +291,12 @@ def check_marks(
         manifests: (first stage of the store, its manifest), upstream first.
         buckets: Buckets by stage, of the stages whose stores keep marks.
         homes: First stage of the store of every stage.
-        since: Term since which marks count.
+        since: Epoch since which marks count.
     """
     lacking = {*_empty(manifests), *(down for _, down, _ in _behind(manifests))}
     stages = {one for one in buckets if homes[one] not in lacking} - _new(manifests, buckets, homes)
-    sources = [one.marks for _, one in manifests if one and one.term >= since]
-    sources += [one.downstream for held in buckets.values() for one in held.values() if one.term >= since]
+    sources = [one.marks for _, one in manifests if one and one.epoch >= since]
+    sources += [one.downstream for held in buckets.values() for one in held.values() if one.epoch >= since]
     lost: dict[tuple[str, str], str] = {}
     for acknowledged in sources:
         for stage in acknowledged.keys() & stages:
@@ -396,7 +396,7 @@ def grown(flow: str, topic: str, growth: Growth) -> Finding:
     return _unsafe(
         Risk.GROWN_UNDRAINED,
         f"flow {flow}: {undrained(topic, growth.partitions_before, growth.partitions_now)}",
-        "Accept it if readers of what the flow publishes need no order, or if their window= is larger than the unread "
+        "Accept it if readers of what the flow publishes need no order, or if their history= is larger than the unread "
         "records of a key",
     )
 

@@ -35,7 +35,7 @@ def state_of(stored: Stored, ref: StageRef, key: bytes, definition: str = "") ->
             "generation (--generation). If both mean the same and source, siblings and co_partitioned are the same, go on "
             "with --accept definition"
         )
-    return KeyState(record.state, record.windows, stored.version)
+    return KeyState(record.state, record.histories, stored.version)
 
 
 def save_states(run: Run, stage: Stage, states: Mapping[bytes, KeyState]) -> None:
@@ -47,7 +47,7 @@ def save_states(run: Run, stage: Stage, states: Mapping[bytes, KeyState]) -> Non
     marks = run.stores[stage.name].save(
         run.stage_ref(stage),
         writes_of(states, stage.definition),
-        term=run.term,
+        epoch=run.epoch,
         batch=run.batch,
         known=run.known.of(stage.name),
         downstream=run.known.downstream(stage.name),
@@ -58,6 +58,6 @@ def save_states(run: Run, stage: Stage, states: Mapping[bytes, KeyState]) -> Non
 def writes_of(states: Mapping[bytes, KeyState], definition: str) -> list[Write]:
     """The conditional writes of changed states."""
     return [
-        Write(key, state.version, encode_record(StateRecord(definition, state.fold, state.windows)))
+        Write(key, state.version, encode_record(StateRecord(definition, state.fold, state.histories)))
         for key, state in states.items()
     ]

@@ -9,8 +9,8 @@ from pyspark.sql import functions as F  # noqa: N812 - as Spark's own documents 
 
 from aggregations.definition.flow import Flow, Stage
 from aggregations.errors import TasksLostError
+from aggregations.spark.blocks import SCHEMA, Kind
 from aggregations.spark.job import Job, TaskReport
-from aggregations.spark.parcels import SCHEMA, Kind
 from aggregations.spark.tasks import UNREAD, folding, outcome_of, persisting, publishing, reading
 
 
@@ -61,13 +61,13 @@ class Action:
         return frame
 
     def _shuffled(self, frame: DataFrame) -> DataFrame:
-        """Every parcel to the task of its route."""
+        """Every block to the task of its route."""
         number = F.element_at(F.array(*(F.lit(one) for one in self._numbers)), F.col("route") + 1)
         return frame.repartition(self.routes, number)
 
 
 def _collect(frame: DataFrame) -> tuple[TaskReport, list[Exception]]:
-    """Run the action. What a task raises itself comes as a parcel; what Spark raises is about workers or the source."""
+    """Run the action. What a task raises itself comes as a block; what Spark raises is about workers or the source."""
     try:
         rows = frame.select("kind", "payload").collect()
     except (Py4JError, PySparkException) as error:

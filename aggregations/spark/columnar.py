@@ -19,10 +19,10 @@ from aggregations.definition.operators import expressions_of
 from aggregations.per_message.dead_letters import BEYOND_END, Dead
 from aggregations.per_message.stage import KeyState, passed_on
 from aggregations.run.states import read_states, writes_of
+from aggregations.spark.blocks import route_of
 from aggregations.spark.clients import store_of
 from aggregations.spark.columnar_fold import ColumnarFold
 from aggregations.spark.job import Job, dumps, loads
-from aggregations.spark.parcels import route_of
 from aggregations.spark.path import Work
 from aggregations.spark.rows import BROKEN, INPUT, REKEYED, STAGE_KEY, Rows, key_codes, together
 from envelope import EnvelopeError, Lineage, Reason, Route

@@ -1,4 +1,4 @@
-"""One stage, one batch, whole columns: verdicts, folds and windows.
+"""One stage, one batch, whole columns: verdicts, folds and histories.
 
 A key with anything uncommon about it in a batch (a route through a retry topic, a missing fan-out index, a
 hole in its state, a value that a fold refuses, a total near its limit) is folded message by message by the pure
@@ -17,18 +17,18 @@ import polars as pl
 from aggregations.columns import schema
 from aggregations.columns.batch import position_arrays, redriven, standing
 from aggregations.columns.fold import CODE, fold_fields, unfit_rows
+from aggregations.columns.history import fold_histories
 from aggregations.columns.judge import VERDICTS, Judged, judge
 from aggregations.columns.order import positions_of
 from aggregations.columns.signature import Place, Signature, lanes_of
 from aggregations.columns.steps import FAILURES
-from aggregations.columns.windows import fold_windows
 from aggregations.definition.element import Element
 from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Aggregate, Stage
 from aggregations.per_message.stage import Arrival, KeyState, fold_stage, passed_on
 from aggregations.spark.path import Work
 from aggregations.spark.rows import BROKEN, INPUT, REKEYED, STAGE_KEY, Rows
-from envelope import EnvelopeError, GrowthFullError, Route, Siblings, Verdict, Windows
+from envelope import EnvelopeError, GrowthFullError, Histories, Route, Siblings, Verdict
 
 _FIRST_SEEN = tuple(VERDICTS.index(one) for one in (Verdict.ACCEPTED, Verdict.LATE, Verdict.NEW_LANE))
 
@@ -73,17 +73,17 @@ class ColumnarFold:
         assert isinstance(fields, Fields)
         inputs = self.frame.select(pl.col(f"{INPUT}{name}").alias(name) for name in fields.inputs())
         door = self._door()
-        blank = Windows()
-        windows = [state.windows if (state := self.found.get(key)) else blank for key in self.keys]
+        blank = Histories()
+        histories = [state.histories if (state := self.found.get(key)) else blank for key in self.keys]
         exotic: npt.NDArray[np.bool_] = self.frame.get_column(schema.EXOTIC).to_numpy()
         uncommon_rows = exotic | self._excluded() | self._late() | self._listed(door)
-        judged = judge(self.codes, door.lanes, door.positions, door.places, windows, uncommon_rows)
+        judged = judge(self.codes, door.lanes, door.positions, door.places, histories, uncommon_rows)
         uncommon = judged.pure | self._keys_with(self._refused(fields, inputs) & judged.fold)
         new, unfit = self._folded(fields, inputs, door, judged, judged.fold & ~uncommon)
         if unfit:
             uncommon |= np.isin(self.codes, unfit)
         self.accepted = judged.fold & ~uncommon
-        self._hold(door, judged, windows, new)
+        self._hold(door, judged, histories, new)
         self._count(judged.verdicts, ~uncommon)
         if uncommon.any():
             self._one_by_one(np.flatnonzero(uncommon))
@@ -125,18 +125,18 @@ class ColumnarFold:
         states = {code: state.fold for code, key in enumerate(self.keys) if (state := self.found.get(key)) is not None}
         return fold_fields(fields, taken.with_columns(pl.Series(CODE, self.codes[rows])), at, states)
 
-    def _hold(self, door: "_Door", judged: Judged, windows: Sequence[Windows], new: Mapping[int, Any]) -> None:
-        """Put new folds and windows together."""
+    def _hold(self, door: "_Door", judged: Judged, histories: Sequence[Histories], new: Mapping[int, Any]) -> None:
+        """Put new folds and histories together."""
         try:
-            held, retired = fold_windows(
+            held, retired = fold_histories(
                 judged,
                 self.codes,
                 door.lanes,
                 door.positions,
                 door.places,
-                windows,
+                histories,
                 fold=self.accepted,
-                size=self.aggregate.window,
+                size=self.aggregate.history,
                 most_lanes=self.aggregate.lanes,
                 batch=self.work.job.batch,
                 evict=self.work.job.evict,

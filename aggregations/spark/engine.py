@@ -29,7 +29,7 @@ from aggregations.spark.job import Exclusion, Job, Place, TaskReport
 from aggregations.spark.opening import Opening, check_given, open_run
 from aggregations.spark.roots import ask_ends, check_source, ids_of
 from aggregations.spark.session import master_of, session
-from envelope.dedup.windows import width_of
+from envelope.dedup.history import width_of
 from persistence.commit.faults import effect
 from persistence.commit.steps import Step
 from persistence.errors import Conflict, Corrupt, Fenced, StoreError, Terminal, Transient
@@ -41,7 +41,7 @@ MAX_RECORDS = 1_000_000
 """Most records of one batch: the first one of a flow would else be the whole topic."""
 ATTEMPTS = 9
 """Attempts at one batch before the run ends. With the pauses between them they outlast the election of a leader in
-Kafka and a failover of Redis; conflicts of tasks that share a key settle in a few."""
+Kafka and a failover of Redis; conflicts of tasks that share a key resolve in a few."""
 OFFSETS_SECONDS = 30.0
 """How often the group's offsets are written when there is nothing to read. An older run that was frozen right in front
 of its write may have set them back."""
@@ -347,11 +347,11 @@ class Engine:
             return
         self._warned = True
         for stage, count in keyless.items():
-            width = width_of(self.flow.stage(stage).aggregate.window, wide=True)
+            width = width_of(self.flow.stage(stage).aggregate.history, wide=True)
             _LOG.warning(
                 "stage %s: %d of the first %d records were republished without a key. When they are sent again they come "
-                "over other partitions, and are known as long as each lane's window of %d positions reaches "
-                "(aggregate(window=...))",
+                "over other partitions, and are known as long as each lane's history of %d positions reaches "
+                "(aggregate(history=...))",
                 stage,
                 count,
                 self.total.counts.records,
@@ -466,7 +466,7 @@ class Engine:
             flow=self.flow,
             ref=self.run.ref,
             urls=dict(self.run.urls),
-            term=self.run.term,
+            epoch=self.run.epoch,
             batch=self.run.batch,
             routes=self._action.routes,
             kafka=self.kafka,

@@ -43,7 +43,7 @@ class Job:
         flow: The flow.
         ref: Its name and generation.
         urls: URL of the store by stage name.
-        term: Term of the run.
+        epoch: Epoch of the run.
         batch: Number of the batch.
         routes: Number of tasks that a shuffle goes to.
         kafka: Where outputs and dead letters go.
@@ -61,14 +61,14 @@ class Job:
         ledger: Dead letters of the flow that left no hole.
         doubt: Offsets below which records may have been folded before.
         known: What buckets had acknowledged when the batch began.
-        evict: Windows evict what they have no room for; not while the consumed topic grows.
+        evict: Histories evict what they have no room for; not while the consumed topic grows.
         replays: A run that crashed may have folded records that this one has yet to commit.
     """
 
     flow: Flow[Any]
     ref: FlowRef
     urls: dict[str, str]
-    term: int
+    epoch: int
     batch: int
     routes: int
     kafka: KafkaSettings
@@ -134,7 +134,7 @@ class Job:
     def snapshots_of(self, stage: Stage, states: Mapping[bytes, KeyState]) -> list[Output]:
         """Snapshots of a stage's changed states."""
         return snapshots_of(
-            stage, states, flow=self.ref.flow, generation=self.ref.generation, term=self.term, attempt=self.attempt
+            stage, states, flow=self.ref.flow, generation=self.ref.generation, epoch=self.epoch, attempt=self.attempt
         )
 
     def node(self, topic: str, partition: int, offset: int) -> Node:

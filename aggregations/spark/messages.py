@@ -9,9 +9,9 @@ from aggregations.definition.flow import Stage
 from aggregations.per_message.loop import Cause, Failures, MessageLoop
 from aggregations.per_message.stage import Arrival, KeyState
 from aggregations.run.states import read_states, writes_of
+from aggregations.spark.blocks import route_of
 from aggregations.spark.clients import store_of
 from aggregations.spark.job import Exclusion, dumps, loads
-from aggregations.spark.parcels import route_of
 from aggregations.spark.path import Work
 from envelope import Node
 from persistence.protocol import Write

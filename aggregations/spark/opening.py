@@ -1,4 +1,4 @@
-"""How a run begins: rights, preflight, term, and a plan from what manifests, broker and group say."""
+"""How a run begins: rights, preflight, epoch, and a plan from what manifests, broker and group say."""
 
 import logging
 import time
@@ -25,7 +25,7 @@ class Opening:
 
     Attributes:
         topics: Whom to ask about topics.
-        run: The run, which holds the term.
+        run: The run, which holds the epoch.
         plan: Where each partition of the source starts.
     """
 
@@ -75,11 +75,11 @@ def open_run(
     planned: Callable[[Plan], None] | None = None,
     only_looks: bool = False,
 ) -> Opening:
-    """Take the term, read the manifests, compare them with the broker, decide where to start and write that down.
+    """Take the epoch, read the manifests, compare them with the broker, decide where to start and write that down.
 
     Args: see `aggregations.spark.engine.run_flow`, and
 
-        only_looks: Take no term and write nothing; all that could refuse the run is checked all the same.
+        only_looks: Take no epoch and write nothing; all that could refuse the run is checked all the same.
 
     Raises:
         RunRefusedError: Going on would be unsafe and the risk is not accepted.
@@ -131,7 +131,7 @@ def plan_flow(
     master: str = "local[2]",
     planned: Callable[[Plan], None] | None = None,
 ) -> Plan:
-    """Where `run_flow` would start, by the same checks. It takes no term and writes nothing: a run at work goes on.
+    """Where `run_flow` would start, by the same checks. It takes no epoch and writes nothing: a run at work goes on.
 
     What only shows on Spark is not checked: Java, its jars, and whether workers reach broker and stores.
 

@@ -7,7 +7,7 @@ shows whether two partitions had the same key, as after partitions were added to
 written, and the batch is folded again with the first stage behind a shuffle.
 
 A bar is a shuffle: no task behind it begins before every task in front of it is done. States of
-all but the last stage therefore wait, as parcels, until every stage behind theirs is persisted:
+all but the last stage therefore wait, as blocks, until every stage behind theirs is persisted:
 downstream first, without the driver in between. A task that fails sends its error to all tasks
 behind it, and none of them does anything more.
 
@@ -32,12 +32,12 @@ import pyarrow as pa
 from aggregations.definition.flow import Stage
 from aggregations.errors import SharedKeyError
 from aggregations.per_message.ledger import UnlistedError
+from aggregations.spark.blocks import Block, Kind, pack, route_of, unpack
 from aggregations.spark.clients import store_of, topics_of
 from aggregations.spark.columnar import ColumnarPath
 from aggregations.spark.edge import publish
 from aggregations.spark.job import Job, TaskReport, dumps, loads
 from aggregations.spark.messages import MessagePath
-from aggregations.spark.parcels import Kind, Parcel, pack, route_of, unpack
 from aggregations.spark.path import Path, Work
 from aggregations.spark.roots import check_source
 from envelope import Verdict, position_order
@@ -60,7 +60,7 @@ def reading(job: Job) -> Task:
     """The task at Kafka's side: one topic-partition each."""
 
     def task(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        def act(work: Work) -> list[Parcel]:
+        def act(work: Work) -> list[Block]:
             path = path_of(job)
             first = job.flow.stages[0]
             arrivals = path.read(work, _named(batches, _topic(job)))
@@ -87,7 +87,7 @@ def folding(job: Job, stage: Stage) -> Task:
     def task(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         mine, others = _sorted(unpack(batches), Kind.ELEMENTS, stage.index)
 
-        def act(work: Work) -> list[Parcel]:
+        def act(work: Work) -> list[Block]:
             path = path_of(job)
             return _fold(work, path, stage, path.unpack(work, mine))
 
@@ -102,7 +102,7 @@ def publishing(job: Job) -> Task:
     def task(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         mine, others = _sorted(unpack(batches), Kind.OUTPUTS, 0)
 
-        def act(work: Work) -> list[Parcel]:
+        def act(work: Work) -> list[Block]:
             for payload in mine:
                 outputs, dead = loads(payload)
                 work.outputs += outputs
@@ -122,13 +122,13 @@ def persisting(job: Job, stage: Stage) -> Task:
 
     def task(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         mine, others = _sorted(unpack(batches), Kind.WRITES, stage.index)
-        told = [parcel for parcel in others if parcel.kind is Kind.MARKS]
+        told = [block for block in others if block.kind is Kind.MARKS]
         if stage.index == 0:
-            others = [parcel for parcel in others if parcel.kind is not Kind.MARKS]
+            others = [block for block in others if block.kind is not Kind.MARKS]
 
-        def act(work: Work) -> list[Parcel]:
-            for parcel in told:
-                work.job.known.note(*loads(parcel.payload))
+        def act(work: Work) -> list[Block]:
+            for block in told:
+                work.job.known.note(*loads(block.payload))
             return _persist(work, stage, [write for payload in mine for write in loads(payload)])
 
         yield from _guarded(job, others, act)
@@ -136,21 +136,21 @@ def persisting(job: Job, stage: Stage) -> Task:
     return task
 
 
-def _fold(work: Work, path: Path, stage: Stage, arrivals: object) -> list[Parcel]:
+def _fold(work: Work, path: Path, stage: Stage, arrivals: object) -> list[Block]:
     """Fold a stage; the last one is persisted at once if this task has all of its keys, other writes wait."""
     writes, following = path.fold(work, stage, arrivals)
     shared = stage.index == 0 and work.job.may_share_keys
     at_once = following is None and not shared and not work.job.holds_outputs
-    parcels = _leave(work, persists=at_once)
+    blocks = _leave(work, persists=at_once)
     if at_once:
-        return [*parcels, *_persist(work, stage, writes)]
-    parcels += _waiting(work.job, stage, writes)
+        return [*blocks, *_persist(work, stage, writes)]
+    blocks += _waiting(work.job, stage, writes)
     if following is not None:
-        parcels += _send(work, path, stage.index + 1, following)
-    return parcels
+        blocks += _send(work, path, stage.index + 1, following)
+    return blocks
 
 
-def _leave(work: Work, *, persists: bool = False) -> list[Parcel]:
+def _leave(work: Work, *, persists: bool = False) -> list[Block]:
     """Publish outputs and dead letters, or send them to the one task that does.
 
     Args:
@@ -168,27 +168,27 @@ def _leave(work: Work, *, persists: bool = False) -> list[Parcel]:
         return []
     if not work.outputs and not work.deaths.dead:
         return []
-    held = Parcel(0, Kind.OUTPUTS, 0, dumps((work.outputs, list(work.deaths.dead.values()))))
+    held = Block(0, Kind.OUTPUTS, 0, dumps((work.outputs, list(work.deaths.dead.values()))))
     work.outputs = []
     work.deaths.dead.clear()
     return [held]
 
 
-def _send(work: Work, path: Path, stage: int, arrivals: object) -> list[Parcel]:
+def _send(work: Work, path: Path, stage: int, arrivals: object) -> list[Block]:
     with work.timed("pack"):
         payloads = path.pack(work, arrivals, work.job.routes)
-    return [Parcel(route, Kind.ELEMENTS, stage, payload) for route, payload in enumerate(payloads) if payload]
+    return [Block(route, Kind.ELEMENTS, stage, payload) for route, payload in enumerate(payloads) if payload]
 
 
-def _waiting(job: Job, stage: Stage, writes: Sequence[Write]) -> list[Parcel]:
+def _waiting(job: Job, stage: Stage, writes: Sequence[Write]) -> list[Block]:
     """Writes that wait, each for the task of its key: two writes of one key meet there."""
     parts: dict[int, list[Write]] = {}
     for write in writes:
         parts.setdefault(route_of(write.key, job.routes), []).append(write)
-    return [Parcel(route, Kind.WRITES, stage.index, dumps(part)) for route, part in sorted(parts.items())]
+    return [Block(route, Kind.WRITES, stage.index, dumps(part)) for route, part in sorted(parts.items())]
 
 
-def _persist(work: Work, stage: Stage, writes: Sequence[Write]) -> list[Parcel]:
+def _persist(work: Work, stage: Stage, writes: Sequence[Write]) -> list[Block]:
     """Write the states of a stage.
 
     Returns:
@@ -216,7 +216,7 @@ def _persist(work: Work, stage: Stage, writes: Sequence[Write]) -> list[Parcel]:
             lambda: store_of(job.urls[stage.name]).save(
                 job.ref.stage(stage.name),
                 writes,
-                term=job.term,
+                epoch=job.epoch,
                 batch=job.batch,
                 known=job.known.of(stage.name),
                 downstream=job.known.downstream(stage.name),
@@ -226,31 +226,31 @@ def _persist(work: Work, stage: Stage, writes: Sequence[Write]) -> list[Parcel]:
     if not stage.index or not marks:
         return []
     payload = dumps((stage.name, marks))
-    return [Parcel(route, Kind.MARKS, stage.index, payload) for route in range(job.routes)]
+    return [Block(route, Kind.MARKS, stage.index, payload) for route in range(job.routes)]
 
 
 def _topic(job: Job) -> str:
     return job.flow.topic.name if job.flow.topic else ""
 
 
-def _sorted(parcels: Iterable[Parcel], kind: Kind, stage: int) -> tuple[list[bytes], list[Parcel]]:
+def _sorted(blocks: Iterable[Block], kind: Kind, stage: int) -> tuple[list[bytes], list[Block]]:
     mine, others = [], []
-    for parcel in parcels:
-        if parcel.kind is kind and parcel.stage == stage:
-            mine.append(parcel.payload)
+    for block in blocks:
+        if block.kind is kind and block.stage == stage:
+            mine.append(block.payload)
         else:
-            others.append(parcel)
+            others.append(block)
     return mine, others
 
 
-def _guarded(job: Job, others: Sequence[Parcel], act: Callable[[Work], list[Parcel]]) -> Iterator[pa.RecordBatch]:
+def _guarded(job: Job, others: Sequence[Block], act: Callable[[Work], list[Block]]) -> Iterator[pa.RecordBatch]:
     """Pass on what is for others; act unless somebody failed; send reports and failures on."""
     passed = list(others)
-    if not any(parcel.kind is Kind.FAILURE for parcel in others):
+    if not any(block.kind is Kind.FAILURE for block in others):
         if job.driver:
             os.environ[faults.PID] = str(job.driver)
         work = Work(job)
-        gc.disable()  # a batch makes many objects and no cycles; collecting them costs half of what windows cost
+        gc.disable()  # a batch makes many objects and no cycles; collecting them costs half of what histories cost
         try:
             passed += act(work)
         except (KeyboardInterrupt, SystemExit, GeneratorExit):
@@ -259,13 +259,13 @@ def _guarded(job: Job, others: Sequence[Parcel], act: Callable[[Work], list[Parc
             BaseException
         ) as error:  # polars panics with one. It reaches the driver, and stops all tasks behind this one
             failure = _portable(error)
-            passed += [Parcel(route, Kind.FAILURE, 0, failure) for route in range(job.routes)]
+            passed += [Block(route, Kind.FAILURE, 0, failure) for route in range(job.routes)]
         else:
             work.report.seen = dict(work.incarnations.seen)
             work.report.changes = work.deaths.changes
             for name, copies in work.deaths.copies.items():
                 work.report.counts.verdicts.setdefault(name, Counter())[Verdict.COPY.value] += copies
-            passed.append(Parcel(0, Kind.REPORT, 0, dumps(work.report)))
+            passed.append(Block(0, Kind.REPORT, 0, dumps(work.report)))
         finally:
             gc.enable()
     yield from pack(passed)
@@ -289,7 +289,7 @@ def outcome_of(rows: Iterable[tuple[int, bytes]]) -> tuple[TaskReport, list[Exce
     """Put together what the tasks of a batch sent to the driver.
 
     Args:
-        rows: Kind and payload of each parcel that was left.
+        rows: Kind and payload of each block that was left.
     """
     total, failures = TaskReport(), []
     for kind, payload in rows:

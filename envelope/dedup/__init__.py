@@ -1,1 +1,1 @@
-"""The rule: where a message stands (lineage, lanes), what a state holds (windows), and what that decides (verdict)."""
+"""The rule: where a message stands (lineage, lanes), what a state holds (histories), and what that decides (verdict)."""

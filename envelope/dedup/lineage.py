@@ -48,7 +48,7 @@ class Siblings(StrEnum):
 
 
 class Route(StrEnum):
-    """How a message came to a stage: what its absence from the windows means."""
+    """How a message came to a stage: what its absence from the histories means."""
 
     PLAIN = "plain"
     """As it was published. At or below the floor of its lane it counts as a copy."""
@@ -56,7 +56,7 @@ class Route(StrEnum):
     """Through a retry topic. At or below the floor nothing proves whether it was folded."""
     MISSING = "missing"
     """Known not to be folded here before this batch: the flow lists its event as a dead letter, or a stage in front of
-    this one folds it late. It is folded however far the windows are, unless the state holds it."""
+    this one folds it late. It is folded however far the histories are, unless the state holds it."""
     HEALED = "healed"
     """The same, on the word of a flow upstream, which may repeat it at any time."""
     LETTER = "letter"
@@ -95,14 +95,14 @@ class Edge:
         via: Its name.
         index: Which output of that input, from 0; None when it does not say.
         rekeyed: The output's key differs from the input's.
-        transparent: A retry or redrive passage: this edge and the node behind it are not counted.
+        pass_through: A retry or redrive hop: this edge and the node behind it are not counted.
         keyless: The output has no key, or the input, itself republished, had none.
     """
 
     via: str = ""
     index: int | None = None
     rekeyed: bool = False
-    transparent: bool = False
+    pass_through: bool = False
     keyless: bool = False
 
 
@@ -161,7 +161,7 @@ class Lineage:
             nodes.append(_node(hop, nodes))
         return cls(
             nodes=tuple(reversed(nodes)),
-            edges=tuple(Edge(hop.via, hop.index, hop.rekeyed, hop.transparent, hop.keyless) for hop in hops),
+            edges=tuple(Edge(hop.via, hop.index, hop.rekeyed, hop.pass_through, hop.keyless) for hop in hops),
         )
 
     @property
@@ -175,20 +175,20 @@ class Lineage:
         return self.nodes[-1]
 
     @property
-    def transparent(self) -> bool:
+    def pass_through(self) -> bool:
         """Whether it came by a retry or redrive route."""
-        return any(edge.transparent for edge in self.edges)
+        return any(edge.pass_through for edge in self.edges)
 
     @property
     def redrive(self) -> Redrive | None:
         """How it comes back from the dead-letter topic; None when it does not."""
         last = self.edges[-1] if self.edges else None
-        return read_via(last.via) if last is not None and last.transparent else None
+        return read_via(last.via) if last is not None and last.pass_through else None
 
     @property
     def healed(self) -> bool:
         """Whether its event was a dead letter upstream and was folded there late."""
-        return any(edge.transparent and edge.via == HEALED for edge in self.edges)
+        return any(edge.pass_through and edge.via == HEALED for edge in self.edges)
 
     @property
     def redriven(self) -> "Redriven | None":
@@ -202,20 +202,20 @@ class Lineage:
         return " -> ".join(str(node) for node in self.nodes)
 
     def reduced(self) -> "Lineage":
-        """Return the lineage without transparent passages.
+        """Return the lineage without pass-through hops.
 
-        A transparent edge takes the node behind it along: A -> retry -> B reads as A -> B with the
+        A pass-through edge takes the node behind it along: A -> retry -> B reads as A -> B with the
         index of the second edge, and B -> dead letters -> B as the first B.
         """
-        if not self.transparent:
+        if not self.pass_through:
             return self
-        kept = [i for i, edge in enumerate(self.edges) if not edge.transparent]
+        kept = [i for i, edge in enumerate(self.edges) if not edge.pass_through]
         return Lineage(
             nodes=(self.nodes[0], *(self.nodes[i + 1] for i in kept)), edges=tuple(self.edges[i] for i in kept)
         )
 
     def check(self) -> "Lineage":
-        """Return the lineage if no topic comes twice in it once transparent passages are left out.
+        """Return the lineage if no topic comes twice in it once pass-through hops are left out.
 
         Raises:
             EnvelopeError: `CHAIN_LOOP`.
@@ -277,7 +277,7 @@ class Lineage:
             return Route.COPY
         if self.healed:
             return Route.HEALED
-        return Route.RETRIED if self.transparent else Route.PLAIN
+        return Route.RETRIED if self.pass_through else Route.PLAIN
 
     def _names(self, *, rekeyed: bool, branch: tuple[str, ...]) -> tuple[str, str]:
         """Lane and group of a reduced lineage."""
@@ -301,7 +301,7 @@ def _node(hop: Hop, behind: Sequence[Node]) -> Node:
         behind: The nodes behind it, the last one first.
     """
     cluster = hop.cluster
-    if hop.transparent and not cluster:
+    if hop.pass_through and not cluster:
         cluster = next((node.cluster for node in reversed(behind) if node.topic == hop.topic), "")
     return Node(hop.topic, hop.partition, hop.offset, hop.topic_id, cluster)
 

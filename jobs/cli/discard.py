@@ -33,10 +33,10 @@ def discard(
     kafka_settings: KafkaFile = None,
     json: Json = False,
 ) -> None:
-    """Fill the holes that a flow's dead letters left in its states, and fold nothing: for letters never to be redriven.
+    """Fill the holes that a flow's dead letters left in its states, and fold nothing: for dead letters never to be redriven.
 
-    Stop the flow first: this takes its term as a run does. The letters stay in their topic; one that is redriven
-    afterwards is not folded any more. The exit code is 4 when the key of some letters cannot be found.
+    Stop the flow first: this takes its epoch as a run does. The dead letters stay in their topic; one that is redriven
+    afterwards is not folded any more. The exit code is 4 when the key of some dead letters cannot be found.
     """
     from jobs import settings
     from jobs.dead_letters.discard import discard as run

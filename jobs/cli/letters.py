@@ -16,15 +16,15 @@ def show(result: "Handled", *, done: str, written: str, unusable: str, apply: bo
 
     Args:
         result: What was found and done.
-        done: What is done with a letter; the name of its counts in the JSON object.
+        done: What is done with a dead letter; the name of its counts in the JSON object.
         written: What is done to apply it.
-        unusable: What is wrong with letters that cannot be used; `{}` in it stands for their counts by reason.
+        unusable: What is wrong with dead letters that cannot be used; `{}` in it stands for their counts by reason.
         apply: Whether it was applied.
         json: Write the JSON object.
         more: Further numbers for it.
 
     Raises:
-        typer.Exit: Code 4: some letters cannot be used.
+        typer.Exit: Code 4: some dead letters cannot be used.
     """
     rows = [(*of, count) for of, count in sorted(result.done.items())]
     if json:

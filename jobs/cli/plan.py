@@ -38,7 +38,7 @@ def plan(
 ) -> None:
     """Show where `headwater run` would start, with the same checks and the same exit code; a run at work goes on.
 
-    It takes no term, writes nothing and does not start Spark. With --json the plan is one line, as the first one of
+    It takes no epoch, writes nothing and does not start Spark. With --json the plan is one line, as the first one of
     `headwater run --json`.
     """
     from aggregations.spark.opening import plan_flow

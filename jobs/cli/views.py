@@ -68,7 +68,7 @@ def _table(views: "Iterable[View]", limit: int) -> int:
     if not fields:
         fields = ["state"]
     table(
-        ([_key(view), *_values(view.state, fields), view.version, len(view.windows.lanes)] for view in some),
+        ([_key(view), *_values(view.state, fields), view.version, len(view.histories.lanes)] for view in some),
         ["key", *fields, "version", "lanes"],
         left=["key"],
     )

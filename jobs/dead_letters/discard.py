@@ -22,10 +22,10 @@ _BATCH = 1000
 
 @dataclass(slots=True)
 class Discarded(Handled):
-    """What was found and done: the holes of the letters are filled, and the ledger lists them no longer.
+    """What was found and done: the holes of the dead letters are filled, and the ledger lists them no longer.
 
     Attributes:
-        no_hole: Letters that were meant and are not missing (any more): nothing waits for them.
+        no_hole: Dead letters that were meant and are not missing (any more): nothing waits for them.
     """
 
     no_hole: int = 0
@@ -44,7 +44,7 @@ def discard(
 ) -> Discarded:
     """Fill the holes of a flow's dead letters, without folding them.
 
-    The letters stay in their topic; one that is redriven afterwards is not folded. It takes the flow's term like
+    The dead letters stay in their topic; one that is redriven afterwards is not folded. It takes the flow's epoch like
     any run: a run that goes on meanwhile ends with `Fenced`.
 
     Args:
@@ -53,12 +53,12 @@ def discard(
         flow: The flow that gave them up.
         stores: URL of the store by stage name, from `aggregations.run.run.bind`.
         generation: Generation of the states.
-        selection: Which letters are meant; all of the flow when None.
+        selection: Which dead letters are meant; all of the flow when None.
         apply: Write it; otherwise only count what would be.
-        progress: Told how many of how many letters are read.
+        progress: Told how many of how many dead letters are read.
 
     Returns:
-        What was found and done; left are those of other flows too, unusable are letters whose key cannot be found
+        What was found and done; left are those of other flows too, unusable are dead letters whose key cannot be found
         any more.
 
     Raises:
@@ -71,7 +71,7 @@ def discard(
     with closing(opened) as run:
         meant = _meant(found, (flow.name, generation), selection or Selection(), result, progress)
         while batch := dict(islice(meant, _BATCH)):
-            # Items of one record may have died at several stages: a letter each.
+            # Items of one record may have died at several stages: a dead letter each.
             for stage in sorted({stage for stage, _ in batch}):
                 letters_of = {node: letter for (at, node), letter in batch.items() if at == stage}
                 _fill(run, letters_of, result, apply=apply)
@@ -88,7 +88,7 @@ def _meant(
     result: Discarded,
     progress: Callable[[int, int], None] | None,
 ) -> Iterator[tuple[tuple[str, Node], tuple[Letter, DeadLetter]]]:
-    """The letters of one generation of a flow, by stage and coordinates where they died: a crash writes one twice."""
+    """The dead letters of one generation of a flow, by stage and coordinates where they died: a crash writes one twice."""
     for done, letter in enumerate(letters, start=1):
         if progress is not None:
             progress(done, letters.total)

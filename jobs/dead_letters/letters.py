@@ -1,4 +1,4 @@
-"""What is in a dead-letter topic, which letters of it are meant, and what became of them."""
+"""What is in a dead-letter topic, which dead letters of it are meant, and what became of them."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -17,14 +17,14 @@ _SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which letters are meant; what is empty does not restrict.
+    """Which dead letters are meant; what is empty does not restrict.
 
     Attributes:
         reasons: Reason codes.
         stages: Stages at which they died.
         topics: Topics that they died in.
         applications: Flows and republishers that gave them up.
-        unproven: Letters of reason `unproven` too, as ones that were never folded: the caller knows it.
+        unproven: Dead letters of reason `unproven` too, as ones that were never folded: the caller knows it.
     """
 
     reasons: frozenset[str] = frozenset()
@@ -34,7 +34,7 @@ class Selection:
     unproven: bool = False
 
     def takes(self, letter: DeadLetter) -> bool:
-        """Whether a letter is meant."""
+        """Whether a dead letter is meant."""
         reason = letter.reason.value if letter.reason else ""
         if letter.reason is Reason.UNPROVEN and not self.unproven:
             return False
@@ -71,11 +71,11 @@ class Handled:
     """What was found in a dead-letter topic, and what was done with it.
 
     Attributes:
-        letters: Letters read.
-        done: Count by (topic, stage, reason) of the letters with which it was done, or would be.
-        left: Letters that were not meant.
+        letters: Dead letters read.
+        done: Count by (topic, stage, reason) of the dead letters with which it was done, or would be.
+        left: Dead letters that were not meant.
         foreign: Records that are no dead letter.
-        unusable: Count by reason of the letters with which it cannot be done.
+        unusable: Count by reason of the dead letters with which it cannot be done.
     """
 
     letters: int = 0
@@ -85,7 +85,7 @@ class Handled:
     unusable: Counter[str] = field(default_factory=Counter)
 
     def add(self, letter: DeadLetter) -> None:
-        """Count a letter as done."""
+        """Count a dead letter as done."""
         self.done[letter.topic, letter.stage, letter.reason.value if letter.reason else "unknown"] += 1
 
 

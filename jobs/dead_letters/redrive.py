@@ -1,7 +1,7 @@
-"""Bring dead letters back to the topic where they died; the windows and holes see to it that each is folded once.
+"""Bring dead letters back to the topic where they died; the histories and holes see to it that each is folded once.
 
-A letter is produced again as it was, with two transparent hops behind its chain: it keeps its place. One that left a
-hole fills it, however far its lane has gone on; one that left none stands in a lane of its own. Redriving a letter
+A dead letter is produced again as it was, with two pass-through hops behind its chain: it keeps its place. One that left a
+hole fills it, however far its lane has gone on; one that left none stands in a lane of its own. Redriving a dead letter
 twice does no harm.
 """
 
@@ -23,7 +23,7 @@ from persistence.kafka.producer import BY_KEY
 _BATCH = 1000
 
 Mend = Callable[[bytes | None, bytes | None], bytes]
-"""Makes of a letter's key and value the value that should have been sent."""
+"""Makes of a dead letter's key and value the value that should have been sent."""
 
 
 def redrive(
@@ -40,13 +40,13 @@ def redrive(
     Args:
         settings: Where Kafka is.
         letters: The dead-letter topic.
-        selection: Which letters are meant; all when None.
+        selection: Which dead letters are meant; all when None.
         apply: Produce them; otherwise only count what would be.
-        mend: Makes a new value of key and value, for letters whose bytes were the trouble.
-        progress: Told how many of how many letters are read.
+        mend: Makes a new value of key and value, for dead letters whose bytes were the trouble.
+        progress: Told how many of how many dead letters are read.
 
     Returns:
-        What was found and done; unusable are letters that cannot go back as they are: damaged, trimmed, or too large
+        What was found and done; unusable are dead letters that cannot go back as they are: damaged, trimmed, or too large
         for their topic.
 
     Raises:
@@ -94,7 +94,7 @@ class _Back:
         self._rooms: dict[str, int] = {}
 
     def bring(self, letter: Letter, facts: DeadLetter) -> None:
-        """Produce a letter to the partition where it died; where that is not any more, its key decides."""
+        """Produce a dead letter to the partition where it died; where that is not any more, its key decides."""
         try:
             asserted = self._asserted and facts.reason is Reason.UNPROVEN
             value = redriven(
@@ -142,18 +142,18 @@ def redriven(
     *,
     asserted: bool = False,
 ) -> bytes:
-    """Return the value that brings a letter back.
+    """Return the value that brings a dead letter back.
 
     An envelope gets two hops more. A payload, of a topic without envelopes, is wrapped into an envelope that carries
-    them; the reader of such a topic knows it by its last hop. The letter's headers say which of them it is.
+    them; the reader of such a topic knows it by its last hop. The dead letter's headers say which of them it is.
 
     Args:
-        key: The letter's key.
-        value: The letter's value.
-        headers: The letter's headers.
+        key: The dead letter's key.
+        value: The dead letter's value.
+        headers: The dead letter's headers.
         letter: What they say.
-        place: Coordinates of the letter.
-        mend: Makes a new value first: an envelope, or a payload that takes the place of the letter's and keeps its
+        place: Coordinates of the dead letter.
+        mend: Makes a new value first: an envelope, or a payload that takes the place of the dead letter's and keeps its
             chain.
         asserted: The operator asserts that it was never folded where it died.
 
@@ -162,7 +162,7 @@ def redriven(
             help. Or `mend` itself raised.
     """
     if mend is None and any(name == f"{PREFIX}trimmed" for name, _ in headers):
-        raise EnvelopeError(Reason.TRUNCATED, "the letter was trimmed; the record itself stays at its coordinates")
+        raise EnvelopeError(Reason.TRUNCATED, "the dead letter was trimmed; the record itself stays at its coordinates")
     hops = hops_back(letter, place, asserted=asserted)
     if mend is not None:
         return _rebuilt(value, _mended(mend, key, value), letter, key, hops)
@@ -183,12 +183,12 @@ def redriven(
 
 
 def _came_back(chain: Sequence[Hop]) -> bool:
-    """Whether the last two hops are a passage through a dead-letter topic."""
-    return len(chain) > 1 and all(hop.transparent and read_via(hop.via) is not None for hop in chain[-2:])
+    """Whether the last two hops are a hop through a dead-letter topic."""
+    return len(chain) > 1 and all(hop.pass_through and read_via(hop.via) is not None for hop in chain[-2:])
 
 
 def _sealed(envelope: Envelope, hops: Sequence[Hop]) -> bytes:
-    """An envelope with a passage behind its chain, in place of an earlier one: it stands where it died first."""
+    """An envelope with a hop behind its chain, in place of an earlier one: it stands where it died first."""
     chain = envelope.chain
     while _came_back(chain):
         chain, hops = chain[:-2], (chain[-2], hops[-1])
@@ -196,11 +196,11 @@ def _sealed(envelope: Envelope, hops: Sequence[Hop]) -> bytes:
 
 
 def hops_back(letter: DeadLetter, place: Hop, *, asserted: bool = False) -> tuple[Hop, Hop]:
-    """The hops that bring a letter back.
+    """The hops that bring a dead letter back.
 
     Args:
         letter: What its headers say.
-        place: Coordinates of the letter.
+        place: Coordinates of the dead letter.
         asserted: The operator asserts that it was never folded where it died.
     """
     died = Hop(letter.topic, letter.partition, letter.offset, topic_id=letter.topic_id)
@@ -209,7 +209,7 @@ def hops_back(letter: DeadLetter, place: Hop, *, asserted: bool = False) -> tupl
 
 
 def _is_envelope(value: bytes, letter: DeadLetter) -> bool:
-    """Whether a letter's value is an envelope. A letter of another system does not say; only a checksum proves it.
+    """Whether a dead letter's value is an envelope. A dead letter of another system does not say; only a checksum proves it.
 
     Raises:
         EnvelopeError: It may be one or not.
@@ -234,7 +234,7 @@ def _is_envelope(value: bytes, letter: DeadLetter) -> bool:
 
 
 def _rebuilt(value: bytes | None, mended: bytes, letter: DeadLetter, key: bytes | None, hops: Sequence[Hop]) -> bytes:
-    """What the user made of a letter, with the chain that the letter had.
+    """What the user made of a dead letter, with the chain that the dead letter had.
 
     Raises:
         EnvelopeError: Nobody knows the chain, so the copies of the record could not be recognised.
@@ -260,10 +260,10 @@ def _rebuilt(value: bytes | None, mended: bytes, letter: DeadLetter, key: bytes 
 
 
 def _mended(mend: Mend, key: bytes | None, value: bytes | None) -> bytes:
-    """What the user's code makes of a letter; one that it cannot mend does not end the others."""
+    """What the user's code makes of a dead letter; one that it cannot mend does not end the others."""
     try:
         result = mend(key, value)
-    except Exception as error:  # the user's code: anything may come, and its text may quote the letter
+    except Exception as error:  # the user's code: anything may come, and its text may quote the dead letter
         raise EnvelopeError(Reason.TRANSFORM_FAILED, f"{type(error).__name__} in the function that mends") from error
     if not isinstance(result, bytes):
         raise EnvelopeError(

@@ -148,7 +148,7 @@ def _republish(kafka: KafkaSettings, home: Path, result: Result) -> None:
         told = _Told(bar, "consumed", cumulative=True)
         children.run("republisher, killed", arguments, home, fault=crash, on_line=told)
         result.crashes.append(crash)
-        told.settle()
+        told.resolve()
         # Meanwhile somebody writes to the topic what does not belong there.
         bad = nonsense.in_legs()
         with AcknowledgedProducer(kafka) as producer:
@@ -232,7 +232,7 @@ class _Told:
         self._now = count if self._cumulative else self._now + count
         self._bar(self._before + self._now)
 
-    def settle(self) -> None:
+    def resolve(self) -> None:
         """Another process goes on where this one ended."""
         self._before += self._now
         self._now = 0

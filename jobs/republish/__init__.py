@@ -15,11 +15,11 @@ Republisher(
 ).run()
 ```
 
-The transform itself needs no Kafka: `Passage` runs it on one record.
+The transform itself needs no Kafka: `Processor` runs it on one record.
 """
 
 from jobs.republish.counts import Progress, Statistics
-from jobs.republish.passage import Outgoing, Passage, TransformError
+from jobs.republish.processor import Outgoing, Processor, TransformError
 from jobs.republish.record import KEEP, PASS, Output, Record, Transform, identity
 from jobs.republish.retry import RetryTopics
 from jobs.republish.run import republish
@@ -32,7 +32,7 @@ __all__ = [
     "Json",
     "Outgoing",
     "Output",
-    "Passage",
+    "Processor",
     "Progress",
     "Record",
     "Republisher",

@@ -91,7 +91,7 @@ class Growing:
     def is_due(self, topic: str) -> bool:
         """Whether it is time to judge a topic that was seen."""
         verdict = self._verdicts.get(topic, Verdict(0))
-        if topic not in self.sources or verdict.settled >= self.count(topic):
+        if topic not in self.sources or verdict.resolved >= self.count(topic):
             return False
         return time.monotonic() - self._judged.get(topic, -_JUDGE_SECONDS) >= _JUDGE_SECONDS
 
@@ -113,8 +113,8 @@ class Growing:
             self._unsure.pop(topic, None)
         elif now - self._unsure.setdefault(topic, now) >= _UNSURE_SECONDS:
             raise Unsafe(
-                f"group {self._group}: {undrained(topic, verdict.settled, watch.counts[-1])}",
-                "Go on if readers of the target need no order, or if their window= is larger than the unread records of a "
+                f"group {self._group}: {undrained(topic, verdict.resolved, watch.counts[-1])}",
+                "Go on if readers of the target need no order, or if their history= is larger than the unread records of a "
                 f"key (--accept {GROWN_UNDRAINED})",
             )
         return verdict
@@ -128,19 +128,19 @@ class Growing:
             verdict: What was found.
             end: Asks for the end of the partition.
         """
-        now, settled = self.count(topic), verdict.settled
-        if settled >= now:
-            return Note(note.topic_id, settled)
+        now, resolved = self.count(topic), verdict.resolved
+        if resolved >= now:
+            return Note(note.topic_id, resolved)
         if not verdict.sure:
-            return replace(note, settled=settled)
-        return replace(note, settled=settled).grown(now, time.time_ns() // 1_000_000, self._max_age_ms, end)
+            return replace(note, resolved=resolved)
+        return replace(note, resolved=resolved).grown(now, time.time_ns() // 1_000_000, self._max_age_ms, end)
 
     def show(self, topic: str, verdict: Verdict, places: Mapping[int, Place]) -> None:
         """Show which partitions wait, and for what, as of the notes that will be committed."""
-        shown, now, settled = self._statistics.growing, self.count(topic), verdict.settled
+        shown, now, resolved = self._statistics.growing, self.count(topic), verdict.resolved
         before = shown.pop(topic, None)
-        if settled < now:
-            shown[topic] = view = TopicGrowth(settled, now, _unread(places, settled, now))
+        if resolved < now:
+            shown[topic] = view = TopicGrowth(resolved, now, _unread(places, resolved, now))
             if before is None or (before.unread is None) != (view.unread is None):
                 _LOG.warning("%s", _describe(topic, view, sure=verdict.sure))
                 self._told()
@@ -149,10 +149,10 @@ class Growing:
             self._told()
 
 
-def _unread(places: Mapping[int, Place], settled: int, now: int) -> int | None:
+def _unread(places: Mapping[int, Place], resolved: int, now: int) -> int | None:
     """Offsets that have to be read first; None when somebody has not taken the end of his partition yet."""
     left = 0
-    for one in range(settled):
+    for one in range(resolved):
         place = places.get(one)
         if place is None or place.note.now != now or place.note.until is None:
             return None

@@ -6,7 +6,7 @@ producers knew of the new ones. Members agree on that through what each commits 
 concerns its own partition, so it is short however many partitions there are.
 
 Whoever owns an old partition notes when he saw the growth, and its end when that is `metadata.max.age.ms` ago; whoever
-owns a new one reads what all have noted. The number of partitions that may be read, `settled`, is raised only by who has
+owns a new one reads what all have noted. The number of partitions that may be read, `resolved`, is raised only by who has
 seen all of that done, so the highest number that anybody has noted holds for the group.
 """
 
@@ -25,21 +25,21 @@ class Note:
 
     Attributes:
         topic_id: Id of the topic that the offset counts in; empty where another tool set the offset.
-        settled: Number of partitions that may be read; 0 when nobody has said so yet.
+        resolved: Number of partitions that may be read; 0 when nobody has said so yet.
         now: Number of partitions that there are, while new ones wait; 0 when none do.
         seen_ms: When `now` was first seen by who had this partition, in milliseconds since 1970.
         until: Offset that this partition has to reach; None until producers know of the new ones.
     """
 
     topic_id: str = ""
-    settled: int = 0
+    resolved: int = 0
     now: int = 0
     seen_ms: int = 0
     until: int | None = None
 
     def __str__(self) -> str:
-        numbers = (self.settled, self.now, self.seen_ms) if self.now else (self.settled,)
-        parts = [self.topic_id, *(str(one) for one in numbers if self.settled)]
+        numbers = (self.resolved, self.now, self.seen_ms) if self.now else (self.resolved,)
+        parts = [self.topic_id, *(str(one) for one in numbers if self.resolved)]
         return " ".join(parts if not self.now or self.until is None else [*parts, str(self.until)])
 
     @classmethod
@@ -63,7 +63,7 @@ class Note:
             return replace(self, now=now, seen_ms=clock_ms, until=None)
         until = None if self.until is None else {0: self.until}
         aged = age(
-            Growth(self.settled, now, self.seen_ms, until),
+            Growth(self.resolved, now, self.seen_ms, until),
             clock_ms=clock_ms,
             max_age_ms=max_age_ms,
             ends=lambda: {0: end()},
@@ -87,11 +87,11 @@ class Verdict(NamedTuple):
     """Which partitions of a topic may be read.
 
     Attributes:
-        settled: Those with a lower number, if it is sure ...
+        resolved: Those with a lower number, if it is sure ...
         sure: ... and none when it is not: keys may have moved between those as well.
     """
 
-    settled: int
+    resolved: int
     sure: bool = True
 
 
@@ -112,19 +112,19 @@ def judge(
         ends: Asks for the ends of the topic.
         accepted: Whether disorder is accepted.
     """
-    settled = max((place.note.settled for place in places.values()), default=0)
-    if not settled or accepted or settled >= now:
-        return Verdict(max(settled, now))
-    noted = {place.note.now for place in places.values() if place.note.now > settled}
-    steps = {*noted, *(count for count in watched if settled < count)}
+    resolved = max((place.note.resolved for place in places.values()), default=0)
+    if not resolved or accepted or resolved >= now:
+        return Verdict(max(resolved, now))
+    noted = {place.note.now for place in places.values() if place.note.now > resolved}
+    steps = {*noted, *(count for count in watched if resolved < count)}
     if noted == steps == {now}:
-        every = all(_is_done(places.get(one), now) for one in range(settled))
-        return Verdict(now if every else settled)
+        every = all(_is_done(places.get(one), now) for one in range(resolved))
+        return Verdict(now if every else resolved)
     if all(end <= max(places[one].offset if one in places else 0, 0) for one, end in ends().items()):
         return Verdict(now)
     # Of a growth that nobody watched nobody can say whether it was one.
-    one_step = (settled, now) in pairwise(watched) and steps == {now}
-    return Verdict(settled, sure=one_step and not now % settled)
+    one_step = (resolved, now) in pairwise(watched) and steps == {now}
+    return Verdict(resolved, sure=one_step and not now % resolved)
 
 
 def _is_done(place: Place | None, now: int) -> bool:

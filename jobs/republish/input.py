@@ -183,7 +183,7 @@ class Input:
         verdict = self._growing.judge(topic, places, ends)
         for part in own:
             part.note = self._growing.note(topic, part.note, verdict, lambda part=part: ends().get(part.partition, 0))  # type: ignore[misc]
-            if part.partition < verdict.settled and verdict.sure:
+            if part.partition < verdict.resolved and verdict.sure:
                 self._release(part)
             elif not part.due_ms:
                 part.due_ms = _HELD

@@ -12,8 +12,8 @@ from jobs.republish.counts import Progress, Statistics
 from jobs.republish.growing import Growing
 from jobs.republish.input import Input, TopicReplaced
 from jobs.republish.offsets import PATIENCE_SECONDS, Fenced
-from jobs.republish.passage import Passage
 from jobs.republish.place import await_place
+from jobs.republish.processor import Processor
 from jobs.republish.record import Transform
 from jobs.republish.retry import NO_RETRIES, RetryTopics
 from jobs.republish.roots import RootEnds
@@ -71,7 +71,7 @@ class Republisher:
         metadata_max_age: Seconds in which producers of the source may not know of new partitions: the largest
             `metadata.max.age.ms` of them.
         accept: Risks taken on purpose: `compacted-source`, `grown-undrained`.
-        options: `max_outputs`, `roots`, `headers_twin`, `mark_destination`: see `Passage`.
+        options: `max_outputs`, `roots`, `headers_mirror`, `mark_destination`: see `Processor`.
 
     Attributes:
         statistics: What the current or last run has done.
@@ -255,7 +255,7 @@ class _Run:
         )
         self._worker = Worker(
             name=of._name,
-            passage=Passage(
+            processor=Processor(
                 of._transform,
                 via=of._name,
                 source=of._source,

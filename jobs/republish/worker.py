@@ -10,7 +10,7 @@ from envelope.deadletter import DeadLetter, Remains, bury
 from jobs.republish.counts import Statistics
 from jobs.republish.input import Input
 from jobs.republish.partition import Consumed, InputPartition
-from jobs.republish.passage import NotOurs, Outgoing, Passage, TransformError
+from jobs.republish.processor import NotOurs, Outgoing, Processor, TransformError
 from jobs.republish.record import Record
 from jobs.republish.retry import RetryTopics, due_ms
 from persistence.commit.faults import REPUBLISH_DEAD_LETTER, REPUBLISH_FLUSH, REPUBLISH_PRODUCE, effect
@@ -32,7 +32,7 @@ class Worker:
 
     Args:
         name: Name of the republisher.
-        passage: What happens to one record.
+        processor: What happens to one record.
         source: Where the records come from.
         producer: Where the outputs go.
         retry: Topics for records whose transform failed.
@@ -44,7 +44,7 @@ class Worker:
         self,
         *,
         name: str,
-        passage: Passage,
+        processor: Processor,
         source: Input,
         producer: AcknowledgedProducer,
         retry: RetryTopics,
@@ -52,13 +52,13 @@ class Worker:
         cluster: str,
     ) -> None:
         self._name = name
-        self._passage = passage
+        self._processor = processor
         self._input = source
         self._producer = producer
         self._retry = retry
         self._dead_letter = dead_letter
         self._cluster = cluster
-        self._express = passage.express()
+        self._express = processor.express()
         self._begin()
 
     def _begin(self) -> None:
@@ -85,7 +85,7 @@ class Worker:
         if not self.pending:
             self._began = time.monotonic()
         outbox = _Outbox()
-        to_target = outbox.of(self._passage.target)
+        to_target = outbox.of(self._processor.target)
         partitions, express = self._input.partitions, self._express
         passed = 0
         for message in messages:
@@ -160,13 +160,13 @@ class Worker:
         return True
 
     def _process(self, record: Record, part: InputPartition) -> Sequence[Outgoing]:
-        """Send a record through the passage, or where what cannot be used goes."""
+        """Send a record through the processor, or where what cannot be used goes."""
         self._counts.consumed += 1
-        if self._passage.skips(record):
+        if self._processor.skips(record):
             self._counts.tombstones += 1
             return ()
         try:
-            made = self._passage.process(record, part.hops)
+            made = self._processor.process(record, part.hops)
         except NotOurs:
             self._counts.copies += 1
             return ()
@@ -183,7 +183,7 @@ class Worker:
         if kind and (topic := self._retry.next(attempt)):
             self._counts.retried += 1
             headers = self._retry.headers(topic, attempt, kind, now)
-            return (self._passage.detour(record, part.hops, topic, headers),)
+            return (self._processor.detour(record, part.hops, topic, headers),)
         if not self._dead_letter:
             raise BrokerRefused(
                 f"{record.node} cannot be republished ({error})", "Name a dead-letter topic, or mend what produced it"
@@ -197,7 +197,7 @@ class Worker:
             lineage=_lineage(record),
             attempt=attempt,
             application=self._name,
-            form=self._passage.form(record.topic),
+            form=self._processor.form(record.topic),
             time_ms=now,
             error=kind,
         )

@@ -16,13 +16,13 @@ CREATE TABLE IF NOT EXISTS {keyspace}.flow (
     flow text,
     generation int,
     stage text,
-    term bigint STATIC,
+    epoch bigint STATIC,
     manifest text STATIC,
     buckets int,
     mode text,
     fenced boolean,
     PRIMARY KEY ((flow, generation), stage)
-) WITH comment = 'headwater: per flow and generation the installed term, the manifest and how each stage is laid out'"""
+) WITH comment = 'headwater: per flow and generation the installed epoch, the manifest and how each stage is laid out'"""
 
 _STATE: Final = """\
 CREATE TABLE IF NOT EXISTS {keyspace}.state (
@@ -35,7 +35,7 @@ CREATE TABLE IF NOT EXISTS {keyspace}.state (
     mark bigint STATIC,
     downstream text STATIC,
     version bigint,
-    term bigint,
+    epoch bigint,
     batch_number bigint,
     value blob,
     PRIMARY KEY ((flow, generation, stage, bucket), key)

@@ -1,6 +1,6 @@
-"""What a store knows of a flow as a whole: its term, its manifest, and how its stages are laid out.
+"""What a store knows of a flow as a whole: its epoch, its manifest, and how its stages are laid out.
 
-All of it is one partition, so the term is compared in the transaction that writes the rest. Everything is read at
+All of it is one partition, so the epoch is compared in the transaction that writes the rest. Everything is read at
 the serial consistency: it is little, and a transaction that was left unfinished is finished by the look at it.
 """
 
@@ -35,14 +35,14 @@ class Flows:
         self._client = client
         self._layouts: dict[StageRef, Layout] = {}
 
-    def installed_term(self, flow: FlowRef) -> int:
-        """The installed term, 0 when there is none."""
+    def installed_epoch(self, flow: FlowRef) -> int:
+        """The installed epoch, 0 when there is none."""
         return self._read(flow)[0]
 
-    def set_term(self, flow: FlowRef, term: int, found: int) -> tuple[bool, int]:
-        """Install `term` if the installed one is `found`: (whether it was, the installed one if not)."""
-        applied, now = self._write(flow, self._client.live(flow).statements.set_term(flow, term, found))
-        return applied, now.get("term") or 0
+    def set_epoch(self, flow: FlowRef, epoch: int, found: int) -> tuple[bool, int]:
+        """Install `epoch` if the installed one is `found`: (whether it was, the installed one if not)."""
+        applied, now = self._write(flow, self._client.live(flow).statements.set_epoch(flow, epoch, found))
+        return applied, now.get("epoch") or 0
 
     def load_manifest(self, flow: FlowRef) -> Manifest | None:
         """The manifest, None when there is none."""
@@ -50,16 +50,16 @@ class Flows:
         return None if text is None else decode_manifest(text.encode(), flow)
 
     def save_manifest(self, flow: FlowRef, manifest: Manifest, after: tuple[int, int]) -> None:
-        """Replace the manifest on condition of the term and of the manifest that it follows."""
+        """Replace the manifest on condition of the epoch and of the manifest that it follows."""
         wanted = encode_manifest(manifest).decode()
         while True:
-            term, found = self._read(flow)
+            epoch, found = self._read(flow)
             newest = None if found is None else decode_manifest(found.encode(), flow)
-            check_manifest(flow, manifest, newest, term, after)
+            check_manifest(flow, manifest, newest, epoch, after)
             if found == wanted:
                 return
             # Sent again after a lost answer it finds `wanted` and changes nothing; the next turn sees that.
-            statement = self._client.live(flow).statements.set_manifest(flow, wanted, manifest.term, found)
+            statement = self._client.live(flow).statements.set_manifest(flow, wanted, manifest.epoch, found)
             if self._write(flow, statement)[0]:
                 return
 
@@ -78,22 +78,22 @@ class Flows:
             name: Layout(buckets, mode, fenced is True) for name, buckets, mode, fenced in rows if buckets is not None
         }
 
-    def add_stage(self, stage: StageRef, layout: Layout, term: int) -> tuple[bool, int]:
-        """Make a stage known if it is not and `term` is installed: (whether it was, the installed term if not)."""
-        statement = self._client.live(stage).statements.add_stage(stage, layout.buckets, layout.mode, term)
+    def add_stage(self, stage: StageRef, layout: Layout, epoch: int) -> tuple[bool, int]:
+        """Make a stage known if it is not and `epoch` is installed: (whether it was, the installed epoch if not)."""
+        statement = self._client.live(stage).statements.add_stage(stage, layout.buckets, layout.mode, epoch)
         applied, now = self._write(stage, statement)
-        return applied, now.get("term") or 0
+        return applied, now.get("epoch") or 0
 
-    def set_fenced(self, stage: StageRef, term: int) -> None:
-        """Note that every bucket has its fence. Where a newer term is installed, its run notes it."""
-        self._write(stage, self._client.live(stage).statements.set_fenced(stage, term))
+    def set_fenced(self, stage: StageRef, epoch: int) -> None:
+        """Note that every bucket has its fence. Where a newer epoch is installed, its run notes it."""
+        self._write(stage, self._client.live(stage).statements.set_fenced(stage, epoch))
 
     def _read(self, flow: FlowRef) -> tuple[int, str | None]:
-        """(installed term, manifest)."""
+        """(installed epoch, manifest)."""
         statement = self._client.live(flow).statements.flow(flow)
         rows = self._client.retried(lambda: self._client.rows(flow, statement, serial=True))
-        term, manifest = rows[0] if rows else (None, None)
-        return term or 0, manifest
+        epoch, manifest = rows[0] if rows else (None, None)
+        return epoch or 0, manifest
 
     def _write(self, at: FlowRef | StageRef, statement: Any) -> tuple[bool, dict[str, Any]]:
         return self._client.retried(lambda: self._client.applied(at, statement))

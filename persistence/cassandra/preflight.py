@@ -112,7 +112,7 @@ def _of_keyspace(keyspace: Any, settings: Settings) -> Iterator[Finding]:
         if lifetime:
             yield Finding(
                 "expiring-states",
-                f"rows of {name}.{table} expire after {lifetime} s, terms and manifests with them",
+                f"rows of {name}.{table} expire after {lifetime} s, epochs and manifests with them",
                 f"ALTER TABLE {name}.{table} WITH default_time_to_live = 0",
                 unsafe=True,
             )

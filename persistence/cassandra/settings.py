@@ -137,7 +137,7 @@ class Settings:
         keyspace = parts.path.strip("/")
         if not _KEYSPACE.match(keyspace):
             raise InvalidUrl(
-                f"{redact(url)} names no keyspace: 1 to 48 of a-z 0-9 _, a letter first",
+                f"{redact(url)} names no keyspace: 1 to 48 of a-z 0-9 _, a dead letter first",
                 f"{_EXAMPLE}; `headwater schema apply` creates the keyspace",
             )
         try:

@@ -6,17 +6,17 @@ alone, would do as well and was no faster: it makes writers of different rows re
 must read the rows again, or have the bucket for itself.) A writer of other rows of the bucket is never in the way.
 
 In the timestamp mode a batch is written without a condition, after versions and fence have been read and found
-right, with the term in the upper and the version in the lower half of each cell's timestamp. The latest write then
-is the one of the newest term and highest version, whenever it arrives. **What that does not prevent:** a run that is
+right, with the epoch in the upper and the version in the lower half of each cell's timestamp. The latest write then
+is the one of the newest epoch and highest version, whenever it arrives. **What that does not prevent:** a run that is
 held up between its look and its write, while a newer run takes over, still replaces states that the newer run
 has not yet written. If such a state is upstream and holds elements whose downstream state the newer run had
 already replaced, the newer run takes those elements for duplicates and they are missing downstream for ever. Two
-writers of one term that write a state at once may mix their values. And a row that somebody deletes by hand
+writers of one epoch that write a state at once may mix their values. And a row that somebody deletes by hand
 stays deleted, since the server's clock is far ahead of these timestamps. The mark of a bucket is looked at before the
 write, and may go back between the two. So the mode is for flows of which only one
 run can ever be alive, and is never chosen by itself.
 
-A bucket's mark is term and batch of the newest save, a static column that each batch of writes raises and compares. It
+A bucket's mark is epoch and batch of the newest save, a static column that each batch of writes raises and compares. It
 proves that a bucket went back behind a whole batch. It does not prove that it lost a part of one: several batches of
 writes, of several tasks, leave the same mark; nor that a row went back by itself, as when the replicas that had a write
 all lost it and the mark was written again since.
@@ -25,7 +25,7 @@ all lost it and the mark was written again since.
 from collections.abc import Sequence
 from typing import Final
 
-from persistence.cas import settle
+from persistence.cas import resolve
 from persistence.cassandra.buckets import bounded
 from persistence.cassandra.client import Client, Row
 from persistence.cassandra.fences import Fences
@@ -41,8 +41,8 @@ _KEYS: Final = 100
 _ROUNDS: Final = 20
 """How often in a row a refused transaction is found to be in order. More than once needs a race at each turn."""
 
-_TERM_BITS: Final = 32
-"""A timestamp is term << 32 | version."""
+_EPOCH_BITS: Final = 32
+"""A timestamp is epoch << 32 | version."""
 
 
 class States:
@@ -76,7 +76,7 @@ class States:
         bucket: int,
         writes: Sequence[Write],
         *,
-        term: int,
+        epoch: int,
         batch: int,
         known: Marks,
         note: str,
@@ -87,15 +87,15 @@ class States:
             The keys whose states have changed since they were loaded; their batches were not written.
 
         Raises:
-            Fenced: A higher term is installed, or has written one of the states.
+            Fenced: A higher epoch is installed, or has written one of the states.
             StoreWentBack: The bucket does not hold the mark that is known of it.
-            Terminal: The term is not known here.
+            Terminal: The epoch is not known here.
             Transient: What became of a batch is not known.
         """
         changed: list[bytes] = []
         for part in bounded(writes, max(self._limit - len(note), 1)):
             try:
-                _Batch(self, stage, bucket, part, term, batch, known, note).write()
+                _Batch(self, stage, bucket, part, epoch, batch, known, note).write()
             except Conflict as conflict:
                 changed.extend(conflict.keys)
         return changed
@@ -110,7 +110,7 @@ class _Batch:
         stage: StageRef,
         bucket: int,
         writes: Sequence[Write],
-        term: int,
+        epoch: int,
         batch: int,
         known: Marks,
         note: str,
@@ -118,7 +118,7 @@ class _Batch:
         self._states = states
         self._client = states._client
         self._stage, self._bucket, self._writes = stage, bucket, list(writes)
-        self._term, self._batch = term, batch
+        self._epoch, self._batch = epoch, batch
         self._known, self._note = known, note
         # A transaction checks by itself; a plain write is checked before.
         self._checked = states._conditional
@@ -148,11 +148,11 @@ class _Batch:
         if self._states._conditional:
             known = self._known.get(str(bucket), Mark()).count
             statement = statements.replace(
-                stage, bucket, self._writes, term=self._term, batch=self._batch, known=known, note=self._note
+                stage, bucket, self._writes, epoch=self._epoch, batch=self._batch, known=known, note=self._note
             )
             return client.applied(stage, statement)[0]
-        timed = [(write, (self._term << _TERM_BITS) + write.expected + 1) for write in self._writes]
-        client.rows(stage, statements.put(stage, bucket, timed, term=self._term, batch=self._batch, note=self._note))
+        timed = [(write, (self._epoch << _EPOCH_BITS) + write.expected + 1) for write in self._writes]
+        client.rows(stage, statements.put(stage, bucket, timed, epoch=self._epoch, batch=self._batch, note=self._note))
         return True
 
     def _check(self) -> None:
@@ -163,12 +163,12 @@ class _Batch:
         stage, serial = self._stage, self._states._conditional
         held = self._states.load(stage, self._bucket, [write.key for write in self._writes], serial=serial)
         # After the states: if the fence is still mine, nobody newer had written before I looked.
-        allowed = self._states._fences.check(stage, self._bucket, self._term, serial=serial)
+        allowed = self._states._fences.check(stage, self._bucket, self._epoch, serial=serial)
         if str(self._bucket) in self._known:
             mark = self._states.bucket(stage, self._bucket, serial=serial).mark
             check_held(stage, str(self._bucket), mark, self._known)
         if allowed:
-            self._writes = settle(stage, self._writes, held, term=self._term, batch=self._batch)
+            self._writes = resolve(stage, self._writes, held, epoch=self._epoch, batch=self._batch)
         self._checked = allowed
 
 
@@ -183,7 +183,7 @@ def stored(stage: StageRef, row: Row) -> Stored:
     Raises:
         Corrupt: A column is missing, as after a write by another program.
     """
-    key, version, term, batch, value = row
-    if version is None or term is None or batch is None or value is None:
-        raise Corrupt("the state's row has no version, term, batch number or value", at=stage, key=key)
-    return Stored(version, term, batch, value)
+    key, version, epoch, batch, value = row
+    if version is None or epoch is None or batch is None or value is None:
+        raise Corrupt("the state's row has no version, epoch, batch number or value", at=stage, key=key)
+    return Stored(version, epoch, batch, value)

@@ -1,19 +1,19 @@
-"""The Cassandra store: the states of a stage in buckets, replaced by lightweight transactions, fenced by term."""
+"""The Cassandra store: the states of a stage in buckets, replaced by lightweight transactions, fenced by epoch."""
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Final
 
-from persistence.cas import check_distinct, check_is_term
+from persistence.cas import check_distinct, check_is_epoch
 from persistence.cassandra.buckets import keys_by_bucket, writes_by_bucket
 from persistence.cassandra.client import Client
+from persistence.cassandra.epochs import Epochs
 from persistence.cassandra.fences import Fences
 from persistence.cassandra.flows import Flows
 from persistence.cassandra.settings import CONDITIONAL, Settings
 from persistence.cassandra.statements import mark_of
 from persistence.cassandra.states import States, stored, value_bytes
-from persistence.cassandra.terms import Terms
 from persistence.errors import Conflict, Terminal
 from persistence.marks import NONE, Acknowledged, Bucket, Mark, Marks, encode_downstream
 from persistence.protocol import Capabilities, FlowRef, Manifest, StageRef, Stored, Write
@@ -37,7 +37,7 @@ class CassandraStore:
         self._client = Client(settings)
         self._flows = Flows(self._client)
         fences = Fences(self._client, self._flows)
-        self._terms = Terms(self._flows, fences, settings)
+        self._epochs = Epochs(self._flows, fences, settings)
         self._states = States(self._client, fences)
         self._settings = settings
         self._capabilities: Capabilities | None = None
@@ -56,14 +56,14 @@ class CassandraStore:
             )
         return self._capabilities
 
-    def acquire_term(self, flow: FlowRef, *, above: int = 0) -> int:
-        return self._terms.acquire(flow, above)
+    def acquire_epoch(self, flow: FlowRef, *, above: int = 0) -> int:
+        return self._epochs.acquire(flow, above)
 
-    def install_term(self, flow: FlowRef, term: int) -> None:
-        self._terms.install(flow, term)
+    def install_epoch(self, flow: FlowRef, epoch: int) -> None:
+        self._epochs.install(flow, epoch)
 
-    def installed_term(self, flow: FlowRef) -> int:
-        return self._flows.installed_term(flow)
+    def installed_epoch(self, flow: FlowRef) -> int:
+        return self._flows.installed_epoch(flow)
 
     def load(self, stage: StageRef, keys: Sequence[bytes]) -> dict[bytes, Stored]:
         layout = self._flows.layout(stage) if keys else None
@@ -80,7 +80,7 @@ class CassandraStore:
         stage: StageRef,
         writes: Sequence[Write],
         *,
-        term: int,
+        epoch: int,
         batch: int,
         known: Marks = NONE,
         downstream: Acknowledged = NONE,
@@ -88,24 +88,24 @@ class CassandraStore:
         check_distinct(stage, writes)
         if not writes:
             return {}
-        check_is_term(stage, term)
+        check_is_epoch(stage, epoch)
         self._check_sizes(stage, writes)
-        layout = self._terms.begin(stage, term)
+        layout = self._epochs.begin(stage, epoch)
         lanes = list(writes_by_bucket(writes, layout.buckets).items())
         # Tasks of one flow save at the same time: in one order they would all wait for the same bucket.
         random.shuffle(lanes)
         save = partial(
             self._states.save,
             stage,
-            term=term,
+            epoch=epoch,
             batch=batch,
             known=known,
-            note=encode_downstream(term, downstream).decode(),
+            note=encode_downstream(epoch, downstream).decode(),
         )
         changed = self._client.together(stage, [partial(save, bucket, some) for bucket, some in lanes])
         if keys := {key for part in changed for key in part}:
             raise Conflict(tuple(write.key for write in writes if write.key in keys), at=stage)
-        return {str(bucket): Mark(mark_of(term, batch)) for bucket, _ in lanes}
+        return {str(bucket): Mark(mark_of(epoch, batch)) for bucket, _ in lanes}
 
     def marks(self, stage: StageRef) -> Mapping[str, Bucket]:
         layout = self._flows.layout(stage)

@@ -36,7 +36,7 @@ T = TypeVar("T")
 SPEC = "HEADWATER_FAULT"
 PID = "HEADWATER_FAULT_PID"
 
-TERM = "term"
+EPOCH = "epoch"
 FENCE = "fence"
 DEAD_LETTER = "dead_letter"
 LEDGER = "ledger"
@@ -56,8 +56,8 @@ def write_of(stage: str) -> str:
 
 
 _POINTS = {
-    TERM: "a run's term is acquired or installed",
-    FENCE: "one bucket of a store is closed to older terms, within term",
+    EPOCH: "a run's epoch is acquired or installed",
+    FENCE: "one bucket of a store is closed to older epochs, within epoch",
     Step.FETCH: Step.FETCH.text,
     Step.LOAD.of("STAGE"): Step.LOAD.text,
     Step.FOLD: Step.FOLD.text,

@@ -24,7 +24,7 @@ def commit(publish: Effect, stages: Sequence[tuple[str, Effect]], manifests: Seq
       8. `offsets`: the consumer group's offsets are committed to Kafka. Advisory.
 
     1 to 3 come before this call, 7 and 8 after it. An error in any step ends the batch there: it
-    is loaded afresh and folded again, and what some states already hold is dropped by their windows.
+    is loaded afresh and folded again, and what some states already hold is dropped by their histories.
 
     Args:
         publish: Produces outputs and dead letters and returns when all are acknowledged.

@@ -26,18 +26,18 @@ Several tests may share one store: each uses a flow with a name of its own. What
 cannot do (`capabilities`) is skipped; nothing is skipped by the name of a store. Needs pytest and hypothesis.
 """
 
+from persistence.contract.epochs import EpochContract
 from persistence.contract.manifests import ManifestContract
 from persistence.contract.marks import MarkContract
 from persistence.contract.model import ModelContract
 from persistence.contract.processes import ProcessContract
 from persistence.contract.states import StateContract
-from persistence.contract.terms import TermContract
 
 __all__ = ["StoreContract"]
 
 
 # pytest runs the tests of the last base first: simple ones before races and random histories.
-class StoreContract(ModelContract, ProcessContract, MarkContract, ManifestContract, StateContract, TermContract):
+class StoreContract(ModelContract, ProcessContract, MarkContract, ManifestContract, StateContract, EpochContract):
     """Everything a store promises. Subclass it, define the fixture `store_url`, and run pytest.
 
     Attributes:

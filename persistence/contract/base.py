@@ -47,9 +47,9 @@ class Contract:
         return flow.stage("aircraft")
 
     @pytest.fixture
-    def term(self, store: StateStore, flow: FlowRef) -> int:
-        """The term of the run of `flow`."""
-        return store.acquire_term(flow)
+    def epoch(self, store: StateStore, flow: FlowRef) -> int:
+        """The epoch of the run of `flow`."""
+        return store.acquire_epoch(flow)
 
 
 def fresh_flow() -> FlowRef:

@@ -15,7 +15,7 @@ _steps = st.integers(-2, 2)  # how far a guess is from the truth; 0 comes first 
 
 
 class ModelContract(Contract):
-    """Random histories of terms, writes, retries and manifests."""
+    """Random histories of epochs, writes, retries and manifests."""
 
     def test_random_histories_agree_with_a_dictionary(self, store: StateStore) -> None:
         class Model(_Model):
@@ -40,25 +40,25 @@ class _Model(RuleBasedStateMachine):
         self.store = store
         self.flow = fresh_flow()
         self.stage = self.flow.stage("s")
-        self.term = 0
+        self.epoch = 0
         self.states: dict[bytes, Stored] = {}
         self.manifest: Manifest | None = None
 
     @rule(above=st.integers(0, 3))
     def acquire(self, above: int) -> None:
-        term = self.store.acquire_term(self.flow, above=above)
-        assert term > max(self.term, above)
-        self.term = term
+        epoch = self.store.acquire_epoch(self.flow, above=above)
+        assert epoch > max(self.epoch, above)
+        self.epoch = epoch
 
     @rule(step=_steps)
     def install(self, step: int) -> None:
-        term = max(self.term + step, 1)
-        if term < self.term:
+        epoch = max(self.epoch + step, 1)
+        if epoch < self.epoch:
             with pytest.raises(Fenced):
-                self.store.install_term(self.flow, term)
+                self.store.install_epoch(self.flow, epoch)
         else:
-            self.store.install_term(self.flow, term)
-            self.term = term
+            self.store.install_epoch(self.flow, epoch)
+            self.epoch = epoch
 
     @rule(
         guesses=st.dictionaries(_keys, st.sampled_from([0, 0, 0, 0, -1, 1]), min_size=1),
@@ -68,30 +68,32 @@ class _Model(RuleBasedStateMachine):
     )
     def save(self, guesses: dict[bytes, int], value: bytes, batch: int, step: int) -> None:
         """Each expected version is the true one, or off by one: -1 with the same content is a retry."""
-        term = max(self.term + step, 1)
+        epoch = max(self.epoch + step, 1)
         writes = [Write(key, max(self._version(key) + guess, 0), value) for key, guess in guesses.items()]
-        changed = tuple(w.key for w in writes if not (self._is_next(w) or self._is_retry(w, term, batch)))
-        after = {w.key: Stored(w.expected + 1, term, batch, w.value) for w in writes if w.key not in changed}
-        if term != self.term or changed:
+        changed = tuple(w.key for w in writes if not (self._is_next(w) or self._is_retry(w, epoch, batch)))
+        after = {w.key: Stored(w.expected + 1, epoch, batch, w.value) for w in writes if w.key not in changed}
+        if epoch != self.epoch or changed:
             with pytest.raises((Conflict, Fenced, Terminal)) as caught:
-                self.store.save(self.stage, writes, term=term, batch=batch)
-            assert type(caught.value) is (Fenced if term < self.term else Terminal if term > self.term else Conflict)
-            if term == self.term:
+                self.store.save(self.stage, writes, epoch=epoch, batch=batch)
+            assert type(caught.value) is (
+                Fenced if epoch < self.epoch else Terminal if epoch > self.epoch else Conflict
+            )
+            if epoch == self.epoch:
                 assert isinstance(caught.value, Conflict)
                 assert caught.value.keys == changed
                 self._learn(after)
         else:
-            self.store.save(self.stage, writes, term=term, batch=batch)
+            self.store.save(self.stage, writes, epoch=epoch, batch=batch)
             self.states.update(after)
 
     @rule(step=_steps, batch=st.integers(0, 3), offset=st.integers(0, 9))
     def save_manifest(self, step: int, batch: int, offset: int) -> None:
-        given = Manifest(term=max(self.term + step, 1), batch=batch, positions={"t": {0: Progress(offset)}})
-        older = self.manifest is not None and (self.manifest.term, self.manifest.batch) > (given.term, given.batch)
-        if given.term > self.term:
+        given = Manifest(epoch=max(self.epoch + step, 1), batch=batch, positions={"t": {0: Progress(offset)}})
+        older = self.manifest is not None and (self.manifest.epoch, self.manifest.batch) > (given.epoch, given.batch)
+        if given.epoch > self.epoch:
             with pytest.raises(Terminal):
                 self.store.save_manifest(self.flow, given)
-        elif given.term < self.term or older:
+        elif given.epoch < self.epoch or older:
             with pytest.raises(Fenced):
                 self.store.save_manifest(self.flow, given)
         else:
@@ -102,7 +104,7 @@ class _Model(RuleBasedStateMachine):
     def everything_reads_the_same(self) -> None:
         assert self.store.load(self.stage, _KEYS) == self.states
         assert dict(self.store.scan(self.stage)) == self.states
-        assert self.store.installed_term(self.flow) == self.term
+        assert self.store.installed_epoch(self.flow) == self.epoch
         assert self.store.load_manifest(self.flow) == self.manifest
 
     def _version(self, key: bytes) -> int:
@@ -111,8 +113,8 @@ class _Model(RuleBasedStateMachine):
     def _is_next(self, write: Write) -> bool:
         return write.expected == self._version(write.key)
 
-    def _is_retry(self, write: Write, term: int, batch: int) -> bool:
-        return self.states.get(write.key) == Stored(write.expected + 1, term, batch, write.value)
+    def _is_retry(self, write: Write, epoch: int, batch: int) -> bool:
+        return self.states.get(write.key) == Stored(write.expected + 1, epoch, batch, write.value)
 
     def _learn(self, after: dict[bytes, Stored]) -> None:
         """After a conflict: nothing was written, or for a store without `atomic_save` maybe some."""

@@ -25,34 +25,34 @@ class ProcessContract(Contract):
     """Writers that race, die and fork."""
 
     def test_two_processes_that_increment_the_same_states_lose_nothing(
-        self, store: StateStore, store_url: str, stage: StageRef, term: int
+        self, store: StateStore, store_url: str, stage: StageRef, epoch: int
     ) -> None:  # 9
         self._skip_unless_shared(store)
         self._skip_unless_conditional(store)
         writers = [
-            _spawn.Process(target=increment, args=(self.opener, store_url, stage, term, me, self.increments))
+            _spawn.Process(target=increment, args=(self.opener, store_url, stage, epoch, me, self.increments))
             for me in range(2)
         ]
         self._run(writers)
         self._check_counts(store, stage, 2)
 
     def test_threads_that_increment_the_same_states_lose_nothing(
-        self, store: StateStore, store_url: str, stage: StageRef, term: int
+        self, store: StateStore, store_url: str, stage: StageRef, epoch: int
     ) -> None:  # 9, 20: two threads on one handle, two on handles of their own
         self._skip_unless_conditional(store)
 
         def count(me: int) -> None:
             if me < 2:
-                increment_with(store, stage, term, me, self.increments)
+                increment_with(store, stage, epoch, me, self.increments)
             else:
-                increment(self.opener, store_url, stage, term, me, self.increments)
+                increment(self.opener, store_url, stage, epoch, me, self.increments)
 
         with ThreadPoolExecutor(4) as pool:
             list(pool.map(count, range(4)))
         self._check_counts(store, stage, 4)
 
     def test_a_killed_writer_leaves_each_state_old_or_new(
-        self, store: StateStore, store_url: str, stage: StageRef, term: int
+        self, store: StateStore, store_url: str, stage: StageRef, epoch: int
     ) -> None:  # 9, 19
         self._skip_unless_shared(store)
         keys = [b"%03d" % i for i in range(200)]
@@ -61,7 +61,7 @@ class ProcessContract(Contract):
         chance = random.Random(seed)
         for _ in range(5):
             receiver, sender = _spawn.Pipe(duplex=False)
-            writer = _spawn.Process(target=write_rounds, args=(self.opener, store_url, stage, term, keys, sender))
+            writer = _spawn.Process(target=write_rounds, args=(self.opener, store_url, stage, epoch, keys, sender))
             writer.start()
             sender.close()
             acknowledged = 0
@@ -83,28 +83,28 @@ class ProcessContract(Contract):
                 assert len({state.version for state in held.values()}) == 1
 
     def test_a_handle_works_on_both_sides_of_a_fork(
-        self, store: StateStore, store_url: str, stage: StageRef, term: int
+        self, store: StateStore, store_url: str, stage: StageRef, epoch: int
     ) -> None:  # 20
         self._skip_unless_shared(store)
-        store.save(stage, creating([b"k"], b"0"), term=term, batch=0)
-        child = multiprocessing.get_context("fork").Process(target=save_one, args=(store, stage, term, 1))
+        store.save(stage, creating([b"k"], b"0"), epoch=epoch, batch=0)
+        child = multiprocessing.get_context("fork").Process(target=save_one, args=(store, stage, epoch, 1))
         self._run([child])
-        save_one(store, stage, term, 2)
-        assert store.load(stage, [b"k"]) == {b"k": Stored(3, term, 2, b"2")}
+        save_one(store, stage, epoch, 2)
+        assert store.load(stage, [b"k"]) == {b"k": Stored(3, epoch, 2, b"2")}
 
     def test_what_was_saved_is_there_after_reopening(
-        self, store: StateStore, store_url: str, stage: StageRef, term: int
+        self, store: StateStore, store_url: str, stage: StageRef, epoch: int
     ) -> None:  # 19
-        store.save(stage, creating([b"k"], b"0"), term=term, batch=0)
+        store.save(stage, creating([b"k"], b"0"), epoch=epoch, batch=0)
         store.close()
         again = self.opener(store_url)
-        assert again.load(stage, [b"k"]) == {b"k": Stored(1, term, 0, b"0")}
-        assert again.installed_term(stage.flow_ref) == term
+        assert again.load(stage, [b"k"]) == {b"k": Stored(1, epoch, 0, b"0")}
+        assert again.installed_epoch(stage.flow_ref) == epoch
         again.close()
 
     def test_closing_again_does_nothing(self, store_url: str) -> None:  # 21
         store = self.opener(store_url)
-        store.installed_term(FlowRef("contract"))
+        store.installed_epoch(FlowRef("contract"))
         store.close()
         store.close()
         never_used = self.opener(store_url)
@@ -132,14 +132,14 @@ class ProcessContract(Contract):
             assert held[key].version == self.increments * writers
 
 
-def increment(opener: Opener, url: str, stage: StageRef, term: int, me: int, times: int) -> None:
+def increment(opener: Opener, url: str, stage: StageRef, epoch: int, me: int, times: int) -> None:
     """Increment the states with a handle of one's own."""
     store = opener(url)
-    increment_with(store, stage, term, me, times)
+    increment_with(store, stage, epoch, me, times)
     store.close()
 
 
-def increment_with(store: StateStore, stage: StageRef, term: int, me: int, times: int) -> None:
+def increment_with(store: StateStore, stage: StageRef, epoch: int, me: int, times: int) -> None:
     """Add 1 to the place of writer `me` in every state, `times` times, by loading and saving.
 
     The value says how often each writer has added: what was acknowledged must be seen by the next load,
@@ -161,14 +161,14 @@ def increment_with(store: StateStore, stage: StageRef, term: int, me: int, times
         if not writes:
             return
         try:
-            store.save(stage, writes, term=term, batch=me)
+            store.save(stage, writes, epoch=epoch, batch=me)
             known.update({write.key: known[write.key] + 1 for write in writes})
             certain = True
         except (Conflict, Transient):
             certain = False
 
 
-def write_rounds(opener: Opener, url: str, stage: StageRef, term: int, keys: list[bytes], sender: Connection) -> None:
+def write_rounds(opener: Opener, url: str, stage: StageRef, epoch: int, keys: list[bytes], sender: Connection) -> None:
     """Write all keys again and again, telling after each round which version is acknowledged."""
     store = opener(url)
     held = store.load(stage, keys)
@@ -176,12 +176,12 @@ def write_rounds(opener: Opener, url: str, stage: StageRef, term: int, keys: lis
     # Finish the round that a killed writer left half done.
     versions = {key: held[key].version if key in held else 0 for key in keys}
     late = [Write(key, behind, round_value(behind + 1)) for key in keys if versions[key] == behind]
-    store.save(stage, late, term=term, batch=behind)
+    store.save(stage, late, epoch=epoch, batch=behind)
     version = behind + 1
     sender.send(version)
     while True:
         writes = [Write(key, version, round_value(version + 1)) for key in keys]
-        store.save(stage, writes, term=term, batch=version)
+        store.save(stage, writes, epoch=epoch, batch=version)
         version += 1
         sender.send(version)
 
@@ -191,6 +191,6 @@ def round_value(version: int) -> bytes:
     return b"%d," % version * 100
 
 
-def save_one(store: StateStore, stage: StageRef, term: int, version: int) -> None:
+def save_one(store: StateStore, stage: StageRef, epoch: int, version: int) -> None:
     """Replace the one state of the fork test."""
-    store.save(stage, [Write(b"k", version, b"%d" % version)], term=term, batch=version)
+    store.save(stage, [Write(b"k", version, b"%d" % version)], epoch=epoch, batch=version)

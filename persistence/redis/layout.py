@@ -4,9 +4,9 @@ With the default prefix, for flow `fleet`, generation 1, stage `aircraft`, the s
 
 | key | type | holds |
 |---|---|---|
-| `hw:{fleet:1}` | hash | `term`, `buckets`, `manifest` (JSON), `manifest_head` (term and batch of it) |
-| `hw:{fleet:1:5}` | hash | `term`, `buckets` of bucket 5, and by stage `mark:aircraft` and `downstream:aircraft` (JSON) |
-| `hw:{fleet:1:5}:aircraft` | hash | the head of each state by key: `N14228` has `7 3 12`, version, term and batch |
+| `hw:{fleet:1}` | hash | `epoch`, `buckets`, `manifest` (JSON), `manifest_head` (epoch and batch of it) |
+| `hw:{fleet:1:5}` | hash | `epoch`, `buckets` of bucket 5, and by stage `mark:aircraft` and `downstream:aircraft` (JSON) |
+| `hw:{fleet:1:5}:aircraft` | hash | the head of each state by key: `N14228` has `7 3 12`, version, epoch and batch |
 | `hw:{fleet:1:5}:aircraft:N14228` | string | the state record, JSON |
 
 A key's bucket is its CRC-32 (as of zlib) modulo the number of buckets. What is in braces decides about the

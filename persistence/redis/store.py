@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
-from persistence.cas import check_distinct, check_is_term, manifest_behind, unknown_term
+from persistence.cas import check_distinct, check_is_epoch, manifest_behind, unknown_epoch
 from persistence.commit.faults import FENCE, write_of
 from persistence.errors import Conflict, Corrupt, Fenced, Terminal
 from persistence.manifest import Manifest, decode_manifest, encode_manifest
@@ -74,28 +74,28 @@ class RedisStore:
             self._facts = facts_of(self._nodes)
         return self._facts
 
-    def acquire_term(self, flow: FlowRef, *, above: int = 0) -> int:
+    def acquire_epoch(self, flow: FlowRef, *, above: int = 0) -> int:
         self._refuse_unsafe()
         while True:
             call = script_call(ACQUIRE, [self._layout.flow(flow)], [above, self._wanted_buckets()])
-            term, buckets = map(int, self._caller.run([call], flow, writes=True)[0])
-            above = self._install(flow, term, buckets)
-            if above <= term:
-                return term
+            epoch, buckets = map(int, self._caller.run([call], flow, writes=True)[0])
+            above = self._install(flow, epoch, buckets)
+            if above <= epoch:
+                return epoch
             # Buckets know a higher one: the flow's own hash was lost, or another run begins now.
 
-    def install_term(self, flow: FlowRef, term: int) -> None:
-        check_is_term(flow, term)
+    def install_epoch(self, flow: FlowRef, epoch: int) -> None:
+        check_is_epoch(flow, epoch)
         self._refuse_unsafe()
-        call = script_call(INSTALL, [self._layout.flow(flow)], [term, self._wanted_buckets()])
+        call = script_call(INSTALL, [self._layout.flow(flow)], [epoch, self._wanted_buckets()])
         installed, buckets = map(int, self._caller.run([call], flow, writes=True)[0])
-        if installed <= term:
-            installed = self._install(flow, term, buckets)
-        if installed > term:
-            raise Fenced.by(flow, term, installed)
+        if installed <= epoch:
+            installed = self._install(flow, epoch, buckets)
+        if installed > epoch:
+            raise Fenced.by(flow, epoch, installed)
 
-    def installed_term(self, flow: FlowRef) -> int:
-        return int(self._ask(flow, "term") or 0)
+    def installed_epoch(self, flow: FlowRef) -> int:
+        return int(self._ask(flow, "epoch") or 0)
 
     def load(self, stage: StageRef, keys: Sequence[bytes]) -> dict[bytes, Stored]:
         buckets = self._bucket_count(stage.flow_ref)
@@ -119,26 +119,26 @@ class RedisStore:
         stage: StageRef,
         writes: Sequence[Write],
         *,
-        term: int,
+        epoch: int,
         batch: int,
         known: Marks = NONE,
         downstream: Acknowledged = NONE,
     ) -> Marks:
         check_distinct(stage, writes)
-        check_is_term(stage, term)
+        check_is_epoch(stage, epoch)
         if not writes:
             return {}
         buckets = self._bucket_count(stage.flow_ref)
         if buckets is None:
-            raise unknown_term(stage, term, 0)
+            raise unknown_epoch(stage, epoch, 0)
         parts, calls = [], []
-        note = encode_downstream(term, downstream)
+        note = encode_downstream(epoch, downstream)
         for bucket, mine in _by_bucket([write.key for write in writes], writes, buckets).items():
             fence, heads = self._layout.bucket(stage.flow_ref, bucket), self._layout.heads(stage, bucket)
             reached = known.get(str(bucket), _UNTOUCHED)
             for run in chunks((len(write.value) for write in mine), _KEYS, _BYTES):
                 parts.append((bucket, mine[run]))
-                arguments: list[bytes | int] = [term, batch, reached.count, reached.life.encode(), note]
+                arguments: list[bytes | int] = [epoch, batch, reached.count, reached.life.encode(), note]
                 for write in mine[run]:
                     arguments += (write.expected, write.value)
                 keys = [fence, heads, *(b"%b:%b" % (heads, write.key) for write in mine[run])]
@@ -153,7 +153,7 @@ class RedisStore:
             elif answer[0] == b"BEHIND":
                 raise behind(stage, str(bucket), known[str(bucket)].short, Mark.parse(answer[1].decode()).short)
             else:
-                changed.update(_refused(stage, part, answer, term))
+                changed.update(_refused(stage, part, answer, epoch))
         if changed:
             raise Conflict(tuple(write.key for write in writes if write.key in changed), stage)
         return marks
@@ -173,23 +173,23 @@ class RedisStore:
         return None if value is None else decode_manifest(value, flow)
 
     def save_manifest(self, flow: FlowRef, manifest: Manifest, *, after: tuple[int, int] = (0, 0)) -> None:
-        check_is_term(flow, manifest.term)
-        arguments: list[bytes | int] = [manifest.term, manifest.batch, encode_manifest(manifest), *after]
+        check_is_epoch(flow, manifest.epoch)
+        arguments: list[bytes | int] = [manifest.epoch, manifest.batch, encode_manifest(manifest), *after]
         (answer,) = self._caller.run([script_call(MANIFEST, [self._layout.flow(flow)], arguments)], flow, writes=True)
         if not answer:
             return
         kind, *rest = answer
         if kind == b"OLDER":
             raise Fenced(
-                f"the manifest of term {manifest.term}, batch {manifest.batch} comes after "
-                f"the one of term {int(rest[0])}, batch {int(rest[1])}",
+                f"the manifest of epoch {manifest.epoch}, batch {manifest.batch} comes after "
+                f"the one of epoch {int(rest[0])}, batch {int(rest[1])}",
                 at=flow,
             )
         if kind == b"BEHIND":
             raise manifest_behind(flow, after, (int(rest[0]), int(rest[1])))
         if kind == b"DAMAGED":
             raise Corrupt("the manifest's head cannot be read", at=flow)
-        _refused_term(flow, kind, manifest.term, int(rest[0]))
+        _refused_epoch(flow, kind, manifest.epoch, int(rest[0]))
 
     def scan(self, stage: StageRef) -> Iterator[tuple[bytes, Stored]]:
         for bucket in range(self._bucket_count(stage.flow_ref) or 0):
@@ -220,12 +220,12 @@ class RedisStore:
             if finding.unsafe and finding.risk not in self._settings.accept:
                 raise Terminal(finding.what, f"{finding.remedy}, or take the risk with ?accept={finding.risk}")
 
-    def _install(self, flow: FlowRef, term: int, buckets: int) -> int:
-        """Install a term in every bucket; return the highest that is installed then."""
+    def _install(self, flow: FlowRef, epoch: int, buckets: int) -> int:
+        """Install an epoch in every bucket; return the highest that is installed then."""
         if self._settings.buckets not in (None, buckets):
             raise _other_buckets(flow, buckets)
-        calls = [script_call(INSTALL, [self._layout.bucket(flow, b)], [term, buckets]) for b in range(buckets)]
-        highest = term
+        calls = [script_call(INSTALL, [self._layout.bucket(flow, b)], [epoch, buckets]) for b in range(buckets)]
+        highest = epoch
         for installed, count in self._caller.run(calls, flow, writes=True, point=FENCE):
             if int(count) != buckets:
                 raise _other_buckets(flow, int(count))
@@ -289,14 +289,16 @@ def _by_bucket(keys: Sequence[bytes], things: Sequence[Any], buckets: int) -> di
     return groups
 
 
-def _refused(stage: StageRef, writes: Sequence[Write], answer: Sequence[Any], term: int) -> list[bytes]:
+def _refused(stage: StageRef, writes: Sequence[Write], answer: Sequence[Any], epoch: int) -> list[bytes]:
     """The changed keys of a script that wrote nothing, or the error that it stands for."""
     kind, *rest = answer
     if kind == b"CONFLICT":
         return [writes[i].key for i in rest]
     if kind == b"NEWER":
         raise Fenced(
-            f"the state was written by term {int(rest[1])}, this run has term {term}", at=stage, key=writes[rest[0]].key
+            f"the state was written by epoch {int(rest[1])}, this run has epoch {epoch}",
+            at=stage,
+            key=writes[rest[0]].key,
         )
     if kind == b"DAMAGED":
         raise (
@@ -304,11 +306,11 @@ def _refused(stage: StageRef, writes: Sequence[Write], answer: Sequence[Any], te
             if rest
             else Corrupt("the mark of a bucket cannot be read", at=stage)
         )
-    return _refused_term(stage, kind, term, int(rest[0]))
+    return _refused_epoch(stage, kind, epoch, int(rest[0]))
 
 
-def _refused_term(at: FlowRef | StageRef, kind: bytes, term: int, installed: int) -> NoReturn:
-    raise Fenced.by(at, term, installed) if kind == b"FENCED" else unknown_term(at, term, installed)
+def _refused_epoch(at: FlowRef | StageRef, kind: bytes, epoch: int, installed: int) -> NoReturn:
+    raise Fenced.by(at, epoch, installed) if kind == b"FENCED" else unknown_epoch(at, epoch, installed)
 
 
 def _stored(stage: StageRef, key: bytes, head: bytes | None, value: bytes | None) -> Stored:
@@ -317,10 +319,10 @@ def _stored(stage: StageRef, key: bytes, head: bytes | None, value: bytes | None
             "the state was there and is gone: evicted, expired, deleted or replaced by another type", at=stage, key=key
         )
     try:
-        version, term, batch = map(int, (head or b"").split())
+        version, epoch, batch = map(int, (head or b"").split())
     except ValueError:
         raise Corrupt("the state's head is gone or cannot be read", at=stage, key=key) from None
-    return Stored(version, term, batch, value)
+    return Stored(version, epoch, batch, value)
 
 
 def _other_buckets(flow: FlowRef, buckets: int) -> Terminal:

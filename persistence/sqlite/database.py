@@ -21,7 +21,7 @@ CREATE TABLE flow (
     id INTEGER PRIMARY KEY,
     name TEXT NOT NULL,
     generation INTEGER NOT NULL,
-    term INTEGER NOT NULL,
+    epoch INTEGER NOT NULL,
     manifest BLOB,
     UNIQUE (name, generation)
 );
@@ -37,14 +37,14 @@ CREATE TABLE state (
     stage INTEGER NOT NULL REFERENCES stage,
     key BLOB NOT NULL,
     version INTEGER NOT NULL,
-    term INTEGER NOT NULL,
+    epoch INTEGER NOT NULL,
     batch INTEGER NOT NULL,
     value BLOB NOT NULL,
     UNIQUE (stage, key)
 );
 CREATE VIEW readable AS
     SELECT flow.name AS flow, generation, stage.name AS stage, CAST(key AS TEXT) AS key,
-           version, state.term AS term, batch, CAST(value AS TEXT) AS value
+           version, state.epoch AS epoch, batch, CAST(value AS TEXT) AS value
     FROM state JOIN stage ON stage.id = state.stage JOIN flow ON flow.id = stage.flow;
 """
 

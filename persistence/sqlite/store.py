@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from persistence.cas import check_distinct, check_is_term, check_manifest, check_term, settle
+from persistence.cas import check_distinct, check_epoch, check_is_epoch, check_manifest, resolve
 from persistence.commit.faults import effect, write_of
 from persistence.errors import Corrupt, Fenced, InvalidUrl
 from persistence.manifest import Manifest, decode_manifest, encode_manifest
@@ -31,15 +31,15 @@ _PAGE = 1000
 _BUCKET = "0"
 
 _UPDATE = """
-UPDATE state SET version = version + 1, term = ?1, batch = ?2, value = ?3
-WHERE stage = ?4 AND key = ?5 AND version = ?6 AND term <= ?1
+UPDATE state SET version = version + 1, epoch = ?1, batch = ?2, value = ?3
+WHERE stage = ?4 AND key = ?5 AND version = ?6 AND epoch <= ?1
 """
 _INSERT = """
-INSERT INTO state (term, batch, value, stage, key, version) VALUES (?1, ?2, ?3, ?4, ?5, ?6 + 1)
+INSERT INTO state (epoch, batch, value, stage, key, version) VALUES (?1, ?2, ?3, ?4, ?5, ?6 + 1)
 ON CONFLICT DO NOTHING
 """
 _FIRST_PAGE = """
-SELECT key, version, term, batch, value FROM state WHERE stage = ? AND key >= ? ORDER BY key LIMIT ?
+SELECT key, version, epoch, batch, value FROM state WHERE stage = ? AND key >= ? ORDER BY key LIMIT ?
 """
 _NEXT_PAGE = _FIRST_PAGE.replace(">=", ">")
 
@@ -78,27 +78,27 @@ class SqliteStore:
     def capabilities(self) -> Capabilities:
         return self._capabilities
 
-    def acquire_term(self, flow: FlowRef, *, above: int = 0) -> int:
+    def acquire_epoch(self, flow: FlowRef, *, above: int = 0) -> int:
         with self._database.writing(flow) as connection:
-            (term,) = connection.execute(
-                "INSERT INTO flow (name, generation, term) VALUES (?1, ?2, ?3 + 1) "
-                "ON CONFLICT DO UPDATE SET term = max(term, ?3) + 1 RETURNING term",
+            (epoch,) = connection.execute(
+                "INSERT INTO flow (name, generation, epoch) VALUES (?1, ?2, ?3 + 1) "
+                "ON CONFLICT DO UPDATE SET epoch = max(epoch, ?3) + 1 RETURNING epoch",
                 (flow.flow, flow.generation, above),
             ).fetchone()
-        return int(term)
+        return int(epoch)
 
-    def install_term(self, flow: FlowRef, term: int) -> None:
-        check_is_term(flow, term)
+    def install_epoch(self, flow: FlowRef, epoch: int) -> None:
+        check_is_epoch(flow, epoch)
         with self._database.writing(flow) as connection:
             (installed,) = connection.execute(
-                "INSERT INTO flow (name, generation, term) VALUES (?1, ?2, ?3) "
-                "ON CONFLICT DO UPDATE SET term = max(term, ?3) RETURNING term",
-                (flow.flow, flow.generation, term),
+                "INSERT INTO flow (name, generation, epoch) VALUES (?1, ?2, ?3) "
+                "ON CONFLICT DO UPDATE SET epoch = max(epoch, ?3) RETURNING epoch",
+                (flow.flow, flow.generation, epoch),
             ).fetchone()
-        if installed > term:
-            raise Fenced.by(flow, term, installed)
+        if installed > epoch:
+            raise Fenced.by(flow, epoch, installed)
 
-    def installed_term(self, flow: FlowRef) -> int:
+    def installed_epoch(self, flow: FlowRef) -> int:
         with self._database.reading(flow) as connection:
             return _flow(connection, flow)[0]
 
@@ -111,7 +111,7 @@ class SqliteStore:
         stage: StageRef,
         writes: Sequence[Write],
         *,
-        term: int,
+        epoch: int,
         batch: int,
         known: Marks = NONE,
         downstream: Acknowledged = NONE,
@@ -119,25 +119,27 @@ class SqliteStore:
         check_distinct(stage, writes)
         if not writes:
             return {}
-        note = encode_downstream(term, downstream)
-        mark = effect(write_of(stage.stage), lambda: self._save(stage, writes, term, batch, known, note))
+        note = encode_downstream(epoch, downstream)
+        mark = effect(write_of(stage.stage), lambda: self._save(stage, writes, epoch, batch, known, note))
         return {_BUCKET: mark}
 
-    def _save(self, stage: StageRef, writes: Sequence[Write], term: int, batch: int, known: Marks, note: bytes) -> Mark:
+    def _save(
+        self, stage: StageRef, writes: Sequence[Write], epoch: int, batch: int, known: Marks, note: bytes
+    ) -> Mark:
         """Write everything in one transaction."""
         with self._database.writing(stage) as connection:
-            check_term(stage, term, _flow(connection, stage.flow_ref)[0])
+            check_epoch(stage, epoch, _flow(connection, stage.flow_ref)[0])
             number = _stage_number(connection, stage)
             mark = _bucket(connection, stage).mark
             check_held(stage, _BUCKET, mark, known)
             connection.execute("SAVEPOINT before")
             todo = writes
-            if _replace(connection, number, writes, term, batch) < len(writes):
+            if _replace(connection, number, writes, epoch, batch) < len(writes):
                 # Rare: something is a retry or has changed. Which, is decided on what is there.
                 connection.execute("ROLLBACK TO before")
                 stored = _read(connection, stage, [write.key for write in writes])
-                todo = settle(stage, writes, stored, term=term, batch=batch)
-                _replace(connection, number, todo, term, batch)
+                todo = resolve(stage, writes, stored, epoch=epoch, batch=batch)
+                _replace(connection, number, todo, epoch, batch)
             if not todo:
                 return mark
             mark = mark.next()
@@ -198,9 +200,9 @@ def open_store(url: str) -> SqliteStore:
 
 
 def _flow(connection: sqlite3.Connection, flow: FlowRef) -> tuple[int, bytes | None]:
-    """(installed term, manifest)."""
+    """(installed epoch, manifest)."""
     row = connection.execute(
-        "SELECT term, manifest FROM flow WHERE name = ? AND generation = ?", (flow.flow, flow.generation)
+        "SELECT epoch, manifest FROM flow WHERE name = ? AND generation = ?", (flow.flow, flow.generation)
     ).fetchone()
     return row or (0, None)
 
@@ -222,7 +224,7 @@ def _bucket(connection: sqlite3.Connection, stage: StageRef) -> Bucket:
 
 
 def _stage_number(connection: sqlite3.Connection, stage: StageRef) -> int:
-    """The number of a stage, given now if it has none. Its flow has a term, so it is known."""
+    """The number of a stage, given now if it has none. Its flow has an epoch, so it is known."""
     number = _find_stage(connection, stage)
     if number is None:
         (number,) = connection.execute(
@@ -232,9 +234,9 @@ def _stage_number(connection: sqlite3.Connection, stage: StageRef) -> int:
     return int(number)
 
 
-def _replace(connection: sqlite3.Connection, number: int, writes: Sequence[Write], term: int, batch: int) -> int:
+def _replace(connection: sqlite3.Connection, number: int, writes: Sequence[Write], epoch: int, batch: int) -> int:
     """Apply the writes whose condition holds and return how many that were."""
-    rows = [(term, batch, write.value, number, write.key, write.expected) for write in writes]
+    rows = [(epoch, batch, write.value, number, write.key, write.expected) for write in writes]
     added = connection.executemany(_INSERT, [row for row in rows if not row[5]]).rowcount
     changed = connection.executemany(_UPDATE, [row for row in rows if row[5]]).rowcount
     return max(added, 0) + max(changed, 0)  # -1 when there was nothing to do
@@ -249,7 +251,7 @@ def _read(connection: sqlite3.Connection, stage: StageRef, keys: Sequence[bytes]
         size = 1 << (len(part) - 1).bit_length()
         marks = ",".join("?" * size)
         rows = connection.execute(
-            f"SELECT key, version, term, batch, value FROM state WHERE stage = ? AND key IN ({marks})",  # noqa: S608
+            f"SELECT key, version, epoch, batch, value FROM state WHERE stage = ? AND key IN ({marks})",  # noqa: S608
             (number, *part, *([part[-1]] * (size - len(part)))),
         )
         states.update((row[0], _stored(stage, row)) for row in rows)
@@ -257,7 +259,7 @@ def _read(connection: sqlite3.Connection, stage: StageRef, keys: Sequence[bytes]
 
 
 def _stored(stage: StageRef, row: tuple[bytes, int, int, int, bytes]) -> Stored:
-    key, version, term, batch, value = row
+    key, version, epoch, batch, value = row
     if type(value) is not bytes:
         raise Corrupt(f"the state is a {type(value).__name__}, not bytes", at=stage, key=key)
-    return Stored(version, term, batch, value)
+    return Stored(version, epoch, batch, value)

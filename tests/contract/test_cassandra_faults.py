@@ -19,76 +19,76 @@ def server_url(cassandra_store_url):
 
 
 def test_a_write_that_was_applied_is_read_back_and_not_sent_again(store, direct, proxy, stage, marker):
-    term = begun(store, stage)
+    epoch = begun(store, stage)
     proxy.watch(marker)
     proxy.arm(marker, Fault.CUT_AFTER)
-    store.save(stage, [Write(b"k", 1, marker)], term=term, batch=1)
+    store.save(stage, [Write(b"k", 1, marker)], epoch=epoch, batch=1)
     assert proxy.sent(marker) == 1
-    assert direct.load(stage, [b"k"]) == {b"k": Stored(2, term, 1, marker)}
+    assert direct.load(stage, [b"k"]) == {b"k": Stored(2, epoch, 1, marker)}
 
 
 def test_an_answer_that_never_comes_ends_in_a_read_on_another_connection(url, direct, proxy, stage, marker):
     store = open_store(f"{url}&timeout=0.5")
-    term = begun(store, stage)
+    epoch = begun(store, stage)
     proxy.watch(marker)
     met = proxy.arm(marker, Fault.HOLD_AFTER)
-    store.save(stage, [Write(b"k", 1, marker)], term=term, batch=1)
+    store.save(stage, [Write(b"k", 1, marker)], epoch=epoch, batch=1)
     assert met.is_set()
     assert proxy.sent(marker) == 1
-    assert direct.load(stage, [b"k"]) == {b"k": Stored(2, term, 1, marker)}
+    assert direct.load(stage, [b"k"]) == {b"k": Stored(2, epoch, 1, marker)}
     store.close()
 
 
 @pytest.mark.parametrize("fault", BREAKING)
 @pytest.mark.parametrize("requests", range(8))
-def test_a_term_is_acquired_through_a_broken_connection(store, direct, proxy, stage, fault, requests):
-    # Each request of acquiring a term for a flow that has a stage names the flow; every one of them breaks once.
-    term = begun(direct, stage)
-    store.installed_term(stage.flow_ref)
+def test_an_epoch_is_acquired_through_a_broken_connection(store, direct, proxy, stage, fault, requests):
+    # Each request of acquiring an epoch for a flow that has a stage names the flow; every one of them breaks once.
+    epoch = begun(direct, stage)
+    store.installed_epoch(stage.flow_ref)
     proxy.arm(stage.flow.encode(), fault, skip=requests)
-    acquired = store.acquire_term(stage.flow_ref)
-    assert acquired > term
-    assert direct.installed_term(stage.flow_ref) == acquired
+    acquired = store.acquire_epoch(stage.flow_ref)
+    assert acquired > epoch
+    assert direct.installed_epoch(stage.flow_ref) == acquired
     with pytest.raises(Fenced):
-        direct.save(stage, [Write(b"k", 1, b"late")], term=term, batch=1)
-    direct.save(stage, [Write(b"k", 1, b"new")], term=acquired, batch=0)
+        direct.save(stage, [Write(b"k", 1, b"late")], epoch=epoch, batch=1)
+    direct.save(stage, [Write(b"k", 1, b"new")], epoch=acquired, batch=0)
 
 
 @pytest.mark.parametrize("requests", range(3))
 def test_a_stage_begins_through_a_broken_connection(store, direct, proxy, stage, requests):
-    term = store.acquire_term(stage.flow_ref)
+    epoch = store.acquire_epoch(stage.flow_ref)
     proxy.arm(b"aircraft", Fault.CUT_AFTER, skip=requests)
-    store.save(stage, [Write(b"k", 0, b"1")], term=term, batch=0)
-    assert direct.load(stage, [b"k"]) == {b"k": Stored(1, term, 0, b"1")}
+    store.save(stage, [Write(b"k", 0, b"1")], epoch=epoch, batch=0)
+    assert direct.load(stage, [b"k"]) == {b"k": Stored(1, epoch, 0, b"1")}
 
 
 def test_a_server_that_stays_away_is_transient_with_a_remedy_and_no_secret(url, proxy, stage):
     store = open_store(f"{url}&retry_for=1&connect_timeout=1")
     patient = open_store(url)
-    term = begun(store, stage)
+    epoch = begun(store, stage)
     patient.load(stage, [b"k"])
     with proxy.refusing():
         with pytest.raises(Transient, match=r"aircraft.*Check that the cluster runs"):
-            store.save(stage, [Write(b"k", 1, b"SECRET")], term=term, batch=1)
+            store.save(stage, [Write(b"k", 1, b"SECRET")], epoch=epoch, batch=1)
         with pytest.raises(Transient) as caught:
             store.load(stage, [b"k"])
         fresh = open_store(f"{url}&retry_for=1&connect_timeout=1")
         with pytest.raises(Transient, match="no host can be reached"):
-            fresh.installed_term(stage.flow_ref)
+            fresh.installed_epoch(stage.flow_ref)
         fresh.close()
     assert "SECRET" not in str(caught.value)
     # A handle that was open before goes on when the server is back.
-    assert patient.load(stage, [b"k"]) == {b"k": Stored(1, term, 0, b"first")}
+    assert patient.load(stage, [b"k"]) == {b"k": Stored(1, epoch, 0, b"first")}
     patient.close()
     store.close()
 
 
 def test_closing_does_not_wait_for_a_server_that_is_silent(url, proxy, stage, marker):
     store = open_store(f"{url}&timeout=60")
-    term = begun(store, stage)
+    epoch = begun(store, stage)
     met = proxy.arm(marker, Fault.HOLD_AFTER)
     with ThreadPoolExecutor(1) as pool:
-        writing = pool.submit(store.save, stage, [Write(b"k", 1, marker)], term=term, batch=1)
+        writing = pool.submit(store.save, stage, [Write(b"k", 1, marker)], epoch=epoch, batch=1)
         assert met.wait(60)
         store.close()
         proxy.release()
@@ -103,26 +103,26 @@ def test_in_timestamp_mode_such_a_write_replaces_what_the_newer_run_has_not_writ
     store = open_store(f"{url}&mode=timestamp&timeout=60&retry_for=60&buckets=1")
     other = open_store(f"{cassandra_url}/{keyspace}?mode=timestamp")
     assert not store.capabilities.fenced
-    term = begun(store, stage, [b"k", b"untouched"])
+    epoch = begun(store, stage, [b"k", b"untouched"])
     held = proxy.arm(marker, Fault.HOLD_BEFORE)
     with ThreadPoolExecutor(1) as pool:
         zombie = pool.submit(
-            store.save, stage, [Write(key, 1, marker) for key in (b"k", b"untouched")], term=term, batch=1
+            store.save, stage, [Write(key, 1, marker) for key in (b"k", b"untouched")], epoch=epoch, batch=1
         )
         assert held.wait(60)
-        newer = other.acquire_term(stage.flow_ref)
+        newer = other.acquire_epoch(stage.flow_ref)
         loaded = other.load(stage, [b"k", b"untouched"])
         assert loaded[b"untouched"].value == b"first"
-        other.save(stage, [Write(b"k", 1, b"newer")], term=newer, batch=0)
+        other.save(stage, [Write(b"k", 1, b"newer")], epoch=newer, batch=0)
         proxy.release()
         zombie.result(60)
     assert other.load(stage, [b"k", b"untouched"]) == {
         b"k": Stored(2, newer, 0, b"newer"),
-        b"untouched": Stored(2, term, 1, marker),
+        b"untouched": Stored(2, epoch, 1, marker),
     }
     # The next write of the zombie is refused: the hole is as wide as one request.
     with pytest.raises(Fenced):
-        store.save(stage, [Write(b"untouched", 2, marker)], term=term, batch=2)
+        store.save(stage, [Write(b"untouched", 2, marker)], epoch=epoch, batch=2)
     store.close()
     other.close()
 
@@ -146,11 +146,11 @@ class Unlucky:
 def test_counting_through_connections_that_break_at_random_is_exact(url, direct, proxy, stage):
     seed = random.randrange(2**32)
     print(f"seed {seed}")
-    term = begun(direct, stage)
+    epoch = begun(direct, stage)
     stores = [open_store(url) for _ in range(2)]
     with ThreadPoolExecutor(2) as pool:
         counting = [
-            pool.submit(increment_with, Unlucky(store, proxy, random.Random(seed + me)), stage, term, me, 20)
+            pool.submit(increment_with, Unlucky(store, proxy, random.Random(seed + me)), stage, epoch, me, 20)
             for me, store in enumerate(stores)
         ]
         for one in counting:

@@ -99,7 +99,7 @@ def opened():
 
 @pytest.mark.parametrize("options", ["", "tls_ca={home}/ca.pem"])
 def test_a_login_works_with_and_without_tls(node, opened, options):
-    assert opened(node.url(options.format(home=node.home))).installed_term(FlowRef("nobody")) == 0
+    assert opened(node.url(options.format(home=node.home))).installed_epoch(FlowRef("nobody")) == 0
 
 
 def test_a_connection_with_tls_is_encrypted(node):
@@ -113,25 +113,25 @@ def test_a_wrong_password_is_terminal_and_not_shown(node, opened, tmp_path):
     (tmp_path / "wrong").write_text("hunter2")
     url = node.url(user="").replace("://", "://cassandra@") + f"password_file={tmp_path}/wrong"
     with pytest.raises(Terminal, match=r"login was refused.*password_file") as caught:
-        opened(url).installed_term(FlowRef("fleet"))
+        opened(url).installed_epoch(FlowRef("fleet"))
     assert "hunter2" not in str(caught.value)
 
 
 def test_no_login_at_all_is_terminal(node, opened):
     with pytest.raises(Terminal, match="login was refused"):
-        opened(node.url(user="")).installed_term(FlowRef("fleet"))
+        opened(node.url(user="")).installed_epoch(FlowRef("fleet"))
 
 
 def test_a_certificate_of_an_unknown_authority_is_terminal(node, opened):
     with pytest.raises(Terminal, match=r"CERTIFICATE_VERIFY_FAILED.*tls_ca"):
-        opened(node.url("tls=on")).installed_term(FlowRef("fleet"))
+        opened(node.url("tls=on")).installed_epoch(FlowRef("fleet"))
     with pytest.raises(Terminal, match="CERTIFICATE_VERIFY_FAILED"):
         apply_schema(node.url("tls=on"))
 
 
 def test_a_host_name_may_be_left_unchecked(node, opened):
     url = node.url(f"tls_ca={node.home}/ca.pem&tls_hostname=ignore")
-    assert opened(url).installed_term(FlowRef("nobody")) == 0
+    assert opened(url).installed_epoch(FlowRef("nobody")) == 0
 
 
 def test_a_user_without_rights_is_told_which_and_sees_no_settings(node, opened, tmp_path):
@@ -144,7 +144,7 @@ def test_a_user_without_rights_is_told_which_and_sees_no_settings(node, opened, 
     reader = opened(url)
     assert reader.load(FlowRef("nobody").stage("s"), [b"k"]) == {}
     with pytest.raises(Terminal, match="GRANT"):
-        reader.acquire_term(FlowRef("fleet"))
+        reader.acquire_epoch(FlowRef("fleet"))
     assert not reader.capabilities.durable
     hidden = {finding.risk: finding for finding in preflight(url)}["hidden-settings"]
     assert hidden.unsafe
@@ -155,18 +155,18 @@ def test_what_was_acknowledged_survives_kill_9_and_an_open_handle_goes_on(node, 
     flow = FlowRef("killed")
     stage = flow.stage("aircraft")
     store = opened(node.url("retry_for=300&concurrency=4"))
-    term = store.acquire_term(flow)
+    epoch = store.acquire_epoch(flow)
     keys = [b"%04d" % i for i in range(500)]
     for version in range(3):
-        store.save(stage, [Write(key, version, b"%d" % version) for key in keys], term=term, batch=version)
-    manifest = Manifest(term=term, batch=2)
+        store.save(stage, [Write(key, version, b"%d" % version) for key in keys], epoch=epoch, batch=version)
+    manifest = Manifest(epoch=epoch, batch=2)
     store.save_manifest(flow, manifest)
     node.kill()
     node.start()
-    assert store.load(stage, keys) == dict.fromkeys(keys, Stored(3, term, 2, b"2"))
+    assert store.load(stage, keys) == dict.fromkeys(keys, Stored(3, epoch, 2, b"2"))
     assert store.load_manifest(flow) == manifest
     # Statements that were prepared before are prepared again.
-    store.save(stage, [Write(key, 3, b"3") for key in keys], term=term, batch=3)
+    store.save(stage, [Write(key, 3, b"3") for key in keys], epoch=epoch, batch=3)
     assert {state.version for _, state in store.scan(stage)} == {4}
 
 
@@ -187,7 +187,7 @@ def test_a_node_that_gives_linearizability_up_is_refused_by_name(node, opened):
         assert unsafe == {"replication-1", "paxos-v1", "serial-reads", "paxos-repair"}
         assert "while ranges move" in found["paxos-v1"].what
         store = opened(node.url("retry_for=300"))
-        assert store.acquire_term(FlowRef("accepted")) == 1  # a run may accept it
+        assert store.acquire_epoch(FlowRef("accepted")) == 1  # a run may accept it
     finally:
         config.write_text(text)
         node.launch = launch

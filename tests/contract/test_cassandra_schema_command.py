@@ -36,7 +36,7 @@ def test_apply_creates_what_is_missing_says_so_and_the_store_works(url, monkeypa
     assert code == Exit.DONE
     assert json.loads(out) == {"created": [f"keyspace {keyspace}", f"table {keyspace}.flow", f"table {keyspace}.state"]}
     store = open_store(url)
-    assert store.acquire_term(FlowRef("fleet")) == 1
+    assert store.acquire_epoch(FlowRef("fleet")) == 1
     store.close()
 
     code, out, err = headwater(monkeypatch, capsys, "schema", "apply", url)

@@ -48,9 +48,9 @@ def opened(cassandra_url):
 
 
 def begun(store, stage, keys=(b"N14228",)):
-    term = store.acquire_term(stage.flow_ref)
-    store.save(stage, [Write(key, 0, b'{"legs":1}') for key in keys], term=term, batch=3)
-    return term
+    epoch = store.acquire_epoch(stage.flow_ref)
+    store.save(stage, [Write(key, 0, b'{"legs":1}') for key in keys], epoch=epoch, batch=3)
+    return epoch
 
 
 def test_opening_connects_to_nothing():
@@ -64,7 +64,7 @@ def test_a_store_without_its_tables_is_terminal_and_names_the_command(opened, ow
         session.execute(f"DROP TABLE {own_keyspace}.state", timeout=60)
     store = opened(own_keyspace if missing == "table" else "nobody_made_this")
     with pytest.raises(Terminal, match="headwater schema apply"):
-        store.acquire_term(FlowRef("fleet"))
+        store.acquire_epoch(FlowRef("fleet"))
 
 
 def test_applying_the_schema_again_changes_nothing(cassandra_url, opened, own_keyspace, stage):
@@ -84,7 +84,7 @@ def test_tables_of_other_columns_are_refused_when_applied_and_when_used(cassandr
     with pytest.raises(Terminal, match="not those of this version"):
         apply_schema(f"{cassandra_url}/{own_keyspace}?replication=1")
     with pytest.raises(Terminal, match="not those of this version"):
-        opened(own_keyspace).installed_term(FlowRef("fleet"))
+        opened(own_keyspace).installed_epoch(FlowRef("fleet"))
 
 
 @pytest.mark.parametrize("replication", ["3", "datacenter1:2", "nowhere:1"])
@@ -97,65 +97,65 @@ def test_more_copies_than_nodes_are_refused_before_anything_is_made(cassandra_ur
 
 def test_states_and_manifests_can_be_read_in_cqlsh(opened, keyspace, session, stage):
     store = opened(keyspace, "buckets=8")
-    term = begun(store, stage)
-    store.save_manifest(stage.flow_ref, Manifest(term=term, batch=3, positions={"legs": {0: Progress(9)}}))
+    epoch = begun(store, stage)
+    store.save_manifest(stage.flow_ref, Manifest(epoch=epoch, batch=3, positions={"legs": {0: Progress(9)}}))
     bucket = bucket_of(b"N14228", 8)
     state = session.execute(
-        "SELECT blob_as_text(key), fence, version, term, batch_number, blob_as_text(value) "
+        "SELECT blob_as_text(key), fence, version, epoch, batch_number, blob_as_text(value) "
         f"FROM {keyspace}.state WHERE flow = %s AND generation = 1 AND stage = 'aircraft' AND bucket = %s",
         (stage.flow, bucket),
     )
-    assert list(state) == [("N14228", term, 1, term, 3, '{"legs":1}')]
+    assert list(state) == [("N14228", epoch, 1, epoch, 3, '{"legs":1}')]
     flow = session.execute(
-        f"SELECT stage, buckets, mode, fenced, term, manifest FROM {keyspace}.flow WHERE flow = %s AND generation = 1",
+        f"SELECT stage, buckets, mode, fenced, epoch, manifest FROM {keyspace}.flow WHERE flow = %s AND generation = 1",
         (stage.flow,),
     )
     (row,) = flow
-    assert row[:5] == ("aircraft", 8, "conditional", True, term)
-    assert row[5].startswith('{"term":')
+    assert row[:5] == ("aircraft", 8, "conditional", True, epoch)
+    assert row[5].startswith('{"epoch":')
 
 
 def test_a_stage_keeps_the_buckets_it_began_with(opened, keyspace, stage):
     keys = [b"%d" % i for i in range(50)]
-    term = begun(opened(keyspace, "buckets=4"), stage, keys)
+    epoch = begun(opened(keyspace, "buckets=4"), stage, keys)
     other = opened(keyspace, "buckets=64")
     assert other.load(stage, keys).keys() == set(keys)
-    other.save(stage, [Write(key, 1, b"2") for key in keys], term=term, batch=4)
+    other.save(stage, [Write(key, 1, b"2") for key in keys], epoch=epoch, batch=4)
     assert {key: state.version for key, state in other.scan(stage)} == dict.fromkeys(keys, 2)
-    newer = other.acquire_term(stage.flow_ref)
+    newer = other.acquire_epoch(stage.flow_ref)
     with pytest.raises(Fenced):
-        opened(keyspace).save(stage, [Write(b"0", 2, b"3")], term=term, batch=5)
-    other.save(stage, [Write(b"0", 2, b"3")], term=newer, batch=0)
+        opened(keyspace).save(stage, [Write(b"0", 2, b"3")], epoch=epoch, batch=5)
+    other.save(stage, [Write(b"0", 2, b"3")], epoch=newer, batch=0)
 
 
 def test_a_stage_keeps_the_mode_it_began_with(opened, keyspace, stage):
-    term = begun(opened(keyspace), stage)
+    epoch = begun(opened(keyspace), stage)
     other = opened(keyspace, "mode=timestamp")
     with pytest.raises(Terminal, match=r"aircraft.*mode=conditional.*new generation"):
-        other.save(stage, [Write(b"N14228", 1, b"2")], term=term, batch=4)
+        other.save(stage, [Write(b"N14228", 1, b"2")], epoch=epoch, batch=4)
     assert other.load(stage, [b"N14228"])[b"N14228"].version == 1
 
 
 @pytest.mark.parametrize("mode", ["conditional", "timestamp"])
 def test_values_of_every_size_go_through_bounded_batches_and_pages(opened, keyspace, stage, mode):
     store = opened(keyspace, f"buckets=1&mode={mode}&max_value_bytes=4194304")
-    term = store.acquire_term(stage.flow_ref)
+    epoch = store.acquire_epoch(stage.flow_ref)
     sizes = [0, 1, 1000, 49_000, 200_000, 3 << 20] + [1000] * 300 + [60_000] * 20
     writes = [Write(b"%04d" % i, 0, bytes([i % 251]) * size) for i, size in enumerate(sizes)]
-    store.save(stage, writes, term=term, batch=0)
+    store.save(stage, writes, epoch=epoch, batch=0)
     held = store.load(stage, [write.key for write in writes])
-    assert held == {write.key: Stored(1, term, 0, write.value) for write in writes}
+    assert held == {write.key: Stored(1, epoch, 0, write.value) for write in writes}
     assert dict(store.scan(stage)) == held
 
 
 def test_a_conflict_in_one_batch_leaves_the_others_written_and_names_all_changed_keys(opened, keyspace, stage):
     store = opened(keyspace, "buckets=4")
     keys = [b"%03d" % i for i in range(200)]
-    term = begun(store, stage, keys)
+    epoch = begun(store, stage, keys)
     stale = [key for i, key in enumerate(keys) if i % 50 == 0]
-    store.save(stage, [Write(key, 1, b"theirs") for key in stale], term=term, batch=4)
+    store.save(stage, [Write(key, 1, b"theirs") for key in stale], epoch=epoch, batch=4)
     with pytest.raises(Conflict) as caught:
-        store.save(stage, [Write(key, 1, b"mine" * 1000) for key in keys], term=term, batch=5)
+        store.save(stage, [Write(key, 1, b"mine" * 1000) for key in keys], epoch=epoch, batch=5)
     assert caught.value.keys == tuple(stale)
     held = store.load(stage, keys)
     assert all(held[key].value == b"theirs" for key in stale)
@@ -164,17 +164,17 @@ def test_a_conflict_in_one_batch_leaves_the_others_written_and_names_all_changed
 
 def test_writers_of_other_states_of_a_bucket_do_not_conflict(opened, keyspace, stage):
     one, other = opened(keyspace, "buckets=1"), opened(keyspace, "buckets=1")
-    term = begun(one, stage, [b"a", b"b"])
+    epoch = begun(one, stage, [b"a", b"b"])
     for version in range(1, 6):
-        one.save(stage, [Write(b"a", version, b"x")], term=term, batch=version)
-        other.save(stage, [Write(b"b", version, b"y")], term=term, batch=version)
+        one.save(stage, [Write(b"a", version, b"x")], epoch=epoch, batch=version)
+        other.save(stage, [Write(b"b", version, b"y")], epoch=epoch, batch=version)
     assert {state.version for state in one.load(stage, [b"a", b"b"]).values()} == {6}
 
 
-@pytest.mark.parametrize("column", ["value", "version", "term", "batch_number"])
+@pytest.mark.parametrize("column", ["value", "version", "epoch", "batch_number"])
 def test_a_row_without_one_of_its_columns_is_corrupt_and_not_empty(opened, keyspace, session, stage, column):
     store = opened(keyspace, "buckets=8")
-    term = begun(store, stage)
+    epoch = begun(store, stage)
     session.execute(
         f"DELETE {column} FROM {keyspace}.state "
         "WHERE flow = %s AND generation = 1 AND stage = 'aircraft' AND bucket = %s AND key = %s",
@@ -184,7 +184,7 @@ def test_a_row_without_one_of_its_columns_is_corrupt_and_not_empty(opened, keysp
         lambda: store.load(stage, [b"N14228"]),
         lambda: list(store.scan(stage)),
         # Of another version than there is, even where there is none: a writer has always loaded before.
-        lambda: store.save(stage, [Write(b"N14228", 2, b"2")], term=term, batch=4),
+        lambda: store.save(stage, [Write(b"N14228", 2, b"2")], epoch=epoch, batch=4),
     ):
         with pytest.raises(Corrupt, match=r"stage aircraft, key b'N14228'.*Restore"):
             use()
@@ -192,26 +192,26 @@ def test_a_row_without_one_of_its_columns_is_corrupt_and_not_empty(opened, keysp
 
 def test_a_whole_row_that_somebody_deletes_is_not_noticed_as_the_operations_page_says(opened, keyspace, session, stage):
     store = opened(keyspace, "buckets=8")
-    term = begun(store, stage)
+    epoch = begun(store, stage)
     session.execute(
         f"DELETE FROM {keyspace}.state WHERE flow = %s AND generation = 1 AND stage = 'aircraft' AND bucket = %s AND key = %s",
         (stage.flow, bucket_of(b"N14228", 8), b"N14228"),
     )
     assert store.load(stage, [b"N14228"]) == {}
-    store.save(stage, [Write(b"N14228", 0, b'{"legs":1}')], term=term, batch=4)  # begins at nothing
+    store.save(stage, [Write(b"N14228", 0, b'{"legs":1}')], epoch=epoch, batch=4)  # begins at nothing
 
 
 def test_a_manifest_that_was_tampered_with_is_corrupt(opened, keyspace, session, stage):
     store = opened(keyspace)
-    term = begun(store, stage)
-    store.save_manifest(stage.flow_ref, Manifest(term=term, batch=3))
+    epoch = begun(store, stage)
+    store.save_manifest(stage.flow_ref, Manifest(epoch=epoch, batch=3))
     session.execute(
         f"UPDATE {keyspace}.flow SET manifest = %s WHERE flow = %s AND generation = 1 IF EXISTS",
-        ('{"term":1,"batch":99}', stage.flow),
+        ('{"epoch":1,"batch":99}', stage.flow),
     )
     for use in (
         lambda: store.load_manifest(stage.flow_ref),
-        lambda: store.save_manifest(stage.flow_ref, Manifest(term=term, batch=4)),
+        lambda: store.save_manifest(stage.flow_ref, Manifest(epoch=epoch, batch=4)),
     ):
         with pytest.raises(Corrupt, match="manifest"):
             use()
@@ -219,11 +219,11 @@ def test_a_manifest_that_was_tampered_with_is_corrupt(opened, keyspace, session,
 
 def test_tables_that_are_emptied_under_a_running_flow_stop_it(opened, own_keyspace, session, stage):
     store = opened(own_keyspace, "buckets=2")
-    term = begun(store, stage)
+    epoch = begun(store, stage)
     for table in ("flow", "state"):
         session.execute(f"TRUNCATE {own_keyspace}.{table}", timeout=60)
     with pytest.raises(Terminal, match="emptied or replaced"):
-        store.save(stage, [Write(b"N14228", 1, b"2")], term=term, batch=4)
+        store.save(stage, [Write(b"N14228", 1, b"2")], epoch=epoch, batch=4)
     assert list(opened(own_keyspace).scan(stage)) == []
 
 
@@ -231,38 +231,38 @@ def test_states_that_are_emptied_beside_a_flow_that_is_not_stop_this_run_and_the
     opened, own_keyspace, session, stage
 ):
     store = opened(own_keyspace, "buckets=2")
-    term = begun(store, stage)
+    epoch = begun(store, stage)
     session.execute(f"TRUNCATE {own_keyspace}.state", timeout=60)
     with pytest.raises(Terminal, match=r"stage aircraft: bucket \d has been emptied"):
-        store.save(stage, [Write(b"N14228", 0, b"2")], term=term, batch=4)
+        store.save(stage, [Write(b"N14228", 0, b"2")], epoch=epoch, batch=4)
     with pytest.raises(Terminal, match="has been emptied"):
-        opened(own_keyspace).acquire_term(stage.flow_ref)
+        opened(own_keyspace).acquire_epoch(stage.flow_ref)
 
 
 def test_a_run_that_died_while_it_raised_the_fences_is_made_good_by_the_next_install(opened, keyspace, session, stage):
     store = opened(keyspace, "buckets=4")
     old = begun(store, stage, [b"%d" % i for i in range(20)])
-    # What is left when it dies after the first of its transactions: the term without the fences.
+    # What is left when it dies after the first of its transactions: the epoch without the fences.
     session.execute(
-        f"UPDATE {keyspace}.flow SET term = %s WHERE flow = %s AND generation = 1 IF term = %s",
+        f"UPDATE {keyspace}.flow SET epoch = %s WHERE flow = %s AND generation = 1 IF epoch = %s",
         (old + 5, stage.flow, old),
     )
-    store.install_term(stage.flow_ref, old + 5)
+    store.install_epoch(stage.flow_ref, old + 5)
     for key in range(20):
         with pytest.raises(Fenced):
-            store.save(stage, [Write(b"%d" % key, 1, b"late")], term=old, batch=4)
+            store.save(stage, [Write(b"%d" % key, 1, b"late")], epoch=old, batch=4)
 
 
 def test_a_writer_raises_a_fence_that_its_own_run_left_low(opened, keyspace, session, stage):
     store = opened(keyspace, "buckets=4")
     old = begun(store, stage)
     session.execute(
-        f"UPDATE {keyspace}.flow SET term = %s WHERE flow = %s AND generation = 1 IF term = %s",
+        f"UPDATE {keyspace}.flow SET epoch = %s WHERE flow = %s AND generation = 1 IF epoch = %s",
         (old + 5, stage.flow, old),
     )
-    store.save(stage, [Write(b"N14228", 1, b"2")], term=old + 5, batch=0)
+    store.save(stage, [Write(b"N14228", 1, b"2")], epoch=old + 5, batch=0)
     with pytest.raises(Fenced):
-        store.save(stage, [Write(b"N14228", 2, b"late")], term=old, batch=4)
+        store.save(stage, [Write(b"N14228", 2, b"late")], epoch=old, batch=4)
 
 
 def test_a_healthy_single_node_has_one_finding(cassandra_url, keyspace):
@@ -305,11 +305,11 @@ from persistence.protocol import FlowRef, Write
 
 store = open_store(sys.argv[1])
 stage = FlowRef(sys.argv[2]).stage("s")
-term = store.acquire_term(stage.flow_ref)
+epoch = store.acquire_epoch(stage.flow_ref)
 
 def write(key, versions):
     for version in versions:
-        store.save(stage, [Write(key, version, b"x")], term=term, batch=version)
+        store.save(stage, [Write(key, version, b"x")], epoch=epoch, batch=version)
 
 busy = threading.Thread(target=write, args=(b"busy", range(60)))
 busy.start()
@@ -343,5 +343,5 @@ def test_processes_that_fork_in_the_middle_of_their_work_go_on_and_end(cassandra
 def test_the_hosts_of_a_url_are_tried_until_one_answers(cassandra_url, keyspace, stage):
     server = urlsplit(cassandra_url)
     store = open_store(f"cassandra://127.0.0.1:1,{server.hostname}:{server.port}/{keyspace}")
-    assert store.installed_term(stage.flow_ref) == 0
+    assert store.installed_epoch(stage.flow_ref) == 0
     store.close()

@@ -36,9 +36,9 @@ class TestRedisCluster(StoreContract):
 
 def test_states_lie_on_all_nodes_and_each_is_found(nodes, url):
     store = open_store(url)
-    term = store.acquire_term(STAGE.flow_ref)
+    epoch = store.acquire_epoch(STAGE.flow_ref)
     keys = [b"N%05d" % i for i in range(2000)]
-    store.save(STAGE, [Write(key, 0, b"{}") for key in keys], term=term, batch=0)
+    store.save(STAGE, [Write(key, 0, b"{}") for key in keys], epoch=epoch, batch=0)
     assert store.load(STAGE, keys).keys() == set(keys)
     assert {key for key, _ in store.scan(STAGE)} == set(keys)
     shares = [node.client.dbsize() for node in nodes]
@@ -50,12 +50,12 @@ def test_states_lie_on_all_nodes_and_each_is_found(nodes, url):
 def test_a_slot_that_moved_is_followed(nodes, url):
     stage = FlowRef("moving").stage("s")
     store = open_store(f"{url}?buckets=1")
-    term = store.acquire_term(stage.flow_ref)
+    epoch = store.acquire_epoch(stage.flow_ref)
     slot = nodes[0].client.execute_command("CLUSTER", "KEYSLOT", "hw:{moving:1:0}")
     owner = next(node for node in nodes if _serves(node, slot))
     target = next(node for node in nodes if node is not owner)
     ids = {node: node.client.execute_command("CLUSTER", "MYID") for node in nodes}
-    store.save(stage, [Write(b"k", 0, b"1")], term=term, batch=0)
+    store.save(stage, [Write(b"k", 0, b"1")], epoch=epoch, batch=0)
 
     target.client.execute_command("CLUSTER", "SETSLOT", slot, "IMPORTING", ids[owner])
     owner.client.execute_command("CLUSTER", "SETSLOT", slot, "MIGRATING", ids[target])
@@ -64,20 +64,20 @@ def test_a_slot_that_moved_is_followed(nodes, url):
     for node in (target, owner):
         node.client.execute_command("CLUSTER", "SETSLOT", slot, "NODE", ids[target])
 
-    store.save(stage, [Write(b"k", 1, b"2")], term=term, batch=1)
-    assert store.load(stage, [b"k"]) == {b"k": Stored(2, term, 1, b"2")}
+    store.save(stage, [Write(b"k", 1, b"2")], epoch=epoch, batch=1)
+    assert store.load(stage, [b"k"]) == {b"k": Stored(2, epoch, 1, b"2")}
     store.close()
 
 
 def test_a_node_that_was_killed_comes_back_with_everything(nodes, url):
     stage = FlowRef("killed").stage("s")
     store = open_store(f"{url}?retry_for=60")
-    term = store.acquire_term(stage.flow_ref)
+    epoch = store.acquire_epoch(stage.flow_ref)
     keys = [b"%d" % i for i in range(500)]
-    store.save(stage, [Write(key, 0, b"1") for key in keys], term=term, batch=0)
+    store.save(stage, [Write(key, 0, b"1") for key in keys], epoch=epoch, batch=0)
     nodes[1].kill()
     nodes[1].start()
-    store.save(stage, [Write(key, 1, b"2") for key in keys], term=term, batch=1)
+    store.save(stage, [Write(key, 1, b"2") for key in keys], epoch=epoch, batch=1)
     assert {(state.version, state.value) for state in store.load(stage, keys).values()} == {(2, b"2")}
     store.close()
 
@@ -101,14 +101,14 @@ def test_the_primary_that_the_sentinels_name_is_followed_when_it_changes(tmp_pat
         with server("--sentinel", configuration=str(configuration)) as sentinel:
             until(lambda: sentinel.client.execute_command("SENTINEL", "REPLICAS", "main"))
             store = open_store(f"redis+sentinel://127.0.0.1:{sentinel.port}/main?wait=1&retry_for=60")
-            term = store.acquire_term(stage.flow_ref)
-            store.save(stage, [Write(b"k", 0, b"1")], term=term, batch=0)
+            epoch = store.acquire_epoch(stage.flow_ref)
+            store.save(stage, [Write(b"k", 0, b"1")], epoch=epoch, batch=0)
             until(lambda: _ordered_failover(sentinel))
             until(lambda: two.client.info("replication")["role"] == "master")
             until(lambda: one.client.info("replication")["role"] == "slave")
             for version in itertools.islice(itertools.count(1), 3):
-                store.save(stage, [Write(b"k", version, b"%d" % (version + 1))], term=term, batch=version)
-            assert store.load(stage, [b"k"]) == {b"k": Stored(4, term, 3, b"4")}
+                store.save(stage, [Write(b"k", version, b"%d" % (version + 1))], epoch=epoch, batch=version)
+            assert store.load(stage, [b"k"]) == {b"k": Stored(4, epoch, 3, b"4")}
             assert two.client.get("hw:{watched:1:0}:s:k") == b"4"
             store.close()
 

@@ -18,60 +18,60 @@ pytestmark = pytest.mark.integration
 
 @pytest.mark.parametrize("fault", BREAKING)
 def test_a_conflict_is_told_through_a_broken_connection(store, direct, proxy, stage, marker, fault):
-    term = begun(store, stage, [b"%d" % i for i in range(40)])
-    direct.save(stage, [Write(b"7", 1, b"theirs")], term=term, batch=1)
+    epoch = begun(store, stage, [b"%d" % i for i in range(40)])
+    direct.save(stage, [Write(b"7", 1, b"theirs")], epoch=epoch, batch=1)
     proxy.arm(marker, fault)
     with pytest.raises(Conflict) as caught:
-        store.save(stage, [Write(b"%d" % i, 1, marker) for i in range(40)], term=term, batch=2)
+        store.save(stage, [Write(b"%d" % i, 1, marker) for i in range(40)], epoch=epoch, batch=2)
     assert caught.value.keys == (b"7",)
     assert direct.load(stage, [b"7"])[b"7"].value == b"theirs"
 
 
 def test_an_answer_that_never_comes_is_asked_for_again_on_another_connection(url, direct, proxy, stage, marker):
     store = open_store(f"{url}&timeout=0.5")
-    term = begun(store, stage)
+    epoch = begun(store, stage)
     met = proxy.arm(marker, Fault.HOLD_AFTER)
-    store.save(stage, [Write(b"k", 1, marker)], term=term, batch=1)
+    store.save(stage, [Write(b"k", 1, marker)], epoch=epoch, batch=1)
     assert met.is_set()
-    assert direct.load(stage, [b"k"]) == {b"k": Stored(2, term, 1, marker)}
+    assert direct.load(stage, [b"k"]) == {b"k": Stored(2, epoch, 1, marker)}
     store.close()
 
 
 def test_a_write_that_arrives_late_after_it_was_repeated_changes_nothing(url, direct, proxy, stage, marker):
     store = open_store(f"{url}&timeout=0.5")
-    term = begun(store, stage)
+    epoch = begun(store, stage)
     proxy.arm(marker, Fault.HOLD_BEFORE)
-    store.save(stage, [Write(b"k", 1, marker)], term=term, batch=1)
-    direct.save(stage, [Write(b"k", 2, b"later")], term=term, batch=2)
+    store.save(stage, [Write(b"k", 1, marker)], epoch=epoch, batch=1)
+    direct.save(stage, [Write(b"k", 2, b"later")], epoch=epoch, batch=2)
     proxy.release()
-    assert direct.load(stage, [b"k"]) == {b"k": Stored(3, term, 2, b"later")}
+    assert direct.load(stage, [b"k"]) == {b"k": Stored(3, epoch, 2, b"later")}
     store.close()
 
 
 def test_the_client_never_repeats_a_write_by_itself(url, proxy, stage, marker):
     store = open_store(f"{url}&retry_for=1e-9")
-    term = begun(store, stage)
+    epoch = begun(store, stage)
     proxy.watch(marker)
     proxy.arm(marker, Fault.CUT_AFTER)
     with pytest.raises(Transient, match=r"aircraft.*cannot be reached"):
-        store.save(stage, [Write(b"k", 1, marker)], term=term, batch=1)
+        store.save(stage, [Write(b"k", 1, marker)], epoch=epoch, batch=1)
     assert proxy.sent(marker) == 1
     store.close()
 
 
 @pytest.mark.parametrize("fault", BREAKING)
 @pytest.mark.parametrize("requests", range(2))
-def test_a_term_is_acquired_through_a_broken_connection(store, direct, proxy, stage, fault, requests):
-    term = begun(direct, stage)
-    store.installed_term(stage.flow_ref)
+def test_an_epoch_is_acquired_through_a_broken_connection(store, direct, proxy, stage, fault, requests):
+    epoch = begun(direct, stage)
+    store.installed_epoch(stage.flow_ref)
     met = proxy.arm(b"EVALSHA", fault, skip=requests)
-    acquired = store.acquire_term(stage.flow_ref)
+    acquired = store.acquire_epoch(stage.flow_ref)
     assert met.is_set()
-    assert acquired > term
-    assert direct.installed_term(stage.flow_ref) == acquired
+    assert acquired > epoch
+    assert direct.installed_epoch(stage.flow_ref) == acquired
     with pytest.raises(Fenced):
-        direct.save(stage, [Write(b"k", 1, b"late")], term=term, batch=1)
-    direct.save(stage, [Write(b"k", 1, b"new")], term=acquired, batch=0)
+        direct.save(stage, [Write(b"k", 1, b"late")], epoch=epoch, batch=1)
+    direct.save(stage, [Write(b"k", 1, b"new")], epoch=acquired, batch=0)
 
 
 def test_a_server_that_stays_away_is_transient_with_a_remedy_and_no_secret(url, proxy, stage):
@@ -86,7 +86,7 @@ def test_counting_through_connections_that_break_at_random_is_exact(url, direct,
     seed = random.randrange(2**32)
     print(f"seed {seed}")
     chance = random.Random(seed)
-    term = begun(direct, stage)
+    epoch = begun(direct, stage)
     store = open_store(url)
     ended = threading.Event()
 
@@ -100,7 +100,7 @@ def test_counting_through_connections_that_break_at_random_is_exact(url, direct,
 
     with ThreadPoolExecutor(3) as pool:
         breaking = pool.submit(vandal)
-        counting = [pool.submit(increment_with, store, stage, term, me, 150) for me in range(2)]
+        counting = [pool.submit(increment_with, store, stage, epoch, me, 150) for me in range(2)]
         try:
             for one in counting:
                 one.result(300)

@@ -17,24 +17,24 @@ pytestmark = pytest.mark.integration
 
 def test_a_frozen_server_takes_a_write_once_when_it_wakes(valkey, direct, stage):
     store = open_store(f"{valkey.url}?buckets=4&timeout=0.3")
-    term = begun(store, stage)
+    epoch = begun(store, stage)
     with ThreadPoolExecutor(1) as pool:
         valkey.signal(signal.SIGSTOP)
         try:
-            writing = pool.submit(store.save, stage, [Write(b"k", 1, b"second")], term=term, batch=1)
+            writing = pool.submit(store.save, stage, [Write(b"k", 1, b"second")], epoch=epoch, batch=1)
             assert not writing.done()
             threading.Event().wait(1)  # three timeouts: the write waits in several connections
         finally:
             valkey.signal(signal.SIGCONT)
         writing.result(60)
-    assert direct.load(stage, [b"k"]) == {b"k": Stored(2, term, 1, b"second")}
+    assert direct.load(stage, [b"k"]) == {b"k": Stored(2, epoch, 1, b"second")}
     store.close()
 
 
 def test_a_killed_server_has_everything_that_it_acknowledged(stage):
     with server(*DURABLE) as valkey:
         store = open_store(f"{valkey.url}?retry_for=30")
-        term = store.acquire_term(stage.flow_ref)
+        epoch = store.acquire_epoch(stage.flow_ref)
         keys = [b"%d" % i for i in range(300)]
         acknowledged = 0
         stop = threading.Event()
@@ -43,7 +43,7 @@ def test_a_killed_server_has_everything_that_it_acknowledged(stage):
             nonlocal acknowledged
             while not stop.is_set():
                 writes = [Write(key, acknowledged, b"%d" % (acknowledged + 1)) for key in keys]
-                store.save(stage, writes, term=term, batch=acknowledged)
+                store.save(stage, writes, epoch=epoch, batch=acknowledged)
                 acknowledged += 1
 
         with ThreadPoolExecutor(1) as pool:
@@ -62,9 +62,9 @@ def test_a_killed_server_has_everything_that_it_acknowledged(stage):
 def test_a_scan_goes_on_over_a_restart_and_tells_every_state_once(stage):
     with server(*DURABLE) as valkey:
         store = open_store(f"{valkey.url}?retry_for=30")
-        term = store.acquire_term(stage.flow_ref)
+        epoch = store.acquire_epoch(stage.flow_ref)
         keys = [b"%d" % i for i in range(10_000)]
-        store.save(stage, [Write(key, 0, b"1") for key in keys], term=term, batch=0)
+        store.save(stage, [Write(key, 0, b"1") for key in keys], epoch=epoch, batch=0)
         told = store.scan(stage)
         found = [next(told)[0]]
         valkey.kill()
@@ -75,11 +75,11 @@ def test_a_scan_goes_on_over_a_restart_and_tells_every_state_once(stage):
 
 
 def test_scripts_that_a_server_forgot_are_sent_again(valkey, direct, stage):
-    term = begun(direct, stage)
+    epoch = begun(direct, stage)
     for version in range(1, 4):
         valkey.client.script_flush()
         direct.save(
-            stage, [Write(b"%d" % i, 0, b"") for i in range(version * 50, version * 50 + 50)], term=term, batch=1
+            stage, [Write(b"%d" % i, 0, b"") for i in range(version * 50, version * 50 + 50)], epoch=epoch, batch=1
         )
         valkey.client.script_flush()
         assert direct.load(stage, [b"k"]).keys() == {b"k"}
@@ -100,18 +100,18 @@ def test_scripts_that_a_server_forgot_are_sent_again(valkey, direct, stage):
     ],
 )
 def test_a_server_in_trouble_is_tried_again_within_bounds_and_then_named(valkey, direct, stage, error, kind):
-    term = begun(direct, stage)
+    epoch = begun(direct, stage)
     front = Answering(valkey, error, times=3)
     store = open_store(f"{front.url}?buckets=4")
-    store.save(stage, [Write(b"k", 1, b"second")], term=term, batch=1)
+    store.save(stage, [Write(b"k", 1, b"second")], epoch=epoch, batch=1)
     assert front.refused == 3
     front.close()
     for_ever = Answering(valkey, error, times=1_000_000)
     stuck = open_store(f"{for_ever.url}?buckets=4&retry_for=0.3")
     with pytest.raises(kind, match=f"aircraft.*{error.split()[0]}|aircraft.*cannot be reached"):
-        stuck.save(stage, [Write(b"k", 2, b"third")], term=term, batch=2)
+        stuck.save(stage, [Write(b"k", 2, b"third")], epoch=epoch, batch=2)
     for_ever.close()
-    assert direct.load(stage, [b"k"]) == {b"k": Stored(2, term, 1, b"second")}
+    assert direct.load(stage, [b"k"]) == {b"k": Stored(2, epoch, 1, b"second")}
     store.close()
     stuck.close()
 
@@ -119,14 +119,14 @@ def test_a_server_in_trouble_is_tried_again_within_bounds_and_then_named(valkey,
 def test_a_full_server_is_terminal_and_nothing_of_a_script_is_written(stage):
     with server(*DURABLE, "--maxmemory-policy", "noeviction") as valkey:
         store = open_store(f"{valkey.url}?retry_for=0.3")
-        term = begun(store, stage)
+        epoch = begun(store, stage)
         valkey.client.config_set("maxmemory", 1)
         writes = [Write(b"k", 1, b"second"), *(Write(b"%d" % i, 0, bytes(1000)) for i in range(100))]
         with pytest.raises(Terminal, match="Raise maxmemory"):
-            store.save(stage, writes, term=term, batch=1)
+            store.save(stage, writes, epoch=epoch, batch=1)
         valkey.client.config_set("maxmemory", 0)
-        assert dict(store.scan(stage)) == {b"k": Stored(1, term, 0, b"first")}
-        store.save(stage, writes, term=term, batch=1)
+        assert dict(store.scan(stage)) == {b"k": Stored(1, epoch, 0, b"first")}
+        store.save(stage, writes, epoch=epoch, batch=1)
         assert len(list(store.scan(stage))) == 101
         store.close()
 
@@ -134,16 +134,16 @@ def test_a_full_server_is_terminal_and_nothing_of_a_script_is_written(stage):
 def test_a_server_that_was_emptied_under_a_running_flow_stops_it(stage):
     with server(*DURABLE) as valkey:
         store = open_store(valkey.url)
-        term = begun(store, stage)
+        epoch = begun(store, stage)
         valkey.client.flushall()
         with pytest.raises(Terminal, match="emptied or replaced"):
-            store.save(stage, [Write(b"new", 0, b"")], term=term, batch=1)
+            store.save(stage, [Write(b"new", 0, b"")], epoch=epoch, batch=1)
         assert valkey.client.dbsize() == 0
         store.close()
 
 
-def test_a_lost_hash_of_the_flow_does_not_give_a_term_again(valkey, direct, stage):
+def test_a_lost_hash_of_the_flow_does_not_give_an_epoch_again(valkey, direct, stage):
     begun(direct, stage)
-    term = direct.acquire_term(stage.flow_ref)
+    epoch = direct.acquire_epoch(stage.flow_ref)
     valkey.client.delete(f"hw:{{{stage.flow}:1}}")
-    assert direct.acquire_term(stage.flow_ref) > term
+    assert direct.acquire_epoch(stage.flow_ref) > epoch

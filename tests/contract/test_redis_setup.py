@@ -27,11 +27,11 @@ def test_a_server_that_may_lose_states_is_refused_unless_told(stage, options, ri
         assert [(found.risk, found.unsafe) for found in preflight(valkey.url)] == [(risk, True)]
         store = open_store(valkey.url)
         with pytest.raises(Terminal, match=f"{remedy}.*accept={risk}"):
-            store.acquire_term(stage.flow_ref)
+            store.acquire_epoch(stage.flow_ref)
         with pytest.raises(Terminal):
-            store.install_term(stage.flow_ref, 3)
+            store.install_epoch(stage.flow_ref, 3)
         told = open_store(f"{valkey.url}?accept={risk}")
-        assert told.acquire_term(stage.flow_ref) == 1
+        assert told.acquire_epoch(stage.flow_ref) == 1
         store.close()
         told.close()
 
@@ -57,7 +57,7 @@ def test_a_replica_is_refused_and_named(stage):
         until(lambda: replica.client.info("replication")["master_link_status"] == "up")
         store = open_store(f"{replica.url}?retry_for=0.3")
         with pytest.raises(Terminal, match=r"is a replica.*Name the primary"):
-            store.acquire_term(stage.flow_ref)
+            store.acquire_epoch(stage.flow_ref)
         assert [found.risk for found in preflight(replica.url)] == ["replica"]
         store.close()
 
@@ -66,20 +66,20 @@ def test_wait_counts_a_write_only_when_a_replica_has_it(stage):
     with server(*DURABLE) as primary:
         store = open_store(f"{primary.url}?wait=1&wait_timeout=0.1&retry_for=0.5")
         with pytest.raises(Terminal, match="too few replicas"):
-            store.acquire_term(stage.flow_ref)
+            store.acquire_epoch(stage.flow_ref)
         with server(*DURABLE, "--replicaof", "127.0.0.1", str(primary.port)) as replica:
             until(lambda: replica.client.info("replication")["master_link_status"] == "up")
             waiting = open_store(f"{primary.url}?wait=1&waitaof=1,1&wait_timeout=2&retry_for=20")
-            term = begun(waiting, stage)
+            epoch = begun(waiting, stage)
             replica.client.config_set("replica-serve-stale-data", "yes")
             assert replica.client.get(state_name(stage)) == b"first"
             replica.signal(signal.SIGSTOP)
             try:
                 with pytest.raises(Terminal, match=r"WAIT was answered \[0\]"):
-                    store.save(stage, [Write(b"k", 1, b"second")], term=term, batch=1)
+                    store.save(stage, [Write(b"k", 1, b"second")], epoch=epoch, batch=1)
             finally:
                 replica.signal(signal.SIGCONT)
-            waiting.save(stage, [Write(b"k", 1, b"second")], term=term, batch=1)
+            waiting.save(stage, [Write(b"k", 1, b"second")], epoch=epoch, batch=1)
             assert replica.client.get(state_name(stage)) == b"second"
             waiting.close()
         store.close()
@@ -91,24 +91,24 @@ def test_a_wrong_password_is_terminal_and_not_in_the_message(stage, tmp_path):
         for login, says in (("", "wants a password"), (":hunter3@", "wrong")):
             store = open_store(valkey.url.replace("redis://", f"redis://{login}"))
             with pytest.raises(Terminal, match=says) as caught:
-                store.acquire_term(stage.flow_ref)
+                store.acquire_epoch(stage.flow_ref)
             assert "hunter" not in str(caught.value)
             store.close()
         (tmp_path / "password").write_text("hunter2")
-        for term, url in enumerate(
+        for epoch, url in enumerate(
             (valkey.url.replace("redis://", "redis://:hunter2@"), f"{valkey.url}?password_file={tmp_path}/password"),
             start=1,
         ):
             right = open_store(url)
-            assert right.acquire_term(stage.flow_ref) == term
+            assert right.acquire_epoch(stage.flow_ref) == epoch
             right.close()
 
 
 def test_an_encrypted_connection_needs_a_trusted_certificate(valkey, direct, stage, tmp_path):
     with encrypted(valkey, tmp_path) as (port, authority):
         trusting = open_store(f"rediss://127.0.0.1:{port}?ssl_ca_certs={authority}")
-        term = begun(trusting, stage)
-        assert direct.load(stage, [b"k"]) == {b"k": Stored(1, term, 0, b"first")}
+        epoch = begun(trusting, stage)
+        assert direct.load(stage, [b"k"]) == {b"k": Stored(1, epoch, 0, b"first")}
         distrusting = open_store(f"rediss://127.0.0.1:{port}")
         with pytest.raises(Terminal, match=r"certificate is not trusted.*ssl_ca_certs"):
             distrusting.load(stage, [b"k"])
@@ -123,8 +123,8 @@ def test_a_unix_socket_reaches_the_same_states(stage, tmp_path):
     path = tmp_path / "redis.sock"
     with server(*DURABLE, "--unixsocket", str(path)) as valkey:
         over_tcp, over_socket = open_store(valkey.url), open_store(f"redis+unix://{path}")
-        term = begun(over_socket, stage)
-        assert over_tcp.load(stage, [b"k"]) == {b"k": Stored(1, term, 0, b"first")}
+        epoch = begun(over_socket, stage)
+        assert over_tcp.load(stage, [b"k"]) == {b"k": Stored(1, epoch, 0, b"first")}
         over_tcp.close()
         over_socket.close()
 
@@ -156,10 +156,10 @@ def test_replicas_and_disks_are_waited_for_each_by_its_own_option(replicated, st
     primary, replica = replicated
     store = open_store(f"{primary.url}?{options}&wait_timeout=0.3&retry_for=0.3")
     patient = open_store(f"{primary.url}?{options}&timeout=30&wait_timeout=20&retry_for=1")
-    term = begun(patient, stage)
+    epoch = begun(patient, stage)
     with frozen(replica), pytest.raises(Terminal, match=answered):
-        store.save(stage, [Write(b"k", 1, b"second")], term=term, batch=1)
-    patient.save(stage, [Write(b"k", 1, b"second")], term=term, batch=1)
+        store.save(stage, [Write(b"k", 1, b"second")], epoch=epoch, batch=1)
+    patient.save(stage, [Write(b"k", 1, b"second")], epoch=epoch, batch=1)
     assert replica.client.get(state_name(stage)) == b"second"
     store.close()
     patient.close()
@@ -173,27 +173,27 @@ def test_what_is_sent_again_waits_again_although_the_primary_has_it(replicated, 
     url = f"{primary.url}?{options}&wait_timeout=0.3&retry_for=0.3"
     patient = open_store(f"{primary.url}?{options}&timeout=30&wait_timeout=20&retry_for=1")
     begun(patient, stage)
-    manifest = Manifest(term=9, batch=0)
+    manifest = Manifest(epoch=9, batch=0)
     with frozen(replica):
         for _ in range(3):  # the first writes the flow's hash, the next the bucket, the last what is there
             store = open_store(url)
             with pytest.raises(Terminal, match=answered):
-                store.install_term(flow, 9)
+                store.install_epoch(flow, 9)
             store.close()
-        assert int(primary.client.hget(f"hw:{{{stage.flow}:1}}", "term")) == 9
+        assert int(primary.client.hget(f"hw:{{{stage.flow}:1}}", "epoch")) == 9
         for _ in range(2):
             store = open_store(url)
             with pytest.raises(Terminal, match=answered):
                 store.save_manifest(flow, manifest)
             store.close()
-    patient.install_term(flow, 9)
+    patient.install_epoch(flow, 9)
     with frozen(replica):
         for _ in range(2):
             store = open_store(url)
             with pytest.raises(Terminal, match=answered):
-                store.save(stage, [Write(b"k", 1, b"second")], term=9, batch=1)
+                store.save(stage, [Write(b"k", 1, b"second")], epoch=9, batch=1)
             store.close()
-    patient.save(stage, [Write(b"k", 1, b"second")], term=9, batch=1)
+    patient.save(stage, [Write(b"k", 1, b"second")], epoch=9, batch=1)
     assert replica.client.get(state_name(stage)) == b"second"
     patient.save_manifest(flow, manifest)
     assert replica.client.hget(f"hw:{{{stage.flow}:1}}", "manifest_head") == b"9 0"

@@ -15,15 +15,15 @@ pytestmark = pytest.mark.integration
 
 def test_states_can_be_read_by_any_other_client(valkey, stage):
     store = open_store(valkey.url)
-    term = store.acquire_term(stage.flow_ref)
-    store.save(stage, [Write(b"N14228", 0, b'{"legs":7}')], term=term, batch=3)
-    store.save_manifest(stage.flow_ref, Manifest(term=term, batch=3, positions={"legs": {0: Progress(12)}}))
+    epoch = store.acquire_epoch(stage.flow_ref)
+    store.save(stage, [Write(b"N14228", 0, b'{"legs":7}')], epoch=epoch, batch=3)
+    store.save_manifest(stage.flow_ref, Manifest(epoch=epoch, batch=3, positions={"legs": {0: Progress(12)}}))
     client = valkey.client
     name = state_name(stage, b"N14228")
     assert client.get(name) == b'{"legs":7}'
-    assert client.hgetall(name.removesuffix(b":N14228")) == {b"N14228": b"1 %d 3" % term}
+    assert client.hgetall(name.removesuffix(b":N14228")) == {b"N14228": b"1 %d 3" % epoch}
     flow = client.hgetall(f"hw:{{{stage.flow}:1}}")
-    assert flow.keys() == {b"term", b"buckets", b"manifest", b"manifest_head"}
+    assert flow.keys() == {b"epoch", b"buckets", b"manifest", b"manifest_head"}
     assert json.loads(flow[b"manifest"])["positions"] == {"legs": {"0": {"next_offset": 12}}}
     store.close()
 
@@ -52,33 +52,33 @@ def test_a_state_that_was_tampered_with_is_corrupt_and_never_empty(valkey, stage
 
 def test_a_state_with_a_damaged_head_is_not_replaced(valkey, stage):
     store = open_store(valkey.url)
-    term = begun(store, stage, [b"a", b"k", b"z"])
+    epoch = begun(store, stage, [b"a", b"k", b"z"])
     valkey.client.hset(state_name(stage).removesuffix(b":k"), "k", "x")
     with pytest.raises(Corrupt, match=r"stage aircraft, key b'k'.*head"):
-        store.save(stage, [Write(key, 1, b"second") for key in (b"a", b"k", b"z")], term=term, batch=1)
+        store.save(stage, [Write(key, 1, b"second") for key in (b"a", b"k", b"z")], epoch=epoch, batch=1)
     assert store.load(stage, [b"a"])[b"a"].version == 1
     store.close()
 
 
 def test_heads_of_another_type_are_corrupt(valkey, stage):
     store = open_store(valkey.url)
-    term = begun(store, stage)
+    epoch = begun(store, stage)
     heads = state_name(stage).removesuffix(b":k")
     valkey.client.delete(heads)
     valkey.client.set(heads, "x")
     with pytest.raises(Corrupt, match=r"stage aircraft.*another type"):
         store.load(stage, [b"k"])
     with pytest.raises(Corrupt, match=r"stage aircraft.*another type"):
-        store.save(stage, [Write(b"k", 1, b"second")], term=term, batch=1)
+        store.save(stage, [Write(b"k", 1, b"second")], epoch=epoch, batch=1)
     assert valkey.client.get(state_name(stage)) == b"first"
     store.close()
 
 
 def test_a_damaged_manifest_is_corrupt(valkey, direct, stage):
     flow = stage.flow_ref
-    term = direct.acquire_term(flow)
-    direct.save_manifest(flow, Manifest(term=term, batch=1))
-    valkey.client.hset(f"hw:{{{stage.flow}:1}}", "manifest", b'{"term":1')
+    epoch = direct.acquire_epoch(flow)
+    direct.save_manifest(flow, Manifest(epoch=epoch, batch=1))
+    valkey.client.hset(f"hw:{{{stage.flow}:1}}", "manifest", b'{"epoch":1')
     with pytest.raises(Corrupt, match="the manifest cannot be read"):
         direct.load_manifest(flow)
 
@@ -89,9 +89,9 @@ def test_the_number_of_buckets_is_a_fact_of_the_flow(valkey, stage):
     begun(first, stage, keys)
     default, other = open_store(valkey.url), open_store(f"{valkey.url}?buckets=5")
     assert default.load(stage, keys).keys() == set(keys)
-    assert default.acquire_term(stage.flow_ref) == 2
+    assert default.acquire_epoch(stage.flow_ref) == 2
     with pytest.raises(Terminal, match="has 3 buckets"):
-        other.acquire_term(stage.flow_ref)
+        other.acquire_epoch(stage.flow_ref)
     for store in (first, default, other):
         store.close()
 
@@ -99,7 +99,7 @@ def test_the_number_of_buckets_is_a_fact_of_the_flow(valkey, stage):
 def test_prefixes_keep_stores_in_one_server_apart(valkey, stage):
     one, two = open_store(f"{valkey.url}?prefix=one"), open_store(f"{valkey.url}?prefix=two")
     begun(one, stage)
-    assert two.installed_term(stage.flow_ref) == 0
+    assert two.installed_epoch(stage.flow_ref) == 0
     assert two.load(stage, [b"k"]) == {}
     one.close()
     two.close()

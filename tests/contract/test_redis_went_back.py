@@ -93,7 +93,7 @@ def test_replicas_that_nothing_waits_for_are_refused_by_name():
     with replicated() as (address, _, _):
         assert [(one.risk, one.unsafe) for one in preflight(address.url)] == [("unwaited-replicas", True)]
         with closing(open_store(address.url)) as store, pytest.raises(Terminal, match=r"Say \?wait=1"):
-            store.acquire_term(FlowRef("refused"))
+            store.acquire_epoch(FlowRef("refused"))
         for option in ("wait=1", "waitaof=1,1"):
             assert preflight(f"{address.url}?{option}") == []
         accepted = preflight(f"{address.url}?accept=unwaited-replicas")
@@ -124,17 +124,17 @@ def test_a_failover_between_two_saves_of_one_batch_is_noticed_though_the_numbers
     stage = FlowRef("covered").stage("s")
     with replicated() as (address, primary, replica):
         store = open_store(f"{address.url}?accept=unwaited-replicas&retry_for=30")
-        term = store.acquire_term(stage.flow_ref)
-        before = store.save(stage, [Write(b"a", 0, b"1")], term=term, batch=1)
+        epoch = store.acquire_epoch(stage.flow_ref)
+        before = store.save(stage, [Write(b"a", 0, b"1")], epoch=epoch, batch=1)
         lag(primary, replica)
-        lost = store.save(stage, [Write(b"a", 1, b"2")], term=term, batch=2, known=before)
+        lost = store.save(stage, [Write(b"a", 1, b"2")], epoch=epoch, batch=2, known=before)
         fail_over(address, primary, replica)
-        covered = store.save(stage, [Write(b"b", 0, b"1")], term=term, batch=2, known=before)
+        covered = store.save(stage, [Write(b"b", 0, b"1")], epoch=epoch, batch=2, known=before)
         assert covered["0"].count == lost["0"].count
         assert not covered["0"].holds(lost["0"])
         assert covered["0"].holds(before["0"])
         with pytest.raises(StoreWentBack):
-            store.save(stage, [Write(b"c", 0, b"1")], term=term, batch=3, known=lost)
+            store.save(stage, [Write(b"c", 0, b"1")], epoch=epoch, batch=3, known=lost)
         assert store.load(stage, [b"c"]) == {}
         store.close()
 
@@ -176,13 +176,13 @@ def test_a_failover_to_a_replica_that_has_everything_is_no_loss():
 def test_a_manifest_that_went_back_alone_is_noticed_by_the_run_that_wrote_it(valkey):
     flow = FlowRef("manifest-went-back")
     with closing(open_store(f"{valkey.url}?buckets=4")) as store:
-        term = store.acquire_term(flow)
-        store.save_manifest(flow, Manifest(term, 1))
+        epoch = store.acquire_epoch(flow)
+        store.save_manifest(flow, Manifest(epoch, 1))
         older = valkey.client.dump(Layout().flow(flow))
-        store.save_manifest(flow, Manifest(term, 2), after=(term, 1))
+        store.save_manifest(flow, Manifest(epoch, 2), after=(epoch, 1))
         valkey.client.restore(Layout().flow(flow), 0, older, replace=True)
-        with pytest.raises(StoreWentBack, match="batch 2 was acknowledged, the store has term 1, batch 1"):
-            store.save_manifest(flow, Manifest(term, 3), after=(term, 2))
+        with pytest.raises(StoreWentBack, match="batch 2 was acknowledged, the store has epoch 1, batch 1"):
+            store.save_manifest(flow, Manifest(epoch, 3), after=(epoch, 2))
 
 
 @pytest.fixture
@@ -241,7 +241,7 @@ def test_a_cluster_that_acknowledges_before_the_disk_has_it_is_refused_by_name()
         with closing(open_store(url)) as store:
             assert not store.capabilities.durable
             with pytest.raises(Terminal, match=r"appendfsync everysec.*\?accept=fsync"):
-                store.acquire_term(FlowRef("refused"))
+                store.acquire_epoch(FlowRef("refused"))
     with server("--appendonly", "yes", "--appendfsync", "everysec", "--save", "") as alone:
         assert [(one.risk, one.unsafe) for one in preflight(alone.url)] == [("fsync", False)]
 

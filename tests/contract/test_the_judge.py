@@ -8,61 +8,65 @@ import uuid
 
 import pytest
 
-from persistence.cas import check_term, settle
+from persistence.cas import check_epoch, resolve
 from persistence.errors import Conflict, StoreWentBack
 from persistence.marks import NONE, Bucket, Mark, check_held
 from persistence.memory import MemoryStore
 from persistence.protocol import Stored, Write
 
 
-class IgnoresTerms(MemoryStore):
-    def save(self, stage, writes, *, term, batch, **options):
-        return super().save(stage, writes, term=max(self.installed_term(stage.flow_ref), 1), batch=batch, **options)
+class IgnoresEpochs(MemoryStore):
+    def save(self, stage, writes, *, epoch, batch, **options):
+        return super().save(stage, writes, epoch=max(self.installed_epoch(stage.flow_ref), 1), batch=batch, **options)
 
 
-class TrustsUnknownTerms(MemoryStore):
-    def save(self, stage, writes, *, term, batch, **options):
-        self._terms[stage.flow_ref] = max(term, self.installed_term(stage.flow_ref))
-        return super().save(stage, writes, term=term, batch=batch, **options)
+class TrustsUnknownEpochs(MemoryStore):
+    def save(self, stage, writes, *, epoch, batch, **options):
+        self._epochs[stage.flow_ref] = max(epoch, self.installed_epoch(stage.flow_ref))
+        return super().save(stage, writes, epoch=epoch, batch=batch, **options)
 
 
 class RefusesRetries(MemoryStore):
-    def save(self, stage, writes, *, term, batch, **options):
+    def save(self, stage, writes, *, epoch, batch, **options):
         held = self.load(stage, [write.key for write in writes])
         if changed := tuple(w.key for w in writes if w.expected != (held[w.key].version if w.key in held else 0)):
             raise Conflict(changed, stage)
-        return super().save(stage, writes, term=term, batch=batch, **options)
+        return super().save(stage, writes, epoch=epoch, batch=batch, **options)
 
 
 class TakesAnyValueForARetry(MemoryStore):
-    def save(self, stage, writes, *, term, batch, **options):
+    def save(self, stage, writes, *, epoch, batch, **options):
         held = self.load(stage, [write.key for write in writes])
         todo = [w for w in writes if not (w.key in held and held[w.key].version == w.expected + 1)]
-        return super().save(stage, todo, term=term, batch=batch, **options)
+        return super().save(stage, todo, epoch=epoch, batch=batch, **options)
 
 
 class AppliesPartOfACall(MemoryStore):
-    def save(self, stage, writes, *, term, batch, **options):
+    def save(self, stage, writes, *, epoch, batch, **options):
         if len(writes) == len({write.key for write in writes}):
             for write in writes[:-1]:
-                super().save(stage, [write], term=term, batch=batch, **options)
+                super().save(stage, [write], epoch=epoch, batch=batch, **options)
             writes = writes[-1:]
-        return super().save(stage, writes, term=term, batch=batch, **options)
+        return super().save(stage, writes, epoch=epoch, batch=batch, **options)
 
 
 class NamesOnlyTheFirstConflict(MemoryStore):
-    def save(self, stage, writes, *, term, batch, **options):
+    def save(self, stage, writes, *, epoch, batch, **options):
         try:
-            return super().save(stage, writes, term=term, batch=batch, **options)
+            return super().save(stage, writes, epoch=epoch, batch=batch, **options)
         except Conflict as error:
             raise Conflict(error.keys[:1], stage) from None
 
 
 class TakesMissingForVersionZero(MemoryStore):
-    def save(self, stage, writes, *, term, batch, **options):
+    def save(self, stage, writes, *, epoch, batch, **options):
         held = self.load(stage, [write.key for write in writes])
         return super().save(
-            stage, [w if w.key in held else Write(w.key, 0, w.value) for w in writes], term=term, batch=batch, **options
+            stage,
+            [w if w.key in held else Write(w.key, 0, w.value) for w in writes],
+            epoch=epoch,
+            batch=batch,
+            **options,
         )
 
 
@@ -70,41 +74,41 @@ class MixesGenerations(MemoryStore):
     def load(self, stage, keys):
         return super().load(stage.flow_ref.stage(stage.stage) if stage.generation == 1 else _first(stage), keys)
 
-    def save(self, stage, writes, *, term, batch, **options):
-        self._terms.setdefault(_first(stage).flow_ref, term)
-        return super().save(_first(stage), writes, term=term, batch=batch, **options)
+    def save(self, stage, writes, *, epoch, batch, **options):
+        self._epochs.setdefault(_first(stage).flow_ref, epoch)
+        return super().save(_first(stage), writes, epoch=epoch, batch=batch, **options)
 
 
 class LetsManifestsGoBack(MemoryStore):
     def save_manifest(self, flow, manifest, *, after=(0, 0)):
         held = self._manifests.pop(flow, None)
-        if held and (held.term, held.batch) < after:
+        if held and (held.epoch, held.batch) < after:
             self._manifests[flow] = held
         super().save_manifest(flow, manifest, after=after if flow in self._manifests or not held else (0, 0))
 
 
-class HandsOutATermTwice(MemoryStore):
-    def acquire_term(self, flow, *, above=0):
-        if above or self.installed_term(flow) < 2:
-            return super().acquire_term(flow, above=above)
-        return self.installed_term(flow)
+class HandsOutAEpochTwice(MemoryStore):
+    def acquire_epoch(self, flow, *, above=0):
+        if above or self.installed_epoch(flow) < 2:
+            return super().acquire_epoch(flow, above=above)
+        return self.installed_epoch(flow)
 
 
 class ChecksThenWrites(MemoryStore):
-    def save(self, stage, writes, *, term, batch, **options):
-        for write in settle(stage, writes, self._stages.get(stage, {}), term=term, batch=batch):
+    def save(self, stage, writes, *, epoch, batch, **options):
+        for write in resolve(stage, writes, self._stages.get(stage, {}), epoch=epoch, batch=batch):
             time.sleep(0)
-            self._stages.setdefault(stage, {})[write.key] = Stored(write.expected + 1, term, batch, write.value)
+            self._stages.setdefault(stage, {})[write.key] = Stored(write.expected + 1, epoch, batch, write.value)
         mark = super().marks(stage)["0"].mark
-        self._buckets.setdefault(stage, {})["0"] = self._saved(mark, term, options.get("downstream", {}))
+        self._buckets.setdefault(stage, {})["0"] = self._saved(mark, epoch, options.get("downstream", {}))
         return {"0": self._buckets[stage]["0"].mark} if writes else {}
 
 
-class ForgetsTermsOnItsWay(MemoryStore):
-    def save(self, stage, writes, *, term, batch, **options):
-        check_term(stage, term, self.installed_term(stage.flow_ref))
+class ForgetsEpochsOnItsWay(MemoryStore):
+    def save(self, stage, writes, *, epoch, batch, **options):
+        check_epoch(stage, epoch, self.installed_epoch(stage.flow_ref))
         time.sleep(0.001)
-        return super().save(stage, writes, term=self.installed_term(stage.flow_ref), batch=batch, **options)
+        return super().save(stage, writes, epoch=self.installed_epoch(stage.flow_ref), batch=batch, **options)
 
 
 class ScansWhatItSawFirst(MemoryStore):
@@ -113,29 +117,29 @@ class ScansWhatItSawFirst(MemoryStore):
 
 
 class LeavesMarks(MemoryStore):
-    def _saved(self, mark, term, downstream):
-        return Bucket(mark if mark.count else mark.next(), term, downstream)
+    def _saved(self, mark, epoch, downstream):
+        return Bucket(mark if mark.count else mark.next(), epoch, downstream)
 
 
 class CountsRetries(MemoryStore):
-    def save(self, stage, writes, *, term, batch, **options):
-        marks = super().save(stage, writes, term=term, batch=batch, **options)
+    def save(self, stage, writes, *, epoch, batch, **options):
+        marks = super().save(stage, writes, epoch=epoch, batch=batch, **options)
         for name in marks:
             held = self._buckets[stage][name]
-            self._buckets[stage][name] = Bucket(held.mark.next(), held.term, held.downstream)
+            self._buckets[stage][name] = Bucket(held.mark.next(), held.epoch, held.downstream)
         return {name: self._buckets[stage][name].mark for name in marks}
 
 
 class MarksOnce(MemoryStore):
     """One mark a batch, and says that each save has its own."""
 
-    def save(self, stage, writes, *, term, batch, **options):
+    def save(self, stage, writes, *, epoch, batch, **options):
         before = self.marks(stage)["0"]
-        marks = super().save(stage, writes, term=term, batch=batch, **options)
-        if marks and before.mark.count and self._batches.get(stage) == (term, batch):
-            self._buckets[stage]["0"] = Bucket(before.mark, term, options.get("downstream", {}))
+        marks = super().save(stage, writes, epoch=epoch, batch=batch, **options)
+        if marks and before.mark.count and self._batches.get(stage) == (epoch, batch):
+            self._buckets[stage]["0"] = Bucket(before.mark, epoch, options.get("downstream", {}))
             marks = {"0": before.mark}
-        self._batches[stage] = (term, batch)
+        self._batches[stage] = (epoch, batch)
         return marks
 
     def __init__(self):
@@ -144,37 +148,37 @@ class MarksOnce(MemoryStore):
 
 
 class IgnoresKnownMarks(MemoryStore):
-    def save(self, stage, writes, *, term, batch, **options):
-        return super().save(stage, writes, term=term, batch=batch, **{**options, "known": {}})
+    def save(self, stage, writes, *, epoch, batch, **options):
+        return super().save(stage, writes, epoch=epoch, batch=batch, **{**options, "known": {}})
 
 
 class ComparesMarksAfterwards(MemoryStore):
-    def save(self, stage, writes, *, term, batch, known=NONE, **options):
+    def save(self, stage, writes, *, epoch, batch, known=NONE, **options):
         before = {name: one.mark for name, one in self.marks(stage).items()}
-        marks = super().save(stage, writes, term=term, batch=batch, **options)
+        marks = super().save(stage, writes, epoch=epoch, batch=batch, **options)
         for name in known:
             check_held(stage, name, before.get(name, Mark()), known)
         return marks
 
 
 class RefusesToBeAhead(MemoryStore):
-    def save(self, stage, writes, *, term, batch, known=NONE, **options):
+    def save(self, stage, writes, *, epoch, batch, known=NONE, **options):
         held = self.marks(stage)
         if any(held[name].mark.count > mark.count for name, mark in known.items() if name in held):
             raise StoreWentBack("ahead", at=stage)
-        return super().save(stage, writes, term=term, batch=batch, known=known, **options)
+        return super().save(stage, writes, epoch=epoch, batch=batch, known=known, **options)
 
 
 class ForgetsWhatIsDownstream(MemoryStore):
-    def save(self, stage, writes, *, term, batch, **options):
-        return super().save(stage, writes, term=term, batch=batch, **{**options, "downstream": {}})
+    def save(self, stage, writes, *, epoch, batch, **options):
+        return super().save(stage, writes, epoch=epoch, batch=batch, **{**options, "downstream": {}})
 
 
 class OverwritesWhatIsDownstreamByRetries(MemoryStore):
-    def save(self, stage, writes, *, term, batch, **options):
-        marks = super().save(stage, writes, term=term, batch=batch, **options)
+    def save(self, stage, writes, *, epoch, batch, **options):
+        marks = super().save(stage, writes, epoch=epoch, batch=batch, **options)
         for name, mark in marks.items():
-            self._buckets[stage][name] = Bucket(mark, term, options.get("downstream", {}))
+            self._buckets[stage][name] = Bucket(mark, epoch, options.get("downstream", {}))
         return marks
 
 

@@ -1,6 +1,6 @@
 """Bytes that are out there: what was written once must be read, and written the same, by every later version."""
 
-from envelope import Envelope, Hop, Window, Windows, append_hop, decode, encode
+from envelope import Envelope, Histories, History, Hop, append_hop, decode, encode
 from persistence.protocol import StageRef
 from persistence.record import StateRecord, decode_record, encode_record
 
@@ -17,7 +17,7 @@ ENVELOPE = Envelope(
             leader_epoch=3,
             timestamp_ms=1356998400000,
         ),
-        Hop("flights.legs", 0, 4, via="retry", transparent=True, cluster="west"),
+        Hop("flights.legs", 0, 4, via="retry", pass_through=True, cluster="west"),
     ),
     key=b"N14228",
     event_id="e-1",
@@ -58,11 +58,11 @@ def test_an_appended_hop_stands_between_the_body_and_the_seal() -> None:
 LANES = StateRecord(
     "9f2c4b1a00e7d355",
     {"legs": 7},
-    Windows(
+    Histories(
         {
-            "a:2#Qx1>r>b:4": Window(((41, 0), (41, 1), (44, 0)), (17, 1), 6),
-            "a:2#Qx1>r>b:5": Window(tuple((n, 0) for n in (*range(50, 115), 200)), None, 6),
-            **{f"a:0#Qx1>r>b:{n}": Window((), (500 + n % 3, 0)) for n in range(4)},
+            "a:2#Qx1>r>b:4": History(((41, 0), (41, 1), (44, 0)), (17, 1), 6),
+            "a:2#Qx1>r>b:5": History(tuple((n, 0) for n in (*range(50, 115), 200)), None, 6),
+            **{f"a:0#Qx1>r>b:{n}": History((), (500 + n % 3, 0)) for n in range(4)},
         },
     ),
 )

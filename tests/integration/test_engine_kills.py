@@ -8,7 +8,7 @@ from pathlib import Path as File
 import pytest
 
 from aggregations.run.memory import MemoryRunner
-from persistence.commit.faults import TERM, Fault, Outcome
+from persistence.commit.faults import EPOCH, Fault, Outcome
 from persistence.commit.steps import Step
 from tests.messages import Leg
 from tests.support.flows import PATHS, Path, fleet, totals
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.integration, pytest.mark.slow]
 
 OUTCOMES = (Outcome.BEFORE, Outcome.AFTER)
 POINTS = (
-    TERM,
+    EPOCH,
     Step.PERSIST.of("carrier"),
     Step.PERSIST.of("aircraft"),
     Step.MANIFEST.of("carrier"),

@@ -82,7 +82,7 @@ def kills(rng: random.Random, flow: Flow[Any] | None) -> list[Kill]:
     """
     chosen = [] if flow is not None else [Kill(f"{rng.choice(_SENT_AGAIN)}@{rng.choice([1, 2])}")]
     for point in rng.sample(list(points(flow)), KILLS - 1 - len(chosen)):
-        nth = 1 if point == faults.TERM else rng.choice([1, 2])
+        nth = 1 if point == faults.EPOCH else rng.choice([1, 2])
         chosen.append(Kill(str(Fault(point, rng.choice([Outcome.BEFORE, Outcome.AFTER]), nth))))
     return [*chosen, Kill(commits=rng.choice([1, 2, 3]), seconds=rng.random() / 2)]
 

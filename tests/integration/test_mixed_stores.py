@@ -1,4 +1,4 @@
-"""Stages in different real stores: order across them, terms, crashes, zombies, and copies of an older moment.
+"""Stages in different real stores: order across them, epochs, crashes, zombies, and copies of an older moment.
 
 Run by the in-memory runner, whose commit and stores are the real ones; no Spark is needed to see these.
 """

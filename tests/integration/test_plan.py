@@ -90,12 +90,12 @@ def test_a_plan_shows_where_a_run_would_start_and_the_run_at_work_goes_on(
     fleet.fold(0, 1, 2, 3)
     Topics(fleet.settings).alter_group_offsets("lag", {(fleet.topic, 0): 3})
     store, ref = open_store(fleet.url), fleet.runner.run.ref
-    before = (store.installed_term(ref), store.load_manifest(ref))
+    before = (store.installed_epoch(ref), store.load_manifest(ref))
     assert plan("flow", "--group", "lag") == Exit.DONE
     [partition] = (found := shown(capsys))["partitions"]
     assert (found["topic"], found["lag"], found["findings"]) == (fleet.topic, [6], [])
     assert partition == {"partition": 0, "start": 4, "stores": {"aircraft": 4}, "group": 3, "low": 0, "high": 10}
-    assert (store.installed_term(ref), store.load_manifest(ref)) == before
+    assert (store.installed_epoch(ref), store.load_manifest(ref)) == before
     fleet.fold(*range(4, 10))
     assert fleet.runner.results("aircraft") == {b"N1": {"n": 10}}
 

@@ -147,7 +147,7 @@ def test_a_failing_transform_is_tried_again_over_the_retry_topics_and_then_given
     assert republisher.statistics.retried == 7 + 6
     for message in read_all(settings, target):
         chain = decode(message.value()).chain
-        assert [hop.transparent for hop in chain] == [True] * (len(chain) - 1) + [False]
+        assert [hop.pass_through for hop in chain] == [True] * (len(chain) - 1) + [False]
         assert message.headers() is None
     letters = [DeadLetter.read(message.headers()) for message in read_all(settings, dead)]
     assert [(letter.attempt, letter.error) for letter in letters if letter] == [(3, "ZeroDivisionError")] * 5

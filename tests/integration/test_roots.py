@@ -65,7 +65,7 @@ class Broker:
             flow,
             run.ref,
             dict(run.urls),
-            run.term,
+            run.epoch,
             run.batch,
             1,
             self.settings,
@@ -86,8 +86,8 @@ class Broker:
 
 
 def attempt(job: Job, rows: list[pa.RecordBatch]) -> tuple[TaskReport, list[Exception]]:
-    parcels = [row for batch in reading(job)(iter(rows)) for row in batch.to_pylist()]
-    return outcome_of((row["kind"], row["payload"]) for row in parcels)
+    blocks = [row for batch in reading(job)(iter(rows)) for row in batch.to_pylist()]
+    return outcome_of((row["kind"], row["payload"]) for row in blocks)
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from aggregations.spark.parcels import route_of
+from aggregations.spark.blocks import route_of
 from persistence.cassandra import apply_schema
 from tests.messages import Leg
 from tests.support.flows import BROKEN, four_stages, shared
@@ -18,8 +18,8 @@ pytestmark = [pytest.mark.spark, pytest.mark.integration, pytest.mark.slow]
 
 ROUTES = 2
 """Tasks behind a shuffle: as many as the driver has threads, which is `local[2]` unless it is told otherwise."""
-WINDOW = 512
-"""Longer than a lane becomes here, so that windows show every root that a state holds."""
+HISTORY = 512
+"""Longer than a lane becomes here, so that histories show every root that a state holds."""
 
 
 @pytest.fixture
@@ -67,8 +67,8 @@ def test_a_driver_that_is_killed_while_items_of_a_record_scatter_is_exact_in_the
     routes = [{route_of(one.encode(), ROUTES) for one in leg.carrier.split("+")} for leg in sent]
     assert sum(len(one) == ROUTES for one in routes) > len(sent) // 2
     poison = alone(Leg(tail="N1", carrier=f"AA+DL+{BROKEN}+UA", minutes=1000))
-    kill_everywhere(world, ("shared", world.topic, WINDOW), sent, [Sent(b"no envelope"), poison], jvm)
-    flow = shared(world.topic, WINDOW)
+    kill_everywhere(world, ("shared", world.topic, HISTORY), sent, [Sent(b"no envelope"), poison], jvm)
+    flow = shared(world.topic, HISTORY)
     assert world.results(flow, "carrier") == folded(sent, lambda leg: leg.carrier.split("+"))
     assert world.results(flow, "aircraft") == folded(sent, lambda leg: [leg.tail] * len(leg.carrier.split("+")))
 
@@ -81,8 +81,8 @@ def test_a_driver_that_is_killed_between_the_stores_of_its_four_stages_is_exact_
     world = world_of(aircraft=redis, carrier=redis, remainder=cassandra, pair=cassandra)
     sent = some_legs(12 * 24)
     dead = [Sent(b"no envelope"), alone(Leg(tail="N1", carrier="AA", minutes=-1))]
-    kill_everywhere(world, ("four_stages", world.topic, WINDOW), sent, dead, jvm, store_faults, accept=ONE_NODE)
-    flow = four_stages(world.topic, WINDOW)
+    kill_everywhere(world, ("four_stages", world.topic, HISTORY), sent, dead, jvm, store_faults, accept=ONE_NODE)
+    flow = four_stages(world.topic, HISTORY)
     assert world.results(flow, "aircraft") == folded(sent, lambda leg: [leg.tail])
     assert world.results(flow, "carrier") == folded(sent, lambda leg: [leg.carrier])
     assert world.results(flow, "remainder") == folded(sent, lambda leg: [str(leg.minutes % 6)])

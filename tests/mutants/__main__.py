@@ -1,7 +1,7 @@
 """`make mutants`: mutmut over the core, its modules named in pyproject.toml, and a report of what survived.
 
 Stop it at any time; it goes on where it was. A mutant is tried again when its function has changed, or
-when it survived without a known reason. Names or patterns try only these: `make mutants ARGS='envelope.dedup.windows.*'`.
+when it survived without a known reason. Names or patterns try only these: `make mutants ARGS='envelope.dedup.history.*'`.
 """
 
 import ast

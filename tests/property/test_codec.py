@@ -28,7 +28,7 @@ hops = st.builds(
     count=U32,
     rekeyed=st.booleans(),
     keyless=st.booleans(),
-    transparent=st.booleans(),
+    pass_through=st.booleans(),
     topic_id=TEXT,
     leader_epoch=st.none() | st.integers(-1, 2**31 - 1),
     timestamp_ms=st.none() | I64,
@@ -172,11 +172,11 @@ def test_the_hop_writer_writes_what_the_codec_writes(
     topic: str, partition: int, via: str, topic_id: str, cluster: str, steps: list
 ) -> None:
     writer = HopWriter(topic, partition, via, topic_id=topic_id, cluster=cluster)
-    for offset, timestamp_ms, epoch, (index, count, rekeyed, transparent) in steps:
+    for offset, timestamp_ms, epoch, (index, count, rekeyed, pass_through) in steps:
         hop = Hop(
-            topic, partition, offset, via, index, count, rekeyed, transparent, topic_id, epoch, timestamp_ms, cluster
+            topic, partition, offset, via, index, count, rekeyed, pass_through, topic_id, epoch, timestamp_ms, cluster
         )
         got = writer.write(
-            offset, timestamp_ms, epoch, index=index, count=count, rekeyed=rekeyed, transparent=transparent
+            offset, timestamp_ms, epoch, index=index, count=count, rekeyed=rekeyed, pass_through=pass_through
         )
         assert got == encode_hop(hop)

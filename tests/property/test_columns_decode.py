@@ -30,7 +30,7 @@ hops = st.builds(
     index=st.none() | st.integers(0, 2) | st.just(2**32 - 1),
     rekeyed=st.booleans(),
     keyless=st.booleans(),
-    transparent=st.booleans(),
+    pass_through=st.booleans(),
     topic_id=st.sampled_from(["", "id1", "id2"]),
     cluster=st.sampled_from(["", "eu"]),
     timestamp_ms=st.none() | st.integers(-5, 5),
@@ -196,7 +196,7 @@ def check(decoder: Decoder, columns: frozenset[str] | None, records: list[Record
         for rekeyed in (False, True):
             standing = line.standing(rekeyed=rekeyed, event_id=expected.identity, keyless=record.key is None)
             assert batch.standing(place, rekeyed=rekeyed) == standing
-            assert row["_exotic"] == (line.transparent or -1 in standing.position[1:])
+            assert row["_exotic"] == (line.pass_through or -1 in standing.position[1:])
             if not row["_exotic"]:
                 numbers = [int(component[place]) for component in batch.positions]
                 width = len(standing.position)

@@ -1,4 +1,4 @@
-"""Verdicts and windows of whole batches against the pure code, over histories of batches."""
+"""Verdicts and histories of whole batches against the pure code, over courses of batches."""
 
 from unittest.mock import patch
 
@@ -7,11 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aggregations.columns import Place
+from aggregations.columns.history import fold_histories
 from aggregations.columns.judge import VERDICTS, judge
 from aggregations.columns.order import sorted_rows
 from aggregations.columns.schema import MISSING
-from aggregations.columns.windows import fold_windows
-from envelope import Standing, Verdict, Windows, group_of, in_order
+from envelope import Histories, Standing, Verdict, group_of, in_order
 from envelope.dedup.lineage import NO_INDEX
 
 LANES = ["a:0#i", "b:1#i>r>c:1", "a:0#i>r>b:0", "a:0#i>r>b:1", "a:1#i>r>b:0", "a:0#i>s>b", "a:0#i>s>b>r>c"]
@@ -27,8 +27,8 @@ exotic_now_and_then = st.integers(0, 40).map(lambda number: number == 7)
 
 
 @st.composite
-def histories(draw: st.DrawFn) -> list[list[Message]]:
-    """Batches for few keys and few lanes, so that windows fill, overlap and evict."""
+def courses(draw: st.DrawFn) -> list[list[Message]]:
+    """Batches for few keys and few lanes, so that histories fill, overlap and evict."""
     lanes = draw(st.lists(st.integers(0, len(LANES) - 1), min_size=1, max_size=4, unique=True))
     # One message without an index leaves its key to the pure code.
     positions = st.tuples(offsets, st.integers(draw(st.sampled_from([0, 0, 0, -1])), 1), st.integers(0, 1))
@@ -72,27 +72,27 @@ def crosses_lanes(standings: list[Standing]) -> bool:
     return any(len(names) > 1 for names in lanes.values())
 
 
-def is_loose(windows: Windows, standings: list[Standing]) -> bool:
-    return any(one.lane in windows.lanes and windows.lanes[one.lane].loose for one in standings)
+def is_loose(histories: Histories, standings: list[Standing]) -> bool:
+    return any(one.lane in histories.lanes and histories.lanes[one.lane].loose for one in standings)
 
 
 @settings(max_examples=300, deadline=None)
-@given(histories(), st.booleans(), st.data())
-def test_every_verdict_and_every_window_is_that_of_the_pure_code(
-    history: list[list[Message]], doubled: bool, data: st.DataObject
+@given(courses(), st.booleans(), st.data())
+def test_every_verdict_and_every_history_is_that_of_the_pure_code(
+    course: list[list[Message]], doubled: bool, data: st.DataObject
 ) -> None:
-    with patch("envelope.dedup.windows.WINDOW", 2), patch("envelope.dedup.windows.WIDE", 5):
-        judge_both_ways(history, doubled, data)
+    with patch("envelope.dedup.history.HISTORY", 2), patch("envelope.dedup.history.WIDE", 5):
+        judge_both_ways(course, doubled, data)
 
 
-def judge_both_ways(history: list[list[Message]], doubled: bool, data: st.DataObject) -> None:
-    windows = [Windows() for _ in range(KEYS)]
+def judge_both_ways(course: list[list[Message]], doubled: bool, data: st.DataObject) -> None:
+    histories = [Histories() for _ in range(KEYS)]
     # Two routes may lead to one lane: then it has two numbers, and one more for what came without a key.
     places = [Place(lane, group_of(lane)) for lane in LANES] * (2 if doubled else 1)
     keyless = len(places)
     places += [place._replace(wide=True) for place in places[: len(LANES)]]
-    size = data.draw(st.sampled_from([SIZE, None]), label="window")
-    for batch in history:
+    size = data.draw(st.sampled_from([SIZE, None]), label="history")
+    for batch in course:
         number = data.draw(st.integers(0, 9), label="number of the batch")
         evict = data.draw(st.booleans(), label="evict")
         keys, lanes, positions, exotic = arrays(batch)
@@ -100,15 +100,15 @@ def judge_both_ways(history: list[list[Message]], doubled: bool, data: st.DataOb
             lanes = lanes + len(LANES) * (np.arange(len(batch)) % 2)
         wide = np.array([is_wide(message) for message in batch], np.bool_)
         lanes = np.where(wide, lanes % len(LANES) + keyless, lanes)
-        judged = judge(keys, lanes, positions, places, windows, exotic)
+        judged = judge(keys, lanes, positions, places, histories, exotic)
         fold = judged.fold & ~judged.pure
-        found, retired = fold_windows(
+        found, retired = fold_histories(
             judged,
             keys,
             lanes,
             positions,
             places,
-            windows,
+            histories,
             fold=fold,
             size=size,
             most_lanes=MOST_LANES,
@@ -121,11 +121,13 @@ def judge_both_ways(history: list[list[Message]], doubled: bool, data: st.DataOb
         for key in range(KEYS):
             rows = [i for i in range(len(batch)) if batch[i][0] == key]
             standings = [standing(batch[i]) for i in rows]
-            decisions = windows[key].judge(standings)
+            decisions = histories[key].judge(standings)
             folded = [one for one, decision in zip(standings, decisions, strict=True) if decision.fold]
-            after, gone = windows[key].folding(folded, size=size, lanes=MOST_LANES, batch=number, evict=evict)
+            after, gone = histories[key].folding(folded, size=size, lanes=MOST_LANES, batch=number, evict=evict)
             exotics = any(is_exotic(batch[i]) for i in rows)
-            pure = bool(windows[key].holes) or exotics or crosses_lanes(standings) or is_loose(windows[key], standings)
+            pure = (
+                bool(histories[key].holes) or exotics or crosses_lanes(standings) or is_loose(histories[key], standings)
+            )
             assert judged.pure[rows].tolist() == [pure] * len(rows)
             if not pure:
                 verdicts = [(VERDICTS[judged.verdicts[i]], bool(judged.fold[i])) for i in rows]
@@ -136,11 +138,11 @@ def judge_both_ways(history: list[list[Message]], doubled: bool, data: st.DataOb
                 if folded:
                     assert found[key] == after
                     expected_retired += len(gone)
-            windows[key] = after
+            histories[key] = after
         assert retired == expected_retired
         if batch and data.draw(st.integers(0, 5), label="dead letter") == 0:
             key, *_ = batch[0]
-            windows[key] = windows[key].leaving_hole(standing(batch[0]))
+            histories[key] = histories[key].leaving_hole(standing(batch[0]))
 
 
 @given(st.data())
@@ -169,13 +171,13 @@ def test_all_verdicts_of_a_stage_without_dead_letters_occur_in_the_histories() -
         (0, 2, (2, 1, 0), False),  # the same, and below its own lane's floor
     ]
     places = [Place(lane, group_of(lane)) for lane in LANES]
-    held: list[Windows] = [Windows()]
+    held: list[Histories] = [Histories()]
     seen = []
     for batch in (first, second):
         keys, lanes, positions, exotic = arrays(batch)
         judged = judge(keys, lanes, positions, places, held, exotic)
         seen = [VERDICTS[number] for number in judged.verdicts]
-        found, _ = fold_windows(judged, keys, lanes, positions, places, held, fold=judged.fold, size=SIZE)
+        found, _ = fold_histories(judged, keys, lanes, positions, places, held, fold=judged.fold, size=SIZE)
         held = [found[0]]
     assert seen == [
         Verdict.ACCEPTED,

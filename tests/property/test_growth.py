@@ -20,13 +20,13 @@ steps = st.one_of(
 
 @settings(max_examples=200, deadline=None)
 @given(st.integers(1, 4), st.integers(1, 2), st.lists(steps, max_size=40))
-def test_every_event_is_folded_once_however_the_topic_grows_and_the_flow_lags(partitions, window, history) -> None:
-    legs, of = Legs.of(partitions), flow(window)
+def test_every_event_is_folded_once_however_the_topic_grows_and_the_flow_lags(partitions, history, course) -> None:
+    legs, of = Legs.of(partitions), flow(history)
     at = bind(of, {}, fresh_store())
     runner = legs.start(of, at)
     legs.fold(runner)  # what a topic was before it was first read, nobody can say
     grown_at = None
-    for kind, number in history:
+    for kind, number in course:
         match kind:
             case "write":
                 legs.write(*number)

@@ -22,7 +22,7 @@ from persistence.commit.faults import Fault, Injector, Outcome
 from persistence.errors import StoreError
 from tests.support.pure import fresh_store
 
-POINTS = ["term", "fetch", "load", "fold", "publish", "persist", "manifest"]
+POINTS = ["epoch", "fetch", "load", "fold", "publish", "persist", "manifest"]
 SUMS = Fields(n=count(), s=total("x"))
 
 
@@ -83,7 +83,7 @@ def outputs(record: Record, number: int, service: Service) -> Iterator[tuple[str
 
 
 @st.composite
-def histories(draw: st.DrawFn) -> tuple[str, list[list[Record]]]:
+def courses(draw: st.DrawFn) -> tuple[str, list[list[Record]]]:
     """What a topic holds at the end of a chain of services, each of which read some of its input again."""
     messages = [
         (key, encode(Envelope(json.dumps({"id": f"e{n}", "k": key, "g": f"g{n % 2}", "x": x}).encode())))
@@ -151,11 +151,11 @@ def run(
 
 
 @settings(max_examples=3 * settings.default.max_examples // 2)
-@given(histories(), st.integers(1, 2), st.booleans(), splits, crashes)
+@given(courses(), st.integers(1, 2), st.booleans(), splits, crashes)
 def test_the_states_are_those_of_a_plain_fold_of_every_message_once(
-    history: tuple[str, list[list[Record]]], stages: int, per_message: bool, sizes: list[int], injected: list[Fault]
+    course: tuple[str, list[list[Record]]], stages: int, per_message: bool, sizes: list[int], injected: list[Fault]
 ) -> None:
-    topic, logs = history
+    topic, logs = course
     runner, _ = run(flow(topic, stages=stages, per_message=per_message), logs, sizes, injected)
     assert runner.results("first") == plain(unique(logs), "k")
     if stages == 2:
@@ -163,11 +163,11 @@ def test_the_states_are_those_of_a_plain_fold_of_every_message_once(
     assert not runner.dead_letters
 
 
-@given(histories(), splits, splits)
+@given(courses(), splits, splits)
 def test_it_does_not_matter_where_batches_end(
-    history: tuple[str, list[list[Record]]], sizes: list[int], others: list[int]
+    course: tuple[str, list[list[Record]]], sizes: list[int], others: list[int]
 ) -> None:
-    topic, logs = history
+    topic, logs = course
     of = flow(topic, stages=2, per_message=False)
     (one, decided), (other, _) = run(of, logs, sizes), run(of, logs, others)
     assert decided == sum(map(len, logs)), "every record has a verdict"
@@ -175,16 +175,18 @@ def test_it_does_not_matter_where_batches_end(
         mine, theirs = one.states(stage), other.states(stage)
         assert {key: state.fold for key, state in mine.items()} == {key: state.fold for key, state in theirs.items()}
         for key, state in mine.items():
-            held = {lane: (window.held, window.floor) for lane, window in state.windows.lanes.items()}
-            assert held == {lane: (window.held, window.floor) for lane, window in theirs[key].windows.lanes.items()}
+            held = {lane: (history.held, history.floor) for lane, history in state.histories.lanes.items()}
+            assert held == {
+                lane: (history.held, history.floor) for lane, history in theirs[key].histories.lanes.items()
+            }
 
 
-@given(histories(), splits, crashes)
+@given(courses(), splits, crashes)
 def test_what_is_not_folded_was_folded_before(
-    history: tuple[str, list[list[Record]]], sizes: list[int], injected: list[Fault]
+    course: tuple[str, list[list[Record]]], sizes: list[int], injected: list[Fault]
 ) -> None:
-    """Every record is folded or a duplicate that its own history proves."""
-    topic, logs = history
+    """Every record is folded or a duplicate that its own course proves."""
+    topic, logs = course
     of = flow(topic, stages=1, per_message=True)
     runner, _ = run(of, logs, sizes, injected)
     again = MemoryRunner(of, bind(of, {}, runner.run.urls["first"]))

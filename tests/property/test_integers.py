@@ -30,7 +30,7 @@ class Overflow(Exception):
 
 
 @dataclass(frozen=True)
-class Term:
+class Epoch:
     """An expression, and what it means in Python."""
 
     expr: pl.Expr
@@ -56,12 +56,12 @@ rows = st.lists(st.fixed_dictionaries({name: numbers(dtype) for name, dtype in D
 literals = st.sampled_from([0, 1, -1, 2, 3, 10, 127, 128, 2**31, -(2**31), 2**32, 2**62, 2**63 - 1, -(2**63), 2**63])
 
 
-def column(name: str) -> Term:
-    return Term(pl.col(name), lambda row: row[name], name)
+def column(name: str) -> Epoch:
+    return Epoch(pl.col(name), lambda row: row[name], name)
 
 
-def literal(number: int) -> Term:
-    return Term(pl.lit(number), lambda _: number, str(number))
+def literal(number: int) -> Epoch:
+    return Epoch(pl.lit(number), lambda _: number, str(number))
 
 
 def computed(number: int) -> int:
@@ -70,7 +70,7 @@ def computed(number: int) -> int:
     return number
 
 
-def binary(symbol: str, left: Term, right: Term) -> Term:
+def binary(symbol: str, left: Epoch, right: Epoch) -> Epoch:
     operations: dict[str, Callable[[Any, Any], Any]] = {
         "+": lambda one, other: one + other,
         "-": lambda one, other: one - other,
@@ -86,42 +86,42 @@ def binary(symbol: str, left: Term, right: Term) -> Term:
             return None
         return computed(operation(one, other))
 
-    return Term(operation(left.expr, right.expr), value, f"({left} {symbol} {right})")
+    return Epoch(operation(left.expr, right.expr), value, f"({left} {symbol} {right})")
 
 
-def absolute(of: Term) -> Term:
+def absolute(of: Epoch) -> Epoch:
     def value(row: Row) -> int | None:
         one = of.value(row)
         return None if one is None else computed(abs(one))
 
-    return Term(of.expr.abs(), value, f"abs({of})")
+    return Epoch(of.expr.abs(), value, f"abs({of})")
 
 
-def negative(of: Term) -> Term:
+def negative(of: Epoch) -> Epoch:
     def value(row: Row) -> int | None:
         one = of.value(row)
         return None if one is None else computed(-one)
 
-    return Term(-of.expr, value, f"-({of})")
+    return Epoch(-of.expr, value, f"-({of})")
 
 
-def power(of: Term, exponent: int) -> Term:
+def power(of: Epoch, exponent: int) -> Epoch:
     def value(row: Row) -> int | None:
         one = of.value(row)
         return None if one is None else computed(one**exponent)
 
-    return Term(of.expr**exponent, value, f"({of} ** {exponent})")
+    return Epoch(of.expr**exponent, value, f"({of} ** {exponent})")
 
 
-def summed(*terms: Term) -> Term:
+def summed(*epochs: Epoch) -> Epoch:
     def value(row: Row) -> int | None:
-        found = [term.value(row) for term in terms]
+        found = [epoch.value(row) for epoch in epochs]
         return computed(sum(one for one in found if one is not None))
 
-    return Term(pl.sum_horizontal(term.expr for term in terms), value, f"sum{terms}")
+    return Epoch(pl.sum_horizontal(epoch.expr for epoch in epochs), value, f"sum{epochs}")
 
 
-def chosen(name: str, limit: int, then: Term, otherwise: Term) -> Term:
+def chosen(name: str, limit: int, then: Epoch, otherwise: Epoch) -> Epoch:
     """Only the branch that is taken can overflow."""
 
     def value(row: Row) -> int | None:
@@ -129,17 +129,17 @@ def chosen(name: str, limit: int, then: Term, otherwise: Term) -> Term:
         return (then if tested is not None and tested < limit else otherwise).value(row)
 
     expr = pl.when(pl.col(name) < limit).then(then.expr).otherwise(otherwise.expr)
-    return Term(expr, value, f"({then} if {name} < {limit} else {otherwise})")
+    return Epoch(expr, value, f"({then} if {name} < {limit} else {otherwise})")
 
 
 leaves = st.sampled_from(list(DTYPES)).map(column) | literals.map(literal)
 
 
 @st.composite
-def terms(draw: st.DrawFn, depth: int = 3) -> Term:
+def epochs(draw: st.DrawFn, depth: int = 3) -> Epoch:
     if depth == 0 or draw(st.integers(0, 3)) == 0:
         return draw(leaves)
-    inner = terms(depth - 1)
+    inner = epochs(depth - 1)
     match draw(st.sampled_from(["+", "-", "*", "//", "%", "abs", "-x", "**", "sum", "when"])):
         case "abs":
             return absolute(draw(inner))
@@ -156,23 +156,23 @@ def terms(draw: st.DrawFn, depth: int = 3) -> Term:
             return binary(symbol, draw(inner), draw(inner))
 
 
-def expected(term: Term, row: Row) -> Any:
+def expected(epoch: Epoch, row: Row) -> Any:
     try:
-        return term.value(row)
+        return epoch.value(row)
     except Overflow:
         return Reason.OVERFLOW
 
 
 @settings(max_examples=3 * settings.default.max_examples)
-@given(terms(), rows)
-def test_every_expression_is_what_python_computes_or_refused_as_overflow(term: Term, rows: list[Row]) -> None:
-    wanted = [expected(term, row) for row in rows]
-    found, failed = evaluate_columns(pl.DataFrame(rows, schema=DTYPES), {"_": term.expr})
+@given(epochs(), rows)
+def test_every_expression_is_what_python_computes_or_refused_as_overflow(epoch: Epoch, rows: list[Row]) -> None:
+    wanted = [expected(epoch, row) for row in rows]
+    found, failed = evaluate_columns(pl.DataFrame(rows, schema=DTYPES), {"_": epoch.expr})
     vectorised = zip(found.get_column("_").to_list(), failed.tolist(), strict=True)
     assert [FAILURES[code][0] if code else value for value, code in vectorised] == wanted
-    values = evaluate_values(rows, {"_": term.expr}, DTYPES)
+    values = evaluate_values(rows, {"_": epoch.expr}, DTYPES)
     assert [one.reason if isinstance(one, EnvelopeError) else one["_"] for one in values] == wanted
     # Without a schema a value has the types that Python's integers take; a null has none.
     known = [(row, one) for row, one in zip(rows, wanted, strict=True) if None not in row.values()]
-    values = evaluate_values([row for row, _ in known], {"_": term.expr}, None)
+    values = evaluate_values([row for row, _ in known], {"_": epoch.expr}, None)
     assert [one.reason if isinstance(one, EnvelopeError) else one["_"] for one in values] == [one for _, one in known]

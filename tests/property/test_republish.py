@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from envelope import Envelope, EnvelopeError, Hop, encode
 from envelope.hops import HopWriter
-from jobs.republish import Json, Passage, Record, Source, Wrapping, identity
+from jobs.republish import Json, Processor, Record, Source, Wrapping, identity
 
 hops = st.builds(
     Hop,
@@ -14,7 +14,7 @@ hops = st.builds(
     offset=st.integers(0, 2**40),
     via=st.sampled_from(["r1", ""]),
     index=st.none() | st.integers(0, 3),
-    transparent=st.booleans(),
+    pass_through=st.booleans(),
 )
 envelopes = st.builds(
     Envelope,
@@ -26,9 +26,9 @@ envelopes = st.builds(
 )
 
 
-def long_way(passage: Passage, record: Record, writer: HopWriter) -> bytes | None:
+def long_way(processor: Processor, record: Record, writer: HopWriter) -> bytes | None:
     try:
-        (out,) = passage.process(record, writer)
+        (out,) = processor.process(record, writer)
     except EnvelopeError:
         return None
     assert (out.topic, out.key, out.headers) == ("out", record.key, ())
@@ -50,8 +50,8 @@ def long_way(passage: Passage, record: Record, writer: HopWriter) -> bytes | Non
     st.integers(300, 800),
 )
 def test_the_short_way_gives_what_the_long_way_gives_or_nothing(steps: list, room: int) -> None:
-    passage = Passage(identity, via="r", source=Source(("legs",)), targets={"out": room})
-    express = passage.express()
+    processor = Processor(identity, via="r", source=Source(("legs",)), targets={"out": room})
+    express = processor.express()
     assert express
     writers = [HopWriter("legs", 2, "r", topic_id="id") for _ in range(2)]
     for envelope, key, offset, timestamp_ms, damaged in steps:
@@ -59,26 +59,26 @@ def test_the_short_way_gives_what_the_long_way_gives_or_nothing(steps: list, roo
         if 0 <= damaged < len(value):
             value[damaged] ^= 1
         record = Record("legs", 2, offset, key, bytes(value), (), timestamp_ms, 1)
-        expected = long_way(passage, record, writers[0])
+        expected = long_way(processor, record, writers[0])
         got = express(bytes(value), key, offset, timestamp_ms, 1, writers[1])
         assert got is None or got == expected
 
 
 def test_the_usual_record_does_take_the_short_way() -> None:
-    passage = Passage(identity, via="r", source=Source(("legs",)), targets={"out": 1000})
-    express, writer = passage.express(), HopWriter("legs", 2, "r")
+    processor = Processor(identity, via="r", source=Source(("legs",)), targets={"out": 1000})
+    express, writer = processor.express(), HopWriter("legs", 2, "r")
     assert express
     value = encode(Envelope(b"payload", (Hop("raw", 0, 1), Hop("mid", 0, 1)), key=b"k"))
     assert express(value, b"k", 17, 1_700_000_000_000, 0, writer) is None
-    expected = long_way(passage, Record("legs", 2, 17, b"k", value, (), 1_700_000_000_000, 0), writer)
+    expected = long_way(processor, Record("legs", 2, 17, b"k", value, (), 1_700_000_000_000, 0), writer)
     assert expected
     assert express(value, b"k", 17, 1_700_000_000_000, 0, writer) == expected
 
 
 def test_there_is_no_short_way_for_another_transform_or_option() -> None:
     source = Source(("legs",))
-    assert not Passage(lambda r: None, via="r", source=source, targets={"out": 1000}).express()
+    assert not Processor(lambda r: None, via="r", source=source, targets={"out": 1000}).express()
     for read in (Source(("legs",), payload=Json), Source(("legs",), Wrapping.NONE), Source(("legs",), "cloudevents")):
-        assert not Passage(identity, via="r", source=read, targets={"out": 1000}).express()
-    assert not Passage(identity, via="r", source=source, targets={"out": 1000}, headers_twin=True).express()
-    assert not Passage(identity, via="r", source=source, targets={"out": 1000}, roots=["raw"]).express()
+        assert not Processor(identity, via="r", source=read, targets={"out": 1000}).express()
+    assert not Processor(identity, via="r", source=source, targets={"out": 1000}, headers_mirror=True).express()
+    assert not Processor(identity, via="r", source=source, targets={"out": 1000}, roots=["raw"]).express()

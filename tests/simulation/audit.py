@@ -77,7 +77,7 @@ def flow_of(spec: Spec) -> Flow[Any]:
     keys = ("g", "h") if topic == OUT else ("k", "g")
     for number, (stage, key) in enumerate(zip(STAGES, keys, strict=True)):
         fold, kept = Audited(number), not spec.spreads(topic)
-        flow = flow.aggregate(stage, key, fold, co_partitioned=kept, window=spec.window, lanes=spec.lanes)
+        flow = flow.aggregate(stage, key, fold, co_partitioned=kept, history=spec.history, lanes=spec.lanes)
     return flow
 
 
@@ -94,7 +94,7 @@ class Audit:
     Attributes:
         letters: Its dead letters in their topic, but for ...
         again: ... those of what came back and may have been folded, or has been mended once.
-        fixed: Ids of its letters that were redriven.
+        fixed: Ids of its dead letters that were redriven.
         driver: What runs; None when nothing does.
     """
 

@@ -3,11 +3,11 @@
 from dataclasses import replace
 from random import Random
 
-from envelope.dedup.windows import LANES
-from tests.simulation.topology import FINAL, OUT, Passage, Spec, StageSpec
+from envelope.dedup.history import LANES
+from tests.simulation.topology import FINAL, OUT, Processor, Spec, StageSpec
 
 _DISORDER = 512
-"""A window that is large enough for any disorder of a world."""
+"""A history that is large enough for any disorder of a world."""
 _FAILING = ("", "", "", "map", "filter", "flat_map", "key", "divert", "divert")
 
 
@@ -16,26 +16,26 @@ def draw(random: Random) -> Spec:
     trouble = random.choice([""] * 10 + ["spread", *["retries"] * 3, "foreign", "reorders", "undrained"])
     # A key that is kept all the way is the ordinary case, with rules of its own.
     kept_key = random.random() < 0.35
-    roots, passages = _draw_passages(random, trouble, kept_key)
-    topics = sorted({FINAL, *roots, *(passage.source for passage in passages)})
+    roots, processors = _draw_processors(random, trouble, kept_key)
+    topics = sorted({FINAL, *roots, *(processor.source for processor in processors)})
     drained = random.random() < (0.8 if kept_key else 0.2)
     growth = trouble if trouble == "undrained" else "drained" if drained else ""
-    lags = kept_key and growth == "drained" and bool(passages)
+    lags = kept_key and growth == "drained" and bool(processors)
     # So is a flow that is keyed as its topic is, whatever the services before it did.
     stages = _draw_stages(random, kept_key or random.random() < 0.6)
     keyless = not growth and random.random() < 0.3
     # What a service re-sends without a key goes to any partition; the first one that gives it a key ends that.
-    scattered = keyless and any(one.rekey != "change" or one.spread for one in passages if one.source in roots)
-    # Where first deliveries rise in every lane, and no message ever changes its lane, the smallest window is enough:
-    # siblings without an index come in any order, but a window counts their roots.
+    scattered = keyless and any(one.rekey != "change" or one.spread for one in processors if one.source in roots)
+    # Where first deliveries rise in every lane, and no message ever changes its lane, the smallest history is enough:
+    # siblings without an index come in any order, but a history counts their roots.
     disorder = trouble not in ("", "foreign") or (bool(growth) and not kept_key) or scattered
-    window = _DISORDER if disorder else random.choice([1, 1, 1, 2, 3, 32])
+    history = _DISORDER if disorder else random.choice([1, 1, 1, 2, 3, 32])
     spec = Spec(
         roots=roots,
         partitions={topic: random.choice([1, 2, 2, 3]) for topic in topics},
-        passages=passages,
+        processors=processors,
         stages=stages,
-        window=None if trouble == "spread" else window,
+        history=None if trouble == "spread" else history,
         lanes=LANES if disorder or growth else random.choice([1, 2, LANES]),
         split=random.choice([len(stages), random.randint(1, len(stages)), random.randint(1, len(stages))]),
         growth=growth,
@@ -52,32 +52,32 @@ def draw(random: Random) -> Spec:
 
 
 def _draw_audit(random: Random, spec: Spec) -> str:
-    topics = [FINAL, *{passage.source: 0 for passage in spec.passages}, *([OUT] * 5 if spec.publishes else [])]
+    topics = [FINAL, *{processor.source: 0 for processor in spec.processors}, *([OUT] * 5 if spec.publishes else [])]
     audited = spec.growth in ("", "drained") and random.random() < (0.9 if spec.publishes else 0.4)
     return random.choice(topics) if audited else ""
 
 
 def _draw_revival(random: Random, spec: Spec) -> bool:
     # What comes late may come back unproven. Whether a stage that only counts has it nobody could tell an operator.
-    known = all(stage.seen for stage in spec.stages) or spec.window == _DISORDER
+    known = all(stage.seen for stage in spec.stages) or spec.history == _DISORDER
     return known and random.random() < 0.7
 
 
 def _other(random: Random, spec: Spec) -> Spec:
-    """One passage is of another kind than ours, or writes without a key."""
-    ours = [one for one in spec.passages if not (one.plain or one.raw)]
+    """One processor is of another kind than ours, or writes without a key."""
+    ours = [one for one in spec.processors if not (one.plain or one.raw)]
     if not ours or spec.growth or spec.keyless:
         return spec
     one = random.choice(ours)
-    passages = list(spec.passages)
+    processors = list(spec.processors)
     if random.random() < 0.5:
-        passages[passages.index(one)] = replace(one, foreign=True, fan=5, rekey="keep")
-        return replace(spec, passages=tuple(passages), window=1, recreates=False)
-    passages[passages.index(one)] = replace(one, spread=True)
-    return replace(spec, passages=tuple(passages), window=None, lanes=LANES)  # a retired lane holds nothing
+        processors[processors.index(one)] = replace(one, foreign=True, fan=5, rekey="keep")
+        return replace(spec, processors=tuple(processors), history=1, recreates=False)
+    processors[processors.index(one)] = replace(one, spread=True)
+    return replace(spec, processors=tuple(processors), history=None, lanes=LANES)  # a retired lane holds nothing
 
 
-def _draw_passages(random: Random, trouble: str, kept_key: bool) -> tuple[tuple[str, ...], tuple[Passage, ...]]:
+def _draw_processors(random: Random, trouble: str, kept_key: bool) -> tuple[tuple[str, ...], tuple[Processor, ...]]:
     shape = random.choice(["direct", "line", "line", "line", "line", "diamond", "roots"])
     if shape == "direct":
         return (FINAL,), ()
@@ -87,14 +87,14 @@ def _draw_passages(random: Random, trouble: str, kept_key: bool) -> tuple[tuple[
     ends = [(f"p{i}", topics[i], topics[i + 1]) for i in range(count)]
     roots: tuple[str, ...] = ("r0",)
     if shape == "diamond":
-        twin = random.randrange(count)
-        ends.append(("q", topics[twin], topics[twin + 1]))
+        mirror = random.randrange(count)
+        ends.append(("q", topics[mirror], topics[mirror + 1]))
     if shape == "roots":
         roots = ("r0", "r1")
         ends.append(("q", "r1", random.choice(topics[1:])))
     raw = [root for root in roots if random.random() < 0.3 and root != FINAL]
-    passages = [
-        Passage(
+    processors = [
+        Processor(
             *end,
             rekey="keep" if kept_key else random.choice(["keep", "change", "change", "mixed"]),
             fan=random.choice([1, 1, 2, 3] if trouble != "foreign" else [2, 3]),
@@ -110,11 +110,11 @@ def _draw_passages(random: Random, trouble: str, kept_key: bool) -> tuple[tuple[
         for i, end in enumerate(ends)
     ]
     # Two that leave a message as it is would make two of it that nothing but their paths could tell apart.
-    same = [one for one in passages if one.rekey == "keep" and one.fan == 1] if shape != "diamond" else []
+    same = [one for one in processors if one.rekey == "keep" and one.fan == 1] if shape != "diamond" else []
     for one in same:
         if not (one.spread or one.retries or one.also) and random.random() < 0.5:
-            passages[passages.index(one)] = replace(one, refusing=False, plain=True)
-    return roots, tuple(passages)
+            processors[processors.index(one)] = replace(one, refusing=False, plain=True)
+    return roots, tuple(processors)
 
 
 def _draw_stages(random: Random, kept_key: bool) -> tuple[StageSpec, ...]:

@@ -102,8 +102,8 @@ class Driver:
             return
         for number, offset in self.next.items():
             self._cluster.commit(self.name, self.topic, number, Committed(offset))
-        if run.term < max(store.installed_term(run.ref) for _, store in run.distinct_stores()):
-            raise Violation(f"a run of term {run.term} told the consumer group though a newer one has begun")
+        if run.epoch < max(store.installed_epoch(run.ref) for _, store in run.distinct_stores()):
+            raise Violation(f"a run of epoch {run.epoch} told the consumer group though a newer one has begun")
 
     def _broker(self) -> Broker:
         marks = {number: (partition.low, partition.high) for number, partition in enumerate(self.log.partitions)}

@@ -1,4 +1,4 @@
-"""Dead letters of a world, and their way back: the real one, from the bytes and headers of a letter."""
+"""Dead letters of a world, and their way back: the real one, from the bytes and headers of a dead letter."""
 
 import msgspec
 
@@ -67,7 +67,7 @@ def brought_back(letter: Record, facts: dead.DeadLetter, *, mend: bool) -> Outgo
             asserted=facts.reason is Reason.UNPROVEN,
         )
     except EnvelopeError as error:
-        raise Violation(f"a letter of {facts.application} cannot be redriven: {error}") from error
+        raise Violation(f"a dead letter of {facts.application} cannot be redriven: {error}") from error
     headers = own_headers(letter.headers)
     return Outgoing(facts.topic, letter.key, value, headers, facts.partition, facts.stage, facts.application)
 

@@ -59,7 +59,7 @@ def restore(world: World, a: int, b: int, c: int) -> None:
             store.restore(copy[url])
         if copy[upstream] is _NOTHING:
             # A first start dies between the first manifests of two stores, and is not taken for a loss.
-            script = Script({("term", 2 + c % 2): ENDS[(c >> 3) % 4]})
+            script = Script({("epoch", 2 + c % 2): ENDS[(c >> 3) % 4]})
             world.under(script, lambda: world.engine(1))
     world.watch.forget()
 
@@ -125,7 +125,7 @@ def _misses(world: World) -> bool:
 
 
 def _lost_holes(world: World, newer: Mapping[str, Copy]) -> bool:
-    """Whether stores that went back had holes which they have no more: the letters of those would find no place."""
+    """Whether stores that went back had holes which they have no more: the dead letters of those would find no place."""
     return any(copy.holes - world.stores[url].copy().holes for url, copy in newer.items())
 
 

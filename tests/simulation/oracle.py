@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from envelope import Reason
-from tests.simulation.topology import Passage, Payload, Spec, emitted, kept, split
+from tests.simulation.topology import Payload, Processor, Spec, emitted, kept, split
 
 
 class Violation(AssertionError):
@@ -95,7 +95,7 @@ class Oracle:
         self.letters: dict[str, set[str]] = {stage.name: set() for stage in spec.stages}
         self.unproven: dict[str, set[str]] = {stage.name: set() for stage in spec.stages}
         self.outputs: dict[str, object] = {}
-        self.refused: dict[str, set[str]] = {passage.dead: set() for passage in spec.passages}
+        self.refused: dict[str, set[str]] = {processor.dead: set() for processor in spec.processors}
         self._places: dict[object, str] = {}
         self._mended: set[str] = set()
         self._over = False
@@ -109,10 +109,10 @@ class Oracle:
         for message in self.spec.messages(topic, payload):
             self._add(message)
 
-    def revived(self, passage: Passage, payload: Payload) -> None:
+    def revived(self, processor: Processor, payload: Payload) -> None:
         """Note that what a republisher refused has been redriven, mended, and all that will come of it."""
-        for output in passage.outputs(payload):
-            topic = passage.target_of(output)
+        for output in processor.outputs(payload):
+            topic = processor.target_of(output)
             for dead, name in self.spec.refused(topic, output):
                 self.refused[dead].add(name)
             for message in self.spec.messages(topic, output):
@@ -129,7 +129,7 @@ class Oracle:
         self._add({**self.messages[message].payload, "bad": ""})
 
     def over(self) -> None:
-        """Note that steps and folds refuse nothing any more: of what they did refuse, copies or letters are folded."""
+        """Note that steps and folds refuse nothing any more: of what they did refuse, copies or dead letters are folded."""
         self._over = True
         for message in [*self.messages.values()]:
             self._mended.add(message.payload["id"])

@@ -46,14 +46,14 @@ class Unit(NamedTuple):
 
 
 def small_world(number: int) -> Spec:
-    """Draw a world of at most two passages, three stages, two stores and eight messages."""
+    """Draw a world of at most two processors, three stages, two stores and eight messages."""
     random = Random(f"small {number}")
     while True:
         spec = draw(random)
-        if len(spec.passages) <= _MOST_PASSAGES and 1 <= _messages(spec, number) <= _MOST_MESSAGES:
+        if len(spec.processors) <= _MOST_PASSAGES and 1 <= _messages(spec, number) <= _MOST_MESSAGES:
             return replace(
                 spec,
-                passages=tuple(replace(passage, members=1) for passage in spec.passages),
+                processors=tuple(replace(processor, members=1) for processor in spec.processors),
                 partitions={topic: min(count, 2) for topic, count in spec.partitions.items()},
                 growth="",
                 recreates=False,

@@ -18,7 +18,7 @@ from tests.simulation.clients import Life, Place, Sent
 from tests.simulation.driver import METADATA_MAX_AGE
 from tests.simulation.kafka import CLOCK, Cluster, Committed
 from tests.simulation.oracle import Violation
-from tests.simulation.topology import OUT, Passage, Payload, digest
+from tests.simulation.topology import OUT, Payload, Processor, digest
 
 RETRY_SECONDS = 2.0
 _LIFE_SECONDS = 0.2  # that pass between two lives
@@ -82,7 +82,7 @@ class Service:
     """One instance of a republisher.
 
     Args:
-        passage: What it does.
+        processor: What it does.
         cluster: The broker.
         deliver: Appends a message to its topic.
         reorders: Its producer may swap neighbours.
@@ -92,7 +92,7 @@ class Service:
         lives: How often it was started. What fails for a while fails in some lives and not in others.
     """
 
-    passage: Passage
+    processor: Processor
     cluster: Cluster
     deliver: Callable[[Outgoing], object]
     reorders: bool = False
@@ -103,7 +103,7 @@ class Service:
     @property
     def places(self) -> list[Place]:
         """Every partition that it reads."""
-        topics = [self.passage.source, *self.passage.retry_topics]
+        topics = [self.processor.source, *self.processor.retry_topics]
         return [(topic, n) for topic in topics for n in range(len(self.cluster.topics[topic].partitions))]
 
     def lag(self) -> int:
@@ -116,27 +116,27 @@ class Service:
 
     def committed(self, topic: str, partition: int) -> int:
         """What it has committed of a topic as it is now."""
-        return self.cluster.committed(self.passage.name, topic, partition)
+        return self.cluster.committed(self.processor.name, topic, partition)
 
     @property
     def grows(self) -> bool:
         """Whether new partitions of its source wait, or nobody has seen them yet."""
-        name, topic = self.passage.name, self.passage.source
+        name, topic = self.processor.name, self.processor.source
         notes = [Note.read(one.metadata) for at, one in self.cluster.groups.items() if at[:2] == (name, topic)]
-        settled = max((note.settled for note in notes), default=0)
-        return any(note.now for note in notes) or 0 < settled < len(self.cluster.topics[topic].partitions)
+        resolved = max((note.resolved for note in notes), default=0)
+        return any(note.now for note in notes) or 0 < resolved < len(self.cluster.topics[topic].partitions)
 
     def rewind(self, partition: int, back: int) -> None:
         """Set the committed offset of the source back, as an operator may."""
-        topic = self.passage.source
+        topic = self.processor.source
         number = partition % len(self.cluster.topics[topic].partitions)
-        self.cluster.commit(self.passage.name, topic, number, Committed(max(self.committed(topic, number) - back, 0)))
+        self.cluster.commit(self.processor.name, topic, number, Committed(max(self.committed(topic, number) - back, 0)))
 
     def step(self, number: int, limit: int) -> None:
         """Live for up to `limit` records of one partition, and as many that come back for another try."""
         places = self.places
         chosen = places[number % len(places)]
-        self._live(dict.fromkeys([chosen, *(one for one in places if one[0] != self.passage.source)], limit))
+        self._live(dict.fromkeys([chosen, *(one for one in places if one[0] != self.processor.source)], limit))
 
     def drain(self) -> None:
         """Live until all that is there has been read, but for what waits for its next try."""
@@ -144,7 +144,7 @@ class Service:
 
     def share(self, number: int, limit: int) -> None:
         """Live as one of several members for up to `limit` records of every partition that it gets."""
-        self._live(dict.fromkeys(self.places, limit), place=number % self.passage.members)
+        self._live(dict.fromkeys(self.places, limit), place=number % self.processor.members)
 
     def turn(self, limit: int) -> None:
         """Live for up to `limit` records of every partition."""
@@ -164,22 +164,22 @@ class Service:
         Raises:
             Violation: Something has not.
         """
-        passage = self.passage
+        processor = self.processor
         for topic, number in self.places:
             log = self.cluster.topics[topic]
             begin, end = self._checked.get((log.topic_id, number), 0), self.committed(topic, number)
             if begin >= end:
                 continue
             for record in filter(None, log.partitions[number].records[begin:end]):
-                if redriven.get((log.topic_id, number, record.offset), passage.name) != passage.name:
+                if redriven.get((log.topic_id, number, record.offset), processor.name) != processor.name:
                     continue
                 payload = payload_of(record.value)
-                if any(payload["id"] in reached[one] for one in (*passage.retries_behind(topic), passage.dead)):
+                if any(payload["id"] in reached[one] for one in (*processor.retries_behind(topic), processor.dead)):
                     continue
-                wanted = [] if passage.refuses(payload) else passage.outputs(payload)
-                lost = [one["id"] for one in wanted if one["id"] not in reached[passage.target_of(one)]]
-                if lost or passage.refuses(payload):
-                    raise Violation(f"{passage.name} has committed {payload['id']}, which led to nothing: {lost}")
+                wanted = [] if processor.refuses(payload) else processor.outputs(payload)
+                lost = [one["id"] for one in wanted if one["id"] not in reached[processor.target_of(one)]]
+                if lost or processor.refuses(payload):
+                    raise Violation(f"{processor.name} has committed {payload['id']}, which led to nothing: {lost}")
             self._checked[log.topic_id, number] = end
 
     def _live(
@@ -192,7 +192,7 @@ class Service:
         place: int = -1,
     ) -> None:
         """Run the real republisher until it has read what it may, or dies. It is alone unless it has a place."""
-        passage = self.passage
+        processor = self.processor
         self.lives += 1
         CLOCK.sleep(_LIFE_SECONDS)
         life = Life(
@@ -203,21 +203,21 @@ class Service:
             revoked=self.lives % 7,
             reorders=self.reorders,
             place=max(place, 0),
-            places=1 if place < 0 else passage.members,
-            options={INSTANCE: f"{passage.name}{max(place, 0)}"} if passage.static else {},
+            places=1 if place < 0 else processor.members,
+            options={INSTANCE: f"{processor.name}{max(place, 0)}"} if processor.static else {},
             pause=pause,
         )
         republisher = Republisher(
             self._transform(self.lives),
-            source=Source((passage.source,), Wrapping.NONE if passage.raw else Wrapping.ENVELOPE),
-            target=passage.targets,
-            name=passage.name,
+            source=Source((processor.source,), Wrapping.NONE if processor.raw else Wrapping.ENVELOPE),
+            target=processor.targets,
+            name=processor.name,
             settings=life,  # type: ignore[arg-type]
-            dead_letter=passage.dead,
-            retry=RetryTopics(dict.fromkeys(passage.retry_topics, RETRY_SECONDS)),
+            dead_letter=processor.dead,
+            retry=RetryTopics(dict.fromkeys(processor.retry_topics, RETRY_SECONDS)),
             batch_size=batch_size,
             max_wait=_MAX_WAIT,
-            check_roots=not passage.plain,  # with it there is no short way
+            check_roots=not processor.plain,  # with it there is no short way
             metadata_max_age=METADATA_MAX_AGE,
             accept=self.accept,
         )
@@ -225,29 +225,31 @@ class Service:
         republisher.run(until_caught_up=until_caught_up)
 
     def _transform(self, life: int) -> Transform:
-        passage = self.passage
-        if passage.plain:
+        processor = self.processor
+        if processor.plain:
             return identity
 
         def transform(record: Input) -> Iterator[Output]:
             payload: Payload = _decode_json(record.payload)
             # What fails has made some of its outputs by then.
-            for output in passage.outputs(payload):
+            for output in processor.outputs(payload):
                 kept = record.key is None and output["k"] == payload["k"]
-                key = None if kept or passage.spread else output["k"].encode()
-                yield Output(_encode_json(output), key=key, event_id=_identity(output), topic=passage.target_of(output))
-            if passage.retries_behind(record.topic) and _is_trouble(payload, life):
+                key = None if kept or processor.spread else output["k"].encode()
+                yield Output(
+                    _encode_json(output), key=key, event_id=_identity(output), topic=processor.target_of(output)
+                )
+            if processor.retries_behind(record.topic) and _is_trouble(payload, life):
                 raise RuntimeError("this try fails, another one may not")
-            if passage.refuses(payload):
+            if processor.refuses(payload):
                 raise ValueError("every try fails")
 
         return transform
 
     def _sent(self, sent: Sent) -> None:
         """The broker takes what the republisher's producer sends."""
-        passage, (topic, key, value, headers) = self.passage, sent
+        processor, (topic, key, value, headers) = self.processor, sent
         assert value is not None
-        if topic in passage.targets and passage.foreign:
+        if topic in processor.targets and processor.foreign:
             value = _as_foreign(value)
         partition = None if key is not None else digest(payload_of(value)["id"], str(self.lives))
         self.deliver(Outgoing(topic, key, value, headers, partition))

@@ -24,10 +24,10 @@ _REF = FlowRef(FLOW)
 _MOST_PARTITIONS, _MOST_DRAINED = 6, 4
 
 
-POINTS = ("persist", "load", "manifest", "publish", "persist", "dead_letter", "manifest", "term", "return", "offsets")
+POINTS = ("persist", "load", "manifest", "publish", "persist", "dead_letter", "manifest", "epoch", "return", "offsets")
 """Kinds of effects of the engine; where most is at stake twice."""
-_TERM_EFFECTS = 5
-"""Most effects of a start: the term in two stores, their manifests, and the first of those with positions."""
+_EPOCH_EFFECTS = 5
+"""Most effects of a start: the epoch in two stores, their manifests, and the first of those with positions."""
 SERVICE_POINTS = ("deliver", "republish", "coordinator", "deliver")
 """The same of a service."""
 
@@ -54,8 +54,8 @@ def draw_world(seed: int, steps: int = 80) -> tuple[Spec, list[Step]]:
     possible = {
         "grow": bool(spec.growth),
         "recreate": spec.recreates,
-        **dict.fromkeys(["republish", "rewind", "stale", "deliver"], bool(spec.passages)),
-        "share": any(passage.members > 1 for passage in spec.passages),
+        **dict.fromkeys(["republish", "rewind", "stale", "deliver"], bool(spec.processors)),
+        "share": any(processor.members > 1 for processor in spec.processors),
         "audit": bool(spec.audit),
         "mend": spec.mends,
         # What a flow that lost its stores publishes once more, and an operator calls new, its readers take for new.
@@ -91,12 +91,12 @@ def _stale(world: World, a: int, b: int, c: int) -> None:
 
 def _share(world: World, a: int, b: int, c: int) -> None:
     """Members of one group at once: one stands still with its partitions while others come and go; then it may go on."""
-    groups = [service for service in world.services if service.passage.members > 1]
+    groups = [service for service in world.services if service.processor.members > 1]
     if not groups:
         return
     service, waiting = groups[a % len(groups)], len(world.stale)
-    if service.passage.source in world.spec.roots:
-        world.write(service.passage.source, 1 + b % 6)
+    if service.processor.source in world.spec.roots:
+        world.write(service.processor.source, 1 + b % 6)
     point = SERVICE_POINTS[(c >> 3) % 4], (c >> 5) % 2
     world.stand_still(lambda: service.share(a >> 8, 1 + b % 16), Script({point: End.PAUSE}))
     for n in range(1 + c % 3):
@@ -122,7 +122,7 @@ def _engine(world: World, a: int, b: int, c: int) -> None:
     ends: dict[int | tuple[str, int], End] = {}
     if b & 1:
         point = POINTS[(b >> 3) % len(POINTS)]
-        ends[point, (b >> 8) % _TERM_EFFECTS if point == "term" else (b >> 8) % 4 // 3] = ENDS[c % 4]
+        ends[point, (b >> 8) % _EPOCH_EFFECTS if point == "epoch" else (b >> 8) % 4 // 3] = ENDS[c % 4]
     if b % 8 == 6:
         ends["write", (b >> 3) % 6] = ENDS[(c >> 2) % 4]
     if b % 8 in (2, 3):
@@ -179,17 +179,17 @@ def _grow(world: World, a: int, b: int, c: int) -> None:
     if world.spec.growth == "lagging" and (topic.topic == FINAL or c % 4):
         _grow_behind(world, a >> 4, b, c >> 2)
         return
-    readers = [service for service in world.services if service.passage.source == topic.topic]
+    readers = [service for service in world.services if service.processor.source == topic.topic]
     if world.spec.growth == "lagging" and len(readers) == 1:
         _grow_source(world, readers[0], a >> 4, b, c >> 2)
         return
     if world.spec.growth != "undrained":
-        world.settle()
+        world.resolve()
     if len(topic.partitions) < _MOST_DRAINED:
         world.cluster.grow(topic.topic)
         if world.spec.growth != "undrained":
             for service in world.services:
-                if service.passage.source == topic.topic:
+                if service.processor.source == topic.topic:
                     world.serve(service.drain)  # it was there and looked
         if topic.topic == FINAL:
             # Read again from before it grew, a key's records would come by two partitions at once.
@@ -213,7 +213,7 @@ def _grow_behind(world: World, a: int, b: int, c: int) -> None:
     if c & 256:
         _pass_on(world, 6 + a % 6)
     world.cluster.grow(FINAL, learned=METADATA_MAX_AGE * (b % 16) / 16)
-    # Nor what it was when a copy of the stores was made; and a letter may have died since, and come by a new partition.
+    # Nor what it was when a copy of the stores was made; and a dead letter may have died since, and come by a new partition.
     world.replayable = False
     world.copies.clear()
     if c & 12:
@@ -235,8 +235,8 @@ def _grow_source(world: World, service: Service, a: int, b: int, c: int) -> None
 
     Producers learn of the new ones later. A growth that nobody sees, or during another one, would be refused.
     """
-    log = world.cluster.topics[service.passage.source]
-    world.settle()
+    log = world.cluster.topics[service.processor.source]
+    world.resolve()
     if len(log.partitions) > _MOST_PARTITIONS // 2 or service.grows:
         return
     script, waiting = Script(), len(world.stale)
@@ -259,10 +259,10 @@ def _pass_on(world: World, count: int, topic: str = FINAL) -> None:
     for root in world.spec.roots:
         world.write(root, count)
     ahead = {topic}
-    for passage in world.spec.passages[::-1] * 2:
-        ahead |= {passage.source} if ahead & {*passage.targets} else set()
+    for processor in world.spec.processors[::-1] * 2:
+        ahead |= {processor.source} if ahead & {*processor.targets} else set()
     for service in world.services:
-        if service.passage.source in ahead - {topic}:
+        if service.processor.source in ahead - {topic}:
             world.serve(service.drain)
 
 
@@ -270,9 +270,9 @@ def _recreate(world: World, a: int, b: int, c: int) -> None:
     """A topic is deleted and created again; its records are all through, and a service may be waiting for more of them."""
     if not world.spec.recreates:
         return
-    world.settle()
+    world.resolve()
     topic = _topic(world, a)
-    readers = [service for service in world.services if service.passage.source == topic.topic]
+    readers = [service for service in world.services if service.processor.source == topic.topic]
     waiting = len(world.stale)
     if readers and b % 2:
         script = Script()
@@ -293,7 +293,7 @@ def _trim(world: World, a: int, b: int, c: int) -> None:
     """Retention deletes what every reader has read."""
     log = _topic(world, a)
     for number, partition in enumerate(log.partitions):
-        readers = [service for service in world.services if service.passage.source == log.topic]
+        readers = [service for service in world.services if service.processor.source == log.topic]
         passed = [reader.committed(log.topic, number) for reader in readers]
         if log.topic == FINAL:
             manifests = [store.load_manifest(_REF) for store in world.stores.values()]
@@ -311,7 +311,7 @@ def _trim(world: World, a: int, b: int, c: int) -> None:
 def _redrive(world: World, a: int, b: int, c: int) -> None:
     """Dead letters of the flow, of the second flow or of a republisher come back, most of them mended."""
     spec = world.spec
-    others = [*([AUDIT] if spec.audit else []), *(one.name for one in spec.passages if one.refusing and spec.revives)]
+    others = [*([AUDIT] if spec.audit else []), *(one.name for one in spec.processors if one.refusing and spec.revives)]
     name = others[a % len(others)] if others and c % 2 else FLOW
     letters = world.letters_of(name)
     for _ in range(1 + (c >> 1) % 3):
@@ -322,22 +322,22 @@ def _redrive(world: World, a: int, b: int, c: int) -> None:
 
 
 def _mend(world: World, a: int, b: int, c: int) -> None:
-    """What the flow refused it takes from now on: at first of what services send again, then of its letters.
+    """What the flow refused it takes from now on: at first of what services send again, then of its dead letters.
 
-    Letters without a hole, of records that were no proven first delivery, have to be redriven before that.
+    Dead letters without a hole, of records that were no proven first delivery, have to be redriven before that.
     """
     if not world.spec.mends or OUTAGE.over:
         return
-    world.settle()
+    world.resolve()
     for _ in range(2):
         _pass_on(world, 12)  # nobody died meanwhile: what is refused now are first deliveries
-        world.settle()
+        world.resolve()
     first = [letter for letter in world.letters if world.is_listed_where_it_died(letter)]
     OUTAGE.over = True
     world.oracle.over()
     for letter in first:
         world.bring_back(letter, mend=False)
-    world.settle()
+    world.resolve()
     for service in world.services:
         for partition in range(0 if service.grows else 3):
             service.rewind(partition, 1 + b % 60)

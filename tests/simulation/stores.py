@@ -27,7 +27,7 @@ SCHEME = "simulated"
 class Copy:
     """What a store held at one moment."""
 
-    terms: dict[Any, int]
+    epochs: dict[Any, int]
     manifests: dict[Any, Manifest]
     stages: dict[Any, dict[bytes, Stored]]
     buckets: dict[Any, dict[str, Bucket]]
@@ -39,7 +39,7 @@ class Copy:
             (ref, key, group, position)
             for ref, states in self.stages.items()
             for key, one in states.items()
-            for group, positions in decode_record(one.value, ref, key).windows.holes.items()
+            for group, positions in decode_record(one.value, ref, key).histories.holes.items()
             for position in positions
         }
 
@@ -47,7 +47,7 @@ class Copy:
 BUCKETS = ("0", "1", "2")
 """Parts of a store that hold states."""
 FLOW_PART = "flow"
-"""The part that holds terms and manifests."""
+"""The part that holds epochs and manifests."""
 
 
 class SimulatedStore(MemoryStore):
@@ -70,7 +70,7 @@ class SimulatedStore(MemoryStore):
         stage: StageRef,
         writes: Sequence[Write],
         *,
-        term: int,
+        epoch: int,
         batch: int,
         known: Marks = NONE,
         downstream: Acknowledged = NONE,
@@ -80,7 +80,7 @@ class SimulatedStore(MemoryStore):
         for write in writes:
             saved = effect(
                 f"write:{stage.stage}",
-                lambda write=write: self._write(stage, write, term, batch, known, downstream),  # type: ignore[misc]
+                lambda write=write: self._write(stage, write, epoch, batch, known, downstream),  # type: ignore[misc]
             )
             for bucket, mark in saved.items():
                 note_mark(stage, marks, bucket, mark)
@@ -88,13 +88,13 @@ class SimulatedStore(MemoryStore):
 
     def save_manifest(self, flow: FlowRef, manifest: Manifest, *, after: tuple[int, int] = (0, 0)) -> None:
         super().save_manifest(flow, manifest, after=after)
-        self._check_written(flow, manifest.term)
+        self._check_written(flow, manifest.epoch)
 
     def _write(
-        self, stage: StageRef, write: Write, term: int, batch: int, known: Marks, downstream: Acknowledged
+        self, stage: StageRef, write: Write, epoch: int, batch: int, known: Marks, downstream: Acknowledged
     ) -> Marks:
-        marks = super().save(stage, [write], term=term, batch=batch, known=known, downstream=downstream)
-        self._check_written(stage.flow_ref, term)
+        marks = super().save(stage, [write], epoch=epoch, batch=batch, known=known, downstream=downstream)
+        self._check_written(stage.flow_ref, epoch)
         return marks
 
     def _bucket_names(self) -> Sequence[str]:
@@ -103,18 +103,18 @@ class SimulatedStore(MemoryStore):
     def _bucket_of(self, key: bytes) -> str:
         return BUCKETS[crc32(key) % len(BUCKETS)]
 
-    def _saved(self, mark: Mark, term: int, downstream: Acknowledged) -> Bucket:
-        return Bucket(mark.next(f"life{self.lives}"), term, downstream)
+    def _saved(self, mark: Mark, epoch: int, downstream: Acknowledged) -> Bucket:
+        return Bucket(mark.next(f"life{self.lives}"), epoch, downstream)
 
-    def _check_written(self, flow: FlowRef, term: int) -> None:
-        installed = self.installed_term(flow)
-        if term < installed:
-            raise Violation(f"a run of term {term} wrote though {installed} is installed")
+    def _check_written(self, flow: FlowRef, epoch: int) -> None:
+        installed = self.installed_epoch(flow)
+        if epoch < installed:
+            raise Violation(f"a run of epoch {epoch} wrote though {installed} is installed")
 
     def copy(self) -> Copy:
         """A copy of everything."""
         return Copy(
-            dict(self._terms),
+            dict(self._epochs),
             dict(self._manifests),
             {ref: dict(of) for ref, of in self._stages.items()},
             {ref: dict(of) for ref, of in self._buckets.items()},
@@ -125,7 +125,7 @@ class SimulatedStore(MemoryStore):
         self.lives += 1
         for part in parts:
             if part == FLOW_PART:
-                self._terms = dict(copy.terms)
+                self._epochs = dict(copy.epochs)
                 self._manifests = dict(copy.manifests)
                 continue
             for ref in {*self._stages, *copy.stages}:

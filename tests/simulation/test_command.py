@@ -49,7 +49,7 @@ def test_shrinking_leaves_the_steps_that_are_needed():
 def test_the_proof_ends_with_one_json_object(tmp_path, capsys):
     state = tmp_path / "state.json"
     arguments = ["prove", "--seeds", "40", "--schedules", "100", "--state", str(state), "--json"]
-    assert main([*arguments, "--bugs", "window-blind"]) == 0
+    assert main([*arguments, "--bugs", "history-blind"]) == 0
     summary = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert summary["seeds"] == 40
     assert summary["schedules"] >= 100
@@ -78,6 +78,6 @@ def test_a_proof_of_other_code_is_begun_anew(proof_of, monkeypatch):
 
 
 def test_a_bug_planted_here_does_not_reach_other_seeds():
-    with planted("window-blind"):
+    with planted("history-blind"):
         assert any(outcome(seed) for seed in range(10))
     assert not any(outcome(seed) for seed in range(10))

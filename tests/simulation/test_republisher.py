@@ -9,7 +9,7 @@ import pytest
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from jobs import republish
-from jobs.republish import counts, passage, roots
+from jobs.republish import counts, processor, roots
 from jobs.republish import input as reading
 from jobs.republish.input import Input, TopicReplaced
 from jobs.republish.offsets import Fenced
@@ -20,11 +20,11 @@ from tests.simulation.clients import TIMED, Life, SimulatedConsumer, simulated_c
 from tests.simulation.kafka import CLOCK, Cluster
 from tests.simulation.service import RETRY_SECONDS, Service, payload_of, rooted
 from tests.simulation.shrink import outcome
-from tests.simulation.topology import Passage
+from tests.simulation.topology import Processor
 
 WAYS = (
-    (passage.Passage, "process"),
-    (passage.Passage, "detour"),
+    (processor.Processor, "process"),
+    (processor.Processor, "detour"),
     (Worker, "_bury"),
     (Input, "hold"),
     (Input, "wake"),
@@ -57,13 +57,13 @@ def walked(monkeypatch):
 
     for owner, name in WAYS:
         monkeypatch.setattr(owner, name, counting(name, getattr(owner, name)))
-    express = passage.Passage.express
+    express = processor.Processor.express
 
     def short(self):
         way = express(self)
         return way and counting("express", way)
 
-    monkeypatch.setattr(passage.Passage, "express", short)
+    monkeypatch.setattr(processor.Processor, "express", short)
     return counted
 
 
@@ -72,7 +72,7 @@ def test_worlds_walk_every_way_through_the_republisher(walked):
     assert set(walked) == {name for _, name in WAYS} | {TopicReplaced, Fenced, "express"}
 
 
-PASSAGE = Passage("p", "in", "out", retries=1)
+PASSAGE = Processor("p", "in", "out", retries=1)
 
 
 @pytest.fixture
@@ -86,8 +86,8 @@ def broker():
     return cluster
 
 
-def service_of(cluster, passage=PASSAGE):
-    return Service(passage, cluster, lambda out: cluster.produce(out.topic, out.key, out.value, headers=out.headers))
+def service_of(cluster, processor=PASSAGE):
+    return Service(processor, cluster, lambda out: cluster.produce(out.topic, out.key, out.value, headers=out.headers))
 
 
 def ids(cluster, topic):

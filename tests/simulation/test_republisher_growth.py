@@ -17,17 +17,17 @@ from tests.simulation.kafka import CLOCK, Cluster
 from tests.simulation.planted import planted
 from tests.simulation.service import Service, payload_of, rooted
 from tests.simulation.steps import SERVICE_POINTS
-from tests.simulation.topology import FINAL, Passage, Spec, StageSpec, event
+from tests.simulation.topology import FINAL, Processor, Spec, StageSpec, event
 from tests.simulation.world import World
 
 SEEDS = 30
 
 
 def spec(random):
-    passage = Passage("p0", "r0", FINAL, members=random.choice([1, 2, 3]), static=random.random() < 0.3)
+    processor = Processor("p0", "r0", FINAL, members=random.choice([1, 2, 3]), static=random.random() < 0.3)
     partitions = {"r0": random.choice([1, 2, 2]), FINAL: 1}
     return Spec(
-        ("r0",), partitions, (passage,), (StageSpec("s0", "k"),), window=512, lanes=64, split=1, growth="lagging"
+        ("r0",), partitions, (processor,), (StageSpec("s0", "k"),), history=512, lanes=64, split=1, growth="lagging"
     )
 
 
@@ -117,7 +117,7 @@ def test_ends_that_are_taken_while_producers_do_not_know_of_new_partitions_show_
     assert any(out_of_order(grown(seed)) for seed in range(SEEDS))
 
 
-PASSAGE = Passage("p", "in", "out", members=2)
+PASSAGE = Processor("p", "in", "out", members=2)
 
 
 @pytest.fixture
@@ -153,7 +153,7 @@ def ids(cluster):
 def notes(cluster):
     """What the group has noted, without the topic's id and the time."""
     found = sorted((at[2], Note.read(one.metadata)) for at, one in cluster.groups.items() if at[1] == "in")
-    return [(note.settled, note.now, note.until) for _, note in found]
+    return [(note.resolved, note.now, note.until) for _, note in found]
 
 
 def watched(cluster, *, by, unread=3):

@@ -30,10 +30,10 @@ def test_every_message_is_folded_once_under_any_two_faults(every_unit, part):
 
 def test_the_worlds_are_small_and_have_everything_in_them():
     worlds = [small_world(number) for number in range(WORLDS)]
-    assert max(len(world.passages) for world in worlds) == 2
+    assert max(len(world.processors) for world in worlds) == 2
     assert {len(world.stages) for world in worlds} == {1, 2, 3}
     assert any(world.split < len(world.stages) for world in worlds)
-    assert any(passage.fan > 1 for world in worlds for passage in world.passages)
+    assert any(processor.fan > 1 for world in worlds for processor in world.processors)
     assert any(stage.flat for world in worlds for stage in world.stages)
     assert any(stage.emits for world in worlds for stage in world.stages)
 

@@ -26,23 +26,23 @@ def test_every_message_is_folded_once_in_any_world(start):
 
 def test_worlds_have_several_members_several_targets_and_records_without_a_key():
     worlds = [draw_world(seed)[0] for seed in range(100)]
-    passages = [passage for world in worlds for passage in world.passages]
-    assert {passage.members for passage in passages} == {1, 2, 3}
-    assert any(len(passage.targets) > 1 for passage in passages)
+    processors = [processor for world in worlds for processor in world.processors]
+    assert {processor.members for processor in processors} == {1, 2, 3}
+    assert any(len(processor.targets) > 1 for processor in processors)
     keyless = [world for world in worlds if world.keyless]
-    assert any(world.window == 1 for world in keyless)
-    assert any(passage.rekey == "change" for world in keyless for passage in world.passages)
-    assert any(passage.rekey == "keep" for world in keyless for passage in world.passages)
+    assert any(world.history == 1 for world in keyless)
+    assert any(processor.rekey == "change" for world in keyless for processor in world.processors)
+    assert any(processor.rekey == "keep" for world in keyless for processor in world.processors)
 
 
 def test_worlds_have_second_flows_and_steps_that_fail_in_every_way():
     worlds = [draw_world(seed, 0)[0] for seed in range(200)]
     assert {"", FINAL, OUT} < {world.audit for world in worlds}
-    assert any(world.audit in world.roots for world in worlds if world.passages)
+    assert any(world.audit in world.roots for world in worlds if world.processors)
     stages = [stage for world in worlds for stage in world.stages]
     assert {stage.fails for stage in stages} == {"", "map", "filter", "flat_map", "key", "divert"}
     assert any(stage.emit_fails for stage in stages if stage.emits)
-    assert any(world.mends for world in worlds if world.window == 1)
+    assert any(world.mends for world in worlds if world.history == 1)
 
 
 def test_letters_are_read_by_other_flows_and_by_republishers_and_are_copies_to_them(monkeypatch):
@@ -63,7 +63,7 @@ def test_letters_are_read_by_other_flows_and_by_republishers_and_are_copies_to_t
     monkeypatch.setattr(Worker, "take_counts", taken)
     worlds = {seed: draw_world(seed, 0)[0] for seed in range(100)}
     final = [seed for seed, world in worlds.items() if world.audit == FINAL]
-    inner = [seed for seed, world in worlds.items() if world.audit in {one.source for one in world.passages}]
+    inner = [seed for seed, world in worlds.items() if world.audit in {one.source for one in world.processors}]
     assert not any(outcome(seed) for seed in (*final[:6], *inner[:6]))
     assert copies[FLOW] > 0
     assert copies[AUDIT] > 0

@@ -1,4 +1,4 @@
-"""What a seed draws: topics, passages between them, and the flow at their end. All functions of content alone."""
+"""What a seed draws: topics, processors between them, and the flow at their end. All functions of content alone."""
 
 import zlib
 from collections.abc import Iterator, Mapping
@@ -21,7 +21,7 @@ COLUMNS = {"id": str, "k": str, "g": str, "h": str, "x": int, "bad": str, "fixed
 _PRIME = 65521
 
 Payload = dict[str, Any]
-"""`id` says which logical message it is: the root's id and what every passage made of it."""
+"""`id` says which logical message it is: the root's id and what every processor made of it."""
 
 
 def digest(*texts: str) -> int:
@@ -34,7 +34,7 @@ def digest(*texts: str) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Passage:
+class Processor:
     """A republish service.
 
     Attributes:
@@ -154,10 +154,10 @@ class Spec:
     Attributes:
         roots: Topics that producers write.
         partitions: Partitions by topic.
-        passages: Republish services.
+        processors: Republish services.
         stages: Stages of the flow.
-        window: Positions remembered per lane; None for the default, which depends on the lane.
-        lanes: Lanes with a window per state.
+        history: Positions remembered per lane; None for the default, which depends on the lane.
+        lanes: Lanes with a history per state.
         split: Number of stages in the first store; all when it is the number of stages.
         growth: Topics may get partitions: `drained` when nothing is under way, `undrained` at any time, or empty;
             `lagging` the flow's topic at any time, others when nothing is under way.
@@ -168,14 +168,14 @@ class Spec:
         keyless: Producers of the roots write no key, and services that keep the key pass none on.
         audit: Topic that a second flow reads; empty for none.
         revives: What republishers refuse is redriven to them.
-        mends: What the flow refuses it takes from some moment on: a copy may fill a hole before its letter comes back.
+        mends: What the flow refuses it takes from some moment on: a copy may fill a hole before its dead letter comes back.
     """
 
     roots: tuple[str, ...]
     partitions: Mapping[str, int]
-    passages: tuple[Passage, ...]
+    processors: tuple[Processor, ...]
     stages: tuple[StageSpec, ...]
-    window: int | None
+    history: int | None
     lanes: int
     split: int
     growth: str = ""
@@ -190,7 +190,7 @@ class Spec:
 
     def spreads(self, topic: str) -> bool:
         """Whether a topic gets records without a key: any partition may be the next one."""
-        return self.keyless or any(passage.spread and topic in passage.targets for passage in self.passages)
+        return self.keyless or any(processor.spread and topic in processor.targets for processor in self.processors)
 
     @cached_property
     def flow(self) -> Flow[Any]:
@@ -214,7 +214,7 @@ class Spec:
                 KeyOf(stage.key, refuse) if stage.fails == "key" else stage.key,
                 fold,
                 co_partitioned=not self.spreads(FINAL),
-                window=self.window,
+                history=self.history,
                 lanes=self.lanes,
                 emit=Emit(Refuse(stage.bad_in_emit) if stage.emit_fails else None) if stage.emits else None,
             )
@@ -222,26 +222,26 @@ class Spec:
 
     def is_raw(self, topic: str) -> bool:
         """Whether a topic holds payloads without envelopes."""
-        return any(passage.raw and passage.source == topic for passage in self.passages)
+        return any(processor.raw and processor.source == topic for processor in self.processors)
 
     def messages(self, topic: str, payload: Payload) -> Iterator[Payload]:
         """The logical messages that reach the flow's topic because of a message in `topic`."""
         if topic == FINAL:
             yield payload
-        for passage in self.passages:
-            if passage.source == topic and not passage.refuses(payload):
-                for output in passage.outputs(payload):
-                    yield from self.messages(passage.target_of(output), output)
+        for processor in self.processors:
+            if processor.source == topic and not processor.refuses(payload):
+                for output in processor.outputs(payload):
+                    yield from self.messages(processor.target_of(output), output)
 
     def refused(self, topic: str, payload: Payload) -> Iterator[tuple[str, str]]:
         """Dead-letter topic and id of what republishers refuse because of a message in `topic`."""
-        for passage in self.passages:
-            if passage.source == topic:
-                if passage.refuses(payload):
-                    yield passage.dead, payload["id"]
+        for processor in self.processors:
+            if processor.source == topic:
+                if processor.refuses(payload):
+                    yield processor.dead, payload["id"]
                 else:
-                    for output in passage.outputs(payload):
-                        yield from self.refused(passage.target_of(output), output)
+                    for output in processor.outputs(payload):
+                        yield from self.refused(processor.target_of(output), output)
 
 
 class Marked:

@@ -58,12 +58,12 @@ class Watch:
         new: set[str] = set()
         ref = _REF.stage(self._spec.stages[i].name)
         for key, stored in self._stores[i].stage(ref).items():
-            version = (stored.version, stored.term)
+            version = (stored.version, stored.epoch)
             if self._versions.get((i, key)) == version:
                 continue
             before = self._versions.get((i, key), (0, 0))
             if version[0] <= before[0] or version[1] < before[1]:
-                raise Violation(f"stage {ref.stage}, key {key!r}: {version} was written over {before} (version, term)")
+                raise Violation(f"stage {ref.stage}, key {key!r}: {version} was written over {before} (version, epoch)")
             self._versions[i, key] = version
             state = decode_record(stored.value, ref, key).state or {}
             self._oracle.check_state(i, key.decode(), state)

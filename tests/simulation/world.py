@@ -59,7 +59,7 @@ class World:
         redriven_at: Who gave up what was redriven, by its place.
         slow: Partition of the flow's topic that lags behind; none when it is negative.
         reached: Ids that were ever in each topic.
-        redriven: Number of letters redriven so far, in the order of their topic, by who gave them up.
+        redriven: Number of dead letters redriven so far, in the order of their topic, by who gave them up.
         replayable: The flow's topic can be read again from its beginning.
     """
 
@@ -68,14 +68,14 @@ class World:
         self.cluster = Cluster()
         for topic, partitions in spec.partitions.items():
             self.cluster.create(topic, partitions)
-        for passage in spec.passages:
-            for topic in (*passage.retry_topics, passage.dead):
+        for processor in spec.processors:
+            for topic in (*processor.retry_topics, processor.dead):
                 self.cluster.create(topic, 1)
         self.cluster.create("dead", 1)
         self.cluster.create(OUT, 2)
         accept = (GROWN_UNDRAINED,) if spec.growth == "undrained" else ()
         self.services = [
-            Service(passage, self.cluster, self.deliver, spec.reorders, accept) for passage in spec.passages
+            Service(processor, self.cluster, self.deliver, spec.reorders, accept) for processor in spec.processors
         ]
         name = f"{SCHEME}://w{next(_names)}"
         self.urls = {stage.name: name if i < spec.split else f"{name}.down" for i, stage in enumerate(spec.stages)}
@@ -115,11 +115,11 @@ class World:
                 for step in steps:
                     step(self)
                     self.check()
-                self.settle()
+                self.resolve()
                 self.compare()
                 if self.zombies or self.stale:
                     self._wake_all()
-                    self.settle()
+                    self.resolve()
                     self.compare()
             finally:
                 self.close()
@@ -169,14 +169,14 @@ class World:
             return self.letters
         if self.audit and application == AUDIT:
             return self.audit.letters
-        [passage] = [one for one in self.spec.passages if one.name == application]
-        return list(self.cluster.topics[passage.dead].records())
+        [processor] = [one for one in self.spec.processors if one.name == application]
+        return list(self.cluster.topics[processor.dead].records())
 
     def bring_back(self, letter: Record, *, mend: bool = True) -> None:
         """Redrive a dead letter.
 
         Args:
-            letter: The letter.
+            letter: The dead letter.
             mend: Mend it for who gave it up. What came back unproven is mended only if it was before.
         """
         facts = facts_of(letter)
@@ -196,9 +196,9 @@ class World:
             if mend:
                 self.audit.fixed.add(name)
         output = brought_back(letter, facts, mend=mend)
-        for passage in self.spec.passages:
-            if mend and passage.name == facts.application:
-                self.oracle.revived(passage, payload_of(output.value))
+        for processor in self.spec.processors:
+            if mend and processor.name == facts.application:
+                self.oracle.revived(processor, payload_of(output.value))
         self.deliver(output)
 
     def is_listed_where_it_died(self, letter: Record) -> bool:
@@ -342,7 +342,7 @@ class World:
         for service in self.services:
             service.check(self.reached, self.redriven_at)
 
-    def settle(self) -> None:
+    def resolve(self) -> None:
         """Let everything under way come to its end, without faults.
 
         Raises:
@@ -388,11 +388,11 @@ class World:
         assert self.driver is not None
         if self.audit:
             self.audit.compare(self.reached[self.spec.audit])
-        for passage in self.spec.passages:
-            letters = {payload_of(record.value)["id"] for record in self.cluster.topics[passage.dead].records()}
-            if letters != self.oracle.refused[passage.dead]:
-                wrong = min(letters ^ self.oracle.refused[passage.dead])
-                raise Violation(f"{passage.name}: {wrong} is {'' if wrong in letters else 'not '}in {passage.dead}")
+        for processor in self.spec.processors:
+            letters = {payload_of(record.value)["id"] for record in self.cluster.topics[processor.dead].records()}
+            if letters != self.oracle.refused[processor.dead]:
+                wrong = min(letters ^ self.oracle.refused[processor.dead])
+                raise Violation(f"{processor.name}: {wrong} is {'' if wrong in letters else 'not '}in {processor.dead}")
         for name, message in self.oracle.messages.items():
             for refused in filter(None, (message.fails, message.diverts)):
                 if not self.oracle.gave_up(name, refused):
@@ -403,7 +403,7 @@ class World:
             store = self.stores[self.urls[stage.name]]
             ref = self.driver.runner.run.ref.stage(stage.name)
             records = {key.decode(): decode_record(one.value, ref, key) for key, one in store.stage(ref).items()}
-            found = {key: one.state for key, one in records.items() if one.windows.lanes or one.state not in _NOTHING}
+            found = {key: one.state for key, one in records.items() if one.histories.lanes or one.state not in _NOTHING}
             expected = self.oracle.states(number)
             for key in sorted(expected.keys() | found.keys()):
                 if expected.get(key) != found.get(key):
@@ -419,6 +419,6 @@ def _difference(stage: str, key: str, expected: object, found: object) -> str:
 
 
 def _is_like(one: DeadLetter, other: DeadLetter) -> bool:
-    """Whether a letter is of another copy of a record that died at the same place of the flow."""
+    """Whether a dead letter is of another copy of a record that died at the same place of the flow."""
     same = (one.stage, one.reason) == (other.stage, other.reason)
     return same and (one.topic, one.partition, one.offset) != (other.topic, other.partition, other.offset)

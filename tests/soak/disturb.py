@@ -190,7 +190,7 @@ def _await_commit(chain: Chain, name: str, old: Life | None, seen: Any) -> None:
     """Return when the successor of a process has committed its first batch."""
     service = chain.services[name]
     if name == DRIVER:
-        chain.until(lambda: _is_later(chain, seen, other_term=True), "the first batch of a new driver")
+        chain.until(lambda: _is_later(chain, seen, other_epoch=True), "the first batch of a new driver")
     else:
         chain.until(
             lambda: service.life is not None and service.life is not old and service.life.commits,
@@ -198,11 +198,11 @@ def _await_commit(chain: Chain, name: str, old: Life | None, seen: Any) -> None:
         )
 
 
-def _is_later(chain: Chain, seen: Any, *, other_term: bool = False) -> bool:
+def _is_later(chain: Chain, seen: Any, *, other_epoch: bool = False) -> bool:
     now = chain.manifest
     if now is None or seen is None:
         return now is not None and now.batch > 0
-    return now.batch > seen.batch and (now.term > seen.term or not other_term)
+    return now.batch > seen.batch and (now.epoch > seen.epoch or not other_epoch)
 
 
 def _grown(chain: Chain, topic: str) -> bool:

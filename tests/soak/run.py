@@ -82,7 +82,7 @@ class _Run:
     def _rounds(self) -> None:
         this = self.this
         self.feed.send(1000)
-        self._settle("exact after a start")
+        self._resolve("exact after a start")
         rate = max(this.messages // this.rounds // _ROUND_SECONDS, 10)
         while this.done < this.rounds and not this.violations and time.monotonic() < self.deadline:
             self._round(self.planned[this.done], rate)
@@ -102,7 +102,7 @@ class _Run:
         self.feed.close()
         if quiet:
             self.feed.send(rate)
-        self._settle("exact after a round")
+        self._resolve("exact after a round")
         for step, one in told.items():
             this.counts[str(step)] += 1
             this.notes.update(one.notes)
@@ -139,7 +139,7 @@ class _Run:
         self.chain.until(look, "a look at the states")
         self._judge(wrong, "never above the fold of what was sent, after a restart")
 
-    def _settle(self, what: str) -> None:
+    def _resolve(self, what: str) -> None:
         """Wait until everything is folded, and compare."""
         self.chain.drain()
         self._judge(check.exact(self.chain, self.feed.truth), what)
@@ -159,5 +159,5 @@ class _Run:
         left = self.this.messages - self.feed.sent
         if left > 0:
             self.feed.send(left)
-        self._settle("exact at the end")
+        self._resolve("exact at the end")
         self.this.finished = True

@@ -130,7 +130,7 @@ def test_a_topic_that_is_not_partitioned_by_the_stages_key_is_shuffled_first(wor
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("stages", [1, 2])
-def test_tasks_that_share_a_key_conflict_and_settle(world: World, path: Path, stages: int) -> None:
+def test_tasks_that_share_a_key_conflict_and_resolve(world: World, path: Path, stages: int) -> None:
     sent = legs(80, tails=1)
     world.send(one for i in range(80) for one in republished(sent, [i], partition=i % 2))
     flow = fleet(world.topic, path, stages=stages)

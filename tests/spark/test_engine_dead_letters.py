@@ -177,7 +177,7 @@ def test_a_record_that_is_mended_and_redriven_twice_is_folded_once_at_the_stage_
     world.check(flow, first, [record for record in world.records() if record not in first])
     once = [*good, Leg(tail="N9", carrier="AA", minutes=7)]
     assert world.results(flow, stage) == totals(once, "tail" if stage == "aircraft" else "carrier")
-    assert not any(view.windows.holes for view in world.views(flow, stage).values())
+    assert not any(view.histories.holes for view in world.views(flow, stage).values())
 
 
 def test_dead_letters_are_acknowledged_before_the_manifest_moves_and_repeated_when_it_could_not(

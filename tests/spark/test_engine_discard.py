@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from envelope import HolesFullError, Reason
-from envelope.dedup.windows import HOLES
+from envelope.dedup.history import HOLES
 from jobs.dead_letters import redrive as redriving
 from jobs.dead_letters.redrive import redrive
 from tests.messages import Leg
@@ -63,7 +63,7 @@ def test_a_state_that_is_full_of_holes_stops_the_flow_until_its_letters_are_disc
     assert world.run(flow).reasons == {Reason.OVERFLOW: 1}
     folded = totals([half, *good], "carrier")
     assert world.results(flow, "carrier") == folded
-    # What was discarded is not folded when it is redriven after all; the letter that still has its hole is.
+    # What was discarded is not folded when it is redriven after all; the dead letter that still has its hole is.
     redrive(world.settings, world.dead, apply=True)
     report = world.run(flow)
     assert set(verdicts(report)[stage]) <= {"duplicate", "copy", "rejected"}

@@ -73,10 +73,10 @@ def test_no_half_of_it_is_lost_however_far_apart_the_halves_are(spark, kafka, to
 ROUND = 200
 
 
-def flights(source: str, path: str = "columns", window: int = 2) -> Flow:
+def flights(source: str, path: str = "columns", history: int = 2) -> Flow:
     flow = Flow("flights").source(Topic(source, payload=Leg))
     key, fold = ("tail", Fields(legs=count())) if path == "columns" else (tail, Totals())
-    return flow.aggregate("aircraft", key, fold, window=window)
+    return flow.aggregate("aircraft", key, fold, history=history)
 
 
 class Sender:

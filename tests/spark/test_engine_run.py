@@ -173,8 +173,8 @@ def test_the_driver_writes_manifests_downstream_first_then_returns_then_tells_th
     with use(Recorder()) as recorder:
         report = world.run(flow, max_records=30)
     points = recorder.points
-    # The term is taken and installed; each of the two stores gets a manifest of nothing, and one with the start.
-    assert points[:6] == ["term"] * 6
+    # The epoch is taken and installed; each of the two stores gets a manifest of nothing, and one with the start.
+    assert points[:6] == ["epoch"] * 6
     batch = ["manifest:carrier", "manifest:aircraft", "return"]
     assert [point for point in points[6:] if point != "offsets"] == [*batch * report.batches, "finish", "finish"]
     assert points.count("offsets") == report.batches

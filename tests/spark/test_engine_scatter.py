@@ -34,9 +34,9 @@ def test_a_record_with_one_item_that_fails_leaves_holes_under_all_its_keys_and_o
     assert (letter.stage, letter.reason) == ("carrier", "fold_failed")
     views = world.views(flow, "carrier")
     position = letter.offset
-    holes = {key.decode() for key, view in views.items() for group in view.windows.holes.values() for _ in group}
+    holes = {key.decode() for key, view in views.items() for group in view.histories.holes.values() for _ in group}
     assert holes == set(POISON.carrier.split("+"))
-    assert {at for view in views.values() for group in view.windows.holes.values() for at, *_ in group} == {position}
+    assert {at for view in views.values() for group in view.histories.holes.values() for at, *_ in group} == {position}
     assert report.reasons == {"fold_failed": 1}
     assert report.verdicts["carrier"][Verdict.REJECTED] == 5
 

@@ -47,7 +47,7 @@ class Both:
         self._run = begin(flow, self._urls)
 
     def process(self, records: Sequence[Record]) -> None:
-        """Fold one batch on both paths and compare verdicts, dead letters, states and windows."""
+        """Fold one batch on both paths and compare verdicts, dead letters, states and histories."""
         before = len(self.memory.dead_letters)
         report = self.memory.process(records)
         work = self._vectorised(records)
@@ -86,7 +86,7 @@ class Both:
                 break
             run.list_dead(unlisted)
         for stage, found in reversed(writes):
-            run.stores[stage.name].save(run.stage_ref(stage), found, term=run.term, batch=run.batch)
+            run.stores[stage.name].save(run.stage_ref(stage), found, epoch=run.epoch, batch=run.batch)
         ends = {(one.topic, one.partition): one.offset + 1 for one in records}
         manifest = run.following(ends, {self.topic: TOPIC_ID}, {}, work.deaths.changes)
         for _, store in run.distinct_stores():
@@ -101,7 +101,7 @@ class Both:
             self.flow,
             run.ref,
             self._urls,
-            run.term,
+            run.epoch,
             run.batch,
             ROUTES,
             KafkaSettings("nowhere:1"),

@@ -15,7 +15,7 @@ from aggregations.definition.element import Element
 from aggregations.definition.fields import Fields, count, maximum, total
 from aggregations.definition.flow import Flow
 from aggregations.definition.source import Topic
-from envelope.dedup.windows import WINDOW
+from envelope.dedup.history import HISTORY
 from tests.messages import Leg
 
 Path = Literal["columns", "messages"]
@@ -95,14 +95,14 @@ def fleet(source: str | Topic, path: Path = "columns", *, stages: int = 2, co_pa
     return flow.aggregate("carrier", carrier, Totals()) if stages == 2 else flow
 
 
-def shared(source: str, window: int = WINDOW) -> Flow[Any]:
+def shared(source: str, history: int = HISTORY) -> Flow[Any]:
     """Totals per carrier of legs that several carriers sold, then per aircraft: items of a record scatter."""
     flow: Flow[Any] = Flow("shared").source(Topic(source, payload=Leg))
-    flow = flow.flat_map(carriers).aggregate("carrier", carrier, Totals(), window=window)
-    return flow.aggregate("aircraft", tail, Totals(), window=window)
+    flow = flow.flat_map(carriers).aggregate("carrier", carrier, Totals(), history=history)
+    return flow.aggregate("aircraft", tail, Totals(), history=history)
 
 
-def four_stages(source: str, window: int = WINDOW) -> Flow[Any]:
+def four_stages(source: str, history: int = HISTORY) -> Flow[Any]:
     """Totals per aircraft, per carrier, per remainder of the minutes, and per aircraft of a carrier."""
     flow: Flow[Any] = Flow("four").source(Topic(source, payload=Leg))
     minutes = pl.col("minutes")
@@ -114,7 +114,7 @@ def four_stages(source: str, window: int = WINDOW) -> Flow[Any]:
     }
     flow = flow.divert(minutes < 0)
     for name, key in keys.items():
-        flow = flow.aggregate(name, key, TOTALS, window=window)
+        flow = flow.aggregate(name, key, TOTALS, history=history)
     return flow
 
 

@@ -13,11 +13,11 @@ from envelope import Envelope, Hop, encode
 MAX_AGE = 300.0
 
 
-def flow(window: int = 4, stages: int = 1) -> Flow:
+def flow(history: int = 4, stages: int = 1) -> Flow:
     """Counts per key; with a second stage, per key again."""
     found = Flow("growing").source(Topic("legs", Json({"k": str})))
     for number in range(stages):
-        found = found.aggregate(f"s{number}", "k", Fields(n=count()), window=window)
+        found = found.aggregate(f"s{number}", "k", Fields(n=count()), history=history)
     return found
 
 

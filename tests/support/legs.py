@@ -8,7 +8,7 @@ from aggregations.definition.element import Record
 from envelope import EnvelopeError
 from envelope.hops import HopWriter
 from jobs.demo.flow import LEGS, RAW, VIA, legs
-from jobs.republish.passage import Passage
+from jobs.republish.processor import Processor
 from jobs.republish.record import Record as Incoming
 from jobs.republish.source import Source
 from persistence.kafka import Message
@@ -27,13 +27,13 @@ def placed(messages: Iterable[Message]) -> Iterator[tuple[int, int, Message]]:
 
 def republished(messages: list[Message], refused: Counter[str] | None = None) -> list[Message]:
     """What the republisher makes of flights.raw, in one go."""
-    passage = Passage(legs, via=VIA, source=Source.of(RAW, "json"), targets={LEGS: 1_000_000})
+    processor = Processor(legs, via=VIA, source=Source.of(RAW, "json"), targets={LEGS: 1_000_000})
     hops = [HopWriter(topic=RAW, partition=partition, via=VIA) for partition in range(PARTITIONS)]
     out: list[Message] = []
     for partition, offset, message in placed(messages):
         record = Incoming(RAW, partition, offset, message.get("key"), message["value"], timestamp_ms=0)
         try:
-            made = passage.process(record, hops[partition])
+            made = processor.process(record, hops[partition])
         except EnvelopeError as error:
             assert refused is not None, error
             refused[error.reason.value] += 1

@@ -253,8 +253,8 @@ def roots(views: Mapping[bytes, View]) -> set[tuple[int, int]]:
     return {
         (int(lane.removeprefix("raw:").partition("#")[0]), int(position[0]))
         for view in views.values()
-        for lane, window in view.windows.lanes.items()
-        for position in window.held
+        for lane, history in view.histories.lanes.items()
+        for position in history.held
     }
 
 

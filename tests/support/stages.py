@@ -58,7 +58,7 @@ def verdicts(outcome):
 def again(outcome, loaded=None):
     """The states as the next batch loads them: through JSON, one version on."""
     saved = {
-        key: KeyState(msgspec.json.decode(msgspec.json.encode(state.fold)), state.windows, state.version + 1)
+        key: KeyState(msgspec.json.decode(msgspec.json.encode(state.fold)), state.histories, state.version + 1)
         for key, state in outcome.states.items()
     }
     return {**(loaded or {}), **saved}

@@ -6,7 +6,7 @@ from persistence.protocol import StageRef, StateStore, Write
 
 
 def begun(store: StateStore, stage: StageRef, keys: Sequence[bytes] = (b"k",)) -> int:
-    """Begin a run and write every key once; return its term."""
-    term = store.acquire_term(stage.flow_ref)
-    store.save(stage, [Write(key, 0, b"first") for key in keys], term=term, batch=0)
-    return term
+    """Begin a run and write every key once; return its epoch."""
+    epoch = store.acquire_epoch(stage.flow_ref)
+    store.save(stage, [Write(key, 0, b"first") for key in keys], epoch=epoch, batch=0)
+    return epoch

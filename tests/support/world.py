@@ -18,7 +18,7 @@ from aggregations.report import Report
 from aggregations.run.memory import MemoryRunner
 from aggregations.run.run import bind
 from aggregations.spark import run_flow
-from envelope import Envelope, Hop, Windows, encode
+from envelope import Envelope, Histories, Hop, encode
 from envelope.deadletter import DeadLetter, own_headers
 from jobs.views import View, states
 from persistence.kafka import KafkaSettings, Topics, assign
@@ -195,12 +195,12 @@ class World:
         return runner
 
     def check(self, flow: Flow[Any], *batches: Sequence[Record]) -> MemoryRunner:
-        """Assert that states, windows, holes and dead letters are those of the oracle, and return it."""
+        """Assert that states, histories, holes and dead letters are those of the oracle, and return it."""
         oracle = self.oracle(flow, *batches)
         for stage in flow.stages:
             views, truth = self.views(flow, stage.name), oracle.states(stage.name)
             same(self.results(flow, stage.name), oracle.results(stage.name))
-            same({k: held(v.windows) for k, v in views.items()}, {k: held(s.windows) for k, s in truth.items()})
+            same({k: held(v.histories) for k, v in views.items()}, {k: held(s.histories) for k, s in truth.items()})
         self._check_dead_letters(oracle)
         return oracle
 
@@ -253,9 +253,9 @@ def same(found: Mapping[Any, Any], wanted: Mapping[Any, Any]) -> None:
     assert not differing, {key: (found.get(key), wanted.get(key)) for key in differing}
 
 
-def held(windows: Windows) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """What windows hold, without the batch that last used them: that depends on where batches end."""
-    return {name: (lane.held, lane.floor) for name, lane in windows.lanes.items()}, windows.holes
+def held(histories: Histories) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """What histories hold, without the batch that last used them: that depends on where batches end."""
+    return {name: (lane.held, lane.floor) for name, lane in histories.lanes.items()}, histories.holes
 
 
 def verdicts(report: Report) -> dict[str, Counter[str]]:

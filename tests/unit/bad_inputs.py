@@ -30,7 +30,7 @@ class BadInput:
         name: What is wrong.
         values: Values of records.
         codec: Reasons that `decode` may give; None where it accepts the value.
-        passage: Reasons that a republisher may give; None where it passes the record on. As `codec` where not given.
+        hop: Reasons that a republisher may give; None where it passes the record on. As `codec` where not given.
         key: Key of the record.
         headers: Its headers.
         timestamp_ms: Its timestamp.
@@ -39,14 +39,14 @@ class BadInput:
     name: str
     values: tuple[bytes | None, ...]
     codec: frozenset[Reason] | None
-    passage: frozenset[Reason] | None = field(default=frozenset())
+    processor: frozenset[Reason] | None = field(default=frozenset())
     key: bytes | None = KEY
     headers: tuple[tuple[str, bytes | None], ...] = ()
     timestamp_ms: int = 1_700_000_000_000
 
     def __post_init__(self) -> None:
-        if self.passage == frozenset():
-            object.__setattr__(self, "passage", self.codec)
+        if self.processor == frozenset():
+            object.__setattr__(self, "processor", self.codec)
 
 
 def one(name: str, value: bytes | None, *reasons: Reason, **more) -> BadInput:

@@ -4,7 +4,7 @@ import pytest
 
 from envelope import decode
 from envelope.hops import HopWriter
-from jobs.republish import Passage, Record, Source, identity
+from jobs.republish import Processor, Record, Source, identity
 from tests.unit.bad_inputs import BAD_INPUTS, OFFSET, PARTITION, TOPIC, BadInput, reason
 
 NAMES = [bad.name for bad in BAD_INPUTS]
@@ -22,16 +22,16 @@ def test_the_codec_reads_it_or_says_why_not(bad: BadInput) -> None:
 
 @pytest.mark.parametrize("bad", BAD_INPUTS, ids=NAMES)
 def test_a_republisher_passes_it_on_or_says_why_not(bad: BadInput) -> None:
-    passage = Passage(
+    processor = Processor(
         identity, via="r2", source=Source((TOPIC,)), targets={"out": 1_048_588}, roots={"raw", "t0", TOPIC}
     )
     hops = HopWriter(TOPIC, PARTITION, "r2")
     for value in bad.values:
         record = Record(TOPIC, PARTITION, OFFSET, bad.key, value, bad.headers, bad.timestamp_ms)
-        result = reason(lambda record=record: passage.process(record, hops))
-        assert result in (bad.passage or {None})
+        result = reason(lambda record=record: processor.process(record, hops))
+        assert result in (bad.processor or {None})
         if result is None:
-            (out,) = passage.process(
+            (out,) = processor.process(
                 Record(TOPIC, PARTITION, OFFSET, bad.key, value, bad.headers, bad.timestamp_ms), hops
             )
             assert (out.key, tuple(out.headers)) == (bad.key, bad.headers)

@@ -53,7 +53,7 @@ def test_json_has_key_state_version_lanes_and_holes(
         "key": "a",
         "state": {"visits": 3, "ms": 61 / 3},
         "version": 3,
-        "term": 1,
+        "epoch": 1,
         "batch": 5,
         "lanes": {"visits:0#": {"held": [[0], [2], [4]], "floor": None, "used": 5}},
         "holes": {},

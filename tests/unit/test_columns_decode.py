@@ -124,7 +124,7 @@ def test_a_group_that_ends_as_another_is_refused_like_the_reference_parser_does(
 
 
 def test_a_retried_message_is_exotic_and_stands_where_the_first_try_stood() -> None:
-    retry = (Hop("raw", 1, 3, via="r", transparent=True), Hop("retry", 0, 9, via="r", index=2))
+    retry = (Hop("raw", 1, 3, via="r", pass_through=True), Hop("retry", 0, 9, via="r", index=2))
     decoded = Decoder(Topic("legs", Leg)).decode(batch(leg(1, *retry), leg(2, Hop("raw", 1, 3, via="r", index=2))))
     assert decoded.frame.get_column("_exotic").to_list() == [True, False]
     assert decoded.frame.select("_p0", "_p1").rows() == [(3, 2), (3, 2)]

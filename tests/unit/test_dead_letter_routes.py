@@ -18,7 +18,7 @@ from aggregations.run.memory import MemoryRunner
 from aggregations.run.run import bind
 from envelope import Envelope, Hop, decode, encode
 from envelope.deadletter import DeadLetter, Form
-from envelope.dedup import windows
+from envelope.dedup import history as histories
 from jobs.dead_letters.redrive import redriven
 from persistence.commit import faults
 from persistence.commit.faults import Fault, Injector
@@ -211,7 +211,7 @@ def parsing(fails: Callable[[Element[Any]], bool]) -> Flow[Any]:
     return Flow("parsing").source(LEGS).map(parse).aggregate("counts", lambda element: element["k"], Count())
 
 
-def test_letters_without_a_hole_are_folded_in_any_order_however_far_the_window_is() -> None:
+def test_letters_without_a_hole_are_folded_in_any_order_however_far_the_history_is() -> None:
     broken = {"now": True}
     run = runner(parsing(lambda element: broken["now"] and element["v"] < 0))
     feed(run, [leg(n, v=-1 if n == 3 or 10 <= n < 50 else 1) for n in range(100)])
@@ -318,7 +318,7 @@ def test_what_a_crashed_run_folded_late_is_remembered_until_all_of_it_is_replaye
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The replay comes in several batches, and something else is folded late between them."""
-    monkeypatch.setattr(windows, "HEALED", 8)
+    monkeypatch.setattr(histories, "HEALED", 8)
     broken, store = {"now": True}, url()
     flow = parsing(lambda element: broken["now"] and element["v"] < 0).aggregate("carriers", "c", Fields(n=count()))
     records = [leg(n, v=-1 if n < 20 else 1) for n in range(100)]

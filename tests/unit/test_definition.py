@@ -257,8 +257,8 @@ def test_what_names_lanes_and_positions_is_part_of_it():
     assert len({of_source()[0], *(hashes[0] for hashes in others)}) == 1 + len(others)
 
 
-def test_a_wider_window_more_lanes_another_limit_and_more_columns_are_no_part_of_it():
-    assert of_source(window=1024, lanes=9) == of_source()
+def test_a_wider_history_more_lanes_another_limit_and_more_columns_are_no_part_of_it():
+    assert of_source(history=1024, lanes=9) == of_source()
     assert of_source(bare(limits=Limits(payload_bytes=1))) == of_source()
     assert of_source(Topic(TOPIC, Json(COLUMNS | {"more": int}), envelope=False)) == of_source()
 

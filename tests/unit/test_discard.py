@@ -1,4 +1,4 @@
-"""Giving letters up: their holes are filled under every key that has one, and nothing is folded."""
+"""Giving dead letters up: their holes are filled under every key that has one, and nothing is folded."""
 
 import json
 import uuid
@@ -52,7 +52,7 @@ FLOW = (
     Flow("fleet")
     .source(Topic("legs", Json({"tail": str, "carrier": str}), envelope=False))
     .aggregate("aircraft", tail, Fields(legs=count()), emit=sold)
-    .aggregate("carrier", lambda element: element["carrier"], Legs(), window=2)
+    .aggregate("carrier", lambda element: element["carrier"], Legs(), history=2)
 )
 
 
@@ -66,7 +66,7 @@ def runner() -> MemoryRunner:
 
 
 def back(run: MemoryRunner) -> list[Record]:
-    """The letters as they would come back, each where it died."""
+    """The dead letters as they would come back, each where it died."""
     return back_of(run.dead_letters)
 
 
@@ -83,7 +83,7 @@ def back_of(letters: list[Died]) -> list[Record]:
 
 
 def holes(run: MemoryRunner) -> dict[bytes, int]:
-    return {key: sum(map(len, state.windows.holes.values())) for key, state in run.states("carrier").items()}
+    return {key: sum(map(len, state.histories.holes.values())) for key, state in run.states("carrier").items()}
 
 
 def test_every_key_of_a_record_loses_its_hole_and_keeps_what_it_had(runner: MemoryRunner) -> None:
@@ -166,7 +166,7 @@ SPLIT = (
 
 
 class Found(list[Letter]):
-    """Letters in place of those of a topic."""
+    """Dead letters in place of those of a topic."""
 
     @property
     def total(self) -> int:
@@ -266,11 +266,11 @@ def test_the_hole_of_a_tombstone_can_be_given_up(monkeypatch: pytest.MonkeyPatch
     with closing(MemoryRunner(flow, stores, topic_ids={"legs": "L"})) as run:
         run.process([Record("legs", 0, 0, b"N1", None, topic_id="L")])
         lay(monkeypatch, run)
-        [hole] = run.states(stage)[b"N1"].windows.holes.values()
+        [hole] = run.states(stage)[b"N1"].histories.holes.values()
     result = discarding.discard(KafkaSettings("nowhere:1"), "dead", flow, stores, apply=True)
     assert (sum(result.done.values()), result.unusable) == (len(hole), {})
     with closing(MemoryRunner(flow, stores, topic_ids={"legs": "L"})) as run:
-        assert run.states(stage)[b"N1"].windows.holes == {}
+        assert run.states(stage)[b"N1"].histories.holes == {}
         run.process([Record("legs", 0, 0, b"N1", None, topic_id="L")])
         assert run.dead_letters == []
         assert run.results(stage) == {b"N1": {"legs": 0}}

@@ -18,8 +18,8 @@ EFFECTS = {
     "flush": "producer",
     "save": "store",
     "save_manifest": "store",
-    "acquire_term": "store|authority",
-    "install_term": "store",
+    "acquire_epoch": "store|authority",
+    "install_epoch": "store",
     "alter_group_offsets": "topics",
     "commit": "consumer|input",
 }
@@ -122,7 +122,7 @@ def test_every_effect_of_engine_republisher_redrive_and_runner_goes_through_a_fa
     [
         ("def work(producer): producer.flush()", ["new: work"]),
         ("def work(producer): effect(PUBLISH, lambda: producer.flush())", []),
-        ("def work(store): effect(TERM, lambda: _save(store))\ndef _save(store): store.save()", []),
+        ("def work(store): effect(EPOCH, lambda: _save(store))\ndef _save(store): store.save()", []),
         ("def work(store): _save(store)\ndef _save(store): store.save()", ["new: _save"]),
     ],
 )

@@ -12,7 +12,7 @@ SEVERAL_ROWS = {
     "a sum": X.sum(),
     "a difference from the mean": X - X.mean(),
     "the number of rows": pl.len(),
-    "a window over another column": X.sum().over("y"),
+    "a history over another column": X.sum().over("y"),
     "a running total": X.cum_sum(),
     "the row before": X.shift(1),
     "a difference to the row before": X.diff(),

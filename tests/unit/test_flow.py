@@ -158,7 +158,7 @@ BAD = {
         "has a stage 'a' already",
     ),
     "an unknown stage": (lambda: legs().aggregate("a", "tail", COUNT).stage("b"), "it has a"),
-    "a window of nothing": (lambda: legs().aggregate("a", "tail", COUNT, window=0), "at least 1"),
+    "a history of nothing": (lambda: legs().aggregate("a", "tail", COUNT, history=0), "at least 1"),
     "no lanes": (lambda: legs().aggregate("a", "tail", COUNT, lanes=0), "at least 1"),
     "a fold without fold": (lambda: legs().aggregate("a", "tail", object()), "the fold must be"),
     "a class instead of its instance": (lambda: legs().aggregate("a", "tail", Tally), "an object with zero"),
@@ -186,7 +186,7 @@ BAD = {
     "states to no topic": (lambda: legs().aggregate("a", "tail", COUNT).publish_states(""), "no topic"),
     "a value that is no function": (lambda: legs().publish("out", value=3), "takes a function"),
     "a published key of no type": (lambda: legs().publish("out", key="delay"), "its key is of type Float64"),
-    "two passages of one name to one topic": (
+    "two hops of one name to one topic": (
         lambda: legs().publish("out").filter("late").publish("out"),
         "give another name=",
     ),
@@ -216,7 +216,7 @@ def test_a_fold_whose_zero_is_no_state_is_refused(fold, match):
     assert "secret" not in str(error.value)
 
 
-def test_two_passages_to_one_topic_under_two_names_are_two_paths():
+def test_two_processors_to_one_topic_under_two_names_are_two_paths():
     assert len(legs().aggregate("a", "tail", COUNT).publish("out").publish("out", name="other").tail) == 2
 
 

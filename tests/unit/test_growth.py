@@ -7,8 +7,8 @@ from aggregations.run.growth import advance, describe, merge
 from aggregations.run.memory import MemoryRunner
 from aggregations.run.run import bind
 from aggregations.run.start import Risk
-from envelope import GrowthFullError, Standing, Windows
-from envelope.dedup import windows
+from envelope import GrowthFullError, Histories, Standing
+from envelope.dedup import history as histories
 from persistence.manifest import Growth
 from tests.support.growing import MAX_AGE, Legs, flow
 from tests.support.pure import fresh_store
@@ -26,7 +26,7 @@ def standings(lane, *offsets):
 
 
 def held(runner, stage="s0"):
-    return [len(window.held) for state in runner.states(stage).values() for window in state.windows.lanes.values()]
+    return [len(history.held) for state in runner.states(stage).values() for history in state.histories.lanes.values()]
 
 
 @pytest.mark.parametrize("stages", [1, 2])
@@ -160,7 +160,7 @@ def test_of_two_stores_the_one_that_is_behind_says_how_long_a_growth_lasts():
     assert runner.run.growth is None
     after = legs.start(of, at)
     assert after.run.growth is None
-    upstream.save_manifest(ref, msgspec.structs.replace(behind, term=after.run.term, batch=after.run.batch))
+    upstream.save_manifest(ref, msgspec.structs.replace(behind, epoch=after.run.epoch, batch=after.run.batch))
     assert legs.start(of, at).run.growth == behind.growth["legs"]
 
 
@@ -176,7 +176,7 @@ def test_a_topic_that_grew_before_it_was_first_read_shows_by_a_key_in_two_partit
 
 
 def test_a_lane_that_is_full_stops_the_run_and_the_risk_can_be_taken(monkeypatch):
-    monkeypatch.setattr(windows, "GROWTH", 50)
+    monkeypatch.setattr(histories, "GROWTH", 50)
     of = flow()
     for accept, error in (((), GrowthFullError), ((Risk.GROWTH_FULL,), None)):
         legs = Legs.of(1)
@@ -195,9 +195,9 @@ def test_a_lane_that_is_full_stops_the_run_and_the_risk_can_be_taken(monkeypatch
             assert runner.report.verdicts["s0"]["below_floor"] == 60
 
 
-def test_a_wider_window_is_the_way_on_behind_a_full_lane(monkeypatch):
-    monkeypatch.setattr(windows, "GROWTH", 50)
-    legs, of = Legs.of(1), flow(window=200)
+def test_a_wider_history_is_the_way_on_behind_a_full_lane(monkeypatch):
+    monkeypatch.setattr(histories, "GROWTH", 50)
+    legs, of = Legs.of(1), flow(history=200)
     runner = legs.start(of, stores(of))
     legs.write(0)
     legs.fold(runner)
@@ -210,19 +210,19 @@ def test_a_wider_window_is_the_way_on_behind_a_full_lane(monkeypatch):
 
 
 def test_only_lanes_that_leave_the_consumed_partition_out_evict_nothing():
-    made, _ = Windows().folding(
+    made, _ = Histories().folding(
         [*standings(OPEN, *range(9)), *standings(CLOSED, *range(9)), *standings("legs:1#T", *range(9))],
         size=2,
         evict=False,
     )
-    assert {lane: len(window.held) for lane, window in made.lanes.items()} == {OPEN: 9, CLOSED: 2, "legs:1#T": 2}
+    assert {lane: len(history.held) for lane, history in made.lanes.items()} == {OPEN: 9, CLOSED: 2, "legs:1#T": 2}
 
 
 def test_they_are_not_retired_either():
-    made = Windows()
+    made = Histories()
     for batch, lane in enumerate([OPEN, CLOSED, "raw:0#R>rep>legs:2"]):
         made, _ = made.folding(standings(lane, 1), lanes=1, batch=batch, evict=False)
-    assert [lane for lane, window in made.lanes.items() if window.held] == [OPEN, "raw:0#R>rep>legs:2"]
+    assert [lane for lane, history in made.lanes.items() if history.held] == [OPEN, "raw:0#R>rep>legs:2"]
 
 
 def test_a_clock_that_is_set_back_makes_the_wait_begin_anew():

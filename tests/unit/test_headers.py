@@ -1,9 +1,9 @@
-"""The envelope's twin in headers, and CloudEvents in binary mode."""
+"""The envelope's mirror in headers, and CloudEvents in binary mode."""
 
 import pytest
 
 from envelope import Envelope, EnvelopeError, Reason
-from envelope.headers import TWIN, from_cloudevents, twin
+from envelope.headers import TWIN, from_cloudevents, mirror
 
 EVENT = [
     ("ce_specversion", b"1.0"),
@@ -37,14 +37,14 @@ def test_a_cloudevent_becomes_an_envelope() -> None:
     )
 
 
-def test_the_twin_of_that_envelope_says_the_same() -> None:
-    headers = twin(from_cloudevents(EVENT, b"{}", None), "orders:3:17", "republisher")
+def test_the_mirror_of_that_envelope_says_the_same() -> None:
+    headers = mirror(from_cloudevents(EVENT, b"{}", None), "orders:3:17", "republisher")
     assert dict(headers) == dict(EVENT[:7]) | {"hw-root": b"orders:3:17"}
     assert {name for name, _ in headers} <= TWIN
 
 
-def test_the_twin_of_an_envelope_that_names_nothing_is_still_a_cloudevent() -> None:
-    headers = dict(twin(Envelope(b"", event_time_us=2**62), "orders:3:17", "legs"))
+def test_the_mirror_of_an_envelope_that_names_nothing_is_still_a_cloudevent() -> None:
+    headers = dict(mirror(Envelope(b"", event_time_us=2**62), "orders:3:17", "legs"))
     assert headers == {
         "ce_specversion": b"1.0",
         "ce_id": b"orders:3:17",
@@ -96,4 +96,4 @@ def test_every_missing_attribute_is_named() -> None:
 def test_without_a_time_the_event_has_none() -> None:
     event = from_cloudevents(without("ce_time"), b"", None)
     assert event.event_time_us is None
-    assert "ce_time" not in dict(twin(event, "orders:3:17", "legs"))
+    assert "ce_time" not in dict(mirror(event, "orders:3:17", "legs"))

@@ -52,8 +52,8 @@ def test_each_kind_of_output_and_each_leader_epoch_has_its_own_first_hop(coded):
         {"rekeyed": True},
         {"keyless": True},
         {"keyless": True, "rekeyed": True},
-        {"transparent": True},
-        {"rekeyed": True, "transparent": True},
+        {"pass_through": True},
+        {"rekeyed": True, "pass_through": True},
     ]
     for offset in range(1000, 1010):
         for kind in kinds:

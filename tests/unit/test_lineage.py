@@ -70,9 +70,9 @@ def test_two_republishers_between_the_same_topics_are_two_paths() -> None:
     assert line(hop(A, via="r", index=0)).standing().group != line(hop(A, via="s", index=0)).standing().group
 
 
-def test_a_retry_passage_reads_as_if_it_had_not_been() -> None:
+def test_a_retry_processor_reads_as_if_it_had_not_been() -> None:
     retry = Node("retry", 0, 7)
-    by_retry = line(hop(A, via="r", transparent=True), hop(retry, via="r", index=3))
+    by_retry = line(hop(A, via="r", pass_through=True), hop(retry, via="r", index=3))
     assert by_retry.reduced() == Lineage((A, C), (Edge("r", 3),))
     assert by_retry.standing().position == line(hop(A, via="r", index=3)).standing().position
     assert by_retry.standing().route is Route.RETRIED
@@ -82,7 +82,10 @@ def test_a_redrive_from_the_dead_letter_topic_has_the_original_lineage() -> None
     dead, again = Node("dead", 0, 3), Node("c", 5, 4711)
     original = line(hop(A, via="r", index=1))
     redriven = line(
-        hop(A, via="r", index=1), hop(C, via="dlq", transparent=True), hop(dead, via="dlq", transparent=True), own=again
+        hop(A, via="r", index=1),
+        hop(C, via="dlq", pass_through=True),
+        hop(dead, via="dlq", pass_through=True),
+        own=again,
     )
     assert redriven.reduced() == original
     assert redriven.check() is redriven
@@ -100,17 +103,17 @@ def test_the_same_topic_name_in_another_cluster_is_another_topic() -> None:
 
 
 @pytest.mark.parametrize(
-    ("passage", "cluster"),
+    ("processor", "cluster"),
     [
-        (Hop("c", 5, 1, transparent=True), "west"),
-        (Hop("c", 5, 1, transparent=True, cluster="east"), "east"),
-        (Hop("dead", 5, 1, transparent=True), ""),
+        (Hop("c", 5, 1, pass_through=True), "west"),
+        (Hop("c", 5, 1, pass_through=True, cluster="east"), "east"),
+        (Hop("dead", 5, 1, pass_through=True), ""),
         (Hop("c", 5, 1), ""),
         (Hop("b", 5, 1), ""),
     ],
 )
-def test_only_who_redrives_into_a_records_own_topic_need_not_name_its_cluster(passage: Hop, cluster: str) -> None:
-    assert line(passage, own=Node("c", 5, 9, cluster="west")).root.cluster == cluster
+def test_only_who_redrives_into_a_records_own_topic_need_not_name_its_cluster(processor: Hop, cluster: str) -> None:
+    assert line(processor, own=Node("c", 5, 9, cluster="west")).root.cluster == cluster
 
 
 def test_an_unknown_root_topic_id_is_resolved_and_a_known_one_kept() -> None:
@@ -155,7 +158,7 @@ def test_positions_of_any_lanes_are_ordered_by_their_numbers_and_then_by_event_i
         (True, [Hop("a", 0, 1)], True),
         (False, [Hop("a", 0, 1)], False),
         (False, [Hop("a", 0, 1, keyless=True), Hop("b", 0, 2, rekeyed=True)], True),
-        (False, [Hop("a", 0, 1, keyless=True, transparent=True), Hop("b", 0, 2)], False),
+        (False, [Hop("a", 0, 1, keyless=True, pass_through=True), Hop("b", 0, 2)], False),
     ],
 )
 def test_a_lane_is_wide_where_a_republisher_wrote_a_record_without_a_key(

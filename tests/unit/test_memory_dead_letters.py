@@ -42,7 +42,7 @@ def test_a_null_record_key_is_no_obstacle_for_a_stage_with_a_key_of_its_own():
     run = runner(fleet())
     run.process([leg(1, None, minutes=7, tail="N1", carrier="UA")])
     assert states(run, "aircraft") == {"N1": {"n": 1, "m": 7}}
-    assert list(run.states("aircraft")[b"N1"].windows.lanes) == [f"{TOPIC}:0#T1"]
+    assert list(run.states("aircraft")[b"N1"].histories.lanes) == [f"{TOPIC}:0#T1"]
 
 
 def test_diverted_messages_go_to_the_dead_letters_and_are_not_folded():
@@ -94,8 +94,8 @@ def test_a_record_whose_third_part_of_five_fails_is_one_dead_letter_and_none_of_
 def redriven(offset, original, **columns):
     """The copy of a dead letter, come back through the dead-letter topic."""
     hops = [
-        Hop(TOPIC, original.partition, original.offset, via="dlq", transparent=True, topic_id="T1"),
-        hop("dead", 0, original.offset, None, via="redrive", transparent=True),
+        Hop(TOPIC, original.partition, original.offset, via="dlq", pass_through=True, topic_id="T1"),
+        hop("dead", 0, original.offset, None, via="redrive", pass_through=True),
     ]
     return chained(offset, *hops, **columns)
 
@@ -105,7 +105,7 @@ def test_a_redriven_record_fills_the_holes_of_all_its_parts_once():
         Flow("f")
         .source(wrapped())
         .flat_map(lambda e: [{"tail": f"{e['tail']}{n}", "part": p} for n, p in enumerate(e["carrier"].split(","))])
-        .aggregate("a", "tail", PerPart(), window=2)
+        .aggregate("a", "tail", PerPart(), history=2)
     )
     bad = chained(1, carrier="v,bad,x")
     run.process([chained(0, carrier="a,b,c"), bad])
@@ -131,7 +131,7 @@ class Refuses:
 
 
 def comes_back(offset, died, redrive, minutes, root):
-    """A letter redriven by the library's own hops, with another payload."""
+    """A dead letter redriven by the library's own hops, with another payload."""
     at = Hop(TOPIC, died.partition, died.offset, topic_id="T1")
     letter = Hop("dead", 0, died.offset, topic_id="D")
     return chained(offset, root, *redrive_hops(at, letter, redrive), minutes=minutes)
@@ -143,8 +143,8 @@ def test_a_letter_of_the_first_stage_is_folded_once_by_the_second_however_far_th
     flow = (
         Flow("f")
         .source(wrapped())
-        .aggregate("a", "tail", Refuses(), window=1)
-        .aggregate("b", "tail", Refuses(), window=1)
+        .aggregate("a", "tail", Refuses(), history=1)
+        .aggregate("b", "tail", Refuses(), history=1)
     )
     store = fresh_store()
     run = runner(flow, store)
@@ -171,7 +171,7 @@ def test_two_letters_of_one_event_are_folded_once():
             raise ValueError
         return element["late"] is None
 
-    flow = Flow("f").source(wrapped()).filter(strict).aggregate("a", "tail", Refuses(), window=1)
+    flow = Flow("f").source(wrapped()).filter(strict).aggregate("a", "tail", Refuses(), history=1)
     run = runner(flow)
     roots = [hop("raw", 0, n) for n in range(6)]
     first, second = chained(0, roots[0], minutes=-1), chained(1, roots[0], minutes=-1)

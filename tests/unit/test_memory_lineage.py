@@ -12,11 +12,11 @@ from envelope import Hop, Siblings, Verdict, decode
 from tests.support.pure import FLEET, TOPIC, bare, chained, fresh_store, hop, leg, runner, states, wrapped
 
 
-def test_a_retry_passage_reads_as_the_direct_one_and_its_message_is_late():
+def test_a_retry_processor_reads_as_the_direct_one_and_its_message_is_late():
     direct = hop("raw", 0, 7)
     run = runner(Flow("f").source(wrapped()).aggregate("a", "tail", FLEET))
     later = [chained(n, hop("raw", 0, 8 + n), minutes=1) for n in range(3)]
-    by_retry = chained(5, hop("raw", 0, 7, transparent=True), hop("retry", 2, 1), minutes=1)
+    by_retry = chained(5, hop("raw", 0, 7, pass_through=True), hop("retry", 2, 1), minutes=1)
     run.process(later)
     assert run.process([by_retry]).verdicts["a"] == Counter(late=1)
     assert run.process([chained(6, direct, minutes=1)]).verdicts["a"] == Counter(duplicate=1)
@@ -115,7 +115,7 @@ def test_the_manifest_has_the_topic_id_that_the_records_name_or_else_the_one_tha
 def test_the_cluster_of_the_source_is_part_of_its_lineage():
     run = runner(Flow("f").source(bare(cluster="west")).aggregate("a", "tail", FLEET).publish("out"))
     run.process([leg(1, minutes=1)])
-    assert list(run.states("a")[b"N1"].windows.lanes) == [f"west/{TOPIC}:0#T1"]
+    assert list(run.states("a")[b"N1"].histories.lanes) == [f"west/{TOPIC}:0#T1"]
     assert decode(run.outputs[0].value).chain[0].cluster == "west"
 
 

@@ -34,14 +34,14 @@ def outputs(run):
 
 def test_what_is_published_behind_the_stages_has_the_whole_chain_and_no_duplicate():
     run = runner(
-        Flow("f").source(wrapped()).aggregate("a", "tail", FLEET).publish("out", key="carrier", name="passage")
+        Flow("f").source(wrapped()).aggregate("a", "tail", FLEET).publish("out", key="carrier", name="processor")
     )
     first = hop("raw", 0, 7)
     run.process([chained(4, first, carrier="UA"), chained(5, first, carrier="UA")])
     [(topic, key, payload, chain)] = outputs(run)
     assert (topic, key) == ("out", b"UA")
     assert payload == {**dict.fromkeys(COLUMNS), "tail": "N1", "carrier": "UA"}
-    assert chain == (first, Hop(TOPIC, 0, 4, via="passage", index=0, rekeyed=True, topic_id="T1"))
+    assert chain == (first, Hop(TOPIC, 0, 4, via="processor", index=0, rekeyed=True, topic_id="T1"))
 
 
 def test_what_was_published_can_be_folded_by_another_flow_exactly_once():

@@ -63,7 +63,7 @@ def test_what_was_folded_is_dropped_by_the_first_stage_and_never_reaches_the_sec
         "persist:carrier",
         "persist:aircraft",
         "manifest",
-        "term",
+        "epoch",
     ],
 )
 def test_after_a_crash_at_any_step_a_new_run_on_the_same_stores_is_exact(point, outcome):
@@ -228,7 +228,7 @@ def test_a_flow_that_asks_for_tombstones_gets_them_with_none_as_value_and_their_
     written = leg(1) if topic is bare else chained(1, hop("raw", 0, 7))
     report = run.process([tombstone(0), written, tombstone(2)])
     assert states(run, "a") == {"N1": {"deleted": 2, "written": 1}}
-    assert f"{TOPIC}:0#{TOPIC_ID}" in run.states("a")[b"N1"].windows.lanes
+    assert f"{TOPIC}:0#{TOPIC_ID}" in run.states("a")[b"N1"].histories.lanes
     assert report.tombstones == 0
     again = runner(flow, store)
     again.process([tombstone(0), tombstone(2)])

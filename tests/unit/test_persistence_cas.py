@@ -1,6 +1,6 @@
 import pytest
 
-from persistence.cas import check_distinct, check_manifest, check_term, settle
+from persistence.cas import check_distinct, check_epoch, check_manifest, resolve
 from persistence.errors import Conflict, Fenced, Terminal
 from persistence.manifest import Manifest
 from persistence.names import FlowRef
@@ -9,23 +9,23 @@ from persistence.protocol import Stored, Write
 STAGE = FlowRef("fleet").stage("aircraft")
 
 
-def test_a_state_of_a_higher_term_fences_before_anything_else():
+def test_a_state_of_a_higher_epoch_fences_before_anything_else():
     stored = {b"theirs": Stored(1, 9, 0, b"x")}
     writes = [Write(b"conflicting", 4, b""), Write(b"theirs", 1, b"y")]
-    with pytest.raises(Fenced, match=r"stage aircraft.*key b'theirs'.*term 9.*term 2"):
-        settle(STAGE, writes, stored, term=2, batch=0)
+    with pytest.raises(Fenced, match=r"stage aircraft.*key b'theirs'.*epoch 9.*epoch 2"):
+        resolve(STAGE, writes, stored, epoch=2, batch=0)
 
 
 def test_what_is_applied_already_is_left_out():
     stored = {b"done": Stored(2, 2, 5, b"new"), b"todo": Stored(1, 1, 9, b"old")}
     done, todo, fresh = Write(b"done", 1, b"new"), Write(b"todo", 1, b"new"), Write(b"fresh", 0, b"new")
-    assert settle(STAGE, [done, todo, fresh], stored, term=2, batch=5) == [todo, fresh]
+    assert resolve(STAGE, [done, todo, fresh], stored, epoch=2, batch=5) == [todo, fresh]
 
 
 def test_a_conflict_names_the_changed_keys_in_the_order_of_the_call():
     stored = {b"b": Stored(3, 1, 0, b""), b"a": Stored(1, 1, 0, b"")}
     with pytest.raises(Conflict) as caught:
-        settle(STAGE, [Write(b"b", 1, b""), Write(b"c", 2, b""), Write(b"a", 1, b"")], stored, term=1, batch=1)
+        resolve(STAGE, [Write(b"b", 1, b""), Write(b"c", 2, b""), Write(b"a", 1, b"")], stored, epoch=1, batch=1)
     assert caught.value.keys == (b"b", b"c")
 
 
@@ -36,28 +36,28 @@ def test_a_key_that_comes_twice_is_refused_by_name_of_the_stage():
         check_distinct(STAGE, [Write(b"a", 0, b""), Write(b"b", 0, b""), Write(b"a", 1, b"")])
 
 
-def test_only_the_installed_term_may_write():
-    check_term(STAGE, 3, 3)
-    check_term(STAGE, 1, 1)
-    with pytest.raises(Fenced, match=r"stage aircraft: this run has term 2, the store has term 3"):
-        check_term(STAGE, 2, 3)
+def test_only_the_installed_epoch_may_write():
+    check_epoch(STAGE, 3, 3)
+    check_epoch(STAGE, 1, 1)
+    with pytest.raises(Fenced, match=r"stage aircraft: this run has epoch 2, the store has epoch 3"):
+        check_epoch(STAGE, 2, 3)
     with pytest.raises(
-        Terminal, match=r"stage aircraft: the store has term 1, this run has term 2\. The store was emptied"
+        Terminal, match=r"stage aircraft: the store has epoch 1, this run has epoch 2\. The store was emptied"
     ):
-        check_term(STAGE, 2, 1)
-    with pytest.raises(ValueError, match=r"stage aircraft: term 0; terms count from 1"):
-        check_term(STAGE, 0, 3)
+        check_epoch(STAGE, 2, 1)
+    with pytest.raises(ValueError, match=r"stage aircraft: epoch 0; epochs count from 1"):
+        check_epoch(STAGE, 0, 3)
 
 
 def test_a_manifest_of_an_older_batch_never_replaces_a_newer_one():
-    flow, newest = STAGE.flow_ref, Manifest(term=3, batch=7)
-    for before in (None, newest, Manifest(term=3, batch=6), Manifest(term=2, batch=9)):
-        check_manifest(flow, Manifest(term=3, batch=7), before, 3)
-    text = r"flow fleet.*the manifest of term 3, batch 6 comes after the one of term 3, batch 7"
+    flow, newest = STAGE.flow_ref, Manifest(epoch=3, batch=7)
+    for before in (None, newest, Manifest(epoch=3, batch=6), Manifest(epoch=2, batch=9)):
+        check_manifest(flow, Manifest(epoch=3, batch=7), before, 3)
+    text = r"flow fleet.*the manifest of epoch 3, batch 6 comes after the one of epoch 3, batch 7"
     with pytest.raises(Fenced, match=text):
-        check_manifest(flow, Manifest(term=3, batch=6), newest, 3)
-    with pytest.raises(Fenced, match=r"flow fleet.*: this run has term 2, the store has term 3"):
-        check_manifest(flow, Manifest(term=2, batch=9), newest, 3)
+        check_manifest(flow, Manifest(epoch=3, batch=6), newest, 3)
+    with pytest.raises(Fenced, match=r"flow fleet.*: this run has epoch 2, the store has epoch 3"):
+        check_manifest(flow, Manifest(epoch=2, batch=9), newest, 3)
 
 
 @pytest.mark.parametrize(
@@ -72,9 +72,9 @@ def test_a_manifest_of_an_older_batch_never_replaces_a_newer_one():
         (None, False),
     ],
 )
-def test_a_write_is_a_retry_only_if_version_term_batch_and_value_are_what_it_leaves(state, applied):
+def test_a_write_is_a_retry_only_if_version_epoch_batch_and_value_are_what_it_leaves(state, applied):
     def write():
-        return settle(STAGE, [Write(b"k", 4, b"mine")], {b"k": state} if state else {}, term=2, batch=9)
+        return resolve(STAGE, [Write(b"k", 4, b"mine")], {b"k": state} if state else {}, epoch=2, batch=9)
 
     if applied:
         assert write() == []
@@ -83,7 +83,7 @@ def test_a_write_is_a_retry_only_if_version_term_batch_and_value_are_what_it_lea
             write()
 
 
-def test_a_state_of_the_same_or_an_older_term_is_replaced():
+def test_a_state_of_the_same_or_an_older_epoch_is_replaced():
     write = Write(b"k", 4, b"new")
-    for term in (1, 2):
-        assert settle(STAGE, [write], {b"k": Stored(4, term, 9, b"old")}, term=2, batch=1) == [write]
+    for epoch in (1, 2):
+        assert resolve(STAGE, [write], {b"k": Stored(4, epoch, 9, b"old")}, epoch=2, batch=1) == [write]

@@ -10,7 +10,7 @@ FLOW = FlowRef("fleet")
 def manifest(topic_id="id1", incarnations=("id1",), **offsets):
     """`manifest(p0=3, p2=7)`: next offsets of topic `legs`."""
     return Manifest(
-        term=1,
+        epoch=1,
         batch=1,
         positions={"legs": {int(name[1:]): Progress(offset) for name, offset in offsets.items()}},
         topic_ids={"legs": topic_id},
@@ -20,7 +20,7 @@ def manifest(topic_id="id1", incarnations=("id1",), **offsets):
 
 def test_a_manifest_comes_back_equal():
     given = Manifest(
-        term=7,
+        epoch=7,
         batch=3,
         positions={"flights.legs": {0: Progress(12), 11: Progress(2**62)}, "b": {}},
         topic_ids={"flights.legs": "qd5k-u9TRnm"},
@@ -44,7 +44,7 @@ def test_a_damaged_manifest_is_corrupt_and_never_absent(damage):
         "flip": value.replace(b":3}", b":4}"),
         "foreign": b'{"a": 1}',
         "empty": b"",
-        "newer": encode_manifest(Manifest(term=1, batch=1, schema=2)),
+        "newer": encode_manifest(Manifest(epoch=1, batch=1, schema=2)),
     }[damage]
     text = "has schema 2, this code reads 1. Upgrade headwater" if damage == "newer" else "cannot be read: .+"
     with pytest.raises(Corrupt, match=f"^flow fleet, generation 1: the manifest {text}"):

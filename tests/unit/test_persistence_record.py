@@ -5,7 +5,7 @@ import google_crc32c
 import msgspec
 import pytest
 
-from envelope import Standing, Window, Windows
+from envelope import Histories, History, Standing
 from persistence.errors import Corrupt
 from persistence.names import FlowRef
 from persistence.record import StateRecord, decode_record, encode_record
@@ -17,8 +17,8 @@ LANE = "flights.raw:2#Qx1>wrap>flights.legs"
 RECORD = StateRecord(
     "9f2c",
     {"legs": 7, "minutes": 12.5, "first": None, "big": 2**63 - 1},
-    Windows(
-        {LANE: Window(((41, 0), (41, 1)), (17, 1), 6), "retired:0#": Window((), (3,)), "new:0#": Window(((0,),))},
+    Histories(
+        {LANE: History(((41, 0), (41, 1)), (17, 1), 6), "retired:0#": History((), (3,)), "new:0#": History(((0,),))},
         {"flights.raw:2#Qx1>wrap>flights.legs": frozenset({(12, 0), (13, 0, "id-1")})},
     ),
 )
@@ -33,7 +33,7 @@ def test_a_record_comes_back_equal():
 
 
 def test_positions_with_and_without_an_event_id_stay_apart_in_one_lane():
-    record = StateRecord("d", 1, Windows({LANE: Window(((5, -1), (5, -1, "id"), (6, -1)))}))
+    record = StateRecord("d", 1, Histories({LANE: History(((5, -1), (5, -1, "id"), (6, -1)))}))
     assert read(encode_record(record)) == record
 
 
@@ -156,14 +156,14 @@ def test_an_impossible_width_of_schema_1_is_corrupt(lane):
 
 def test_a_lane_keeps_its_floor_and_its_age_however_wide_its_positions_are():
     for held in [(), ((1,), (2,)), ((1, 2, 3), (4, 5, 6)), ((1,), (1, "id"))]:
-        lanes = {LANE: Window(held, (0, 1), 7), "other": Window(held)}
-        record = StateRecord("d", 1, Windows(lanes))
+        lanes = {LANE: History(held, (0, 1), 7), "other": History(held)}
+        record = StateRecord("d", 1, Histories(lanes))
         assert read(encode_record(record)) == record
 
 
 def test_the_same_record_is_always_the_same_bytes():
     some = [(n, "id") for n in range(50)]
-    one, other = (StateRecord("d", 1, Windows({}, {"g": frozenset(order)})) for order in (some, some[::-1]))
+    one, other = (StateRecord("d", 1, Histories({}, {"g": frozenset(order)})) for order in (some, some[::-1]))
     assert encode_record(one) == encode_record(other)
     assert json.loads(encode_record(one))["holes"]["g"] == [list(position) for position in some]
 
@@ -172,10 +172,10 @@ def lanes_of(record):
     return json.loads(encode_record(record))["lanes"][LANE]
 
 
-def test_consecutive_offsets_are_one_run_and_the_window_stays_small_however_wide_it_is():
-    consecutive = StateRecord("d", 1, Windows({LANE: Window(tuple((10**9 + n, 0) for n in range(1024)))}))
-    scattered = StateRecord("d", 1, Windows({LANE: Window(tuple((10**9 + 97 * n, 0) for n in range(1024)))}))
-    mixed = StateRecord("d", 1, Windows({LANE: Window(tuple((n, 0) for n in (*range(5, 70), 80, 81, 90)))}))
+def test_consecutive_offsets_are_one_run_and_the_history_stays_small_however_wide_it_is():
+    consecutive = StateRecord("d", 1, Histories({LANE: History(tuple((10**9 + n, 0) for n in range(1024)))}))
+    scattered = StateRecord("d", 1, Histories({LANE: History(tuple((10**9 + 97 * n, 0) for n in range(1024)))}))
+    mixed = StateRecord("d", 1, Histories({LANE: History(tuple((n, 0) for n in (*range(5, 70), 80, 81, 90)))}))
     assert lanes_of(consecutive) == [{"steps": [10**9, -1023], "index": [0]}]
     assert lanes_of(mixed) == [{"steps": [5, -64, 11, 1, 9], "index": [0]}]
     assert len(encode_record(scattered)) < 4 * 1024
@@ -189,26 +189,26 @@ def test_consecutive_offsets_are_one_run_and_the_window_stays_small_however_wide
 def test_a_key_that_comes_over_a_hundred_times_a_hundred_partitions_has_a_small_record():
     group = "flights.raw:{}#Qx1Zb3YtQ0aJm1vXkq8Ucw>timetable>flights.legs"
     names = [(f"{group.format(root)}:{middle}", group.format(root)) for root in range(100) for middle in range(100)]
-    windows = Windows()
+    histories = Histories()
     for batch in (1, 2):
         standings = [Standing(*name, (1000 * batch + n, 0)) for name in names for n in range(2)]
-        windows, _ = windows.folding(standings, batch=batch)
-    record = StateRecord("d", {"n": 1}, windows)
-    assert len(windows.lanes) == 10_000
+        histories, _ = histories.folding(standings, batch=batch)
+    record = StateRecord("d", {"n": 1}, histories)
+    assert len(histories.lanes) == 10_000
     assert len(encode_record(record)) < 50_000
     assert read(encode_record(record)) == record
 
 
 def test_lanes_of_one_group_are_told_apart_by_every_partition_of_their_names():
     names = ["a:0#i>r>b>s>c", "a:0#i>r>b:1>s>c", "a:0#i>r>b:1>s>c:0", "a:0#i>r>b:1>s>c:7", "a:0#i>r>b:2>s>c:7>branch"]
-    held = {name: Window(((n, 0, 1),), (n, 0, 0), 3) for n, name in enumerate(names)}
-    retired = {name: Window((), (7 * n, 1, n)) for n, name in enumerate(names)}
-    for windows in (held, retired, {**held, "!a:0#i>r>b>s>c": held[names[0]]}):
-        record = StateRecord("d", 1, Windows(windows))
+    held = {name: History(((n, 0, 1),), (n, 0, 0), 3) for n, name in enumerate(names)}
+    retired = {name: History((), (7 * n, 1, n)) for n, name in enumerate(names)}
+    for histories in (held, retired, {**held, "!a:0#i>r>b>s>c": held[names[0]]}):
+        record = StateRecord("d", 1, Histories(histories))
         assert read(encode_record(record)) == record
 
 
 def test_a_wide_lane_is_wide_when_it_is_read_again_and_so_is_one_without_indexes():
-    lanes = {LANE: Window(((1, 0),), (0, 0), 3, wide=True), f"{LANE}:1": Window(((1, -1, "id"),), loose=True)}
-    read_again = read(encode_record(StateRecord("d", 1, Windows(lanes)))).windows.lanes
+    lanes = {LANE: History(((1, 0),), (0, 0), 3, wide=True), f"{LANE}:1": History(((1, -1, "id"),), loose=True)}
+    read_again = read(encode_record(StateRecord("d", 1, Histories(lanes)))).histories.lanes
     assert [(one.wide, one.loose) for one in read_again.values()] == [(True, False), (False, True)]

@@ -238,7 +238,7 @@ def test_of_a_group_of_siblings_one_that_died_cannot_be_told_from_one_that_was_f
     values = [encode(Envelope(b'{"carrier": "%b"}' % one, chain)) for one in (b"bad", b"AA")]
     run.process([Record("legs", 0, n, b"N1", value, topic_id="L") for n, value in enumerate(values)])
     assert [one.reason for one in run.dead_letters] == [Reason.FOLD_FAILED]
-    assert run.states("all")[b"all"].windows.holes == {}
+    assert run.states("all")[b"all"].histories.holes == {}
     BROKEN["until"] = 0
     facts = DeadLetter("legs", 0, 0, Reason.FOLD_FAILED, "L", hole=True, application="fleet", form=Form.ENVELOPE)
     back = redriven_value(b"N1", values[0], (), facts, Hop("dead", 0, 0))
@@ -282,7 +282,7 @@ def test_a_letter_that_is_no_envelope_goes_back_only_when_it_is_mended() -> None
     for mended in (b'{"tail":"N1"}', encode(Envelope(b'{"tail":"N1"}'))):
         value = redriven_value(b"k", b"?", (), letter, place, lambda key, _, mended=mended: mended)
         assert decode(value).payload == b'{"tail":"N1"}'
-        assert [hop.transparent for hop in decode(value).chain] == [True, True]
+        assert [hop.pass_through for hop in decode(value).chain] == [True, True]
 
 
 def test_a_letter_that_cannot_be_mended_is_named_by_its_reason_and_does_not_end_the_others() -> None:

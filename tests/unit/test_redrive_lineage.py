@@ -22,11 +22,11 @@ def test_the_name_of_the_hop_says_where_it_goes_on() -> None:
     assert read_via("headwater.redriveX/carrier") is None
 
 
-def test_the_passage_through_the_dead_letter_topic_is_two_transparent_hops_with_the_ids_of_their_topics() -> None:
+def test_the_processor_through_the_dead_letter_topic_is_two_pass_through_hops_with_the_ids_of_their_topics() -> None:
     letter = Hop("dead", 0, 3, "x", 1, 2, rekeyed=True, topic_id="idD", leader_epoch=4, timestamp_ms=5)
     assert redrive_hops(B, letter, Redrive("carrier", hole=False)) == (
-        Hop("b", 1, 5, "headwater.redrive", transparent=True, topic_id="idB"),
-        Hop("dead", 0, 3, "headwater.redrive/carrier!", transparent=True, topic_id="idD"),
+        Hop("b", 1, 5, "headwater.redrive", pass_through=True, topic_id="idB"),
+        Hop("dead", 0, 3, "headwater.redrive/carrier!", pass_through=True, topic_id="idD"),
     )
 
 
@@ -65,7 +65,7 @@ def test_what_was_redriven_upstream_stands_where_it_stood_in_a_cluster_that_has_
             )
 
 
-def test_redriven_twice_the_last_passage_counts() -> None:
+def test_redriven_twice_the_last_processor_counts() -> None:
     again = Hop("dead", 0, 8)
     chain = (*ORIGIN, *redrive_hops(B, D, Redrive()), *redrive_hops(Hop("b", 1, 9), again, Redrive(hole=False)))
     line = Lineage.of(chain, Node("b", 1, 12, "idB"))
@@ -91,10 +91,10 @@ def test_names_of_applications_may_have_any_character() -> None:
         assert read_via(redrive.via) == redrive
 
 
-def test_a_mark_of_what_was_healed_upstream_is_no_passage() -> None:
+def test_a_mark_of_what_was_healed_upstream_is_no_processor() -> None:
     own = Node("c", 0, 9)
     hop = Hop("b", 1, 5, via="fleet", index=0, topic_id="idB")
-    mark = Hop("b", 1, 5, via=HEALED, transparent=True, topic_id="idB")
+    mark = Hop("b", 1, 5, via=HEALED, pass_through=True, topic_id="idB")
     plain, healed = Lineage.of((*ORIGIN, hop), own), Lineage.of((*ORIGIN, mark, hop), own).check()
     assert healed.reduced() == plain
     assert healed.standing() == replace(plain.standing(), route=Route.HEALED)

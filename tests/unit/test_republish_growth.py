@@ -26,7 +26,7 @@ KNOWN = Note("T", 2, 4, 1000, READ)
 @given(st.builds(Note, st.from_regex("[A-Za-z0-9_-]{0,22}", fullmatch=True), st.integers(1, 2**31)))
 def test_what_is_noted_is_read_back(note):
     for now, seen_ms, until in ((0, 0, None), (8, 2**45, None), (8, 2**45, 0), (8, 2**45, 2**63)):
-        full = Note(note.topic_id, note.settled, now, seen_ms, until)
+        full = Note(note.topic_id, note.resolved, now, seen_ms, until)
         assert Note.read(str(full)) == full
         assert len(str(full)) < 100
 
@@ -102,13 +102,13 @@ def groups(draw):
 @given(groups(), st.integers(1, 8), st.lists(st.integers(1, 8), max_size=3, unique=True).map(sorted))
 def test_new_partitions_are_read_only_for_a_reason(found, now, watched):
     unread = verdict(found, now, watched=watched)
-    settled = max((place.note.settled for place in found.values()), default=0)
-    if not settled or settled >= now:
-        assert unread == Verdict(max(settled, now))
+    resolved = max((place.note.resolved for place in found.values()), default=0)
+    if not resolved or resolved >= now:
+        assert unread == Verdict(max(resolved, now))
         return
-    assert unread.settled in (settled, now)
-    if unread.settled == now:
-        assert {place.note.until for number, place in found.items() if number < settled} == {READ}
+    assert unread.resolved in (resolved, now)
+    if unread.resolved == now:
+        assert {place.note.until for number, place in found.items() if number < resolved} == {READ}
     if not unread.sure:
-        assert unread.settled == settled
+        assert unread.resolved == resolved
         assert verdict(found, now, watched=watched, accepted=True) == Verdict(now)

@@ -1,4 +1,4 @@
-"""One run against its stores: term, fencing, where to start, and what is refused."""
+"""One run against its stores: epoch, fencing, where to start, and what is refused."""
 
 import sys
 from collections import Counter
@@ -64,18 +64,18 @@ def test_a_store_that_comes_back_behind_another_one_is_refused_without_showing_i
     assert "secret" not in str(error.value)
 
 
-def test_every_run_has_a_higher_term_in_every_store():
+def test_every_run_has_a_higher_epoch_in_every_store():
     stores = two_stores()
     first, second = begin(flow(), stores), begin(flow(), stores)
-    assert second.term > first.term
-    assert [store.installed_term(second.ref) for _, store in second.distinct_stores()] == [second.term] * 2
+    assert second.epoch > first.epoch
+    assert [store.installed_epoch(second.ref) for _, store in second.distinct_stores()] == [second.epoch] * 2
 
 
-def test_the_term_is_above_what_any_of_the_stores_knows():
+def test_the_epoch_is_above_what_any_of_the_stores_knows():
     stores = two_stores()
     ref = begin(flow(), stores).ref
-    open_store(stores["b"]).install_term(ref, 41)
-    assert begin(flow(), stores).term == 42
+    open_store(stores["b"]).install_epoch(ref, 41)
+    assert begin(flow(), stores).epoch == 42
 
 
 def test_a_run_is_fenced_by_a_newer_one_at_its_next_write():
@@ -104,11 +104,11 @@ def test_a_new_run_starts_where_the_manifest_ends_and_counts_batches_on():
 def test_generations_of_a_flow_do_not_touch():
     store = bind(flow(), {}, fresh_store())
     first, second = begin(flow(), store), begin(flow(), store, generation=2)
-    assert (first.term, second.term) == (1, 1)
+    assert (first.epoch, second.epoch) == (1, 1)
 
 
 def save(url, ref, manifest):
-    open_store(url).install_term(ref, manifest.term)
+    open_store(url).install_epoch(ref, manifest.epoch)
     open_store(url).save_manifest(ref, manifest)
 
 
@@ -175,22 +175,22 @@ def test_of_three_stores_every_one_that_is_lost_is_named():
         begin(three, {**stores, "a": fresh_store(), "b": fresh_store()})
 
 
-TERM_EFFECTS = 4
-"""Effects of a first start with two stores: the term of each, then an empty manifest in each."""
+EPOCH_EFFECTS = 4
+"""Effects of a first start with two stores: the epoch of each, then an empty manifest in each."""
 
 
 @pytest.mark.parametrize("outcome", ["error", "unanswered"])
-@pytest.mark.parametrize("nth", range(1, TERM_EFFECTS + 1))
+@pytest.mark.parametrize("nth", range(1, EPOCH_EFFECTS + 1))
 def test_a_first_start_that_dies_anywhere_is_no_lost_store(nth, outcome):
     stores = two_stores()
-    with faults.use(faults.Injector([faults.Fault.parse(f"term.{outcome}@{nth}")])), pytest.raises(Transient):
+    with faults.use(faults.Injector([faults.Fault.parse(f"epoch.{outcome}@{nth}")])), pytest.raises(Transient):
         begin(flow(), stores)
     again = MemoryRunner(flow(), stores)
     again.process(legs(0))
     assert states(again, "b") == {"UA": {"n": 1}}
 
 
-EFFECTS = ["term", "fetch", "load", "fold", "publish", "persist", "manifest"]
+EFFECTS = ["epoch", "fetch", "load", "fold", "publish", "persist", "manifest"]
 
 
 @pytest.mark.parametrize("outcome", ["error", "unanswered"])
@@ -324,7 +324,7 @@ def test_the_next_manifest_never_goes_back_and_keeps_the_other_partitions():
     run.advanced(run.following({("legs", 0): 5, ("legs", 1): 3}, {"legs": "T1"}, {}))
     after = run.following({("legs", 0): 2}, {"legs": "T1"}, {})
     assert {p: progress.next_offset for p, progress in after.positions["legs"].items()} == {0: 5, 1: 3}
-    assert (after.batch, after.term) == (2, run.term)
+    assert (after.batch, after.epoch) == (2, run.epoch)
 
 
 def test_a_partition_of_which_nothing_was_read_stands_at_its_beginning_in_the_next_manifest():
@@ -374,7 +374,7 @@ def test_a_look_at_a_flow_shows_how_far_its_first_store_is_and_disturbs_no_run()
     assert running.process(legs(2)).verdicts["a"] == Counter(duplicate=1)
 
 
-def test_a_look_makes_the_checks_of_a_start_takes_no_term_and_writes_nothing():
+def test_a_look_makes_the_checks_of_a_start_takes_no_epoch_and_writes_nothing():
     stores = two_stores()
     assert look(flow(), stores).manifest is None
     running = MemoryRunner(flow(), stores)
@@ -403,7 +403,7 @@ def test_a_look_shows_the_growth_that_the_run_at_work_has_noted():
     assert seen.growth.partitions_now == 2
 
 
-def test_a_run_knows_that_a_newer_one_has_taken_its_term():
+def test_a_run_knows_that_a_newer_one_has_taken_its_epoch():
     one = Flow("fleet").source(bare()).aggregate("a", "tail", COUNT)
     store = {"a": fresh_store()}
     old = begin(one, store)
@@ -485,7 +485,7 @@ def test_a_run_that_is_refused_leaves_the_older_one_fenced_all_the_same():
     save(stores["a"], ref, manifest(9))
     with pytest.raises(RunRefusedError):
         begin(flow(), stores)
-    assert open_store(stores["a"]).installed_term(ref) == 2
+    assert open_store(stores["a"]).installed_epoch(ref) == 2
 
 
 def stored(run):
@@ -500,7 +500,7 @@ def test_the_start_of_a_first_run_is_written_into_every_store():
     run = begin(flow(), two_stores())
     run.start_at("legs", "T1", {0: 0, 1: 5})
     positions = {"legs": {0: Progress(0), 1: Progress(5)}}
-    assert stored(run) == [Manifest(run.term, 0, positions, {"legs": "T1"}, {"legs": ("T1",)}, seen={})] * 2
+    assert stored(run) == [Manifest(run.epoch, 0, positions, {"legs": "T1"}, {"legs": ("T1",)}, seen={})] * 2
     assert run.manifest.positions == positions
     assert run.batch == 1
 
@@ -519,10 +519,10 @@ def test_the_start_of_a_later_run_is_written_where_it_differs_and_keeps_what_is_
     save(stores["a"], ref, known)
     run = begin(flow(), stores)
     run.start_at("legs", "T1", {0: 7})
-    assert stored(run) == [msgspec.structs.replace(known, term=run.term)] * 2
+    assert stored(run) == [msgspec.structs.replace(known, epoch=run.epoch)] * 2
     run.start_at("legs", "T1", {0: 7, 1: 0})
     positions = {"legs": {0: Progress(7), 1: Progress(0)}, "old": {3: Progress(8)}}
-    after = Manifest(run.term, 4, positions, known.topic_ids, known.incarnations)
+    after = Manifest(run.epoch, 4, positions, known.topic_ids, known.incarnations)
     assert stored(run) == [after] * 2
     assert run.manifest.positions == positions
 
@@ -530,7 +530,7 @@ def test_the_start_of_a_later_run_is_written_where_it_differs_and_keeps_what_is_
 def test_a_topic_without_an_id_leaves_no_id_behind():
     run = begin(flow(), two_stores())
     run.start_at("legs", "", {0: 2})
-    assert stored(run) == [Manifest(run.term, 0, {"legs": {0: Progress(2)}}, seen={})] * 2
+    assert stored(run) == [Manifest(run.epoch, 0, {"legs": {0: Progress(2)}}, seen={})] * 2
 
 
 def created_again():
@@ -546,7 +546,7 @@ def created_again():
 
 def test_a_topic_that_was_created_again_is_started_at_and_written_down_with_its_first_batch():
     run, _ = created_again()
-    assert stored(run) == [msgspec.structs.replace(manifest(50), term=run.term)] * 2
+    assert stored(run) == [msgspec.structs.replace(manifest(50), epoch=run.epoch)] * 2
     assert run.start == {("legs", 0): 0}
     assert run.manifest.topic_ids == {"legs": "T1"}
 

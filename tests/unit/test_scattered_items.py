@@ -17,8 +17,8 @@ from aggregations.run.memory import MemoryRunner
 from aggregations.run.run import begin, bind
 from aggregations.run.states import load_states
 from aggregations.spark import tasks
+from aggregations.spark.blocks import Kind, pack, route_of, unpack
 from aggregations.spark.job import Exclusion, Job, Place, TaskReport
-from aggregations.spark.parcels import Kind, pack, route_of, unpack
 from aggregations.spark.path import Work
 from envelope import Envelope, Hop, encode
 from envelope.deadletter import DeadLetter, Form
@@ -129,7 +129,7 @@ class Tasks:
             self.flow,
             self.run.ref,
             self.urls,
-            self.run.term,
+            self.run.epoch,
             self.run.batch,
             self.routes,
             KafkaSettings("nowhere:1"),
@@ -143,8 +143,8 @@ class Tasks:
         )
 
     def _shuffled(self, frame: list[pa.RecordBatch]) -> list[list[pa.RecordBatch]]:
-        parcels = unpack(frame)
-        return [list(pack([one for one in parcels if one.route == route])) for route in range(self.routes)]
+        blocks = unpack(frame)
+        return [list(pack([one for one in blocks if one.route == route])) for route in range(self.routes)]
 
     @staticmethod
     def _outcome(frame: list[pa.RecordBatch]) -> tuple[TaskReport, list[Exception]]:

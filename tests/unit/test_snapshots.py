@@ -26,8 +26,8 @@ def leg(offset: int, tail: str) -> Record:
     return Record("legs", 0, offset, tail.encode(), b'{"tail":"%s","air":10}' % tail.encode(), topic_id="i")
 
 
-def snapshot(version: int, term: int = 1, attempt: int = 1, generation: int = 1) -> Snapshot:
-    return Snapshot("f", "s", generation, version, term, attempt, f"{generation}.{version}.{term}.{attempt}")
+def snapshot(version: int, epoch: int = 1, attempt: int = 1, generation: int = 1) -> Snapshot:
+    return Snapshot("f", "s", generation, version, epoch, attempt, f"{generation}.{version}.{epoch}.{attempt}")
 
 
 def test_a_batch_publishes_one_snapshot_per_changed_key_with_what_readers_see() -> None:
@@ -47,9 +47,9 @@ def test_a_batch_of_duplicates_publishes_nothing_and_the_next_version_follows_th
 
 
 def test_a_newer_run_comes_before_a_later_attempt_of_an_older_one() -> None:
-    latest = Latest([(b"k", snapshot(2, term=1, attempt=3))])
-    assert latest.apply(b"k", snapshot(2, term=2, attempt=1))
-    assert not latest.apply(b"k", snapshot(2, term=1, attempt=4))
+    latest = Latest([(b"k", snapshot(2, epoch=1, attempt=3))])
+    assert latest.apply(b"k", snapshot(2, epoch=2, attempt=1))
+    assert not latest.apply(b"k", snapshot(2, epoch=1, attempt=4))
 
 
 def test_an_envelope_of_a_snapshot_says_where_it_belongs_and_what_it_is() -> None:
@@ -71,7 +71,7 @@ def test_a_key_of_which_nothing_was_folded_has_no_snapshot() -> None:
 
 
 def test_whatever_the_order_of_arrival_the_newest_is_kept() -> None:
-    every = [snapshot(1), snapshot(2), snapshot(2, term=2), snapshot(2, term=2, attempt=2), snapshot(1, generation=2)]
+    every = [snapshot(1), snapshot(2), snapshot(2, epoch=2), snapshot(2, epoch=2, attempt=2), snapshot(1, generation=2)]
     for order in itertools.permutations(every):
         latest = Latest((b"k", one) for one in (*order, *order))
         assert latest.state(b"k") == "2.1.1.1"
@@ -81,7 +81,7 @@ def test_a_snapshot_that_is_not_newer_changes_nothing() -> None:
     latest = Latest()
     assert latest.apply(b"k", snapshot(2))
     assert not latest.apply(b"k", snapshot(2))
-    assert not latest.apply(b"k", snapshot(1, term=9))
+    assert not latest.apply(b"k", snapshot(1, epoch=9))
     assert latest.state(b"other") is None
     assert dict(latest) == {b"k": snapshot(2)}
 

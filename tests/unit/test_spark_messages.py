@@ -51,7 +51,7 @@ def test_columns_keep_their_declared_types_behind_a_stage(flow: Flow[object]) ->
     urls = bind(flow, {}, f"memory://{uuid.uuid4()}")
     run = begin(flow, urls)
     settings = KafkaSettings("nowhere:1")
-    job = Job(flow, run.ref, urls, run.term, run.batch, 1, settings, None, {"legs": "T1"}, {}, run.known)
+    job = Job(flow, run.ref, urls, run.epoch, run.batch, 1, settings, None, {"legs": "T1"}, {}, run.known)
     work, path = Work(job), MessagePath()
     arrivals = path.read(work, table_of(records).to_batches())
     for stage in flow.stages:

@@ -9,8 +9,8 @@ import pytest
 from aggregations.definition.fields import Fields, count
 from aggregations.definition.flow import Flow
 from aggregations.definition.source import Json, Topic
+from aggregations.spark.blocks import Block, Kind, unpack
 from aggregations.spark.job import Job
-from aggregations.spark.parcels import Kind, Parcel, unpack
 from aggregations.spark.path import Work
 from aggregations.spark.tasks import _guarded, outcome_of
 from persistence.errors import Transient
@@ -46,12 +46,12 @@ class OddError(Exception):
 
 
 def failure(error: BaseException) -> Exception:
-    def the_place_where_it_happened(_work: Work) -> list[Parcel]:
+    def the_place_where_it_happened(_work: Work) -> list[Block]:
         raise error
 
-    parcels = unpack(_guarded(JOB, [], the_place_where_it_happened))
-    assert [(one.route, one.kind) for one in parcels] == [(0, Kind.FAILURE), (1, Kind.FAILURE)]
-    _, failures = outcome_of((one.kind, one.payload) for one in parcels)
+    blocks = unpack(_guarded(JOB, [], the_place_where_it_happened))
+    assert [(one.route, one.kind) for one in blocks] == [(0, Kind.FAILURE), (1, Kind.FAILURE)]
+    _, failures = outcome_of((one.kind, one.payload) for one in blocks)
     return failures[0]
 
 

@@ -30,9 +30,9 @@ def store(path):
 
 
 def put(store, *keys):
-    term = store.acquire_term(FLOW)
-    store.save(STAGE, [Write(key, 0, b'{"legs":1}') for key in keys], term=term, batch=3)
-    return term
+    epoch = store.acquire_epoch(FLOW)
+    store.save(STAGE, [Write(key, 0, b'{"legs":1}') for key in keys], epoch=epoch, batch=3)
+    return epoch
 
 
 def traced(store, call):
@@ -61,7 +61,7 @@ def test_a_path_may_be_absolute_relative_or_quoted(tmp_path, monkeypatch):
         ("sqlite://sub/c.db?synchronous=normal&busy_timeout=2", "sub/c.db"),
         ("sqlite://with%20space.db", "with space.db"),
     ]:
-        open_store(url).acquire_term(FLOW)
+        open_store(url).acquire_epoch(FLOW)
         assert (tmp_path / file).exists()
 
 
@@ -130,9 +130,9 @@ def test_a_save_passes_its_fault_point(store):
 
 
 def test_a_save_of_states_that_nobody_else_changed_reads_none_of_them(store):
-    term = put(store, b"old")
+    epoch = put(store, b"old")
     writes = [Write(b"old", 1, b"{}"), Write(b"new", 0, b"{}")]
-    statements = traced(store, lambda: store.save(STAGE, writes, term=term, batch=4))
+    statements = traced(store, lambda: store.save(STAGE, writes, epoch=epoch, batch=4))
     assert any("UPDATE state" in one for one in statements)
     assert not any("FROM state" in one for one in statements)
 
@@ -146,30 +146,30 @@ def test_a_load_asks_for_less_than_twice_as_many_keys_as_it_was_given(store, cou
 
 
 def test_states_can_be_read_by_a_person(store, path):
-    term = put(store, b"N14228")
-    assert run_sql(path, "SELECT * FROM readable") == [("fleet", 1, "aircraft", "N14228", 1, term, 3, '{"legs":1}')]
+    epoch = put(store, b"N14228")
+    assert run_sql(path, "SELECT * FROM readable") == [("fleet", 1, "aircraft", "N14228", 1, epoch, 3, '{"legs":1}')]
 
 
 def test_a_locked_file_is_transient_after_a_bounded_wait(store, path):
-    term = put(store)
+    epoch = put(store)
     impatient = open_store(f"sqlite://{path}?busy_timeout=0.05")
     holder = sqlite3.connect(path, isolation_level=None)
     holder.execute("BEGIN IMMEDIATE")
     with pytest.raises(Transient, match=r"aircraft.*locked.*busy_timeout"):
-        impatient.save(STAGE, [Write(b"k", 0, b"")], term=term, batch=0)
+        impatient.save(STAGE, [Write(b"k", 0, b"")], epoch=epoch, batch=0)
     holder.execute("ROLLBACK")
-    impatient.save(STAGE, [Write(b"k", 0, b"")], term=term, batch=0)
+    impatient.save(STAGE, [Write(b"k", 0, b"")], epoch=epoch, batch=0)
     holder.close()
     impatient.close()
 
 
 def test_a_full_disk_is_terminal_and_nothing_of_the_call_is_written(store, path):
-    term = put(store, b"k")
+    epoch = put(store, b"k")
     with store._database.reading(FLOW) as connection:
         (pages,) = connection.execute("PRAGMA page_count").fetchone()
         connection.execute(f"PRAGMA max_page_count = {pages}")
     with pytest.raises(Terminal, match="Make room"):
-        store.save(STAGE, [Write(b"%d" % i, 0, bytes(5000)) for i in range(50)], term=term, batch=4)
+        store.save(STAGE, [Write(b"%d" % i, 0, bytes(5000)) for i in range(50)], epoch=epoch, batch=4)
     assert [key for key, _ in store.scan(STAGE)] == [b"k"]
 
 
@@ -187,7 +187,7 @@ def test_a_file_that_is_no_database_is_corrupt(path):
     path.parent.mkdir(parents=True)
     path.write_bytes(b"not a database at all " * 500)
     with pytest.raises(Corrupt, match=str(path)):
-        open_store(f"sqlite://{path}").installed_term(FLOW)
+        open_store(f"sqlite://{path}").installed_epoch(FLOW)
 
 
 def test_a_database_of_another_program_is_left_alone(path):
@@ -195,7 +195,7 @@ def test_a_database_of_another_program_is_left_alone(path):
     run_sql(path, "CREATE TABLE theirs (x)")
     before = path.read_bytes()
     with pytest.raises(Terminal, match=r"another program\. Choose a file of its own"):
-        open_store(f"sqlite://{path}").acquire_term(FLOW)
+        open_store(f"sqlite://{path}").acquire_epoch(FLOW)
     assert path.read_bytes() == before
 
 
@@ -208,35 +208,35 @@ def test_a_file_of_a_newer_version_is_refused(store, path):
 
 
 def test_a_file_without_marks_gets_them_and_keeps_its_states(store, path):
-    term = put(store, b"k")
+    epoch = put(store, b"k")
     store.close()
     for change in ("DROP VIEW readable", *(f"ALTER TABLE stage DROP COLUMN {one}" for one in ("mark", "downstream"))):
         run_sql(path, change)
     run_sql(path, "PRAGMA user_version = 1")
     assert store.load(STAGE, [b"k"]).keys() == {b"k"}
     assert {name: one.mark.count for name, one in store.marks(STAGE).items()} == {"0": 0}
-    marks = store.save(STAGE, [Write(b"new", 0, b"{}")], term=term, batch=9)
+    marks = store.save(STAGE, [Write(b"new", 0, b"{}")], epoch=epoch, batch=9)
     assert {name: mark.count for name, mark in marks.items()} == {"0": 1}
 
 
 def test_a_file_that_was_deleted_under_a_running_flow_stops_it(store, path):
-    term = put(store, b"k")
+    epoch = put(store, b"k")
     for file in path.parent.iterdir():
         file.unlink()
     with pytest.raises(Terminal, match=r"deleted or replaced while it was open\. Start the flow again"):
-        store.save(STAGE, [Write(b"k", 1, b"")], term=term, batch=4)
+        store.save(STAGE, [Write(b"k", 1, b"")], epoch=epoch, batch=4)
     assert not path.exists()
 
 
 def test_a_file_that_was_replaced_by_an_older_copy_is_not_written_to(store, path):
-    store.acquire_term(FLOW)
+    store.acquire_epoch(FLOW)
     store.close()
     older = path.read_bytes()
-    term = put(store, b"k")
+    epoch = put(store, b"k")
     store.close()
     path.write_bytes(older)
     with pytest.raises(Terminal, match="emptied or replaced"):
-        store.save(STAGE, [Write(b"k", 1, b"")], term=term, batch=4)
+        store.save(STAGE, [Write(b"k", 1, b"")], epoch=epoch, batch=4)
 
 
 def test_a_state_that_was_tampered_with_into_text_is_corrupt(store, path):
@@ -247,8 +247,8 @@ def test_a_state_that_was_tampered_with_into_text_is_corrupt(store, path):
 
 
 def test_a_damaged_manifest_is_corrupt(store, path):
-    term = put(store)
-    store.save_manifest(FLOW, Manifest(term=term, batch=1))
+    epoch = put(store)
+    store.save_manifest(FLOW, Manifest(epoch=epoch, batch=1))
     run_sql(path, "UPDATE flow SET manifest = substr(manifest, 1, 20)")
     with pytest.raises(Corrupt, match="flow fleet"):
         store.load_manifest(FLOW)
@@ -257,11 +257,11 @@ def test_a_damaged_manifest_is_corrupt(store, path):
 def test_a_directory_that_cannot_be_made_is_terminal(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(Terminal, match=r"cannot be created: File exists\. Choose another directory"):
-        open_store(f"sqlite://{tmp_path}/file/x.db").installed_term(FLOW)
+        open_store(f"sqlite://{tmp_path}/file/x.db").installed_epoch(FLOW)
 
 
 def create(url, flow):
-    open_store(url).acquire_term(flow)
+    open_store(url).acquire_epoch(flow)
 
 
 def test_many_processes_may_create_the_file_at_once(path):
@@ -273,7 +273,7 @@ def test_many_processes_may_create_the_file_at_once(path):
     for process in processes:
         process.join()
     assert [process.exitcode for process in processes] == [0] * 6
-    assert open_store(url).installed_term(FLOW) == 6
+    assert open_store(url).installed_epoch(FLOW) == 6
 
 
 def test_a_file_that_another_process_creates_between_two_looks_at_it_is_ours(path, monkeypatch):
@@ -284,12 +284,12 @@ def test_a_file_that_another_process_creates_between_two_looks_at_it_is_ours(pat
             if sql == "PRAGMA user_version":
                 monkeypatch.undo()
                 with suppress(Transient):
-                    open_store(f"sqlite://{path}?busy_timeout=0.1").acquire_term(FLOW)
+                    open_store(f"sqlite://{path}?busy_timeout=0.1").acquire_epoch(FLOW)
             return super().execute(sql, *parameters)
 
     monkeypatch.setattr(sqlite3, "connect", functools.partial(sqlite3.connect, factory=Interrupted))
-    open_store(f"sqlite://{path}").acquire_term(FLOW)
-    assert open_store(f"sqlite://{path}").installed_term(FLOW) >= 1
+    open_store(f"sqlite://{path}").acquire_epoch(FLOW)
+    assert open_store(f"sqlite://{path}").installed_epoch(FLOW) >= 1
 
 
 @pytest.fixture
@@ -333,14 +333,14 @@ def test_a_file_system_that_cannot_share_memory_is_refused(path, monkeypatch):
         sqlite3, "connect", lambda file, **options: connect(f"file:{file}?vfs=unix-dotfile", uri=True, **options)
     )
     with pytest.raises(Terminal, match=r"cannot use a write-ahead log\. Use a file on a local disk"):
-        open_store(f"sqlite://{path}").acquire_term(FLOW)
+        open_store(f"sqlite://{path}").acquire_epoch(FLOW)
 
 
 def test_a_retry_within_a_large_call_is_told_from_a_change(store):
-    term = put(store, b"0", b"1")
+    epoch = put(store, b"0", b"1")
     writes = [Write(b"%d" % i, 0, b'{"legs":1}') for i in range(3000)]
-    store.save(STAGE, writes, term=term, batch=3)
-    assert set(store.load(STAGE, [write.key for write in writes]).values()) == {Stored(1, term, 3, b'{"legs":1}')}
+    store.save(STAGE, writes, epoch=epoch, batch=3)
+    assert set(store.load(STAGE, [write.key for write in writes]).values()) == {Stored(1, epoch, 3, b'{"legs":1}')}
 
 
 def test_a_child_of_a_fork_opens_the_file_anew_whoever_held_the_handle_and_leaves_the_parents_connection_open(store):
@@ -368,13 +368,13 @@ def test_an_error_without_a_result_code_is_terminal_with_a_remedy():
 @pytest.mark.parametrize(
     ("at", "call"),
     [
-        (FLOW, lambda store: store.acquire_term(FLOW)),
-        (FLOW, lambda store: store.install_term(FLOW, 1)),
-        (FLOW, lambda store: store.installed_term(FLOW)),
+        (FLOW, lambda store: store.acquire_epoch(FLOW)),
+        (FLOW, lambda store: store.install_epoch(FLOW, 1)),
+        (FLOW, lambda store: store.installed_epoch(FLOW)),
         (FLOW, lambda store: store.load_manifest(FLOW)),
-        (FLOW, lambda store: store.save_manifest(FLOW, Manifest(term=1, batch=1))),
+        (FLOW, lambda store: store.save_manifest(FLOW, Manifest(epoch=1, batch=1))),
         (STAGE, lambda store: store.load(STAGE, [b"k"])),
-        (STAGE, lambda store: store.save(STAGE, [Write(b"k", 0, b"")], term=1, batch=1)),
+        (STAGE, lambda store: store.save(STAGE, [Write(b"k", 0, b"")], epoch=1, batch=1)),
         (STAGE, lambda store: list(store.scan(STAGE))),
     ],
 )
@@ -387,14 +387,14 @@ def test_an_error_says_which_flow_or_stage_it_is_about(store, path, at, call):
 
 
 def test_what_somebody_else_wrote_into_the_tables_is_corrupt_and_names_its_place(store, path):
-    term = put(store, b"k")
+    epoch = put(store, b"k")
     run_sql(path, "UPDATE state SET value = 'text'")
     for read in (lambda: list(store.scan(STAGE)), lambda: store.load(STAGE, [b"k"])):
         with pytest.raises(Corrupt, match="the state is a str, not bytes") as caught:
             read()
         assert (caught.value.at, caught.value.key) == (STAGE, b"k")
     run_sql(path, "UPDATE flow SET manifest = x'00'")
-    for read in (lambda: store.load_manifest(FLOW), lambda: store.save_manifest(FLOW, Manifest(term=term, batch=9))):
+    for read in (lambda: store.load_manifest(FLOW), lambda: store.save_manifest(FLOW, Manifest(epoch=epoch, batch=9))):
         with pytest.raises(Corrupt) as caught:
             read()
         assert caught.value.at == FLOW

@@ -61,7 +61,7 @@ def test_lanes_beyond_the_limit_are_retired_and_counted():
         outcome = fold([arrival(1, lane=f"l{batch}", own=batch)], loaded, of=of, batch=batch)
         loaded = again(outcome, loaded)
     assert outcome.retired == 1
-    assert [lane for lane, window in loaded[b"k"].windows.lanes.items() if not window.held] == ["l0", "l1"]
+    assert [lane for lane, history in loaded[b"k"].histories.lanes.items() if not history.held] == ["l0", "l1"]
 
 
 def test_the_lane_that_is_retired_is_the_one_longest_unused():
@@ -69,7 +69,7 @@ def test_the_lane_that_is_retired_is_the_one_longest_unused():
     for batch, lane in enumerate(["first", "second", "first", "third"]):
         outcome = fold([arrival(batch, lane=lane)], loaded, of=of, batch=batch)
         loaded = again(outcome, loaded)
-    assert [lane for lane, window in loaded[b"k"].windows.lanes.items() if not window.held] == ["second"]
+    assert [lane for lane, history in loaded[b"k"].histories.lanes.items() if not history.held] == ["second"]
 
 
 def test_positions_with_event_ids_of_chains_of_different_length_meet_in_one_batch():

@@ -7,8 +7,8 @@ import pytest
 
 from aggregations.definition.fields import Fields, count, total
 from aggregations.per_message.stage import KeyState, fold_stage
-from envelope import EnvelopeError, HolesFullError, Reason, Route, Siblings, Window, Windows
-from envelope.dedup.windows import KNOWN_LANES, SIBLINGS
+from envelope import EnvelopeError, Histories, History, HolesFullError, Reason, Route, Siblings
+from envelope.dedup.history import KNOWN_LANES, SIBLINGS
 from tests.support.stages import FOLDS, LANE, Log, again, arrival, fold, stage, verdicts
 
 
@@ -44,13 +44,13 @@ def test_a_key_with_many_failures_is_not_folded_again_for_each_of_them():
 
 def test_a_failed_message_leaves_a_hole_and_its_redriven_copy_fills_it_once():
     loaded = again(fold([arrival(1, value="bad"), *(arrival(n) for n in range(2, 60))]))
-    assert loaded[b"k"].windows.lanes[LANE].reaches((1, 0))
+    assert loaded[b"k"].histories.lanes[LANE].reaches((1, 0))
     redriven = arrival(1, value="mended", own=100, route=Route.RETRIED)
     outcome = fold([redriven, arrival(1, value="mended", own=101, route=Route.RETRIED)], loaded)
     assert verdicts(outcome) == ["redriven", "duplicate_in_batch"]
     loaded = again(outcome, loaded)
     assert loaded[b"k"].fold[-1] == "mended"
-    assert loaded[b"k"].windows.holes == {}
+    assert loaded[b"k"].histories.holes == {}
     assert verdicts(fold([redriven], loaded)) == ["unproven"]
 
 
@@ -64,7 +64,7 @@ def test_a_replay_of_a_failed_message_fails_again_and_leaves_no_second_hole():
     loaded = again(fold([arrival(1, value="bad")]))
     outcome = fold([arrival(1, value="bad")], loaded)
     assert verdicts(outcome) == ["rejected"]
-    assert outcome.states[b"k"].windows.holes == {LANE: frozenset({(1, 0)})}
+    assert outcome.states[b"k"].histories.holes == {LANE: frozenset({(1, 0)})}
 
 
 def test_an_unproven_message_goes_to_the_dead_letters_and_leaves_no_hole():
@@ -90,7 +90,7 @@ def test_when_the_third_of_five_items_fails_none_is_folded_and_each_key_has_a_ho
     before = again(fold_stage(stage(fold), {}, [arrival(0, b"a", "old")], batch=1))
     outcome = fold_stage(stage(fold), before, record(1, *FIVE), batch=1)
     assert verdicts(outcome) == ["rejected"] * 5
-    assert {key: state.windows.holes for key, state in outcome.states.items()} == {
+    assert {key: state.histories.holes for key, state in outcome.states.items()} == {
         bytes([key]): {LANE: frozenset({(1, n)})} for n, key in enumerate(b"abcde")
     }
     assert outcome.states[b"a"].fold == ["old"]
@@ -112,7 +112,7 @@ def test_items_of_other_records_under_the_same_keys_are_folded_as_if_the_failed_
 def test_items_under_one_key_are_folded_whole_or_not_at_all(fold):
     outcome = fold_stage(stage(fold), {}, [*record(1, *FIVE, keys="kkkkk"), arrival(2)], batch=1)
     assert outcome.states[b"k"].fold == ["v2"]
-    assert len(outcome.states[b"k"].windows.holes[LANE]) == 5
+    assert len(outcome.states[b"k"].histories.holes[LANE]) == 5
 
 
 def test_a_failure_that_shows_only_when_another_record_is_left_out_is_found():
@@ -149,7 +149,7 @@ def test_an_item_of_a_failed_record_that_another_copy_brought_does_not_keep_the_
     failed = record(1, "v0", "bad", own=8)
     outcome = fold([*failed, copy]) if in_batch else fold(failed, again(fold([copy])))
     assert verdicts(outcome)[:2] == ["duplicate_in_batch" if in_batch else "duplicate", "rejected"]
-    assert outcome.states[b"b"].windows.holes == {LANE: frozenset({(1, 1)})}
+    assert outcome.states[b"b"].histories.holes == {LANE: frozenset({(1, 1)})}
 
 
 def test_a_copy_that_is_folded_in_the_same_batch_makes_the_failed_one_a_duplicate_without_a_hole():
@@ -169,7 +169,7 @@ def test_a_copy_that_is_folded_in_the_same_batch_makes_the_failed_one_a_duplicat
     outcome = fold(batch, of=stage(OnceOnly()))
     assert verdicts(outcome) == ["duplicate_in_batch", "accepted", "new_lane"]
     assert [one.decision.fold for one in outcome.decided] == [False, True, True]
-    assert outcome.states[b"k"].windows.holes == {}
+    assert outcome.states[b"k"].histories.holes == {}
 
 
 def test_a_field_that_could_not_be_evaluated_fails_its_whole_record():
@@ -196,9 +196,9 @@ def test_records_excluded_because_a_sibling_failed_elsewhere_are_rejected_with_t
 
 
 def test_more_holes_than_allowed_stop_the_batch():
-    windows = Windows(holes={LANE: frozenset((n, 0) for n in range(1024))})
+    histories = Histories(holes={LANE: frozenset((n, 0) for n in range(1024))})
     with pytest.raises(HolesFullError, match=r"stage \w+, \w+:0:2000 \(fold_failed\): .*redrive"):
-        fold([arrival(2000, value="bad")], {b"k": KeyState(None, windows, 1)})
+        fold([arrival(2000, value="bad")], {b"k": KeyState(None, histories, 1)})
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,7 @@ def test_a_failed_sibling_that_nothing_tells_apart_leaves_no_hole_beside_the_fol
     ]
     outcome = fold(batch, siblings=siblings)
     assert verdicts(outcome) == expected
-    assert outcome.states[b"k"].windows.holes == {}
+    assert outcome.states[b"k"].histories.holes == {}
 
 
 def siblings_of(root, count, *, lane=LANE, group=LANE, first=0):
@@ -236,8 +236,8 @@ def test_more_siblings_without_an_index_than_a_state_tells_apart_are_dead_letter
     assert {(one.reason, one.hole) for one in rejected} == {(Reason.TOO_MANY_SIBLINGS, True)}
     states = again(outcome, again(first))
     assert len(states[b"k"].fold) == SIBLINGS
-    assert len(states[b"k"].windows.holes[LANE]) == 1100 - SIBLINGS
-    # Behind as many roots as the window has there is room again, and what was refused comes back.
+    assert len(states[b"k"].histories.holes[LANE]) == 1100 - SIBLINGS
+    # Behind as many roots as the history has there is room again, and what was refused comes back.
     states = again(fold([one for root in range(8, 41) for one in siblings_of(root, 1)], states), states)
     back = fold([one.arrival for one in rejected], states)
     assert set(verdicts(back)) == {"redriven"}
@@ -258,11 +258,11 @@ def test_siblings_are_counted_over_all_lanes_of_their_group():
 
 
 def test_a_message_of_one_lane_more_than_a_state_knows_is_a_dead_letter():
-    full = {b"k": KeyState([], Windows({f"legs:{n}#T1": Window((), (0, 0)) for n in range(1, KNOWN_LANES)}), 1)}
+    full = {b"k": KeyState([], Histories({f"legs:{n}#T1": History((), (0, 0)) for n in range(1, KNOWN_LANES)}), 1)}
     arrivals = [arrival(n, lane=f"{LANE}{n}", own=n) for n in range(3)] + [arrival(9, lane="legs:1#T1", own=9)]
     outcome = fold(arrivals, full)
     assert verdicts(outcome) == ["new_lane", "rejected", "rejected", "accepted"]
     assert [one.reason for one in outcome.decided] == [None, *[Reason.TOO_MANY_LANES] * 2, None]
     states = again(outcome, full)
-    assert len(states[b"k"].windows.lanes) == KNOWN_LANES
-    assert set(states[b"k"].windows.holes) == {f"{LANE}1", f"{LANE}2"}
+    assert len(states[b"k"].histories.lanes) == KNOWN_LANES
+    assert set(states[b"k"].histories.holes) == {f"{LANE}1", f"{LANE}2"}

@@ -137,7 +137,7 @@ def published(step, one):
     return output, decode(output.value)
 
 
-def test_an_output_has_the_chain_with_this_passage_behind_it():
+def test_an_output_has_the_chain_with_this_processor_behind_it():
     before = hop("raw", 3, 17)
     one = element({"x": 1}, 4, chain=(before,), event_id="e", event_time_us=5, indices=(2,))
     output, envelope = published(Publish("out", name="fleet"), one)

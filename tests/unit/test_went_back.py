@@ -100,7 +100,7 @@ def test_a_store_that_goes_back_as_a_whole_under_a_run_ends_it_and_the_next_one_
 
 def test_a_manifest_that_went_back_is_named_by_what_was_acknowledged_and_what_is_there():
     assert str(manifest_behind(FlowRef("fleet", 2), (3, 14), (1, 5))).startswith(
-        "flow fleet, generation 2: the manifest went back: term 3, batch 14 was acknowledged, the store has term 1, batch 5."
+        "flow fleet, generation 2: the manifest went back: epoch 3, batch 14 was acknowledged, the store has epoch 1, batch 5."
     )
 
 
@@ -144,7 +144,7 @@ def test_a_loss_before_anything_upstream_was_written_is_folded_again(two):
     assert sums(again) == {"a": 60, "b": 60}
 
 
-@pytest.mark.parametrize("point", ["persist:b", "persist:a", "write:a", "write:b", "manifest:a", "manifest:b", "term"])
+@pytest.mark.parametrize("point", ["persist:b", "persist:a", "write:a", "write:b", "manifest:a", "manifest:b", "epoch"])
 @pytest.mark.parametrize("outcome", [Outcome.BEFORE, Outcome.AFTER, Outcome.ERROR, Outcome.UNANSWERED])
 def test_a_crash_alone_is_never_taken_for_a_loss(two, point, outcome):
     _, _, urls = two
@@ -254,14 +254,14 @@ def test_a_loss_that_a_failed_attempt_left_behind_is_seen_by_what_it_kept_upstre
     run = begin(FLOW, urls)
     a, b = run.ref.stage("a"), run.ref.stage("b")
     copy = store.copy()
-    lost = store.save(b, [Write(b"C0", 0, b"{}")], term=run.term, batch=1)
+    lost = store.save(b, [Write(b"C0", 0, b"{}")], epoch=run.epoch, batch=1)
     told = {"b": {bucket: mark.short for bucket, mark in lost.items()}}
     [part] = lost
     upstream = next(key for key in (b"%d" % i for i in range(99)) if store._bucket_of(key) != part)
-    store.save(a, [Write(upstream, 0, b"{}")], term=run.term, batch=1, downstream=told)
+    store.save(a, [Write(upstream, 0, b"{}")], epoch=run.epoch, batch=1, downstream=told)
     store.restore(copy, [part])
     covering = next(key for key in (b"x%d" % i for i in range(99)) if store._bucket_of(key) == part)
-    assert store.save(b, [Write(covering, 0, b"{}")], term=run.term, batch=1)[part].count == lost[part].count
+    assert store.save(b, [Write(covering, 0, b"{}")], epoch=run.epoch, batch=1)[part].count == lost[part].count
     with pytest.raises(StoreWentBack, match=f"stage b: bucket {part}"):
         run.check_marks()
 
@@ -280,4 +280,4 @@ def test_manifests_hold_the_marks_of_their_store_and_of_those_downstream(two):
     kept = [one for one in up.marks(runner.run.ref.stage("a")).values() if one.mark.count]
     assert kept
     assert all(one.downstream == {"b": manifests[0].marks["b"]} for one in kept)
-    assert Counter(one.term for one in kept) == {runner.run.term: len(kept)}
+    assert Counter(one.epoch for one in kept) == {runner.run.epoch: len(kept)}

@@ -1,23 +1,23 @@
 -- Replace states of one bucket, each on condition of its version. All or none.
 --
 -- KEYS  1 the bucket, 2 the heads of the stage in this bucket, 3... states
--- ARGV  1 term, 2 batch, 3 count and 4 life of the mark that the bucket is known to have reached (0 for none),
+-- ARGV  1 epoch, 2 batch, 3 count and 4 life of the mark that the bucket is known to have reached (0 for none),
 --       5 what stages downstream have acknowledged, then for each state: expected version, value
 -- Returns the bucket's mark: "COUNT LIFE:BEGIN LIFE:BEGIN ...", newest life first, as persistence.marks has it.
 --
 -- Everything is validated before anything is written: a script that fails half way is not undone.
--- Found applied already (same version, term, batch and value) counts as done. So the script may be
+-- Found applied already (same version, epoch, batch and value) counts as done. So the script may be
 -- sent again after a lost answer: it reads back and decides in one atomic step.
 
 local KEYS, ARGV = KEYS, ARGV -- a local is reached much faster than a global, and this is the hot path
 local call, match, sub = redis.call, string.match, string.sub
-local term, tail = ARGV[1], ' ' .. ARGV[1] .. ' ' .. ARGV[2]
-local mine = tonumber(term)
+local epoch, tail = ARGV[1], ' ' .. ARGV[1] .. ' ' .. ARGV[2]
+local mine = tonumber(epoch)
 
 local stage = sub(KEYS[2], #KEYS[1] + 1) -- begins with the colon
-local found = call('HMGET', KEYS[1], 'term', 'mark' .. stage)
+local found = call('HMGET', KEYS[1], 'epoch', 'mark' .. stage)
 local installed, mark = found[1] or '0', found[2] or '0'
-if installed ~= term then
+if installed ~= epoch then
   return {tonumber(installed) > mine and 'FENCED' or 'UNKNOWN', installed}
 end
 
@@ -67,7 +67,7 @@ if #changed > 1 then return changed end
 
 if m == 0 then
   -- A write that WAIT can wait for, though all the states were done before.
-  call('HSET', KEYS[1], 'term', term)
+  call('HSET', KEYS[1], 'epoch', epoch)
   return mark
 end
 local life = sub(match(call('INFO', 'server'), 'run_id:(%w+)') or '', 1, 12)
@@ -77,9 +77,9 @@ if newest ~= life then
 end
 mark = (count + 1) .. ' ' .. lives
 if ARGV[5] == '' then
-  call('HSET', KEYS[1], 'term', term, 'mark' .. stage, mark)
+  call('HSET', KEYS[1], 'epoch', epoch, 'mark' .. stage, mark)
 else
-  call('HSET', KEYS[1], 'term', term, 'mark' .. stage, mark, 'downstream' .. stage, ARGV[5])
+  call('HSET', KEYS[1], 'epoch', epoch, 'mark' .. stage, mark, 'downstream' .. stage, ARGV[5])
 end
 call('MSET', unpack(states))
 call('HSET', KEYS[2], unpack(heads_after))

@@ -19,20 +19,20 @@ BUGS: Mapping[str, tuple[str, Sequence[Patch]]] = {
 """Name to what is wrong, and the patches that make it so."""
 
 MATTERS: Mapping[str, Callable[[Spec], bool]] = {
-    **{name: lambda spec: bool(spec.passages) for name in BUGS if name.startswith("service-")},
+    **{name: lambda spec: bool(spec.processors) for name in BUGS if name.startswith("service-")},
     **dict.fromkeys(growth.BUGS, lambda spec: spec.growth == "lagging"),
     "outputs-not-marked": lambda spec: spec.audit == OUT,
     "marks-not-kept-upstream": lambda spec: spec.split < len(spec.stages),
     "partial-flat-map": lambda spec: any(stage.flat for stage in spec.stages),
-    "service-gives-no-key": lambda spec: spec.keyless and bool(spec.passages),
+    "service-gives-no-key": lambda spec: spec.keyless and bool(spec.processors),
     "lane-without-topic-id": lambda spec: spec.recreates,
     "divert-takes-the-record": lambda spec: any(stage.fails == "divert" for stage in spec.stages),
-    **dict.fromkeys(("siblings-split", "event-id-ignored"), lambda spec: any(one.foreign for one in spec.passages)),
-    "keyless-narrow": lambda spec: spec.keyless or any(one.spread for one in spec.passages),
-    "letters-taken-for-envelopes": lambda spec: spec.revives and any(one.raw for one in spec.passages),
+    **dict.fromkeys(("siblings-split", "event-id-ignored"), lambda spec: any(one.foreign for one in spec.processors)),
+    "keyless-narrow": lambda spec: spec.keyless or any(one.spread for one in spec.processors),
+    "letters-taken-for-envelopes": lambda spec: spec.revives and any(one.raw for one in spec.processors),
     **dict.fromkeys(
-        ("service-checks-ids-first", "service-follows-any-topic"), lambda spec: bool(spec.passages) and spec.recreates
+        ("service-checks-ids-first", "service-follows-any-topic"), lambda spec: bool(spec.processors) and spec.recreates
     ),
-    "service-leaves-gaps": lambda spec: bool(spec.passages) and spec.window in (1, 2) and not spec.growth,
+    "service-leaves-gaps": lambda spec: bool(spec.processors) and spec.history in (1, 2) and not spec.growth,
 }
 """Worlds that a bug can be seen in at all; it is not looked for in others. Any world for those that are missing."""

@@ -100,16 +100,16 @@ def _blind(at: Any, writes: Any, stored: Any, **options: Any) -> Any:
     return list(writes)
 
 
-def _no_term(*arguments: Any) -> None:
-    """Lets every term pass."""
+def _no_epoch(*arguments: Any) -> None:
+    """Lets every epoch pass."""
 
 
 def _any_manifest(*arguments: Any) -> None:
     """Lets every manifest pass."""
 
 
-def _settle_without_term(at: Any, writes: Any, stored: Any, *, term: int, batch: int) -> Any:
-    return cas.settle(at, writes, stored, term=max([term, *(one.term for one in stored.values())]), batch=batch)
+def _resolve_without_epoch(at: Any, writes: Any, stored: Any, *, epoch: int, batch: int) -> Any:
+    return cas.resolve(at, writes, stored, epoch=max([epoch, *(one.epoch for one in stored.values())]), batch=batch)
 
 
 BUGS: Mapping[str, tuple[str, Sequence[Patch]]] = {
@@ -141,20 +141,20 @@ BUGS: Mapping[str, tuple[str, Sequence[Patch]]] = {
         "a topic that was created again is read on from the old offset",
         [(driver, "plan", _same_topic)],
     ),
-    "term-ignored": (
+    "epoch-ignored": (
         "an older run may write",
         [
-            (memory_store, "check_term", _no_term),
+            (memory_store, "check_epoch", _no_epoch),
             (memory_store, "check_manifest", _any_manifest),
-            (memory_store, "settle", _settle_without_term),
+            (memory_store, "resolve", _resolve_without_epoch),
         ],
     ),
-    "term-and-version-ignored": (
+    "epoch-and-version-ignored": (
         "an older run may write, whatever version is stored",
         [
-            (memory_store, "check_term", _no_term),
+            (memory_store, "check_epoch", _no_epoch),
             (memory_store, "check_manifest", _any_manifest),
-            (memory_store, "settle", _blind),
+            (memory_store, "resolve", _blind),
         ],
     ),
 }

@@ -55,7 +55,7 @@ BUGS: Mapping[str, tuple[str, Sequence[Patch]]] = {
     ),
     "service-forgets-growth": (
         "a republisher does not commit that its topic has grown",
-        [(Note, "__str__", lambda self: f"{self.topic_id} {max(self.settled, self.now)}")],
+        [(Note, "__str__", lambda self: f"{self.topic_id} {max(self.resolved, self.now)}")],
     ),
     "growth-unseen": ("a run does not notice partitions that are added to its topic", [(run, "advance", _never_seen)]),
 }

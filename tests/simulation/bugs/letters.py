@@ -1,4 +1,4 @@
-"""Bugs of dead letters and their way back: whose a letter is, what of it is missing, and what steps make of a failure."""
+"""Bugs of dead letters and their way back: whose a dead letter is, what of it is missing, and what steps make of a failure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -13,7 +13,7 @@ from aggregations.per_message.steps import Rejected
 from envelope import Envelope, EnvelopeError, Reason, Route, encode
 from envelope.redrive import Redrive, read_via
 from jobs.dead_letters import redrive
-from jobs.republish import passage
+from jobs.republish import processor
 from tests.simulation.patch import Patch, original
 
 _route = original(Ledger, "route")
@@ -75,18 +75,18 @@ BUGS: Mapping[str, tuple[str, Sequence[Patch]]] = {
     ),
     "service-takes-every-letter": (
         "a republisher passes every redriven record on, whoever gave it up",
-        [(passage, "read_via", lambda via: None)],
+        [(processor, "read_via", lambda via: None)],
     ),
     "service-takes-no-letter": (
         "a republisher drops what it gave up itself when it is redriven",
-        [(passage, "read_via", _nobodys)],
+        [(processor, "read_via", _nobodys)],
     ),
     "outputs-not-marked": (
         "what a flow publishes of an element that it folded late does not say so",
         [(steps, "_late", lambda element, hop: ())],
     ),
     "divert-takes-the-record": (
-        "the letter of a diverted item brings back its siblings, which were folded",
+        "the dead letter of a diverted item brings back its siblings, which were folded",
         [(steps, "_STEPS", {**steps._STEPS, Divert: _diverts_records})],
     ),
     "step-rejects-one-by-one": (
@@ -97,11 +97,11 @@ BUGS: Mapping[str, tuple[str, Sequence[Patch]]] = {
         "dead letters are listed when their batch is committed, and not before",
         [
             (Deaths, "unlisted", lambda self: set()),
-            (Changes, "settled", lambda self: replace(self, filled=self.filled - self.again, again=set())),
+            (Changes, "resolved", lambda self: replace(self, filled=self.filled - self.again, again=set())),
         ],
     ),
     "mend-drops-the-chain": (
-        "a letter that is mended comes back without its chain",
+        "a dead letter that is mended comes back without its chain",
         [(redrive, "_rebuilt", _without_chain)],
     ),
     "definition-without-lanes": (
@@ -109,7 +109,7 @@ BUGS: Mapping[str, tuple[str, Sequence[Patch]]] = {
         [(flow, "definition_of", _of_the_fold_alone)],
     ),
     "letters-taken-for-envelopes": (
-        "every letter is taken for an envelope, that of a topic without envelopes as well",
+        "every dead letter is taken for an envelope, that of a topic without envelopes as well",
         [(redrive, "_is_envelope", lambda value, letter: letter.reason is not Reason.NOT_AN_ENVELOPE)],
     ),
 }

@@ -10,7 +10,7 @@ from confluent_kafka import OFFSET_END, OFFSET_INVALID, KafkaError, TopicPartiti
 from aggregations.run.start import Plan, plan
 from envelope.hops import HopWriter
 from jobs.republish import input as reading
-from jobs.republish import passage, service, worker
+from jobs.republish import processor, service, worker
 from persistence.commit.faults import REPUBLISH_COMMIT, REPUBLISH_DEAD_LETTER, REPUBLISH_FLUSH, effect
 from persistence.commit.steps import Step
 from persistence.errors import Transient
@@ -104,7 +104,7 @@ _raise_for = original(reading.Input, "raise_for")
 _hold = original(reading.Input, "hold")
 _finish = original(worker.Worker, "finish")
 _write = original(HopWriter, "write")
-_passed_on = original(passage, "express")
+_passed_on = original(processor, "express")
 
 
 def _hop(**changes: Any) -> Any:
@@ -166,7 +166,7 @@ BUGS: Mapping[str, tuple[str, Sequence[Patch]]] = {
     ),
     "service-passes-retry-headers-on": (
         "a republisher passes on how often an input was tried",
-        [(passage, "_plain", list)],
+        [(processor, "_plain", list)],
     ),
     "service-reads-ends-past-what-waits": (
         "the end of a partition counts as reached behind a record that waits for its next try",
@@ -194,11 +194,11 @@ BUGS: Mapping[str, tuple[str, Sequence[Patch]]] = {
         [(HopWriter, "write", _hop(index=0, count=1))],
     ),
     "service-counts-retries": (
-        "a republisher's passage through its retry topic is a hop like any other",
-        [(HopWriter, "write", _hop(transparent=False))],
+        "a republisher's processor through its retry topic is a hop like any other",
+        [(HopWriter, "write", _hop(pass_through=False))],
     ),
     "service-leaves-no-hop": (
         "a republisher passes a record on without a hop of its own",
-        [(passage, "express", _express_forgets_the_hop)],
+        [(processor, "express", _express_forgets_the_hop)],
     ),
 }

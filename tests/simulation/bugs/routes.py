@@ -11,7 +11,7 @@ from aggregations.per_message.steps import Applied, arrive
 from jobs.republish import input as reading
 from jobs.republish import worker
 from jobs.republish.offsets import commit_offsets
-from jobs.republish.passage import Passage
+from jobs.republish.processor import Processor
 from jobs.republish.record import KEEP
 from tests.simulation.patch import Patch, original
 
@@ -19,7 +19,7 @@ _on_assign = original(reading.Input, "_on_assign")
 _commit = original(reading.Input, "commit")
 _process = original(worker.Worker, "_process")
 _send = original(worker._Outbox, "send")
-_outgoing = original(Passage, "_outgoing")
+_outgoing = original(Processor, "_outgoing")
 
 
 def _hands_on_unflushed(self: Any, consumer: Any, gone: Any) -> None:
@@ -89,7 +89,7 @@ BUGS: Mapping[str, tuple[str, Sequence[Patch]]] = {
     ),
     "service-knows-one-target": (
         "a republisher with several targets sends everything to the first",
-        [(Passage, "_outgoing", _to_the_first_target)],
+        [(Processor, "_outgoing", _to_the_first_target)],
     ),
     "service-forgets-other-topics": (
         "a republisher sends what goes to the first topic of a slice, and forgets the others",
@@ -101,7 +101,7 @@ BUGS: Mapping[str, tuple[str, Sequence[Patch]]] = {
     ),
     "service-gives-no-key": (
         "what a republisher makes of a record without a key has none either",
-        [(Passage, "_outgoing", _gives_no_key)],
+        [(Processor, "_outgoing", _gives_no_key)],
     ),
     "keyless-left-out": (
         "a stage takes no records without a key, whatever its own key is",

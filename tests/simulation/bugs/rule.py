@@ -1,4 +1,4 @@
-"""Bugs of the rule: windows, positions, lanes, what a chain means."""
+"""Bugs of the rule: histories, positions, lanes, what a chain means."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -6,56 +6,56 @@ from dataclasses import replace
 from typing import Any
 
 from aggregations.per_message.ledger import Ledger
-from envelope import Decision, Lineage, Route, Siblings, Standing, Verdict, Window, Windows
-from envelope.dedup import windows
+from envelope import Decision, Histories, History, Lineage, Route, Siblings, Standing, Verdict
+from envelope.dedup import history as histories
 from envelope.dedup.lineage import Edge
 from tests.simulation.patch import Patch, original
 
 
-def _adding(change: Callable[[Window, Window], Window]) -> Any:
-    real = original(Window, "adding")
+def _adding(change: Callable[[History, History], History]) -> Any:
+    real = original(History, "adding")
 
-    def adding(self: Window, *arguments: Any, **options: Any) -> Window:
+    def adding(self: History, *arguments: Any, **options: Any) -> History:
         return change(self, real(self, *arguments, **options))
 
     return adding
 
 
-def _lowest_kept(self: Window, positions: Any, size: int = 32, used: int = 0, *, wide: bool = False) -> Window:
+def _lowest_kept(self: History, positions: Any, size: int = 32, used: int = 0, *, wide: bool = False) -> History:
     every = sorted({position for position in positions if not self.reaches(position)}.union(self.held))
-    return Window(tuple(every[:size]), self.floor, max(self.used, used), wide)
+    return History(tuple(every[:size]), self.floor, max(self.used, used), wide)
 
 
-def _sorted_as_text(self: Window, positions: Any, size: int = 32, used: int = 0, *, wide: bool = False) -> Window:
+def _sorted_as_text(self: History, positions: Any, size: int = 32, used: int = 0, *, wide: bool = False) -> History:
     every = sorted({p for p in positions if not self.reaches(p)}.union(self.held), key=str)
     cut = max(len(every) - size, 0)
-    return Window(tuple(sorted(every[cut:])), every[cut - 1] if cut else self.floor, max(self.used, used), wide)
+    return History(tuple(sorted(every[cut:])), every[cut - 1] if cut else self.floor, max(self.used, used), wide)
 
 
-def _starts_over(self: Windows, folded: Any, **options: Any) -> Any:
+def _starts_over(self: Histories, folded: Any, **options: Any) -> Any:
     """The article's rule: another partition or topic makes the state forget what it held of the path."""
     made, retired = _folding(self, folded, **options)
     new = made.lanes.keys() - self.lanes.keys()
     if not new or not self.lanes:
         return made, retired
-    return Windows({lane: made.lanes[lane] for lane in new}, made.holes), retired
+    return Histories({lane: made.lanes[lane] for lane in new}, made.holes), retired
 
 
 def _unmarked(route: Route) -> Route:
     return Route.PLAIN if route in (Route.MISSING, Route.HEALED) else route
 
 
-_folding = original(Windows, "folding")
-_decide = original(Windows, "_decide")
-_judge = original(Windows, "judge")
-_leaving_hole = original(Windows, "leaving_hole")
+_folding = original(Histories, "folding")
+_decide = original(Histories, "_decide")
+_judge = original(Histories, "judge")
+_leaving_hole = original(Histories, "leaving_hole")
 
 
-def _own_lane_only(self: Windows, one: Standing, window: Window | None) -> bool:
-    return window is not None and window.holds(one.position)
+def _own_lane_only(self: Histories, one: Standing, history: History | None) -> bool:
+    return history is not None and history.holds(one.position)
 
 
-def _below_any_lane(self: Windows, one: Standing, *rest: Any) -> Decision:
+def _below_any_lane(self: Histories, one: Standing, *rest: Any) -> Decision:
     """One offset for all lanes of a root partition, as the article has it."""
     decision: Decision = _decide(self, one, *rest)
     root = one.lane.split(">")[0]
@@ -65,16 +65,16 @@ def _below_any_lane(self: Windows, one: Standing, *rest: Any) -> Decision:
     return decision
 
 
-def _forgets_the_batch(self: Windows, arrivals: Sequence[Standing], siblings: Siblings = Siblings.EVENT_ID) -> Any:
+def _forgets_the_batch(self: Histories, arrivals: Sequence[Standing], siblings: Siblings = Siblings.EVENT_ID) -> Any:
     return [_judge(self, [one], siblings)[0] for one in arrivals]
 
 
-def _keeps_holes(self: Windows, folded: Any, **options: Any) -> Any:
+def _keeps_holes(self: Histories, folded: Any, **options: Any) -> Any:
     made, retired = _folding(self, folded, **options)
-    return Windows(made.lanes, self.holes), retired
+    return Histories(made.lanes, self.holes), retired
 
 
-def _forgets_healed(self: Windows, folded: Any, **options: Any) -> Any:
+def _forgets_healed(self: Histories, folded: Any, **options: Any) -> Any:
     return _folding(self, [replace(one, route=Route.PLAIN) for one in folded], **options)
 
 
@@ -120,41 +120,41 @@ def _never_rekeyed(self: Lineage, **options: Any) -> Standing:
 
 
 def _eats_the_index(self: Lineage) -> Lineage:
-    """Keeps the edge of the transparent passage instead of the one behind it."""
-    kept = [i for i, edge in enumerate(self.edges) if not edge.transparent]
+    """Keeps the edge of the pass-through processor instead of the one behind it."""
+    kept = [i for i, edge in enumerate(self.edges) if not edge.pass_through]
     edges = tuple(Edge(self.edges[i].via, 0, self.edges[i].rekeyed) for i in kept)
-    return Lineage((self.nodes[0], *(self.nodes[i + 1] for i in kept)), edges) if self.transparent else self
+    return Lineage((self.nodes[0], *(self.nodes[i + 1] for i in kept)), edges) if self.pass_through else self
 
 
 BUGS: Mapping[str, tuple[str, Sequence[Patch]]] = {
     "floor-strict": (
-        "`<` for `<=` at the floor of a window",
-        [(Window, "reaches", lambda self, position: self.floor is not None and position < self.floor)],
+        "`<` for `<=` at the floor of a history",
+        [(History, "reaches", lambda self, position: self.floor is not None and position < self.floor)],
     ),
-    "window-blind": ("a window holds nothing", [(Window, "holds", lambda self, position: False)]),
-    "window-without-floor": (
-        "what is evicted from a window is forgotten",
-        [(Window, "adding", _adding(lambda before, made: replace(made, floor=None)))],
+    "history-blind": ("a history holds nothing", [(History, "holds", lambda self, position: False)]),
+    "history-without-floor": (
+        "what is evicted from a history is forgotten",
+        [(History, "adding", _adding(lambda before, made: replace(made, floor=None)))],
     ),
-    "window-evicts-highest": ("a full window keeps its lowest positions", [(Window, "adding", _lowest_kept)]),
+    "history-evicts-highest": ("a full history keeps its lowest positions", [(History, "adding", _lowest_kept)]),
     "siblings-split": (
-        "a window counts siblings without an index one by one",
-        [(windows, "_cut", _counted)],
+        "a history counts siblings without an index one by one",
+        [(histories, "_cut", _counted)],
     ),
     # Worlds are small: two positions stand for the thirty-two of other lanes.
     "keyless-narrow": (
-        "lanes through records without a key have narrow windows",
-        [(windows, "WIDE", 2)],
+        "lanes through records without a key have narrow histories",
+        [(histories, "WIDE", 2)],
     ),
-    "positions-as-text": ("positions are ordered as text", [(Window, "adding", _sorted_as_text)]),
+    "positions-as-text": ("positions are ordered as text", [(History, "adding", _sorted_as_text)]),
     "lane-retired-to-nothing": (
         "a retired lane forgets its floor",
-        [(Window, "retired", lambda self: Window((), None, self.used))],
+        [(History, "retired", lambda self: History((), None, self.used))],
     ),
-    "starts-over": ("a new lane makes a state forget the others", [(Windows, "folding", _starts_over)]),
-    "one-offset": ("what is below any lane's highest is dropped", [(Windows, "_decide", _below_any_lane)]),
-    "own-lane-only": ("lanes of one group do not share what they hold", [(Windows, "_holds", _own_lane_only)]),
-    "batch-forgotten": ("a batch does not look at itself", [(Windows, "judge", _forgets_the_batch)]),
+    "starts-over": ("a new lane makes a state forget the others", [(Histories, "folding", _starts_over)]),
+    "one-offset": ("what is below any lane's highest is dropped", [(Histories, "_decide", _below_any_lane)]),
+    "own-lane-only": ("lanes of one group do not share what they hold", [(Histories, "_holds", _own_lane_only)]),
+    "batch-forgotten": ("a batch does not look at itself", [(Histories, "judge", _forgets_the_batch)]),
     "lane-without-partitions": (
         "partitions are no part of a lane",
         [(Lineage, "_names", _named(lambda lane, group: (group, group)))],
@@ -177,20 +177,23 @@ BUGS: Mapping[str, tuple[str, Sequence[Patch]]] = {
     "index-dropped": ("fan-out indices are no part of a position", [(Lineage, "standing", _stands(_without_indices))]),
     "own-coordinates": ("a message stands where it was consumed", [(Lineage, "standing", _at_own_coordinates)]),
     "stage-key-ignored": ("a stage that changes the key does not say so", [(Lineage, "standing", _never_rekeyed)]),
-    "retry-counted": ("transparent hops are counted", [(Lineage, "reduced", lambda self: self)]),
-    "retry-eats-index": ("a transparent hop takes the next one's index along", [(Lineage, "reduced", _eats_the_index)]),
+    "retry-counted": ("pass-through hops are counted", [(Lineage, "reduced", lambda self: self)]),
+    "retry-eats-index": (
+        "a pass-through hop takes the next one's index along",
+        [(Lineage, "reduced", _eats_the_index)],
+    ),
     "ledger-unread": (
         "a redriven record without a hole is judged as any other",
         [(Ledger, "entries", lambda self, *_, **__: ())],
     ),
     "late-folds-forgotten": (
         "what is folded below the floor is not remembered",
-        [(Windows, "folding", _forgets_healed)],
+        [(Histories, "folding", _forgets_healed)],
     ),
     "late-folds-not-marked": (
         "the stages behind a hole do not learn that it was filled",
         [(Lineage, "standing", _stands(lambda one: replace(one, route=_unmarked(one.route))))],
     ),
-    "no-hole": ("a dead letter leaves no hole", [(Windows, "leaving_hole", lambda self, one, limit=0: self)]),
-    "hole-never-filled": ("a hole stays when it is filled", [(Windows, "folding", _keeps_holes)]),
+    "no-hole": ("a dead letter leaves no hole", [(Histories, "leaving_hole", lambda self, one, limit=0: self)]),
+    "hole-never-filled": ("a hole stays when it is filled", [(Histories, "folding", _keeps_holes)]),
 }

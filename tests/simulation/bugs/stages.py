@@ -8,7 +8,7 @@ from typing import Any
 from aggregations.definition.element import Element
 from aggregations.per_message import loop, stage, steps
 from aggregations.per_message.stage import KeyState, Outcome, fold_stage
-from envelope import Decision, Siblings, Standing, Windows
+from envelope import Decision, Histories, Siblings, Standing
 from tests.simulation.patch import Patch, original
 
 
@@ -28,7 +28,7 @@ def _trusts_the_first_stage(of: Any, loaded: Any, arrivals: Any, **options: Any)
     """Judges at the first stage only."""
     if of.name == "s0":
         return fold_stage(of, loaded, arrivals, **options)
-    fresh = {key: replace(state, windows=Windows(state.windows.lanes, {})) for key, state in loaded.items()}
+    fresh = {key: replace(state, histories=Histories(state.histories.lanes, {})) for key, state in loaded.items()}
     numbers = count()
     apart = [
         replace(one, standing=replace(one.standing, lane=f"{one.standing.lane}~{options['batch']}.{next(numbers)}"))
@@ -41,12 +41,12 @@ def _arrive_without_ids(*arguments: Any, **options: Any) -> Any:
     return steps.arrive(*arguments, **{**options, "siblings": Siblings.DROP})
 
 
-_judge = original(Windows, "judge")
-_folding = original(Windows, "folding")
+_judge = original(Histories, "judge")
+_folding = original(Histories, "folding")
 
 
-def _floor_moves(self: Windows, arrivals: Sequence[Standing], siblings: Siblings = Siblings.EVENT_ID) -> Any:
-    """Judges one by one, in any order, by windows that move on with each."""
+def _floor_moves(self: Histories, arrivals: Sequence[Standing], siblings: Siblings = Siblings.EVENT_ID) -> Any:
+    """Judges one by one, in any order, by histories that move on with each."""
     decisions: list[Decision] = []
     current = self
     for one in reversed(arrivals):
@@ -66,7 +66,7 @@ BUGS: Mapping[str, tuple[str, Sequence[Patch]]] = {
         "siblings without an index are told apart by nothing",
         [(loop, "arrive", _arrive_without_ids)],
     ),
-    "floor-moves-in-batch": ("a batch is judged one by one, unsorted", [(Windows, "judge", _floor_moves)]),
+    "floor-moves-in-batch": ("a batch is judged one by one, unsorted", [(Histories, "judge", _floor_moves)]),
     "half-a-fold-kept": ("a fold that fails half-way leaves its traces", [(stage, "_copy", lambda state: state)]),
     "partial-flat-map": ("items of a failed record are folded under other keys", [(loop, "fold_stage", _keys_apart)]),
     "flat-map-without-index": ("items of a flat-map all have the record's own position", [(Element, "nth", _no_index)]),

@@ -13,13 +13,13 @@ import google_crc32c
 import pyarrow as pa
 
 SCHEMA = "route int, kind int, stage int, payload binary"
-"""Spark's schema of a parcel."""
+"""Spark's schema of a block."""
 
 _ARROW = pa.schema([("route", pa.int32()), ("kind", pa.int32()), ("stage", pa.int32()), ("payload", pa.binary())])
 
 
 class Kind(IntEnum):
-    """What a parcel holds."""
+    """What a block holds."""
 
     ELEMENTS = 0
     """Arrivals of a stage, packed by the path that the flow takes."""
@@ -35,7 +35,7 @@ class Kind(IntEnum):
     """A task failed: nobody goes on."""
 
 
-class Parcel(NamedTuple):
+class Block(NamedTuple):
     """One row between tasks.
 
     Attributes:
@@ -51,28 +51,28 @@ class Parcel(NamedTuple):
     payload: bytes
 
 
-def pack(parcels: Sequence[Parcel]) -> Iterator[pa.RecordBatch]:
-    """Yield the parcels as Arrow, one a batch: a bundle can be large."""
-    for parcel in parcels:
+def pack(blocks: Sequence[Block]) -> Iterator[pa.RecordBatch]:
+    """Yield the blocks as Arrow, one a batch: a bundle can be large."""
+    for block in blocks:
         yield pa.record_batch(
             [
-                pa.array([parcel.route], pa.int32()),
-                pa.array([int(parcel.kind)], pa.int32()),
-                pa.array([parcel.stage], pa.int32()),
-                pa.array([parcel.payload], pa.binary()),
+                pa.array([block.route], pa.int32()),
+                pa.array([int(block.kind)], pa.int32()),
+                pa.array([block.stage], pa.int32()),
+                pa.array([block.payload], pa.binary()),
             ],
             schema=_ARROW,
         )
 
 
-def unpack(batches: Iterable[pa.RecordBatch]) -> list[Parcel]:
-    """Read parcels, in an order that does not depend on which task sent first."""
-    parcels = [
-        Parcel(row["route"], Kind(row["kind"]), row["stage"], row["payload"])
+def unpack(batches: Iterable[pa.RecordBatch]) -> list[Block]:
+    """Read blocks, in an order that does not depend on which task sent first."""
+    blocks = [
+        Block(row["route"], Kind(row["kind"]), row["stage"], row["payload"])
         for batch in batches
         for row in batch.to_pylist()
     ]
-    return sorted(parcels)
+    return sorted(blocks)
 
 
 def route_of(key: bytes, routes: int) -> int:

@@ -1,4 +1,4 @@
-"""What a state already holds: a window of positions per lane, and the holes left by dead letters.
+"""What a state already holds: a history of positions per lane, and the holes left by dead letters.
 
 The rule is that of an anti-replay window (RFC 4303, RFC 6479): the highest positions are remembered
 one by one, everything at or below the floor only as "below".
@@ -17,13 +17,13 @@ from envelope.dedup.verdict import Verdict
 from envelope.errors import Reason
 from envelope.limits import MAX_INDEX
 
-WINDOW = 32
+HISTORY = 32
 """Positions remembered per lane: the disorder of one lane that is still folded exactly."""
 WIDE = 1024
 """Positions remembered per lane that leads through records without a key: so much of what comes twice, over whichever
 partitions, is still known one by one."""
 LANES = 256
-"""Lanes with a window per state; the one longest unused is retired to its floor."""
+"""Lanes with a history per state; the one longest unused is retired to its floor."""
 HEALED = 1024
 """Positions remembered per group that were folded late: below a floor, or because a list of dead letters said so."""
 HOLES = 1024
@@ -60,7 +60,7 @@ class Decision(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class History:
     """Positions of one lane.
 
     Attributes:
@@ -80,7 +80,7 @@ class Window:
 
     @property
     def highest(self) -> Position | None:
-        """The highest position folded; None in an empty window."""
+        """The highest position folded; None in an empty history."""
         return self.held[-1] if self.held else self.floor
 
     def holds(self, position: Position) -> bool:
@@ -98,9 +98,9 @@ class Window:
         return bool(self.held) and not (self.loose and self.held[0][0] == self.held[-1][0])
 
     def adding(
-        self, positions: Iterable[Position], size: int = WINDOW, used: int = 0, *, wide: bool = False
-    ) -> "Window":
-        """Return the window with these positions held, and the lowest ones evicted beyond `size`.
+        self, positions: Iterable[Position], size: int = HISTORY, used: int = 0, *, wide: bool = False
+    ) -> "History":
+        """Return the history with these positions held, and the lowest ones evicted beyond `size`.
 
         Positions at or below the floor change nothing.
         """
@@ -110,8 +110,8 @@ class Window:
         cut = _cut(every, size, loose=loose)
         return self._holding(every, cut, max(self.used, used), wide=self.wide or wide, loose=loose)
 
-    def healing(self, positions: Iterable[Position], batch: int, *, replays: bool = False) -> "Window":
-        """Return the window with positions held that were folded late, in no order of their own.
+    def healing(self, positions: Iterable[Position], batch: int, *, replays: bool = False) -> "History":
+        """Return the history with positions held that were folded late, in no order of their own.
 
         Until a batch is committed it may be judged again, so none of its own is evicted; of the others the highest are
         kept. What a run that crashed has folded may be judged again in several batches: while one `replays` it, none is
@@ -123,10 +123,10 @@ class Window:
         floor = self.floor
         if cut and (floor is None or old[cut - 1] > floor):
             floor = old[cut - 1]
-        return Window(tuple(sorted(fresh.union(old[cut:]))), floor, max(self.used, batch))
+        return History(tuple(sorted(fresh.union(old[cut:]))), floor, max(self.used, batch))
 
-    def retired(self) -> "Window":
-        """Return the window with its floor at its highest position, and nothing else.
+    def retired(self) -> "History":
+        """Return the history with its floor at its highest position, and nothing else.
 
         Of a root whose messages have no index more may come, in any order: they stay.
         """
@@ -134,16 +134,16 @@ class Window:
         kept = self.held[cut:] if any(map(is_loose, self.held[cut:])) else ()
         # What was folded late may all lie below the floor.
         gone = [at for at in (*self.held[: len(self.held) - len(kept)][-1:], self.floor) if at is not None]
-        return Window(kept, max(gone, default=None), wide=self.wide and bool(kept), loose=bool(kept))
+        return History(kept, max(gone, default=None), wide=self.wide and bool(kept), loose=bool(kept))
 
-    def _holding(self, every: Sequence[Position], cut: int, used: int, *, wide: bool, loose: bool) -> "Window":
-        """The window with the positions from `cut` on."""
+    def _holding(self, every: Sequence[Position], cut: int, used: int, *, wide: bool, loose: bool) -> "History":
+        """The history with the positions from `cut` on."""
         kept = tuple(every[cut:])
-        return Window(kept, every[cut - 1] if cut else self.floor, used, wide, loose and any(map(is_loose, kept)))
+        return History(kept, every[cut - 1] if cut else self.floor, used, wide, loose and any(map(is_loose, kept)))
 
 
 def width_of(size: int | None, *, wide: bool) -> int:
-    """Positions that a window remembers.
+    """Positions that a history remembers.
 
     Args:
         size: What the stage asks for; None for what the lane needs.
@@ -151,7 +151,7 @@ def width_of(size: int | None, *, wide: bool) -> int:
     """
     if size is not None:
         return size
-    return WIDE if wide else WINDOW
+    return WIDE if wide else HISTORY
 
 
 def is_loose(position: Position) -> bool:
@@ -178,19 +178,19 @@ class Group:
     """What the lanes of one group hold together.
 
     Args:
-        windows: Their windows that hold something.
+        histories: Their histories that hold something.
 
     Attributes:
         lowest: Lowest position that one of them holds.
         highest: Highest one.
     """
 
-    __slots__ = ("_all", "_asked", "_windows", "highest", "lowest")
+    __slots__ = ("_all", "_asked", "_histories", "highest", "lowest")
 
-    def __init__(self, windows: Sequence[Window]) -> None:
-        self.lowest = min(window.held[0] for window in windows)
-        self.highest = max(window.held[-1] for window in windows)
-        self._windows = windows
+    def __init__(self, histories: Sequence[History]) -> None:
+        self.lowest = min(history.held[0] for history in histories)
+        self.highest = max(history.held[-1] for history in histories)
+        self._histories = histories
         self._asked = 0
         self._all: set[Position] | None = None
 
@@ -198,29 +198,31 @@ class Group:
         """Whether one of them holds `position`."""
         if self._all is None:
             self._asked += 1
-            if self._asked * _SEARCH < max(len(window.held) for window in self._windows):
-                return any(window.holds(position) for window in self._windows)
-            self._all = set().union(*(window.held for window in self._windows))
+            if self._asked * _SEARCH < max(len(history.held) for history in self._histories):
+                return any(history.holds(position) for history in self._histories)
+            self._all = set().union(*(history.held for history in self._histories))
         return position in self._all
 
     def of_root(self, offset: int | str) -> set[Position]:
         """The positions of one root that they hold."""
         held: set[Position] = set()
-        for window in self._windows:
-            held.update(window.held[bisect_left(window.held, (offset,)) : bisect_left(window.held, (offset, _ABOVE))])
+        for history in self._histories:
+            held.update(
+                history.held[bisect_left(history.held, (offset,)) : bisect_left(history.held, (offset, _ABOVE))]
+            )
         return held
 
 
 @dataclass(frozen=True, slots=True)
-class Windows:
+class Histories:
     """All that one state knows of what it holds. Immutable.
 
     Attributes:
-        lanes: Window by lane name.
+        lanes: History by lane name.
         holes: Dead-lettered positions by group name, waiting for a redriven copy.
     """
 
-    lanes: Mapping[str, Window] = field(default_factory=dict)
+    lanes: Mapping[str, History] = field(default_factory=dict)
     holes: Mapping[str, frozenset[Position]] = field(default_factory=dict)
     _groups: Mapping[str, Group] | None = field(default=None, init=False, repr=False, compare=False)
 
@@ -232,11 +234,11 @@ class Windows:
         """What the lanes of each group hold, for those groups of which one holds something."""
         groups = self._groups
         if groups is None:
-            windows: dict[str, list[Window]] = {}
-            for lane, window in self.lanes.items():
-                if window.held:
-                    windows.setdefault(group_of(lane), []).append(window)
-            groups = {group: Group(held) for group, held in windows.items()}
+            histories: dict[str, list[History]] = {}
+            for lane, history in self.lanes.items():
+                if history.held:
+                    histories.setdefault(group_of(lane), []).append(history)
+            groups = {group: Group(held) for group, held in histories.items()}
             object.__setattr__(self, "_groups", groups)
         return groups
 
@@ -245,7 +247,7 @@ class Windows:
 
         They are taken in the order of `in_order`. Because positions then rise within every lane, what the
         batch itself adds can neither evict nor overtake what is still to come: each message is judged by the
-        windows as they were before the batch, and by what the batch accepted before it.
+        histories as they were before the batch, and by what the batch accepted before it.
 
         Returns:
             One decision per arrival, in the order of `arrivals`.
@@ -262,8 +264,8 @@ class Windows:
         return [decisions[i] for i in range(len(arrivals))]
 
     def _decide(self, one: Standing, taken: set[tuple[str, Position]], met: set[str], siblings: Siblings) -> Decision:
-        window = self.lanes.get(one.lane)
-        if self._holds(one, window):
+        history = self.lanes.get(one.lane)
+        if self._holds(one, history):
             return Decision(Verdict.AMBIGUOUS if one.ambiguous else Verdict.DUPLICATE, fold=False)
         if (one.group, one.position) in taken:
             if one.ambiguous:
@@ -276,26 +278,26 @@ class Windows:
         if one.route in _LATE:
             proven = one.route is Route.MISSING or not self._passed(one)
             return Decision(Verdict.REDRIVEN, fold=True) if proven else Decision(Verdict.UNPROVEN, fold=False)
-        if window is None:
+        if history is None:
             return Decision(Verdict.NEW_LANE if met and one.lane not in met else Verdict.ACCEPTED, fold=True)
-        if window.reaches(one.position):
+        if history.reaches(one.position):
             return Decision(Verdict.UNPROVEN if one.route is Route.RETRIED else Verdict.BELOW_FLOOR, fold=False)
-        late = window.highest is not None and one.position < window.highest
+        late = history.highest is not None and one.position < history.highest
         return Decision(Verdict.LATE if late else Verdict.ACCEPTED, fold=True)
 
     def _passed(self, one: Standing) -> bool:
-        """Whether what is below the windows may be `one`: then nothing proves that it was not folded."""
-        floors = [window for lane, window in self.lanes.items() if group_of(lane) == one.group]
+        """Whether what is below the histories may be `one`: then nothing proves that it was not folded."""
+        floors = [history for lane, history in self.lanes.items() if group_of(lane) == one.group]
         if one.route is Route.HEALED:
             # Below the floors of its path it is expected. What was healed before is remembered, up to a limit.
-            healed = self.lanes.get(healed_lane(one.group), Window())
-            return healed.reaches(one.position) and any(window.reaches(one.position) for window in floors)
-        return any(window.reaches(one.position) for window in floors)
+            healed = self.lanes.get(healed_lane(one.group), History())
+            return healed.reaches(one.position) and any(history.reaches(one.position) for history in floors)
+        return any(history.reaches(one.position) for history in floors)
 
-    def _holds(self, one: Standing, window: Window | None) -> bool:
-        if window is not None and window.holds(one.position):
+    def _holds(self, one: Standing, history: History | None) -> bool:
+        if history is not None and history.holds(one.position):
             return True
-        if len(self.lanes) == (window is not None):
+        if len(self.lanes) == (history is not None):
             return False
         healed = self.lanes.get(healed_lane(one.group))
         if healed is not None and not one.ambiguous and healed.holds(one.position):
@@ -312,13 +314,13 @@ class Windows:
         batch: int = 0,
         evict: bool = True,
         replays: bool = False,
-    ) -> tuple["Windows", tuple[str, ...]]:
-        """Return the windows with these messages held and their holes filled, and the lanes that were retired.
+    ) -> tuple["Histories", tuple[str, ...]]:
+        """Return the histories with these messages held and their holes filled, and the lanes that were retired.
 
         Args:
             folded: The messages.
             size: Positions remembered per lane; None for 32, and 1,024 where records without a key come.
-            lanes: Lanes with a window.
+            lanes: Lanes with a history.
             batch: Number of the batch.
             evict: False while the consumed topic grows: lanes that leave its partition out evict no position.
             replays: A run that crashed may have folded some of this, or of what comes next: nothing that was folded late
@@ -339,22 +341,22 @@ class Windows:
                 holes[one.group] = holes[one.group] - {one.position}
         known = dict(self.lanes)
         for lane, added in positions.items():
-            window = known.get(lane, Window())
+            history = known.get(lane, History())
             if is_healed(lane):
-                known[lane] = window.healing(added, batch, replays=replays)
+                known[lane] = history.healing(added, batch, replays=replays)
                 continue
-            wide = window.wide or lane in keyless
+            wide = history.wide or lane in keyless
             width, whole = width_of(size, wide=wide), not evict and not names_partition(lane)
             if whole:
                 width = max(width, GROWTH)
-            known[lane] = window.adding(added, width, batch, wide=wide)
+            known[lane] = history.adding(added, width, batch, wide=wide)
             if whole:
-                check_full(window, known[lane], width)
+                check_full(history, known[lane], width)
         retired = retire(known, lanes, batch, evict=evict, replays=replays)
-        return Windows(known, {group: left for group, left in holes.items() if left}), retired
+        return Histories(known, {group: left for group, left in holes.items() if left}), retired
 
-    def leaving_hole(self, one: Standing, limit: int = HOLES) -> "Windows":
-        """Return the windows with a hole where `one`, which goes to the dead-letter topic, would have stood.
+    def leaving_hole(self, one: Standing, limit: int = HOLES) -> "Histories":
+        """Return the histories with a hole where `one`, which goes to the dead-letter topic, would have stood.
 
         Raises:
             HolesFullError: The state has `limit` holes.
@@ -373,18 +375,18 @@ class Room:
     """What a state has room for while a batch is folded into it.
 
     Args:
-        windows: The windows before the batch.
+        histories: The histories before the batch.
     """
 
-    def __init__(self, windows: Windows) -> None:
-        self._windows = windows
+    def __init__(self, histories: Histories) -> None:
+        self._histories = histories
         self._opened: set[str] = set()
         self._siblings: dict[tuple[str, int | str], set[Position]] = {}
 
     def take(self, one: Standing) -> tuple[Reason, str] | None:
         """Take a message that is to be folded; or the reason code and the rule, where there is no room for it."""
-        if one.lane not in self._windows.lanes and one.lane not in self._opened:
-            if len(self._windows.lanes) + len(self._opened) >= KNOWN_LANES:
+        if one.lane not in self._histories.lanes and one.lane not in self._opened:
+            if len(self._histories.lanes) + len(self._opened) >= KNOWN_LANES:
                 return Reason.TOO_MANY_LANES, f"its key comes over more than {KNOWN_LANES} lanes"
             self._opened.add(one.lane)
         if not is_loose(one.position):
@@ -398,7 +400,7 @@ class Room:
     def _siblings_of(self, one: Standing) -> set[Position]:
         root = (one.group, one.position[0])
         if root not in self._siblings:
-            group = self._windows.group(one.group)
+            group = self._histories.group(one.group)
             self._siblings[root] = set() if group is None else group.of_root(one.position[0])
         return self._siblings[root]
 
@@ -414,10 +416,10 @@ def is_healed(lane: str) -> bool:
 
 
 def retire(
-    known: dict[str, Window], limit: int, batch: int, *, evict: bool = True, replays: bool = False
+    known: dict[str, History], limit: int, batch: int, *, evict: bool = True, replays: bool = False
 ) -> tuple[str, ...]:
     """Retire the lanes that are beyond the limit, those first that were used last longest ago, and return their names."""
-    active = [lane for lane, window in known.items() if window.retires]
+    active = [lane for lane, history in known.items() if history.retires]
     late = [lane for lane in active if is_healed(lane)]
     paths = [lane for lane in active if not is_healed(lane) and (evict or names_partition(lane))]
     # They give way to no other lane, and what this batch holds is needed until it is committed.
@@ -428,7 +430,7 @@ def retire(
     return gone
 
 
-def _longest_unused(active: Sequence[str], known: Mapping[str, Window], limit: int) -> list[str]:
+def _longest_unused(active: Sequence[str], known: Mapping[str, History], limit: int) -> list[str]:
     """The lanes beyond the limit, those first that were used last longest ago."""
     if len(active) <= limit:
         return []
@@ -441,7 +443,7 @@ def names_partition(lane: str) -> bool:
     return not behind or ":" in last
 
 
-def check_full(before: Window, after: Window, limit: int) -> None:
+def check_full(before: History, after: History, limit: int) -> None:
     """Return if a lane that must not evict has evicted nothing.
 
     Raises:
@@ -450,8 +452,8 @@ def check_full(before: Window, after: Window, limit: int) -> None:
     if after.floor != before.floor:
         raise GrowthFullError(
             f"partitions were added to the topic before it was read to its end, and a key has more than {limit} positions "
-            "since. Set window= of the stage to the most unread records of a key, or accept that what comes later than "
-            "the window is dropped as below_floor"
+            "since. Set history= of the stage to the most unread records of a key, or accept that what comes later than "
+            "the history is dropped as below_floor"
         )
 
 

@@ -15,7 +15,7 @@ from jobs.republish import (
     Json,
     Outgoing,
     Output,
-    Passage,
+    Processor,
     Record,
     RetryTopics,
     Source,
@@ -44,10 +44,10 @@ ENVELOPE = Envelope(
 VALUE = encode(ENVELOPE)
 
 
-def passage(transform: Transform = identity, source: Source | str = "legs", **options: Any) -> Passage:
+def processor(transform: Transform = identity, source: Source | str = "legs", **options: Any) -> Processor:
     source = Source((source,)) if isinstance(source, str) else source
     options = {"targets": {"out": 1_048_588, "other": 2000}, **options}
-    return Passage(transform, via="r2", source=source, **options)
+    return Processor(transform, via="r2", source=source, **options)
 
 
 def record(value: bytes | None = VALUE, key: bytes | None = b"N1", topic: str = "legs", **fields: Any) -> Record:
@@ -55,11 +55,11 @@ def record(value: bytes | None = VALUE, key: bytes | None = b"N1", topic: str = 
     return Record(topic, 2, 17, key, value, **facts)
 
 
-def through(way: Passage, item: Record) -> list[Outgoing]:
+def through(way: Processor, item: Record) -> list[Outgoing]:
     return way.process(item, HopWriter(item.topic, item.partition, "r2", topic_id=item.topic_id))
 
 
-def refused(way: Passage, item: Record) -> EnvelopeError:
+def refused(way: Processor, item: Record) -> EnvelopeError:
     with pytest.raises(EnvelopeError) as caught:
         through(way, item)
     return caught.value
@@ -71,23 +71,23 @@ def my_hop(**changes: Any) -> Hop:
 
 
 def test_an_envelope_is_passed_on_with_one_hop_more() -> None:
-    (out,) = through(passage(), record())
+    (out,) = through(processor(), record())
     assert (out.topic, out.key, decode(out.value)) == ("out", b"N1", ENVELOPE.with_hop(my_hop()))
 
 
 def test_the_same_record_gives_the_same_bytes_each_time() -> None:
-    way = passage(lambda r: [PASS, Output(b"x"), Output(key=b"k")])
+    way = processor(lambda r: [PASS, Output(b"x"), Output(key=b"k")])
     assert through(way, record()) == through(way, record())
 
 
 def test_a_record_without_an_envelope_is_the_root_of_its_event() -> None:
-    (out,) = through(passage(source=Source(("legs",), Wrapping.NONE)), record(b"bytes"))
+    (out,) = through(processor(source=Source(("legs",), Wrapping.NONE)), record(b"bytes"))
     assert decode(out.value) == Envelope(b"bytes", (my_hop(),), key=b"N1", event_time_us=1_700_000_000_000_000)
 
 
 def test_no_outputs_are_no_outputs() -> None:
-    assert through(passage(lambda r: None), record()) == []
-    assert through(passage(lambda r: []), record()) == []
+    assert through(processor(lambda r: None), record()) == []
+    assert through(processor(lambda r: []), record()) == []
 
 
 def test_several_outputs_are_numbered_in_their_order() -> None:
@@ -95,12 +95,12 @@ def test_several_outputs_are_numbered_in_their_order() -> None:
         for part in item.payload.split(b"l"):
             yield Output(part)
 
-    outs = [decode(out.value) for out in through(passage(split), record(encode(ENVELOPE)))]
+    outs = [decode(out.value) for out in through(processor(split), record(encode(ENVELOPE)))]
     assert [(out.payload, out.chain[-1].index, out.chain[-1].count) for out in outs] == [(b"pay", 0, 2), (b"oad", 1, 2)]
 
 
 def test_a_changed_payload_keeps_everything_else() -> None:
-    (out,) = through(passage(lambda r: Output(b"new", payload_type="u")), record())
+    (out,) = through(processor(lambda r: Output(b"new", payload_type="u")), record())
     assert decode(out.value) == Envelope(
         b"new",
         (HOP, my_hop()),
@@ -122,14 +122,14 @@ def test_a_changed_payload_keeps_everything_else() -> None:
 )
 def test_rekeyed_follows_from_comparing_keys(before, after, rekeyed, payload) -> None:
     value = encode(Envelope(b"payload", key=before))
-    (out,) = through(passage(lambda r: Output(key=after, **payload)), record(value, before))
+    (out,) = through(processor(lambda r: Output(key=after, **payload)), record(value, before))
     got = decode(out.value)
     assert (out.key, got.key, got.chain[-1].rekeyed) == (after, after, rekeyed)
     assert got.chain[-1].keyless == (after is None)
 
 
 def test_a_hop_says_that_its_input_had_no_key_if_a_republisher_wrote_it() -> None:
-    give_a_key = passage(lambda r: Output(key=b"UA"))
+    give_a_key = processor(lambda r: Output(key=b"UA"))
     republished = record(encode(Envelope(b"payload", (HOP,))), None)
     for item, keyless in ((record(encode(Envelope(b"payload")), None), False), (republished, True)):
         (out,) = through(give_a_key, item)
@@ -137,14 +137,14 @@ def test_a_hop_says_that_its_input_had_no_key_if_a_republisher_wrote_it() -> Non
 
 
 def test_a_target_may_be_chosen_and_only_a_declared_one() -> None:
-    assert through(passage(lambda r: Output(topic="other")), record())[0].topic == "other"
-    assert refused(passage(lambda r: Output(topic="elsewhere")), record()).reason is Reason.BAD_TOPIC
+    assert through(processor(lambda r: Output(topic="other")), record())[0].topic == "other"
+    assert refused(processor(lambda r: Output(topic="elsewhere")), record()).reason is Reason.BAD_TOPIC
 
 
 def test_a_target_that_the_event_came_through_is_a_loop() -> None:
-    way = passage(targets={"out": 10_000, "raw": 10_000})
+    way = processor(targets={"out": 10_000, "raw": 10_000})
     assert through(way, record())
-    back = passage(lambda r: Output(topic="raw"), targets={"out": 10_000, "raw": 10_000})
+    back = processor(lambda r: Output(topic="raw"), targets={"out": 10_000, "raw": 10_000})
     assert refused(back, record()).reason is Reason.CHAIN_LOOP
 
 
@@ -153,7 +153,7 @@ def test_all_outputs_or_none() -> None:
         for i in range(5):
             yield Output(b"%d" % (1 // (i - 2)))
 
-    error = refused(passage(third_fails), record())
+    error = refused(processor(third_fails), record())
     assert isinstance(error, TransformError)
     assert (error.reason, error.error) == (Reason.TRANSFORM_FAILED, "ZeroDivisionError")
 
@@ -162,7 +162,7 @@ def test_the_text_of_an_exception_goes_nowhere() -> None:
     def leaks(item: Record) -> None:
         raise ValueError(item.payload.decode())
 
-    error = refused(passage(leaks), record())
+    error = refused(processor(leaks), record())
     assert "payload" not in str(error)
     assert str(pickle.loads(pickle.dumps(error))) == str(error)
 
@@ -171,12 +171,12 @@ def test_a_transform_may_refuse_with_a_reason_of_its_own() -> None:
     def refuse(item: Record) -> None:
         raise EnvelopeError(Reason.MISSING_FIELD, "no tail number")
 
-    assert refused(passage(refuse), record()).reason is Reason.MISSING_FIELD
+    assert refused(processor(refuse), record()).reason is Reason.MISSING_FIELD
 
 
 @pytest.mark.parametrize("wrong", [b"bytes", [b"bytes"], 1, "text"])
 def test_a_transform_that_returns_something_else_has_failed(wrong: Any) -> None:
-    assert refused(passage(lambda r: wrong), record()).reason is Reason.TRANSFORM_FAILED
+    assert refused(processor(lambda r: wrong), record()).reason is Reason.TRANSFORM_FAILED
 
 
 def test_ten_million_outputs_are_refused_before_they_exist() -> None:
@@ -187,40 +187,41 @@ def test_ten_million_outputs_are_refused_before_they_exist() -> None:
             made.append(i)
             yield PASS
 
-    assert refused(passage(endless, max_outputs=100), record()).reason is Reason.TOO_MANY_OUTPUTS
+    assert refused(processor(endless, max_outputs=100), record()).reason is Reason.TOO_MANY_OUTPUTS
     assert len(made) == 101
 
 
 def test_an_output_larger_than_its_topic_takes_is_refused_with_its_siblings() -> None:
-    way = passage(lambda r: [PASS, Output(bytes(2500), topic="other")])
+    way = processor(lambda r: [PASS, Output(bytes(2500), topic="other")])
     assert refused(way, record()).reason is Reason.PAYLOAD_TOO_LARGE
-    assert refused(passage(lambda r: Output(bytes(2_000_000))), record()).reason is Reason.PAYLOAD_TOO_LARGE
+    assert refused(processor(lambda r: Output(bytes(2_000_000))), record()).reason is Reason.PAYLOAD_TOO_LARGE
 
 
 def test_json_is_parsed_and_nonsense_refused() -> None:
     source = Source.of("legs", "json")
-    (out,) = through(passage(lambda r: Output(key=r.data["tail"].encode()), source), record(b'{"tail": "N7"}'))
+    (out,) = through(processor(lambda r: Output(key=r.data["tail"].encode()), source), record(b'{"tail": "N7"}'))
     assert out.key == b"N7"
     (out,) = through(
-        passage(lambda r: Output(key=r.data["tail"].encode()), source), record(b'\0\0\0\0\7{"tail": "N7"}')
+        processor(lambda r: Output(key=r.data["tail"].encode()), source), record(b'\0\0\0\0\7{"tail": "N7"}')
     )
     assert (out.key, decode(out.value).payload) == (b"N7", b'{"tail": "N7"}')
     for wrong in (b'{"tail": ', b"\xff", b"\0\0\0\0\7"):
-        assert refused(passage(source=source), record(wrong)).reason is Reason.BAD_PAYLOAD
+        assert refused(processor(source=source), record(wrong)).reason is Reason.BAD_PAYLOAD
 
 
 @pytest.mark.parametrize("kind", ["raw", "json", "cloudevents"])
 def test_a_redriven_record_of_no_bytes_is_refused_as_empty(kind: str) -> None:
     hops = redrive_hops(Hop("legs", 2, 17), Hop("dead", 0, 0), Redrive(hole=False, application="r2"))
     value = encode(Envelope(b"", hops, key=b"N1"))
-    assert refused(passage(source=Source.of("legs", kind)), record(value)).reason is Reason.EMPTY
+    assert refused(processor(source=Source.of("legs", kind)), record(value)).reason is Reason.EMPTY
 
 
 @pytest.mark.parametrize("frame", [b"", b"\0\0\0\0\x07\0", b"\0\0\0\0\x07\x02\x02"])
 def test_a_protobuf_payload_is_parsed_its_framing_stripped_and_its_type_noted(frame: bytes) -> None:
     source = Source(("legs",), Wrapping.NONE, Leg)
     (out,) = through(
-        passage(lambda r: Output(key=r.data.tail.encode()), source), record(frame + Leg(tail="N7").SerializeToString())
+        processor(lambda r: Output(key=r.data.tail.encode()), source),
+        record(frame + Leg(tail="N7").SerializeToString()),
     )
     got = decode(out.value)
     assert (out.key, got.payload_type) == (b"N7", Leg.DESCRIPTOR.full_name)
@@ -229,51 +230,51 @@ def test_a_protobuf_payload_is_parsed_its_framing_stripped_and_its_type_noted(fr
 
 def test_a_payload_that_is_not_what_the_source_declares_is_refused() -> None:
     bare, wrapped = Source(("legs",), Wrapping.NONE, Leg), Source(("legs",), payload=Leg)
-    assert refused(passage(source=bare), record(b"\xff\xff")).reason is Reason.BAD_PAYLOAD
-    assert refused(passage(source=wrapped), record()).reason is Reason.UNKNOWN_PAYLOAD_TYPE
+    assert refused(processor(source=bare), record(b"\xff\xff")).reason is Reason.BAD_PAYLOAD
+    assert refused(processor(source=wrapped), record()).reason is Reason.UNKNOWN_PAYLOAD_TYPE
 
 
 def test_a_cloudevent_becomes_an_envelope_and_its_headers_go_with_it() -> None:
     headers = [("ce_specversion", b"1.0"), ("ce_id", b"1"), ("ce_source", b"s"), ("ce_type", b"t"), ("own", b"x")]
-    (out,) = through(passage(source=Source.of("legs", "cloudevents")), record(b"data", headers=headers))
+    (out,) = through(processor(source=Source.of("legs", "cloudevents")), record(b"data", headers=headers))
     assert out.headers == [("own", b"x")]
     got = decode(out.value)
     assert (got.event_id, got.payload_type, got.payload, got.chain) == ("s#1", "t", b"data", (my_hop(),))
-    assert refused(passage(source=Source.of("legs", "cloudevents")), record(b"data")).reason is Reason.MISSING_FIELD
+    assert refused(processor(source=Source.of("legs", "cloudevents")), record(b"data")).reason is Reason.MISSING_FIELD
 
 
 def test_headers_pass_through_and_the_trace_is_carried_on() -> None:
     headers = [("a", b"1"), ("a", None), ("traceparent", b"00-x-y-01")]
-    (out,) = through(passage(source=Source.of("legs", "raw")), record(b"data", headers=headers))
+    (out,) = through(processor(source=Source.of("legs", "raw")), record(b"data", headers=headers))
     assert out.headers == headers
     assert decode(out.value).traceparent == "00-x-y-01"
-    (out,) = through(passage(lambda r: Output(headers=[("b", b"2")])), record(headers=headers))
+    (out,) = through(processor(lambda r: Output(headers=[("b", b"2")])), record(headers=headers))
     assert out.headers == [("b", b"2")]
 
 
 def test_headers_of_retries_and_earlier_deaths_end_here() -> None:
     headers = [("hw-retry-attempt", b"2"), ("hw-dlq-topic", b"legs"), ("a", b"1")]
-    assert through(passage(), record(headers=headers))[0].headers == [("a", b"1")]
+    assert through(processor(), record(headers=headers))[0].headers == [("a", b"1")]
 
 
-def test_the_twin_is_written_on_request() -> None:
+def test_the_mirror_is_written_on_request() -> None:
     headers = [("a", b"1"), ("hw-root", b"old:0:0"), ("CE_ID", b"old")]
-    (out,) = through(passage(headers_twin=True), record(headers=headers))
+    (out,) = through(processor(headers_mirror=True), record(headers=headers))
     found = dict(out.headers)
     assert (found["hw-root"], found["ce_id"], found["a"], "CE_ID" in found) == (b"raw:1:3", b"e1", b"1", False)
-    (out,) = through(passage(source=Source.of("legs", "raw"), headers_twin=True), record(b"data"))
+    (out,) = through(processor(source=Source.of("legs", "raw"), headers_mirror=True), record(b"data"))
     assert dict(out.headers)["hw-root"] == b"legs:2:17"
 
 
 def test_a_destination_is_written_where_there_was_one_or_on_request() -> None:
-    def destination(way: Passage, **changes: Any) -> str:
+    def destination(way: Processor, **changes: Any) -> str:
         (out,) = through(way, record(encode(Envelope(b"p", key=b"N1", **changes))))
         return decode(out.value).destination
 
-    assert destination(passage()) == ""
-    assert destination(passage(), destination="legs") == "out"
-    assert destination(passage(lambda r: Output(b"new")), destination="legs") == "out"
-    assert destination(passage(mark_destination=True)) == "out"
+    assert destination(processor()) == ""
+    assert destination(processor(), destination="legs") == "out"
+    assert destination(processor(lambda r: Output(b"new")), destination="legs") == "out"
+    assert destination(processor(mark_destination=True)) == "out"
 
 
 def test_the_record_tells_the_transform_where_it_came_from() -> None:
@@ -282,7 +283,7 @@ def test_the_record_tells_the_transform_where_it_came_from() -> None:
     def look(item: Record) -> None:
         seen.append(item)
 
-    through(passage(look), record(headers=[("hw-retry-attempt", b"3")]))
+    through(processor(look), record(headers=[("hw-retry-attempt", b"3")]))
     (item,) = seen
     assert (item.topic, item.partition, item.offset, item.chain) == ("legs", 2, 17, (HOP,))
     assert item.root == Node("raw", 1, 3)
@@ -300,7 +301,7 @@ RETRY = RetryTopics({"legs.retry": 5.0})
 )
 def test_a_detour_over_a_retry_topic_changes_nothing_of_where_a_message_stands(source: Source) -> None:
     value = VALUE if source.wrapping is Wrapping.ENVELOPE else b'{"a": 1}'
-    way = passage(lambda r: [Output(key=b"a"), Output(key=b"b")], source, retry_topics=RETRY.delays)
+    way = processor(lambda r: [Output(key=b"a"), Output(key=b"b")], source, retry_topics=RETRY.delays)
     direct = through(way, record(value))
 
     first = record(value, headers=[("own", b"x")])
@@ -327,7 +328,7 @@ def test_a_detour_over_a_retry_topic_changes_nothing_of_where_a_message_stands(s
         lineages = [Lineage.of(decode(out.value).chain, own) for out in (one, other)]
         assert lineages[0].standing().position == lineages[1].standing().position
         assert lineages[0].standing().lane == lineages[1].standing().lane
-        assert lineages[1].transparent
+        assert lineages[1].pass_through
 
 
 def test_retry_topics_are_used_one_after_the_other() -> None:
@@ -339,16 +340,16 @@ def test_retry_topics_are_used_one_after_the_other() -> None:
 
 def test_an_envelope_that_was_written_for_another_topic_is_refused() -> None:
     value = encode(replace(ENVELOPE, destination="elsewhere"))
-    assert refused(passage(), record(value)).reason is Reason.WRONG_DESTINATION
-    assert through(passage(), record(encode(replace(ENVELOPE, destination="legs"))))
+    assert refused(processor(), record(value)).reason is Reason.WRONG_DESTINATION
+    assert through(processor(), record(encode(replace(ENVELOPE, destination="legs"))))
 
 
 def test_key_and_headers_count_in_the_size_that_a_topic_takes() -> None:
-    limited = passage(targets={"out": 1500})
+    limited = processor(targets={"out": 1500})
     assert through(limited, record(headers=(("h", bytes(500)),)))
     assert refused(limited, record(headers=(("h", bytes(1500)),))).reason is Reason.PAYLOAD_TOO_LARGE
     assert refused(limited, record(headers=(("h" * 1500, None),))).reason is Reason.PAYLOAD_TOO_LARGE
-    wide = passage(lambda r: Output(key=bytes(1500)), targets={"out": 1500})
+    wide = processor(lambda r: Output(key=bytes(1500)), targets={"out": 1500})
     assert refused(wide, record()).reason is Reason.PAYLOAD_TOO_LARGE
 
 

@@ -9,7 +9,7 @@ from envelope import envelope_pb2 as pb
 from envelope.codec import rewrite
 from envelope.deadletter import PREFIX as DEAD_PREFIX
 from envelope.deadletter import Form, Headers
-from envelope.headers import TWIN, is_cloudevents, twin
+from envelope.headers import TWIN, is_cloudevents, mirror
 from envelope.hops import HopWriter
 from envelope.limits import MAX_OFFSET, check_coordinates, check_topic
 from envelope.redrive import read_via
@@ -47,7 +47,7 @@ class NotOurs(Exception):
     """A redriven record that this republisher did not give up: it has passed the record itself on."""
 
 
-class Passage:
+class Processor:
     """What happens to one record on its way through a republisher. Deterministic, no I/O.
 
     Args:
@@ -60,7 +60,7 @@ class Passage:
         max_outputs: Outputs of one input.
         roots: Topics that a chain may begin with; None for any.
         is_beyond: Says of a root whether it lies beyond the end of its topic; None to believe every root.
-        headers_twin: Write the envelope's twin into headers.
+        headers_mirror: Write the envelope's mirror into headers.
         mark_destination: Write the target topic into every envelope, not only into those that name one.
 
     Attributes:
@@ -79,7 +79,7 @@ class Passage:
         max_outputs: int = 10_000,
         roots: Iterable[str] | None = None,
         is_beyond: Callable[[Node], bool] | None = None,
-        headers_twin: bool = False,
+        headers_mirror: bool = False,
         mark_destination: bool = False,
     ) -> None:
         self._transform = transform
@@ -91,7 +91,7 @@ class Passage:
         self._roots = None if roots is None else frozenset(roots)
         self._is_beyond = is_beyond
         self._known: set[str] = set()
-        self._twin = headers_twin
+        self._mirror = headers_mirror
         self._mark = mark_destination
         self._skips_tombstones = source.tombstones is Tombstones.SKIP
         self._cloudevents = source.wrapping is Wrapping.CLOUDEVENTS
@@ -105,9 +105,9 @@ class Passage:
         return Form.ENVELOPE if self._openers[topic].enveloped else Form.PAYLOAD
 
     def express(self) -> Express | None:
-        """The short way through this passage; None where the transform or an option leaves no room for one."""
+        """The short way through this processor; None where the transform or an option leaves no room for one."""
         looks = self._roots is not None or self._is_beyond is not None
-        if self._transform is not identity or self._twin or self._mark or self._reads or looks:
+        if self._transform is not identity or self._mirror or self._mark or self._reads or looks:
             return None
         most_bytes = min(self._targets[self.target] - _OVERHEAD_BYTES, self._limits.message_bytes)
         return express(self._known, most_bytes, self._limits)
@@ -130,7 +130,7 @@ class Passage:
             return
         message, known = record.message, self._known
         last = message.chain[-1] if message.chain else None
-        if last is not None and last.transparent and (back := read_via(last.via)) and back.application != self._via:
+        if last is not None and last.pass_through and (back := read_via(last.via)) and back.application != self._via:
             raise NotOurs
         way: list[str] = []
         for hop in message.chain:
@@ -189,7 +189,7 @@ class Passage:
         return [self._outgoing(record, hops, output, index, count) for index, output in enumerate(outputs)]
 
     def detour(self, record: Record, hops: HopWriter, topic: str, headers: Headers) -> Outgoing:
-        """Return the record for a retry topic: the payload as it is, behind a transparent hop.
+        """Return the record for a retry topic: the payload as it is, behind a pass-through hop.
 
         Args:
             record: A record that `open` has taken apart.
@@ -197,7 +197,7 @@ class Passage:
             topic: The retry topic.
             headers: Headers that say how often it has been tried.
         """
-        hop = hops.write(record.offset, record.timestamp_ms, record.leader_epoch, transparent=True)
+        hop = hops.write(record.offset, record.timestamp_ms, record.leader_epoch, pass_through=True)
         destination = topic if record.message.destination else ""
         if record.wrapped is None:
             value = rewrite(record.message, hop, self._limits)
@@ -240,7 +240,7 @@ class Passage:
             value = rewrite(message, hop, self._limits, **changes)
         else:
             value = append_hop(wrapped, hop, key=key if rekeyed else None, destination=destination, limits=self._limits)
-        plain = not record.headers and output.headers is KEEP and not self._twin
+        plain = not record.headers and output.headers is KEEP and not self._mirror
         headers = () if plain else self._headers(record, output, value)
         if len(value) > self._limits.message_bytes or _size(key, value, headers) > max_bytes:
             raise self._too_large(value, topic)
@@ -250,9 +250,9 @@ class Passage:
         headers = _plain(record.headers if output.headers is KEEP else output.headers)
         if self._cloudevents and output.headers is KEEP:  # the envelope has taken them over
             headers = [header for header in headers if not is_cloudevents(header[0])]
-        if self._twin:
+        if self._mirror:
             kept = [header for header in headers if header[0].lower() not in TWIN]
-            return kept + twin(decode(value, self._limits), str(record.root), self._via)
+            return kept + mirror(decode(value, self._limits), str(record.root), self._via)
         return headers
 
 

@@ -1,4 +1,4 @@
-"""The windows after a batch: `Windows.folding` for many keys at once."""
+"""The histories after a batch: `Histories.folding` for many keys at once."""
 
 from collections.abc import Iterator, Sequence
 
@@ -7,41 +7,41 @@ import numpy as np
 from aggregations.columns.judge import Judged
 from aggregations.columns.order import Ints, Mask, distinct_lanes, numbered, positions_of
 from aggregations.columns.signature import Place
-from envelope import Position, Window, Windows
-from envelope.dedup.windows import GROWTH, LANES, check_full, names_partition, retire, width_of
+from envelope import Histories, History, Position
+from envelope.dedup.history import GROWTH, LANES, check_full, names_partition, retire, width_of
 
 
-def fold_windows(
+def fold_histories(
     judged: Judged,
     keys: Ints,
     lanes: Ints,
     positions: Sequence[Ints],
     places: Sequence[Place],
-    windows: Sequence[Windows],
+    histories: Sequence[Histories],
     *,
     fold: Mask,
     size: int | None = None,
     most_lanes: int = LANES,
     batch: int = 0,
     evict: bool = True,
-) -> tuple[dict[int, Windows], int]:
-    """Return the windows with the folded messages held.
+) -> tuple[dict[int, Histories], int]:
+    """Return the histories with the folded messages held.
 
     Args:
         judged: Verdicts of the batch.
-        keys: As `judge` had them; so are lanes, positions, places and windows.
+        keys: As `judge` had them; so are lanes, positions, places and histories.
         lanes: Number of each message's lane.
         positions: Components of its position.
         places: Lanes and their groups.
-        windows: Windows of each key's state before the batch.
+        histories: Histories of each key's state before the batch.
         fold: The messages folded; none of a key that is left to the pure code.
         size: Positions remembered per lane; None for 32, and 1,024 where records without a key come.
-        most_lanes: Lanes with a window per state.
+        most_lanes: Lanes with a history per state.
         batch: Number of the batch.
-        evict: See `Windows.folding`.
+        evict: See `Histories.folding`.
 
     Returns:
-        New windows by the number of the key, for keys with a folded message, and the number of lanes that were
+        New histories by the number of the key, for keys with a folded message, and the number of lanes that were
         retired to their floor.
 
     Raises:
@@ -52,14 +52,14 @@ def fold_windows(
     if any(place.wide for place in places):
         keyless = np.array([place.wide for place in places])[lanes[folded]]
     lanes, places = distinct_lanes(lanes, places)
-    new: dict[int, dict[str, Window]] = {}
+    new: dict[int, dict[str, History]] = {}
     for key, lane, added, wide, width in _highest(
-        keys, lanes, positions, places, windows, folded, keyless, size, evict
+        keys, lanes, positions, places, histories, folded, keyless, size, evict
     ):
         known = new.get(key)
         if known is None:
-            known = new[key] = dict(windows[key].lanes)
-        before = known.get(lane) or Window()
+            known = new[key] = dict(histories[key].lanes)
+        before = known.get(lane) or History()
         known[lane] = _adding(before, added, width, batch, wide=wide)
         if not evict and not names_partition(lane):
             check_full(before, known[lane], width)
@@ -67,7 +67,7 @@ def fold_windows(
     for known in new.values():
         if len(known) > most_lanes:
             retired += len(retire(known, most_lanes, batch, evict=evict))
-    return {key: Windows(known) for key, known in new.items()}, retired
+    return {key: Histories(known) for key, known in new.items()}, retired
 
 
 def _highest(
@@ -75,7 +75,7 @@ def _highest(
     lanes: Ints,
     positions: Sequence[Ints],
     places: Sequence[Place],
-    windows: Sequence[Windows],
+    histories: Sequence[Histories],
     rows: Ints,
     keyless: Mask,
     size: int | None,
@@ -83,18 +83,18 @@ def _highest(
 ) -> Iterator[tuple[int, str, tuple[Position, ...], bool, int]]:
     """Every lane that has folded rows: key, name, its highest positions, ascending, whether it is wide, and how wide.
 
-    One position more than a window holds is enough: what lies below can neither be held nor be the floor.
+    One position more than a history holds is enough: what lies below can neither be held nor be the floor.
 
     Args:
         keys: Key of every message.
         lanes: Its lane.
         positions: Components of its position.
         places: Lanes by number.
-        windows: Windows of each key before the batch.
+        histories: Histories of each key before the batch.
         rows: Folded rows, by key and position.
         keyless: Whether each of them came over a record without a key.
         size: Positions remembered per lane, if the stage says so.
-        evict: See `Windows.folding`.
+        evict: See `Histories.folding`.
     """
     if not len(rows):
         return
@@ -109,7 +109,7 @@ def _highest(
     ]
     came = (np.bincount(pair_of, keyless, len(pairs)) > 0).tolist() if keyless.any() else [False] * len(pairs)
     wide = [
-        here or ((window := windows[key].lanes.get(lane)) is not None and window.wide)
+        here or ((history := histories[key].lanes.get(lane)) is not None and history.wide)
         for here, (key, lane) in zip(came, names, strict=True)
     ]
     narrow, broad = width_of(size, wide=False), width_of(size, wide=True)
@@ -126,12 +126,12 @@ def _highest(
         yield key, lane, tuple(found[start:end]), is_wide, width
 
 
-def _adding(window: Window | None, positions: tuple[Position, ...], size: int, batch: int, *, wide: bool) -> Window:
-    """`Window.adding` for ascending positions with every index that the window does not hold."""
-    window = window or Window()
-    highest = window.highest
-    if window.loose or (highest is not None and positions[0] <= highest):
-        return window.adding(positions, size, batch, wide=wide)
-    held = window.held + positions
-    floor = held[-size - 1] if len(held) > size else window.floor
-    return Window(held[-size:], floor, max(window.used, batch), wide)
+def _adding(history: History | None, positions: tuple[Position, ...], size: int, batch: int, *, wide: bool) -> History:
+    """`History.adding` for ascending positions with every index that the history does not hold."""
+    history = history or History()
+    highest = history.highest
+    if history.loose or (highest is not None and positions[0] <= highest):
+        return history.adding(positions, size, batch, wide=wide)
+    held = history.held + positions
+    floor = held[-size - 1] if len(held) > size else history.floor
+    return History(held[-size:], floor, max(history.used, batch), wide)

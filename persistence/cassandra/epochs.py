@@ -1,0 +1,83 @@
+"""Which run may write: an epoch is installed in the flow's partition first, then as the fence of every bucket."""
+
+from persistence.cas import check_epoch, check_is_epoch
+from persistence.cassandra.fences import Fences
+from persistence.cassandra.flows import Flows, Layout
+from persistence.cassandra.settings import Settings
+from persistence.errors import Fenced, Terminal
+from persistence.names import FlowRef, StageRef
+
+
+class Epochs:
+    """Installs epochs, and lets stages begin.
+
+    Both are ordered by the flow's partition: a stage that becomes known before an epoch is installed is in the list of
+    those whose fences are raised then; one that would become known after it finds its own epoch refused.
+    """
+
+    def __init__(self, flows: Flows, fences: Fences, settings: Settings) -> None:
+        self._flows = flows
+        self._fences = fences
+        self._layout = Layout(settings.buckets, settings.mode)
+
+    def acquire(self, flow: FlowRef, above: int) -> int:
+        """Install an epoch that is higher than the installed one and than `above`, and return it."""
+        found = self._flows.installed_epoch(flow)
+        while True:
+            epoch = max(found, above) + 1
+            applied, now = self._flows.set_epoch(flow, epoch, found)
+            if applied:
+                self._fence(flow, epoch, found)
+                return epoch
+            # Another run was faster, or this one was and the answer got lost: then the number is skipped.
+            found = now
+
+    def install(self, flow: FlowRef, epoch: int) -> None:
+        """Install `epoch`.
+
+        Raises:
+            Fenced: A higher one is installed.
+        """
+        check_is_epoch(flow, epoch)
+        found, before = self._flows.installed_epoch(flow), 0
+        while found < epoch:
+            before = found
+            applied, now = self._flows.set_epoch(flow, epoch, found)
+            found = epoch if applied else now
+        if found > epoch:
+            raise Fenced.by(flow, epoch, found)
+        # Also when it was installed already: who did it may have died before the last fence was raised.
+        self._fence(flow, epoch, before)
+
+    def begin(self, stage: StageRef, epoch: int) -> Layout:
+        """The layout of a stage that is about to be written to; the first writer decides it.
+
+        Raises:
+            Fenced: A higher epoch is installed.
+            Terminal: The epoch is not known here, or the stage began in the other mode.
+        """
+        layout = self._flows.layout(stage)
+        while layout is None:
+            applied, installed = self._flows.add_stage(stage, self._layout, epoch)
+            if applied:
+                self._fence_stage(stage, self._layout, epoch, 0)
+            else:
+                check_epoch(stage, epoch, installed)
+            layout = self._flows.layout(stage)
+        if layout.mode != self._layout.mode:
+            raise Terminal(
+                f"the stage began with mode={layout.mode}, the URL says mode={self._layout.mode}",
+                f"Say mode={layout.mode}, or rebuild the flow into a new generation: the modes order writes by "
+                "different clocks",
+                at=stage,
+            )
+        return layout
+
+    def _fence(self, flow: FlowRef, epoch: int, before: int) -> None:
+        for name, layout in self._flows.layouts(flow).items():
+            self._fence_stage(flow.stage(name), layout, epoch, before)
+
+    def _fence_stage(self, stage: StageRef, layout: Layout, epoch: int, before: int) -> None:
+        self._fences.raise_all(stage, layout.buckets, epoch, before)
+        if not layout.fenced:
+            self._flows.set_fenced(stage, epoch)
