@@ -30,7 +30,7 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
 
 from envelope import Envelope, Hop, decode, encode
 from jobs import stack
-from jobs.republish import Output, Republisher, identity
+from jobs.republish import OutputRecord, Republisher, identity
 from persistence.kafka import AcknowledgedProducer, KafkaSettings, Topics
 
 PARTITIONS = 4
@@ -91,7 +91,7 @@ def bare(settings, source, target, messages, *, batched):
 
 def split(record):
     payload = record.payload
-    return [Output(payload[:50] + b"%050d" % i, key=b"%d" % (record.offset % 1000)) for i in range(2)]
+    return [OutputRecord(payload[:50] + b"%050d" % i, key=b"%d" % (record.offset % 1000)) for i in range(2)]
 
 
 def work(runner, settings, source, target, messages):

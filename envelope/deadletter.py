@@ -49,7 +49,7 @@ class Form(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class DeadLetter:
+class DeadLetterHeaders:
     """What is known of a record that could not be used. Never a value of it.
 
     Attributes:
@@ -121,7 +121,7 @@ class DeadLetter:
 
 
 @dataclass(frozen=True, slots=True)
-class Remains:
+class DeadLetterRecord:
     """A dead letter's record, ready for the dead-letter topic.
 
     Attributes:
@@ -140,7 +140,9 @@ def own_headers(headers: Iterable[tuple[str, bytes | None]]) -> list[tuple[str, 
     return [header for header in headers if not header[0].startswith(PREFIX)]
 
 
-def bury(letter: DeadLetter, key: bytes | None, value: bytes | None, headers: Headers, max_bytes: int) -> Remains:
+def dead_letter_record(
+    letter: DeadLetterHeaders, key: bytes | None, value: bytes | None, headers: Headers, max_bytes: int
+) -> DeadLetterRecord:
     """Return the record for the dead-letter topic: key, value and headers byte for byte, our headers behind.
 
     What would make it larger than `max_bytes` is trimmed, the value first, then the headers, then the
@@ -156,7 +158,7 @@ def bury(letter: DeadLetter, key: bytes | None, value: bytes | None, headers: He
     own, facts = own_headers(headers), letter.headers()
     room = max_bytes - _RECORD_OVERHEAD - _size(facts)
     if _size(own) + len(key or b"") + len(value or b"") <= room:
-        return Remains(key, value, own + facts)
+        return DeadLetterRecord(key, value, own + facts)
     room -= 400  # for the headers below
     trimmed = ["value"]
     facts += _digest("value", value or b"")
@@ -169,7 +171,7 @@ def bury(letter: DeadLetter, key: bytes | None, value: bytes | None, headers: He
         key = (key or b"")[: max(0, room)]
     room -= _size(own) + len(key or b"")
     facts.append((f"{PREFIX}trimmed", ", ".join(trimmed).encode()))
-    return Remains(key, (value or b"")[: max(0, room)], own + facts)
+    return DeadLetterRecord(key, (value or b"")[: max(0, room)], own + facts)
 
 
 def size_of(key: bytes | None, value: bytes | None, headers: Headers) -> int:

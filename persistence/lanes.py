@@ -6,7 +6,7 @@ for n steps of 1. `index` has a column for
 each component behind the root offset: one value where all are the same, else one a position. Where positions differ in
 length, because only some messages had an event id, `ragged` has one list a position instead.
 
-Retired lanes, which have a floor and nothing else, stand together, a column for each component: `at` as above in its
+RetiredLanes lanes, which have a floor and nothing else, stand together, a column for each component: `at` as above in its
 first column, every other column as one value where all are the same, else as the lowest one and what each has above it.
 """
 
@@ -31,7 +31,7 @@ _LONGEST_RUN = 1 << 20
 """No history holds as many positions."""
 
 
-class Lane(msgspec.Struct, omit_defaults=True, gc=False):
+class LaneRecord(msgspec.Struct, omit_defaults=True, gc=False):
     """One lane with its history."""
 
     at: list[int] = []
@@ -44,16 +44,16 @@ class Lane(msgspec.Struct, omit_defaults=True, gc=False):
     wide: bool = False
 
 
-class Retired(msgspec.Struct, omit_defaults=True, gc=False):
+class RetiredLanes(msgspec.Struct, omit_defaults=True, gc=False):
     """Floors of the retired lanes of one group."""
 
     at: list[int | list[int]] = []
     floor: list[int | list[int]] = []
 
 
-def packed(histories: Mapping[str, History]) -> tuple[dict[str, list[Lane]], dict[str, list[Retired]]]:
+def packed(histories: Mapping[str, History]) -> tuple[dict[str, list[LaneRecord]], dict[str, list[RetiredLanes]]]:
     """Lanes with what they hold, and retired lanes, both by group."""
-    active: dict[str, list[Lane]] = {}
+    active: dict[str, list[LaneRecord]] = {}
     floors: dict[tuple[str, int, int], list[tuple[tuple[int, ...], Position]]] = {}
     for name, history in histories.items():
         group, at = parts_of(name)
@@ -62,18 +62,20 @@ def packed(histories: Mapping[str, History]) -> tuple[dict[str, list[Lane]], dic
             floors.setdefault((group, len(at), len(floor)), []).append((at, floor))
         else:
             active.setdefault(group, []).append(_lane(history, at))
-    retired: dict[str, list[Retired]] = {}
+    retired: dict[str, list[RetiredLanes]] = {}
     for (group, _, _), found in sorted(floors.items()):
         found.sort()
         partitions = list(zip(*(at for at, _ in found), strict=True))
         columns = [_relative(column) for column in zip(*(floor for _, floor in found), strict=True)]
         retired.setdefault(group, []).append(
-            Retired([*map(_steps, partitions[:1]), *map(_relative, partitions[1:])], columns)
+            RetiredLanes([*map(_steps, partitions[:1]), *map(_relative, partitions[1:])], columns)
         )
     return active, retired
 
 
-def unpacked(active: Mapping[str, Sequence[Lane]], retired: Mapping[str, Sequence[Retired]]) -> dict[str, History]:
+def unpacked(
+    active: Mapping[str, Sequence[LaneRecord]], retired: Mapping[str, Sequence[RetiredLanes]]
+) -> dict[str, History]:
     """Histories by the full names of their lanes.
 
     Raises:
@@ -93,25 +95,25 @@ def unpacked(active: Mapping[str, Sequence[Lane]], retired: Mapping[str, Sequenc
     return histories
 
 
-def _lane(history: History, at: tuple[int, ...]) -> Lane:
+def _lane(history: History, at: tuple[int, ...]) -> LaneRecord:
     held, floor = history.held, None if history.floor is None else list(history.floor)
     if not held:
-        return Lane(list(at), floor=floor, used=history.used, wide=history.wide)
+        return LaneRecord(list(at), floor=floor, used=history.used, wide=history.wide)
     try:
         columns: tuple[tuple[Any, ...], ...] = tuple(zip(*held, strict=True))
     except ValueError:
         ragged = [list(one) for one in held]
-        return Lane(list(at), ragged=ragged, floor=floor, used=history.used, wide=history.wide)
+        return LaneRecord(list(at), ragged=ragged, floor=floor, used=history.used, wide=history.wide)
     index: list[Column] = []
     for column in columns[1:]:
         first = column[0]
         index.append(first if column.count(first) == len(column) else list(column))
     if len(held) > _MANY:
-        return Lane(list(at), [], _steps(columns[0]), index, [], floor, history.used, history.wide)
-    return Lane(list(at), list(columns[0]), [], index, [], floor, history.used, history.wide)
+        return LaneRecord(list(at), [], _steps(columns[0]), index, [], floor, history.used, history.wide)
+    return LaneRecord(list(at), list(columns[0]), [], index, [], floor, history.used, history.wide)
 
 
-def _history(lane: Lane) -> History:
+def _history(lane: LaneRecord) -> History:
     offsets, index = lane.held, lane.index
     floor = None if lane.floor is None else tuple(lane.floor)
     if lane.steps:
@@ -162,7 +164,7 @@ def _absolute(column: int | list[int], count: int) -> Iterable[int]:
     return [lowest + one for one in above]
 
 
-def _floors(block: Retired) -> Iterator[tuple[tuple[int, ...], Position]]:
+def _floors(block: RetiredLanes) -> Iterator[tuple[tuple[int, ...], Position]]:
     """Partitions and floor of every lane."""
     first = _offsets(block.at[0]) if block.at and isinstance(block.at[0], list) and block.at[0] else []
     count = len(first) if block.at else 1

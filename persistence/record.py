@@ -14,7 +14,7 @@ import msgspec
 
 from envelope import Histories
 from persistence.errors import Corrupt
-from persistence.lanes import Lane, Retired, packed, unpacked
+from persistence.lanes import LaneRecord, RetiredLanes, packed, unpacked
 from persistence.protocol import StageRef
 from persistence.seal import DamagedError, seal, unseal
 
@@ -27,8 +27,8 @@ class _Record(msgspec.Struct, omit_defaults=True, gc=False):
     schema: int
     definition: str
     state: Any
-    lanes: dict[str, list[Lane]]
-    retired: dict[str, list[Retired]] = {}
+    lanes: dict[str, list[LaneRecord]]
+    retired: dict[str, list[RetiredLanes]] = {}
     holes: dict[str, list[list[int | str]]] = {}
 
 

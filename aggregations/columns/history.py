@@ -6,7 +6,7 @@ import numpy as np
 
 from aggregations.columns.judge import Judged
 from aggregations.columns.order import Ints, Mask, distinct_lanes, numbered, positions_of
-from aggregations.columns.signature import Place
+from aggregations.columns.signature import Lane
 from envelope import Histories, History, Position
 from envelope.dedup.history import GROWTH, LANES, check_full, names_partition, retire, width_of
 
@@ -16,7 +16,7 @@ def fold_histories(
     keys: Ints,
     lanes: Ints,
     positions: Sequence[Ints],
-    places: Sequence[Place],
+    places: Sequence[Lane],
     histories: Sequence[Histories],
     *,
     fold: Mask,
@@ -74,7 +74,7 @@ def _highest(
     keys: Ints,
     lanes: Ints,
     positions: Sequence[Ints],
-    places: Sequence[Place],
+    places: Sequence[Lane],
     histories: Sequence[Histories],
     rows: Ints,
     keyless: Mask,

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from aggregations.columns.seal import Mask
-from aggregations.columns.signature import Step, Way
+from aggregations.columns.signature import HopKind, Way
 from envelope import EnvelopeError, Limits
 from envelope.dedup.lineage import NO_INDEX
 from envelope.limits import MAX_OFFSET, check_topic
@@ -83,7 +83,7 @@ class Hops:
     offsets: Ints
     indices: Ints
     codes: Ints
-    kinds: Sequence[Step]
+    kinds: Sequence[HopKind]
     sound: Mask
 
     @classmethod
@@ -91,7 +91,7 @@ class Hops:
         """Take apart a column of chains.
 
         Args:
-            chains: List of structs with the fields of the schema's `Hop`, as far as they are in a `Step`,
+            chains: List of structs with the fields of the schema's `Hop`, as far as they are in a `HopKind`,
                 and `offset`.
             limits: Limits of a chain's length and of topic names.
         """
@@ -162,7 +162,7 @@ class Hops:
         return values
 
 
-def _kinds(hops: pa.StructArray, topics: Coded, partitions: Ints) -> tuple[Ints, list[Step]]:
+def _kinds(hops: pa.StructArray, topics: Coded, partitions: Ints) -> tuple[Ints, list[HopKind]]:
     names = [topics, *(Coded.of(hops.field(name)) for name in ("via", "topic_id", "cluster"))]
     numbers = Coded.of(pa.array(partitions))
     flags = [
@@ -176,7 +176,7 @@ def _kinds(hops: pa.StructArray, topics: Coded, partitions: Ints) -> tuple[Ints,
     ]
     parts = [(one.codes, len(one.values)) for one in (*names, numbers)] + [(flag, 2) for flag in flags]
     codes, examples = combined(parts, len(hops))
-    kinds: list[Step] = []
+    kinds: list[HopKind] = []
     for at in examples.tolist():
         topic, via, topic_id, cluster = (one.values[one.codes[at]] for one in names)
         rekeyed, pass_through, indexed, keyless = (bool(flag[at]) for flag in flags)

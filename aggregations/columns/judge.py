@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aggregations.columns.order import Ints, Mask, distinct_lanes, fold_order, numbered, positions_of
-from aggregations.columns.signature import Place
+from aggregations.columns.signature import Lane
 from envelope import Histories, History, Position, Verdict
 from envelope.dedup.history import KNOWN_LANES, Group, healed_lane, is_healed
 
@@ -48,7 +48,7 @@ def judge(
     keys: Ints,
     lanes: Ints,
     positions: Sequence[Ints],
-    places: Sequence[Place],
+    places: Sequence[Lane],
     histories: Sequence[Histories],
     exotic: Mask,
 ) -> Judged:
@@ -98,7 +98,7 @@ class _Sorted:
     keys: Ints
     lanes: Ints
     positions: list[Ints]
-    places: Sequence[Place]
+    places: Sequence[Lane]
     histories: Sequence[Histories]
 
     def repeats(self) -> tuple[Mask, Mask]:

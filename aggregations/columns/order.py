@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aggregations.columns.schema import MISSING
-from aggregations.columns.signature import Place
+from aggregations.columns.signature import Lane
 from envelope import Position
 
 Ints = npt.NDArray[np.int64]
@@ -16,7 +16,7 @@ Mask = npt.NDArray[np.bool_]
 _BITS: Final = 63
 
 
-def fold_order(keys: Ints, positions: Sequence[Ints], lanes: Ints, places: Sequence[Place]) -> Ints:
+def fold_order(keys: Ints, positions: Sequence[Ints], lanes: Ints, places: Sequence[Lane]) -> Ints:
     """Return the rows in the order in which a batch is folded: key, position, name of the lane, arrival."""
     names = [place.lane for place in places]
     ranks = np.empty(len(names), np.int64)
@@ -64,7 +64,7 @@ def numbered(values: Ints, bound: int) -> tuple[Ints, Ints]:
     return np.flatnonzero(present), (np.cumsum(present) - 1)[values]
 
 
-def distinct_lanes(lanes: Ints, places: Sequence[Place]) -> tuple[Ints, list[Place]]:
+def distinct_lanes(lanes: Ints, places: Sequence[Lane]) -> tuple[Ints, list[Lane]]:
     """Number lanes so that each has one number. Two routes may lead to one lane."""
     names = [place.lane for place in places]
     if len(set(names)) == len(names):

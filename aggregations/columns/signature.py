@@ -14,15 +14,15 @@ import numpy.typing as npt
 from envelope import EnvelopeError, Hop, Lineage, Node, Route
 from envelope.dedup.lineage import NO_INDEX, Redriven
 
-Step: TypeAlias = tuple[str, int, str, bool, bool, bool, str, str, bool]
+HopKind: TypeAlias = tuple[str, int, str, bool, bool, bool, str, str, bool]
 """Of a hop: topic, partition, via, rekeyed, pass-through, whether it has an index, topic id, cluster, keyless."""
-Way: TypeAlias = tuple[str, int, tuple[Step, ...]]
+Way: TypeAlias = tuple[str, int, tuple[HopKind, ...]]
 """Own topic and partition, and the steps before."""
 
 _MOST_CACHED: Final = 1 << 16
 
 
-class Place(NamedTuple):
+class Lane(NamedTuple):
     """Where messages of one signature stand at a stage.
 
     Attributes:
@@ -56,8 +56,8 @@ class Signature:
         died: Number of the hop at which it died.
     """
 
-    kept: Place
-    rekeyed: Place
+    kept: Lane
+    rekeyed: Lane
     pass_through: bool
     missing: bool
     edges: tuple[int, ...]
@@ -85,7 +85,7 @@ class Signature:
         """Whether whole numbers do not say all about its messages' standing."""
         return self.pass_through or self.missing
 
-    def place(self, *, rekeyed: bool, keyless: bool = False) -> Place:
+    def place(self, *, rekeyed: bool, keyless: bool = False) -> Lane:
         """Where it stands; `keyless` says that the record itself has no key."""
         place = self.rekeyed if rekeyed else self.kept
         return place._replace(wide=True) if keyless and self.edges else place
@@ -139,8 +139,8 @@ class Signatures:
         kept, rekeyed = line.standing(), line.standing(rekeyed=True)
         edges = tuple(i for i, edge in enumerate(line.edges) if not edge.pass_through)
         return Signature(
-            kept=Place(kept.lane, kept.group, kept.wide),
-            rekeyed=Place(rekeyed.lane, rekeyed.group, rekeyed.wide),
+            kept=Lane(kept.lane, kept.group, kept.wide),
+            rekeyed=Lane(rekeyed.lane, rekeyed.group, rekeyed.wide),
             pass_through=line.pass_through,
             missing=NO_INDEX in kept.position,
             edges=edges,
@@ -160,7 +160,7 @@ def lanes_of(
     codes: npt.NDArray[np.integer],
     rekeyed: npt.NDArray[np.bool_] | bool,
     keyless: npt.NDArray[np.bool_] | bool = False,
-) -> tuple[npt.NDArray[np.int64], list[Place]]:
+) -> tuple[npt.NDArray[np.int64], list[Lane]]:
     """Number the lanes of a batch at a stage.
 
     Args:

@@ -22,7 +22,7 @@ At = tuple[Position, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Aggregate:
+class FieldAggregate:
     """One built-in aggregate.
 
     Attributes:
@@ -59,7 +59,7 @@ class Aggregate:
         return f"{self.kind}({', '.join(given)})"
 
 
-class Count(Aggregate):
+class Count(FieldAggregate):
     """Number of elements, or of non-null values."""
 
     kind = "count"
@@ -75,7 +75,7 @@ class Count(Aggregate):
         return state + partial
 
 
-class Total(Aggregate):
+class Total(FieldAggregate):
     """Sum of the values, 0 of none."""
 
     kind = "total"
@@ -92,7 +92,7 @@ class Total(Aggregate):
         return state if partial is None else checked(state + partial)
 
 
-class Minimum(Aggregate):
+class Minimum(FieldAggregate):
     """Smallest value, null of none."""
 
     kind = "minimum"
@@ -107,7 +107,7 @@ class Minimum(Aggregate):
         return state if partial is None else self.add(state, partial, None, ((), ""))
 
 
-class Maximum(Aggregate):
+class Maximum(FieldAggregate):
     """Largest value, null of none."""
 
     kind = "maximum"
@@ -122,7 +122,7 @@ class Maximum(Aggregate):
         return state if partial is None else self.add(state, partial, None, ((), ""))
 
 
-class Mean(Aggregate):
+class Mean(FieldAggregate):
     """Arithmetic mean, null of none. The state is [sum, count]."""
 
     kind = "mean"
@@ -144,7 +144,7 @@ class Mean(Aggregate):
         return state[0] / state[1] if state[1] else None
 
 
-class First(Aggregate):
+class First(FieldAggregate):
     """Value of the lowest position, or of the lowest `by`. The state is [by, position, lane, value]."""
 
     kind = "first"
@@ -174,37 +174,37 @@ def _stored(state: Any) -> tuple[Any, ...]:
     return _rank(state[0], (tuple(state[1]), state[2]))
 
 
-def count(of: Expression | None = None) -> Aggregate:
+def count(of: Expression | None = None) -> FieldAggregate:
     """Number of elements; with `of`, of its non-null values."""
     return Count(of)
 
 
-def total(of: Expression) -> Aggregate:
+def total(of: Expression) -> FieldAggregate:
     """Sum of `of`; integers exactly, within 64 bits."""
     return Total(of)
 
 
-def minimum(of: Expression) -> Aggregate:
+def minimum(of: Expression) -> FieldAggregate:
     """Smallest value of `of`."""
     return Minimum(of)
 
 
-def maximum(of: Expression) -> Aggregate:
+def maximum(of: Expression) -> FieldAggregate:
     """Largest value of `of`."""
     return Maximum(of)
 
 
-def mean(of: Expression) -> Aggregate:
+def mean(of: Expression) -> FieldAggregate:
     """Arithmetic mean of `of`."""
     return Mean(of)
 
 
-def first(of: Expression, by: Expression | None = None) -> Aggregate:
+def first(of: Expression, by: Expression | None = None) -> FieldAggregate:
     """Value of `of` with the lowest position, or with the lowest `by`; ties go by position. Not by arrival."""
     return First(of, by)
 
 
-def last(of: Expression, by: Expression | None = None) -> Aggregate:
+def last(of: Expression, by: Expression | None = None) -> FieldAggregate:
     """Value of `of` with the highest position, or with the highest `by`; ties go by position. Not by arrival."""
     return Last(of, by)
 
@@ -216,13 +216,13 @@ class Fields:
     Its state is a JSON object with one member per field.
     """
 
-    fields: Mapping[str, Aggregate]
+    fields: Mapping[str, FieldAggregate]
 
-    def __init__(self, **fields: Aggregate) -> None:
+    def __init__(self, **fields: FieldAggregate) -> None:
         if not fields:
             raise FlowError("Fields() needs at least one field")
         for name, field in fields.items():
-            if not isinstance(field, Aggregate):
+            if not isinstance(field, FieldAggregate):
                 raise FlowError(f"field {name!r} is a {type(field).__name__}; use count(), total(...) and the like")
             if f"{name}.by" in fields:
                 raise FlowError(f"field {name + '.by'!r} has the name of what orders field {name!r}; rename one")

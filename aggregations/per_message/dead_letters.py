@@ -17,7 +17,7 @@ BEYOND_END: Final = "its root's offset is beyond the end of the root topic"
 
 
 @dataclass(slots=True)
-class Dead:
+class RejectedRecord:
     """A record on its way to the dead-letter topic.
 
     Attributes:
@@ -41,7 +41,7 @@ class Dead:
 
 
 @dataclass(slots=True)
-class Deaths:
+class DeadLetterCollector:
     """Collects the dead letters of a batch, or of a part of it.
 
     Attributes:
@@ -50,7 +50,7 @@ class Deaths:
         siblings: Policy for equal positions without index and id.
         topic_ids: Current topic id by topic.
         fronts: Names of the stages that have other stages or outputs behind them.
-        dead: Dead letters, one per record and stage.
+        dead: RejectedRecord letters, one per record and stage.
         changes: What the batch changes in the ledger.
         copies: Redriven records that nobody here gave up, by the stage that dropped them before their key was known.
     """
@@ -60,7 +60,7 @@ class Deaths:
     siblings: Siblings
     topic_ids: Mapping[str, str]
     fronts: frozenset[str]
-    dead: dict[tuple[Node, str], Dead] = field(default_factory=dict)
+    dead: dict[tuple[Node, str], RejectedRecord] = field(default_factory=dict)
     changes: Changes = field(default_factory=Changes)
     copies: Counter[str] = field(default_factory=Counter)
 
@@ -77,14 +77,14 @@ class Deaths:
             element: Element[Any] = Element(None, key, own, error.chain, again=again)
             self.rejected("", Rejected(element, error.reason, error.detail))
             return
-        self._bury(Dead(own, "", error.reason, error.detail))
+        self._add(RejectedRecord(own, "", error.reason, error.detail))
         self.changes.added.add(Entry(self.first, died_in(own), (own.offset,)))
 
     def rejected(self, stage: str, one: Rejected) -> None:
         """An element that a step in front of a stage rejected, or that the flow diverts; no stage: it was not read."""
         element = one.element
         lineage = element.lineage.resolved(self.topic_ids)
-        dead = Dead(element.own, stage, one.reason, one.detail, str(lineage))
+        dead = RejectedRecord(element.own, stage, one.reason, one.detail, str(lineage))
         if not one.whole and element.indices:
             dead.items = (element.indices,)
         self.lost(
@@ -99,7 +99,7 @@ class Deaths:
 
     def lost(
         self,
-        dead: Dead,
+        dead: RejectedRecord,
         standing: Standing,
         back: Redriven | None,
         indices: tuple[int, ...] = (),
@@ -138,7 +138,7 @@ class Deaths:
             entry = self._list(dead.stage or self.first, dead.own, standing, back, indices, proven=proven, whole=whole)
             if late:
                 self.changes.again.add(entry)
-        self._bury(dead)
+        self._add(dead)
 
     def _list(
         self,
@@ -165,7 +165,7 @@ class Deaths:
             if one.reason is None:
                 continue
             element = one.arrival.element
-            dead = Dead(element.own, stage, one.reason, one.detail, str(element.lineage), one.hole)
+            dead = RejectedRecord(element.own, stage, one.reason, one.detail, str(element.lineage), one.hole)
             back = one.arrival.back
             if one.arrival.transit and back is not None:
                 dead.stage, dead.hole = back.redrive.stage, back.redrive.hole
@@ -177,7 +177,7 @@ class Deaths:
                 indices = element.indices
                 self._list(stage, element.own, one.arrival.standing, back, indices, proven=False, whole=False)
                 dead.items = (indices,) if indices else ()
-            self._bury(dead)
+            self._add(dead)
 
     def tail(self, filled: Iterable[Entry], *, copies: int) -> None:
         """What of redriven records goes on behind the last stage: entries that are no longer missing, and copies."""
@@ -185,16 +185,16 @@ class Deaths:
         if copies:
             self.copies[END_OF_FLOW] += copies
 
-    def take(self, dead: Iterable[Dead]) -> None:
+    def take(self, dead: Iterable[RejectedRecord]) -> None:
         """Dead letters that another task found."""
         for one in dead:
-            self._bury(one)
+            self._add(one)
 
     def unlisted(self) -> set[Entry]:
         """Dead letters that the ledger does not list yet: it must, before anything is published or persisted."""
         return self.ledger.missing_from(self.changes.added)
 
-    def _bury(self, dead: Dead) -> None:
+    def _add(self, dead: RejectedRecord) -> None:
         """Once per record and stage, though several of its items may fail."""
         known = self.dead.setdefault((dead.own, dead.stage), dead)
         if known is not dead:

@@ -12,12 +12,12 @@ from aggregations.definition.flow import Step as FlowStep
 from aggregations.definition.source import RecordDecoder
 from aggregations.per_message.dead_letters import BEYOND_END
 from aggregations.per_message.ledger import Doubt, Entry, Ledger, Reading
-from aggregations.per_message.stage import Arrival, Decided, KeyState, Outcome, fold_stage
-from aggregations.per_message.steps import Applied, Output, Rejected, apply_steps, arrive, enter_tail, withhold
+from aggregations.per_message.stage import Arrival, Decided, KeyState, StageOutcome, fold_stage
+from aggregations.per_message.steps import Applied, OutputMessage, Rejected, apply_steps, arrive, enter_tail, withhold
 from aggregations.report import Report
 from envelope import EnvelopeError, Lineage, Node, Position, Reason, Verdict
 from persistence.commit.faults import effect
-from persistence.commit.steps import Step
+from persistence.commit.steps import CommitStep
 
 Cause: TypeAlias = tuple[Reason, str]
 """Reason code, and what was wrong without any value of the message."""
@@ -94,7 +94,7 @@ class MessageLoop:
     failures: Failures = field(default_factory=Failures)
     evict: bool = True
     replays: bool = False
-    outputs: list[Output] = field(default_factory=list)
+    outputs: list[OutputMessage] = field(default_factory=list)
     seen: dict[str, Position] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -148,12 +148,12 @@ class MessageLoop:
         stage: Stage,
         arrivals: Sequence[Arrival],
         load: Callable[[Stage, Sequence[bytes]], Mapping[bytes, KeyState]],
-    ) -> Outcome:
+    ) -> StageOutcome:
         """Load, judge and fold one stage."""
         keys = list(dict.fromkeys(arrival.key for arrival in arrivals))
-        loaded = effect(Step.LOAD.of(stage.name), lambda: load(stage, keys))
+        loaded = effect(CommitStep.LOAD.of(stage.name), lambda: load(stage, keys))
         outcome = effect(
-            Step.FOLD,
+            CommitStep.FOLD,
             lambda: fold_stage(
                 stage.aggregate,
                 loaded,
@@ -174,7 +174,7 @@ class MessageLoop:
                 self.failures.add(stage.index, one.arrival.element.own, (one.reason, one.detail), hole=True)
         return outcome
 
-    def onward(self, stage: Stage, outcome: Outcome) -> Applied:
+    def onward(self, stage: Stage, outcome: StageOutcome) -> Applied:
         """What a stage passes on, in order of arrival."""
         behind = self.flow.stages[stage.index + 1 :]
         schema = behind[0].schema if behind else self.flow.tail_schema

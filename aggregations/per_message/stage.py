@@ -123,7 +123,7 @@ class Decided:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class StageOutcome:
     """Result of one batch at one stage.
 
     Attributes:
@@ -157,7 +157,7 @@ def fold_stage(
     excluded: Mapping[Node, tuple[Reason, str]] | None = None,
     evict: bool = True,
     replays: bool = False,
-) -> Outcome:
+) -> StageOutcome:
     """Judge and fold one batch.
 
     All elements of one record are one collection: if one of them cannot be folded, none is, and each
@@ -345,7 +345,7 @@ def _outcome(
     by_record: Mapping[Node, Sequence[int]],
     siblings: Siblings,
     passing: Mapping[int, Decided],
-) -> Outcome:
+) -> StageOutcome:
     states = {key: result.state for key, result in results.items() if result.state is not None}
     rejected: dict[int, tuple[Reason, str]] = {}
     decisions = {i: decision for result in results.values() for i, decision in result.decisions.items()}
@@ -385,7 +385,7 @@ def _outcome(
         decision = decisions[i]
         reason = Reason.UNPROVEN if decision.verdict is Verdict.UNPROVEN else None
         decided.append(Decided(arrival, decision, reason, emitted=results[arrival.key].emitted.get(i, ())))
-    return Outcome(states, decided, sum(result.retired for result in results.values()))
+    return StageOutcome(states, decided, sum(result.retired for result in results.values()))
 
 
 def _taken(arrivals: Sequence[Arrival], decisions: Mapping[int, Decision]) -> frozenset[tuple[bytes, str, Position]]:

@@ -50,7 +50,7 @@ class Rejected:
 
 
 @dataclass(frozen=True, slots=True)
-class Output:
+class OutputMessage:
     """A message to be produced.
 
     Attributes:
@@ -79,7 +79,7 @@ class Applied:
     elements: list[Element[Any]]
     schema: Schema
     rejected: list[Rejected] = field(default_factory=list)
-    outputs: list[Output] = field(default_factory=list)
+    outputs: list[OutputMessage] = field(default_factory=list)
     filtered: int = 0
 
 
@@ -193,10 +193,10 @@ def _flat_map(applied: Applied, step: FlatMap) -> None:
 def _publish(applied: Applied, step: Publish) -> None:
     keys = [element.key for element in applied.elements] if step.key is None else _each(applied, step.key)
 
-    def output(element: Element[Any], key: Any) -> Output:
+    def output(element: Element[Any], key: Any) -> OutputMessage:
         key = key_bytes(key)
         order = element.lineage.standing(indices=element.indices).position
-        return Output(
+        return OutputMessage(
             step.topic, key, encode(_republished(element, step, key)), (), order, element.own, element.indices
         )
 

@@ -17,7 +17,7 @@ from aggregations.run.states import load_states, save_states
 from envelope import EnvelopeError, Hop, Node
 from envelope.dedup.lineage import died_in
 from persistence.commit.faults import effect
-from persistence.commit.steps import Step
+from persistence.commit.steps import CommitStep
 
 NO_TOMBSTONES: Final[Mapping[Node, tuple[Hop, ...]]] = MappingProxyType({})
 
@@ -168,4 +168,4 @@ class _Filling:
             changed[key] = replace(state, fold=fold, histories=histories)
             self.counts[own] = count + 1
         if self._apply and changed:
-            effect(Step.PERSIST.of(stage.name), lambda: save_states(run, stage, changed))
+            effect(CommitStep.PERSIST.of(stage.name), lambda: save_states(run, stage, changed))

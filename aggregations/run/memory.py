@@ -10,10 +10,10 @@ from typing import Any
 
 from aggregations.definition.element import Record
 from aggregations.definition.flow import Flow, Stage
-from aggregations.per_message.dead_letters import Deaths
+from aggregations.per_message.dead_letters import DeadLetterCollector
 from aggregations.per_message.loop import MessageLoop
-from aggregations.per_message.stage import KeyState, Outcome
-from aggregations.per_message.steps import Output
+from aggregations.per_message.stage import KeyState, StageOutcome
+from aggregations.per_message.steps import OutputMessage
 from aggregations.report import DeadLetter, Report
 from aggregations.run.run import Incarnations, Run, begin
 from aggregations.run.snapshots import snapshots_of
@@ -22,7 +22,7 @@ from envelope import Verdict
 from envelope.limits import MAX_OFFSET
 from persistence.commit.faults import DEAD_LETTER, effect
 from persistence.commit.order import commit
-from persistence.commit.steps import Step
+from persistence.commit.steps import CommitStep
 from persistence.errors import StoreError
 from persistence.growth import METADATA_MAX_AGE_SECONDS, Ends
 
@@ -33,9 +33,9 @@ class _Batch:
 
     records: dict[tuple[str, int, int], Record]
     report: Report
-    deaths: Deaths
-    outcomes: dict[str, Outcome] = field(default_factory=dict)
-    outputs: list[Output] = field(default_factory=list)
+    collector: DeadLetterCollector
+    outcomes: dict[str, StageOutcome] = field(default_factory=dict)
+    outputs: list[OutputMessage] = field(default_factory=list)
 
     def dead_letters(self) -> list[DeadLetter]:
         """The records that cannot be used, as they came."""
@@ -48,7 +48,7 @@ class _Batch:
                 one.hole,
                 one.items,
             )
-            for one in self.deaths.dead.values()
+            for one in self.collector.dead.values()
         ]
 
 
@@ -96,7 +96,7 @@ class MemoryRunner:
         self.topic = flow.topic
         self.topic_ids = topic_ids or {}
         self.dead_letters: list[DeadLetter] = []
-        self.outputs: list[Output] = []
+        self.outputs: list[OutputMessage] = []
         self.report = Report()
         self._whole, self._clock, self._max_age = whole, clock, metadata_max_age
         self.run: Run = begin(flow, stores, accept=accept)
@@ -111,18 +111,18 @@ class MemoryRunner:
             What this batch did.
         """
         self._failed = True
-        found = effect(Step.FETCH, lambda: {(one.topic, one.partition, one.offset): one for one in records})
+        found = effect(CommitStep.FETCH, lambda: {(one.topic, one.partition, one.offset): one for one in records})
         self._look(found)
         self.run.check_progress()
         consumed = self._consumed_ids(found.values())
         incarnations = self.run.incarnations({**self.topic_ids, **consumed})
         batch = self._fold(found, incarnations)
-        while unlisted := batch.deaths.unlisted():
+        while unlisted := batch.collector.unlisted():
             self.run.list_dead(unlisted)
             batch = self._fold(found, incarnations)  # of what is listed, redriven copies may be in the same batch
         ends = {(self.topic.name, partition): 0 for partition in self._whole()} if self._whole else {}
         ends |= {(record.topic, record.partition): record.offset + 1 for record in batch.records.values()}
-        manifest = self.run.following(ends, consumed, incarnations.merged(), batch.deaths.changes)
+        manifest = self.run.following(ends, consumed, incarnations.merged(), batch.collector.changes)
         commit(
             lambda: self._publish(batch),
             [(stage.name, lambda stage=stage: self._persist(stage, batch)) for stage in self.flow.stages],  # type: ignore[misc]
@@ -133,8 +133,8 @@ class MemoryRunner:
         )
         self.run.advanced(manifest)
         batch.report.batches = 1
-        batch.report.reasons.update(one.reason.value for one in batch.deaths.dead.values())
-        for name, copies in batch.deaths.copies.items():
+        batch.report.reasons.update(one.reason.value for one in batch.collector.dead.values())
+        for name, copies in batch.collector.copies.items():
             batch.report.verdicts.setdefault(name, Counter())[Verdict.COPY.value] += copies
         self.report.add(batch.report)
         self._failed = False
@@ -165,13 +165,15 @@ class MemoryRunner:
         run, flow = self.run, self.flow
         if self._ends is None:
             run.doubted({(topic, partition): MAX_OFFSET for topic, partition, _ in found})
-        deaths = Deaths(run.ledger, flow.stages[0].name, self.topic.siblings, self.topic_ids, flow.fronts)
-        batch = _Batch(found, Report(), deaths)
+        collector = DeadLetterCollector(
+            run.ledger, flow.stages[0].name, self.topic.siblings, self.topic_ids, flow.fronts
+        )
+        batch = _Batch(found, Report(), collector)
         loop = MessageLoop(
             flow=flow,
             ledger=run.ledger,
             topic_ids=self.topic_ids,
-            collector=deaths,
+            collector=collector,
             report=batch.report,
             batch=run.batch,
             doubt=run.doubt,
@@ -181,7 +183,7 @@ class MemoryRunner:
             outputs=batch.outputs,
         )
         applied = loop.read(found.values())
-        deaths.changes.seen = loop.seen
+        collector.changes.seen = loop.seen
         for stage in flow.stages:
             arrivals = loop.enter(stage, applied)
             outcome = batch.outcomes[stage.name] = loop.fold(stage, arrivals, partial(load_states, run))
@@ -210,7 +212,7 @@ class MemoryRunner:
     def _publish(self, batch: _Batch) -> None:
         self.outputs += batch.outputs
         batch.report.outputs = len(batch.outputs)
-        if batch.deaths.dead:
+        if batch.collector.dead:
             effect(DEAD_LETTER, lambda: self.dead_letters.extend(batch.dead_letters()))
 
     def _persist(self, stage: Stage, batch: _Batch) -> None:

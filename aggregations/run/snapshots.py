@@ -11,7 +11,7 @@ import msgspec
 
 from aggregations.definition.flow import Stage
 from aggregations.per_message.stage import KeyState
-from aggregations.per_message.steps import Output
+from aggregations.per_message.steps import OutputMessage
 from envelope import Envelope, EnvelopeError, Reason, decode, encode
 
 PAYLOAD_TYPE = "headwater.snapshot.v1"
@@ -51,7 +51,7 @@ _decoder = msgspec.json.Decoder(Snapshot)
 
 def snapshots_of(
     stage: Stage, states: Mapping[bytes, KeyState], *, flow: str, generation: int, epoch: int, attempt: int
-) -> list[Output]:
+) -> list[OutputMessage]:
     """The messages that publish a stage's changed states; keyed by the states' keys."""
     if not stage.snapshots:
         return []
@@ -67,7 +67,7 @@ def snapshots_of(
             envelope = Envelope(
                 body, key=key, payload_type=PAYLOAD_TYPE, content_type="application/json", destination=topic
             )
-            outputs.append(Output(topic, key, encode(envelope)))
+            outputs.append(OutputMessage(topic, key, encode(envelope)))
     return outputs
 
 

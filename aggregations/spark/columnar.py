@@ -16,7 +16,7 @@ from aggregations.definition.expressions import columns_of, expression
 from aggregations.definition.fields import Fields
 from aggregations.definition.flow import END_OF_FLOW, Stage
 from aggregations.definition.operators import expressions_of
-from aggregations.per_message.dead_letters import BEYOND_END, Dead
+from aggregations.per_message.dead_letters import BEYOND_END, RejectedRecord
 from aggregations.per_message.stage import KeyState, passed_on
 from aggregations.run.states import read_states, writes_of
 from aggregations.spark.blocks import route_of
@@ -27,7 +27,7 @@ from aggregations.spark.path import Work
 from aggregations.spark.rows import BROKEN, INPUT, REKEYED, STAGE_KEY, Rows, key_codes, together
 from envelope import EnvelopeError, Lineage, Reason, Route
 from persistence.commit.faults import effect
-from persistence.commit.steps import Step
+from persistence.commit.steps import CommitStep
 from persistence.protocol import Write
 
 _CHUNK_ROWS = 50_000  # measured: 10,000 cost a third more, 100,000 a little
@@ -83,13 +83,13 @@ class ColumnarPath:
         codes, keys = key_codes(arrivals.frame)
         with work.timed("load"):
             found: dict[bytes, KeyState] = effect(
-                Step.LOAD.of(stage.name),
+                CommitStep.LOAD.of(stage.name),
                 lambda: read_states(
                     store_of(job.urls[stage.name]), job.ref.stage(stage.name), keys, job.definition(stage)
                 ),
             )
         with work.timed("fold"):
-            folded = effect(Step.FOLD, lambda: ColumnarFold(work, stage, arrivals, codes, keys, found).run())
+            folded = effect(CommitStep.FOLD, lambda: ColumnarFold(work, stage, arrivals, codes, keys, found).run())
             work.outputs += job.snapshots_of(stage, folded.states)
             writes = writes_of(folded.states, stage.definition)
         with work.timed("steps"):
@@ -108,8 +108,8 @@ def _first_deliveries(work: Work, rows: Rows, unread: Sequence[Unread]) -> Rows:
     again, read = may_be_copies(rows.frame, rows.signatures, seen, doubt)
     for one in unread:
         copy = unread_may_be_copy(one, rows.frame, rows.signatures, seen, doubt, read)
-        work.deaths.unread(one.own, one.error, key=one.key, again=copy)
-    work.deaths.changes.seen = read
+        work.collector.unread(one.own, one.error, key=one.key, again=copy)
+    work.collector.changes.seen = read
     if not again.any():
         return rows
     return Rows(rows.frame.with_columns(pl.Series(schema.AGAIN, again)), rows.signatures)
@@ -132,7 +132,7 @@ def _existing(work: Work, rows: Rows) -> Rows:
     stepped.reject(beyond, Reason.ROOT_BEYOND_END, BEYOND_END)
     for frame, reason, detail in stepped.rejected:
         for place in frame.select(schema.TOPIC, schema.PARTITION, schema.OFFSET).iter_rows():
-            work.deaths.unread(work.job.node(*place), EnvelopeError(reason, detail))
+            work.collector.unread(work.job.node(*place), EnvelopeError(reason, detail))
     return Rows(stepped.frame, rows.signatures)
 
 
@@ -151,20 +151,20 @@ def _missing_behind(work: Work, rows: Rows) -> Rows:
     bound = [one.back is not None and one.back.redrive.stage == END_OF_FLOW for one in rows.signatures]
     if not any(bound) or not rows.frame.height:
         return rows
-    ledger, deaths = work.job.ledger, work.deaths
+    ledger, collector = work.job.ledger, work.collector
     keep, lates = [], []
     for row in rows.frame.iter_rows(named=True):
         late = row.get(schema.LATE)
         kept = True
         if bound[row[schema.SIGNATURE]] and not late:
             at, back = (
-                standing(row, rows.signatures, rekeyed=False, siblings=deaths.siblings),
+                standing(row, rows.signatures, rekeyed=False, siblings=collector.siblings),
                 redriven(row, rows.signatures),
             )
             entries = ledger.entries(END_OF_FLOW, at, back)
             route = ledger.route(END_OF_FLOW, at, back, entries)
             kept, late = route is not Route.COPY, passed_on(route).value
-            deaths.tail(entries, copies=not kept)
+            collector.tail(entries, copies=not kept)
         keep.append(kept)
         lates.append(late)
     frame = rows.frame.with_columns(pl.Series(schema.LATE, lates, dtype=pl.String))
@@ -222,9 +222,9 @@ def _gather(work: Work, stage: str, before: Rows, stepped: Stepped) -> None:
         for row in frame.iter_rows(named=True):
             own = work.job.node(row[schema.TOPIC], row[schema.PARTITION], row[schema.OFFSET])
             late = row.get(schema.LATE)
-            work.deaths.lost(
-                Dead(own, stage, reason, detail),
-                standing(row, before.signatures, rekeyed=False, siblings=work.deaths.siblings),
+            work.collector.lost(
+                RejectedRecord(own, stage, reason, detail),
+                standing(row, before.signatures, rekeyed=False, siblings=work.collector.siblings),
                 redriven(row, before.signatures),
                 proven=late == Route.MISSING or not (late or row.get(schema.AGAIN)),
                 late=bool(late),

@@ -20,7 +20,7 @@ from aggregations.columns.fold import CODE, fold_fields, unfit_rows
 from aggregations.columns.history import fold_histories
 from aggregations.columns.judge import VERDICTS, Judged, judge
 from aggregations.columns.order import positions_of
-from aggregations.columns.signature import Place, Signature, lanes_of
+from aggregations.columns.signature import Lane, Signature, lanes_of
 from aggregations.columns.steps import FAILURES
 from aggregations.definition.element import Element
 from aggregations.definition.fields import Fields
@@ -38,7 +38,7 @@ class _Door(NamedTuple):
 
     lanes: npt.NDArray[np.int64]
     positions: list[npt.NDArray[np.int64]]
-    places: list[Place]
+    places: list[Lane]
 
 
 class ColumnarFold:
@@ -180,7 +180,7 @@ class ColumnarFold:
         counts = self.work.report.counts
         counts.verdicts.setdefault(self.stage.name, Counter()).update(outcome.verdicts)
         counts.retired += outcome.retired
-        self.work.deaths.decided(self.stage.name, outcome.decided)
+        self.work.collector.decided(self.stage.name, outcome.decided)
         for row, one in zip(rows, outcome.decided, strict=True):
             self.accepted[row] = one.decision.fold or one.arrival.transit
             if one.decision.verdict is Verdict.REDRIVEN and one.decision.fold:

@@ -25,13 +25,13 @@ from aggregations.run.start import Plan
 from aggregations.spark.action import Action, first_line
 from aggregations.spark.checkpoint import Checkpoint
 from aggregations.spark.growing import Growing
-from aggregations.spark.job import Exclusion, Job, Place, TaskReport
+from aggregations.spark.job import Exclusion, Job, RecordAtStage, TaskReport
 from aggregations.spark.opening import Opening, check_given, open_run
 from aggregations.spark.roots import ask_ends, check_source, ids_of
 from aggregations.spark.session import master_of, session
 from envelope.dedup.history import width_of
 from persistence.commit.faults import effect
-from persistence.commit.steps import Step
+from persistence.commit.steps import CommitStep
 from persistence.errors import Conflict, Corrupt, Fenced, StoreError, Terminal, Transient
 from persistence.growth import METADATA_MAX_AGE_SECONDS
 from persistence.kafka import BrokerError, BrokerUnavailable, KafkaSettings
@@ -339,7 +339,7 @@ class Engine:
         if self._progress is not None:
             self._progress(report.counts)
         self._done.put(ends)
-        effect(Step.RETURN, lambda: None)
+        effect(CommitStep.RETURN, lambda: None)
 
     def _warn(self) -> None:
         """Say once what comes without a key."""
@@ -368,14 +368,14 @@ class Engine:
         """Write a manifest. The same one again is a success, so a failure of the moment needs no new fold."""
         for attempt in range(1, ATTEMPTS + 1):
             try:
-                effect(Step.MANIFEST.of(name), lambda: self.run.save_manifest(name, manifest))
+                effect(CommitStep.MANIFEST.of(name), lambda: self.run.save_manifest(name, manifest))
                 return
             except Transient as error:
                 self._pause(f"manifest of batch {manifest.batch}", attempt, error)
 
     def _attempt(self, rows: DataFrame, ends: Mapping[tuple[str, int], int]) -> TaskReport:
         """Fold and persist a batch; what is half written is finished by the next attempt, never redone."""
-        excluded: dict[Place, Exclusion] = {}
+        excluded: dict[RecordAtStage, Exclusion] = {}
         start = self.run.start
         partitions = sum(end > start.get(place, 0) for place, end in ends.items())
         attempt, doubt, again = 1, dict(self.run.doubt), False
@@ -428,7 +428,7 @@ class Engine:
         read: Mapping[tuple[str, int], int],
         partitions: int,
         attempt: int,
-        excluded: Mapping[Place, Exclusion],
+        excluded: Mapping[RecordAtStage, Exclusion],
         doubt: Doubt,
         *,
         again: bool,
@@ -459,7 +459,7 @@ class Engine:
             _LOG.warning("stopped; the next run folds batch %d", self.run.batch)
             raise _StoppedError
 
-    def _job(self, partitions: int, attempt: int, excluded: Mapping[Place, Exclusion], doubt: Doubt) -> Job:
+    def _job(self, partitions: int, attempt: int, excluded: Mapping[RecordAtStage, Exclusion], doubt: Doubt) -> Job:
         known = dict(self.run.manifest.incarnations) if self.run.manifest else {}
         ends = ask_ends(self.opening.topics, known)
         return Job(
@@ -496,7 +496,7 @@ class Engine:
         """Tell lag tools. Advisory: what fails here costs nothing but a number on a dashboard."""
         self._told = time.monotonic()
         try:
-            effect(Step.OFFSETS, lambda: self._tell(offsets))
+            effect(CommitStep.OFFSETS, lambda: self._tell(offsets))
         except (BrokerError, StoreError) as error:
             _LOG.warning("consumer group offsets of %s: %s", self.group, error)
 

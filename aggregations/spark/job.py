@@ -8,16 +8,16 @@ from typing import Any, NamedTuple
 from aggregations.definition.flow import Flow, Publish, Stage
 from aggregations.per_message.ledger import Changes, Doubt, Ledger
 from aggregations.per_message.stage import KeyState
-from aggregations.per_message.steps import Output
+from aggregations.per_message.steps import OutputMessage
 from aggregations.report import Report
 from aggregations.run.snapshots import snapshots_of
-from aggregations.spark.roots import Ends
+from aggregations.spark.roots import RootEnds
 from envelope import Node, Reason
 from persistence.kafka import KafkaSettings
 from persistence.marks import KnownMarks, Marks
 from persistence.protocol import FlowRef
 
-Place = tuple[int, str, int, int]
+RecordAtStage = tuple[int, str, int, int]
 """(stage index, topic, partition, offset): a record at a stage."""
 
 
@@ -54,7 +54,7 @@ class Job:
         driver: Process id of the driver, for injected crashes.
         excluded: Records that a stage must not fold, with the cause.
         attempt: Attempt at this batch, from 1.
-        ends: Ends of the root topics, asked for when the batch had been delivered.
+        ends: RootEnds of the root topics, asked for when the batch had been delivered.
         asked: Root topics that were asked for.
         spread: A key was met in two partitions: the first stage is folded behind a shuffle too.
         one_partition: All records of the batch are of one partition.
@@ -78,9 +78,9 @@ class Job:
     known: KnownMarks
     accept_definition: bool = False
     driver: int = 0
-    excluded: Mapping[Place, Exclusion] = field(default_factory=dict)
+    excluded: Mapping[RecordAtStage, Exclusion] = field(default_factory=dict)
     attempt: int = 1
-    ends: Ends = field(default_factory=dict)
+    ends: RootEnds = field(default_factory=dict)
     asked: tuple[str, ...] = ()
     spread: bool = False
     one_partition: bool = False
@@ -131,7 +131,7 @@ class Job:
             if index == stage and cause.hole is hole
         }
 
-    def snapshots_of(self, stage: Stage, states: Mapping[bytes, KeyState]) -> list[Output]:
+    def snapshots_of(self, stage: Stage, states: Mapping[bytes, KeyState]) -> list[OutputMessage]:
         """Snapshots of a stage's changed states."""
         return snapshots_of(
             stage, states, flow=self.ref.flow, generation=self.ref.generation, epoch=self.epoch, attempt=self.attempt
@@ -158,7 +158,7 @@ class TaskReport:
 
     counts: Report = field(default_factory=Report)
     seen: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    failed: dict[Place, Exclusion] = field(default_factory=dict)
+    failed: dict[RecordAtStage, Exclusion] = field(default_factory=dict)
     changes: Changes = field(default_factory=Changes)
     seconds: dict[str, float] = field(default_factory=dict)
     marks: list[tuple[str, Marks]] = field(default_factory=list)

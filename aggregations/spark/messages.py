@@ -24,7 +24,7 @@ class MessagePath:
         loop = _loop(work)
         with work.timed("decode"):
             applied = loop.read(records_of(batches, work.job.topic_ids))
-            work.deaths.changes.seen = loop.seen
+            work.collector.changes.seen = loop.seen
             return loop.enter(work.job.flow.stages[0], applied)
 
     def pack(self, work: Work, arrivals: list[Arrival], routes: int) -> list[bytes]:
@@ -75,7 +75,7 @@ def _loop(work: Work) -> MessageLoop:
         flow=job.flow,
         ledger=job.ledger,
         topic_ids=work.roots.topic_ids,
-        collector=work.deaths,
+        collector=work.collector,
         report=work.report.counts,
         batch=job.batch,
         doubt=job.doubt,

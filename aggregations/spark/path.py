@@ -10,8 +10,8 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from aggregations.definition.flow import Stage
-from aggregations.per_message.dead_letters import Deaths
-from aggregations.per_message.steps import Output
+from aggregations.per_message.dead_letters import DeadLetterCollector
+from aggregations.per_message.steps import OutputMessage
 from aggregations.run.run import Incarnations
 from aggregations.spark.job import Exclusion, Job, TaskReport
 from aggregations.spark.roots import Roots
@@ -31,7 +31,7 @@ class Work:
 
     job: Job
     report: TaskReport = field(default_factory=TaskReport)
-    outputs: list[Output] = field(default_factory=list)
+    outputs: list[OutputMessage] = field(default_factory=list)
     _within: float = 0.0  # CPU seconds of the phases within the one under way
 
     @cached_property
@@ -45,11 +45,13 @@ class Work:
         return Incarnations(self.job.incarnations, self.roots.topic_ids)
 
     @cached_property
-    def deaths(self) -> Deaths:
+    def collector(self) -> DeadLetterCollector:
         """Dead letters of this task."""
         flow = self.job.flow
         assert flow.topic is not None
-        return Deaths(self.job.ledger, flow.stages[0].name, flow.topic.siblings, self.roots.topic_ids, flow.fronts)
+        return DeadLetterCollector(
+            self.job.ledger, flow.stages[0].name, flow.topic.siblings, self.roots.topic_ids, flow.fronts
+        )
 
     def fail(self, stage: int, own: Node, cause: Exclusion) -> None:
         """Note that no item of a record may be folded at a stage, by whichever task."""

@@ -14,17 +14,17 @@ from aggregations.spark.clients import topics_of
 from envelope import Node
 from persistence.kafka import BrokerRefused, KafkaSettings, Topics
 
-Ends = dict[tuple[str, str, int], int]
+RootEnds = dict[tuple[str, str, int], int]
 """(topic, topic id, partition) to the offset that the next record will get."""
 
 
-def ask_ends(topics: Topics, names: Iterable[str]) -> Ends:
+def ask_ends(topics: Topics, names: Iterable[str]) -> RootEnds:
     """Ends of root topics, as far as they can be asked.
 
     Raises:
         BrokerUnavailable: No broker answers.
     """
-    ends: Ends = {}
+    ends: RootEnds = {}
     for name in names:
         try:
             topic_id = topics.topic_ids([name])[name]
@@ -35,7 +35,7 @@ def ask_ends(topics: Topics, names: Iterable[str]) -> Ends:
     return ends
 
 
-def ids_of(ends: Ends) -> dict[str, str]:
+def ids_of(ends: RootEnds) -> dict[str, str]:
     """Current id by topic."""
     return {topic: topic_id for topic, topic_id, _ in ends}
 

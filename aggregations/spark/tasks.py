@@ -35,15 +35,15 @@ from aggregations.per_message.ledger import UnlistedError
 from aggregations.spark.blocks import Block, Kind, pack, route_of, unpack
 from aggregations.spark.clients import store_of, topics_of
 from aggregations.spark.columnar import ColumnarPath
-from aggregations.spark.edge import publish
 from aggregations.spark.job import Job, TaskReport, dumps, loads
 from aggregations.spark.messages import MessagePath
 from aggregations.spark.path import Path, Work
+from aggregations.spark.publish import publish
 from aggregations.spark.roots import check_source
 from envelope import Verdict, position_order
 from persistence.commit import faults
 from persistence.commit.faults import effect
-from persistence.commit.steps import Step
+from persistence.commit.steps import CommitStep
 from persistence.protocol import Write
 
 Task = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
@@ -106,7 +106,7 @@ def publishing(job: Job) -> Task:
             for payload in mine:
                 outputs, dead = loads(payload)
                 work.outputs += outputs
-                work.deaths.take(dead)
+                work.collector.take(dead)
             work.outputs.sort(key=lambda output: position_order(output.order))
             with work.timed("publish"):
                 publish(work)
@@ -160,17 +160,17 @@ def _leave(work: Work, *, persists: bool = False) -> list[Block]:
     Raises:
         UnlistedError: There are dead letters that the ledger does not list yet.
     """
-    if unlisted := work.deaths.unlisted():
+    if unlisted := work.collector.unlisted():
         raise UnlistedError(frozenset(unlisted), persists)
     if not work.job.holds_outputs:
         with work.timed("publish"):
             publish(work)
         return []
-    if not work.outputs and not work.deaths.dead:
+    if not work.outputs and not work.collector.dead:
         return []
-    held = Block(0, Kind.OUTPUTS, 0, dumps((work.outputs, list(work.deaths.dead.values()))))
+    held = Block(0, Kind.OUTPUTS, 0, dumps((work.outputs, list(work.collector.dead.values()))))
     work.outputs = []
-    work.deaths.dead.clear()
+    work.collector.dead.clear()
     return [held]
 
 
@@ -212,7 +212,7 @@ def _persist(work: Work, stage: Stage, writes: Sequence[Write]) -> list[Block]:
         )
     with work.timed("persist"):
         marks = effect(
-            Step.PERSIST.of(stage.name),
+            CommitStep.PERSIST.of(stage.name),
             lambda: store_of(job.urls[stage.name]).save(
                 job.ref.stage(stage.name),
                 writes,
@@ -262,8 +262,8 @@ def _guarded(job: Job, others: Sequence[Block], act: Callable[[Work], list[Block
             passed += [Block(route, Kind.FAILURE, 0, failure) for route in range(job.routes)]
         else:
             work.report.seen = dict(work.incarnations.seen)
-            work.report.changes = work.deaths.changes
-            for name, copies in work.deaths.copies.items():
+            work.report.changes = work.collector.changes
+            for name, copies in work.collector.copies.items():
                 work.report.counts.verdicts.setdefault(name, Counter())[Verdict.COPY.value] += copies
             passed.append(Block(0, Kind.REPORT, 0, dumps(work.report)))
         finally:

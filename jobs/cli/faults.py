@@ -12,10 +12,10 @@ def faults(json: Json = False) -> None:
     HEADWATER_FAULT=POINT.OUTCOME[@N] gives the N-th effect at a point that end; several have commas between them. STAGE
     and STORE stand for a name; a point without its name stands for each of its kind.
     """
-    from persistence.commit.faults import Outcome, known_points
+    from persistence.commit.faults import FaultOutcome, known_points
 
     points = {str(point): text for point, text in known_points().items()}
-    outcomes = {outcome.value: outcome.text for outcome in Outcome}
+    outcomes = {outcome.value: outcome.text for outcome in FaultOutcome}
     if json:
         emit({"points": points, "outcomes": outcomes})
         return

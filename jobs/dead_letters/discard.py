@@ -11,8 +11,8 @@ from aggregations.definition.flow import Flow
 from aggregations.run.discard import fill_holes
 from aggregations.run.run import Run, begin, look
 from envelope import EnvelopeError, Node, Tombstones
-from envelope.deadletter import DeadLetter
-from jobs.dead_letters.letters import Handled, Letter, Letters, Selection
+from envelope.deadletter import DeadLetterHeaders
+from jobs.dead_letters.letters import Handled, Letters, Selection, StoredDeadLetter
 from jobs.dead_letters.redrive import hops_back, redriven
 from persistence.errors import StoreError
 from persistence.kafka import KafkaSettings
@@ -87,7 +87,7 @@ def _meant(
     selection: Selection,
     result: Discarded,
     progress: Callable[[int, int], None] | None,
-) -> Iterator[tuple[tuple[str, Node], tuple[Letter, DeadLetter]]]:
+) -> Iterator[tuple[tuple[str, Node], tuple[StoredDeadLetter, DeadLetterHeaders]]]:
     """The dead letters of one generation of a flow, by stage and coordinates where they died: a crash writes one twice."""
     for done, letter in enumerate(letters, start=1):
         if progress is not None:
@@ -103,7 +103,9 @@ def _meant(
             yield (facts.stage, node), (letter, facts)
 
 
-def _fill(run: Run, batch: Mapping[Node, tuple[Letter, DeadLetter]], result: Discarded, *, apply: bool) -> None:
+def _fill(
+    run: Run, batch: Mapping[Node, tuple[StoredDeadLetter, DeadLetterHeaders]], result: Discarded, *, apply: bool
+) -> None:
     assert run.flow.topic is not None
     takes_tombstones = run.flow.topic.tombstones is Tombstones.ELEMENT
     records, unreadable, tombstones = [], {}, {}

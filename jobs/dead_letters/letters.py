@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from confluent_kafka import Consumer, TopicPartition
 
 from envelope import Hop
-from envelope.deadletter import DeadLetter, Headers
+from envelope.deadletter import DeadLetterHeaders, Headers
 from envelope.errors import Reason
 from persistence.kafka import BrokerUnavailable, KafkaSettings, Topics, assign
 from persistence.kafka.errors import broker_error, passes
@@ -33,7 +33,7 @@ class Selection:
     applications: frozenset[str] = frozenset()
     unproven: bool = False
 
-    def takes(self, letter: DeadLetter) -> bool:
+    def takes(self, letter: DeadLetterHeaders) -> bool:
         """Whether a dead letter is meant."""
         reason = letter.reason.value if letter.reason else ""
         if letter.reason is Reason.UNPROVEN and not self.unproven:
@@ -48,7 +48,7 @@ class Selection:
 
 
 @dataclass(frozen=True, slots=True)
-class Letter:
+class StoredDeadLetter:
     """One record of a dead-letter topic.
 
     Attributes:
@@ -63,7 +63,7 @@ class Letter:
     key: bytes | None
     value: bytes | None
     headers: Headers
-    facts: DeadLetter | None
+    facts: DeadLetterHeaders | None
 
 
 @dataclass(slots=True)
@@ -84,7 +84,7 @@ class Handled:
     foreign: int = 0
     unusable: Counter[str] = field(default_factory=Counter)
 
-    def add(self, letter: DeadLetter) -> None:
+    def add(self, letter: DeadLetterHeaders) -> None:
         """Count a dead letter as done."""
         self.done[letter.topic, letter.stage, letter.reason.value if letter.reason else "unknown"] += 1
 
@@ -112,7 +112,7 @@ class Letters:
         self._marks = {partition: marks for (_, partition), marks in topics.marks([topic]).items()}
         self.total = sum(marks.high - marks.low for marks in self._marks.values())
 
-    def __iter__(self) -> Iterator[Letter]:
+    def __iter__(self) -> Iterator[StoredDeadLetter]:
         consumer = Consumer(
             self._settings.client(group_id="headwater-letters", enable_auto_commit=False, enable_partition_eof=True)
         )
@@ -124,7 +124,7 @@ class Letters:
         finally:
             consumer.close()
 
-    def _partition(self, consumer: Consumer, partition: int, end: int) -> Iterator[Letter]:
+    def _partition(self, consumer: Consumer, partition: int, end: int) -> Iterator[StoredDeadLetter]:
         place = f"{self._topic}:{partition}"
         while True:
             message = consumer.poll(_SECONDS)
@@ -144,7 +144,7 @@ class Letters:
                 (name, text.encode() if isinstance(text, str) else text) for name, text in _pairs(message.headers())
             ]
             hop = Hop(self._topic, partition, offset, topic_id=self._topic_id)
-            yield Letter(hop, message.key(), message.value(), headers, DeadLetter.read(headers))
+            yield StoredDeadLetter(hop, message.key(), message.value(), headers, DeadLetterHeaders.read(headers))
             if offset + 1 >= end:
                 return
 

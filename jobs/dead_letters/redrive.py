@@ -12,10 +12,10 @@ from dataclasses import replace
 
 from envelope import Envelope, EnvelopeError, Hop, append_hop, decode, encode
 from envelope.codec import is_sealed, redriven_payload
-from envelope.deadletter import PREFIX, DeadLetter, Form, Headers, own_headers, size_of
+from envelope.deadletter import PREFIX, DeadLetterHeaders, Form, Headers, own_headers, size_of
 from envelope.errors import Reason
 from envelope.redrive import Redrive, read_via, redrive_hops
-from jobs.dead_letters.letters import Handled, Letter, Letters, Selection
+from jobs.dead_letters.letters import Handled, Letters, Selection, StoredDeadLetter
 from persistence.commit.faults import REDRIVE_FLUSH, REDRIVE_PRODUCE, effect
 from persistence.kafka import AcknowledgedProducer, KafkaSettings, Topics
 from persistence.kafka.producer import BY_KEY
@@ -93,7 +93,7 @@ class _Back:
         self._partitions: dict[str, int] = {}
         self._rooms: dict[str, int] = {}
 
-    def bring(self, letter: Letter, facts: DeadLetter) -> None:
+    def bring(self, letter: StoredDeadLetter, facts: DeadLetterHeaders) -> None:
         """Produce a dead letter to the partition where it died; where that is not any more, its key decides."""
         try:
             asserted = self._asserted and facts.reason is Reason.UNPROVEN
@@ -136,7 +136,7 @@ def redriven(
     key: bytes | None,
     value: bytes | None,
     headers: Headers,
-    letter: DeadLetter,
+    letter: DeadLetterHeaders,
     place: Hop,
     mend: Mend | None = None,
     *,
@@ -195,7 +195,7 @@ def _sealed(envelope: Envelope, hops: Sequence[Hop]) -> bytes:
     return encode(envelope.with_chain((*chain, *hops)))
 
 
-def hops_back(letter: DeadLetter, place: Hop, *, asserted: bool = False) -> tuple[Hop, Hop]:
+def hops_back(letter: DeadLetterHeaders, place: Hop, *, asserted: bool = False) -> tuple[Hop, Hop]:
     """The hops that bring a dead letter back.
 
     Args:
@@ -208,7 +208,7 @@ def hops_back(letter: DeadLetter, place: Hop, *, asserted: bool = False) -> tupl
     return redrive_hops(died, place, back)
 
 
-def _is_envelope(value: bytes, letter: DeadLetter) -> bool:
+def _is_envelope(value: bytes, letter: DeadLetterHeaders) -> bool:
     """Whether a dead letter's value is an envelope. A dead letter of another system does not say; only a checksum proves it.
 
     Raises:
@@ -233,7 +233,9 @@ def _is_envelope(value: bytes, letter: DeadLetter) -> bool:
     return True
 
 
-def _rebuilt(value: bytes | None, mended: bytes, letter: DeadLetter, key: bytes | None, hops: Sequence[Hop]) -> bytes:
+def _rebuilt(
+    value: bytes | None, mended: bytes, letter: DeadLetterHeaders, key: bytes | None, hops: Sequence[Hop]
+) -> bytes:
     """What the user made of a dead letter, with the chain that the dead letter had.
 
     Raises:

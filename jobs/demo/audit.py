@@ -10,16 +10,16 @@ from confluent_kafka import Message as Received
 
 from envelope import Reason
 from envelope import envelope_pb2 as pb
-from envelope.deadletter import DeadLetter, Headers
+from envelope.deadletter import DeadLetterHeaders, Headers
 from jobs.demo.flights import FIELDS
 from jobs.demo.leg_pb2 import Leg
 from persistence.kafka import BrokerUnavailable, KafkaSettings, Topics, assign
 
-Place: TypeAlias = tuple[str, int, int]
+Coordinates: TypeAlias = tuple[str, int, int]
 """Topic, partition, offset."""
-Dead: TypeAlias = dict[Place, tuple[str, bytes | None]]
+Dead: TypeAlias = dict[Coordinates, tuple[str, bytes | None]]
 """Dead letters: where the record was, the reason code, its value."""
-Progress: TypeAlias = Callable[[int], None]
+OnProgress: TypeAlias = Callable[[int], None]
 
 _SCHEMA: Final = {
     "root_partition": pl.Int32,
@@ -57,7 +57,7 @@ class Scan:
 
 
 def read(
-    kafka: KafkaSettings, topic: str, progress: Progress = lambda done: None
+    kafka: KafkaSettings, topic: str, progress: OnProgress = lambda done: None
 ) -> Iterator[tuple[int, int, Received]]:
     """Yield partition, offset and record of everything that a topic has now, each partition in order.
 
@@ -90,7 +90,7 @@ def read(
 
 
 def scan(
-    kafka: KafkaSettings, topic: str, nonsense: Mapping[bytes | None, Reason], progress: Progress, *, legs: bool
+    kafka: KafkaSettings, topic: str, nonsense: Mapping[bytes | None, Reason], progress: OnProgress, *, legs: bool
 ) -> Scan:
     """Read a topic as anybody could who knows the schemas.
 
@@ -135,7 +135,7 @@ def dead_letters(kafka: KafkaSettings, topic: str) -> Dead:
     """Read the dead-letter topic; a record that was sent there twice, as a crash may cause, counts once."""
     found: Dead = {}
     for _, _, record in read(kafka, topic):
-        letter = DeadLetter.read(cast(Headers, record.headers() or ()))
+        letter = DeadLetterHeaders.read(cast(Headers, record.headers() or ()))
         if letter is not None:
             reason = letter.reason.value if letter.reason else "unknown"
             found[letter.topic, letter.partition, letter.offset] = (reason, record.value())
@@ -172,7 +172,7 @@ def differences(truth: Mapping[str, Mapping[str, Any]], found: Mapping[str, Any]
     return lines
 
 
-def unaccounted(due: Mapping[Place, tuple[str, bytes | None]], found: Dead) -> list[str]:
+def unaccounted(due: Mapping[Coordinates, tuple[str, bytes | None]], found: Dead) -> list[str]:
     """Compare the dead letters that must be there with those that are: place, reason and bytes."""
     lines = []
     for place in sorted({**due, **found}):

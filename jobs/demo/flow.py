@@ -16,7 +16,7 @@ from aggregations.definition.flow import Flow
 from aggregations.definition.source import Topic
 from envelope import Tombstones
 from jobs.demo.leg_pb2 import Leg
-from jobs.republish.record import Output, Record
+from jobs.republish.record import InputRecord, OutputRecord
 
 RAW: Final = "flights.raw"
 LEGS: Final = "flights.legs"
@@ -27,7 +27,7 @@ VIA: Final = "timetable"
 _TYPE: Final = Leg.DESCRIPTOR.full_name
 
 
-def legs(record: Record) -> Iterator[Output]:
+def legs(record: InputRecord) -> Iterator[OutputRecord]:
     """What happened to one flight: it was cancelled, or it departed and, unless it was lost on the way, arrived."""
     flight = record.data
     if flight["dep_time"] is None:
@@ -39,9 +39,9 @@ def legs(record: Record) -> Iterator[Output]:
         yield _output(flight, event=Leg.EVENT_ARRIVED, arr_delay=flight["arr_delay"], air_minutes=flight["air_time"])
 
 
-def _output(flight: dict[str, Any], **what: Any) -> Output:
+def _output(flight: dict[str, Any], **what: Any) -> OutputRecord:
     leg = Leg(tail=flight["tailnum"], carrier=flight["carrier"], **what)
-    return Output(
+    return OutputRecord(
         leg.SerializeToString(),
         payload_type=_TYPE,
         content_type="application/protobuf",

@@ -1,9 +1,9 @@
 """Republishing: stateless services that pass messages on, changed or not, with one hop more in their chain.
 
 ```python
-def legs(record: Record) -> list[Output]:
+def legs(record: InputRecord) -> list[OutputRecord]:
     flight = record.data
-    return [Output(payload=encode(leg), key=flight["tail"].encode()) for leg in split(flight)]
+    return [OutputRecord(payload=encode(leg), key=flight["tail"].encode()) for leg in split(flight)]
 
 Republisher(
     legs,
@@ -18,9 +18,9 @@ Republisher(
 The transform itself needs no Kafka: `Processor` runs it on one record.
 """
 
-from jobs.republish.counts import Progress, Statistics
+from jobs.republish.counts import OnStatistics, Statistics
 from jobs.republish.processor import Outgoing, Processor, TransformError
-from jobs.republish.record import KEEP, PASS, Output, Record, Transform, identity
+from jobs.republish.record import KEEP, PASS, InputRecord, OutputRecord, Transform, identity
 from jobs.republish.retry import RetryTopics
 from jobs.republish.run import republish
 from jobs.republish.service import Republisher
@@ -31,10 +31,10 @@ __all__ = [
     "PASS",
     "Json",
     "Outgoing",
-    "Output",
+    "OutputRecord",
     "Processor",
-    "Progress",
-    "Record",
+    "OnStatistics",
+    "InputRecord",
     "Republisher",
     "RetryTopics",
     "Source",

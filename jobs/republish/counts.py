@@ -94,5 +94,5 @@ class Statistics:
         }
 
 
-Progress: TypeAlias = Callable[[Statistics], None]
+OnStatistics: TypeAlias = Callable[[Statistics], None]
 """Called after each commit, while topics are waited for, and when the growth of one begins, changes or ends."""

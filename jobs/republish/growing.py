@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 from jobs.republish.absence import Unsafe
 from jobs.republish.counts import Statistics, TopicGrowth
-from jobs.republish.growth import Note, Place, Verdict, judge
+from jobs.republish.growth import Committed, Note, Readable, judge
 from persistence.growth import GROWN_UNDRAINED, Ends, undrained
 from persistence.kafka import TopicFacts
 
@@ -56,7 +56,7 @@ class Growing:
         self._statistics = statistics
         self._told = told
         self._watched: dict[str, _Watch] = {}
-        self._verdicts: dict[str, Verdict] = {}
+        self._verdicts: dict[str, Readable] = {}
         self._judged: dict[str, float] = {}
         self._unsure: dict[str, float] = {}
 
@@ -90,12 +90,12 @@ class Growing:
 
     def is_due(self, topic: str) -> bool:
         """Whether it is time to judge a topic that was seen."""
-        verdict = self._verdicts.get(topic, Verdict(0))
+        verdict = self._verdicts.get(topic, Readable(0))
         if topic not in self.sources or verdict.resolved >= self.count(topic):
             return False
         return time.monotonic() - self._judged.get(topic, -_JUDGE_SECONDS) >= _JUDGE_SECONDS
 
-    def judge(self, topic: str, places: Mapping[int, Place], ends: Ends) -> Verdict:
+    def judge(self, topic: str, places: Mapping[int, Committed], ends: Ends) -> Readable:
         """Return which partitions may be read.
 
         Args:
@@ -119,7 +119,7 @@ class Growing:
             )
         return verdict
 
-    def note(self, topic: str, note: Note, verdict: Verdict, end: Callable[[], int]) -> Note:
+    def note(self, topic: str, note: Note, verdict: Readable, end: Callable[[], int]) -> Note:
         """Return what is to be committed with a partition's offset.
 
         Args:
@@ -135,7 +135,7 @@ class Growing:
             return replace(note, resolved=resolved)
         return replace(note, resolved=resolved).grown(now, time.time_ns() // 1_000_000, self._max_age_ms, end)
 
-    def show(self, topic: str, verdict: Verdict, places: Mapping[int, Place]) -> None:
+    def show(self, topic: str, verdict: Readable, places: Mapping[int, Committed]) -> None:
         """Show which partitions wait, and for what, as of the notes that will be committed."""
         shown, now, resolved = self._statistics.growing, self.count(topic), verdict.resolved
         before = shown.pop(topic, None)
@@ -149,7 +149,7 @@ class Growing:
             self._told()
 
 
-def _unread(places: Mapping[int, Place], resolved: int, now: int) -> int | None:
+def _unread(places: Mapping[int, Committed], resolved: int, now: int) -> int | None:
     """Offsets that have to be read first; None when somebody has not taken the end of his partition yet."""
     left = 0
     for one in range(resolved):

@@ -71,7 +71,7 @@ class Note:
         return replace(self, seen_ms=aged.seen_at_ms, until=None if aged.until is None else aged.until[0])
 
 
-class Place(NamedTuple):
+class Committed(NamedTuple):
     """What a group has committed of a partition.
 
     Attributes:
@@ -83,7 +83,7 @@ class Place(NamedTuple):
     note: Note
 
 
-class Verdict(NamedTuple):
+class Readable(NamedTuple):
     """Which partitions of a topic may be read.
 
     Attributes:
@@ -96,13 +96,13 @@ class Verdict(NamedTuple):
 
 
 def judge(
-    places: Mapping[int, Place],
+    places: Mapping[int, Committed],
     now: int,
     *,
     watched: Sequence[int],
     ends: Ends,
     accepted: bool = False,
-) -> Verdict:
+) -> Readable:
     """Return which partitions of a topic may be read.
 
     Args:
@@ -114,20 +114,20 @@ def judge(
     """
     resolved = max((place.note.resolved for place in places.values()), default=0)
     if not resolved or accepted or resolved >= now:
-        return Verdict(max(resolved, now))
+        return Readable(max(resolved, now))
     noted = {place.note.now for place in places.values() if place.note.now > resolved}
     steps = {*noted, *(count for count in watched if resolved < count)}
     if noted == steps == {now}:
         every = all(_is_done(places.get(one), now) for one in range(resolved))
-        return Verdict(now if every else resolved)
+        return Readable(now if every else resolved)
     if all(end <= max(places[one].offset if one in places else 0, 0) for one, end in ends().items()):
-        return Verdict(now)
+        return Readable(now)
     # Of a growth that nobody watched nobody can say whether it was one.
     one_step = (resolved, now) in pairwise(watched) and steps == {now}
-    return Verdict(resolved, sure=one_step and not now % resolved)
+    return Readable(resolved, sure=one_step and not now % resolved)
 
 
-def _is_done(place: Place | None, now: int) -> bool:
+def _is_done(place: Committed | None, now: int) -> bool:
     if place is None or place.note.now != now or place.note.until is None:
         return False
     return place.offset >= place.note.until

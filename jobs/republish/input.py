@@ -13,7 +13,7 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaExcepti
 
 from jobs.republish.counts import Statistics
 from jobs.republish.growing import Growing
-from jobs.republish.growth import Note, Place
+from jobs.republish.growth import Committed, Note
 from jobs.republish.offsets import commit_offsets, committed, failure, is_of_another_topic, patiently
 from jobs.republish.partition import Consumed, InputPartition
 from jobs.republish.place import INSTANCE, SESSION_MS
@@ -176,9 +176,9 @@ class Input:
         """
         topic, topic_id = fact.name, fact.topic_id
         own = [part for part in self.partitions.values() if part.topic == topic and part.topic_id == topic_id]
-        places = {at.partition: Place(at.offset, Note.read(at.metadata)) for at in found if at.topic == topic}
+        places = {at.partition: Committed(at.offset, Note.read(at.metadata)) for at in found if at.topic == topic}
         places = {one: place for one, place in places.items() if place.note.topic_id in ("", topic_id)}
-        places |= {part.partition: Place(part.done, part.note) for part in own}
+        places |= {part.partition: Committed(part.done, part.note) for part in own}
         ends = cache(lambda: {n: end for (_, n), end in patiently(lambda left: self._topics.ends([topic])).items()})
         verdict = self._growing.judge(topic, places, ends)
         for part in own:
@@ -188,7 +188,7 @@ class Input:
             elif not part.due_ms:
                 part.due_ms = _HELD
                 self._consumer.pause([TopicPartition(topic, part.partition)])
-        self._growing.show(topic, verdict, places | {part.partition: Place(part.done, part.note) for part in own})
+        self._growing.show(topic, verdict, places | {part.partition: Committed(part.done, part.note) for part in own})
 
     def _release(self, part: InputPartition) -> None:
         if part.due_ms == _HELD:

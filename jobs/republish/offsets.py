@@ -28,14 +28,14 @@ _OVERTAKEN: Final = (
 _FENCED: Final = (KafkaError.FENCED_INSTANCE_ID, KafkaError._FATAL)  # a consumer knows no other fatal error
 
 
-class Fenced(BrokerRefused):
+class MemberFenced(BrokerRefused):
     """The coordinator takes this static member for one that was replaced; its consumer is of no use any more."""
 
 
 def failure(error: KafkaError, doing: str, hint: str = "") -> BrokerError:
-    """Return the error to raise for what a consumer reports: as `broker_error`, and `Fenced`."""
+    """Return the error to raise for what a consumer reports: as `broker_error`, and `MemberFenced`."""
     if error.code() in _FENCED:
-        return Fenced(f"{doing}: {error.str()}", "Start again; nothing is lost")
+        return MemberFenced(f"{doing}: {error.str()}", "Start again; nothing is lost")
     return broker_error(error, doing, hint)
 
 

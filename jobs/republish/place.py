@@ -11,7 +11,7 @@ import time
 from collections.abc import Collection
 from typing import Final
 
-from jobs.republish.offsets import Fenced, patiently
+from jobs.republish.offsets import MemberFenced, patiently
 from persistence.kafka import BrokerRefused, KafkaSettings, Topics
 
 SESSION_MS: Final = 10_000  # a killed member gives its partitions up after that
@@ -21,7 +21,7 @@ _GRACE_SECONDS: Final = 3.0  # for the coordinator to look at its clock
 _PAUSE_SECONDS: Final = 1.0
 
 
-def await_place(settings: KafkaSettings, group: str, own: Collection[str], fenced: Fenced) -> None:
+def await_place(settings: KafkaSettings, group: str, own: Collection[str], fenced: MemberFenced) -> None:
     """Return when nobody else holds the place of a member that was fenced, so that a new consumer may take it.
 
     A member id that is not known may be of a join of our own that was never answered. Nobody speaks for that one, so

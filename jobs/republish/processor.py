@@ -14,7 +14,7 @@ from envelope.hops import HopWriter
 from envelope.limits import MAX_OFFSET, check_coordinates, check_topic
 from envelope.redrive import read_via
 from jobs.republish.express import Express, express
-from jobs.republish.record import KEEP, RETRY_PREFIX, Output, Record, Transform, identity
+from jobs.republish.record import KEEP, RETRY_PREFIX, InputRecord, OutputRecord, Transform, identity
 from jobs.republish.source import Opener, Source, Wrapping
 
 _MOST_KNOWN = 1000
@@ -112,11 +112,11 @@ class Processor:
         most_bytes = min(self._targets[self.target] - _OVERHEAD_BYTES, self._limits.message_bytes)
         return express(self._known, most_bytes, self._limits)
 
-    def skips(self, record: Record) -> bool:
+    def skips(self, record: InputRecord) -> bool:
         """Whether the record is a tombstone that is left out."""
         return record.value is None and self._skips_tombstones
 
-    def open(self, record: Record) -> None:
+    def open(self, record: InputRecord) -> None:
         """Take the record's value apart and check what came before it.
 
         Raises:
@@ -160,7 +160,7 @@ class Processor:
         if len(self._known) < _MOST_KNOWN and hop.topic not in self._openers and hop.topic not in self._targets:
             self._known.add(hop.topic)
 
-    def process(self, record: Record, hops: HopWriter) -> list[Outgoing]:
+    def process(self, record: InputRecord, hops: HopWriter) -> list[Outgoing]:
         """Return what to produce for a record: all of its outputs, or an error and none.
 
         Args:
@@ -176,9 +176,9 @@ class Processor:
             made = self._transform(record)
             if made is None:
                 return []
-            outputs = [made] if isinstance(made, Output) else list(islice(made, self._max_outputs + 1))
-            if not all(isinstance(output, Output) for output in outputs):
-                raise TypeError("a transform returns None, an Output, or several")
+            outputs = [made] if isinstance(made, OutputRecord) else list(islice(made, self._max_outputs + 1))
+            if not all(isinstance(output, OutputRecord) for output in outputs):
+                raise TypeError("a transform returns None, an OutputRecord, or several")
         except EnvelopeError:
             raise
         except Exception as error:
@@ -188,7 +188,7 @@ class Processor:
         count = len(outputs)
         return [self._outgoing(record, hops, output, index, count) for index, output in enumerate(outputs)]
 
-    def detour(self, record: Record, hops: HopWriter, topic: str, headers: Headers) -> Outgoing:
+    def detour(self, record: InputRecord, hops: HopWriter, topic: str, headers: Headers) -> Outgoing:
         """Return the record for a retry topic: the payload as it is, behind a pass-through hop.
 
         Args:
@@ -209,7 +209,7 @@ class Processor:
         what = f"an output of {len(value)} bytes, {topic} takes {self._targets[topic]}"
         return EnvelopeError(Reason.PAYLOAD_TOO_LARGE, what)
 
-    def _outgoing(self, record: Record, hops: HopWriter, output: Output, index: int, count: int) -> Outgoing:
+    def _outgoing(self, record: InputRecord, hops: HopWriter, output: OutputRecord, index: int, count: int) -> Outgoing:
         topic = output.topic or self.target
         max_bytes = self._targets.get(topic)
         if max_bytes is None:
@@ -246,7 +246,7 @@ class Processor:
             raise self._too_large(value, topic)
         return Outgoing(topic, key, value, headers)
 
-    def _headers(self, record: Record, output: Output, value: bytes) -> Headers:
+    def _headers(self, record: InputRecord, output: OutputRecord, value: bytes) -> Headers:
         headers = _plain(record.headers if output.headers is KEEP else output.headers)
         if self._cloudevents and output.headers is KEEP:  # the envelope has taken them over
             headers = [header for header in headers if not is_cloudevents(header[0])]

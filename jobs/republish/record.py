@@ -25,7 +25,7 @@ class Keep(Enum):
 KEEP: Final = Keep.KEEP
 
 
-class Record:
+class InputRecord:
     """One input record, as its transform sees it. Not to be changed.
 
     Attributes:
@@ -142,18 +142,18 @@ class Record:
         return int(found[-1]) if found and found[-1] and found[-1].isdigit() else 1
 
 
-class Output(NamedTuple):
+class OutputRecord(NamedTuple):
     """One message to produce. What is not given stays as the input had it.
 
     Attributes:
         payload: The event itself.
-        key: Record key; `rekeyed` in the hop follows from comparing it with the input's.
+        key: InputRecord key; `rekeyed` in the hop follows from comparing it with the input's.
         topic: One of the republisher's targets; None for the first.
         payload_type: What the payload holds, for example a protobuf full name.
         content_type: Media type of the payload.
         event_id: Identity of the event.
         event_time_us: Event time in microseconds since 1970.
-        headers: Record headers.
+        headers: InputRecord headers.
     """
 
     payload: bytes | Keep = KEEP
@@ -181,13 +181,13 @@ class Output(NamedTuple):
         return changed
 
 
-PASS: Final = Output()
+PASS: Final = OutputRecord()
 """The input as it is, one hop further."""
 
-Transform: TypeAlias = Callable[[Record], Output | Iterable[Output] | None]
+Transform: TypeAlias = Callable[[InputRecord], OutputRecord | Iterable[OutputRecord] | None]
 """None drops the record. The order of the outputs must be the same in every run: it numbers them."""
 
 
-def identity(record: Record) -> Output:
+def identity(record: InputRecord) -> OutputRecord:
     """The transform that passes every record on as it is."""
     return PASS

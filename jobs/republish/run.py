@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from jobs.loading import load
-from jobs.republish.counts import Progress, Statistics
+from jobs.republish.counts import OnStatistics, Statistics
 from jobs.republish.record import Transform
 from jobs.republish.service import Republisher
 
@@ -15,7 +15,7 @@ def republish(
     transform: str | Transform,
     *,
     until_caught_up: bool = False,
-    progress: Progress | None = None,
+    progress: OnStatistics | None = None,
     **arguments: Any,
 ) -> Statistics:
     """Run a republisher until SIGTERM or SIGINT; what is under way is finished and committed first.

@@ -8,10 +8,10 @@ from typing import Any, Final
 
 from envelope import DEFAULT_LIMITS, Limits
 from jobs.republish.absence import TOPIC_WAIT_SECONDS, Absence, Unsafe, is_absence
-from jobs.republish.counts import Progress, Statistics
+from jobs.republish.counts import OnStatistics, Statistics
 from jobs.republish.growing import Growing
 from jobs.republish.input import Input, TopicReplaced
-from jobs.republish.offsets import PATIENCE_SECONDS, Fenced
+from jobs.republish.offsets import PATIENCE_SECONDS, MemberFenced
 from jobs.republish.place import await_place
 from jobs.republish.processor import Processor
 from jobs.republish.record import Transform
@@ -135,7 +135,7 @@ class Republisher:
         """Let `run` finish what is under way, commit it and return, for good. For any thread or signal handler."""
         self._stop.set()
 
-    def run(self, *, until_caught_up: bool = False, progress: Progress | None = None) -> Statistics:
+    def run(self, *, until_caught_up: bool = False, progress: OnStatistics | None = None) -> Statistics:
         """Republish until `stop` is called.
 
         Args:
@@ -153,7 +153,7 @@ class Republisher:
             try:
                 self._serve(Topics(self._settings, timeout=timeout), member_ids, growing, until_caught_up, progress)
                 break
-            except Fenced as error:
+            except MemberFenced as error:
                 await_place(self._settings, self._group, member_ids, error)
                 _LOG.warning("%s; nobody else has the place in the group, so it is taken again", error.what)
             except TopicReplaced as error:
@@ -168,7 +168,7 @@ class Republisher:
             timeout = PATIENCE_SECONDS
         return self.statistics
 
-    def _absence(self, names: Sequence[str], progress: Progress | None) -> Absence:
+    def _absence(self, names: Sequence[str], progress: OnStatistics | None) -> Absence:
         return Absence(
             self._settings,
             names,
@@ -178,7 +178,7 @@ class Republisher:
             told=lambda: progress(self.statistics) if progress else None,
         )
 
-    def _growing(self, progress: Progress | None) -> Growing:
+    def _growing(self, progress: OnStatistics | None) -> Growing:
         return Growing(
             self._source.topics,
             group=self._group,
@@ -205,7 +205,7 @@ class Republisher:
         member_ids: set[str],
         growing: Growing,
         until_caught_up: bool,
-        progress: Progress | None,
+        progress: OnStatistics | None,
     ) -> None:
         """Republish with clients made anew, from what is committed."""
         topics.check()
@@ -237,7 +237,7 @@ class _Run:
         max_bytes: dict[str, int],
         ends: dict[tuple[str, int], int] | None,
         roots: RootEnds | None,
-        progress: Progress | None,
+        progress: OnStatistics | None,
     ) -> None:
         self._of = of
         self._progress = progress

@@ -14,7 +14,7 @@ from envelope.codec import from_message, parse, redriven_payload, rewrite
 from envelope.framing import strip_frame
 from envelope.headers import TRACEPARENT, Headers, from_cloudevents
 from envelope.limits import check_topic
-from jobs.republish.record import Record
+from jobs.republish.record import InputRecord
 
 PayloadParser: TypeAlias = Callable[[bytes], Any]
 _SCHEMA_ID_FRAME: Final = 5  # Confluent's zero byte and schema id; JSON has no message indexes behind them
@@ -32,7 +32,7 @@ class Wrapping(StrEnum):
 
 
 class Json:
-    """Marks a payload that is JSON; `Record.data` is what it says."""
+    """Marks a payload that is JSON; `InputRecord.data` is what it says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ class Opener:
         self._wrapping = source.wrapping
         self.enveloped = source.wrapping is Wrapping.ENVELOPE
 
-    def open(self, record: Record) -> None:
+    def open(self, record: InputRecord) -> None:
         """Take a record's value apart: sets its `message`, `wrapped` and `data`.
 
         Raises:
@@ -133,7 +133,7 @@ class Opener:
                 raise EnvelopeError(Reason.UNKNOWN_PAYLOAD_TYPE, f"the payload is not the {self._type} declared")
             record.data = self._parse(message.payload)
 
-    def _begin(self, record: Record, value: bytes) -> None:
+    def _begin(self, record: InputRecord, value: bytes) -> None:
         """Begin the envelope of a record that is the root of its event."""
         if not value:
             raise EnvelopeError(Reason.EMPTY, "the record that was redriven has no value")

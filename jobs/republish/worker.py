@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import Final
 
 from envelope import EnvelopeError, Lineage
-from envelope.deadletter import DeadLetter, Remains, bury
+from envelope.deadletter import DeadLetterHeaders, DeadLetterRecord, dead_letter_record
 from jobs.republish.counts import Statistics
 from jobs.republish.input import Input
 from jobs.republish.partition import Consumed, InputPartition
 from jobs.republish.processor import NotOurs, Outgoing, Processor, TransformError
-from jobs.republish.record import Record
+from jobs.republish.record import InputRecord
 from jobs.republish.retry import RetryTopics, due_ms
 from persistence.commit.faults import REPUBLISH_DEAD_LETTER, REPUBLISH_FLUSH, REPUBLISH_PRODUCE, effect
 from persistence.kafka import AcknowledgedProducer, BrokerRefused, Message
@@ -63,7 +63,7 @@ class Worker:
 
     def _begin(self) -> None:
         self._counts = Statistics()
-        self._dead: list[Remains] = []
+        self._dead: list[DeadLetterRecord] = []
         self._began = time.monotonic()
 
     @property
@@ -129,7 +129,7 @@ class Worker:
         """
         effect(REPUBLISH_FLUSH, lambda: self._producer.flush(timeout))
         if self._dead:
-            effect(REPUBLISH_DEAD_LETTER, lambda: self._bury(timeout))
+            effect(REPUBLISH_DEAD_LETTER, lambda: self._publish_dead_letters(timeout))
 
     def take_counts(self) -> Statistics:
         """Return the counts of the batch that was finished and begin a new one."""
@@ -137,9 +137,9 @@ class Worker:
         self._begin()
         return counts
 
-    def _record(self, message: Consumed, part: InputPartition, offset: int) -> Record:
+    def _record(self, message: Consumed, part: InputPartition, offset: int) -> InputRecord:
         kind, timestamp = message.timestamp()
-        return Record(
+        return InputRecord(
             part.topic,
             part.partition,
             offset,
@@ -152,14 +152,14 @@ class Worker:
             self._cluster,
         )
 
-    def _waits(self, record: Record, part: InputPartition) -> bool:
+    def _waits(self, record: InputRecord, part: InputPartition) -> bool:
         """Put a record of a retry topic back until it is due, and its partition with it."""
         if record.topic not in self._retry.delays or (due := due_ms(record.headers)) <= now_ms():
             return False
         self._input.hold(part, record.offset, due)
         return True
 
-    def _process(self, record: Record, part: InputPartition) -> Sequence[Outgoing]:
+    def _process(self, record: InputRecord, part: InputPartition) -> Sequence[Outgoing]:
         """Send a record through the processor, or where what cannot be used goes."""
         self._counts.consumed += 1
         if self._processor.skips(record):
@@ -176,7 +176,7 @@ class Worker:
         self._counts.dropped += not made
         return made
 
-    def _refuse(self, record: Record, part: InputPartition, error: EnvelopeError) -> Sequence[Outgoing]:
+    def _refuse(self, record: InputRecord, part: InputPartition, error: EnvelopeError) -> Sequence[Outgoing]:
         """Send a record that cannot be used to its next try, or set it aside for the dead-letter topic."""
         kind = error.error if isinstance(error, TransformError) else ""
         attempt, now = record.attempt, now_ms()
@@ -188,7 +188,7 @@ class Worker:
             raise BrokerRefused(
                 f"{record.node} cannot be republished ({error})", "Name a dead-letter topic, or mend what produced it"
             )
-        letter = DeadLetter(
+        letter = DeadLetterHeaders(
             record.topic,
             record.partition,
             record.offset,
@@ -202,14 +202,14 @@ class Worker:
             error=kind,
         )
         self._counts.dead_lettered[error.reason.value] += 1
-        self._dead.append(bury(letter, record.key, record.value, record.headers, self._dead_letter[1]))
+        self._dead.append(dead_letter_record(letter, record.key, record.value, record.headers, self._dead_letter[1]))
         _LOG.info("dead letter: %s: %s", record.node, error)
         return ()
 
-    def _bury(self, timeout: float | None) -> None:
+    def _publish_dead_letters(self, timeout: float | None) -> None:
         assert self._dead_letter is not None
-        for remains in self._dead:
-            self._producer.send(self._dead_letter[0], remains.value, remains.key, remains.headers)
+        for dead in self._dead:
+            self._producer.send(self._dead_letter[0], dead.value, dead.key, dead.headers)
         self._producer.flush(timeout)
 
 
@@ -250,7 +250,7 @@ class _Outbox:
         self.added = 0
 
 
-def _lineage(record: Record) -> str:
+def _lineage(record: InputRecord) -> str:
     """Text of the record's lineage: what is known of it, when the chain cannot be read."""
     if record.way:
         try:

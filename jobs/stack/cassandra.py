@@ -5,7 +5,7 @@ from typing import Final
 
 from jobs.stack import jars, ports
 from jobs.stack.java import java
-from jobs.stack.server import Launch, Progress
+from jobs.stack.server import Launch, OnStep
 
 _YAML: Final = """\
 cluster_name: headwater
@@ -61,7 +61,7 @@ _OPTIONS: Final = b"\x04\x00\x00\x00\x05\x00\x00\x00\x00"
 _SUPPORTED: Final = 6
 
 
-def prepare(home: Path, *, heap_mb: int, progress: Progress) -> Launch:
+def prepare(home: Path, *, heap_mb: int, progress: OnStep) -> Launch:
     """Write the node's configuration; a single node that forms its ring at once."""
     found = jars.cassandra(progress=lambda jar: progress(f"downloading {jar}"))
     chosen = ports.remembered(home, ("client", "storage"))

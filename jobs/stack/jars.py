@@ -28,7 +28,7 @@ CONNECTOR: Final = "org.apache.spark:spark-sql-kafka-0-10_2.13"
 CONNECTOR_OF_4_0: Final = "4.0.0"
 """The connector of Spark 4.0.0 serves every 4.0.x."""
 
-Progress = Callable[[str], None]
+OnDownload = Callable[[str], None]
 """Called with the name of each jar as its download begins."""
 
 _COORDINATE: Final = re.compile(r"(?P<org>[\w.-]+):(?P<name>[\w.-]+):(?P<rev>[\w.-]+?)(?P<alone>@jar)?")
@@ -46,7 +46,7 @@ def cache_dir() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").expanduser() / "headwater"
 
 
-def resolve(name: str, coordinates: Sequence[str], *, progress: Progress | None = None) -> list[Path]:
+def resolve(name: str, coordinates: Sequence[str], *, progress: OnDownload | None = None) -> list[Path]:
     """Return the jars of `coordinates` and of everything they need at run time, sorted by name.
 
     Resolving takes about a minute the first time and no Java at all afterwards. It may be called
@@ -73,17 +73,17 @@ def resolve(name: str, coordinates: Sequence[str], *, progress: Progress | None 
     return sorted(done.glob("*.jar"))
 
 
-def kafka_broker(*, progress: Progress | None = None) -> list[Path]:
+def kafka_broker(*, progress: OnDownload | None = None) -> list[Path]:
     """Return the class path of a Kafka broker."""
     return resolve("kafka", KAFKA_BROKER, progress=progress)
 
 
-def cassandra(*, progress: Progress | None = None) -> list[Path]:
+def cassandra(*, progress: OnDownload | None = None) -> list[Path]:
     """Return the class path of a Cassandra node."""
     return resolve("cassandra", CASSANDRA, progress=progress)
 
 
-def kafka_connector(*, progress: Progress | None = None) -> list[Path]:
+def kafka_connector(*, progress: OnDownload | None = None) -> list[Path]:
     """Return Spark's Kafka connector and what it needs beside PySpark's own jars: the value of `spark.jars`."""
     ours = {_artifact(jar) for jar in _pyspark_jars().glob("*.jar")}
     jars = resolve("spark-kafka", [f"{CONNECTOR}:{connector_version()}"], progress=progress)
@@ -137,7 +137,7 @@ def _module(coordinates: Sequence[str]) -> str:
     )
 
 
-def _retrieve(name: str, module: str, done: Path, progress: Progress | None) -> None:
+def _retrieve(name: str, module: str, done: Path, progress: OnDownload | None) -> None:
     """Run Ivy and let its result appear as the directory `done`."""
     work = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=done.parent))
     try:
@@ -151,7 +151,7 @@ def _retrieve(name: str, module: str, done: Path, progress: Progress | None) -> 
         shutil.rmtree(work, ignore_errors=True)
 
 
-def _ivy(description: Path, into: Path, name: str, progress: Progress | None) -> None:
+def _ivy(description: Path, into: Path, name: str, progress: OnDownload | None) -> None:
     ivy = next(_pyspark_jars().glob("ivy-*.jar"), None)
     if ivy is None:
         raise JarsUnavailable("this PySpark brings no Ivy jar: install the pyspark package of PyPI, 4.0 or newer")

@@ -12,7 +12,7 @@ from confluent_kafka.admin import AdminClient
 
 from jobs.stack import jars, ports
 from jobs.stack.java import java
-from jobs.stack.server import Launch, Progress
+from jobs.stack.server import Launch, OnStep
 from jobs.stack.state import StackError
 
 _PROPERTIES: Final = """\
@@ -68,7 +68,7 @@ def prepare(
     home: Path,
     *,
     heap_mb: int,
-    progress: Progress,
+    progress: OnStep,
     properties: Mapping[str, str] | None = None,
     format_options: Sequence[str] = (),
 ) -> Launch:

@@ -13,7 +13,7 @@ from jobs.stack import cassandra as cassandra_server
 from jobs.stack import kafka as kafka_server
 from jobs.stack import process
 from jobs.stack import redis as redis_server
-from jobs.stack.server import Launch, Prepare, Progress
+from jobs.stack.server import Launch, OnStep, Prepare
 from jobs.stack.state import ServerState, StackError, StackState
 
 DEFAULT_ROOT: Final = Path(".headwater/stack")
@@ -33,7 +33,7 @@ def up(
     redis: bool = False,
     cassandra: bool = False,
     heap_mb: int = 512,
-    progress: Progress | None = None,
+    progress: OnStep | None = None,
 ) -> StackState:
     """Start the servers that are asked for and do not run yet; return when each of them serves.
 
@@ -126,7 +126,7 @@ def _locked(root: Path) -> Iterator[None]:
         yield
 
 
-def _launch(name: str, root: Path, heap_mb: int, say: Progress) -> tuple[ServerState, Launch]:
+def _launch(name: str, root: Path, heap_mb: int, say: OnStep) -> tuple[ServerState, Launch]:
     home = root / name
     home.mkdir(exist_ok=True)
     launch = _SERVERS[name](home, heap_mb=heap_mb, progress=lambda line: say(f"{name}: {line}"))

@@ -4,11 +4,11 @@ import shutil
 from pathlib import Path
 
 from jobs.stack import ports
-from jobs.stack.server import Launch, Progress
+from jobs.stack.server import Launch, OnStep
 from jobs.stack.state import StackError
 
 
-def prepare(home: Path, *, heap_mb: int, progress: Progress) -> Launch:
+def prepare(home: Path, *, heap_mb: int, progress: OnStep) -> Launch:
     """Choose the server's program and its port; durable as the stores ask for it."""
     port = ports.remembered(home, ("client",))["client"]
     data = home / "data"

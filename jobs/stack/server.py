@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-Progress = Callable[[str], None]
+OnStep = Callable[[str], None]
 """Called with one plain line for each thing that a person waits for."""
 
 
@@ -33,4 +33,4 @@ class Launch:
 class Prepare(Protocol):
     """A server's module: prepares its directory, whose content survives stops, and says how to start."""
 
-    def __call__(self, home: Path, *, heap_mb: int, progress: Progress) -> Launch: ...
+    def __call__(self, home: Path, *, heap_mb: int, progress: OnStep) -> Launch: ...

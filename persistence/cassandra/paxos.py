@@ -22,7 +22,7 @@ _VERSION: Final = re.compile(r"(\d+)\.(\d+)(?:\.(\d+))?(-?)")
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class PaxosNode:
     """What one node says of itself.
 
     Attributes:
@@ -47,7 +47,7 @@ class Node:
         return int(major), int(minor), -1 if pre and not patch else int(patch or 0)
 
 
-def of_paxos(name: str, node: Node, keyspace: str) -> Iterator[Finding]:
+def of_paxos(name: str, node: PaxosNode, keyspace: str) -> Iterator[Finding]:
     """What makes transactions of one node unsafe.
 
     Args:
@@ -87,7 +87,7 @@ _SKIPPED: Final = "skip_paxos_repair_on_topology_change"
 _SKIPPED_KEYSPACES: Final = "skip_paxos_repair_on_topology_change_keyspaces"
 
 
-def unread(node: Node) -> list[str]:
+def unread(node: PaxosNode) -> list[str]:
     """Names of what a node does not show and what decides here: an unknown setting is none that can be relied on."""
     number = node.number
     names = [] if number else ["release_version"]

@@ -9,7 +9,7 @@ from persistence.cassandra.client import Client
 from persistence.cassandra.ddl import TABLES
 from persistence.cassandra.driver import DRIVER_ERRORS
 from persistence.cassandra.errors import translate
-from persistence.cassandra.paxos import PAXOS_RISKS, SERIAL_READS, Node, of_paxos, unread
+from persistence.cassandra.paxos import PAXOS_RISKS, SERIAL_READS, PaxosNode, of_paxos, unread
 from persistence.cassandra.settings import TIMESTAMP, Settings
 from persistence.errors import Transient
 from persistence.findings import Finding
@@ -70,15 +70,15 @@ def commitlog_sync(client: Client) -> list[str]:
     return [node.settings.get("commitlog_sync", "unknown") for node in nodes_of(client).values()]
 
 
-def nodes_of(client: Client) -> dict[str, Node]:
+def nodes_of(client: Client) -> dict[str, PaxosNode]:
     """What each node that is connected says of itself, as far as it matters here."""
     names = ", ".join(f"'{name}'" for name in _VIEWED)
-    found: dict[str, Node] = {}
+    found: dict[str, PaxosNode] = {}
     for host in client.live(None).session.get_pool_state():
         settings = _ask(client, host, _SETTINGS.format(names))
         properties = _ask(client, host, _PROPERTIES.format(SERIAL_READS))
         version = _ask(client, host, _VERSION)
-        found[str(host.endpoint)] = Node(
+        found[str(host.endpoint)] = PaxosNode(
             version=version[0][0] if version else "",
             settings={name: value for name, value in settings or [] if value is not None},
             hidden=not settings,
@@ -149,7 +149,7 @@ def _of_datacentres(hosts: Any, strategy: Any, settings: Settings) -> Iterator[F
         )
 
 
-def _of_nodes(nodes: Mapping[str, Node], settings: Settings) -> Iterator[Finding]:
+def _of_nodes(nodes: Mapping[str, PaxosNode], settings: Settings) -> Iterator[Finding]:
     for name, node in sorted(nodes.items()):
         yield from of_paxos(name, node, settings.keyspace)
         if unknown := unread(node):

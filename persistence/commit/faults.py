@@ -27,7 +27,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NoReturn, Protocol, Self, TypeVar
 
-from persistence.commit.steps import Step
+from persistence.commit.steps import CommitStep
 from persistence.described import Described
 from persistence.errors import Transient
 
@@ -58,17 +58,17 @@ def write_of(stage: str) -> str:
 _POINTS = {
     EPOCH: "a run's epoch is acquired or installed",
     FENCE: "one bucket of a store is closed to older epochs, within epoch",
-    Step.FETCH: Step.FETCH.text,
-    Step.LOAD.of("STAGE"): Step.LOAD.text,
-    Step.FOLD: Step.FOLD.text,
-    Step.PUBLISH: Step.PUBLISH.text,
+    CommitStep.FETCH: CommitStep.FETCH.text,
+    CommitStep.LOAD.of("STAGE"): CommitStep.LOAD.text,
+    CommitStep.FOLD: CommitStep.FOLD.text,
+    CommitStep.PUBLISH: CommitStep.PUBLISH.text,
     DEAD_LETTER: "dead letters of a flow are produced and acknowledged, within publish",
     LEDGER: "dead letters without a hole, or a growth, are noted in the manifests, before anything is persisted",
-    Step.PERSIST.of("STAGE"): Step.PERSIST.text,
+    CommitStep.PERSIST.of("STAGE"): CommitStep.PERSIST.text,
     write_of("STAGE"): "a part of a stage's states is written by one transaction or script, within persist",
-    Step.MANIFEST.of("STORE"): Step.MANIFEST.text,
-    Step.RETURN: Step.RETURN.text,
-    Step.OFFSETS: Step.OFFSETS.text,
+    CommitStep.MANIFEST.of("STORE"): CommitStep.MANIFEST.text,
+    CommitStep.RETURN: CommitStep.RETURN.text,
+    CommitStep.OFFSETS: CommitStep.OFFSETS.text,
     FINISH: "a run that ends of its own accord says so in the manifests",
     REPUBLISH_PRODUCE: "a republisher hands a batch of outputs to its producer",
     REPUBLISH_FLUSH: "a republisher waits until its outputs are acknowledged",
@@ -85,7 +85,7 @@ def known_points() -> Mapping[str, str]:
     return _POINTS
 
 
-class Outcome(Described):
+class FaultOutcome(Described):
     """How an effect ends at a fault."""
 
     BEFORE = "before", "not applied; the process dies"
@@ -99,7 +99,7 @@ class Fault:
     """One fault: the `nth` time that this process reaches `point` ends in `outcome`."""
 
     point: str
-    outcome: Outcome
+    outcome: FaultOutcome
     nth: int = 1
 
     def __post_init__(self) -> None:
@@ -115,9 +115,9 @@ class Fault:
         """
         place, _, nth = text.strip().partition("@")
         point, _, outcome = place.rpartition(".")  # stage names may have dots
-        if outcome not in set(Outcome) or not (nth or "1").isdecimal():
+        if outcome not in set(FaultOutcome) or not (nth or "1").isdecimal():
             raise ValueError(f"{text!r} is no fault: write POINT.before, .after, .error or .unanswered, then maybe @N")
-        return cls(point, Outcome[outcome.upper()], int(nth or "1"))
+        return cls(point, FaultOutcome[outcome.upper()], int(nth or "1"))
 
     def matches(self, point: str) -> bool:
         """Whether `point` is this one, or one of its kind."""
@@ -174,9 +174,9 @@ class Injector:
         if fault is None:
             return action()
         _log.warning("injected fault %s at %s", fault, point)
-        if fault.outcome in (Outcome.AFTER, Outcome.UNANSWERED):
+        if fault.outcome in (FaultOutcome.AFTER, FaultOutcome.UNANSWERED):
             action()
-        if fault.outcome in (Outcome.BEFORE, Outcome.AFTER):
+        if fault.outcome in (FaultOutcome.BEFORE, FaultOutcome.AFTER):
             self._crash()
         raise Transient(f"injected at {point}: {fault.outcome.text}")
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 
 from persistence.commit.faults import effect
-from persistence.commit.steps import Step
+from persistence.commit.steps import CommitStep
 
 Effect = Callable[[], object]
 
@@ -35,11 +35,11 @@ def commit(publish: Effect, stages: Sequence[tuple[str, Effect]], manifests: Seq
     Raises:
         StoreError: From the first step that failed; the steps after it were not begun.
     """
-    effect(Step.PUBLISH, publish)  # 4
+    effect(CommitStep.PUBLISH, publish)  # 4
     for stage, persist in reversed(stages):  # 5
-        effect(Step.PERSIST.of(stage), persist)
+        effect(CommitStep.PERSIST.of(stage), persist)
     for store, save_manifest in reversed(manifests):  # 6
-        effect(Step.MANIFEST.of(store), save_manifest)
+        effect(CommitStep.MANIFEST.of(store), save_manifest)
 
 
 def store_order(stores: Iterable[str]) -> list[str]:

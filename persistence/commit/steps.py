@@ -3,7 +3,7 @@
 from persistence.described import Described
 
 
-class Step(Described):
+class CommitStep(Described):
     """A step of the commit; members stand in the order in which a batch takes them.
 
     A crash between any two of them loses nothing and doubles nothing.
@@ -25,4 +25,4 @@ class Step(Described):
     @property
     def number(self) -> int:
         """Place in the order; the first is 1."""
-        return list(Step).index(self) + 1
+        return list(CommitStep).index(self) + 1

@@ -5,7 +5,7 @@ from typing import NoReturn
 
 import pytest
 
-from persistence.commit.faults import Fault, Injector, Outcome, use, write_of
+from persistence.commit.faults import Fault, FaultOutcome, Injector, use, write_of
 from persistence.contract.base import Contract, creating, load_one
 from persistence.errors import Conflict, Terminal, Transient
 from persistence.protocol import FlowRef, StageRef, StateStore, Stored, Write
@@ -81,9 +81,9 @@ class StateContract(Contract):
             assert other.load(stage, [b"k"]) == {b"k": Stored(version + 1, epoch, version, b"%d" % version)}
 
     @pytest.mark.parametrize("nth", [1, 2])
-    @pytest.mark.parametrize("outcome", Outcome)
+    @pytest.mark.parametrize("outcome", FaultOutcome)
     def test_a_save_that_ends_within_one_of_its_parts_is_finished_by_the_same_save(
-        self, store: StateStore, stage: StageRef, epoch: int, outcome: Outcome, nth: int
+        self, store: StateStore, stage: StageRef, epoch: int, outcome: FaultOutcome, nth: int
     ) -> None:  # 10, 14
         writes = creating([b"%d" % i for i in range(300)], bytes(500))
         point = write_of(stage.stage)

@@ -4,7 +4,7 @@ from persistence.kafka.errors import BrokerError, BrokerRefused, BrokerUnavailab
 from persistence.kafka.producer import AcknowledgedProducer, Message
 from persistence.kafka.reading import assign
 from persistence.kafka.settings import SECRET_NAMES, KafkaSettings, SettingsError
-from persistence.kafka.topics import Marks, TopicFacts, Topics
+from persistence.kafka.topics import TopicFacts, Topics, Watermarks
 
 __all__ = [
     "SECRET_NAMES",
@@ -13,7 +13,7 @@ __all__ = [
     "BrokerRefused",
     "BrokerUnavailable",
     "KafkaSettings",
-    "Marks",
+    "Watermarks",
     "Message",
     "SettingsError",
     "TopicFacts",

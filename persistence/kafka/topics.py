@@ -71,7 +71,7 @@ class TopicFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class Marks:
+class Watermarks:
     """The ends of one partition's log.
 
     Attributes:
@@ -228,12 +228,12 @@ class Topics:
         """Return the number of partitions of each topic."""
         return {name: facts.partitions for name, facts in self.describe(names).items()}
 
-    def marks(self, names: Iterable[str]) -> dict[tuple[str, int], Marks]:
+    def marks(self, names: Iterable[str]) -> dict[tuple[str, int], Watermarks]:
         """Return the ends of every partition of the topics, as a `read_committed` consumer sees them."""
         parts = [(name, part) for name, count in self.partitions(names).items() for part in range(count)]
         low = self._until(lambda: self._list_offsets(parts, OffsetSpec.earliest()))  # type: ignore[no-untyped-call]
         high = self._until(lambda: self._list_offsets(parts, OffsetSpec.latest()))  # type: ignore[no-untyped-call]
-        return {part: Marks(low[part], high[part]) for part in parts}
+        return {part: Watermarks(low[part], high[part]) for part in parts}
 
     def ends(self, names: Iterable[str]) -> dict[tuple[str, int], int]:
         """Return the offset that the next record of every partition of the topics will get."""

@@ -13,7 +13,7 @@ from persistence.commit.faults import effect
 from persistence.errors import StoreError, Terminal
 from persistence.names import FlowRef, StageRef
 from persistence.redis.errors import Meaning, meaning_of
-from persistence.redis.nodes import LOST, Command, Node, Nodes
+from persistence.redis.nodes import LOST, Command, Nodes, Server
 from persistence.redis.scripts import ALL, Script
 from persistence.redis.settings import Settings
 
@@ -127,7 +127,7 @@ class Caller:
         raise _AgainError(meaning) from cause
 
 
-def _exchange(node: Node, calls: Sequence[Call], waits: Sequence[Command]) -> tuple[list[Any], Meaning | None]:
+def _exchange(node: Server, calls: Sequence[Call], waits: Sequence[Command]) -> tuple[list[Any], Meaning | None]:
     """Answers, and what is missing when too few replicas or disks acknowledged."""
     got = node.exchange([*(call.command for call in calls), *waits])
     if any(isinstance(reply, redis.NoScriptError) for reply in got[: len(calls)]):

@@ -12,14 +12,14 @@ from redis.retry import Retry
 from redis.sentinel import Sentinel
 
 from persistence.credentials import Secret
-from persistence.redis.settings import Place, Settings
+from persistence.redis.settings import Endpoint, Settings
 
 Command = Sequence[Any]
 LOST = (redis.ConnectionError, redis.TimeoutError, OSError)
 """After one of these nobody knows whether a command took effect."""
 
 
-class Node:
+class Server:
     """One server, by a pool of connections to it. Safe for threads and across forks."""
 
     def __init__(self, pool: ConnectionPool) -> None:
@@ -65,11 +65,11 @@ def _read(connection: Any) -> Any:
 class Nodes(Protocol):
     """All servers of one store."""
 
-    def of(self, key: bytes) -> Node:
+    def of(self, key: bytes) -> Server:
         """The server that has a key."""
         ...
 
-    def primaries(self) -> list[Node]:
+    def primaries(self) -> list[Server]:
         """Every server that may be written to."""
         ...
 
@@ -86,12 +86,12 @@ class Single:
     """One server, or the one that the sentinels name as the primary whenever a connection is made."""
 
     def __init__(self, pool: ConnectionPool) -> None:
-        self._node = Node(pool)
+        self._node = Server(pool)
 
-    def of(self, key: bytes) -> Node:
+    def of(self, key: bytes) -> Server:
         return self._node
 
-    def primaries(self) -> list[Node]:
+    def primaries(self) -> list[Server]:
         return [self._node]
 
     def forget(self) -> None:
@@ -105,20 +105,20 @@ class Single:
 class Cluster:
     """The primaries of a cluster, by slot, as `CLUSTER SLOTS` of any of them says."""
 
-    def __init__(self, place: Place, settings: Settings) -> None:
+    def __init__(self, place: Endpoint, settings: Settings) -> None:
         self._place = place
         self._settings = settings
         self._lock = threading.Lock()
-        self._nodes: dict[tuple[str, int], Node] = {}
-        self._slots: list[Node | None] = []
+        self._nodes: dict[tuple[str, int], Server] = {}
+        self._slots: list[Server | None] = []
 
-    def of(self, key: bytes) -> Node:
+    def of(self, key: bytes) -> Server:
         node = self._known()[key_slot(key)]
         if node is None:
             raise redis.ClusterDownError("a slot is not served")
         return node
 
-    def primaries(self) -> list[Node]:
+    def primaries(self) -> list[Server]:
         return list(dict.fromkeys(node for node in self._known() if node is not None))
 
     def forget(self) -> None:
@@ -128,13 +128,13 @@ class Cluster:
         for node in list(self._nodes.values()):
             node.close()
 
-    def _known(self) -> list[Node | None]:
+    def _known(self) -> list[Server | None]:
         with self._lock:
             if not self._slots:
                 self._slots = self._ask()
             return self._slots
 
-    def _ask(self) -> list[Node | None]:
+    def _ask(self) -> list[Server | None]:
         failure: Exception = redis.ConnectionError("no node of the cluster answers")
         for host, port in dict.fromkeys((*self._place.hosts, *self._nodes)):
             try:
@@ -148,21 +148,21 @@ class Cluster:
             return self._map(answer, host)
         raise failure
 
-    def _map(self, ranges: Iterable[Any], asked: str) -> list[Node | None]:
-        slots: list[Node | None] = [None] * 16384
+    def _map(self, ranges: Iterable[Any], asked: str) -> list[Server | None]:
+        slots: list[Server | None] = [None] * 16384
         for low, high, primary, *_ in ranges:
             # A node that does not know its own address leaves it empty: it is the one that was asked.
             node = self._node(primary[0].decode() if primary[0] else asked, int(primary[1]))
             slots[low : high + 1] = [node] * (high + 1 - low)
         return slots
 
-    def _node(self, host: str, port: int) -> Node:
+    def _node(self, host: str, port: int) -> Server:
         if (host, port) not in self._nodes:
-            self._nodes[host, port] = Node(_pool(self._place, self._settings, host, port))
+            self._nodes[host, port] = Server(_pool(self._place, self._settings, host, port))
         return self._nodes[host, port]
 
 
-def connect(place: Place, settings: Settings) -> Nodes:
+def connect(place: Endpoint, settings: Settings) -> Nodes:
     """Return the servers at a place. Nothing is sent yet."""
     if place.kind == "cluster":
         return Cluster(place, settings)
@@ -189,7 +189,7 @@ def connect(place: Place, settings: Settings) -> Nodes:
     return Single(primary.connection_pool)
 
 
-def _pool(place: Place, settings: Settings, host: str, port: int) -> ConnectionPool:
+def _pool(place: Endpoint, settings: Settings, host: str, port: int) -> ConnectionPool:
     kind = UnixDomainSocketConnection if place.socket else SSLConnection if place.tls else Connection
     where = {"path": place.socket} if place.socket else {"host": host, "port": port}
     return ConnectionPool(

@@ -7,8 +7,8 @@ from redis import exceptions as redis
 
 from persistence.findings import Finding
 from persistence.redis.errors import meaning_of
-from persistence.redis.nodes import LOST, Node, Nodes, connect
-from persistence.redis.settings import Place, Settings, read_place, read_settings
+from persistence.redis.nodes import LOST, Nodes, Server, connect
+from persistence.redis.settings import Endpoint, Settings, read_place, read_settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ def is_durable(facts: Facts, settings: Settings) -> bool:
     return facts.synced or (facts.aof and waited and not facts.server.startswith("valkey"))
 
 
-def findings(facts: Facts, place: Place, settings: Settings) -> Iterator[Finding]:
+def findings(facts: Facts, place: Endpoint, settings: Settings) -> Iterator[Finding]:
     """What is wrong with one server, for the flows of a URL."""
     who = f"the server ({facts.server})"
     if facts.role == "slave":
@@ -123,7 +123,7 @@ def findings(facts: Facts, place: Place, settings: Settings) -> Iterator[Finding
         )
 
 
-def _ask(node: Node) -> Facts:
+def _ask(node: Server) -> Facts:
     info, fsync = node.exchange([("INFO",), ("CONFIG", "GET", "appendfsync")])
     if isinstance(info, redis.RedisError):
         raise info

@@ -89,7 +89,7 @@ def read_settings(url: str) -> Settings:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Place:
+class Endpoint:
     """Where the servers are.
 
     Attributes:
@@ -113,7 +113,7 @@ class Place:
     password: str | None
 
 
-def read_place(url: str) -> Place:
+def read_place(url: str) -> Endpoint:
     """Read where a URL points to.
 
     Raises:
@@ -134,7 +134,7 @@ def read_place(url: str) -> Place:
         raise InvalidUrl(f"{redact(url)} cannot be read", _SHAPES) from None
     if kind == "cluster" and db:
         raise InvalidUrl(f"{redact(url)}: a cluster has no databases", "Leave the number out")
-    return Place(
+    return Endpoint(
         kind=kind,
         tls=base == "rediss",
         hosts=hosts,

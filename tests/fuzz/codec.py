@@ -16,7 +16,7 @@ import google_crc32c
 
 from envelope import Envelope, EnvelopeError, Hop, append_hop, decode, encode
 from envelope.codec import HEAD, SEAL_BYTES, SEAL_TAG, parse, varint
-from envelope.deadletter import DeadLetter
+from envelope.deadletter import DeadLetterHeaders
 from envelope.framing import strip_frame
 from tests.unit.bad_inputs import BAD_INPUTS
 
@@ -84,7 +84,9 @@ def mutate(rng: random.Random, value: bytes, other: bytes) -> bytes:
 
 def execute(value: bytes) -> str:
     """One execution; the reason, or `read`."""
-    DeadLetter.read([("hw-dlq-topic", value[:9]), ("hw-dlq-partition", value[9:10]), ("hw-dlq-offset", value[10:])])
+    DeadLetterHeaders.read(
+        [("hw-dlq-topic", value[:9]), ("hw-dlq-partition", value[9:10]), ("hw-dlq-offset", value[10:])]
+    )
     try:
         envelope = decode(value)
     except EnvelopeError as error:

@@ -3,15 +3,19 @@
 import json
 import sys
 
-from jobs.republish import Output, Record, RetryTopics, Source, republish
+from jobs.republish import InputRecord, OutputRecord, RetryTopics, Source, republish
 from persistence.kafka import KafkaSettings
 
 
-def split(record: Record) -> list[Output]:
+def split(record: InputRecord) -> list[OutputRecord]:
     """`3:a,b` becomes two messages with the keys `a` and `b`; `3:` none; anything else is poison."""
     number, _, names = record.payload.decode().partition(":")
     int(number)
-    return [Output(b"%s/%s" % (number.encode(), name.encode()), key=name.encode()) for name in names.split(",") if name]
+    return [
+        OutputRecord(b"%s/%s" % (number.encode(), name.encode()), key=name.encode())
+        for name in names.split(",")
+        if name
+    ]
 
 
 def main() -> None:

@@ -8,8 +8,8 @@ from pathlib import Path as File
 import pytest
 
 from aggregations.run.memory import MemoryRunner
-from persistence.commit.faults import EPOCH, Fault, Outcome
-from persistence.commit.steps import Step
+from persistence.commit.faults import EPOCH, Fault, FaultOutcome
+from persistence.commit.steps import CommitStep
 from tests.messages import Leg
 from tests.support.flows import PATHS, Path, fleet, totals
 from tests.support.runs import Jvm, Run, check_invariants
@@ -17,18 +17,18 @@ from tests.support.world import Sent, World, alone, legs, republished
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration, pytest.mark.slow]
 
-OUTCOMES = (Outcome.BEFORE, Outcome.AFTER)
+OUTCOMES = (FaultOutcome.BEFORE, FaultOutcome.AFTER)
 POINTS = (
     EPOCH,
-    Step.PERSIST.of("carrier"),
-    Step.PERSIST.of("aircraft"),
-    Step.MANIFEST.of("carrier"),
-    Step.MANIFEST.of("aircraft"),
+    CommitStep.PERSIST.of("carrier"),
+    CommitStep.PERSIST.of("aircraft"),
+    CommitStep.MANIFEST.of("carrier"),
+    CommitStep.MANIFEST.of("aircraft"),
 )
 """Every effect on a store of its own for each stage. At the other steps of a commit, which no store has a part in, both
 paths are killed in `test_store_kills.py` and `test_stage_kills.py`."""
 # What the driver itself does is broken in its second batch, what its tasks do wherever it comes first.
-SECOND = (Step.MANIFEST,)
+SECOND = (CommitStep.MANIFEST,)
 
 
 def faults(path: Path) -> list[Fault]:

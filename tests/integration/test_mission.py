@@ -23,8 +23,8 @@ from envelope import decode
 from jobs.demo import audit
 from jobs.views import states
 from persistence.commit import faults
-from persistence.commit.faults import Fault, Outcome, known_points
-from persistence.commit.steps import Step
+from persistence.commit.faults import Fault, FaultOutcome, known_points
+from persistence.commit.steps import CommitStep
 from persistence.kafka import AcknowledgedProducer, KafkaSettings, Message, Topics
 from tests.support import mission
 from tests.support.spark import FAST
@@ -37,7 +37,7 @@ ORDERS = 2000
 KILLS = 3
 _SENT_AGAIN = (f"{faults.REPUBLISH_FLUSH}.after", f"{faults.REPUBLISH_COMMIT}.before")
 # To fetch is Spark's own; SQLite has no fences; every record of this test can be used.
-_NEVER_MET = {"republish", "redrive", faults.DEAD_LETTER, faults.FENCE, Step.FETCH}
+_NEVER_MET = {"republish", "redrive", faults.DEAD_LETTER, faults.FENCE, CommitStep.FETCH}
 SECONDS = 300
 """Longest that one process may take: without it a fault that is never met would hang the test."""
 
@@ -83,7 +83,7 @@ def kills(rng: random.Random, flow: Flow[Any] | None) -> list[Kill]:
     chosen = [] if flow is not None else [Kill(f"{rng.choice(_SENT_AGAIN)}@{rng.choice([1, 2])}")]
     for point in rng.sample(list(points(flow)), KILLS - 1 - len(chosen)):
         nth = 1 if point == faults.EPOCH else rng.choice([1, 2])
-        chosen.append(Kill(str(Fault(point, rng.choice([Outcome.BEFORE, Outcome.AFTER]), nth))))
+        chosen.append(Kill(str(Fault(point, rng.choice([FaultOutcome.BEFORE, FaultOutcome.AFTER]), nth))))
     return [*chosen, Kill(commits=rng.choice([1, 2, 3]), seconds=rng.random() / 2)]
 
 

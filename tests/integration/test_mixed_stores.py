@@ -16,7 +16,7 @@ from aggregations.run.memory import MemoryRunner
 from persistence.cassandra import apply_schema
 from persistence.commit import faults
 from persistence.commit.faults import Fault, Injector
-from persistence.commit.steps import Step
+from persistence.commit.steps import CommitStep
 from persistence.errors import Fenced
 from tests.support.pure import bare, leg
 
@@ -87,7 +87,12 @@ def go_on(of: Flow, stores: dict[str, str]) -> MemoryRunner:
 
 
 def test_a_crash_at_every_step_across_two_stores_is_exact(stores) -> None:
-    points = [Step.PERSIST.of("carrier"), Step.PERSIST.of("aircraft"), "manifest:carrier", "manifest:aircraft"]
+    points = [
+        CommitStep.PERSIST.of("carrier"),
+        CommitStep.PERSIST.of("aircraft"),
+        "manifest:carrier",
+        "manifest:aircraft",
+    ]
     of = flow()
     for point in points:
         for outcome in ("before", "after"):
@@ -124,7 +129,7 @@ def test_a_run_overtaken_between_its_two_stores_leaves_what_the_newer_one_finish
         begun = False
 
         def effect(self, point, action):
-            if point == Step.PERSIST.of("aircraft") and not self.begun:
+            if point == CommitStep.PERSIST.of("aircraft") and not self.begun:
                 self.begun = True
                 overtaken.append(go_on(of, stores))
             return action()

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from envelope import Envelope, decode, encode
-from envelope.deadletter import DeadLetter
-from jobs.republish import Output, Republisher, Source
+from envelope.deadletter import DeadLetterHeaders
+from jobs.republish import OutputRecord, Republisher, Source
 from persistence.kafka import KafkaSettings, Topics
 from tests.integration.republish_process import split
 from tests.support.republish import INPUTS, POISON, Make, expected, outputs, process, produce, read_all, run
@@ -60,9 +60,9 @@ def test_a_republisher_that_is_killed_repeats_and_loses_nothing(
     for place, values in copies.items():
         assert len(set(values)) == 1, "copies of one output are the same bytes"
         assert decode(values[0]).payload == wanted[place]
-    buried = read_all(settings, dead)
-    assert {(m.key(), m.value()) for m in buried} == set(POISON)
-    letters = [DeadLetter.read(m.headers()) for m in buried]
+    dead_letters = read_all(settings, dead)
+    assert {(m.key(), m.value()) for m in dead_letters} == set(POISON)
+    letters = [DeadLetterHeaders.read(m.headers()) for m in dead_letters]
     assert {(letter.topic, letter.reason, letter.error) for letter in letters if letter} == {
         (source, "transform_failed", "ValueError")
     }
@@ -164,7 +164,7 @@ def test_chains_grow_hop_by_hop_and_keep_what_they_carry(settings: KafkaSettings
     start = Envelope(b"payload", key=b"k", event_id="e", traceparent="00-a-b-01", unknown=b"\xc0\x3e\x07")
     produce(settings, one, [(b"k", encode(start))])
     run(settings, source=one, target=two, name="first")
-    run(settings, lambda r: [Output(key=b"x"), Output(key=b"y")], source=two, target=three, name="second")
+    run(settings, lambda r: [OutputRecord(key=b"x"), OutputRecord(key=b"y")], source=two, target=three, name="second")
     ids = topics.topic_ids([one, two])
     got = sorted((decode(m.value()) for m in read_all(settings, three)), key=lambda e: e.chain[-1].index or 0)
     assert [e.key for e in got] == [b"x", b"y"]

@@ -9,7 +9,7 @@ import pytest
 from confluent_kafka import Producer
 
 from envelope import decode
-from jobs.republish import Output, Record, Republisher, Source, Statistics, identity
+from jobs.republish import InputRecord, OutputRecord, Republisher, Source, Statistics, identity
 from jobs.republish.absence import Unsafe
 from jobs.republish.counts import TopicGrowth
 from persistence.kafka import KafkaSettings, Topics
@@ -42,7 +42,7 @@ def test_the_order_of_each_key_is_kept_when_partitions_are_doubled_behind_a_back
     source, target, group = topic(2, "in"), topic(1, "out"), uuid.uuid4().hex
     reached, go, shown = threading.Event(), threading.Event(), list[TopicGrowth]()
 
-    def gated(record: Record) -> Output:
+    def gated(record: InputRecord) -> OutputRecord:
         if int(record.payload) > 50:
             reached.set()
             assert go.wait(60)

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from envelope import Envelope, Hop, decode, encode
-from envelope.deadletter import DeadLetter, own_headers
-from jobs.republish import Output, Record, Republisher, RetryTopics, Source, Statistics, identity
+from envelope.deadletter import DeadLetterHeaders, own_headers
+from jobs.republish import InputRecord, OutputRecord, Republisher, RetryTopics, Source, Statistics, identity
 from persistence.commit import faults
 from persistence.errors import Transient
 from persistence.kafka import AcknowledgedProducer, BrokerRefused, BrokerUnavailable, KafkaSettings, Topics
@@ -41,10 +41,10 @@ def test_poison_of_every_kind_is_kept_byte_for_byte_and_the_rest_goes_on(setting
     counts = run(settings, source=read, target=target, dead_letter=dead, name="r")
     assert counts.consumed == 14
     assert counts.produced == len(read_all(settings, target)) == 7
-    buried = read_all(settings, dead)
-    assert [(m.key(), m.value() or b"") for m in buried] == [(key, value or b"") for key, value, _ in poison]
-    for i, (message, (_, _, reason)) in enumerate(zip(buried, poison, strict=True)):
-        letter = DeadLetter.read(message.headers())
+    dead_letters = read_all(settings, dead)
+    assert [(m.key(), m.value() or b"") for m in dead_letters] == [(key, value or b"") for key, value, _ in poison]
+    for i, (message, (_, _, reason)) in enumerate(zip(dead_letters, poison, strict=True)):
+        letter = DeadLetterHeaders.read(message.headers())
         assert letter
         assert (letter.topic, letter.partition, letter.offset, letter.reason) == (source, 0, 2 * i + 1, reason)
         assert (letter.application, letter.attempt) == ("r", 1)
@@ -74,7 +74,7 @@ def test_a_dead_letter_that_is_too_large_is_trimmed(settings: KafkaSettings, top
     run(settings, source=source, target=target, dead_letter=dead)
     (message,) = read_all(settings, dead)
     assert dict(message.headers())["hw-dlq-value-bytes"] == b"50000"
-    assert DeadLetter.read(message.headers())
+    assert DeadLetterHeaders.read(message.headers())
 
 
 def test_without_a_dead_letter_topic_poison_stops_the_service_before_it(
@@ -115,9 +115,9 @@ def test_a_failing_transform_is_tried_again_over_the_retry_topics_and_then_given
     produce(settings, source, [(b"k%d" % i, encode(Envelope(b"%d" % i, key=b"k%d" % i))) for i in range(1, 9)])
     tries: dict[bytes, list[int]] = defaultdict(list)
 
-    def needs_tries(record: Record) -> Output:
+    def needs_tries(record: InputRecord) -> OutputRecord:
         tries[record.payload].append(record.attempt)
-        return Output(b"%d" % (1 // (int(record.payload) <= record.attempt)))
+        return OutputRecord(b"%d" % (1 // (int(record.payload) <= record.attempt)))
 
     done = threading.Event()
     republisher = Republisher(
@@ -149,7 +149,7 @@ def test_a_failing_transform_is_tried_again_over_the_retry_topics_and_then_given
         chain = decode(message.value()).chain
         assert [hop.pass_through for hop in chain] == [True] * (len(chain) - 1) + [False]
         assert message.headers() is None
-    letters = [DeadLetter.read(message.headers()) for message in read_all(settings, dead)]
+    letters = [DeadLetterHeaders.read(message.headers()) for message in read_all(settings, dead)]
     assert [(letter.attempt, letter.error) for letter in letters if letter] == [(3, "ZeroDivisionError")] * 5
 
 
@@ -183,5 +183,5 @@ def test_a_root_beyond_the_end_of_its_topic_is_refused_when_asked_for(
     produce(settings, source, [(b"k", encode(Envelope(b"v", (hop,), key=b"k"))) for hop in hops])
     counts = run(settings, source=source, target=target, dead_letter=dead, check_roots=True)
     assert (counts.produced, counts.dead_lettered) == (3, {"root_beyond_end": 2})
-    letters = [DeadLetter.read(message.headers()) for message in read_all(settings, dead)]
+    letters = [DeadLetterHeaders.read(message.headers()) for message in read_all(settings, dead)]
     assert [letter.offset for letter in letters if letter] == [1, 4]

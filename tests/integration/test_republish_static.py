@@ -12,7 +12,7 @@ from confluent_kafka import Consumer, KafkaError
 
 from envelope import decode
 from jobs.republish import Republisher, Source, identity
-from jobs.republish.offsets import Fenced, failure
+from jobs.republish.offsets import MemberFenced, failure
 from jobs.republish.place import await_place
 from persistence.commit.faults import REPUBLISH_COMMIT, NoFaults, use
 from persistence.kafka import KafkaSettings, Topics
@@ -109,4 +109,4 @@ def test_a_member_that_was_fenced_by_itself_takes_its_place_again(
 def test_a_place_that_nobody_holds_may_be_taken(settings: KafkaSettings, topics: Topics) -> None:
     group = uuid.uuid4().hex
     assert topics.static_member(group, "one") is None
-    await_place(settings.with_options(group_instance_id="one"), group, set(), Fenced("what", "remedy"))
+    await_place(settings.with_options(group_instance_id="one"), group, set(), MemberFenced("what", "remedy"))

@@ -8,7 +8,7 @@ import polars as pl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aggregations.definition.fields import Aggregate, Fields, count, first, last, maximum, mean, minimum, total
+from aggregations.definition.fields import FieldAggregate, Fields, count, first, last, maximum, mean, minimum, total
 from aggregations.definition.flow import Flow
 from aggregations.definition.source import Topic
 from tests.messages import Every
@@ -54,8 +54,8 @@ def columns(names: list[str]) -> st.SearchStrategy[pl.Expr | str]:
 
 
 @st.composite
-def aggregates(draw: st.DrawFn) -> Aggregate:
-    kinds: list[Callable[..., Aggregate]] = [count, total, minimum, maximum, mean, first, last]
+def aggregates(draw: st.DrawFn) -> FieldAggregate:
+    kinds: list[Callable[..., FieldAggregate]] = [count, total, minimum, maximum, mean, first, last]
     kind = draw(st.sampled_from([*kinds, first, last]))
     if kind in (total, mean):
         return kind(draw(columns(NUMBERS)))

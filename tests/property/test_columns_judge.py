@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aggregations.columns import Place
+from aggregations.columns import Lane
 from aggregations.columns.history import fold_histories
 from aggregations.columns.judge import VERDICTS, judge
 from aggregations.columns.order import sorted_rows
@@ -88,7 +88,7 @@ def test_every_verdict_and_every_history_is_that_of_the_pure_code(
 def judge_both_ways(course: list[list[Message]], doubled: bool, data: st.DataObject) -> None:
     histories = [Histories() for _ in range(KEYS)]
     # Two routes may lead to one lane: then it has two numbers, and one more for what came without a key.
-    places = [Place(lane, group_of(lane)) for lane in LANES] * (2 if doubled else 1)
+    places = [Lane(lane, group_of(lane)) for lane in LANES] * (2 if doubled else 1)
     keyless = len(places)
     places += [place._replace(wide=True) for place in places[: len(LANES)]]
     size = data.draw(st.sampled_from([SIZE, None]), label="history")
@@ -170,7 +170,7 @@ def test_all_verdicts_of_a_stage_without_dead_letters_occur_in_the_histories() -
         (0, 3, (7, 0, 0), False),  # held by another lane of its group
         (0, 2, (2, 1, 0), False),  # the same, and below its own lane's floor
     ]
-    places = [Place(lane, group_of(lane)) for lane in LANES]
+    places = [Lane(lane, group_of(lane)) for lane in LANES]
     held: list[Histories] = [Histories()]
     seen = []
     for batch in (first, second):

@@ -18,7 +18,7 @@ from aggregations.run.memory import MemoryRunner
 from aggregations.run.run import bind
 from envelope import Envelope, Hop, decode, encode
 from persistence.commit import faults
-from persistence.commit.faults import Fault, Injector, Outcome
+from persistence.commit.faults import Fault, FaultOutcome, Injector
 from persistence.errors import StoreError
 from tests.support.pure import fresh_store
 
@@ -47,7 +47,7 @@ services = st.builds(Service, st.booleans(), st.integers(1, 3), st.integers(1, 3
 events = st.lists(st.tuples(st.sampled_from("abc"), st.integers(-5, 5)), max_size=8)
 splits = st.lists(st.integers(1, 4), min_size=1, max_size=6)
 crashes = st.lists(
-    st.builds(Fault, st.sampled_from(POINTS), st.sampled_from(list(Outcome)), st.integers(1, 4)), max_size=3
+    st.builds(Fault, st.sampled_from(POINTS), st.sampled_from(list(FaultOutcome)), st.integers(1, 4)), max_size=3
 )
 
 

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from envelope import Envelope, EnvelopeError, Hop, encode
 from envelope.hops import HopWriter
-from jobs.republish import Json, Processor, Record, Source, Wrapping, identity
+from jobs.republish import InputRecord, Json, Processor, Source, Wrapping, identity
 
 hops = st.builds(
     Hop,
@@ -26,7 +26,7 @@ envelopes = st.builds(
 )
 
 
-def long_way(processor: Processor, record: Record, writer: HopWriter) -> bytes | None:
+def long_way(processor: Processor, record: InputRecord, writer: HopWriter) -> bytes | None:
     try:
         (out,) = processor.process(record, writer)
     except EnvelopeError:
@@ -58,7 +58,7 @@ def test_the_short_way_gives_what_the_long_way_gives_or_nothing(steps: list, roo
         value = bytearray(encode(envelope))
         if 0 <= damaged < len(value):
             value[damaged] ^= 1
-        record = Record("legs", 2, offset, key, bytes(value), (), timestamp_ms, 1)
+        record = InputRecord("legs", 2, offset, key, bytes(value), (), timestamp_ms, 1)
         expected = long_way(processor, record, writers[0])
         got = express(bytes(value), key, offset, timestamp_ms, 1, writers[1])
         assert got is None or got == expected
@@ -70,7 +70,7 @@ def test_the_usual_record_does_take_the_short_way() -> None:
     assert express
     value = encode(Envelope(b"payload", (Hop("raw", 0, 1), Hop("mid", 0, 1)), key=b"k"))
     assert express(value, b"k", 17, 1_700_000_000_000, 0, writer) is None
-    expected = long_way(processor, Record("legs", 2, 17, b"k", value, (), 1_700_000_000_000, 0), writer)
+    expected = long_way(processor, InputRecord("legs", 2, 17, b"k", value, (), 1_700_000_000_000, 0), writer)
     assert expected
     assert express(value, b"k", 17, 1_700_000_000_000, 0, writer) == expected
 

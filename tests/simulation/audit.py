@@ -88,7 +88,7 @@ class Audit:
         spec: The world.
         cluster: The broker.
         url: URL of its store.
-        bury: Puts a dead letter of it into the dead-letter topic.
+        publish: Puts a dead letter of it into the dead-letter topic.
         redriven: Who gave up what was redriven, by its place.
 
     Attributes:
@@ -103,7 +103,7 @@ class Audit:
         spec: Spec,
         cluster: Cluster,
         url: str,
-        bury: Callable[[DeadLetter, Flow[Any]], Record],
+        publish: Callable[[DeadLetter, Flow[Any]], Record],
         redriven: Mapping[At, str],
     ) -> None:
         self.topic = spec.audit
@@ -115,7 +115,7 @@ class Audit:
         self._cluster = cluster
         self._url = url
         self._store = open_store(self._url)
-        self._bury = bury
+        self._publish_dead_letter = publish
         self._redriven = redriven
         self._dead: set[str] = set()
 
@@ -162,7 +162,7 @@ class Audit:
         owner = self._redriven.get((at.topic_id, at.partition, at.offset), AUDIT)
         if owner != AUDIT and name not in self._dead:
             raise Violation(f"{name} is a dead letter of the second flow, and a copy: {letter.reason}")
-        place = self._bury(letter, self._flow)
+        place = self._publish_dead_letter(letter, self._flow)
         self._dead.add(name)
         if letter.reason is Reason.UNPROVEN:
             self.again.append(place)

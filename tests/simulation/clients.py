@@ -21,7 +21,7 @@ from jobs.republish import input as reading
 from jobs.republish.place import INSTANCE, SESSION_MS
 from persistence.commit.faults import effect
 from persistence.errors import Transient
-from persistence.kafka import Marks, TopicFacts
+from persistence.kafka import TopicFacts, Watermarks
 from persistence.kafka import producer as producing
 from tests.simulation.kafka import CLOCK, Cluster, Committed, Group, Member
 from tests.simulation.patch import Patch, patched
@@ -344,7 +344,7 @@ class SimulatedTopics:
     def topic_ids(self, names: Iterable[str]) -> dict[str, str]:
         return {name: self._cluster.topics[name].topic_id for name in names}
 
-    def marks(self, names: Iterable[str]) -> dict[Place, Marks]:
+    def marks(self, names: Iterable[str]) -> dict[Place, Watermarks]:
         return {(name, part): marks for name in names for part, marks in enumerate(_marks(self._cluster, name))}
 
     def ends(self, names: Iterable[str]) -> dict[Place, int]:
@@ -424,8 +424,8 @@ def _parts(places: Iterable[Place]) -> list[TopicPartition]:
     return [TopicPartition(topic, partition) for topic, partition in places]
 
 
-def _marks(cluster: Cluster, topic: str) -> list[Marks]:
-    return [Marks(partition.low, partition.high) for partition in cluster.topics[topic].partitions]
+def _marks(cluster: Cluster, topic: str) -> list[Watermarks]:
+    return [Watermarks(partition.low, partition.high) for partition in cluster.topics[topic].partitions]
 
 
 TIMED = (absence, growing, reading, offsets, place, service, worker, producing)

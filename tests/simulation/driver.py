@@ -8,7 +8,7 @@ from aggregations.definition.flow import Flow
 from aggregations.run.memory import MemoryRunner
 from aggregations.run.start import Broker, plan, refuse
 from persistence.commit.faults import effect
-from persistence.commit.steps import Step
+from persistence.commit.steps import CommitStep
 from tests.simulation.faults import Crash
 from tests.simulation.kafka import CLOCK, Cluster, Committed
 from tests.simulation.oracle import Violation
@@ -88,8 +88,8 @@ class Driver:
         records = self.records(limit, slow)
         self.runner.process(records)
         self.advance(records)
-        effect(Step.RETURN, lambda: None)
-        effect(Step.OFFSETS, self.commit)
+        effect(CommitStep.RETURN, lambda: None)
+        effect(CommitStep.OFFSETS, self.commit)
 
     def commit(self) -> None:
         """Tell the consumer group, unless a newer run does.

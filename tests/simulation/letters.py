@@ -7,7 +7,7 @@ from aggregations.definition.flow import Flow
 from aggregations.report import DeadLetter
 from envelope import EnvelopeError, Hop, Reason
 from envelope import deadletter as dead
-from envelope.deadletter import Form, Remains, bury, own_headers
+from envelope.deadletter import DeadLetterRecord, Form, dead_letter_record, own_headers
 from jobs.dead_letters import redrive
 from tests.simulation.oracle import Violation
 from tests.simulation.service import Outgoing, payload_of
@@ -17,11 +17,11 @@ _MOST_BYTES = 1 << 20
 _encode_json = msgspec.json.Encoder().encode
 
 
-def buried(letter: DeadLetter, flow: Flow[object]) -> Remains:
+def record_of(letter: DeadLetter, flow: Flow[object]) -> DeadLetterRecord:
     """The record that a flow's dead letter is in the dead-letter topic."""
     record = letter.record
     assert flow.topic is not None
-    facts = dead.DeadLetter(
+    facts = dead.DeadLetterHeaders(
         record.topic,
         record.partition,
         record.offset,
@@ -33,17 +33,17 @@ def buried(letter: DeadLetter, flow: Flow[object]) -> Remains:
         items=letter.items,
         form=Form.ENVELOPE if flow.topic.envelope else Form.PAYLOAD,
     )
-    return bury(facts, record.key, record.value, record.headers, _MOST_BYTES)
+    return dead_letter_record(facts, record.key, record.value, record.headers, _MOST_BYTES)
 
 
-def facts_of(letter: Record) -> dead.DeadLetter:
+def facts_of(letter: Record) -> dead.DeadLetterHeaders:
     """What a record in a dead-letter topic says."""
-    facts = dead.DeadLetter.read(letter.headers)
+    facts = dead.DeadLetterHeaders.read(letter.headers)
     assert facts is not None
     return facts
 
 
-def brought_back(letter: Record, facts: dead.DeadLetter, *, mend: bool) -> Outgoing:
+def brought_back(letter: Record, facts: dead.DeadLetterHeaders, *, mend: bool) -> Outgoing:
     """A dead letter on its way back to where it died.
 
     Args:

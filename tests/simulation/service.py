@@ -10,8 +10,8 @@ import msgspec
 from envelope import Envelope, Lineage, Node, Standing, decode, encode
 from envelope.codec import parse
 from envelope.headers import Headers
-from jobs.republish import Output, Republisher, RetryTopics, Source, Transform, Wrapping, identity
-from jobs.republish import Record as Input
+from jobs.republish import InputRecord as Input
+from jobs.republish import OutputRecord, Republisher, RetryTopics, Source, Transform, Wrapping, identity
 from jobs.republish.growth import Note
 from jobs.republish.place import INSTANCE
 from tests.simulation.clients import Life, Place, Sent
@@ -229,13 +229,13 @@ class Service:
         if processor.plain:
             return identity
 
-        def transform(record: Input) -> Iterator[Output]:
+        def transform(record: Input) -> Iterator[OutputRecord]:
             payload: Payload = _decode_json(record.payload)
             # What fails has made some of its outputs by then.
             for output in processor.outputs(payload):
                 kept = record.key is None and output["k"] == payload["k"]
                 key = None if kept or processor.spread else output["k"].encode()
-                yield Output(
+                yield OutputRecord(
                     _encode_json(output), key=key, event_id=_identity(output), topic=processor.target_of(output)
                 )
             if processor.retries_behind(record.topic) and _is_trouble(payload, life):

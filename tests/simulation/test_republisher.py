@@ -12,7 +12,7 @@ from jobs import republish
 from jobs.republish import counts, processor, roots
 from jobs.republish import input as reading
 from jobs.republish.input import Input, TopicReplaced
-from jobs.republish.offsets import Fenced
+from jobs.republish.offsets import MemberFenced
 from jobs.republish.worker import Worker
 from persistence.kafka import AcknowledgedProducer
 from tests.simulation import service as service_module
@@ -25,7 +25,7 @@ from tests.simulation.topology import Processor
 WAYS = (
     (processor.Processor, "process"),
     (processor.Processor, "detour"),
-    (Worker, "_bury"),
+    (Worker, "_publish_dead_letters"),
     (Input, "hold"),
     (Input, "wake"),
     (Input, "jumped"),
@@ -49,7 +49,7 @@ def walked(monkeypatch):
             counted[name] += 1
             try:
                 return real(*arguments, **options)
-            except (TopicReplaced, Fenced) as error:
+            except (TopicReplaced, MemberFenced) as error:
                 counted[type(error)] += 1
                 raise
 
@@ -69,7 +69,7 @@ def walked(monkeypatch):
 
 def test_worlds_walk_every_way_through_the_republisher(walked):
     assert not any(outcome(seed) for seed in range(40))
-    assert set(walked) == {name for _, name in WAYS} | {TopicReplaced, Fenced, "express"}
+    assert set(walked) == {name for _, name in WAYS} | {TopicReplaced, MemberFenced, "express"}
 
 
 PASSAGE = Processor("p", "in", "out", retries=1)

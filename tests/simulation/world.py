@@ -11,7 +11,7 @@ from aggregations.definition.flow import Flow
 from aggregations.errors import RunRefusedError
 from aggregations.run.start import Risk
 from envelope import Node, Reason, decode
-from envelope.deadletter import DeadLetter
+from envelope.deadletter import DeadLetterHeaders
 from envelope.dedup.lineage import died_in
 from persistence.commit import faults
 from persistence.errors import StoreError, StoreWentBack, Transient
@@ -24,7 +24,7 @@ from tests.simulation.clients import simulated_clients
 from tests.simulation.driver import Driver
 from tests.simulation.faults import Crash, End, Faults, Process, Script
 from tests.simulation.kafka import Cluster
-from tests.simulation.letters import brought_back, buried, facts_of
+from tests.simulation.letters import brought_back, facts_of, record_of
 from tests.simulation.oracle import Oracle, Violation
 from tests.simulation.service import At, Outgoing, Service, payload_of, published, rooted
 from tests.simulation.stores import SCHEME, Copy, SimulatedStore, forget, open_store
@@ -89,7 +89,7 @@ class World:
         self.redriven_at: dict[At, str] = {}
         self.audit: Audit | None = None
         if spec.audit:
-            self.audit = Audit(spec, self.cluster, f"{name}.second", self._bury, self.redriven_at)
+            self.audit = Audit(spec, self.cluster, f"{name}.second", self._publish_dead_letter, self.redriven_at)
         self.letters: list[Record] = []
         self.again: list[Record] = []
         self.reached: defaultdict[str, set[str]] = defaultdict(set)
@@ -209,10 +209,10 @@ class World:
         listed = self.driver.runner.run.ledger.listed.values()
         return any(at[0] == facts.offset for groups in listed for at in groups.get(place, ()))
 
-    def _bury(self, letter: report.DeadLetter, flow: Flow[Any]) -> Record:
-        remains = buried(letter, flow)
-        assert remains.value is not None
-        return self.cluster.produce("dead", remains.key, remains.value, headers=remains.headers)
+    def _publish_dead_letter(self, letter: report.DeadLetter, flow: Flow[Any]) -> Record:
+        dead = record_of(letter, flow)
+        assert dead.value is not None
+        return self.cluster.produce("dead", dead.key, dead.value, headers=dead.headers)
 
     def produce(self, topic: str, payload: Payload) -> None:
         """A producer writes an event."""
@@ -330,7 +330,7 @@ class World:
                 at = letter.record
                 owner = self.redriven_at.get((at.topic_id, at.partition, at.offset), FLOW)
                 self.oracle.died(message, letter.stage, letter.reason, copy=owner != FLOW)
-                (self.again if again else self.letters).append(self._bury(letter, driver.runner.flow))
+                (self.again if again else self.letters).append(self._publish_dead_letter(letter, driver.runner.flow))
             self._drivers[number] = (driver, len(letters), len(outputs))
         if not self.zombies:  # what has ended does nothing any more
             self._drivers = [one for one in self._drivers if one[0] is self.driver]
@@ -418,7 +418,7 @@ def _difference(stage: str, key: str, expected: object, found: object) -> str:
     return f"stage {stage}, key {key}: {found}, not {expected}"
 
 
-def _is_like(one: DeadLetter, other: DeadLetter) -> bool:
+def _is_like(one: DeadLetterHeaders, other: DeadLetterHeaders) -> bool:
     """Whether a dead letter is of another copy of a record that died at the same place of the flow."""
     same = (one.stage, one.reason) == (other.stage, other.reason)
     return same and (one.topic, one.partition, one.offset) != (other.topic, other.partition, other.offset)

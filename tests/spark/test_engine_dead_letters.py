@@ -14,7 +14,7 @@ from aggregations.spark import engine
 from envelope import Envelope, Hop, Limits, Reason, Verdict, decode, encode
 from envelope.deadletter import own_headers
 from jobs.dead_letters.redrive import redrive
-from persistence.commit.faults import Fault, Injector, Outcome, use
+from persistence.commit.faults import Fault, FaultOutcome, Injector, use
 from persistence.errors import Transient
 from persistence.kafka import BrokerRefused
 from tests.messages import Leg
@@ -83,12 +83,12 @@ def test_every_bad_record_is_set_aside_as_it_came_with_its_reason_and_the_stream
     assert (report.records, report.tombstones) == (len(mixed), 0)
     world.check(flow)
     assert world.results(flow, "aircraft") == totals(good, "tail")
-    found = sorted((str(letter.reason), remains.value or b"") for letter, remains in world.dead_letters())
+    found = sorted((str(letter.reason), dead.value or b"") for letter, dead in world.dead_letters())
     assert found == sorted((reason.value, record.value or b"") for record, reason in bad)
-    for letter, remains in world.dead_letters():
+    for letter, dead in world.dead_letters():
         assert (letter.topic, letter.application) == (world.topic, "fleet")
         assert letter.lineage.endswith(f"{letter.topic}:{letter.partition}:{letter.offset}")
-        assert b"N1" not in b"".join(value or b"" for name, value in remains.headers if name.startswith("hw-dlq"))
+        assert b"N1" not in b"".join(value or b"" for name, value in dead.headers if name.startswith("hw-dlq"))
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -186,7 +186,7 @@ def test_dead_letters_are_acknowledged_before_the_manifest_moves_and_repeated_wh
     flow = fleet(world.topic)
     monkeypatch.setattr(engine, "ATTEMPTS", 2)
     world.send([alone(Leg(tail="N1", carrier="AA", minutes=1)), Sent(b"poison", b"N1")])
-    with use(Injector([Fault("manifest", Outcome.ERROR, n) for n in (1, 2)])), pytest.raises(Transient):
+    with use(Injector([Fault("manifest", FaultOutcome.ERROR, n) for n in (1, 2)])), pytest.raises(Transient):
         world.run(flow)
     assert len(world.dead_letters()) >= 1
     world.run(flow)

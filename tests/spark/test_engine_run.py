@@ -18,9 +18,9 @@ from aggregations.errors import FlowError
 from aggregations.report import Report
 from aggregations.run.run import begin, bind
 from aggregations.spark import engine, opening, run_flow
-from aggregations.spark.roots import Ends, ask_ends
+from aggregations.spark.roots import RootEnds, ask_ends
 from jobs.stack import ports
-from persistence.commit.faults import SPEC, Fault, Injector, NoFaults, Outcome, use
+from persistence.commit.faults import SPEC, Fault, FaultOutcome, Injector, NoFaults, use
 from persistence.errors import Fenced, Terminal
 from persistence.kafka import BrokerRefused, BrokerUnavailable, KafkaSettings, Topics
 from tests.messages import Leg
@@ -107,7 +107,7 @@ def test_a_worker_that_dies_is_replaced_and_its_batch_tried_again(
 def test_a_manifest_that_cannot_be_written_for_a_moment_is_written_again_within_the_run(world: World) -> None:
     sent, flow = legs(30), fleet(world.topic)
     world.send(alone(leg) for leg in sent)
-    for outcome in (Outcome.ERROR, Outcome.UNANSWERED):
+    for outcome in (FaultOutcome.ERROR, FaultOutcome.UNANSWERED):
         with use(Injector([Fault("manifest", outcome)])) as injector:
             world.run(flow)
         world.send(alone(leg) for leg in sent)
@@ -122,7 +122,7 @@ def test_a_run_that_is_told_to_stop_before_it_tries_again_leaves_the_batch_to_th
     logger = logging.getLogger("headwater.spark")
     logger.addHandler(impatient)
     try:
-        with use(Injector([Fault("manifest", Outcome.ERROR)])):
+        with use(Injector([Fault("manifest", FaultOutcome.ERROR)])):
             report = world.run(flow, stop=impatient.stop)
     finally:
         logger.removeHandler(impatient)
@@ -134,7 +134,7 @@ def test_a_run_that_is_told_to_stop_before_it_tries_again_leaves_the_batch_to_th
 def test_a_broker_that_does_not_answer_a_batch_is_asked_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     sent, flow, away = legs(30), fleet(world.topic), [BrokerUnavailable("no leader", "Wait")]
 
-    def ask(topics: Topics, names: Iterable[str]) -> Ends:
+    def ask(topics: Topics, names: Iterable[str]) -> RootEnds:
         if away:
             raise away.pop()
         return ask_ends(topics, names)
@@ -190,7 +190,7 @@ def test_the_driver_writes_manifests_downstream_first_then_returns_then_tells_th
 def test_a_group_whose_offsets_cannot_be_committed_costs_nothing_but_a_number(world: World) -> None:
     sent, flow = legs(30), fleet(world.topic)
     world.send(alone(leg) for leg in sent)
-    with use(Injector([Fault("offsets", Outcome.ERROR)])):
+    with use(Injector([Fault("offsets", FaultOutcome.ERROR)])):
         world.run(flow, group=world.topic)
     assert world.topics.group_offsets(world.topic) == {}
     world.check(flow)

@@ -10,7 +10,7 @@ from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, C
 
 from aggregations.errors import RunRefusedError
 from envelope import decode
-from jobs.republish import Output, Record, Republisher, Source
+from jobs.republish import InputRecord, OutputRecord, Republisher, Source
 from persistence.kafka import AcknowledgedProducer
 from tests.messages import Leg
 from tests.support.flows import PATHS, Path, fleet, totals
@@ -19,9 +19,9 @@ from tests.support.world import Sent, World, alone, legs, verdicts
 pytestmark = [pytest.mark.spark, pytest.mark.integration]
 
 
-def by_aircraft(record: Record) -> Output:
+def by_aircraft(record: InputRecord) -> OutputRecord:
     """The leg as it is; the root topic is keyed by its carrier."""
-    return Output(key=leg_of(record.payload).tail.encode())
+    return OutputRecord(key=leg_of(record.payload).tail.encode())
 
 
 def leg_of(payload: bytes) -> Any:

@@ -54,7 +54,7 @@ class Both:
         new = self.memory.dead_letters[before:]
         self.dead_letters += new
         assert {(one.record.node, one.stage): (one.reason, one.detail, one.hole) for one in new} == {
-            at: (dead.reason, dead.detail, dead.hole) for at, dead in work.deaths.dead.items()
+            at: (dead.reason, dead.detail, dead.hole) for at, dead in work.collector.dead.items()
         }
         counts = work.report.counts
         verdicts = {stage.name: counts.verdicts.get(stage.name, Counter()) for stage in self.flow.stages}
@@ -82,13 +82,13 @@ class Both:
         run = self._run
         while True:
             work, writes = self._folded(records)
-            if not (unlisted := work.deaths.unlisted()):
+            if not (unlisted := work.collector.unlisted()):
                 break
             run.list_dead(unlisted)
         for stage, found in reversed(writes):
             run.stores[stage.name].save(run.stage_ref(stage), found, epoch=run.epoch, batch=run.batch)
         ends = {(one.topic, one.partition): one.offset + 1 for one in records}
-        manifest = run.following(ends, {self.topic: TOPIC_ID}, {}, work.deaths.changes)
+        manifest = run.following(ends, {self.topic: TOPIC_ID}, {}, work.collector.changes)
         for _, store in run.distinct_stores():
             store.save_manifest(run.ref, manifest)
         run.advanced(manifest)

@@ -9,7 +9,7 @@ from envelope import EnvelopeError
 from envelope.hops import HopWriter
 from jobs.demo.flow import LEGS, RAW, VIA, legs
 from jobs.republish.processor import Processor
-from jobs.republish.record import Record as Incoming
+from jobs.republish.record import InputRecord as Incoming
 from jobs.republish.source import Source
 from persistence.kafka import Message
 

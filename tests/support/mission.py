@@ -12,7 +12,7 @@ from typing import Any, Final
 from aggregations.definition.fields import Fields, count, maximum, total
 from aggregations.definition.flow import Flow
 from aggregations.definition.source import Json, Topic
-from jobs.republish.record import Output, Record
+from jobs.republish.record import InputRecord, OutputRecord
 
 ORDERS: Final = "mission.orders"
 """JSON without an envelope, keyed by till: these records are the roots."""
@@ -23,17 +23,17 @@ ARTICLES: Final = "mission.articles"
 PARTITIONS: Final = {ORDERS: 3, CUSTOMERS: 2, ITEMS: 3, SOLD: 2, ARTICLES: 2}
 
 
-def by_customer(record: Record) -> Output:
+def by_customer(record: InputRecord) -> OutputRecord:
     """The order as it is, keyed by its customer."""
-    return Output(key=json.loads(record.payload)["customer"].encode())
+    return OutputRecord(key=json.loads(record.payload)["customer"].encode())
 
 
-def by_item(record: Record) -> Iterator[Output]:
+def by_item(record: InputRecord) -> Iterator[OutputRecord]:
     """One message for each of the order's items, of which it has none to three."""
     order = json.loads(record.payload)
     for article, pieces in order["items"]:
         item = {"customer": order["customer"], "article": article, "pieces": pieces}
-        yield Output(json.dumps(item).encode(), payload_type="item")
+        yield OutputRecord(json.dumps(item).encode(), payload_type="item")
 
 
 _ITEM = Json({"customer": str, "article": str, "pieces": int})

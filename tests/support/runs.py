@@ -21,8 +21,8 @@ from aggregations.definition.flow import Flow
 from envelope import decode
 from jobs.stack import jars
 from jobs.views import View
-from persistence.commit.faults import DEAD_LETTER, SPEC, Fault, Outcome
-from persistence.commit.steps import Step
+from persistence.commit.faults import DEAD_LETTER, SPEC, Fault, FaultOutcome
+from persistence.commit.steps import CommitStep
 from persistence.redis.layout import bucket_of
 from tests.messages import Leg
 from tests.support import flows
@@ -155,23 +155,27 @@ def commit_faults(flow: Flow[Any], stores: Iterable[str]) -> list[Fault]:
         stores: Its stores by the name of the first stage in each, upstream first.
     """
     names = [stage.name for stage in flow.stages]
-    inside = [*(Step.LOAD.of(name) for name in names), Step.FOLD]
+    inside = [*(CommitStep.LOAD.of(name) for name in names), CommitStep.FOLD]
     return [
-        *(Fault(point, Outcome.BEFORE) for point in inside),
-        *(Fault(point, end) for point in (Step.PUBLISH, DEAD_LETTER) for end in (Outcome.BEFORE, Outcome.AFTER)),
+        *(Fault(point, FaultOutcome.BEFORE) for point in inside),
+        *(
+            Fault(point, end)
+            for point in (CommitStep.PUBLISH, DEAD_LETTER)
+            for end in (FaultOutcome.BEFORE, FaultOutcome.AFTER)
+        ),
         *store_faults(flow, stores),
-        Fault(Step.RETURN, Outcome.BEFORE),
-        *(Fault(Step.OFFSETS, end) for end in (Outcome.BEFORE, Outcome.AFTER)),
+        Fault(CommitStep.RETURN, FaultOutcome.BEFORE),
+        *(Fault(CommitStep.OFFSETS, end) for end in (FaultOutcome.BEFORE, FaultOutcome.AFTER)),
     ]
 
 
 def store_faults(flow: Flow[Any], stores: Iterable[str]) -> list[Fault]:
     """A death before and behind everything that a commit writes to stores, in the order of the steps."""
     written = [
-        *(Step.PERSIST.of(stage.name) for stage in reversed(flow.stages)),
-        *(Step.MANIFEST.of(name) for name in reversed([*stores])),
+        *(CommitStep.PERSIST.of(stage.name) for stage in reversed(flow.stages)),
+        *(CommitStep.MANIFEST.of(name) for name in reversed([*stores])),
     ]
-    return [Fault(point, end) for point in written for end in (Outcome.BEFORE, Outcome.AFTER)]
+    return [Fault(point, end) for point in written for end in (FaultOutcome.BEFORE, FaultOutcome.AFTER)]
 
 
 def some_legs(count: int) -> list[Any]:

@@ -19,7 +19,7 @@ from aggregations.run.memory import MemoryRunner
 from aggregations.run.run import bind
 from aggregations.spark import run_flow
 from envelope import Envelope, Histories, Hop, encode
-from envelope.deadletter import DeadLetter, own_headers
+from envelope.deadletter import DeadLetterHeaders, own_headers
 from jobs.views import View, states
 from persistence.kafka import KafkaSettings, Topics, assign
 from persistence.protocol import FlowRef
@@ -172,11 +172,11 @@ class World:
         self._consumer.unassign()
         return sorted(found, key=lambda record: (record.partition, record.offset))
 
-    def dead_letters(self) -> list[tuple[DeadLetter, Record]]:
+    def dead_letters(self) -> list[tuple[DeadLetterHeaders, Record]]:
         """Everything in the dead-letter topic: the facts, and the record that carries them."""
         letters = []
         for record in self.records(self.dead):
-            letter = DeadLetter.read(record.headers)
+            letter = DeadLetterHeaders.read(record.headers)
             assert letter is not None
             letters.append((letter, record))
         return letters
@@ -211,10 +211,10 @@ class World:
             for one in oracle.dead_letters
         }
         found = {}
-        for letter, remains in self.dead_letters():
+        for letter, dead in self.dead_letters():
             place = f"{letter.topic}:{letter.partition}:{letter.offset}"
             cause = (place, letter.stage, letter.reason)
-            found[cause] = (remains.key, remains.value, own_headers(remains.headers))
+            found[cause] = (dead.key, dead.value, own_headers(dead.headers))
         same(found, wanted)
 
     def ends(self, flow: Flow[Any], stage: str = "") -> dict[int, int]:

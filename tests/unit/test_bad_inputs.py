@@ -4,7 +4,7 @@ import pytest
 
 from envelope import decode
 from envelope.hops import HopWriter
-from jobs.republish import Processor, Record, Source, identity
+from jobs.republish import InputRecord, Processor, Source, identity
 from tests.unit.bad_inputs import BAD_INPUTS, OFFSET, PARTITION, TOPIC, BadInput, reason
 
 NAMES = [bad.name for bad in BAD_INPUTS]
@@ -27,12 +27,12 @@ def test_a_republisher_passes_it_on_or_says_why_not(bad: BadInput) -> None:
     )
     hops = HopWriter(TOPIC, PARTITION, "r2")
     for value in bad.values:
-        record = Record(TOPIC, PARTITION, OFFSET, bad.key, value, bad.headers, bad.timestamp_ms)
+        record = InputRecord(TOPIC, PARTITION, OFFSET, bad.key, value, bad.headers, bad.timestamp_ms)
         result = reason(lambda record=record: processor.process(record, hops))
         assert result in (bad.processor or {None})
         if result is None:
             (out,) = processor.process(
-                Record(TOPIC, PARTITION, OFFSET, bad.key, value, bad.headers, bad.timestamp_ms), hops
+                InputRecord(TOPIC, PARTITION, OFFSET, bad.key, value, bad.headers, bad.timestamp_ms), hops
             )
             assert (out.key, tuple(out.headers)) == (bad.key, bad.headers)
             before, after = decode(value), decode(out.value)

@@ -2,13 +2,15 @@
 
 import pytest
 
-from persistence.cassandra.paxos import SERIAL_READS, Node, of_paxos, unread
+from persistence.cassandra.paxos import SERIAL_READS, PaxosNode, of_paxos, unread
 
 GOOD = {"paxos_variant": "v2", "commitlog_sync": "group"}
 
 
 def risks(version, serial_reads="", **settings):
-    found = list(of_paxos("node", Node(version, settings, hidden=not settings, serial_reads=serial_reads), "fleet"))
+    found = list(
+        of_paxos("node", PaxosNode(version, settings, hidden=not settings, serial_reads=serial_reads), "fleet")
+    )
     assert all(one.unsafe and one.remedy and "node" in one.what for one in found)
     return {one.risk for one in found}
 
@@ -57,14 +59,14 @@ def test_repairs_of_transactions_that_are_left_out_are_named():
 
 
 def test_what_a_node_does_not_show_is_named_and_only_that():
-    assert unread(Node("5.0.9", GOOD)) == []
-    assert unread(Node("5.0.9", GOOD, serial_reads=None)) == []  # these versions have no such property
-    assert unread(Node("5.0.9", hidden=True)) == ["commitlog_sync", "paxos_variant"]
-    assert unread(Node("4.0.12", {"commitlog_sync": "group"})) == []
-    assert unread(Node("4.0.12", {"commitlog_sync": "group"}, serial_reads=None)) == [SERIAL_READS]
-    assert unread(Node("3.11.19", hidden=True, serial_reads=None)) == ["commitlog_sync", SERIAL_READS]
-    assert unread(Node("", GOOD)) == ["release_version"]
-    assert unread(Node("who knows", hidden=True, serial_reads=None)) == [
+    assert unread(PaxosNode("5.0.9", GOOD)) == []
+    assert unread(PaxosNode("5.0.9", GOOD, serial_reads=None)) == []  # these versions have no such property
+    assert unread(PaxosNode("5.0.9", hidden=True)) == ["commitlog_sync", "paxos_variant"]
+    assert unread(PaxosNode("4.0.12", {"commitlog_sync": "group"})) == []
+    assert unread(PaxosNode("4.0.12", {"commitlog_sync": "group"}, serial_reads=None)) == [SERIAL_READS]
+    assert unread(PaxosNode("3.11.19", hidden=True, serial_reads=None)) == ["commitlog_sync", SERIAL_READS]
+    assert unread(PaxosNode("", GOOD)) == ["release_version"]
+    assert unread(PaxosNode("who knows", hidden=True, serial_reads=None)) == [
         "release_version",
         "commitlog_sync",
         "paxos_variant",

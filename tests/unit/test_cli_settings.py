@@ -188,5 +188,5 @@ def test_a_module_that_cannot_be_imported_says_why(code: str, said: str, module:
 
 def test_an_error_in_a_flow_s_definition_is_its_own(module: str, bare: Path) -> None:
     (bare / f"{module}.py").write_text("from aggregations.definition.flow import Flow\nflow = Flow('no name')\n")
-    with pytest.raises(LoadError, match=rf"failed at {module}\.py:2: FlowError.*dead letters"):
+    with pytest.raises(LoadError, match=rf"failed at {module}\.py:2: FlowError.*letters"):
         loading.load_flow(f"{module}:flow")

@@ -14,7 +14,7 @@ from aggregations.definition.source import Json, Topic
 from aggregations.per_message.ledger import Reading
 from aggregations.spark.roots import Roots
 from envelope import Hop, Lineage, Reason, decode
-from envelope.deadletter import DeadLetter
+from envelope.deadletter import DeadLetterHeaders
 from jobs.dead_letters.redrive import redriven
 from tests.messages import Every
 from tests.support.both import TOPIC_ID, Both, record
@@ -160,7 +160,7 @@ def test_a_redriven_record_is_judged_beside_its_siblings_that_only_event_ids_tel
     both = Both(Flow("siblings").source(wrapped()).aggregate("a", "tail", Fields(n=count())))
     first_one, second = (chained(n, hop("raw", 0, 5, index=None), event_id=f"e{n}") for n in (1, 2))
     both.process([first_one, second])
-    died = DeadLetter(first_one.topic, 0, first_one.offset, None, topic_id=TOPIC_ID, application="other")
+    died = DeadLetterHeaders(first_one.topic, 0, first_one.offset, None, topic_id=TOPIC_ID, application="other")
     value = redriven(first_one.key, first_one.value, (), died, Hop("dead", 0, 0, topic_id="D"))
     both.process([record(first_one.topic, 3, b"N1", value)])
     assert both.memory.report.verdicts["a"] == {"accepted": 2, "duplicate": 1}

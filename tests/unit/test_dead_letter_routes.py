@@ -17,7 +17,7 @@ from aggregations.report import DeadLetter as Died
 from aggregations.run.memory import MemoryRunner
 from aggregations.run.run import bind
 from envelope import Envelope, Hop, decode, encode
-from envelope.deadletter import DeadLetter, Form
+from envelope.deadletter import DeadLetterHeaders, Form
 from envelope.dedup import history as histories
 from jobs.dead_letters.redrive import redriven
 from persistence.commit import faults
@@ -73,7 +73,7 @@ def feed(run: MemoryRunner, records: list[Record]) -> MemoryRunner:
 def back(died: Died, offset: int, flow: str, letter: int = 0, *, asserted: bool = False, **facts: Any) -> Record:
     """What a redrive produces for a dead letter."""
     record = died.record
-    told = DeadLetter(
+    told = DeadLetterHeaders(
         record.topic,
         record.partition,
         record.offset,
@@ -383,7 +383,7 @@ def test_a_letter_of_a_topic_without_envelopes_that_dies_again_comes_back_from_i
     def returned(offset: int) -> Record:
         died = run.dead_letters[-1]
         record = died.record
-        facts = DeadLetter(
+        facts = DeadLetterHeaders(
             "legs",
             0,
             record.offset,

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envelope import Reason
-from envelope.deadletter import DeadLetter, Form, Remains, bury, own_headers, size_of
+from envelope.deadletter import DeadLetterHeaders, DeadLetterRecord, Form, dead_letter_record, own_headers, size_of
 
-LETTER = DeadLetter(
+LETTER = DeadLetterHeaders(
     topic="flights.raw",
     partition=3,
     offset=1234,
@@ -27,9 +27,9 @@ PLACE = ("topic", "partition", "offset"), (b"orders", b"4", b"99")
 HEADERS = [("a", b"1"), ("a", b"2"), ("none", None), ("bin", b"\xff\x00")]
 
 
-def size(remains) -> int:
-    headers = sum(len(name) + len(value or b"") + 2 for name, value in remains.headers)
-    return len(remains.key or b"") + len(remains.value or b"") + headers
+def size(dead) -> int:
+    headers = sum(len(name) + len(value or b"") + 2 for name, value in dead.headers)
+    return len(dead.key or b"") + len(dead.value or b"") + headers
 
 
 def test_a_record_takes_its_bytes_and_256_more_and_10_for_each_header() -> None:
@@ -38,26 +38,30 @@ def test_a_record_takes_its_bytes_and_256_more_and_10_for_each_header() -> None:
 
 
 def test_the_facts_are_read_back_from_the_headers() -> None:
-    assert DeadLetter.read(LETTER.headers()) == LETTER
-    items = DeadLetter("t", 1, 2, Reason.BAD_PAYLOAD, generation=3, items=((0, 12), (3,)), form=Form.PAYLOAD)
-    for letter in (DeadLetter("t", 0, 0, Reason.EMPTY), DeadLetter("t", 1, 2, None, stage="s", hole=True), items):
-        assert DeadLetter.read(letter.headers()) == letter
+    assert DeadLetterHeaders.read(LETTER.headers()) == LETTER
+    items = DeadLetterHeaders("t", 1, 2, Reason.BAD_PAYLOAD, generation=3, items=((0, 12), (3,)), form=Form.PAYLOAD)
+    for letter in (
+        DeadLetterHeaders("t", 0, 0, Reason.EMPTY),
+        DeadLetterHeaders("t", 1, 2, None, stage="s", hole=True),
+        items,
+    ):
+        assert DeadLetterHeaders.read(letter.headers()) == letter
     assert ("hw-dlq-hole", b"1") in replace(LETTER, hole=True).headers()
-    assert DeadLetter.read([*DeadLetter("t", 0, 0, None).headers(), ("hw-dlq-hole", b"0")]) == DeadLetter(
-        "t", 0, 0, None
-    )
-    names = [name for name, _ in DeadLetter("t", 0, 0, None).headers()]
+    assert DeadLetterHeaders.read(
+        [*DeadLetterHeaders("t", 0, 0, None).headers(), ("hw-dlq-hole", b"0")]
+    ) == DeadLetterHeaders("t", 0, 0, None)
+    names = [name for name, _ in DeadLetterHeaders("t", 0, 0, None).headers()]
     assert names == ["hw-dlq-topic", "hw-dlq-partition", "hw-dlq-offset", "hw-dlq-attempt"]
 
 
 def test_of_what_our_headers_leave_out_the_defaults_are_read() -> None:
     headers = [(f"hw-dlq-{name}", text) for name, text in zip(*PLACE, strict=True)]
-    assert DeadLetter.read(headers) == DeadLetter("orders", 4, 99, None)
+    assert DeadLetterHeaders.read(headers) == DeadLetterHeaders("orders", 4, 99, None)
 
 
 def test_headers_of_one_system_that_cannot_be_read_hide_no_others() -> None:
     connect = [(f"__connect.errors.{name}", text) for name, text in zip(*PLACE, strict=True)]
-    assert DeadLetter.read([("hw-dlq-topic", b"t"), *connect]) == DeadLetter("orders", 4, 99, None)
+    assert DeadLetterHeaders.read([("hw-dlq-topic", b"t"), *connect]) == DeadLetterHeaders("orders", 4, 99, None)
 
 
 def test_the_headers_are_text_that_a_person_reads() -> None:
@@ -82,30 +86,30 @@ def test_the_headers_are_text_that_a_person_reads() -> None:
     st.lists(st.tuples(st.text(max_size=5), st.none() | st.binary(max_size=9)), max_size=5),
 )
 def test_key_value_and_headers_are_kept_byte_for_byte(key, value, headers) -> None:
-    remains = bury(LETTER, key, value, headers, 1_000_000)
-    assert (remains.key, remains.value) == (key, value)
-    assert own_headers(remains.headers) == own_headers(headers)
-    assert DeadLetter.read(remains.headers) == LETTER
+    dead = dead_letter_record(LETTER, key, value, headers, 1_000_000)
+    assert (dead.key, dead.value) == (key, value)
+    assert own_headers(dead.headers) == own_headers(headers)
+    assert DeadLetterHeaders.read(dead.headers) == LETTER
 
 
 def test_a_second_death_replaces_the_headers_of_the_first() -> None:
-    first = bury(DeadLetter("b", 0, 1, Reason.FOLD_FAILED), b"k", b"v", HEADERS, 10_000)
-    second = bury(LETTER, b"k", b"v", first.headers, 10_000)
+    first = dead_letter_record(DeadLetterHeaders("b", 0, 1, Reason.FOLD_FAILED), b"k", b"v", HEADERS, 10_000)
+    second = dead_letter_record(LETTER, b"k", b"v", first.headers, 10_000)
     assert second.headers == HEADERS + LETTER.headers()
 
 
 def test_a_value_that_does_not_fit_is_trimmed_with_its_length_and_digest() -> None:
     value = bytes(range(256)) * 100
-    remains = bury(LETTER, b"key", value, HEADERS, 5000)
-    found = dict(remains.headers)
-    assert size(remains) <= 5000
-    assert remains.key == b"key"
-    assert remains.value and value.startswith(remains.value)
-    assert own_headers(remains.headers) == HEADERS
+    dead = dead_letter_record(LETTER, b"key", value, HEADERS, 5000)
+    found = dict(dead.headers)
+    assert size(dead) <= 5000
+    assert dead.key == b"key"
+    assert dead.value and value.startswith(dead.value)
+    assert own_headers(dead.headers) == HEADERS
     assert found["hw-dlq-trimmed"] == b"value"
     assert found["hw-dlq-value-bytes"] == b"25600"
     assert found["hw-dlq-value-sha256"] == sha256(value).hexdigest().encode()
-    assert DeadLetter.read(remains.headers) == LETTER
+    assert DeadLetterHeaders.read(dead.headers) == LETTER
 
 
 @pytest.mark.parametrize(
@@ -114,11 +118,11 @@ def test_a_value_that_does_not_fit_is_trimmed_with_its_length_and_digest() -> No
     ids=["10,000 headers", "a long key"],
 )
 def test_headers_and_key_are_trimmed_only_when_trimming_the_value_is_not_enough(key, headers, trimmed) -> None:
-    remains = bury(LETTER, key, b"value", headers, 5000)
-    assert size(remains) <= 5000
-    assert dict(remains.headers)["hw-dlq-trimmed"] == trimmed
-    assert key.startswith(remains.key or b"")
-    assert DeadLetter.read(remains.headers) == LETTER
+    dead = dead_letter_record(LETTER, key, b"value", headers, 5000)
+    assert size(dead) <= 5000
+    assert dict(dead.headers)["hw-dlq-trimmed"] == trimmed
+    assert key.startswith(dead.key or b"")
+    assert DeadLetterHeaders.read(dead.headers) == LETTER
 
 
 def accounted(headers) -> int:
@@ -133,8 +137,10 @@ def room(max_bytes: int) -> int:
 def test_a_record_that_fits_to_the_byte_is_whole_and_one_byte_less_trims_its_value() -> None:
     value = bytes(5000)
     exact = 256 + accounted([*HEADERS, *LETTER.headers()]) + len(b"key") + len(value)
-    assert bury(LETTER, b"key", value, HEADERS, exact) == Remains(b"key", value, HEADERS + LETTER.headers())
-    trimmed = bury(LETTER, b"key", value, HEADERS, exact - 1)
+    assert dead_letter_record(LETTER, b"key", value, HEADERS, exact) == DeadLetterRecord(
+        b"key", value, HEADERS + LETTER.headers()
+    )
+    trimmed = dead_letter_record(LETTER, b"key", value, HEADERS, exact - 1)
     assert len(trimmed.value or b"") == room(exact - 1) - accounted(HEADERS) - len(b"key")
     assert dict(trimmed.headers)["hw-dlq-trimmed"] == b"value"
 
@@ -153,10 +159,10 @@ def test_a_record_that_fits_to_the_byte_is_whole_and_one_byte_less_trims_its_val
 )
 def test_what_is_left_of_a_record_fills_the_room(spare: int, key_left: int, value_left: int, trimmed: bytes) -> None:
     key, value, max_bytes = b"k" * 900, b"v" * 9000, spare - room(0)
-    remains = bury(LETTER, key, value, HEADERS, max_bytes)
-    assert (remains.key, remains.value) == (key[:key_left], value[:value_left])
-    assert own_headers(remains.headers) == ([] if b"headers" in trimmed else HEADERS)
-    found = dict(remains.headers)
+    dead = dead_letter_record(LETTER, key, value, HEADERS, max_bytes)
+    assert (dead.key, dead.value) == (key[:key_left], value[:value_left])
+    assert own_headers(dead.headers) == ([] if b"headers" in trimmed else HEADERS)
+    found = dict(dead.headers)
     assert found["hw-dlq-trimmed"] == trimmed
     for name, content in [("value", value), ("key", key)]:
         digest = sha256(content).hexdigest().encode()
@@ -166,15 +172,15 @@ def test_what_is_left_of_a_record_fills_the_room(spare: int, key_left: int, valu
 
 
 def test_a_record_without_value_is_trimmed_to_an_empty_one() -> None:
-    remains = bury(LETTER, b"k", None, HEADERS * 1000, 5000)
-    assert (remains.key, remains.value) == (b"k", b"")
-    assert dict(remains.headers)["hw-dlq-value-sha256"] == sha256(b"").hexdigest().encode()
+    dead = dead_letter_record(LETTER, b"k", None, HEADERS * 1000, 5000)
+    assert (dead.key, dead.value) == (b"k", b"")
+    assert dict(dead.headers)["hw-dlq-value-sha256"] == sha256(b"").hexdigest().encode()
 
 
 def test_where_not_even_the_facts_fit_nothing_else_is_kept() -> None:
-    remains = bury(LETTER, None, b"value", [], 10)
-    assert (remains.key, remains.value) == (b"", b"")
-    assert dict(remains.headers)["hw-dlq-key-bytes"] == b"0"
+    dead = dead_letter_record(LETTER, None, b"value", [], 10)
+    assert (dead.key, dead.value) == (b"", b"")
+    assert dict(dead.headers)["hw-dlq-key-bytes"] == b"0"
 
 
 def test_a_dead_letter_of_kafka_connect_is_understood() -> None:
@@ -190,7 +196,7 @@ def test_a_dead_letter_of_kafka_connect_is_understood() -> None:
         ("__connect.errors.exception.class.name", b"org.apache.kafka.connect.errors.DataException"),
         ("__connect.errors.exception.message", b"... a value ..."),
     ]
-    assert DeadLetter.read(headers) == DeadLetter(
+    assert DeadLetterHeaders.read(headers) == DeadLetterHeaders(
         "orders", 4, 99, None, stage="VALUE_CONVERTER", application="sink",
         error="org.apache.kafka.connect.errors.DataException",
     )  # fmt: skip
@@ -198,13 +204,13 @@ def test_a_dead_letter_of_kafka_connect_is_understood() -> None:
 
 def test_of_another_systems_dead_letter_the_coordinates_are_enough() -> None:
     connect = [(f"__connect.errors.{name}", text) for name, text in zip(*PLACE, strict=True)]
-    assert DeadLetter.read(connect) == DeadLetter("orders", 4, 99, None)
+    assert DeadLetterHeaders.read(connect) == DeadLetterHeaders("orders", 4, 99, None)
     spring = [
         ("kafka_original-topic", b"orders"),
         ("kafka_original-partition", bytes([255] * 4)),
         ("kafka_original-offset", bytes([255] * 8)),
     ]
-    assert DeadLetter.read(spring) == DeadLetter("orders", -1, -1, None)
+    assert DeadLetterHeaders.read(spring) == DeadLetterHeaders("orders", -1, -1, None)
 
 
 @pytest.mark.parametrize("start", ["kafka_dlt-", "kafka_"])
@@ -218,7 +224,7 @@ def test_a_dead_letter_of_spring_kafka_is_understood(start: str) -> None:
         (f"{start}original-consumer-group", b"billing"),
         ("retry_topic-attempts", (3).to_bytes(4, "big")),
     ]
-    assert DeadLetter.read(headers) == DeadLetter(
+    assert DeadLetterHeaders.read(headers) == DeadLetterHeaders(
         "orders", 4, 2**40, None, attempt=3, application="billing", error="java.lang.IllegalStateException"
     )
 
@@ -238,11 +244,11 @@ def test_a_dead_letter_of_spring_kafka_is_understood(start: str) -> None:
     ],
 )
 def test_headers_that_are_no_dead_letters_are_not_taken_for_one(headers) -> None:
-    assert DeadLetter.read(headers) is None
+    assert DeadLetterHeaders.read(headers) is None
 
 
 def test_a_reason_code_of_a_newer_version_is_no_error() -> None:
-    headers = [("hw-dlq-reason", b"too_new"), *DeadLetter("t", 0, 1, None).headers()]
-    letter = DeadLetter.read(headers)
+    headers = [("hw-dlq-reason", b"too_new"), *DeadLetterHeaders("t", 0, 1, None).headers()]
+    letter = DeadLetterHeaders.read(headers)
     assert letter
     assert letter.reason is None

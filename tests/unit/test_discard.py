@@ -17,9 +17,9 @@ from aggregations.run.discard import fill_holes
 from aggregations.run.memory import MemoryRunner
 from aggregations.run.run import begin, bind
 from envelope import Envelope, EnvelopeError, Hop, Node, Reason, Tombstones, encode
-from envelope.deadletter import DeadLetter, Form
+from envelope.deadletter import DeadLetterHeaders, Form
 from jobs.dead_letters import discard as discarding
-from jobs.dead_letters.letters import Letter, Selection
+from jobs.dead_letters.letters import Selection, StoredDeadLetter
 from jobs.dead_letters.redrive import redriven
 from persistence.kafka import KafkaSettings
 
@@ -74,7 +74,7 @@ def back_of(letters: list[Died]) -> list[Record]:
     records = []
     for n, dead in enumerate(letters):
         one = dead.record
-        facts = DeadLetter(
+        facts = DeadLetterHeaders(
             one.topic, one.partition, one.offset, None, "L", stage=dead.stage, application="fleet", hole=dead.hole
         )
         value = redriven(one.key, one.value, (), facts, Hop("dead", 0, n))
@@ -165,7 +165,7 @@ SPLIT = (
 )
 
 
-class Found(list[Letter]):
+class Found(list[StoredDeadLetter]):
     """Dead letters in place of those of a topic."""
 
     @property
@@ -178,7 +178,7 @@ def lay(monkeypatch: pytest.MonkeyPatch, run: MemoryRunner) -> None:
     found = Found()
     for n, dead in enumerate(run.dead_letters):
         one = dead.record
-        facts = DeadLetter(
+        facts = DeadLetterHeaders(
             *(one.topic, one.partition, one.offset, dead.reason, "L"),
             stage=dead.stage,
             application="fleet",
@@ -186,7 +186,7 @@ def lay(monkeypatch: pytest.MonkeyPatch, run: MemoryRunner) -> None:
             items=dead.items,
             form=Form.ENVELOPE if run.topic.envelope else Form.PAYLOAD,
         )
-        found.append(Letter(Hop("dead", 0, n), one.key, one.value, facts.headers(), facts))
+        found.append(StoredDeadLetter(Hop("dead", 0, n), one.key, one.value, facts.headers(), facts))
     monkeypatch.setattr(discarding, "Letters", lambda *_: found)
 
 

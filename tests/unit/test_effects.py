@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from persistence.commit.faults import known_points
-from persistence.commit.steps import Step
+from persistence.commit.steps import CommitStep
 
 ROOT = Path(__file__).parents[2]
 # Name of a call -> part of what it is called on: everything that changes something outside of the process.
@@ -133,7 +133,10 @@ def test_an_effect_without_a_point_is_found(code: str, found: list[str]) -> None
 def test_every_point_in_the_code_is_in_the_registry_and_the_other_way_round() -> None:
     used = {point for module in modules("aggregations", "jobs", "persistence") for point in module.points}
     used.discard("point")  # handed on by a caller, who names it
-    named = {f"Step.{Step(kind).name}" if kind in set(Step) else kind.upper() for kind in map(kind_of, known_points())}
+    named = {
+        f"CommitStep.{CommitStep(kind).name}" if kind in set(CommitStep) else kind.upper()
+        for kind in map(kind_of, known_points())
+    }
     assert {point.partition("(")[0].removesuffix(".of").replace("write_of", "WRITE") for point in used} == named
 
 

@@ -39,7 +39,7 @@ def test_a_jar_alone_is_asked_for_without_what_it_needs() -> None:
 
 
 def test_what_is_in_the_cache_is_listed_without_java(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def retrieve(name: str, module: str, done: Path, progress: jars.Progress | None) -> None:
+    def retrieve(name: str, module: str, done: Path, progress: jars.OnDownload | None) -> None:
         done.mkdir()
         (done / "b-1.jar").touch()
         (done / "a-1.jar").touch()

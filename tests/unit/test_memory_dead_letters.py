@@ -153,7 +153,7 @@ def test_a_letter_of_the_first_stage_is_folded_once_by_the_second_however_far_th
     run.process([chained(n, roots[n], minutes=n) if n != 2 else dead for n in range(9)])
     back = comes_back(20, dead, Redrive("a"), 2, roots[2])
     if crash:
-        with faults.use(Injector([Fault(crash, faults.Outcome.UNANSWERED)])), pytest.raises(Transient):
+        with faults.use(Injector([Fault(crash, faults.FaultOutcome.UNANSWERED)])), pytest.raises(Transient):
             run.process([back])
     for _ in range(2):
         run = runner(flow, store)

@@ -51,7 +51,7 @@ def test_what_was_folded_is_dropped_by_the_first_stage_and_never_reaches_the_sec
     assert run.report.records == 20
 
 
-@pytest.mark.parametrize("outcome", faults.Outcome)
+@pytest.mark.parametrize("outcome", faults.FaultOutcome)
 @pytest.mark.parametrize(
     "point",
     [

@@ -2,7 +2,7 @@ import pytest
 
 from persistence.commit.faults import Fault, Injector, use
 from persistence.commit.order import commit, store_order
-from persistence.commit.steps import Step
+from persistence.commit.steps import CommitStep
 from persistence.errors import Transient
 
 
@@ -61,8 +61,8 @@ def test_steps_are_numbered_as_the_protocol_numbers_them():
     numbers = [
         int(line.split(".")[0]) for line in commit.__doc__.splitlines() if line.strip()[:2].rstrip(".").isdigit()
     ]
-    assert numbers == [step.number for step in Step]
-    for step in Step:
+    assert numbers == [step.number for step in CommitStep]
+    for step in CommitStep:
         assert f"{step.number}. `{step}" in commit.__doc__
 
 

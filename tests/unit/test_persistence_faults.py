@@ -6,8 +6,17 @@ import sys
 import pytest
 
 from persistence.commit import faults
-from persistence.commit.faults import Fault, Injector, NoFaults, Outcome, effect, from_environment, known_points, use
-from persistence.commit.steps import Step
+from persistence.commit.faults import (
+    Fault,
+    FaultOutcome,
+    Injector,
+    NoFaults,
+    effect,
+    from_environment,
+    known_points,
+    use,
+)
+from persistence.commit.steps import CommitStep
 from persistence.errors import Transient
 
 
@@ -49,7 +58,7 @@ def test_each_outcome_does_what_the_table_says_at_the_nth_time_only(outcome, end
 
 def test_without_faults_an_effect_returns_what_its_action_returns():
     with use(NoFaults()):
-        assert effect(Step.PUBLISH, lambda: 42) == 42
+        assert effect(CommitStep.PUBLISH, lambda: 42) == 42
 
 
 def test_a_point_without_a_name_stands_for_each_of_its_kind():
@@ -66,7 +75,7 @@ def test_several_faults_count_for_themselves():
 
 def test_a_stage_name_may_have_dots():
     fault = Fault.parse("persist:carrier.stats.before@3")
-    assert (fault.point, fault.outcome, fault.nth) == ("persist:carrier.stats", Outcome.BEFORE, 3)
+    assert (fault.point, fault.outcome, fault.nth) == ("persist:carrier.stats", FaultOutcome.BEFORE, 3)
     assert str(fault) == "persist:carrier.stats.before@3"
 
 
@@ -81,10 +90,10 @@ def test_a_spec_that_names_no_fault_is_refused_with_the_known_ones(spec):
 
 def test_every_step_is_a_known_point_and_has_a_text():
     kinds = {point.partition(":")[0] for point in known_points()}
-    assert kinds >= {step.value for step in Step}
+    assert kinds >= {step.value for step in CommitStep}
     assert all(known_points().values())
     for point in known_points():
-        Fault(point.replace("STAGE", "x").replace("STORE", "x"), Outcome.ERROR)
+        Fault(point.replace("STAGE", "x").replace("STORE", "x"), FaultOutcome.ERROR)
 
 
 def test_no_environment_means_no_faults():

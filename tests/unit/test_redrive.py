@@ -16,7 +16,7 @@ from aggregations.definition.source import Json, RecordDecoder, Topic
 from aggregations.run.memory import MemoryRunner
 from aggregations.run.run import bind
 from envelope import Envelope, EnvelopeError, Hop, Reason, Siblings, append_hop, decode, encode
-from envelope.deadletter import DeadLetter, Form
+from envelope.deadletter import DeadLetterHeaders, Form
 from envelope.dedup.lineage import Redriven
 from envelope.redrive import HEALED, Redrive, redrive_hops
 from jobs.dead_letters.redrive import redriven as redriven_value
@@ -150,7 +150,9 @@ def test_columns_know_where_a_redriven_record_stands() -> None:
 def test_a_redriven_record_of_a_topic_without_envelopes_keeps_its_place() -> None:
     topic = Topic("plain", Json({"tail": str}), envelope=False)
     body = b'{"tail":"N1"}'
-    value = redriven_value(b"N1", body, (), DeadLetter("plain", 0, 7, Reason.NULL_KEY, hole=True), Hop("dead", 0, 1))
+    value = redriven_value(
+        b"N1", body, (), DeadLetterHeaders("plain", 0, 7, Reason.NULL_KEY, hole=True), Hop("dead", 0, 1)
+    )
     records = [Record("plain", 0, 90, b"N1", value), Record("plain", 0, 91, b"N1", body)]
     one_by_one = [RecordDecoder(topic).decode(record) for record in records]
     assert [one.columns for one in one_by_one] == [{"tail": "N1"}] * 2
@@ -161,7 +163,7 @@ def test_a_redriven_record_of_a_topic_without_envelopes_keeps_its_place() -> Non
 
 
 def test_letters_that_are_trimmed_damaged_or_empty_do_not_go_back_as_they_are() -> None:
-    letter, place = DeadLetter("plain", 0, 7, Reason.MALFORMED), Hop("dead", 0, 1)
+    letter, place = DeadLetterHeaders("plain", 0, 7, Reason.MALFORMED), Hop("dead", 0, 1)
     damaged = leg(1).value[:-9] + b"x" + leg(1).value[-8:]
     for value, headers in ((damaged, ()), (b"{", [("hw-dlq-trimmed", b"value")]), (None, ()), (b"", ())):
         with pytest.raises(EnvelopeError):
@@ -174,7 +176,7 @@ def test_letters_that_are_trimmed_damaged_or_empty_do_not_go_back_as_they_are() 
 
 
 def test_a_mended_payload_keeps_the_chain_of_its_letter() -> None:
-    letter, place = DeadLetter("legs", 0, 1, Reason.BAD_PAYLOAD, form=Form.ENVELOPE), Hop("dead", 0, 1)
+    letter, place = DeadLetterHeaders("legs", 0, 1, Reason.BAD_PAYLOAD, form=Form.ENVELOPE), Hop("dead", 0, 1)
     old = decode(leg(1).value)
     for mended in (b'{"tail":"N2"}', encode(Envelope(b'{"tail":"N2"}'))):
         new = decode(redriven_value(b"N1", leg(1).value, (), letter, place, lambda key, _, mended=mended: mended))
@@ -188,7 +190,9 @@ def test_a_mended_payload_keeps_the_chain_of_its_letter() -> None:
 def test_a_letter_that_dies_each_time_can_go_back_for_ever_and_stands_where_it_died_first() -> None:
     first, last, envelope, plain = (leg(1).value, leg(1).value, [], [])
     for n in range(40):
-        facts = DeadLetter("legs", 0, 1 + n, Reason.FOLD_FAILED, hole=True, application="fleet", form=Form.ENVELOPE)
+        facts = DeadLetterHeaders(
+            "legs", 0, 1 + n, Reason.FOLD_FAILED, hole=True, application="fleet", form=Form.ENVELOPE
+        )
         first = redriven_value(b"N1", first, (), facts, Hop("dead", 0, n))
         last = redriven_value(b"N1", last, (), facts, Hop("dead", 0, n), lambda *_: b'{"tail":"N1"}')
         envelope, plain = decode(first).chain, decode(last).chain
@@ -222,7 +226,9 @@ def test_an_item_that_comes_late_is_not_taken_for_its_siblings_that_died_further
     assert [(one.stage, one.items) for one in letters] == [("first", ((0,),)), ("second", ())]
     for offset, n in enumerate((*order, *order), start=1):
         one = letters[n]
-        facts = DeadLetter("legs", 0, 0, one.reason, "L", stage=one.stage, application="fleet", form=Form.PAYLOAD)
+        facts = DeadLetterHeaders(
+            "legs", 0, 0, one.reason, "L", stage=one.stage, application="fleet", form=Form.PAYLOAD
+        )
         value = redriven_value(b"N1", one.record.value, (), facts, Hop("dead", 0, n))
         run.process([Record("legs", 0, offset, b"N1", value, topic_id="L")])
     assert run.results("first") == run.results("second") == {b"A": 1, b"B": 1, b"C": 1}
@@ -240,7 +246,7 @@ def test_of_a_group_of_siblings_one_that_died_cannot_be_told_from_one_that_was_f
     assert [one.reason for one in run.dead_letters] == [Reason.FOLD_FAILED]
     assert run.states("all")[b"all"].histories.holes == {}
     BROKEN["until"] = 0
-    facts = DeadLetter("legs", 0, 0, Reason.FOLD_FAILED, "L", hole=True, application="fleet", form=Form.ENVELOPE)
+    facts = DeadLetterHeaders("legs", 0, 0, Reason.FOLD_FAILED, "L", hole=True, application="fleet", form=Form.ENVELOPE)
     back = redriven_value(b"N1", values[0], (), facts, Hop("dead", 0, 0))
     assert run.process([Record("legs", 0, 2, b"N1", back, topic_id="L")]).verdicts == {"all": {"ambiguous": 1}}
 
@@ -252,7 +258,9 @@ def test_under_another_key_a_mended_record_finds_no_hole() -> None:
     run.process([leg(0, "bad")])
     [letter] = run.dead_letters
     BROKEN["until"] = 0
-    facts = DeadLetter("legs", 0, 0, letter.reason, "L", hole=letter.hole, application="fleet", form=Form.ENVELOPE)
+    facts = DeadLetterHeaders(
+        "legs", 0, 0, letter.reason, "L", hole=letter.hole, application="fleet", form=Form.ENVELOPE
+    )
     for offset, carrier, verdict in ((1, "AA", "copy"), (2, "bad", "redriven")):
         mended = json.dumps({"tail": "N1", "carrier": carrier, "air": 1.0}).encode()
         value = redriven_value(
@@ -266,7 +274,7 @@ def test_under_another_key_a_mended_record_finds_no_hole() -> None:
 def test_a_payload_that_reads_as_an_envelope_is_what_the_letter_says_it_is() -> None:
     place, value = Hop("dead", 0, 1), encode(Envelope(b"inner"))[:-6].replace(bytes.fromhex("1001"), b"", 1)
     assert decode(value).payload == b"inner"
-    facts = DeadLetter("pay", 0, 7, Reason.FOLD_FAILED)
+    facts = DeadLetterHeaders("pay", 0, 7, Reason.FOLD_FAILED)
     assert decode(redriven_value(b"k", value, (), replace(facts, form=Form.PAYLOAD), place)).payload == value
     assert decode(redriven_value(b"k", value, (), replace(facts, form=Form.ENVELOPE), place)).payload == b"inner"
     with pytest.raises(EnvelopeError, match="do not say whether it is one"):
@@ -275,7 +283,7 @@ def test_a_payload_that_reads_as_an_envelope_is_what_the_letter_says_it_is() -> 
 
 
 def test_a_letter_that_is_no_envelope_goes_back_only_when_it_is_mended() -> None:
-    letter, place = DeadLetter("legs", 0, 7, Reason.NOT_AN_ENVELOPE), Hop("dead", 0, 1)
+    letter, place = DeadLetterHeaders("legs", 0, 7, Reason.NOT_AN_ENVELOPE), Hop("dead", 0, 1)
     with pytest.raises(EnvelopeError, match="mend it") as caught:
         redriven_value(b"k", b'{"tail":"N1"}', (), letter, place)
     assert caught.value.reason is Reason.NOT_AN_ENVELOPE
@@ -286,7 +294,7 @@ def test_a_letter_that_is_no_envelope_goes_back_only_when_it_is_mended() -> None
 
 
 def test_a_letter_that_cannot_be_mended_is_named_by_its_reason_and_does_not_end_the_others() -> None:
-    letter, place = DeadLetter("plain", 0, 7, Reason.MALFORMED), Hop("dead", 0, 1)
+    letter, place = DeadLetterHeaders("plain", 0, 7, Reason.MALFORMED), Hop("dead", 0, 1)
 
     def raises(key: bytes | None, value: bytes | None) -> bytes:
         raise ValueError(f"what is {value!r}?")

@@ -4,13 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.republish.growth import Note, Place, Verdict, judge
+from jobs.republish.growth import Committed, Note, Readable, judge
 
 READ = 10
 
 
 def places(*notes, offset=READ):
-    return {number: Place(offset, note) for number, note in enumerate(notes)}
+    return {number: Committed(offset, note) for number, note in enumerate(notes)}
 
 
 def verdict(found, now, *, watched=(), ends=None, **options):
@@ -38,46 +38,46 @@ def test_of_text_that_was_written_otherwise_the_first_word_is_the_topics_id(text
 
 
 def test_a_group_that_has_noted_nothing_reads_all_there_is():
-    assert verdict({}, 4) == Verdict(4)
-    assert verdict(places(Note("T"), Note()), 4) == Verdict(4)
-    assert verdict(places(SETTLED, SETTLED), 2) == Verdict(2)
-    assert verdict(places(Note("T", 4), SETTLED), 3) == Verdict(4), "a broker that does not know yet"
+    assert verdict({}, 4) == Readable(4)
+    assert verdict(places(Note("T"), Note()), 4) == Readable(4)
+    assert verdict(places(SETTLED, SETTLED), 2) == Readable(2)
+    assert verdict(places(Note("T", 4), SETTLED), 3) == Readable(4), "a broker that does not know yet"
 
 
 def test_new_partitions_wait_until_every_old_one_is_at_its_end():
-    assert verdict(places(SETTLED, SETTLED), 4, watched=(2, 4)) == Verdict(2)
+    assert verdict(places(SETTLED, SETTLED), 4, watched=(2, 4)) == Readable(2)
     for late in (SETTLED, SEEN, Note("T", 2, 4, 1000, READ + 1)):
-        assert verdict(places(KNOWN, late), 4) == Verdict(2)
-    assert verdict({0: Place(READ, KNOWN)}, 4) == Verdict(2), "nothing is known of 1"
-    assert verdict(places(KNOWN, KNOWN), 4) == Verdict(4)
-    assert verdict(places(SEEN, SEEN, Note("T", 4)), 4) == Verdict(4), "another member has seen it done"
+        assert verdict(places(KNOWN, late), 4) == Readable(2)
+    assert verdict({0: Committed(READ, KNOWN)}, 4) == Readable(2), "nothing is known of 1"
+    assert verdict(places(KNOWN, KNOWN), 4) == Readable(4)
+    assert verdict(places(SEEN, SEEN, Note("T", 4)), 4) == Readable(4), "another member has seen it done"
 
 
 def test_when_everything_is_read_nothing_waits():
     ends = {0: READ, 1: READ, 2: 0, 3: 0}
     for found in (places(SETTLED, SETTLED), places(Note("T", 2, 3, 1000), SETTLED)):
-        assert verdict(found, 4, ends=ends) == Verdict(4)
-    assert verdict(places(SETTLED, SETTLED), 4, ends={**ends, 3: 1}) == Verdict(2, sure=False)
+        assert verdict(found, 4, ends=ends) == Readable(4)
+    assert verdict(places(SETTLED, SETTLED), 4, ends={**ends, 3: 1}) == Readable(2, sure=False)
 
 
 def test_a_growth_that_no_order_can_be_kept_in_lets_nothing_be_read():
     two = places(SETTLED, SETTLED)
-    assert verdict(two, 3, watched=(2, 3)) == Verdict(2, sure=False), "keys move between old ones"
-    assert verdict(two, 4, watched=(4,)) == Verdict(2, sure=False), "nobody has seen it"
-    assert verdict(two, 4, watched=(1, 4)) == Verdict(2, sure=False)
-    assert verdict(two, 8, watched=(2, 4, 8)) == Verdict(2, sure=False), "two at once"
-    assert verdict(places(KNOWN, KNOWN), 8, watched=(4, 8)) == Verdict(2, sure=False)
-    assert verdict(places(SEEN, Note("T", 2, 8, 1000)), 8) == Verdict(2, sure=False)
+    assert verdict(two, 3, watched=(2, 3)) == Readable(2, sure=False), "keys move between old ones"
+    assert verdict(two, 4, watched=(4,)) == Readable(2, sure=False), "nobody has seen it"
+    assert verdict(two, 4, watched=(1, 4)) == Readable(2, sure=False)
+    assert verdict(two, 8, watched=(2, 4, 8)) == Readable(2, sure=False), "two at once"
+    assert verdict(places(KNOWN, KNOWN), 8, watched=(4, 8)) == Readable(2, sure=False)
+    assert verdict(places(SEEN, Note("T", 2, 8, 1000)), 8) == Readable(2, sure=False)
 
 
 def test_a_growth_that_another_member_has_noted_is_not_doubted():
-    assert verdict(places(SEEN, SETTLED), 4, watched=(4,)) == Verdict(2)
-    assert verdict(places(SETTLED, SETTLED, SEEN), 4) == Verdict(2), "with a new partition"
+    assert verdict(places(SEEN, SETTLED), 4, watched=(4,)) == Readable(2)
+    assert verdict(places(SETTLED, SETTLED, SEEN), 4) == Readable(2), "with a new partition"
 
 
 def test_who_accepts_disorder_reads_everything():
     for found in (places(SETTLED, SETTLED), places(SEEN, SEEN), places(KNOWN, SETTLED)):
-        assert verdict(found, 8, accepted=True) == Verdict(8)
+        assert verdict(found, 8, accepted=True) == Readable(8)
 
 
 def test_the_end_of_a_partition_is_taken_when_producers_know_of_the_new_ones():
@@ -104,11 +104,11 @@ def test_new_partitions_are_read_only_for_a_reason(found, now, watched):
     unread = verdict(found, now, watched=watched)
     resolved = max((place.note.resolved for place in found.values()), default=0)
     if not resolved or resolved >= now:
-        assert unread == Verdict(max(resolved, now))
+        assert unread == Readable(max(resolved, now))
         return
     assert unread.resolved in (resolved, now)
     if unread.resolved == now:
         assert {place.note.until for number, place in found.items() if number < resolved} == {READ}
     if not unread.sure:
         assert unread.resolved == resolved
-        assert verdict(found, now, watched=watched, accepted=True) == Verdict(now)
+        assert verdict(found, now, watched=watched, accepted=True) == Readable(now)

@@ -12,11 +12,11 @@ from envelope.hops import HopWriter
 from envelope.redrive import Redrive, redrive_hops
 from jobs.republish import (
     PASS,
+    InputRecord,
     Json,
     Outgoing,
-    Output,
+    OutputRecord,
     Processor,
-    Record,
     RetryTopics,
     Source,
     Transform,
@@ -50,16 +50,16 @@ def processor(transform: Transform = identity, source: Source | str = "legs", **
     return Processor(transform, via="r2", source=source, **options)
 
 
-def record(value: bytes | None = VALUE, key: bytes | None = b"N1", topic: str = "legs", **fields: Any) -> Record:
+def record(value: bytes | None = VALUE, key: bytes | None = b"N1", topic: str = "legs", **fields: Any) -> InputRecord:
     facts: dict[str, Any] = {"timestamp_ms": 1_700_000_000_000, "leader_epoch": 4, "topic_id": TOPIC_ID} | fields
-    return Record(topic, 2, 17, key, value, **facts)
+    return InputRecord(topic, 2, 17, key, value, **facts)
 
 
-def through(way: Processor, item: Record) -> list[Outgoing]:
+def through(way: Processor, item: InputRecord) -> list[Outgoing]:
     return way.process(item, HopWriter(item.topic, item.partition, "r2", topic_id=item.topic_id))
 
 
-def refused(way: Processor, item: Record) -> EnvelopeError:
+def refused(way: Processor, item: InputRecord) -> EnvelopeError:
     with pytest.raises(EnvelopeError) as caught:
         through(way, item)
     return caught.value
@@ -76,7 +76,7 @@ def test_an_envelope_is_passed_on_with_one_hop_more() -> None:
 
 
 def test_the_same_record_gives_the_same_bytes_each_time() -> None:
-    way = processor(lambda r: [PASS, Output(b"x"), Output(key=b"k")])
+    way = processor(lambda r: [PASS, OutputRecord(b"x"), OutputRecord(key=b"k")])
     assert through(way, record()) == through(way, record())
 
 
@@ -91,16 +91,16 @@ def test_no_outputs_are_no_outputs() -> None:
 
 
 def test_several_outputs_are_numbered_in_their_order() -> None:
-    def split(item: Record) -> Iterator[Output]:
+    def split(item: InputRecord) -> Iterator[OutputRecord]:
         for part in item.payload.split(b"l"):
-            yield Output(part)
+            yield OutputRecord(part)
 
     outs = [decode(out.value) for out in through(processor(split), record(encode(ENVELOPE)))]
     assert [(out.payload, out.chain[-1].index, out.chain[-1].count) for out in outs] == [(b"pay", 0, 2), (b"oad", 1, 2)]
 
 
 def test_a_changed_payload_keeps_everything_else() -> None:
-    (out,) = through(processor(lambda r: Output(b"new", payload_type="u")), record())
+    (out,) = through(processor(lambda r: OutputRecord(b"new", payload_type="u")), record())
     assert decode(out.value) == Envelope(
         b"new",
         (HOP, my_hop()),
@@ -122,14 +122,14 @@ def test_a_changed_payload_keeps_everything_else() -> None:
 )
 def test_rekeyed_follows_from_comparing_keys(before, after, rekeyed, payload) -> None:
     value = encode(Envelope(b"payload", key=before))
-    (out,) = through(processor(lambda r: Output(key=after, **payload)), record(value, before))
+    (out,) = through(processor(lambda r: OutputRecord(key=after, **payload)), record(value, before))
     got = decode(out.value)
     assert (out.key, got.key, got.chain[-1].rekeyed) == (after, after, rekeyed)
     assert got.chain[-1].keyless == (after is None)
 
 
 def test_a_hop_says_that_its_input_had_no_key_if_a_republisher_wrote_it() -> None:
-    give_a_key = processor(lambda r: Output(key=b"UA"))
+    give_a_key = processor(lambda r: OutputRecord(key=b"UA"))
     republished = record(encode(Envelope(b"payload", (HOP,))), None)
     for item, keyless in ((record(encode(Envelope(b"payload")), None), False), (republished, True)):
         (out,) = through(give_a_key, item)
@@ -137,21 +137,21 @@ def test_a_hop_says_that_its_input_had_no_key_if_a_republisher_wrote_it() -> Non
 
 
 def test_a_target_may_be_chosen_and_only_a_declared_one() -> None:
-    assert through(processor(lambda r: Output(topic="other")), record())[0].topic == "other"
-    assert refused(processor(lambda r: Output(topic="elsewhere")), record()).reason is Reason.BAD_TOPIC
+    assert through(processor(lambda r: OutputRecord(topic="other")), record())[0].topic == "other"
+    assert refused(processor(lambda r: OutputRecord(topic="elsewhere")), record()).reason is Reason.BAD_TOPIC
 
 
 def test_a_target_that_the_event_came_through_is_a_loop() -> None:
     way = processor(targets={"out": 10_000, "raw": 10_000})
     assert through(way, record())
-    back = processor(lambda r: Output(topic="raw"), targets={"out": 10_000, "raw": 10_000})
+    back = processor(lambda r: OutputRecord(topic="raw"), targets={"out": 10_000, "raw": 10_000})
     assert refused(back, record()).reason is Reason.CHAIN_LOOP
 
 
 def test_all_outputs_or_none() -> None:
-    def third_fails(item: Record) -> Iterator[Output]:
+    def third_fails(item: InputRecord) -> Iterator[OutputRecord]:
         for i in range(5):
-            yield Output(b"%d" % (1 // (i - 2)))
+            yield OutputRecord(b"%d" % (1 // (i - 2)))
 
     error = refused(processor(third_fails), record())
     assert isinstance(error, TransformError)
@@ -159,7 +159,7 @@ def test_all_outputs_or_none() -> None:
 
 
 def test_the_text_of_an_exception_goes_nowhere() -> None:
-    def leaks(item: Record) -> None:
+    def leaks(item: InputRecord) -> None:
         raise ValueError(item.payload.decode())
 
     error = refused(processor(leaks), record())
@@ -168,7 +168,7 @@ def test_the_text_of_an_exception_goes_nowhere() -> None:
 
 
 def test_a_transform_may_refuse_with_a_reason_of_its_own() -> None:
-    def refuse(item: Record) -> None:
+    def refuse(item: InputRecord) -> None:
         raise EnvelopeError(Reason.MISSING_FIELD, "no tail number")
 
     assert refused(processor(refuse), record()).reason is Reason.MISSING_FIELD
@@ -182,7 +182,7 @@ def test_a_transform_that_returns_something_else_has_failed(wrong: Any) -> None:
 def test_ten_million_outputs_are_refused_before_they_exist() -> None:
     made = []
 
-    def endless(item: Record) -> Iterator[Output]:
+    def endless(item: InputRecord) -> Iterator[OutputRecord]:
         for i in range(10_000_000):
             made.append(i)
             yield PASS
@@ -192,17 +192,17 @@ def test_ten_million_outputs_are_refused_before_they_exist() -> None:
 
 
 def test_an_output_larger_than_its_topic_takes_is_refused_with_its_siblings() -> None:
-    way = processor(lambda r: [PASS, Output(bytes(2500), topic="other")])
+    way = processor(lambda r: [PASS, OutputRecord(bytes(2500), topic="other")])
     assert refused(way, record()).reason is Reason.PAYLOAD_TOO_LARGE
-    assert refused(processor(lambda r: Output(bytes(2_000_000))), record()).reason is Reason.PAYLOAD_TOO_LARGE
+    assert refused(processor(lambda r: OutputRecord(bytes(2_000_000))), record()).reason is Reason.PAYLOAD_TOO_LARGE
 
 
 def test_json_is_parsed_and_nonsense_refused() -> None:
     source = Source.of("legs", "json")
-    (out,) = through(processor(lambda r: Output(key=r.data["tail"].encode()), source), record(b'{"tail": "N7"}'))
+    (out,) = through(processor(lambda r: OutputRecord(key=r.data["tail"].encode()), source), record(b'{"tail": "N7"}'))
     assert out.key == b"N7"
     (out,) = through(
-        processor(lambda r: Output(key=r.data["tail"].encode()), source), record(b'\0\0\0\0\7{"tail": "N7"}')
+        processor(lambda r: OutputRecord(key=r.data["tail"].encode()), source), record(b'\0\0\0\0\7{"tail": "N7"}')
     )
     assert (out.key, decode(out.value).payload) == (b"N7", b'{"tail": "N7"}')
     for wrong in (b'{"tail": ', b"\xff", b"\0\0\0\0\7"):
@@ -220,7 +220,7 @@ def test_a_redriven_record_of_no_bytes_is_refused_as_empty(kind: str) -> None:
 def test_a_protobuf_payload_is_parsed_its_framing_stripped_and_its_type_noted(frame: bytes) -> None:
     source = Source(("legs",), Wrapping.NONE, Leg)
     (out,) = through(
-        processor(lambda r: Output(key=r.data.tail.encode()), source),
+        processor(lambda r: OutputRecord(key=r.data.tail.encode()), source),
         record(frame + Leg(tail="N7").SerializeToString()),
     )
     got = decode(out.value)
@@ -248,7 +248,7 @@ def test_headers_pass_through_and_the_trace_is_carried_on() -> None:
     (out,) = through(processor(source=Source.of("legs", "raw")), record(b"data", headers=headers))
     assert out.headers == headers
     assert decode(out.value).traceparent == "00-x-y-01"
-    (out,) = through(processor(lambda r: Output(headers=[("b", b"2")])), record(headers=headers))
+    (out,) = through(processor(lambda r: OutputRecord(headers=[("b", b"2")])), record(headers=headers))
     assert out.headers == [("b", b"2")]
 
 
@@ -273,14 +273,14 @@ def test_a_destination_is_written_where_there_was_one_or_on_request() -> None:
 
     assert destination(processor()) == ""
     assert destination(processor(), destination="legs") == "out"
-    assert destination(processor(lambda r: Output(b"new")), destination="legs") == "out"
+    assert destination(processor(lambda r: OutputRecord(b"new")), destination="legs") == "out"
     assert destination(processor(mark_destination=True)) == "out"
 
 
 def test_the_record_tells_the_transform_where_it_came_from() -> None:
-    seen: list[Record] = []
+    seen: list[InputRecord] = []
 
-    def look(item: Record) -> None:
+    def look(item: InputRecord) -> None:
         seen.append(item)
 
     through(processor(look), record(headers=[("hw-retry-attempt", b"3")]))
@@ -301,7 +301,7 @@ RETRY = RetryTopics({"legs.retry": 5.0})
 )
 def test_a_detour_over_a_retry_topic_changes_nothing_of_where_a_message_stands(source: Source) -> None:
     value = VALUE if source.wrapping is Wrapping.ENVELOPE else b'{"a": 1}'
-    way = processor(lambda r: [Output(key=b"a"), Output(key=b"b")], source, retry_topics=RETRY.delays)
+    way = processor(lambda r: [OutputRecord(key=b"a"), OutputRecord(key=b"b")], source, retry_topics=RETRY.delays)
     direct = through(way, record(value))
 
     first = record(value, headers=[("own", b"x")])
@@ -318,7 +318,7 @@ def test_a_detour_over_a_retry_topic_changes_nothing_of_where_a_message_stands(s
         ("hw-retry-due", b"6000"),
         ("hw-retry-error", b"OSError"),
     ]
-    again = Record("legs.retry", 0, 99, detour.key, detour.value, detour.headers)
+    again = InputRecord("legs.retry", 0, 99, detour.key, detour.value, detour.headers)
     late = way.process(again, HopWriter("legs.retry", 0, "r2"))
     assert again.attempt == 2
     assert again.payload == first.payload
@@ -349,7 +349,7 @@ def test_key_and_headers_count_in_the_size_that_a_topic_takes() -> None:
     assert through(limited, record(headers=(("h", bytes(500)),)))
     assert refused(limited, record(headers=(("h", bytes(1500)),))).reason is Reason.PAYLOAD_TOO_LARGE
     assert refused(limited, record(headers=(("h" * 1500, None),))).reason is Reason.PAYLOAD_TOO_LARGE
-    wide = processor(lambda r: Output(key=bytes(1500)), targets={"out": 1500})
+    wide = processor(lambda r: OutputRecord(key=bytes(1500)), targets={"out": 1500})
     assert refused(wide, record()).reason is Reason.PAYLOAD_TOO_LARGE
 
 

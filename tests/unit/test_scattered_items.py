@@ -11,17 +11,17 @@ import pytest
 from aggregations.definition.element import Element, Record
 from aggregations.definition.flow import END_OF_FLOW, Flow
 from aggregations.definition.source import Json, Topic
-from aggregations.per_message.dead_letters import Dead
+from aggregations.per_message.dead_letters import RejectedRecord
 from aggregations.per_message.ledger import UnlistedError
 from aggregations.run.memory import MemoryRunner
 from aggregations.run.run import begin, bind
 from aggregations.run.states import load_states
 from aggregations.spark import tasks
 from aggregations.spark.blocks import Kind, pack, route_of, unpack
-from aggregations.spark.job import Exclusion, Job, Place, TaskReport
+from aggregations.spark.job import Exclusion, Job, RecordAtStage, TaskReport
 from aggregations.spark.path import Work
 from envelope import Envelope, Hop, encode
-from envelope.deadletter import DeadLetter, Form
+from envelope.deadletter import DeadLetterHeaders, Form
 from jobs.dead_letters.redrive import redriven
 from persistence.kafka import KafkaSettings
 from tests.support.pure import batches_of
@@ -91,11 +91,11 @@ class Tasks:
         self.routes = routes
         self.urls = bind(of, {}, f"memory://{uuid.uuid4()}")
         self.run = begin(of, self.urls)
-        self.dead: list[Dead] = []
+        self.dead: list[RejectedRecord] = []
 
     def process(self, records: list[Record]) -> None:
         """Fold one batch as the driver does."""
-        excluded: dict[Place, Exclusion] = {}
+        excluded: dict[RecordAtStage, Exclusion] = {}
         while True:
             job = self._job(excluded)
             frame = list(tasks.reading(job)(iter(batches_of(records))))
@@ -124,7 +124,7 @@ class Tasks:
         keys = [key for key, _ in store.scan(self.run.stage_ref(found))]
         return {key: state.fold for key, state in load_states(self.run, found, keys).items() if state.folded}
 
-    def _job(self, excluded: Mapping[Place, Exclusion]) -> Job:
+    def _job(self, excluded: Mapping[RecordAtStage, Exclusion]) -> Job:
         return Job(
             self.flow,
             self.run.ref,
@@ -152,13 +152,13 @@ class Tasks:
 
 
 @pytest.fixture
-def _published(monkeypatch: pytest.MonkeyPatch) -> list[Dead]:
+def _published(monkeypatch: pytest.MonkeyPatch) -> list[RejectedRecord]:
     """What goes to the dead-letter topic: there is no broker here, and the source is believed."""
-    dead: list[Dead] = []
+    dead: list[RejectedRecord] = []
 
     def publish(work: Work) -> None:
-        dead.extend(work.deaths.dead.values())
-        work.deaths.dead.clear()
+        dead.extend(work.collector.dead.values())
+        work.collector.dead.clear()
         work.outputs.clear()
 
     monkeypatch.setattr(tasks, "publish", publish)
@@ -167,8 +167,8 @@ def _published(monkeypatch: pytest.MonkeyPatch) -> list[Dead]:
     return dead
 
 
-def letter(dead: Dead, record: Record, offset: int) -> Record:
-    facts = DeadLetter(
+def letter(dead: RejectedRecord, record: Record, offset: int) -> Record:
+    facts = DeadLetterHeaders(
         "orders",
         0,
         dead.own.offset,
@@ -187,7 +187,7 @@ def letter(dead: Dead, record: Record, offset: int) -> Record:
 @pytest.mark.parametrize("routes", [1, 2, 3, 4])
 @pytest.mark.parametrize("step", STEPS)
 def test_items_of_one_record_are_folded_all_or_none_and_its_letter_brings_what_was_missing(
-    step: str, routes: int, _published: list[Dead]
+    step: str, routes: int, _published: list[RejectedRecord]
 ) -> None:
     assert len({route_of(b"ok", 4), route_of(b"bad", 4)}) == 2, "the items are folded by different tasks"
     BROKEN["now"] = True

@@ -57,7 +57,9 @@ def test_columns_keep_their_declared_types_behind_a_stage(flow: Flow[object]) ->
     for stage in flow.stages:
         _, following = path.fold(work, stage, arrivals)
         arrivals = following or []
-    assert [one.reason.value for one in work.deaths.dead.values()] == [one.reason for one in runner.dead_letters] == []
+    assert (
+        [one.reason.value for one in work.collector.dead.values()] == [one.reason for one in runner.dead_letters] == []
+    )
     assert [one.value for one in work.outputs] == [one.value for one in runner.outputs]
     assert {stage: dict(counts) for stage, counts in work.report.counts.verdicts.items()} == {
         stage: dict(counts) for stage, counts in runner.report.verdicts.items()

@@ -12,7 +12,7 @@ from aggregations.errors import RunRefusedError
 from aggregations.run.memory import MemoryRunner
 from aggregations.run.run import begin
 from persistence.cas import manifest_behind
-from persistence.commit.faults import Fault, Injector, Outcome, use
+from persistence.commit.faults import Fault, FaultOutcome, Injector, use
 from persistence.errors import StoreWentBack, Terminal, Transient
 from persistence.marks import Mark
 from persistence.protocol import FlowRef, Write
@@ -123,7 +123,7 @@ def test_a_loss_before_the_manifest_is_proven_by_what_the_stage_upstream_kept(tw
     runner = MemoryRunner(FLOW, urls)
     runner.process(legs(0, 30))
     copy = down.copy()
-    with use(Injector([Fault("manifest:b", Outcome.BEFORE)], _die)), suppress(_DiedError):
+    with use(Injector([Fault("manifest:b", FaultOutcome.BEFORE)], _die)), suppress(_DiedError):
         runner.process(legs(30, 60))
     down.restore(copy)
     assert down.load_manifest(runner.run.ref).positions == up.load_manifest(runner.run.ref).positions
@@ -136,7 +136,7 @@ def test_a_loss_before_anything_upstream_was_written_is_folded_again(two):
     runner = MemoryRunner(FLOW, urls)
     runner.process(legs(0, 30))
     copy = down.copy()
-    with use(Injector([Fault("persist:a", Outcome.BEFORE)], _die)), suppress(_DiedError):
+    with use(Injector([Fault("persist:a", FaultOutcome.BEFORE)], _die)), suppress(_DiedError):
         runner.process(legs(30, 60))
     down.restore(copy)
     again = MemoryRunner(FLOW, urls)
@@ -145,7 +145,9 @@ def test_a_loss_before_anything_upstream_was_written_is_folded_again(two):
 
 
 @pytest.mark.parametrize("point", ["persist:b", "persist:a", "write:a", "write:b", "manifest:a", "manifest:b", "epoch"])
-@pytest.mark.parametrize("outcome", [Outcome.BEFORE, Outcome.AFTER, Outcome.ERROR, Outcome.UNANSWERED])
+@pytest.mark.parametrize(
+    "outcome", [FaultOutcome.BEFORE, FaultOutcome.AFTER, FaultOutcome.ERROR, FaultOutcome.UNANSWERED]
+)
 def test_a_crash_alone_is_never_taken_for_a_loss(two, point, outcome):
     _, _, urls = two
     MemoryRunner(FLOW, urls).process(legs(0, 30))
@@ -209,7 +211,7 @@ def test_a_loss_is_accepted_once_also_where_that_run_dies_before_its_first_manif
     runner.process(legs(30, 60))
     store.restore(copy, ["0"])
     runner = MemoryRunner(FLOW, urls, accept=["store-went-back"])
-    with use(Injector([Fault("manifest", Outcome.ERROR)])), pytest.raises(Transient):
+    with use(Injector([Fault("manifest", FaultOutcome.ERROR)])), pytest.raises(Transient):
         runner.process(legs(60, 90))
     MemoryRunner(FLOW, urls).process(legs(60, 90))
 

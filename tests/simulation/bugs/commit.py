@@ -9,7 +9,7 @@ from aggregations.run.start import Broker, Plan, check_stores, plan
 from persistence import cas
 from persistence import memory as memory_store
 from persistence.commit.faults import effect
-from persistence.commit.steps import Step
+from persistence.commit.steps import CommitStep
 from persistence.errors import Transient
 from persistence.manifest import Manifest
 from tests.simulation import driver
@@ -19,17 +19,17 @@ _Effects = Sequence[tuple[str, Callable[[], object]]]
 
 
 def _publish(publish: Callable[[], object]) -> None:
-    effect(Step.PUBLISH, publish)
+    effect(CommitStep.PUBLISH, publish)
 
 
 def _persist(stages: _Effects) -> None:
     for name, persist in stages:
-        effect(Step.PERSIST.of(name), persist)
+        effect(CommitStep.PERSIST.of(name), persist)
 
 
 def _manifest(manifests: _Effects) -> None:
     for name, save in manifests:
-        effect(Step.MANIFEST.of(name), save)
+        effect(CommitStep.MANIFEST.of(name), save)
 
 
 def _upstream_first(publish: Any, stages: _Effects, manifests: _Effects) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 from aggregations.run import growth, run
 from aggregations.run.start import Plan, plan
 from jobs.republish import growing
-from jobs.republish.growth import Note, Verdict, judge
+from jobs.republish.growth import Note, Readable, judge
 from tests.simulation import driver
 from tests.simulation.patch import Patch
 
@@ -26,13 +26,13 @@ def _never_seen(*arguments: Any, **options: Any) -> Any:
     return _advance(*arguments, **{**options, "now": 0, "shared": False})
 
 
-def _all_at_once(places: Any, now: int, **options: Any) -> Verdict:
-    return Verdict(now)
+def _all_at_once(places: Any, now: int, **options: Any) -> Readable:
+    return Readable(now)
 
 
-def _one_end_is_enough(places: Any, now: int, **options: Any) -> Verdict:
+def _one_end_is_enough(places: Any, now: int, **options: Any) -> Readable:
     verdict = judge(places, now, **options)
-    return Verdict(now) if any(place.note.until is not None for place in places.values()) else verdict
+    return Readable(now) if any(place.note.until is not None for place in places.values()) else verdict
 
 
 BUGS: Mapping[str, tuple[str, Sequence[Patch]]] = {

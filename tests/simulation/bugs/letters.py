@@ -7,7 +7,7 @@ from typing import Any
 from aggregations.definition import flow
 from aggregations.definition.flow import Divert
 from aggregations.per_message import steps
-from aggregations.per_message.dead_letters import Deaths
+from aggregations.per_message.dead_letters import DeadLetterCollector
 from aggregations.per_message.ledger import Changes, Ledger
 from aggregations.per_message.steps import Rejected
 from envelope import Envelope, EnvelopeError, Reason, Route, encode
@@ -96,7 +96,7 @@ BUGS: Mapping[str, tuple[str, Sequence[Patch]]] = {
     "ledger-with-the-manifest": (
         "dead letters are listed when their batch is committed, and not before",
         [
-            (Deaths, "unlisted", lambda self: set()),
+            (DeadLetterCollector, "unlisted", lambda self: set()),
             (Changes, "resolved", lambda self: replace(self, filled=self.filled - self.again, again=set())),
         ],
     ),

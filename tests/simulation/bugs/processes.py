@@ -12,7 +12,7 @@ from envelope.hops import HopWriter
 from jobs.republish import input as reading
 from jobs.republish import processor, service, worker
 from persistence.commit.faults import REPUBLISH_COMMIT, REPUBLISH_DEAD_LETTER, REPUBLISH_FLUSH, effect
-from persistence.commit.steps import Step
+from persistence.commit.steps import CommitStep
 from persistence.errors import Transient
 from persistence.kafka import BrokerError, producer
 from tests.simulation import driver
@@ -38,9 +38,9 @@ def _from_the_group(self: Any, *arguments: Any, **options: Any) -> None:
 def _offsets_first(self: Any, limit: int, slow: int = -1) -> None:
     records = self.records(limit, slow)
     self.advance(records)
-    effect(Step.OFFSETS, self.commit)
+    effect(CommitStep.OFFSETS, self.commit)
     self.runner.process(records)
-    effect(Step.RETURN, lambda: None)
+    effect(CommitStep.RETURN, lambda: None)
 
 
 def _skips_a_failed_batch(self: Any, limit: int, slow: int = -1) -> None:
@@ -61,7 +61,7 @@ def _commits_first(self: Any, timeout: float | None = None) -> None:
 
 def _no_flush(self: Any, timeout: float | None = None) -> None:
     if self._dead:
-        effect(REPUBLISH_DEAD_LETTER, lambda: self._bury(timeout))
+        effect(REPUBLISH_DEAD_LETTER, lambda: self._publish_dead_letters(timeout))
 
 
 def _no_letters(self: Any, timeout: float | None = None) -> None:

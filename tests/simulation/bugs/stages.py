@@ -7,12 +7,12 @@ from typing import Any
 
 from aggregations.definition.element import Element
 from aggregations.per_message import loop, stage, steps
-from aggregations.per_message.stage import KeyState, Outcome, fold_stage
+from aggregations.per_message.stage import KeyState, StageOutcome, fold_stage
 from envelope import Decision, Histories, Siblings, Standing
 from tests.simulation.patch import Patch, original
 
 
-def _keys_apart(of: Any, loaded: Mapping[bytes, KeyState], arrivals: Sequence[Any], **options: Any) -> Outcome:
+def _keys_apart(of: Any, loaded: Mapping[bytes, KeyState], arrivals: Sequence[Any], **options: Any) -> StageOutcome:
     """Folds every key by itself: a record whose item fails under one key is folded under the others."""
     states_by_key: dict[bytes, KeyState] = {}
     decided: dict[int, Any] = {}
@@ -21,10 +21,10 @@ def _keys_apart(of: Any, loaded: Mapping[bytes, KeyState], arrivals: Sequence[An
         outcome = fold_stage(of, loaded, [arrivals[i] for i in rows], **options)
         states_by_key |= outcome.states
         decided |= zip(rows, outcome.decided, strict=True)
-    return Outcome(states_by_key, [decided[i] for i in range(len(arrivals))])
+    return StageOutcome(states_by_key, [decided[i] for i in range(len(arrivals))])
 
 
-def _trusts_the_first_stage(of: Any, loaded: Any, arrivals: Any, **options: Any) -> Outcome:
+def _trusts_the_first_stage(of: Any, loaded: Any, arrivals: Any, **options: Any) -> StageOutcome:
     """Judges at the first stage only."""
     if of.name == "s0":
         return fold_stage(of, loaded, arrivals, **options)

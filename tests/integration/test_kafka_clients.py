@@ -10,10 +10,10 @@ import pytest
 from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
 
 from envelope import Reason
-from envelope.deadletter import DeadLetter, Form
+from envelope.deadletter import DeadLetterHeaders, Form
 from jobs import stack
 from jobs.dead_letters.redrive import redrive
-from persistence.kafka import AcknowledgedProducer, BrokerRefused, KafkaSettings, Marks, Topics, assign
+from persistence.kafka import AcknowledgedProducer, BrokerRefused, KafkaSettings, Topics, Watermarks, assign
 from persistence.kafka import Message as Outgoing
 
 pytestmark = pytest.mark.integration
@@ -126,7 +126,7 @@ def test_a_record_that_the_topic_refuses_is_an_error_of_flush_and_the_producer_g
         producer.flush()
     producer.send(name, b"small")
     producer.flush()
-    assert topics.marks([name]) == {(name, 0): Marks(0, 1)}
+    assert topics.marks([name]) == {(name, 0): Watermarks(0, 1)}
 
 
 def test_a_record_over_the_clients_limit_is_refused_at_once_and_nothing_goes_on_behind_it(
@@ -213,7 +213,7 @@ def test_a_letter_that_its_topic_does_not_take_is_counted_and_the_others_go_back
 ) -> None:
     small, dead = topic(**{"max.message.bytes": 20_000}), topic()
     for offset, value in enumerate((b"a", random.Random(1).randbytes(19_800), b"c")):
-        facts = DeadLetter(small, 0, offset, Reason.FOLD_FAILED, application="fleet", form=Form.PAYLOAD)
+        facts = DeadLetterHeaders(small, 0, offset, Reason.FOLD_FAILED, application="fleet", form=Form.PAYLOAD)
         producer.send(dead, value, b"k", facts.headers())
     producer.flush()
     result = redrive(settings, dead, apply=True)

@@ -8,13 +8,13 @@ from confluent_kafka import Consumer, TopicPartition
 
 from aggregations.definition.element import Record
 from aggregations.errors import RunRefusedError
-from aggregations.per_message.dead_letters import Dead
+from aggregations.per_message.dead_letters import RejectedRecord
 from aggregations.spark.clients import max_message_bytes, producer_of
 from aggregations.spark.job import Job
 from aggregations.spark.path import Work
-from envelope.deadletter import DeadLetter, Form, bury
+from envelope.deadletter import DeadLetterHeaders, Form, dead_letter_record
 from persistence.commit.faults import DEAD_LETTER, effect
-from persistence.commit.steps import Step
+from persistence.commit.steps import CommitStep
 from persistence.kafka import BrokerUnavailable, assign
 from persistence.kafka.errors import passes
 
@@ -29,15 +29,15 @@ def publish(work: Work) -> None:
         BrokerError: One was not.
         RunRefusedError: There are dead letters and the flow has no dead-letter topic.
     """
-    effect(Step.PUBLISH, lambda: _outputs(work))
-    dead = list(work.deaths.dead.values())
+    effect(CommitStep.PUBLISH, lambda: _outputs(work))
+    dead = list(work.collector.dead.values())
     if dead:
         effect(DEAD_LETTER, lambda: _dead_letters(work.job, dead))
     work.report.counts.outputs += len(work.outputs)
     # Here and not where they were found: items of one record that failed in several tasks are one dead letter.
     work.report.counts.reasons.update(one.reason.value for one in dead)
     work.outputs.clear()
-    work.deaths.dead.clear()
+    work.collector.dead.clear()
 
 
 def _outputs(work: Work) -> None:
@@ -49,7 +49,7 @@ def _outputs(work: Work) -> None:
     producer.flush()
 
 
-def _dead_letters(job: Job, dead: Sequence[Dead]) -> None:
+def _dead_letters(job: Job, dead: Sequence[RejectedRecord]) -> None:
     if job.dead_letters is None:
         first = dead[0]
         raise RunRefusedError(
@@ -57,22 +57,22 @@ def _dead_letters(job: Job, dead: Sequence[Dead]) -> None:
             f"{first.detail}), and there is no dead-letter topic. Name one with --dead-letters"
         )
     size = max_message_bytes(job.kafka, job.dead_letters)
-    by_record: dict[tuple[str, int, int], list[Dead]] = {}
+    by_record: dict[tuple[str, int, int], list[RejectedRecord]] = {}
     for one in dead:
         by_record.setdefault((one.own.topic, one.own.partition, one.own.offset), []).append(one)
     producer = producer_of(job.kafka)
     now = int(time.time() * 1000)
     for record in fetch_records(job, by_record):
         for one in by_record[record.topic, record.partition, record.offset]:
-            remains = bury(_letter(job, one, now), record.key, record.value, record.headers, size)
-            producer.send(job.dead_letters, remains.value, remains.key, remains.headers)
+            dead = dead_letter_record(_letter(job, one, now), record.key, record.value, record.headers, size)
+            producer.send(job.dead_letters, dead.value, dead.key, dead.headers)
     producer.flush()
 
 
-def _letter(job: Job, dead: Dead, now_ms: int) -> DeadLetter:
+def _letter(job: Job, dead: RejectedRecord, now_ms: int) -> DeadLetterHeaders:
     own, topic = dead.own, job.flow.topic
     assert topic is not None
-    return DeadLetter(
+    return DeadLetterHeaders(
         own.topic,
         own.partition,
         own.offset,
