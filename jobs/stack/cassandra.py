@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Final
 
 from jobs.stack import jars, ports
-from jobs.stack.java import java
+from jobs.stack.java import java, server_options
 from jobs.stack.server import Launch, OnStep
 
 _YAML: Final = """\
@@ -73,6 +73,7 @@ def prepare(home: Path, *, heap_mb: int, progress: OnStep) -> Launch:
         java(),
         *("-Xms256m", f"-Xmx{heap_mb}m", "-XX:MaxDirectMemorySize=256m", "-XX:+UseSerialGC"),
         "-XX:+ExitOnOutOfMemoryError",
+        *server_options(),
         *(f"--add-exports={module}=ALL-UNNAMED" for module in _EXPORTS.split()),
         *(f"--add-opens={module}=ALL-UNNAMED" for module in _OPENS.split()),
         "-Djdk.attach.allowAttachSelf=true",

@@ -2,11 +2,14 @@
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 from functools import cache
 from pathlib import Path
 from typing import Final
+
+from jobs.environment import STACK_JAVA_OPTIONS
 
 OLDEST: Final = 17
 """Spark 4 and the jars of Kafka 4 and Cassandra 5 need it."""
@@ -36,3 +39,8 @@ def java() -> str:
     if found is None or int(found[1]) < OLDEST:
         raise JavaUnavailable(f"{command} is Java {found[1] if found else 'of an unknown version'}: {remedy}")
     return command
+
+
+def server_options() -> tuple[str, ...]:
+    """Return the Java options that `HEADWATER_STACK_JAVA_OPTIONS` gives the servers of the local stack."""
+    return tuple(shlex.split(os.environ.get(STACK_JAVA_OPTIONS, "")))

@@ -11,7 +11,7 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
 from jobs.stack import jars, ports
-from jobs.stack.java import java
+from jobs.stack.java import java, server_options
 from jobs.stack.server import Launch, OnStep
 from jobs.stack.state import StackError
 
@@ -94,6 +94,7 @@ def prepare(
         # The collector that takes the least CPU from whatever else runs on a few cores.
         "-XX:+UseSerialGC",
         "-XX:+ExitOnOutOfMemoryError",
+        *server_options(),
         f"-Dlog4j2.configurationFile={logging}",
         "-cp",
         f"{found[0].parent}/*",
