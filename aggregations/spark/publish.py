@@ -64,8 +64,8 @@ def _dead_letters(job: Job, dead: Sequence[RejectedRecord]) -> None:
     now = int(time.time() * 1000)
     for record in fetch_records(job, by_record):
         for one in by_record[record.topic, record.partition, record.offset]:
-            dead = dead_letter_record(_letter(job, one, now), record.key, record.value, record.headers, size)
-            producer.send(job.dead_letters, dead.value, dead.key, dead.headers)
+            message = dead_letter_record(_letter(job, one, now), record.key, record.value, record.headers, size)
+            producer.send(job.dead_letters, message.value, message.key, message.headers)
     producer.flush()
 
 
