@@ -6,8 +6,9 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
-from aggregations.definition.flow import Flow
+from aggregations.definition.flow import Flow, Stage
 from aggregations.errors import FlowError
+from aggregations.run.shapes import continued
 from envelope import Histories
 from persistence.names import FlowRef, StageRef
 from persistence.protocol import Stored
@@ -82,16 +83,16 @@ def states(
     Raises:
         FlowError: There is no such stage, or its store lives in the memory of one process.
         Corrupt: A state cannot be read.
+        DefinitionChangedError: A state of an earlier definition does not have the shape of the stage's states.
     """
-    fold = flow.stage(stage).aggregate.fold
-    result = getattr(fold, "result", lambda state: state)
+    found_stage = flow.stage(stage)
     ref = FlowRef(flow.name, generation).stage(stage)
     with closing(open_store(stores[stage])) as store:
         if not store.capabilities.shared:
             raise FlowError(f"the store of stage {stage} is in the memory of its process: give --store URL of another")
         found = store.scan(ref) if keys is None else iter(store.load(ref, keys).items())
         for key, stored in found:
-            yield _view(ref, key, stored, result)
+            yield _view(found_stage, ref, key, stored)
 
 
 def key_as_json(key: bytes) -> dict[str, str]:
@@ -102,7 +103,11 @@ def key_as_json(key: bytes) -> dict[str, str]:
         return {"key_base64": base64.b64encode(key).decode()}
 
 
-def _view(ref: StageRef, key: bytes, stored: Stored, result: Any) -> View:
+def _view(stage: Stage, ref: StageRef, key: bytes, stored: Stored) -> View:
     record = decode_record(stored.value, ref, key)
-    state = None if record.state is None else result(record.state)
+    state = record.state
+    if record.definition != stage.definition:
+        state = continued(stage, state, ref, key)
+    if state is not None:
+        state = getattr(stage.aggregate.fold, "result", lambda state: state)(state)
     return View(key, state, stored.version, stored.epoch, stored.batch, record.definition, record.histories)

@@ -53,6 +53,7 @@ class Manifest(msgspec.Struct, frozen=True):
         incarnations: Per topic every topic id that the broker said was the current one when the topic was
             consumed or named as a root, in the order of first sight.
         definitions: Definition hash of every stage of the flow, in its order.
+        earlier: Earlier definition hashes by stage whose states were accepted and may still be there.
         kept: The stages that this store keeps; empty when it was written before that was noted.
         dead: Positions of dead letters that left no hole, per stage and group (`aggregations.per_message.ledger`).
         forgotten: Number of further ones per stage that were too many to be listed.
@@ -80,6 +81,7 @@ class Manifest(msgspec.Struct, frozen=True):
     marks: Mapping[str, Mapping[str, str]] = {}
     since: int = 0
     growth: Mapping[str, Growth] = {}
+    earlier: Mapping[str, tuple[str, ...]] = {}
     schema: int = SCHEMA
 
     @property

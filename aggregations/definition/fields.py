@@ -8,6 +8,7 @@ Integers are exact and must stay within 64 bits; floating totals agree up to rou
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import polars as pl
@@ -53,6 +54,16 @@ class FieldAggregate:
         """What a reader sees of the state."""
         return state
 
+    def fits(self, state: Any, of: pl.DataType | None = None, by: pl.DataType | None = None) -> bool:
+        """Whether a state could be this aggregate's.
+
+        Args:
+            state: State that was stored under the field's name, maybe by another aggregate.
+            of: Type of what it reads, where that is known.
+            by: Type of what orders its values, where that is known.
+        """
+        raise NotImplementedError
+
     def describe(self) -> str:
         """Canonical text: part of the stage's definition hash."""
         given = [describe_expression(one) for one in (self.of, self.by) if one is not None]
@@ -74,6 +85,9 @@ class Count(FieldAggregate):
     def join(self, state: Any, partial: Any) -> Any:
         return state + partial
 
+    def fits(self, state: Any, of: pl.DataType | None = None, by: pl.DataType | None = None) -> bool:
+        return type(state) is int and state >= 0
+
 
 class Total(FieldAggregate):
     """Sum of the values, 0 of none."""
@@ -91,8 +105,16 @@ class Total(FieldAggregate):
     def join(self, state: Any, partial: Any) -> Any:
         return state if partial is None else checked(state + partial)
 
+    def fits(self, state: Any, of: pl.DataType | None = None, by: pl.DataType | None = None) -> bool:
+        return type(state) in (int, float)
 
-class Minimum(FieldAggregate):
+
+class _Extreme(FieldAggregate):
+    def fits(self, state: Any, of: pl.DataType | None = None, by: pl.DataType | None = None) -> bool:
+        return state is None or _comparable(state, of)
+
+
+class Minimum(_Extreme):
     """Smallest value, null of none."""
 
     kind = "minimum"
@@ -107,7 +129,7 @@ class Minimum(FieldAggregate):
         return state if partial is None else self.add(state, partial, None, ((), ""))
 
 
-class Maximum(FieldAggregate):
+class Maximum(_Extreme):
     """Largest value, null of none."""
 
     kind = "maximum"
@@ -143,6 +165,14 @@ class Mean(FieldAggregate):
     def result(self, state: Any) -> Any:
         return state[0] / state[1] if state[1] else None
 
+    def fits(self, state: Any, of: pl.DataType | None = None, by: pl.DataType | None = None) -> bool:
+        return (
+            isinstance(state, list)
+            and len(state) == len(self.zero)
+            and type(state[0]) in (int, float)
+            and type(state[1]) is int
+        )
+
 
 class First(FieldAggregate):
     """Value of the lowest position, or of the lowest `by`. The state is [by, position, lane, value]."""
@@ -155,6 +185,13 @@ class First(FieldAggregate):
 
     def result(self, state: Any) -> Any:
         return None if state is None else state[3]
+
+    def fits(self, state: Any, of: pl.DataType | None = None, by: pl.DataType | None = None) -> bool:
+        if state is None:
+            return True
+        if not isinstance(state, list) or len(state) != 4 or not isinstance(state[1], list):
+            return False
+        return state[0] is None if self.by is None else _comparable(state[0], by)
 
 
 class Last(First):
@@ -172,6 +209,13 @@ def _rank(by: Any, at: At) -> tuple[Any, ...]:
 
 def _stored(state: Any) -> tuple[Any, ...]:
     return _rank(state[0], (tuple(state[1]), state[2]))
+
+
+def _comparable(value: Any, dtype: pl.DataType | None) -> bool:
+    """Whether a stored value can be compared with values of a type: text with text, numbers with numbers."""
+    if not isinstance(value, bool | int | float | str):
+        return False
+    return dtype is None or dtype == pl.Null or isinstance(value, str) == (dtype == pl.String)
 
 
 def count(of: Expression | None = None) -> FieldAggregate:
@@ -214,9 +258,14 @@ class Fields:
     """A fold made of named aggregates: `Fields(legs=count(), minutes=total("air_minutes"))`.
 
     Its state is a JSON object with one member per field.
+
+    Attributes:
+        fields: Aggregate by name.
+        starts: What `added` declared, by name of the field.
     """
 
     fields: Mapping[str, FieldAggregate]
+    starts: Mapping[str, Any]
 
     def __init__(self, **fields: FieldAggregate) -> None:
         if not fields:
@@ -228,6 +277,67 @@ class Fields:
                 raise FlowError(f"field {name + '.by'!r} has the name of what orders field {name!r}; rename one")
             field.describe()
         object.__setattr__(self, "fields", dict(fields))
+        object.__setattr__(self, "starts", {})
+
+    def added(self, **starts: Any) -> "Fields":
+        """Declare fields that were added after the flow had states, with what earlier states have in them.
+
+            Fields(legs=count(), late=count("late")).added(late=0)
+
+        Only states that have no such field yet begin with it. New keys begin at zero, as ever. It is part of the
+        definition: keep it as long as the generation.
+
+        Args:
+            starts: By field its value so far: for `count` and `total` a number, for `minimum` and `maximum` a number,
+                text or boolean. None means that nothing was folded; `mean`, `first` and `last` take only that.
+
+        Raises:
+            FlowError: There is no such field, or its aggregate cannot begin there.
+        """
+        states = {}
+        for name, start in starts.items():
+            field = self.fields.get(name)
+            if field is None:
+                raise FlowError(f"added(): no field {name!r}; there are {', '.join(self.fields)}")
+            plain = field.kind not in ("mean", "first", "last")
+            try:
+                check_value(name, start if plain and start is not None else 0)
+            except EnvelopeError as error:
+                raise FlowError(f"added(): {error.detail}") from error
+            if start is not None and not (plain and field.fits(start)):
+                raise FlowError(
+                    f"added(): {field.kind} {name!r} cannot begin with {start!r}; None means nothing folded"
+                )
+            states[name] = field.zero if start is None else start
+        new = Fields(**self.fields)
+        object.__setattr__(new, "starts", {**self.starts, **states})
+        return new
+
+    def misfit(self, state: Any, dtypes: Mapping[str, pl.DataType] = MappingProxyType({})) -> str:
+        """Say what keeps a state of another definition from being continued; empty when nothing does.
+
+        Args:
+            state: The stored state.
+            dtypes: Types of `inputs`, where they are known.
+        """
+        if not isinstance(state, dict):
+            return "the state is not one of Fields"
+        for name, field in self.fields.items():
+            if name not in state:
+                if name not in self.starts:
+                    return f"field {name!r} is missing; declare what earlier states have in it, .added({name}=...)"
+            elif not field.fits(state[name], dtypes.get(name), dtypes.get(f"{name}.by")):
+                return f"field {name!r} is not the state of {field.describe()}"
+        return ""
+
+    def carried(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """A state of another definition as this one has it: declared fields are added, unknown ones are left out.
+
+        Args:
+            state: A state without a `misfit`.
+        """
+        known = {**self.zero(), **self.starts, **state}
+        return {name: list(known[name]) if isinstance(known[name], tuple) else known[name] for name in self.fields}
 
     def zero(self) -> dict[str, Any]:
         """The state before anything was folded."""
@@ -289,7 +399,9 @@ class Fields:
 
     def describe(self) -> str:
         """Canonical text of the fold: part of the stage's definition hash."""
-        return "Fields(" + ", ".join(f"{name}={field.describe()}" for name, field in self.fields.items()) + ")"
+        text = "Fields(" + ", ".join(f"{name}={field.describe()}" for name, field in self.fields.items()) + ")"
+        starts = ", ".join(f"{name}={start!r}" for name, start in sorted(self.starts.items()))
+        return f"{text}.added({starts})" if starts else text
 
 
 def checked(number: Any) -> Any:

@@ -31,6 +31,7 @@ from aggregations.definition.operators import (
     is_vectorised,
     schema_after,
     summary,
+    types_of,
 )
 from aggregations.definition.source import Topic
 from aggregations.errors import FlowError
@@ -94,6 +95,14 @@ class Stage:
     def fans_out(self) -> bool:
         """Whether one record may reach this stage as several elements."""
         return any(isinstance(step, FlatMap) for step in self.before)
+
+    def input_types(self) -> dict[str, pl.DataType]:
+        """Types of what its fields read; empty where a callable decides, and for a fold in plain Python."""
+        schema = self.schema
+        for step in self.before:
+            schema = schema_after(step, schema)
+        fold = self.aggregate.fold
+        return {} if schema is None or not isinstance(fold, Fields) else types_of(fold.inputs(), schema)
 
 
 @dataclass(frozen=True)

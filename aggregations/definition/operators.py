@@ -168,7 +168,7 @@ def schema_after(step: object, schema: Schema) -> Schema:
     """
     match step:
         case Map(columns, None) if schema is not None:
-            new = _planned({name: parsed(of) for name, of in columns.items()}, schema)
+            new = types_of({name: parsed(of) for name, of in columns.items()}, schema)
             return {**schema, **new}
         case Map() | FlatMap():
             return None
@@ -186,21 +186,26 @@ def check_columns(step: Step | Aggregate, schema: Mapping[str, pl.DataType]) -> 
     """
     match step:
         case Filter(argument) | Divert(argument) if isinstance(argument, str | pl.Expr):
-            dtype = _planned({"": parsed(argument)}, schema)[""]
+            dtype = types_of({"": parsed(argument)}, schema)[""]
             if dtype not in (pl.Boolean, pl.Null):
                 raise FlowError(f"{_text(argument)} gives {dtype}, not true or false")
         case Map(_, None):
             schema_after(step, schema)
         case Publish(key=key) if isinstance(key, str | pl.Expr):
-            _check_key(f"publish({step.topic!r})", _planned({_KEY: parsed(key)}, schema)[_KEY])
+            _check_key(f"publish({step.topic!r})", types_of({_KEY: parsed(key)}, schema)[_KEY])
         case Aggregate(name=name, key=key, fold=fold):
             if isinstance(key, str | pl.Expr):
-                _check_key(f"stage {name!r}", _planned({_KEY: parsed(key)}, schema)[_KEY])
+                _check_key(f"stage {name!r}", types_of({_KEY: parsed(key)}, schema)[_KEY])
             if isinstance(fold, Fields):
-                fold.check(_planned(fold.inputs(), schema))
+                fold.check(types_of(fold.inputs(), schema))
 
 
-def _planned(wanted: Mapping[str, pl.Expr], schema: Mapping[str, pl.DataType]) -> dict[str, pl.DataType]:
+def types_of(wanted: Mapping[str, pl.Expr], schema: Mapping[str, pl.DataType]) -> dict[str, pl.DataType]:
+    """Types of what expressions give over the columns of `schema`.
+
+    Raises:
+        FlowError: A column is missing, or types do not fit.
+    """
     missing = columns_of(wanted.values()) - set(schema)
     if missing:
         raise FlowError(f"no column {', '.join(sorted(missing))}; there are {', '.join(sorted(schema))}")

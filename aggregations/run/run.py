@@ -1,6 +1,6 @@
 """One run of a flow against its stores: epoch, manifests, where to start, and what to write when a batch is done."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,6 +11,7 @@ from aggregations.definition.flow import Flow, Stage
 from aggregations.errors import FlowError
 from aggregations.per_message.ledger import Changes, Doubt, Entry, Ledger, merged
 from aggregations.run.growth import advance, merge
+from aggregations.run.shapes import check_states
 from aggregations.run.start import LOSSES, Risk, check_marks, check_stores, refuse
 from envelope import Verdict
 from persistence.cas import manifest_behind
@@ -113,7 +114,8 @@ class Run:
         epoch: Epoch of this run.
         manifest: Where the run is; None for a flow that never ran. Partitions it does not name start at their
             beginning.
-        accept_definition: Go on with states of another definition.
+        accept_definition: Continue states of any other definition that fit.
+        earlier: Earlier definitions by stage whose states are continued; see `Manifest.earlier`.
         accept_disorder: Read new partitions at once although the order of what is published is lost.
         accept_eviction: Evict positions although partitions were added before the topic was read to its end.
         growth: The growth of the consumed topic that is under way, as of the batch at hand.
@@ -132,6 +134,7 @@ class Run:
     epoch: int
     manifest: Manifest | None
     accept_definition: bool = False
+    earlier: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     accept_disorder: bool = False
     accept_eviction: bool = False
     growth: Growth | None = None
@@ -320,7 +323,7 @@ class Run:
 
     def _of_store(self, name: str, manifest: Manifest) -> Manifest:
         kept = tuple(stage for stage, home in self.homes().items() if home == name)
-        return msgspec.structs.replace(manifest, definitions=self.definitions(), kept=kept)
+        return msgspec.structs.replace(manifest, definitions=self.definitions(), kept=kept, earlier=self.earlier)
 
     def _read(self, accept: Sequence[str]) -> None:
         """Read how far each store is.
@@ -335,7 +338,28 @@ class Run:
             if all(manifest for _, manifest in self.manifests):
                 break
         refuse(self._begin(), accept)
+        for stage in self._redefined():
+            check_states(stage, self.stage_ref(stage), self.stores[stage.name])
         self.advanced(_common([manifest for _, manifest in self.manifests], self.ref))
+
+    def _redefined(self) -> list[Stage]:
+        """Stages that a manifest knows by another definition; with those definitions all are noted as continued."""
+        found = [manifest for _, manifest in self.manifests if manifest is not None]
+        earlier: dict[str, tuple[str, ...]] = {}
+        redefined = []
+        for stage in self.flow.stages:
+            made = {one.definitions[stage.name] for one in found if stage.name in one.definitions}
+            if made - {stage.definition}:
+                redefined.append(stage)
+            made |= {definition for one in found for definition in one.earlier.get(stage.name, ())}
+            if made - {stage.definition}:
+                earlier[stage.name] = tuple(sorted(made - {stage.definition}))
+        self.earlier = earlier
+        return redefined
+
+    def earlier_of(self, stage: Stage) -> Collection[str] | None:
+        """Earlier definitions of a stage whose states are continued; None for any."""
+        return None if self.accept_definition else self.earlier.get(stage.name, ())
 
     def _note_stages(self) -> None:
         """Write the flow's stages into every store that has others noted, before anything is folded.
@@ -571,8 +595,8 @@ def _opened(
 
 
 def _stages(manifest: Manifest) -> tuple[object, ...]:
-    """What a manifest says of stages: those of the flow, in order, and those of its store."""
-    return list(manifest.definitions.items()), manifest.kept
+    """What a manifest says of stages: those of the flow, in order, those of its store, and earlier definitions."""
+    return list(manifest.definitions.items()), manifest.kept, manifest.earlier
 
 
 def _common(manifests: Sequence[Manifest | None], ref: FlowRef) -> Manifest | None:

@@ -234,7 +234,7 @@ def _changed(
     findings = [
         _unsafe(
             Risk.DEFINITION,
-            f"flow {flow}: stage {stage} has definition {definition}, its states were made by {stored[stage]}",
+            f"flow {flow}: stage {stage} has definition {definition}, the flow last ran with {stored[stage]}",
             remedy,
         )
         for stage, definition in definitions.items()

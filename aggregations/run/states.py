@@ -1,40 +1,58 @@
 """States between a stage and its store."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from aggregations.definition.flow import Stage
 from aggregations.errors import DefinitionChangedError
 from aggregations.per_message.stage import KeyState
 from aggregations.run.run import Run
+from aggregations.run.shapes import continued
 from persistence.protocol import StageRef, StateStore, Stored, Write
 from persistence.record import StateRecord, decode_record, encode_record
 
 
 def load_states(run: Run, stage: Stage, keys: Sequence[bytes]) -> dict[bytes, KeyState]:
     """Load the states of `keys`; keys without one are missing."""
-    ref = run.stage_ref(stage)
-    return read_states(run.stores[stage.name], ref, keys, "" if run.accept_definition else stage.definition)
+    return read_states(run.stores[stage.name], run.stage_ref(stage), keys, stage, run.earlier_of(stage))
 
 
-def read_states(store: StateStore, ref: StageRef, keys: Sequence[bytes], definition: str) -> dict[bytes, KeyState]:
+def read_states(
+    store: StateStore, ref: StageRef, keys: Sequence[bytes], stage: Stage, earlier: Collection[str] | None
+) -> dict[bytes, KeyState]:
     """Load states.
+
+    Args:
+        store: The stage's store.
+        ref: Identity of the stage's states.
+        keys: Their keys.
+        stage: The stage.
+        earlier: Earlier definitions whose states are continued; None for any.
 
     Raises:
         Corrupt: A state cannot be read.
-        DefinitionChangedError: A state is of another definition than `definition`, if that is given.
+        DefinitionChangedError: A state is of a definition that is not continued, or does not have the shape of the
+            stage's states.
     """
-    return {key: state_of(stored, ref, key, definition) for key, stored in store.load(ref, keys).items()}
+    return {key: _state_of(stored, ref, key, stage, earlier) for key, stored in store.load(ref, keys).items()}
 
 
-def state_of(stored: Stored, ref: StageRef, key: bytes, definition: str = "") -> KeyState:
-    """Read one stored state; see `read_states`."""
+def _state_of(stored: Stored, ref: StageRef, key: bytes, stage: Stage, earlier: Collection[str] | None) -> KeyState:
     record = decode_record(stored.value, ref, key)
-    if definition and record.definition != definition:
-        raise DefinitionChangedError(
-            f"{ref}: a state has definition {record.definition}, the flow has {definition}. Rebuild into a new "
-            "generation (--generation). If both mean the same and source, siblings and co_partitioned are the same, go on "
-            "with --accept definition"
-        )
+    state = record.state
+    if record.definition != stage.definition:
+        if earlier is not None and record.definition not in earlier:
+            raise DefinitionChangedError(
+                f"{ref}: a state has definition {record.definition}, the flow has {stage.definition}. Rebuild into a new "
+                "generation (--generation). If both mean the same and source, siblings and co_partitioned are the same, "
+                "go on with --accept definition"
+            )
+        state = continued(stage, state, ref, key)
+    return KeyState(state, record.histories, stored.version)
+
+
+def state_of(stored: Stored, ref: StageRef, key: bytes) -> KeyState:
+    """Read one stored state as it is, of whatever definition."""
+    record = decode_record(stored.value, ref, key)
     return KeyState(record.state, record.histories, stored.version)
 
 

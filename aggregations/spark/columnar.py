@@ -18,9 +18,8 @@ from aggregations.definition.flow import END_OF_FLOW, Stage
 from aggregations.definition.operators import expressions_of
 from aggregations.per_message.dead_letters import BEYOND_END, RejectedRecord
 from aggregations.per_message.stage import KeyState, passed_on
-from aggregations.run.states import read_states, writes_of
+from aggregations.run.states import writes_of
 from aggregations.spark.blocks import route_of
-from aggregations.spark.clients import store_of
 from aggregations.spark.columnar_fold import ColumnarFold
 from aggregations.spark.job import Job, dumps, loads
 from aggregations.spark.path import Work
@@ -84,9 +83,7 @@ class ColumnarPath:
         with work.timed("load"):
             found: dict[bytes, KeyState] = effect(
                 CommitStep.LOAD.of(stage.name),
-                lambda: read_states(
-                    store_of(job.urls[stage.name]), job.ref.stage(stage.name), keys, job.definition(stage)
-                ),
+                lambda: job.load(stage, keys),
             )
         with work.timed("fold"):
             folded = effect(CommitStep.FOLD, lambda: ColumnarFold(work, stage, arrivals, codes, keys, found).run())

@@ -473,7 +473,7 @@ class Engine:
             dead_letters=self.dead_letters,
             topic_ids={**self.run.topic_ids, **ids_of(ends), self.topic.name: self.opening.plan.topic_id},
             incarnations=known,
-            accept_definition=self.run.accept_definition,
+            earlier=None if self.run.accept_definition else self.run.earlier,
             driver=os.getpid(),
             excluded=excluded,
             attempt=attempt,

@@ -1,7 +1,7 @@
 """What the driver tells its tasks, and what they tell the driver."""
 
 import pickle
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -11,6 +11,8 @@ from aggregations.per_message.stage import KeyState
 from aggregations.per_message.steps import OutputMessage
 from aggregations.report import Report
 from aggregations.run.snapshots import snapshots_of
+from aggregations.run.states import read_states
+from aggregations.spark.clients import store_of
 from aggregations.spark.roots import RootEnds
 from envelope import Node, Reason
 from persistence.kafka import KafkaSettings
@@ -50,7 +52,7 @@ class Job:
         dead_letters: Dead-letter topic; None when the flow has none, then a dead letter fails the batch.
         topic_ids: Current topic id by topic.
         incarnations: Topic ids in order of first sight, as the manifest has them.
-        accept_definition: Go on with states of another definition.
+        earlier: Earlier definitions by stage whose states are continued; None for any.
         driver: Process id of the driver, for injected crashes.
         excluded: Records that a stage must not fold, with the cause.
         attempt: Attempt at this batch, from 1.
@@ -76,7 +78,7 @@ class Job:
     topic_ids: dict[str, str]
     incarnations: dict[str, tuple[str, ...]]
     known: KnownMarks
-    accept_definition: bool = False
+    earlier: Mapping[str, tuple[str, ...]] | None = field(default_factory=dict)
     driver: int = 0
     excluded: Mapping[RecordAtStage, Exclusion] = field(default_factory=dict)
     attempt: int = 1
@@ -114,9 +116,10 @@ class Job:
         behind = [*(stage.before for stage in stages[shuffled + 1 :]), self.flow.tail][: len(stages) - shuffled]
         return self.flow.scatters or any(isinstance(step, Publish) for steps in behind for step in steps)
 
-    def definition(self, stage: Stage) -> str:
-        """Definition that loaded states must have; empty for any."""
-        return "" if self.accept_definition else stage.definition
+    def load(self, stage: Stage, keys: Sequence[bytes]) -> dict[bytes, KeyState]:
+        """Load states of a stage; keys without one are missing."""
+        earlier = None if self.earlier is None else self.earlier.get(stage.name, ())
+        return read_states(store_of(self.urls[stage.name]), self.ref.stage(stage.name), keys, stage, earlier)
 
     def excluded_at(self, stage: int, *, hole: bool) -> dict[Node, tuple[Reason, str]]:
         """Records that one stage must not fold, with the cause.

@@ -8,9 +8,8 @@ from aggregations.definition.element import Record
 from aggregations.definition.flow import Stage
 from aggregations.per_message.loop import Cause, Failures, MessageLoop
 from aggregations.per_message.stage import Arrival, KeyState
-from aggregations.run.states import read_states, writes_of
+from aggregations.run.states import writes_of
 from aggregations.spark.blocks import route_of
-from aggregations.spark.clients import store_of
 from aggregations.spark.job import Exclusion, dumps, loads
 from aggregations.spark.path import Work
 from envelope import Node
@@ -41,9 +40,7 @@ class MessagePath:
 
         def load(stage: Stage, keys: Sequence[bytes]) -> dict[bytes, KeyState]:
             with work.timed("load"):
-                return read_states(
-                    store_of(job.urls[stage.name]), job.ref.stage(stage.name), keys, job.definition(stage)
-                )
+                return job.load(stage, keys)
 
         with work.timed("fold"):
             outcome = loop.fold(stage, arrivals, load)

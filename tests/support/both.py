@@ -34,17 +34,20 @@ class Both:
 
     Attributes:
         dead_letters: All dead letters so far.
+        stores: URLs of the two stores, for another pair of runs on them.
     """
 
-    def __init__(self, flow: Flow[Any]) -> None:
+    def __init__(self, flow: Flow[Any], stores: tuple[str, str] | None = None, *, accept: Sequence[str] = ()) -> None:
         assert flow.topic is not None
         assert flow.is_columnar
         self.flow = flow
         self.topic = flow.topic.name
-        self.memory = MemoryRunner(flow, bind(flow, {}, fresh_store()), topic_ids={self.topic: TOPIC_ID})
+        self.stores = stores or (fresh_store(), fresh_store())
+        mine, theirs = (bind(flow, {}, store) for store in self.stores)
+        self.memory = MemoryRunner(flow, mine, topic_ids={self.topic: TOPIC_ID}, accept=accept)
         self.dead_letters: list[DeadLetter] = []
-        self._urls = bind(flow, {}, fresh_store())
-        self._run = begin(flow, self._urls)
+        self._urls = theirs
+        self._run = begin(flow, theirs, accept=accept)
 
     def process(self, records: Sequence[Record]) -> None:
         """Fold one batch on both paths and compare verdicts, dead letters, states and histories."""
@@ -89,8 +92,8 @@ class Both:
             run.stores[stage.name].save(run.stage_ref(stage), found, epoch=run.epoch, batch=run.batch)
         ends = {(one.topic, one.partition): one.offset + 1 for one in records}
         manifest = run.following(ends, {self.topic: TOPIC_ID}, {}, work.collector.changes)
-        for _, store in run.distinct_stores():
-            store.save_manifest(run.ref, manifest)
+        for name, _ in run.distinct_stores():
+            run.save_manifest(name, manifest)
         run.advanced(manifest)
         assert run.ledger == self.memory.run.ledger
         return work
@@ -109,6 +112,7 @@ class Both:
             {self.topic: TOPIC_ID},
             {},
             run.known,
+            None if run.accept_definition else run.earlier,
             ledger=run.ledger,
         )
         work = Work(job)

@@ -189,7 +189,7 @@ def test_at_most_five_partitions_that_are_behind_are_named() -> None:
         ),
         (
             lambda: check_stores("f", [("s", manifest(1, s="old"))], {"s": "new"}),
-            r"flow f: stage s has definition new, its states were made by old\. Rebuild into",
+            r"flow f: stage s has definition new, the flow last ran with old\. Rebuild into",
         ),
         (
             lambda: check_stores("f", [("s", manifest(1, s="x"))], {"s": "x", "t": "y"}),

@@ -14,6 +14,7 @@ from aggregations.errors import DefinitionChangedError, FlowError, RunRefusedErr
 from aggregations.per_message.ledger import Entry
 from aggregations.run.memory import MemoryRunner
 from aggregations.run.run import Incarnations, begin, bind, look, merge_incarnations
+from aggregations.run.states import state_of, writes_of
 from envelope import Verdict
 from persistence import memory as memory_store
 from persistence import registry
@@ -467,16 +468,32 @@ def test_a_state_of_another_definition_is_refused_even_where_no_manifest_was_wri
         runner(flow(Fields(n=count("minutes"))), store)
 
 
-def test_a_state_of_another_definition_is_refused_though_the_manifest_is_of_this_one():
-    """The run that changed it died before its manifest."""
+def test_a_definition_is_accepted_once_also_when_the_run_that_accepted_it_dies_before_its_manifest():
     store, changed = fresh_store(), flow(Fields(n=count("minutes")))
     runner(flow(), store).process(legs(0))
     with faults.use(faults.Injector([faults.Fault.parse("manifest.error")])), pytest.raises(Transient):
         MemoryRunner(changed, bind(changed, {}, store), accept=["definition"]).process([leg(1, "N2")])
     with pytest.raises(DefinitionChangedError, match="stage a has definition"):
         runner(flow(), store)
-    with pytest.raises(DefinitionChangedError, match="a state has definition"):
-        MemoryRunner(changed, bind(changed, {}, store)).process(legs(0))
+    again = runner(changed, store)
+    assert again.process([leg(1, "N2", minutes=3), leg(2, "N1", minutes=4)]).verdicts["a"] == Counter(
+        duplicate=1, accepted=1
+    )
+    assert states(again, "a") == {"N1": {"n": 2}, "N2": {"n": 0}}
+
+
+def test_a_state_of_a_definition_that_no_manifest_knows_is_refused_before_it_is_folded():
+    store = fresh_store()
+    run = runner(flow(), store)
+    run.process(legs(0))
+    ref, stage = run.run.ref.stage("a"), run.flow.stages[0]
+    [(key, stored)] = open_store(store).scan(ref)
+    strange = writes_of({key: state_of(stored, ref, key)}, "strange")
+    open_store(store).save(ref, strange, epoch=run.run.epoch, batch=run.run.batch)
+    with pytest.raises(
+        DefinitionChangedError, match=f"a state has definition strange, the flow has {stage.definition}"
+    ):
+        run.process(legs(1))
 
 
 def test_a_run_that_is_refused_leaves_the_older_one_fenced_all_the_same():

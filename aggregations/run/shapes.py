@@ -1,0 +1,55 @@
+"""States of an earlier definition: whether a stage can continue them, and as what."""
+
+from typing import Any
+
+from aggregations.definition.fields import Fields
+from aggregations.definition.flow import Stage
+from aggregations.errors import DefinitionChangedError
+from persistence.errors import show_key
+from persistence.protocol import StageRef, StateStore
+from persistence.record import decode_record
+
+_REMEDY = "Otherwise rebuild into a new generation (--generation)"
+
+
+def continued(stage: Stage, state: Any, ref: StageRef, key: bytes) -> Any:
+    """A state of an earlier definition as the stage has it now.
+
+    A fold in plain Python gets it as it is.
+
+    Raises:
+        DefinitionChangedError: It does not have the shape of the stage's states.
+    """
+    fold = stage.aggregate.fold
+    if state is None or not isinstance(fold, Fields):
+        return state
+    if misfit := fold.misfit(state):
+        raise DefinitionChangedError(
+            f"{ref}, key {show_key(key)}: a state of an earlier definition does not fit, {misfit}. {_REMEDY}"
+        )
+    return fold.carried(state)
+
+
+def check_states(stage: Stage, ref: StageRef, store: StateStore) -> None:
+    """Read every state of a stage whose definition has changed, before anything continues one.
+
+    Raises:
+        Corrupt: A state cannot be read.
+        DefinitionChangedError: Some do not have the shape of the stage's states.
+    """
+    fold = stage.aggregate.fold
+    if not isinstance(fold, Fields):
+        return
+    dtypes = stage.input_types()
+    found = unfit = 0
+    example = ""
+    for key, stored in store.scan(ref):
+        state = decode_record(stored.value, ref, key).state
+        found += 1
+        if state is not None and (misfit := fold.misfit(state, dtypes)):
+            unfit += 1
+            example = example or f"for example of key {show_key(key)}: {misfit}"
+    if unfit:
+        raise DefinitionChangedError(
+            f"{ref}: {unfit:,} of {found:,} states do not fit its new definition, {example}. {_REMEDY}"
+        )
