@@ -7,7 +7,10 @@
 | `hw-dlq-lineage` | `topic:partition:offset -> ...` from the root to the record |
 | `hw-dlq-stage` | stage that could not use it, or that it was on its way to; absent for a republisher's |
 | `hw-dlq-reason` | reason code |
-| `hw-dlq-error` | name of the exception's type, when there was one; never its text, which may quote values |
+| `hw-dlq-detail` | what was wrong, without any value of the record |
+| `hw-dlq-error` | name of the type of the exception that user code raised |
+| `hw-dlq-error-at` | where in that code: `fleet.py:14 in fold` |
+| `hw-dlq-error-text` | text of that exception, at most 1,000 bytes. It may quote the record, and in a fold the state of its key |
 | `hw-dlq-hole` | `1` when its state remembers that it is missing; a redriven copy is then folded wherever it stands |
 | `hw-dlq-items` | items of the record that the flow diverted, such as `1,3.0`; absent where it is the whole record |
 | `hw-dlq-form` | what the value is: `envelope` or `payload` |
@@ -30,6 +33,7 @@ from hashlib import sha256
 from typing import Final, Self, TypeAlias
 
 from envelope.errors import Reason
+from envelope.raised import Raised, cut
 
 Headers: TypeAlias = Sequence[tuple[str, bytes | None]]
 """Kafka's headers: pairs of name and value, in order; names may repeat."""
@@ -37,6 +41,8 @@ Headers: TypeAlias = Sequence[tuple[str, bytes | None]]
 PREFIX: Final = "hw-dlq-"
 _RECORD_OVERHEAD: Final = 256  # a record batch's own 61 bytes, lengths and deltas, with room to spare
 _HEADER_OVERHEAD: Final = 10  # two varint lengths of at most five bytes
+_DIGESTS: Final = 400  # what says that key and value are trimmed, with room to spare
+_EXPLANATION: Final = frozenset(f"{PREFIX}{name}" for name in ("detail", "error-at", "error-text"))
 
 
 class Form(StrEnum):
@@ -50,7 +56,7 @@ class Form(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterHeaders:
-    """What is known of a record that could not be used. Never a value of it.
+    """What is known of a record that could not be used. Never a value of it, except in the text of `raised`.
 
     Attributes:
         topic: Topic of the record.
@@ -63,7 +69,8 @@ class DeadLetterHeaders:
         attempt: How many times it has been tried.
         application: Flow, republisher, connector or consumer group that gave it up.
         time_ms: When, in milliseconds since 1970; None when unknown.
-        error: Name of the exception's type; empty when there was none.
+        raised: What user code raised, or what another system says that was raised; None when nothing was.
+        detail: What was wrong, without any value of the record.
         hole: The state of its key remembers that it is missing.
         generation: Generation of the flow that gave it up.
         items: Its items that the flow diverted, by their index in each flat-map; empty for the record as a whole.
@@ -80,11 +87,12 @@ class DeadLetterHeaders:
     attempt: int = 1
     application: str = ""
     time_ms: int | None = None
-    error: str = ""
+    raised: Raised | None = None
     hole: bool = False
     generation: int = 1
     items: tuple[tuple[int, ...], ...] = ()
     form: Form | None = None
+    detail: str = ""
 
     def headers(self) -> list[tuple[str, bytes | None]]:
         """The headers that carry these facts."""
@@ -96,7 +104,10 @@ class DeadLetterHeaders:
             "lineage": self.lineage,
             "stage": self.stage,
             "reason": self.reason.value if self.reason else "",
-            "error": self.error,
+            "detail": cut(self.detail),
+            "error": self.raised.kind if self.raised else "",
+            "error-at": self.raised.at if self.raised else "",
+            "error-text": self.raised.text if self.raised else "",
             "hole": "1" if self.hole else "",
             "items": ",".join(".".join(map(str, item)) for item in self.items),
             "form": self.form.value if self.form else "",
@@ -145,8 +156,8 @@ def dead_letter_record(
 ) -> DeadLetterRecord:
     """Return the record for the dead-letter topic: key, value and headers byte for byte, our headers behind.
 
-    What would make it larger than `max_bytes` is trimmed, the value first, then the headers, then the
-    key; length and digest of what was there are kept, and the coordinates point to the original.
+    What would make it larger than `max_bytes` is trimmed: our explanation of the failure first, then the value, then the
+    headers, then the key; length and digest of what was there are kept, and the coordinates point to the original.
 
     Args:
         letter: The facts.
@@ -156,10 +167,14 @@ def dead_letter_record(
         max_bytes: Size that the dead-letter topic takes (its `max.message.bytes`).
     """
     own, facts = own_headers(headers), letter.headers()
-    room = max_bytes - _RECORD_OVERHEAD - _size(facts)
-    if _size(own) + len(key or b"") + len(value or b"") <= room:
-        return DeadLetterRecord(key, value, own + facts)
-    room -= 400  # for the headers below
+    brief = [header for header in facts if header[0] not in _EXPLANATION]
+    beside = _RECORD_OVERHEAD + _size(own) + len(key or b"")
+    for headers_of_ours in (facts, brief):
+        if beside + _size(headers_of_ours) + len(value or b"") <= max_bytes:
+            return DeadLetterRecord(key, value, own + headers_of_ours)
+    if beside + _size(facts) + _DIGESTS > max_bytes:
+        facts = brief  # not at the cost of the record's own headers and key
+    room = max_bytes - _RECORD_OVERHEAD - _size(facts) - _DIGESTS
     trimmed = ["value"]
     facts += _digest("value", value or b"")
     if _size(own) + len(key or b"") > room:
@@ -203,7 +218,8 @@ def _ours(found: dict[str, bytes]) -> dict[str, object] | None:
         "lineage": texts.get("lineage", ""),
         "stage": texts.get("stage", ""),
         "reason": Reason(reason) if reason in set(Reason) else None,
-        "error": texts.get("error", ""),
+        "detail": texts.get("detail", ""),
+        "raised": _raised(texts.get("error", ""), texts.get("error-at", ""), texts.get("error-text", "")),
         "hole": texts.get("hole") == "1",
         "attempt": int(texts.get("attempt", "1")),
         "application": texts.get("application", ""),
@@ -212,6 +228,10 @@ def _ours(found: dict[str, bytes]) -> dict[str, object] | None:
         "form": Form(texts["form"]) if "form" in texts else None,
         "time_ms": _time_ms(texts["time"]) if "time" in texts else None,
     }
+
+
+def _raised(kind: str, at: str = "", text: str = "") -> Raised | None:
+    return Raised(kind, at, text) if kind else None
 
 
 def _connect(found: dict[str, bytes]) -> dict[str, object] | None:
@@ -226,7 +246,7 @@ def _connect(found: dict[str, bytes]) -> dict[str, object] | None:
         "offset": int(texts["offset"]),
         "reason": None,
         "stage": texts.get("stage", ""),
-        "error": texts.get("exception.class.name", ""),
+        "raised": _raised(texts.get("exception.class.name", "")),
         "application": texts.get("connector.name", ""),
     }
 
@@ -245,7 +265,7 @@ def _spring(start: str) -> Callable[[dict[str, bytes]], dict[str, object] | None
             "partition": int.from_bytes(partition, signed=True),
             "offset": int.from_bytes(offset, signed=True),
             "reason": None,
-            "error": found.get(f"{start}exception-fqcn", b"").decode(),
+            "raised": _raised(found.get(f"{start}exception-fqcn", b"").decode()),
             "attempt": int.from_bytes(found.get("retry_topic-attempts", b"\0\0\0\1")),
             "application": found.get(f"{start}original-consumer-group", b"").decode(),
         }

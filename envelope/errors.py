@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from envelope.message import Hop
+    from envelope.raised import Raised
 
 
 class Reason(StrEnum):
@@ -76,6 +77,7 @@ class EnvelopeError(ValueError):
     Attributes:
         reason: Reason code.
         chain: Source chain of the message, where its envelope could be read.
+        raised: What user code raised, where that is the reason.
     """
 
     def __init__(self, reason: Reason, detail: str) -> None:
@@ -83,6 +85,7 @@ class EnvelopeError(ValueError):
         self.reason = reason
         self.detail = detail
         self.chain: tuple[Hop, ...] | None = None
+        self.raised: Raised | None = None
 
     def __str__(self) -> str:
         return f"{self.reason.value}: {self.detail}"

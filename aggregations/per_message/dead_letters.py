@@ -7,11 +7,13 @@ from typing import Any, Final
 
 from aggregations.definition.element import Element
 from aggregations.definition.flow import END_OF_FLOW
+from aggregations.per_message.cause import Cause
 from aggregations.per_message.ledger import Changes, Entry, Ledger, dead_entry
 from aggregations.per_message.stage import Decided
 from aggregations.per_message.steps import Rejected, standing_of
 from envelope import EnvelopeError, Node, Reason, Route, Siblings, Standing, Verdict
 from envelope.dedup.lineage import Redriven, died_in
+from envelope.raised import Raised
 
 BEYOND_END: Final = "its root's offset is beyond the end of the root topic"
 
@@ -29,6 +31,7 @@ class RejectedRecord:
         lineage: Its lineage as text, where it could be read.
         hole: It left a hole under its keys.
         items: Its items that the flow diverted, by their index in each flat-map; empty for the record as a whole.
+        raised: What user code raised, where that is the reason.
     """
 
     own: Node
@@ -38,6 +41,12 @@ class RejectedRecord:
     lineage: str = ""
     hole: bool = False
     items: tuple[tuple[int, ...], ...] = ()
+    raised: Raised | None = None
+
+    @property
+    def cause(self) -> str:
+        """What user code raised, and for which stage, in a line without any value; empty when it raised nothing."""
+        return f"stage {self.stage}: {self.reason.value}, {self.raised}" if self.raised else ""
 
 
 @dataclass(slots=True)
@@ -75,7 +84,7 @@ class DeadLetterCollector:
         """
         if error.chain is not None:
             element: Element[Any] = Element(None, key, own, error.chain, again=again)
-            self.rejected("", Rejected(element, error.reason, error.detail))
+            self.rejected("", Rejected.because(element, Cause.of(error)))
             return
         self._add(RejectedRecord(own, "", error.reason, error.detail))
         self.changes.added.add(Entry(self.first, died_in(own), (own.offset,)))
@@ -84,7 +93,7 @@ class DeadLetterCollector:
         """An element that a step in front of a stage rejected, or that the flow diverts; no stage: it was not read."""
         element = one.element
         lineage = element.lineage.resolved(self.topic_ids)
-        dead = RejectedRecord(element.own, stage, one.reason, one.detail, str(lineage))
+        dead = RejectedRecord(element.own, stage, one.reason, one.detail, str(lineage), raised=one.raised)
         if not one.whole and element.indices:
             dead.items = (element.indices,)
         self.lost(
@@ -165,7 +174,8 @@ class DeadLetterCollector:
             if one.reason is None:
                 continue
             element = one.arrival.element
-            dead = RejectedRecord(element.own, stage, one.reason, one.detail, str(element.lineage), one.hole)
+            lineage = str(element.lineage)
+            dead = RejectedRecord(element.own, stage, one.reason, one.detail, lineage, one.hole, raised=one.raised)
             back = one.arrival.back
             if one.arrival.transit and back is not None:
                 dead.stage, dead.hole = back.redrive.stage, back.redrive.hole

@@ -4,12 +4,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol
 
 from aggregations.definition.element import Element, Record
 from aggregations.definition.flow import END_OF_FLOW, Flow, Stage
 from aggregations.definition.flow import Step as FlowStep
 from aggregations.definition.source import RecordDecoder
+from aggregations.per_message.cause import Cause
 from aggregations.per_message.dead_letters import BEYOND_END
 from aggregations.per_message.ledger import Doubt, Entry, Ledger, Reading
 from aggregations.per_message.stage import Arrival, Decided, KeyState, StageOutcome, fold_stage
@@ -18,9 +19,6 @@ from aggregations.report import Report
 from envelope import EnvelopeError, Lineage, Node, Position, Reason, Verdict
 from persistence.commit.faults import effect
 from persistence.commit.steps import CommitStep
-
-Cause: TypeAlias = tuple[Reason, str]
-"""Reason code, and what was wrong without any value of the message."""
 
 _NONE: Mapping[Node, Cause] = MappingProxyType({})
 
@@ -171,7 +169,8 @@ class MessageLoop:
         self.collector.decided(stage.name, outcome.decided)
         for one in outcome.decided:
             if one.hole and one.reason is not None:
-                self.failures.add(stage.index, one.arrival.element.own, (one.reason, one.detail), hole=True)
+                cause = Cause(one.reason, one.detail, one.raised)
+                self.failures.add(stage.index, one.arrival.element.own, cause, hole=True)
         return outcome
 
     def onward(self, stage: Stage, outcome: StageOutcome) -> Applied:
@@ -203,7 +202,7 @@ class MessageLoop:
         kept = [element for element in before.elements if element.own not in failed]
         applied = apply_steps(steps, kept, before.schema, only)
         applied.rejected += [
-            Rejected(element, *failed[element.own]) for element in before.elements if element.own in failed
+            Rejected.because(element, failed[element.own]) for element in before.elements if element.own in failed
         ]
         return applied
 
@@ -211,6 +210,7 @@ class MessageLoop:
         for rejected in applied.rejected:
             self.collector.rejected(name, rejected)
             if rejected.whole:
-                self.failures.add(index, rejected.element.own, (rejected.reason, rejected.detail), hole=False)
+                cause = Cause(rejected.reason, rejected.detail, rejected.raised)
+                self.failures.add(index, rejected.element.own, cause, hole=False)
         self.outputs += applied.outputs
         self.report.filtered += applied.filtered

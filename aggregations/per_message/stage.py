@@ -11,6 +11,7 @@ from aggregations.definition.element import Element
 from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Aggregate
 from aggregations.definition.folds import check_state
+from aggregations.per_message.cause import Cause, refusal
 from aggregations.per_message.ledger import Entry
 from aggregations.per_message.rows import Schema, evaluate_values
 from envelope import (
@@ -30,6 +31,7 @@ from envelope import (
 )
 from envelope.dedup.history import Room
 from envelope.dedup.lineage import Redriven
+from envelope.raised import Raised
 
 _HELD = frozenset({Verdict.DUPLICATE, Verdict.DUPLICATE_IN_BATCH})
 _FIRST_SEEN = frozenset({Verdict.ACCEPTED, Verdict.LATE, Verdict.NEW_LANE})
@@ -90,6 +92,7 @@ class Decided:
         reason: Reason code when it goes to the dead-letter topic.
         detail: What was wrong, without any value of the message.
         emitted: What the stage passes on for it.
+        raised: What user code raised, where that is the reason.
     """
 
     arrival: Arrival
@@ -97,6 +100,12 @@ class Decided:
     reason: Reason | None = None
     detail: str = ""
     emitted: tuple[Element[Any], ...] = ()
+    raised: Raised | None = field(default=None, compare=False)
+
+    @classmethod
+    def rejected(cls, arrival: Arrival, cause: Cause) -> "Decided":
+        """An arrival that cannot be used."""
+        return cls(arrival, Decision(Verdict.REJECTED, fold=False), cause.reason, cause.detail, raised=cause.raised)
 
     @property
     def hole(self) -> bool:
@@ -154,7 +163,7 @@ def fold_stage(
     *,
     batch: int,
     siblings: Siblings = Siblings.EVENT_ID,
-    excluded: Mapping[Node, tuple[Reason, str]] | None = None,
+    excluded: Mapping[Node, Cause] | None = None,
     evict: bool = True,
     replays: bool = False,
 ) -> StageOutcome:
@@ -198,10 +207,10 @@ def fold_stage(
         before = loaded.get(key, KeyState())
         result = _fold_key(stage, before, arrivals, rows, batch, siblings, careful=again, evict=evict, replays=replays)
         results[key] = result
-        for i, reason, detail in result.failures:
+        for i, cause in result.failures:
             own = arrivals[i].element.own
             if own not in failed:
-                failed[own] = (reason, detail)
+                failed[own] = cause
                 _let_back(arrivals, by_key, by_record[own])
                 todo |= dict.fromkeys(arrivals[sibling].key for sibling in by_record[own])
     passing = {i: _pass(stage, loaded, one) for i, one in enumerate(arrivals) if one.transit}
@@ -226,7 +235,7 @@ class _Folded:
     state: KeyState | None = None
     decisions: dict[int, Decision] = field(default_factory=dict)
     emitted: dict[int, tuple[Element[Any], ...]] = field(default_factory=dict)
-    failures: list[tuple[int, Reason, str]] = field(default_factory=list)
+    failures: list[tuple[int, Cause]] = field(default_factory=list)
     retired: int = 0
 
 
@@ -259,7 +268,7 @@ def _fold_key(
         if not decision.fold:
             continue
         if (full := room.take(arrival.standing)) is not None:
-            result.failures.append((i, *full))
+            result.failures.append((i, Cause(*full)))
             if not careful:
                 break
             continue
@@ -267,7 +276,7 @@ def _fold_key(
         try:
             state, emitted = _fold_one(stage, state, arrival)
         except Exception as error:  # the user's code: anything may come
-            result.failures.append((i, *_cause(stage, error)))
+            result.failures.append((i, _cause(stage, error)))
             if not careful:
                 break
             state = kept
@@ -307,7 +316,7 @@ def _pass(stage: Aggregate, loaded: Mapping[bytes, KeyState], arrival: Arrival) 
     try:
         values = list(stage.emit(element, stage.fold.zero() if state is None else _copy(state)))
     except Exception as error:  # the user's code: anything may come
-        return Decided(arrival, Decision(Verdict.REJECTED, fold=False), *_cause(stage, error))
+        return Decided.rejected(arrival, _cause(stage, error))
     return Decided(arrival, decision, emitted=tuple(element.nth(n, value) for n, value in enumerate(values)))
 
 
@@ -315,10 +324,8 @@ def _copy(state: Any) -> Any:
     return msgspec.json.decode(msgspec.json.encode(state))
 
 
-def _cause(stage: Aggregate, error: Exception) -> tuple[Reason, str]:
-    if isinstance(error, EnvelopeError):
-        return error.reason, error.detail
-    return Reason.FOLD_FAILED, f"{type(error).__name__} in the fold of stage {stage.name}"
+def _cause(stage: Aggregate, error: Exception) -> Cause:
+    return Cause.of(refusal(error, Reason.FOLD_FAILED, f"the fold of stage {stage.name}"))
 
 
 def _fold_one(stage: Aggregate, state: Any, arrival: Arrival) -> tuple[Any, tuple[Element[Any], ...]]:
@@ -341,13 +348,13 @@ def _outcome(
     arrivals: Sequence[Arrival],
     results: Mapping[bytes, _Folded],
     loaded: Mapping[bytes, KeyState],
-    failed: Mapping[Node, tuple[Reason, str]],
+    failed: Mapping[Node, Cause],
     by_record: Mapping[Node, Sequence[int]],
     siblings: Siblings,
     passing: Mapping[int, Decided],
 ) -> StageOutcome:
     states = {key: result.state for key, result in results.items() if result.state is not None}
-    rejected: dict[int, tuple[Reason, str]] = {}
+    rejected: dict[int, Cause] = {}
     decisions = {i: decision for result in results.values() for i, decision in result.decisions.items()}
     taken = _taken(arrivals, decisions) if failed else frozenset()
     for own, cause in failed.items():
@@ -380,7 +387,7 @@ def _outcome(
             decided.append(passing[i])
             continue
         if i in rejected:
-            decided.append(Decided(arrival, Decision(Verdict.REJECTED, fold=False), *rejected[i]))
+            decided.append(Decided.rejected(arrival, rejected[i]))
             continue
         decision = decisions[i]
         reason = Reason.UNPROVEN if decision.verdict is Verdict.UNPROVEN else None

@@ -12,6 +12,7 @@ from aggregations.definition.expressions import Expression, key_bytes
 from aggregations.definition.flow import END_OF_FLOW, Aggregate, Divert, Filter, FlatMap, Map, Predicate, Publish, Step
 from aggregations.definition.operators import schema_after
 from aggregations.errors import FlowError
+from aggregations.per_message.cause import Cause, refusal
 from aggregations.per_message.ledger import Entry, Ledger
 from aggregations.per_message.rows import Schema, evaluate_values
 from aggregations.per_message.stage import Arrival, inputs_of, passed_on
@@ -29,6 +30,7 @@ from envelope import (
     Verdict,
     encode,
 )
+from envelope.raised import Raised
 from envelope.redrive import HEALED, LATE
 
 
@@ -41,12 +43,19 @@ class Rejected:
         reason: Reason code.
         detail: What was wrong, without any value of the message.
         whole: Every other item of its record is rejected with it.
+        raised: What user code raised, where that is the reason.
     """
 
     element: Element[Any]
     reason: Reason
     detail: str
     whole: bool = True
+    raised: Raised | None = None
+
+    @classmethod
+    def because(cls, element: Element[Any], cause: Cause) -> "Rejected":
+        """An element that cannot be used, with its whole record."""
+        return cls(element, cause.reason, cause.detail, raised=cause.raised)
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,14 +300,8 @@ def _true(applied: Applied, predicate: Predicate) -> list[bool]:
 def _call(function: Callable[..., Any], *arguments: Any) -> Any:
     try:
         return function(*arguments)
-    except EnvelopeError as error:
-        return error
-    except FlowError as error:
-        return EnvelopeError(Reason.BAD_PAYLOAD, str(error))
     except Exception as error:  # the user's code: anything may come
-        return EnvelopeError(
-            Reason.TRANSFORM_FAILED, f"{type(error).__name__} in {getattr(function, '__qualname__', 'a step')}"
-        )
+        return refusal(error, Reason.TRANSFORM_FAILED, getattr(function, "__qualname__", "a step"))
 
 
 def _survivors(applied: Applied, results: Sequence[Any]) -> list[Any]:
@@ -314,8 +317,7 @@ def _survivors(applied: Applied, results: Sequence[Any]) -> list[Any]:
     survivors = []
     for element, result in zip(applied.elements, results, strict=True):
         if element.own in causes:
-            cause = causes[element.own]
-            applied.rejected.append(Rejected(element, cause.reason, cause.detail))
+            applied.rejected.append(Rejected.because(element, Cause.of(causes[element.own])))
         else:
             kept.append(element)
             survivors.append(result)

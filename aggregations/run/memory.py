@@ -1,5 +1,6 @@
 """The in-memory runner: real flow, stores and commit, records handed over by the caller. The oracle of the others."""
 
+import logging
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -26,6 +27,8 @@ from persistence.commit.steps import CommitStep
 from persistence.errors import StoreError
 from persistence.growth import METADATA_MAX_AGE_SECONDS, Ends
 
+_LOG = logging.getLogger("headwater.memory")
+
 
 @dataclass(slots=True)
 class _Batch:
@@ -47,6 +50,7 @@ class _Batch:
                 one.detail,
                 one.hole,
                 one.items,
+                one.raised,
             )
             for one in self.collector.dead.values()
         ]
@@ -134,6 +138,8 @@ class MemoryRunner:
         self.run.advanced(manifest)
         batch.report.batches = 1
         batch.report.reasons.update(one.reason.value for one in batch.collector.dead.values())
+        batch.report.raised.update(one.cause for one in batch.collector.dead.values() if one.raised)
+        batch.report.log_raised(_LOG)
         for name, copies in batch.collector.copies.items():
             batch.report.verdicts.setdefault(name, Counter())[Verdict.COPY.value] += copies
         self.report.add(batch.report)

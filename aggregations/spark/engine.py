@@ -335,6 +335,7 @@ class Engine:
         self._advance(manifest)
         report.counts.batches = 1
         self.total.add(report)
+        report.counts.log_raised(_LOG)
         self._warn()
         if self._progress is not None:
             self._progress(report.counts)

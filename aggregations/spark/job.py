@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from aggregations.definition.flow import Flow, Publish, Stage
+from aggregations.per_message.cause import Cause
 from aggregations.per_message.ledger import Changes, Doubt, Ledger
 from aggregations.per_message.stage import KeyState
 from aggregations.per_message.steps import OutputMessage
@@ -15,6 +16,7 @@ from aggregations.run.states import read_states
 from aggregations.spark.clients import store_of
 from aggregations.spark.roots import RootEnds
 from envelope import Node, Reason
+from envelope.raised import Raised
 from persistence.kafka import KafkaSettings
 from persistence.marks import KnownMarks, Marks
 from persistence.protocol import FlowRef
@@ -30,11 +32,13 @@ class Exclusion(NamedTuple):
         reason: Reason code.
         detail: What was wrong, without any value of the message.
         hole: Its keys are known, and it leaves a hole under each.
+        raised: What user code raised, where that is the reason.
     """
 
     reason: Reason
     detail: str
     hole: bool
+    raised: Raised | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +125,7 @@ class Job:
         earlier = None if self.earlier is None else self.earlier.get(stage.name, ())
         return read_states(store_of(self.urls[stage.name]), self.ref.stage(stage.name), keys, stage, earlier)
 
-    def excluded_at(self, stage: int, *, hole: bool) -> dict[Node, tuple[Reason, str]]:
+    def excluded_at(self, stage: int, *, hole: bool) -> dict[Node, Cause]:
         """Records that one stage must not fold, with the cause.
 
         Args:
@@ -129,7 +133,7 @@ class Job:
             hole: Those that leave holes, as their fold failed; else those that a step in front of it rejected.
         """
         return {
-            self.node(topic, partition, offset): (cause.reason, cause.detail)
+            self.node(topic, partition, offset): Cause(cause.reason, cause.detail, cause.raised)
             for (index, topic, partition, offset), cause in self.excluded.items()
             if index == stage and cause.hole is hole
         }

@@ -6,7 +6,8 @@ import pyarrow as pa
 
 from aggregations.definition.element import Record
 from aggregations.definition.flow import Stage
-from aggregations.per_message.loop import Cause, Failures, MessageLoop
+from aggregations.per_message.cause import Cause
+from aggregations.per_message.loop import Failures, MessageLoop
 from aggregations.per_message.stage import Arrival, KeyState
 from aggregations.run.states import writes_of
 from aggregations.spark.blocks import route_of
@@ -63,7 +64,7 @@ class _Failures(Failures):
         return self._work.job.excluded_at(index, hole=hole)
 
     def add(self, index: int, own: Node, cause: Cause, *, hole: bool) -> None:
-        self._work.fail(index, own, Exclusion(*cause, hole=hole))
+        self._work.fail(index, own, Exclusion(cause.reason, cause.detail, hole, cause.raised))
 
 
 def _loop(work: Work) -> MessageLoop:

@@ -36,6 +36,7 @@ def publish(work: Work) -> None:
     work.report.counts.outputs += len(work.outputs)
     # Here and not where they were found: items of one record that failed in several tasks are one dead letter.
     work.report.counts.reasons.update(one.reason.value for one in dead)
+    work.report.counts.raised.update(one.cause for one in dead if one.raised)
     work.outputs.clear()
     work.collector.dead.clear()
 
@@ -86,6 +87,8 @@ def _letter(job: Job, dead: RejectedRecord, now_ms: int) -> DeadLetterHeaders:
         generation=job.ref.generation,
         items=dead.items,
         form=Form.ENVELOPE if topic.envelope else Form.PAYLOAD,
+        detail=dead.detail,
+        raised=dead.raised,
     )
 
 

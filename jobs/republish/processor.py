@@ -12,6 +12,7 @@ from envelope.deadletter import Form, Headers
 from envelope.headers import TWIN, is_cloudevents, mirror
 from envelope.hops import HopWriter
 from envelope.limits import MAX_OFFSET, check_coordinates, check_topic
+from envelope.raised import Raised
 from envelope.redrive import read_via
 from jobs.republish.express import Express, express
 from jobs.republish.record import KEEP, RETRY_PREFIX, InputRecord, OutputRecord, Transform, identity
@@ -34,7 +35,7 @@ class TransformError(EnvelopeError):
     """The transform raised.
 
     Attributes:
-        error: Name of the exception's type. Its text may quote values and is not kept.
+        error: Name of the exception's type.
     """
 
     def __init__(self, error: str) -> None:
@@ -182,7 +183,9 @@ class Processor:
         except EnvelopeError:
             raise
         except Exception as error:
-            raise TransformError(type(error).__name__) from error
+            failed = TransformError(type(error).__name__)
+            failed.raised = Raised.of(error)
+            raise failed from error
         if len(outputs) > self._max_outputs:
             raise EnvelopeError(Reason.TOO_MANY_OUTPUTS, f"more than {self._max_outputs} outputs of one input")
         count = len(outputs)

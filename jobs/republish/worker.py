@@ -199,11 +199,12 @@ class Worker:
             application=self._name,
             form=self._processor.form(record.topic),
             time_ms=now,
-            error=kind,
+            detail=error.detail,
+            raised=error.raised,
         )
         self._counts.dead_lettered[error.reason.value] += 1
         self._dead.append(dead_letter_record(letter, record.key, record.value, record.headers, self._dead_letter[1]))
-        _LOG.info("dead letter: %s: %s", record.node, error)
+        _LOG.info("dead letter: %s: %s%s", record.node, error, f", {error.raised}" if error.raised else "")
         return ()
 
     def _publish_dead_letters(self, timeout: float | None) -> None:

@@ -63,7 +63,7 @@ def test_a_republisher_that_is_killed_repeats_and_loses_nothing(
     dead_letters = read_all(settings, dead)
     assert {(m.key(), m.value()) for m in dead_letters} == set(POISON)
     letters = [DeadLetterHeaders.read(m.headers()) for m in dead_letters]
-    assert {(letter.topic, letter.reason, letter.error) for letter in letters if letter} == {
+    assert {(letter.topic, letter.reason, letter.raised and letter.raised.kind) for letter in letters if letter} == {
         (source, "transform_failed", "ValueError")
     }
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from envelope import Reason
 from envelope.deadletter import DeadLetterHeaders, DeadLetterRecord, Form, dead_letter_record, own_headers, size_of
+from envelope.raised import Raised, cut
 
 LETTER = DeadLetterHeaders(
     topic="flights.raw",
@@ -21,7 +22,12 @@ LETTER = DeadLetterHeaders(
     attempt=2,
     application="legs",
     time_ms=1_700_000_000_123,
-    error="ZeroDivisionError",
+    raised=Raised("ZeroDivisionError"),
+)
+EXPLAINED = replace(
+    LETTER,
+    detail="ZeroDivisionError in the fold of stage carrier",
+    raised=Raised("ZeroDivisionError", "fleet.py:14 in fold", "division by zero"),
 )
 PLACE = ("topic", "partition", "offset"), (b"orders", b"4", b"99")
 HEADERS = [("a", b"1"), ("a", b"2"), ("none", None), ("bin", b"\xff\x00")]
@@ -90,6 +96,52 @@ def test_key_value_and_headers_are_kept_byte_for_byte(key, value, headers) -> No
     assert (dead.key, dead.value) == (key, value)
     assert own_headers(dead.headers) == own_headers(headers)
     assert DeadLetterHeaders.read(dead.headers) == LETTER
+
+
+def test_what_user_code_raised_is_in_headers_of_its_own_and_is_read_back() -> None:
+    headers = dict(EXPLAINED.headers())
+    assert headers["hw-dlq-detail"] == b"ZeroDivisionError in the fold of stage carrier"
+    assert headers["hw-dlq-error"] == b"ZeroDivisionError"
+    assert headers["hw-dlq-error-at"] == b"fleet.py:14 in fold"
+    assert headers["hw-dlq-error-text"] == b"division by zero"
+    assert DeadLetterHeaders.read(EXPLAINED.headers()) == EXPLAINED
+
+
+def test_a_record_that_fits_without_the_explanation_is_kept_whole() -> None:
+    value = bytes(5000)
+    exact = 256 + accounted([*HEADERS, *EXPLAINED.headers()]) + len(b"key") + len(value)
+    whole = dead_letter_record(EXPLAINED, b"key", value, HEADERS, exact)
+    assert whole == DeadLetterRecord(b"key", value, HEADERS + EXPLAINED.headers())
+    brief = dead_letter_record(EXPLAINED, b"key", value, HEADERS, exact - 1)
+    assert brief == DeadLetterRecord(b"key", value, HEADERS + LETTER.headers())
+
+
+@given(
+    st.integers(0, 3000),
+    st.integers(0, 9000),
+    st.lists(st.tuples(st.just("h"), st.binary(max_size=300)), max_size=9),
+    st.integers(1500, 12_000),
+    st.text(max_size=2000),
+)
+def test_a_dead_letter_is_never_larger_than_its_topic_takes(key, value, headers, max_bytes, text) -> None:
+    letter = replace(EXPLAINED, raised=Raised("ZeroDivisionError", "fleet.py:14 in fold", cut(text)))
+    dead = dead_letter_record(letter, bytes(key), bytes(value), headers, max_bytes)
+    assert size_of(dead.key, dead.value, dead.headers) <= max_bytes
+    without = dead_letter_record(LETTER, bytes(key), bytes(value), headers, max_bytes)
+    assert (dead.key, own_headers(dead.headers)) == (without.key, own_headers(without.headers))
+    assert (dead.value == bytes(value)) == (without.value == bytes(value))
+
+
+def test_a_trimmed_dead_letter_keeps_the_explanation_where_key_and_headers_leave_room_for_it() -> None:
+    read = DeadLetterHeaders.read(dead_letter_record(EXPLAINED, b"key", bytes(9000), HEADERS, 5000).headers)
+    assert read == EXPLAINED
+
+
+def test_an_exception_is_cut_and_is_utf8_whatever_its_text_is() -> None:
+    assert cut("x" * 5000) == "x" * 1000
+    assert cut("é" * 5000) == "é" * 500
+    assert cut("a" + "é" * 5000) == "a" + "é" * 499
+    assert cut("\ud83d") == "\\ud83d"
 
 
 def test_a_second_death_replaces_the_headers_of_the_first() -> None:
@@ -198,7 +250,7 @@ def test_a_dead_letter_of_kafka_connect_is_understood() -> None:
     ]
     assert DeadLetterHeaders.read(headers) == DeadLetterHeaders(
         "orders", 4, 99, None, stage="VALUE_CONVERTER", application="sink",
-        error="org.apache.kafka.connect.errors.DataException",
+        raised=Raised("org.apache.kafka.connect.errors.DataException"),
     )  # fmt: skip
 
 
@@ -225,7 +277,7 @@ def test_a_dead_letter_of_spring_kafka_is_understood(start: str) -> None:
         ("retry_topic-attempts", (3).to_bytes(4, "big")),
     ]
     assert DeadLetterHeaders.read(headers) == DeadLetterHeaders(
-        "orders", 4, 2**40, None, attempt=3, application="billing", error="java.lang.IllegalStateException"
+        "orders", 4, 2**40, None, attempt=3, application="billing", raised=Raised("java.lang.IllegalStateException")
     )
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from aggregations.definition.fields import Fields, count, total
+from aggregations.per_message.cause import Cause
 from aggregations.per_message.stage import KeyState, fold_stage
 from envelope import EnvelopeError, Histories, History, HolesFullError, Reason, Route, Siblings
 from envelope.dedup.history import KNOWN_LANES, SIBLINGS
@@ -190,7 +191,7 @@ def test_an_overflow_rejects_the_message_and_keeps_the_total():
 
 def test_records_excluded_because_a_sibling_failed_elsewhere_are_rejected_with_that_cause():
     one = arrival(1, own=5)
-    outcome = fold([one, arrival(2)], excluded={one.element.own: (Reason.OVERFLOW, "elsewhere")})
+    outcome = fold([one, arrival(2)], excluded={one.element.own: Cause(Reason.OVERFLOW, "elsewhere")})
     assert verdicts(outcome) == ["rejected", "accepted"]
     assert (outcome.decided[0].reason, outcome.decided[0].detail) == (Reason.OVERFLOW, "elsewhere")
 
