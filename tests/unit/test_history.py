@@ -10,6 +10,7 @@ from envelope import (
     History,
     HolesFullError,
     Position,
+    Reason,
     Route,
     Siblings,
     Standing,
@@ -17,7 +18,8 @@ from envelope import (
     group_of,
     in_order,
 )
-from envelope.dedup.history import HEALED, HISTORY, WIDE, Group
+from envelope.dedup import history as history_module
+from envelope.dedup.history import HEALED, HISTORY, LANES, WIDE, Group, Room
 
 
 def at(*position: int | str, lane: str = "a:0#i", group: str | None = None, **fields: Any) -> Standing:
@@ -289,3 +291,80 @@ def test_siblings_without_index_or_id_follow_the_policy(siblings: Siblings, expe
     assert [decision.fold for decision in Histories().judge(pair, siblings)] == expected
     histories, _ = Histories().folding(pair)
     assert histories.judge(pair[:1], siblings) == [Decision(Verdict.AMBIGUOUS, fold=later)]
+
+
+def test_of_what_was_folded_late_the_lowest_gives_way_and_the_floor_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A position below the floor that comes again is unproven: with a floor too low it would be folded twice."""
+    monkeypatch.setattr(history_module, "HEALED", 2)
+    full = ((1,), (2,), (3,))
+    for floor, expected in ((None, (2,)), ((1,), (2,)), ((9,), (9,))):
+        after = History(full, floor, 1).healing([(7,)], 2)
+        assert (after.held, after.floor) == (((3,), (7,)), expected)
+
+
+def test_a_late_fold_that_takes_no_position_s_place_leaves_the_floor_where_it_was() -> None:
+    assert History(((5,),), (3,), 1).healing([(4,)], 2) == History(((4,), (5,)), (3,), 2)
+
+
+def test_the_late_folds_of_a_batch_that_may_be_judged_again_all_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(history_module, "HEALED", 2)
+    held = ((1,), (2,), (3,))
+    assert History(held, None, 5).healing([(4,)], 5).held == (*held, (4,))
+    assert History(held, None, 1).healing([(4,)], 5, replays=True).held == (*held, (4,))
+    assert History(held, None, 1).healing([(4,), (5,), (6,)], 5).held == ((4,), (5,), (6,))
+
+
+def test_a_retired_lane_that_keeps_siblings_stays_as_wide_as_it_was_and_keeps_the_siblings_together() -> None:
+    names = [(7, -1, name) for name in "abc"]
+    wide = History().adding([(6, -1, "q"), *names], wide=True)
+    retired = wide.retired()
+    assert (retired, retired.loose) == (History(tuple(names), (6, -1, "q"), wide=True), True)
+    assert retired.adding([(7, -1, "d")], size=1).held == (*names, (7, -1, "d"))
+    assert not History().adding(names).retired().wide
+
+
+def test_a_retired_lane_that_keeps_nothing_is_neither_wide_nor_loose() -> None:
+    retired = History().adding([(5, -1, "x"), (6, 0)], wide=True).retired()
+    assert (retired.held, retired.wide, retired.loose) == ((), False, False)
+
+
+def test_a_lane_that_holds_the_siblings_of_one_root_alone_has_nothing_to_retire() -> None:
+    history = History().adding([(7, -1, "a"), (7, -1, "b")])
+    assert not history.retires
+    assert history.retired() == History(history.held)
+
+
+def test_siblings_are_counted_by_root_and_those_that_are_held_count_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(history_module, "SIBLINGS", 3)
+    histories = folded(Histories(), sibling(7, "a"), sibling(7, "b"), sibling(9, "a"))
+    room = Room(histories)
+    assert [room.take(sibling(7, "c")), room.take(sibling(8, "a")), room.take(sibling(9, "b"))] == [None] * 3
+    assert room.take(sibling(7, "b")) is None, "it is one of the three"
+    assert (room.take(sibling(7, "d")) or ("",))[0] is Reason.TOO_MANY_SIBLINGS
+    assert room.take(at(7, 5, lane="a:0#i>r>b:0", group="a:0#i>r>b")) is None, "what has an index is no such sibling"
+
+
+def test_the_lanes_that_a_batch_opens_count_with_those_that_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(history_module, "KNOWN_LANES", 3)
+    histories, _ = Histories().folding([at(1, lane="a"), at(1, lane="b")])
+    room = Room(histories)
+    assert [room.take(at(2, lane=lane)) for lane in ("a", "c", "c")] == [None] * 3
+    assert (room.take(at(2, lane="d")) or ("",))[0] is Reason.TOO_MANY_LANES
+    assert room.take(at(3, lane="b")) is None, "a lane that is known always has room"
+
+
+def test_more_lanes_of_late_folds_than_a_state_keeps_are_retired_only_when_no_replay_may_ask_for_them() -> None:
+    late = [missing_in(f"g{n}") for n in range(LANES + 1)]
+    histories, _ = Histories().folding(late[:-1], lanes=2 * LANES, batch=1)
+    same_batch, gone = histories.folding(late[-1:], lanes=2, batch=2, replays=True)
+    assert not any(lane.startswith("!") for lane in gone)
+    assert all(verdicts(same_batch, one) == ["duplicate"] for one in late[:3])
+    _, gone = histories.folding(late[-1:], lanes=2, batch=2)
+    assert not any(lane.startswith("!") for lane in gone), "the lane of this batch is needed until it is committed"
+    full, _ = histories.folding(late[-1:], lanes=2 * LANES, batch=2)
+    _, gone = full.folding([at(1, lane="z")], lanes=2, batch=3)
+    assert [lane for lane in gone if lane.startswith("!")] == ["!g0"]
+
+
+def missing_in(group: str) -> Standing:
+    return at(1, lane=group, group=group, route=Route.MISSING)

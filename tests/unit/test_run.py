@@ -20,7 +20,7 @@ from persistence import memory as memory_store
 from persistence import registry
 from persistence.commit import faults
 from persistence.errors import Fenced, Terminal, Transient
-from persistence.manifest import Manifest, Progress
+from persistence.manifest import Growth, Manifest, Progress
 from persistence.registry import open_store
 from tests.support.pure import COLUMNS, bare, fresh_store, leg, runner, states, wrapped
 
@@ -548,6 +548,69 @@ def test_a_topic_without_an_id_leaves_no_id_behind():
     run = begin(flow(), two_stores())
     run.start_at("legs", "", {0: 2})
     assert stored(run) == [Manifest(run.epoch, 0, {"legs": {0: Progress(2)}}, seen={})] * 2
+
+
+def test_the_growth_that_is_found_at_a_start_is_written_into_every_store_though_every_offset_is_known():
+    """A run that dies before its first manifest leaves it to the next: without it, histories would evict positions."""
+    stores = two_stores()
+    starts, growth = {0: 5, 1: 0}, Growth(1, 2, 7)
+    begin(flow(), stores).start_at("legs", "T1", starts)
+    begin(flow(), stores).start_at("legs", "T1", starts, growth)
+    run = begin(flow(), stores)
+    assert run.growth == growth
+    assert [one.growth for one in stored(run)] == [{"legs": growth}] * 2
+    run.start_at("legs", "T1", starts)
+    assert begin(flow(), stores).growth is None
+    assert [one.growth for one in stored(run)] == [{}] * 2
+
+
+def test_a_start_that_says_nothing_new_writes_nothing():
+    run = begin(flow(), two_stores())
+    run.start_at("legs", "T1", {0: 5}, Growth(1, 2, 7))
+    watch = faults.Injector([])
+    with faults.use(watch):
+        run.start_at("legs", "T1", {0: 5}, Growth(1, 2, 7))
+    assert watch.reached == {}
+
+
+def test_a_growth_is_written_once_before_its_batch_and_its_end_goes_with_the_batch_that_reaches_it():
+    """Written before, the end would let the next run evict what a replay of that batch still needs."""
+    run = begin(flow(), two_stores())
+    run.start_at("legs", "T1", {0: 5})
+    run.growth = Growth(1, 2, 7)
+    watch = faults.Injector([])
+    with faults.use(watch):
+        run.note_growth()
+        run.note_growth()
+        run.growth = None
+        run.note_growth()
+    assert watch.reached == {"ledger": 2}
+    assert [one.growth for one in stored(run)] == [{"legs": Growth(1, 2, 7)}] * 2
+    assert run.following({("legs", 0): 6}, {"legs": "T1"}, {}).growth == {}
+
+
+@pytest.mark.parametrize("outcome", ["error", "unanswered"])
+def test_a_run_that_cannot_write_its_end_counts_as_crashed_and_is_closed_without_an_error(outcome):
+    stores = two_stores()
+    ended = MemoryRunner(flow(), stores)
+    ended.process(legs(0))
+    with faults.use(faults.Injector([faults.Fault.parse(f"finish.{outcome}")])):
+        ended.close()
+    assert begin(flow(), stores).crashed
+
+
+def test_a_run_whose_last_batch_failed_does_not_say_that_it_ended_of_its_own_accord():
+    """What that batch persisted no manifest says: a record of it is no proven first delivery to the next run."""
+    stores = two_stores()
+    failed = MemoryRunner(flow(), stores)
+    with faults.use(faults.Injector([faults.Fault.parse("manifest.error")])), pytest.raises(Transient):
+        failed.process(legs(0))
+    failed.close()
+    crashed = MemoryRunner(flow(), stores, ends={("legs", 0): 1})
+    assert crashed.run.crashed
+    crashed.process(legs(0))
+    crashed.close()
+    assert not begin(flow(), stores).crashed
 
 
 def created_again():

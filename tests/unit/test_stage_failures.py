@@ -267,3 +267,21 @@ def test_a_message_of_one_lane_more_than_a_state_knows_is_a_dead_letter():
     states = again(outcome, full)
     assert len(states[b"k"].histories.lanes) == KNOWN_LANES
     assert set(states[b"k"].histories.holes) == {f"{LANE}1", f"{LANE}2"}
+
+
+@pytest.mark.parametrize(("copied", "passed_on"), [(False, Route.MISSING), (True, Route.RETRIED)])
+def test_a_redriven_copy_that_comes_in_the_batch_in_which_its_record_dies_is_folded(copied, passed_on):
+    """Nobody has listed the record yet, so it comes as a copy of what this flow did not give up."""
+    died = arrival(1, value="bad")
+    died = replace(died, element=replace(died.element, again=copied))
+    batch = [died, arrival(1, value="mended", own=100, route=Route.COPY), arrival(2, own=101, route=Route.COPY)]
+    outcome = fold(batch)
+    assert verdicts(outcome) == ["duplicate_in_batch", "redriven", "copy"]
+    assert outcome.states[b"k"].fold == ["mended"]
+    # The stages behind fold it below their floors as well, if no attempt that crashed can have brought it to them.
+    assert [one.route for one in outcome.decided[1].emitted] == [passed_on]
+
+
+def test_a_redriven_copy_in_another_group_than_the_record_that_dies_stays_a_copy():
+    batch = [arrival(1, value="bad"), arrival(1, lane="other:0#T1", own=100, route=Route.COPY)]
+    assert verdicts(fold(batch)) == ["rejected", "copy"]

@@ -9,6 +9,7 @@ import pytest
 from aggregations.definition.fields import Fields, count
 from aggregations.definition.flow import Flow
 from aggregations.errors import RunRefusedError
+from aggregations.per_message.ledger import Entry
 from aggregations.run.memory import MemoryRunner
 from aggregations.run.run import begin
 from persistence.cas import manifest_behind
@@ -283,3 +284,29 @@ def test_manifests_hold_the_marks_of_their_store_and_of_those_downstream(two):
     assert kept
     assert all(one.downstream == {"b": manifests[0].marks["b"]} for one in kept)
     assert Counter(one.epoch for one in kept) == {runner.run.epoch: len(kept)}
+
+
+def test_a_loss_that_was_accepted_is_not_found_again_in_what_buckets_upstream_kept_of_it(one):
+    """What is behind was acknowledged to an earlier run; the one at work was told to go on without it."""
+    store, urls = one
+    runner = MemoryRunner(FLOW, urls)
+    runner.process(legs(0, 30))
+    copy = store.copy()
+    runner.process(legs(30, 60))
+    store.restore(copy, ["0"])
+    accepted = MemoryRunner(FLOW, urls, accept=["store-went-back"])
+    accepted.run.check_marks()
+    accepted.process(legs(60, 90))
+
+
+@pytest.mark.parametrize("write", [lambda run: run.finish(), lambda run: run.list_dead({Entry("a", "g", (0,))})])
+def test_between_two_batches_a_manifest_does_not_count_on_what_a_batch_saved_that_has_none(two, write):
+    """That may go back with its store, and the replay saves it again."""
+    _, down, urls = two
+    run = begin(FLOW, urls)
+    run.advanced(run.following({("legs", 0): 1}, {"legs": "T1"}, {}))
+    run.known.note("b", down.save(run.ref.stage("b"), [Write(b"k", 0, b"{}")], epoch=run.epoch, batch=2))
+    write(run)
+    assert down.load_manifest(run.ref).marks == {}
+    run.save_manifest("b", run.manifest)
+    assert down.load_manifest(run.ref).marks.keys() == {"b"}
