@@ -14,8 +14,8 @@ from aggregations.definition.flow import Flow
 from aggregations.definition.folds import Fold
 from aggregations.definition.source import Json, Raw, Topic
 from aggregations.errors import DefinitionChangedError, FlowError, RunRefusedError
+from aggregations.run.binding import bind
 from aggregations.run.memory import MemoryRunner
-from aggregations.run.run import bind
 
 if TYPE_CHECKING:
     from aggregations.spark import run_flow

@@ -22,7 +22,7 @@ from pathlib import Path
 from aggregations.definition.fields import Fields, count, maximum, total
 from aggregations.definition.flow import Flow
 from aggregations.definition.source import Topic
-from aggregations.run.run import bind
+from aggregations.run.binding import bind
 from aggregations.run.states import state_of
 from aggregations.spark import run_flow
 from aggregations.spark.engine import _CONSUMER

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from aggregations.definition.flow import Flow
 from aggregations.errors import FlowError
-from aggregations.run.run import bind
+from aggregations.run.binding import bind
 from jobs import stack
 from jobs.environment import DEBUG, SPARK_LOG_LEVEL, STORE
 from persistence.kafka import KafkaSettings

@@ -1,6 +1,6 @@
 """One run of a flow against its stores: epoch, manifests, where to start, and what to write when a batch is done."""
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -8,98 +8,24 @@ from typing import Any
 import msgspec
 
 from aggregations.definition.flow import Flow, Stage
-from aggregations.errors import FlowError
-from aggregations.per_message.ledger import Changes, Doubt, Entry, Ledger, merged
-from aggregations.run.growth import advance, merge
+from aggregations.per_message.ledger import Changes, Doubt, Entry, Ledger
+from aggregations.run.common import common
+from aggregations.run.growth import advance
+from aggregations.run.incarnations import Incarnations, merge_incarnations
 from aggregations.run.shapes import check_states
 from aggregations.run.start import LOSSES, Risk, check_marks, check_stores, refuse
-from envelope import Verdict
 from persistence.cas import manifest_behind
 from persistence.commit.faults import EPOCH, FINISH, LEDGER, effect
 from persistence.commit.order import store_order
 from persistence.findings import Finding
 from persistence.growth import METADATA_MAX_AGE_SECONDS, Ends
-from persistence.manifest import Growth, Manifest, Progress, minimum
+from persistence.manifest import Growth, Manifest, Progress
 from persistence.marks import Bucket, KnownMarks
 from persistence.protocol import FlowRef, StageRef, StateStore
 from persistence.registry import open_store
 
 Offsets = Mapping[tuple[str, int], int]
 """(topic, partition) to next offset."""
-
-
-def bind(flow: Flow[object], stores: Mapping[str, str], default: str = "") -> dict[str, str]:
-    """Return the store's URL of every stage.
-
-    Args:
-        flow: The flow.
-        stores: URL by stage name.
-        default: URL for the stages that have neither one here nor one in the definition.
-
-    Raises:
-        FlowError: A stage has none, or `stores` names a stage that there is not.
-    """
-    for name in stores:
-        flow.stage(name)
-    bound = {stage.name: stores.get(stage.name) or stage.aggregate.store or default for stage in flow.stages}
-    missing = [name for name, url in bound.items() if not url]
-    if missing:
-        raise FlowError(f"no store for stage {', '.join(missing)}: give --store URL or --store {missing[0]}=URL")
-    try:
-        store_order(bound.values())
-    except ValueError:  # its text has the URLs, which may have passwords
-        raise FlowError(
-            "the store of a stage comes back behind another stage's: bind neighbouring stages to one store, "
-            "or use a third one"
-        ) from None
-    return bound
-
-
-@dataclass(slots=True)
-class Incarnations:
-    """Topic ids in the order in which this flow first saw them, as the broker said them.
-
-    Only the broker's word is kept: messages may name any topic and id, and what they name in vain must not
-    fill the manifest. Where the broker says nothing of a topic, its ids are told apart by their lanes alone.
-
-    Attributes:
-        known: Ids by topic as the manifest has them.
-        current: Current id by topic, as far as the broker says it.
-        seen: Current ids that messages named and `known` has not, by topic.
-    """
-
-    known: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    current: Mapping[str, str] = field(default_factory=dict)
-    seen: dict[str, tuple[str, ...]] = field(default_factory=dict)
-
-    def verdict(self, topic: str, topic_id: str) -> Verdict | None:
-        """What a root of this topic id is; None for the current one unless it is new to a topic that had others."""
-        current = self.current.get(topic)
-        if not topic_id or not current:
-            return None
-        if topic_id != current:
-            return Verdict.STALE_INCARNATION
-        ids = self.known.get(topic, ())
-        if current in ids:
-            return None
-        self.seen[topic] = (current,)
-        return Verdict.NEW_INCARNATION if ids else None
-
-    def merged(self) -> dict[str, tuple[str, ...]]:
-        """All ids, the newly seen ones last."""
-        return merge_incarnations(self.known, self.seen)
-
-
-def merge_incarnations(
-    known: Mapping[str, tuple[str, ...]], *more: Mapping[str, Iterable[str]]
-) -> dict[str, tuple[str, ...]]:
-    """Ids by topic, `known` first, then what the others add, in their order."""
-    merged = {topic: tuple(ids) for topic, ids in known.items()}
-    for ids_by_topic in more:
-        for topic, ids in ids_by_topic.items():
-            have = merged.get(topic, ())
-            merged[topic] = (*have, *(one for one in ids if one not in have))
-    return merged
 
 
 @dataclass(slots=True)
@@ -340,7 +266,7 @@ class Run:
         refuse(self._begin(), accept)
         for stage in self._redefined():
             check_states(stage, self.stage_ref(stage), self.stores[stage.name])
-        self.advanced(_common([manifest for _, manifest in self.manifests], self.ref))
+        self.advanced(common([manifest for _, manifest in self.manifests], self.ref))
 
     def _redefined(self) -> list[Stage]:
         """Stages that a manifest knows by another definition; with those definitions all are noted as continued."""
@@ -597,45 +523,3 @@ def _opened(
 def _stages(manifest: Manifest) -> tuple[object, ...]:
     """What a manifest says of stages: those of the flow, in order, those of its store, and earlier definitions."""
     return list(manifest.definitions.items()), manifest.kept, manifest.earlier
-
-
-def _common(manifests: Sequence[Manifest | None], ref: FlowRef) -> Manifest | None:
-    """What all stores together say: of each partition the lowest offset, so that none misses a record.
-
-    A store that was restored from an older copy, or that did not get its manifest any more, is
-    filled again; the others drop what they hold already.
-    """
-    found = [manifest for manifest in manifests if manifest is not None]
-    if not found:
-        return None
-    positions = {
-        topic: {partition: Progress(offset) for partition, offset in partitions.items()}
-        for topic, partitions in minimum(manifests).items()
-    }
-    # Ids are only ever appended: of one topic all the lists begin alike, and merged they stay in order of age.
-    incarnations = merge_incarnations(*(manifest.incarnations for manifest in found))
-    topic_ids = {topic: _oldest(topic, found, incarnations) for one in found for topic in one.topic_ids}
-    growing = {
-        topic: merge([one.growth[topic] for one in found if topic in one.growth and _is_of(one, topic, topic_ids)])
-        for topic in positions
-    }
-    return Manifest(
-        epoch=max(manifest.epoch for manifest in found),
-        batch=max(manifest.batch for manifest in found),
-        positions=positions,
-        topic_ids=topic_ids,
-        incarnations=incarnations,
-        **merged(Ledger.of(ref.flow, ref.generation, manifest) for manifest in found).fields(),
-        growth={topic: growth for topic, growth in growing.items() if growth is not None},
-    )
-
-
-def _is_of(manifest: Manifest, topic: str, topic_ids: Mapping[str, str]) -> bool:
-    return manifest.topic_ids.get(topic) == topic_ids.get(topic)
-
-
-def _oldest(topic: str, manifests: Sequence[Manifest], incarnations: Mapping[str, tuple[str, ...]]) -> str:
-    """The id that the lowest offsets of a topic belong to: `minimum` takes the oldest incarnation's."""
-    order = {topic_id: age for age, topic_id in enumerate(incarnations.get(topic, ()))}
-    ids = (manifest.topic_ids[topic] for manifest in manifests if topic in manifest.topic_ids)
-    return min(ids, key=lambda topic_id: order.get(topic_id, -1))

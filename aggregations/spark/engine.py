@@ -20,7 +20,7 @@ from aggregations.definition.flow import Flow
 from aggregations.errors import FlowError, RunRefusedError, SharedKeyError, TasksLostError
 from aggregations.per_message.ledger import Doubt, Entry, UnlistedError
 from aggregations.report import Report
-from aggregations.run.run import merge_incarnations
+from aggregations.run.incarnations import merge_incarnations
 from aggregations.run.start import Plan
 from aggregations.spark.action import Action, first_line
 from aggregations.spark.checkpoint import Checkpoint
@@ -94,7 +94,7 @@ def run_flow(
     Args:
         flow: The flow.
         kafka: Where its source, outputs and dead letters are.
-        stores: URL of the store by stage name, from `aggregations.run.run.bind`.
+        stores: URL of the store by stage name, from `aggregations.run.binding.bind`.
         dead_letters: Dead-letter topic. Without one the first record that cannot be used ends the run.
         group: Consumer group whose offsets tell lag tools how far the flow is; the flow's name when None.
         generation: Generation of the states.

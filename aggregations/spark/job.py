@@ -11,6 +11,7 @@ from aggregations.per_message.ledger import Changes, Doubt, Ledger
 from aggregations.per_message.stage import KeyState
 from aggregations.per_message.steps import OutputMessage
 from aggregations.report import Report
+from aggregations.run.incarnations import merge_incarnations
 from aggregations.run.snapshots import snapshots_of
 from aggregations.run.states import read_states
 from aggregations.spark.clients import store_of
@@ -173,9 +174,7 @@ class TaskReport:
     def add(self, other: "TaskReport") -> None:
         """Add another task's report."""
         self.counts.add(other.counts)
-        for topic, ids in other.seen.items():
-            have = self.seen.get(topic, ())
-            self.seen[topic] = (*have, *(one for one in ids if one not in have))
+        self.seen = merge_incarnations(self.seen, other.seen)
         for place, cause in other.failed.items():
             # Where a step rejects one item, no key of the record's need be known.
             if (known := self.failed.get(place)) is None or known.hole:

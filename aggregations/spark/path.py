@@ -12,7 +12,7 @@ import pyarrow as pa
 from aggregations.definition.flow import Stage
 from aggregations.per_message.dead_letters import DeadLetterCollector
 from aggregations.per_message.steps import OutputMessage
-from aggregations.run.run import Incarnations
+from aggregations.run.incarnations import Incarnations
 from aggregations.spark.job import Exclusion, Job, TaskReport
 from aggregations.spark.roots import Roots
 from envelope import Node

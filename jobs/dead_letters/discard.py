@@ -51,7 +51,7 @@ def discard(
         settings: Where Kafka is.
         letters: The dead-letter topic.
         flow: The flow that gave them up.
-        stores: URL of the store by stage name, from `aggregations.run.run.bind`.
+        stores: URL of the store by stage name, from `aggregations.run.binding.bind`.
         generation: Generation of the states.
         selection: Which dead letters are meant; all of the flow when None.
         apply: Write it; otherwise only count what would be.

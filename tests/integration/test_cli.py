@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from aggregations.run.run import bind
+from aggregations.run.binding import bind
 from jobs import views
 from jobs.demo import audit, flights
 from jobs.demo.flow import flow as demo_flow

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from aggregations.definition.flow import Flow
-from aggregations.run.run import bind
+from aggregations.run.binding import bind
 from aggregations.run.snapshots import Latest, read_snapshot
 from envelope import decode
 from jobs.demo import audit

@@ -10,8 +10,8 @@ import pytest
 
 from aggregations import Fields, Flow, Topic, count
 from aggregations.definition.source import Json
+from aggregations.run.binding import bind
 from aggregations.run.memory import MemoryRunner
-from aggregations.run.run import bind
 from jobs.cli.errors import Exit
 from jobs.stack import ports
 from persistence.kafka import AcknowledgedProducer, KafkaSettings, Topics

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka.admin import AclOperation, ResourceType
 
-from aggregations.run.run import bind
+from aggregations.run.binding import bind
 from jobs import views
 from jobs.stack import topics
 from persistence.compaction import compaction

@@ -13,7 +13,7 @@ from typing import Any
 import pyspark
 import pytest
 
-from aggregations.run.run import bind
+from aggregations.run.binding import bind
 from jobs import views
 from jobs.demo import audit, flights
 from jobs.loading import load, load_flow

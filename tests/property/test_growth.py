@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aggregations.run.run import bind
+from aggregations.run.binding import bind
 from tests.support.growing import MAX_AGE, Legs, flow
 from tests.support.pure import fresh_store
 

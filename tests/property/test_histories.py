@@ -14,8 +14,8 @@ from aggregations.definition.element import Record
 from aggregations.definition.fields import Fields, count, total
 from aggregations.definition.flow import Flow
 from aggregations.definition.source import Json, Topic
+from aggregations.run.binding import bind
 from aggregations.run.memory import MemoryRunner
-from aggregations.run.run import bind
 from envelope import Envelope, Hop, decode, encode
 from persistence.commit import faults
 from persistence.commit.faults import Fault, FaultOutcome, Injector

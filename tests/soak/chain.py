@@ -8,7 +8,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-from aggregations.run.run import bind
+from aggregations.run.binding import bind
 from jobs.stack import ports
 from jobs.views import states
 from persistence.errors import StoreError

@@ -11,7 +11,7 @@ from aggregations.definition.fields import Fields, count, total
 from aggregations.definition.flow import Flow
 from aggregations.definition.source import Json, Topic
 from aggregations.errors import RunRefusedError
-from aggregations.run.run import bind
+from aggregations.run.binding import bind
 from aggregations.run.states import state_of
 from aggregations.spark import run_flow
 from envelope import Envelope, Hop, decode, encode

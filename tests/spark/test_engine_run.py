@@ -16,7 +16,8 @@ from aggregations.definition.flow import Flow
 from aggregations.definition.source import Topic
 from aggregations.errors import FlowError
 from aggregations.report import Report
-from aggregations.run.run import begin, bind
+from aggregations.run.binding import bind
+from aggregations.run.run import begin
 from aggregations.spark import engine, opening, run_flow
 from aggregations.spark.roots import RootEnds, ask_ends
 from jobs.stack import ports

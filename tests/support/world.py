@@ -15,8 +15,8 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Producer, To
 from aggregations.definition.element import Record
 from aggregations.definition.flow import Flow
 from aggregations.report import Report
+from aggregations.run.binding import bind
 from aggregations.run.memory import MemoryRunner
-from aggregations.run.run import bind
 from aggregations.spark import run_flow
 from envelope import Envelope, Histories, Hop, encode
 from envelope.deadletter import DeadLetterHeaders, own_headers

@@ -9,8 +9,8 @@ from aggregations.definition.element import Record
 from aggregations.definition.fields import Fields, count, mean
 from aggregations.definition.flow import Flow
 from aggregations.definition.source import Json, Topic
+from aggregations.run.binding import bind
 from aggregations.run.memory import MemoryRunner
-from aggregations.run.run import bind
 from jobs.views import states
 from tests.support.cli import run as headwater
 

@@ -14,8 +14,8 @@ from aggregations.definition.flow import Flow
 from aggregations.definition.source import Json, Topic
 from aggregations.per_message.ledger import LISTED, Changes, Entry
 from aggregations.report import DeadLetter as Died
+from aggregations.run.binding import bind
 from aggregations.run.memory import MemoryRunner
-from aggregations.run.run import bind
 from envelope import Envelope, Hop, decode, encode
 from envelope.deadletter import DeadLetterHeaders, Form
 from envelope.dedup import history as histories

@@ -9,8 +9,8 @@ import polars as pl
 import pytest
 
 from aggregations.definition.element import Record
+from aggregations.run.binding import bind
 from aggregations.run.memory import MemoryRunner
-from aggregations.run.run import bind
 from envelope import Reason
 from jobs.demo import audit, flights, nonsense
 from jobs.demo.flow import LEGS, flow

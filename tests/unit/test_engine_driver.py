@@ -14,7 +14,8 @@ from aggregations.definition.flow import Flow
 from aggregations.definition.source import Json, Topic
 from aggregations.errors import RunRefusedError, SharedKeyError, TasksLostError
 from aggregations.report import Report
-from aggregations.run.run import begin, bind
+from aggregations.run.binding import bind
+from aggregations.run.run import begin
 from aggregations.spark import engine
 from aggregations.spark.engine import ATTEMPTS, Engine
 from aggregations.spark.job import Exclusion, Job, TaskReport

@@ -3,9 +3,9 @@
 import msgspec
 import pytest
 
+from aggregations.run.binding import bind
 from aggregations.run.growth import advance, describe, merge
 from aggregations.run.memory import MemoryRunner
-from aggregations.run.run import bind
 from aggregations.run.start import Risk
 from envelope import GrowthFullError, Histories, Standing
 from envelope.dedup import history as histories

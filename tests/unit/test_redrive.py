@@ -13,8 +13,8 @@ from aggregations.definition.element import Record
 from aggregations.definition.fields import Fields, count, total
 from aggregations.definition.flow import END_OF_FLOW, Flow
 from aggregations.definition.source import Json, RecordDecoder, Topic
+from aggregations.run.binding import bind
 from aggregations.run.memory import MemoryRunner
-from aggregations.run.run import bind
 from envelope import Envelope, EnvelopeError, Hop, Reason, Siblings, append_hop, decode, encode
 from envelope.deadletter import DeadLetterHeaders, Form
 from envelope.dedup.lineage import Redriven

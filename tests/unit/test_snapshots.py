@@ -9,8 +9,8 @@ from aggregations.definition.element import Record
 from aggregations.definition.fields import Fields, count, mean, total
 from aggregations.definition.flow import Flow
 from aggregations.definition.source import Json, Topic
+from aggregations.run.binding import bind
 from aggregations.run.memory import MemoryRunner
-from aggregations.run.run import bind
 from aggregations.run.snapshots import PAYLOAD_TYPE, Latest, Snapshot, read_snapshot
 from envelope import Envelope, EnvelopeError, Reason, decode, encode
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from aggregations.run import memory, run, start
+from aggregations.run import common, memory, run, start
 from aggregations.run.start import Broker, Plan, check_stores, plan
 from persistence import cas
 from persistence import memory as memory_store
@@ -122,7 +122,7 @@ BUGS: Mapping[str, tuple[str, Sequence[Patch]]] = {
     "published-last": ("dead letters are produced behind the manifests", [(memory, "commit", _published_last)]),
     "letters-not-awaited": ("nobody waits for dead letters", [(memory, "commit", _publish_not_awaited)]),
     "states-not-awaited": ("nobody waits for states", [(memory, "commit", _persist_not_awaited)]),
-    "maximum-of-manifests": ("a run starts where the most advanced store is", [(run, "minimum", _maximum)]),
+    "maximum-of-manifests": ("a run starts where the most advanced store is", [(common, "minimum", _maximum)]),
     "wiped-upstream-accepted": (
         "an upstream store that has nothing of a flow under way is filled with what comes",
         [(run, "check_stores", _upstream_may_be_empty)],

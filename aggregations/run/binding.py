@@ -1,0 +1,34 @@
+"""Which store each stage of a flow has."""
+
+from collections.abc import Mapping
+
+from aggregations.definition.flow import Flow
+from aggregations.errors import FlowError
+from persistence.commit.order import store_order
+
+
+def bind(flow: Flow[object], stores: Mapping[str, str], default: str = "") -> dict[str, str]:
+    """Return the store's URL of every stage.
+
+    Args:
+        flow: The flow.
+        stores: URL by stage name.
+        default: URL for the stages that have neither one here nor one in the definition.
+
+    Raises:
+        FlowError: A stage has none, or `stores` names a stage that there is not.
+    """
+    for name in stores:
+        flow.stage(name)
+    bound = {stage.name: stores.get(stage.name) or stage.aggregate.store or default for stage in flow.stages}
+    missing = [name for name, url in bound.items() if not url]
+    if missing:
+        raise FlowError(f"no store for stage {', '.join(missing)}: give --store URL or --store {missing[0]}=URL")
+    try:
+        store_order(bound.values())
+    except ValueError:  # its text has the URLs, which may have passwords
+        raise FlowError(
+            "the store of a stage comes back behind another stage's: bind neighbouring stages to one store, "
+            "or use a third one"
+        ) from None
+    return bound

@@ -1,0 +1,51 @@
+"""What the manifests of a flow's stores say together. Pure."""
+
+from collections.abc import Mapping, Sequence
+
+from aggregations.per_message.ledger import Ledger, merged
+from aggregations.run.growth import merge
+from aggregations.run.incarnations import merge_incarnations
+from persistence.manifest import Manifest, Progress, minimum
+from persistence.protocol import FlowRef
+
+
+def common(manifests: Sequence[Manifest | None], ref: FlowRef) -> Manifest | None:
+    """What all stores together say: of each partition the lowest offset, so that none misses a record.
+
+    A store that was restored from an older copy, or that did not get its manifest any more, is
+    filled again; the others drop what they hold already.
+    """
+    found = [manifest for manifest in manifests if manifest is not None]
+    if not found:
+        return None
+    positions = {
+        topic: {partition: Progress(offset) for partition, offset in partitions.items()}
+        for topic, partitions in minimum(manifests).items()
+    }
+    # Ids are only ever appended: of one topic all the lists begin alike, and merged they stay in order of age.
+    incarnations = merge_incarnations(*(manifest.incarnations for manifest in found))
+    topic_ids = {topic: _oldest(topic, found, incarnations) for one in found for topic in one.topic_ids}
+    growing = {
+        topic: merge([one.growth[topic] for one in found if topic in one.growth and _is_of(one, topic, topic_ids)])
+        for topic in positions
+    }
+    return Manifest(
+        epoch=max(manifest.epoch for manifest in found),
+        batch=max(manifest.batch for manifest in found),
+        positions=positions,
+        topic_ids=topic_ids,
+        incarnations=incarnations,
+        **merged(Ledger.of(ref.flow, ref.generation, manifest) for manifest in found).fields(),
+        growth={topic: growth for topic, growth in growing.items() if growth is not None},
+    )
+
+
+def _is_of(manifest: Manifest, topic: str, topic_ids: Mapping[str, str]) -> bool:
+    return manifest.topic_ids.get(topic) == topic_ids.get(topic)
+
+
+def _oldest(topic: str, manifests: Sequence[Manifest], incarnations: Mapping[str, tuple[str, ...]]) -> str:
+    """The id that the lowest offsets of a topic belong to: `minimum` takes the oldest incarnation's."""
+    order = {topic_id: age for age, topic_id in enumerate(incarnations.get(topic, ()))}
+    ids = (manifest.topic_ids[topic] for manifest in manifests if topic in manifest.topic_ids)
+    return min(ids, key=lambda topic_id: order.get(topic_id, -1))
