@@ -1,7 +1,7 @@
 """Where commands find Kafka and the stores, and how text of the command line becomes a setting.
 
-What is given on the command line wins, then the environment, then what a flow's definition says, then what
-runs or lies on this machine.
+The command line wins over the environment, the environment over `headwater.toml`, that over a flow's definition, and
+the definition over the defaults: what runs or lies on this machine.
 """
 
 import math
@@ -9,21 +9,27 @@ import os
 import re
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from aggregations.definition.flow import Flow
 from aggregations.errors import FlowError
 from aggregations.run.binding import bind
 from jobs import stack
+from jobs.directory import FILE, Directory
 from jobs.environment import DEBUG, SPARK_LOG_LEVEL, STORE
 from persistence.kafka import KafkaSettings
 from persistence.kafka.settings import ENV_PREFIX
+from persistence.urls import redact
 
 BOOTSTRAP: Final = f"{ENV_PREFIX}BOOTSTRAP"
 _ADDRESSES: Final = (BOOTSTRAP, f"{BOOTSTRAP}_SERVERS")
 HOME: Final = Path(".headwater")
 """What headwater keeps on this machine: the local stack and the embedded store."""
+DEFAULT: Final = "default"
+"""The origin of a setting that nobody chose."""
+T = TypeVar("T")
 
 _JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h)?")
@@ -35,52 +41,127 @@ class UsageError(ValueError):
 
 
 def kafka(bootstrap: str | None = None, root: Path = stack.DEFAULT_ROOT, file: Path | None = None) -> KafkaSettings:
-    """Return how to reach Kafka: by `bootstrap`, the environment or `file`, else the stack that runs in `root`.
+    """Return how to reach Kafka: by `bootstrap`, the environment or a file, else the stack that runs in `root`.
 
     Args:
         bootstrap: `host:port[,host:port...]`; it wins over the environment, the environment over the file.
         root: Directory of the local stack, which needs no settings.
-        file: TOML file with a table `[kafka]`, see `KafkaSettings.load`.
+        file: TOML file with a table `[kafka]`, see `KafkaSettings.load`. Without it `headwater.toml`, if it has one.
 
     Raises:
         UsageError: None of them says where Kafka is.
+        DirectoryError: `headwater.toml` cannot be used.
         SettingsError: A setting cannot be used.
     """
+    file = file or Directory.load().kafka
     if bootstrap or file is not None or any(os.environ.get(name) for name in _ADDRESSES):
         return KafkaSettings.load(bootstrap, file=file)
     running = stack.status(root)
     if running is None or running.find("kafka") is None:
         raise UsageError(
-            f"no Kafka: give --bootstrap HOST:PORT, set {BOOTSTRAP}, or start a local one with `headwater stack up`"
+            f"no Kafka: give --bootstrap HOST:PORT, set {BOOTSTRAP} or [kafka] bootstrap in {FILE}, "
+            "or start a local one with `headwater stack up`"
         )
     return KafkaSettings(running.kafka)
 
 
-def stores(flow: Flow[Any], given: Sequence[str] = (), env: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return the URL of the store of every stage.
+@dataclass(frozen=True, slots=True)
+class FlowSettings:
+    """Where a flow keeps its states and its dead letters, and who said so.
 
-    Per stage the first of: `STAGE=URL` in `given`, `URL` in `given`, the flow's definition, `HEADWATER_STORE`,
-    and the embedded store, a SQLite file in `.headwater`.
+    Attributes:
+        stores: URL of the store by stage name.
+        dead_letters: The dead-letter topic; None when there is none.
+        generation: Generation of the states.
+        origins: Where each comes from, by `store of STAGE`, `dead letters`, `generation`.
+    """
+
+    stores: dict[str, str]
+    dead_letters: str | None
+    generation: int
+    origins: Mapping[str, str]
+
+    def lines(self) -> list[str]:
+        """One line per setting, with its origin; URLs have no secret."""
+        shown = {f"store of {stage}": redact(url) for stage, url in self.stores.items()}
+        shown["generation"] = str(self.generation)
+        if self.dead_letters is not None:
+            shown["dead letters"] = self.dead_letters
+        return [f"{name}: {value} ({self.origins[name]})" for name, value in shown.items()]
+
+    def store_line(self, stage: str) -> str:
+        """A stage's generation and store, with the store's origin."""
+        name = f"store of {stage}"
+        return f"stage {stage}, generation {self.generation}: {redact(self.stores[stage])} ({self.origins[name]})"
+
+
+def of_flow(
+    flow: Flow[Any],
+    store: Sequence[str] | None = None,
+    *,
+    dead_letters: str | None = None,
+    generation: int | None = None,
+    env: Mapping[str, str] = os.environ,
+) -> FlowSettings:
+    """Return the settings of a flow: each is what the first of these says, its most specific entry first.
+
+    1. The command line: `--store STAGE=URL`, `--store URL`, `--dead-letters`, `--generation`.
+    2. The environment: `HEADWATER_STORE`.
+    3. `headwater.toml` of the current directory.
+    4. The flow's definition: `aggregate(..., store=URL)`.
+    5. The default: the SQLite file `.headwater/states.db`, no dead-letter topic, generation 1.
 
     Args:
         flow: The flow.
-        given: What `--store` had: `URL` for all stages, `STAGE=URL` for one.
+        store: What `--store` had: `URL` for all stages, `STAGE=URL` for one.
+        dead_letters: What `--dead-letters` had.
+        generation: What `--generation` had.
         env: Environment.
 
     Raises:
         UsageError: Two URLs for one stage, or text that is no URL.
+        DirectoryError: `headwater.toml` cannot be used.
         FlowError: A stage that the flow does not have.
     """
+    file = Directory.load().of(flow.name)
+    origins: dict[str, str] = {}
+
+    def first(name: str, *found: tuple[str, T | None]) -> T | None:
+        for origin, value in found:
+            if value:
+                origins[name] = origin
+                return value
+        return None
+
+    given = _given(store or ())
+    for name in {*given, *file.stores} - {""}:
+        flow.stage(name)
+    default = f"sqlite://{(HOME / 'states.db').absolute()}"
+    urls = {}
+    for stage in flow.stages:
+        url = first(
+            f"store of {stage.name}",
+            ("--store", given.get(stage.name) or given.get("")),
+            (STORE, env.get(STORE)),
+            (FILE, file.stores.get(stage.name) or file.stores.get("")),
+            ("the flow's definition", stage.aggregate.store),
+            (DEFAULT, default),
+        )
+        urls[stage.name] = url or default
+    letters = first("dead letters", ("--dead-letters", dead_letters), (FILE, file.dead_letters))
+    number = first("generation", ("--generation", generation), (FILE, file.generation), (DEFAULT, 1))
+    return FlowSettings(bind(flow, urls), letters, number or 1, origins)
+
+
+def _given(texts: Sequence[str]) -> dict[str, str]:
+    """URL by stage name; the empty name stands for all other stages."""
     by_stage: dict[str, str] = {}
-    for text in given:
+    for text in texts:
         stage, url = _named(text)
         if stage in by_stage:
             raise UsageError(f"--store: two stores for {f'stage {stage}' if stage else 'all stages'}: give one")
         by_stage[stage] = url
-    every = by_stage.pop("", "")
-    if every:
-        by_stage = {stage.name: every for stage in flow.stages} | by_stage
-    return bind(flow, by_stage, env.get(STORE) or f"sqlite://{(HOME / 'states.db').absolute()}")
+    return by_stage
 
 
 def _named(text: str) -> tuple[str, str]:

@@ -2,17 +2,21 @@
 
 from collections.abc import Callable, Mapping
 from typing import Any
-from urllib.parse import parse_qsl, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, urlsplit
 
 from persistence.errors import InvalidUrl
 
 
 def redact(url: str) -> str:
     """Return `url` without what may be secret: user, password, the values of all options."""
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError:  # what is secret in it, nobody can tell
+        return f"{url.partition('://')[0]}://..."
     host = parts.netloc.rpartition("@")[2]
+    user = "...@" if "@" in parts.netloc else ""
     options = "&".join(f"{name}=..." for name, _ in parse_qsl(parts.query, keep_blank_values=True))
-    return urlunsplit((parts.scheme, f"...@{host}" if "@" in parts.netloc else host, parts.path, options, ""))
+    return f"{parts.scheme}://{user}{host}{parts.path}{f'?{options}' if options else ''}"
 
 
 def options(url: str, known: Mapping[str, Callable[[str], Any]]) -> dict[str, Any]:

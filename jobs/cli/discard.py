@@ -28,7 +28,7 @@ def discard(
     stage: Stages = None,
     topic: Topics = None,
     store: Stores = None,
-    generation: Generation = 1,
+    generation: Generation = None,
     bootstrap: Bootstrap = None,
     kafka_settings: KafkaFile = None,
     json: Json = False,
@@ -44,14 +44,15 @@ def discard(
     from jobs.loading import load_flow
 
     found = load_flow(flow)
+    chosen = settings.of_flow(found, store, generation=generation)
     selection = Selection(frozenset(reason or ()), frozenset(stage or ()), frozenset(topic or ()), unproven=True)
     with progress("reading dead letters", unit="letters") as bar:
         result = run(
             settings.kafka(bootstrap, file=kafka_settings),
             source,
             found,
-            settings.stores(found, store or ()),
-            generation=generation,
+            chosen.stores,
+            generation=chosen.generation,
             selection=selection,
             apply=apply,
             progress=bar,

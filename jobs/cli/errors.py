@@ -36,6 +36,7 @@ def _expected() -> dict[Exit, tuple[type[Exception], ...]]:
     from aggregations.errors import DefinitionChangedError, FlowError, RunRefusedError, TasksLostError
     from envelope import GrowthFullError, HolesFullError
     from jobs.demo.children import DemoError
+    from jobs.directory import DirectoryError
     from jobs.loading import LoadError
     from jobs.republish.absence import Unsafe
     from jobs.settings import UsageError
@@ -46,7 +47,7 @@ def _expected() -> dict[Exit, tuple[type[Exception], ...]]:
     from persistence.kafka import BrokerError, SettingsError
 
     return {
-        Exit.USAGE: (FlowError, InvalidUrl, LoadError, SettingsError, UsageError),
+        Exit.USAGE: (DirectoryError, FlowError, InvalidUrl, LoadError, SettingsError, UsageError),
         Exit.REFUSED: (RunRefusedError, DefinitionChangedError, GrowthFullError, Unsafe),
         Exit.FAILED: (
             BrokerError,

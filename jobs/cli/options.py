@@ -12,7 +12,7 @@ Bootstrap: TypeAlias = Annotated[
     str | None,
     typer.Option(
         metavar="HOST:PORT",
-        help="Kafka's address. Without it: HEADWATER_KAFKA_BOOTSTRAP, then the local stack.",
+        help="Kafka's address. Without it: HEADWATER_KAFKA_BOOTSTRAP, headwater.toml, then the local stack.",
         show_default=False,
     ),
 ]
@@ -21,7 +21,7 @@ KafkaFile: TypeAlias = Annotated[
     typer.Option(
         "--kafka-settings",
         metavar="FILE",
-        help="TOML file whose table [kafka] says how to reach Kafka; the environment (HEADWATER_KAFKA_*) wins over it.",
+        help="TOML file whose table [kafka] says how to reach Kafka; the environment (HEADWATER_KAFKA_*) wins over it. Without it: headwater.toml.",
         show_default=False,
     ),
 ]
@@ -33,8 +33,8 @@ Stores: TypeAlias = Annotated[
     typer.Option(
         "--store",
         metavar="[STAGE=]URL",
-        help="Store of all stages, or of one; may be repeated. Without it: the flow's definition, HEADWATER_STORE, "
-        "then the SQLite file .headwater/states.db.",
+        help="Store of all stages, or of one; may be repeated. Without it: HEADWATER_STORE, headwater.toml, the "
+        "flow's definition, then the SQLite file .headwater/states.db.",
         show_default=False,
     ),
 ]
@@ -66,12 +66,18 @@ DeadLetters: TypeAlias = Annotated[
     str | None,
     typer.Option(
         metavar="TOPIC",
-        help="Where records go that cannot be used. Without it the first one ends the run.",
+        help="Where records go that cannot be used. Without it: headwater.toml, else the first one ends the run.",
         show_default=False,
     ),
 ]
 Generation: TypeAlias = Annotated[
-    int, typer.Option(min=1, help="Which complete set of states; rebuilds write a new one.")
+    int | None,
+    typer.Option(
+        min=1,
+        metavar="N",
+        help="Which complete set of states; rebuilds write a new one. Without it: headwater.toml, then 1.",
+        show_default=False,
+    ),
 ]
 Letters: TypeAlias = Annotated[str, typer.Option("--from", metavar="TOPIC", help="The dead-letter topic.")]
 Reasons: TypeAlias = Annotated[

@@ -18,6 +18,7 @@ from jobs.cli.options import (
     Stores,
 )
 from jobs.cli.run import show_plan
+from jobs.screen import say
 
 if TYPE_CHECKING:
     from aggregations.run.start import Plan
@@ -28,7 +29,7 @@ def plan(
     store: Stores = None,
     dead_letters: DeadLetters = None,
     group: Group = None,
-    generation: Generation = 1,
+    generation: Generation = None,
     accept: Accept = None,
     bootstrap: Bootstrap = None,
     kafka_settings: KafkaFile = None,
@@ -46,16 +47,20 @@ def plan(
     from jobs.loading import load_flow
 
     found = load_flow(flow)
+    kafka = settings.kafka(bootstrap, root, kafka_settings)
+    chosen = settings.of_flow(found, store, dead_letters=dead_letters, generation=generation)
+    for line in chosen.lines():
+        say(line)
     made: list[Plan] = []
     try:
         made.append(
             plan_flow(
                 found,
-                kafka=settings.kafka(bootstrap, root, kafka_settings),
-                stores=settings.stores(found, store or ()),
-                dead_letters=dead_letters,
+                kafka=kafka,
+                stores=chosen.stores,
+                dead_letters=chosen.dead_letters,
                 group=group,
-                generation=generation,
+                generation=chosen.generation,
                 accept=accept or (),
                 master=master,
                 planned=made.append,

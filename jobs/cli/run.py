@@ -47,7 +47,7 @@ def run(
         int, typer.Option(metavar="N", min=0, help="Most records of one batch; 0 for no limit.")
     ] = 1_000_000,
     group: Group = None,
-    generation: Generation = 1,
+    generation: Generation = None,
     metadata_max_age: MetadataMaxAge = METADATA_MAX_AGE,
     accept: Accept = None,
     bootstrap: Bootstrap = None,
@@ -84,7 +84,7 @@ def run(
 
     found = load_flow(flow)
     kafka = settings.kafka(bootstrap, root, kafka_settings)
-    stores = settings.stores(found, store or ())
+    chosen = settings.of_flow(found, store, dead_letters=dead_letters, generation=generation)
     seconds = settings.seconds(trigger)
     connector: Sequence[Path] = ()
     if is_submitted():  # its JVM is there, with the connector and a log that are the submitter's
@@ -101,10 +101,10 @@ def run(
         report = run_flow(
             found,
             kafka=kafka,
-            stores=stores,
-            dead_letters=dead_letters,
+            stores=chosen.stores,
+            dead_letters=chosen.dead_letters,
             group=group,
-            generation=generation,
+            generation=chosen.generation,
             accept=accept or (),
             until_caught_up=until_caught_up,
             trigger_seconds=seconds,
@@ -125,10 +125,19 @@ def run(
 
 
 def describe(flow: FlowName) -> None:
-    """Draw a flow, one step a line, with the path that each takes: vectorised or per message."""
+    """Draw a flow, one step a line, with the path that each takes: vectorised or per message.
+
+    To standard error it writes the stores, generation and dead-letter topic that the commands use here, and where each
+    was set.
+    """
+    from jobs import settings
     from jobs.loading import load_flow
 
-    typer.echo(load_flow(flow).describe())
+    found = load_flow(flow)
+    chosen = settings.of_flow(found)
+    typer.echo(found.describe())
+    for line in chosen.lines():
+        say(line)
 
 
 def as_json(report: "Report") -> dict[str, Any]:

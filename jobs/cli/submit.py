@@ -53,7 +53,7 @@ def submit_command(
             "another --master (yarn, k8s://...)"
         )
     settings.seconds(given["trigger"])
-    check_given(found, settings.stores(found, given["store"] or ()), given["accept"] or (), master)
+    check_given(found, settings.of_flow(found, given["store"]).stores, given["accept"] or (), master)
     line = submit_line(
         f"headwater {found.name}",
         ["run", flow, *arguments],
@@ -70,7 +70,9 @@ def submit_command(
     if not master.startswith("local"):
         say("every worker needs headwater and its packages; see docs/reference.md, Running on a cluster")
     if deploy_mode == "cluster":
-        say("HEADWATER_* variables of this shell are not there where the driver runs: give options or a settings file")
+        say(
+            "HEADWATER_* variables and headwater.toml are not there where the driver runs: give options or a settings file"
+        )
 
 
 def _options_of_run(context: typer.Context, flow: str) -> tuple[dict[str, Any], list[str]]:

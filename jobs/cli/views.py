@@ -8,6 +8,8 @@ import typer
 
 from jobs.cli.errors import Exit
 from jobs.cli.options import FlowName, Generation, Json, Stores
+from jobs.directory import FILE
+from jobs.environment import STORE
 from jobs.screen import emit, say, table
 
 if TYPE_CHECKING:
@@ -25,12 +27,13 @@ def inspect(
     ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Show at most so many. [default: 50 without --json]")] = None,
     store: Stores = None,
-    generation: Generation = 1,
+    generation: Generation = None,
     json: Json = False,
 ) -> None:
     """Show the states of a stage: a table, or with --json one line per key with its version, lanes and holes.
 
-    The exit code is 1 when a key that was asked for has no state.
+    Standard error says which store was read; nothing is created there. The exit code is 1 when it has no state of the
+    stage, or none of a key that was asked for.
     """
     from jobs import settings
     from jobs.loading import load_flow
@@ -39,13 +42,15 @@ def inspect(
     found = load_flow(flow)
     name = settings.stage_of(found, stage)
     keys = None if key is None else [text.encode() for text in dict.fromkeys(key)]
-    views = states(found, name, settings.stores(found, store or ()), generation=generation, keys=keys)
-    if json:
-        shown = _lines(islice(views, limit))
-    else:
-        shown = _table(views, limit or 50)
+    chosen = settings.of_flow(found, store, generation=generation)
+    views = states(found, name, chosen.stores, generation=chosen.generation, keys=keys)
+    shown = _lines(islice(views, limit)) if json else _table(views, limit or 50)
+    say(chosen.store_line(name))
     if keys is not None and shown < len(keys):
         say(f"{len(keys) - shown} of {len(keys)} keys have no state in stage {name}")
+    elif not shown:
+        say(f"no states: if the flow ran with another store, give --store, set {STORE}, or write it into {FILE}")
+    if shown < len(keys or [b""]):
         raise typer.Exit(Exit.FAILED)
 
 
@@ -61,6 +66,8 @@ def _table(views: "Iterable[View]", limit: int) -> int:
     """Show up to `limit` states and return how many."""
     views = iter(views)
     some = list(islice(views, limit))
+    if not some:
+        return 0
     fields: list[str] = []
     for view in some:
         if isinstance(view.state, dict):

@@ -95,14 +95,18 @@ class KafkaSettings:
         Raises:
             SettingsError: No address, an unreadable file, or a secret in the settings file.
         """
-        merged = _from_file(file) if file else {}
-        merged |= _from_environment(os.environ if env is None else env)
-        merged |= options or {}
+        merged: dict[str, str] = {}
+        for part in (
+            _from_file(file) if file else {},
+            _from_environment(os.environ if env is None else env),
+            dict(options or {}),
+        ):
+            if servers := part.pop("bootstrap.servers", ""):
+                part.setdefault("bootstrap", servers)
+            merged |= part
         merged = dict(_resolved(name, value) for name, value in merged.items())
-        address = bootstrap or merged.pop("bootstrap", None) or merged.pop("bootstrap.servers", None) or ""
-        merged.pop("bootstrap", None)
-        merged.pop("bootstrap.servers", None)
-        return cls(address, merged)
+        address = merged.pop("bootstrap", "")
+        return cls(bootstrap or address, merged)
 
     def with_options(self, **options: str) -> Self:
         """Return the settings with more options; underscores in a name stand for dots."""
@@ -138,7 +142,9 @@ class KafkaSettings:
 def _from_file(path: Path) -> dict[str, str]:
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8")).get("kafka", {})
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except tomllib.TOMLDecodeError as error:  # its text has the line and no value
+        raise SettingsError(f"the settings file {path} is not valid TOML: {error}") from None
+    except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"the settings file {path} cannot be read: {type(error).__name__}") from error
     settings = dict(_flat(table))
     for name in settings:

@@ -6,7 +6,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 from persistence.errors import Terminal
@@ -64,7 +64,7 @@ class Database:
     """A SQLite file and this process's connection to it, used by one thread at a time.
 
     Args:
-        path: The file. It and its directory are created when they are missing.
+        path: The file. The first write creates it and its directory when they are missing.
         synchronous: SQLite's `synchronous`: full, normal or off.
         busy_timeout: Seconds to wait for another process's lock.
     """
@@ -80,9 +80,16 @@ class Database:
 
     @contextmanager
     def reading(self, at: FlowRef | StageRef) -> Iterator[sqlite3.Connection]:
-        """The connection, for statements that are consistent one by one."""
+        """The connection, for statements that are consistent one by one.
+
+        A file that does not exist reads as an empty one and is not created.
+        """
         with self._lock, self._translated(at):
-            yield self._open()
+            if self._connection is None and self._identity() is None:
+                with closing(_empty()) as connection:
+                    yield connection
+            else:
+                yield self._open()
 
     @contextmanager
     def writing(self, at: FlowRef | StageRef) -> Iterator[sqlite3.Connection]:
@@ -131,6 +138,10 @@ class Database:
             stat = os.stat(self.path)
         except FileNotFoundError:
             return None
+        except OSError as error:  # not the same as a file that does not exist: it may be full of states
+            raise Terminal(
+                f"{self.path} cannot be opened: {error.strerror}", "Check the path and its rights"
+            ) from error
         return stat.st_dev, stat.st_ino
 
     def _connect(self) -> sqlite3.Connection:
@@ -216,6 +227,13 @@ class Database:
         if self._connection is not None:
             _inherited.append(self._connection)
             self._connection = None
+
+
+def _empty() -> sqlite3.Connection:
+    """A database in memory with the tables and nothing in them."""
+    connection = sqlite3.connect(":memory:", isolation_level=None)
+    connection.executescript(_DDL)
+    return connection
 
 
 def _schema(connection: sqlite3.Connection) -> int:

@@ -57,7 +57,7 @@ class SqliteStore:
     frozen in the middle of a call keeps the others waiting, up to `busy_timeout`.
 
     Args:
-        path: The file. It and its directory are created when they are missing.
+        path: The file. The first write creates it and its directory when they are missing; reading creates nothing.
         synchronous: SQLite's `synchronous`: full, normal or off.
         busy_timeout: Seconds to wait for another process's write to end, before `Transient`.
     """

@@ -17,7 +17,7 @@ from typer.main import get_command
 from aggregations.errors import RunRefusedError
 from aggregations.report import Report
 from aggregations.run.start import Plan
-from envelope import Tombstones
+from envelope import Histories, Tombstones
 from jobs.cli import app
 from jobs.cli.errors import Exit
 from jobs.dead_letters.discard import Discarded
@@ -27,6 +27,7 @@ from jobs.republish.counts import Statistics
 from jobs.republish.source import Wrapping
 from jobs.stack import StackState, process
 from jobs.stack.state import ServerState
+from jobs.views import View
 from persistence.kafka import BrokerUnavailable
 from tests.support.cli import run
 
@@ -188,7 +189,7 @@ COMMANDS = {
     "headwater inspect": Command(
         f"inspect {FLOW} --stage carrier",
         "jobs.views.states",
-        (),
+        (View(b"UA", {"legs": 1}, 1, 1, 1, "", Histories()),),
         {
             "flow": Option("tests.support.pure_flow:flow", {"flow.name": "fleet"}, without=FLOW),
             "stage": Option("--stage aircraft", {"stage": "aircraft"}, without="--stage carrier"),

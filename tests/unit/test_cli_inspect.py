@@ -85,14 +85,41 @@ def test_a_key_without_a_state_is_said_and_ends_in_one(
     assert run(monkeypatch, "--store", store, "--json", "--key", "a", "--key", "z") == 1
     out, err = capsys.readouterr()
     assert len(out.splitlines()) == 1
-    assert err == "1 of 2 keys have no state in stage page\n"
+    assert err == f"stage page, generation 1: {store} (--store)\n1 of 2 keys have no state in stage page\n"
 
 
-def test_another_generation_has_states_of_its_own(
-    store: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("more", [(), ("--json",)])
+def test_where_no_state_is_the_exit_code_says_so_and_the_three_ways_to_name_a_store(
+    more: tuple[str, ...], store: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(monkeypatch, "--store", store, "--json", "--generation", "2") == 0
-    assert capsys.readouterr().out == ""
+    assert run(monkeypatch, "--store", store, "--generation", "2", *more) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(f"stage page, generation 2: {store} (--store)\n")
+    assert "--store, set HEADWATER_STORE, or write it into headwater.toml" in err
+
+
+def test_a_store_that_is_not_there_is_read_as_empty_and_not_created(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("HEADWATER_STORE", raising=False)
+    assert run(monkeypatch) == 1
+    assert f"sqlite://{tmp_path}/.headwater/states.db (default)" in capsys.readouterr().err
+    assert run(monkeypatch, "--store", f"sqlite://{tmp_path}/no/such/x.db", "--key", "a") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_store_of_headwater_toml_is_read_without_being_named_again(
+    store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("HEADWATER_STORE", raising=False)
+    (tmp_path / "headwater.toml").write_text(f'[flows.visits]\nstore = "{store}"\n')
+    assert run(monkeypatch, "--json", "--key", "b") == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["state"]["visits"] == 2
+    assert err == f"stage page, generation 1: {store} (headwater.toml)\n"
 
 
 def test_a_key_that_is_no_text_is_shown_in_base64(store: str) -> None:

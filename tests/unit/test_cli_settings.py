@@ -69,7 +69,7 @@ def test_without_any_kafka_the_three_ways_to_one_are_named() -> None:
 
 def test_states_go_to_a_file_of_this_directory_when_nothing_else_is_said(bare: Path) -> None:
     url = f"sqlite://{bare}/.headwater/states.db"
-    assert settings.stores(flow) == {"aircraft": url, "carrier": url}
+    assert settings.of_flow(flow).stores == {"aircraft": url, "carrier": url}
 
 
 @pytest.mark.parametrize(
@@ -85,26 +85,31 @@ def test_states_go_to_a_file_of_this_directory_when_nothing_else_is_said(bare: P
 def test_a_stage_s_own_store_wins_over_the_one_of_all_and_that_over_the_environment(
     given: list[str], bound: dict[str, str]
 ) -> None:
-    assert settings.stores(flow, given, {"HEADWATER_STORE": "sqlite://env.db"}) == bound
+    assert settings.of_flow(flow, given, env={"HEADWATER_STORE": "sqlite://env.db"}).stores == bound
 
 
-def test_a_store_in_the_definition_wins_over_the_environment_and_not_over_the_command_line() -> None:
+def test_a_store_in_the_definition_wins_over_the_default_alone(bare: Path) -> None:
     mine = flow.aggregate("third", key="tail", fold=flow.stages[0].aggregate.fold, store="sqlite://mine.db")
+    found = settings.of_flow(mine, env={})
+    assert found.stores["third"] == "sqlite://mine.db"
+    assert found.origins["store of third"] == "the flow's definition"
+    (bare / "headwater.toml").write_text('store = "sqlite://file.db"\n')
+    assert settings.of_flow(mine, env={}).stores["third"] == "sqlite://file.db"
     env = {"HEADWATER_STORE": "sqlite://env.db"}
-    assert settings.stores(mine, (), env)["third"] == "sqlite://mine.db"
-    assert settings.stores(mine, ["redis://r"], env)["third"] == "redis://r"
+    assert settings.of_flow(mine, env=env).stores["third"] == "sqlite://env.db"
+    assert settings.of_flow(mine, ["redis://r"], env=env).stores["third"] == "redis://r"
 
 
 @pytest.mark.parametrize("given", [["here"], ["=sqlite://a"], ["carrier="], ["://"], ["a://b", "c://d"]])
 def test_a_store_that_is_no_url_is_refused_and_not_quoted(given: list[str]) -> None:
     with pytest.raises(UsageError, match="--store") as refused:
-        settings.stores(flow, given)
+        settings.of_flow(flow, given)
     assert "here" not in str(refused.value)
 
 
 def test_a_store_for_a_stage_that_there_is_not_is_refused() -> None:
     with pytest.raises(FlowError, match="no stage 'pilot'"):
-        settings.stores(flow, ["pilot=sqlite://p.db"])
+        settings.of_flow(flow, ["pilot=sqlite://p.db"])
 
 
 @pytest.mark.parametrize(

@@ -40,11 +40,15 @@ def test_a_secret_in_the_settings_file_is_refused_without_being_quoted(tmp_path:
     assert SECRET not in str(caught.value)
 
 
-@pytest.mark.parametrize("text", ["[kafka\n", "\udcff"], ids=["no toml", "no text"])
-def test_a_settings_file_that_cannot_be_read_is_named(tmp_path: Path, text: str) -> None:
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("\n[kafka\n", r"is not valid TOML: .*line 2"), ("\udcff", "cannot be read")],
+    ids=["no toml", "no text"],
+)
+def test_a_settings_file_that_cannot_be_read_is_named(tmp_path: Path, text: str, said: str) -> None:
     file = tmp_path / "headwater.toml"
     file.write_bytes(text.encode("utf-8", "surrogateescape"))
-    with pytest.raises(SettingsError, match=r"headwater\.toml cannot be read"):
+    with pytest.raises(SettingsError, match=rf"headwater\.toml {said}"):
         KafkaSettings.load(file=file, env={})
 
 

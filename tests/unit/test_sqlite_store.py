@@ -109,6 +109,7 @@ def test_it_writes_ahead_and_syncs_every_commit(store, path):
 
 def test_the_wait_for_a_lock_is_as_long_as_the_url_says(path):
     store = open_store(f"sqlite://{path}?busy_timeout=0.25")
+    store.acquire_epoch(FLOW)
     with store._database.reading(FLOW) as connection:
         assert connection.execute("PRAGMA busy_timeout").fetchone() == (250,)
     store.close()
@@ -118,6 +119,7 @@ def test_marks_that_cannot_be_read_name_their_stage(store, monkeypatch):
     def locked():
         raise sqlite3.OperationalError("database is locked")
 
+    put(store, b"k")
     monkeypatch.setattr(store._database, "_open", locked)
     with pytest.raises(Terminal, match="stage aircraft: database is locked"):
         store.marks(STAGE)
@@ -139,6 +141,7 @@ def test_a_save_of_states_that_nobody_else_changed_reads_none_of_them(store):
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 512])
 def test_a_load_asks_for_less_than_twice_as_many_keys_as_it_was_given(store, count):
+    put(store, b"k")
     (select,) = (
         one for one in traced(store, lambda: store.load(STAGE, [b"%d" % i for i in range(count)])) if "key IN" in one
     )
@@ -257,6 +260,23 @@ def test_a_damaged_manifest_is_corrupt(store, path):
 def test_a_directory_that_cannot_be_made_is_terminal(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(Terminal, match=r"cannot be created: File exists\. Choose another directory"):
+        open_store(f"sqlite://{tmp_path}/file/x.db").acquire_epoch(FLOW)
+
+
+def test_reading_a_file_that_does_not_exist_finds_nothing_and_creates_nothing(tmp_path):
+    store = open_store(f"sqlite://{tmp_path}/sub/x.db")
+    assert store.installed_epoch(FLOW) == 0
+    assert store.load_manifest(FLOW) is None
+    assert store.load(STAGE, [b"k"]) == {}
+    assert list(store.scan(STAGE)) == []
+    assert list(tmp_path.iterdir()) == []
+    put(store, b"k")
+    assert [key for key, _ in store.scan(STAGE)] == [b"k"]
+
+
+def test_a_path_that_leads_through_a_file_is_no_empty_store(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(Terminal, match=r"x\.db cannot be opened: Not a directory"):
         open_store(f"sqlite://{tmp_path}/file/x.db").installed_epoch(FLOW)
 
 

@@ -1,0 +1,141 @@
+"""`headwater.toml`: what the commands of one directory use when neither option nor environment says otherwise.
+
+```toml
+store = "redis://redis:6379"              # for all flows of this directory
+
+[kafka]                                   # as in the file of --kafka-settings
+bootstrap = "broker:9092"
+
+[flows.fleet]                             # by the flow's name
+generation = 2
+dead_letters = "fleet.dead"
+stores.carrier = "cassandra://a,b/fleet"  # of one stage; `store` is for all stages of the flow
+```
+"""
+
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, NoReturn, Self
+from urllib.parse import urlsplit
+
+FILE: Final = "headwater.toml"
+_FLOW: Final[Mapping[str, type]] = {"store": str, "stores": dict, "dead_letters": str, "generation": int}
+
+
+class DirectoryError(ValueError):
+    """`headwater.toml` cannot be used; the text names file and line."""
+
+
+@dataclass(frozen=True, slots=True)
+class FlowDefaults:
+    """What `headwater.toml` says of one flow.
+
+    Attributes:
+        stores: URL of the store by stage name; the empty name stands for all other stages.
+        dead_letters: The dead-letter topic.
+        generation: Generation of the states.
+    """
+
+    stores: Mapping[str, str] = field(default_factory=dict)
+    dead_letters: str | None = None
+    generation: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Directory:
+    """The content of one `headwater.toml`; nothing when there is no such file.
+
+    Attributes:
+        kafka: The file, when it has a table `[kafka]`.
+    """
+
+    kafka: Path | None = None
+    _store: str = ""
+    _flows: Mapping[str, FlowDefaults] = field(default_factory=dict)
+
+    @classmethod
+    def load(cls, path: Path = Path(FILE)) -> Self:
+        """Read the file.
+
+        Raises:
+            DirectoryError: It is unreadable, or has a key or a value that is not known.
+        """
+        try:
+            text = path.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return cls()
+        except (OSError, UnicodeDecodeError) as error:
+            raise DirectoryError(f"{path} cannot be read: {type(error).__name__}") from error
+        try:
+            table = tomllib.loads(text)
+        except tomllib.TOMLDecodeError as error:  # its text has the line and no value
+            raise DirectoryError(f"{path} is not valid TOML: {error}") from None
+        reader = _Reader(path, text)
+        reader.check(table, {"store": str, "kafka": dict, "flows": dict})
+        flows = {name: reader.flow(name, flow) for name, flow in table.get("flows", {}).items()}
+        return cls(path if "kafka" in table else None, reader.url(table, "store"), flows)
+
+    def of(self, flow: str) -> FlowDefaults:
+        """What the file says of a flow."""
+        found = self._flows.get(flow, FlowDefaults())
+        stores = {"": self._store, **found.stores} if self._store else found.stores
+        return FlowDefaults(stores, found.dead_letters, found.generation)
+
+
+class _Reader:
+    """Checks the tables of one file, and knows the line of each key."""
+
+    def __init__(self, path: Path, text: str) -> None:
+        self._path = path
+        self._lines = text.splitlines()
+
+    def flow(self, name: str, table: Any) -> FlowDefaults:
+        self.check({name: table}, {name: dict}, "flows")
+        self.check(table, _FLOW, "flows", name)
+        stages = table.get("stores", {})
+        self.check(stages, dict.fromkeys(stages, str), "flows", name, "stores")
+        urls = {stage: self.url(stages, stage, "flows", name, "stores") for stage in stages}
+        if (generation := table.get("generation")) is not None and generation < 1:
+            self._refuse("a generation is 1 or greater", "flows", name, "generation")
+        if url := self.url(table, "store", "flows", name):
+            urls = {"": url, **urls}
+        return FlowDefaults(urls, table.get("dead_letters"), generation)
+
+    def check(self, table: Mapping[str, Any], known: Mapping[str, type], *path: str) -> None:
+        """Refuse a key that is not known, and a value of another type."""
+        for key, value in table.items():
+            if key not in known:
+                self._refuse(f"no setting is called {key!r}; known are {', '.join(known)}", *path, key)
+            if type(value) is not known[key]:
+                names = {str: "a string", int: "an integer", dict: "a table"}
+                self._refuse(f"{key!r} must be {names[known[key]]}", *path, key)
+
+    def url(self, table: Mapping[str, str], key: str, *path: str) -> str:
+        """A store's URL; one with a password belongs elsewhere."""
+        url = table.get(key, "")
+        try:
+            parts = urlsplit(url)
+        except ValueError:
+            self._refuse(f"{key!r} is no store's URL", *path, key)
+        if key in table and not (parts.scheme and "://" in url):
+            self._refuse(f"{key!r} is no store's URL: write for example redis://host:6379", *path, key)
+        if parts.password:
+            self._refuse(f"the URL of {key!r} has a password: name a file with password_file=...", *path, key)
+        return url
+
+    def _refuse(self, why: str, *path: str) -> NoReturn:
+        raise DirectoryError(f"{self._path}, line {self._line(path)}: {why}")
+
+    def _line(self, path: tuple[str, ...]) -> int:
+        """The first line that has the last name of a key's path, behind the lines that have the names before it."""
+        at = 0
+        for name in path:
+            written = re.compile(rf"""[^#=]*(?<![\w-])["']?{re.escape(name)}["']?\s*[\].=]""")
+            at = next((i for i, line in self._from(at) if written.match(line)), at)
+        return at + 1
+
+    def _from(self, start: int) -> Iterator[tuple[int, str]]:
+        return ((i, line) for i, line in enumerate(self._lines) if i >= start)

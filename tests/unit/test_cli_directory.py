@@ -1,0 +1,107 @@
+"""`headwater.toml`: what the commands of one directory use."""
+
+from pathlib import Path
+
+import pytest
+
+from aggregations.errors import FlowError
+from jobs import settings
+from jobs.demo.flow import flow
+from jobs.directory import Directory, DirectoryError
+from tests.support.cli import run
+
+WHOLE = """
+store = "redis://every:6379"
+
+[kafka]
+bootstrap = "file:9092"
+
+[flows.other]
+generation = 7
+
+[flows.flights]
+generation = 2
+dead_letters = "flights.dead"
+stores.carrier = "sqlite://carrier.db?synchronous=normal"
+"""
+
+
+@pytest.fixture(autouse=True)
+def file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The file of an otherwise empty directory, and nothing in the environment."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("HEADWATER_STORE", "HEADWATER_KAFKA_BOOTSTRAP"):
+        monkeypatch.delenv(name, raising=False)
+    path = tmp_path / "headwater.toml"
+    path.write_text(WHOLE)
+    return path
+
+
+def test_it_binds_a_flow_s_stores_its_generation_its_dead_letters_and_kafka() -> None:
+    found = settings.of_flow(flow)
+    assert found.stores == {"aircraft": "redis://every:6379", "carrier": "sqlite://carrier.db?synchronous=normal"}
+    assert (found.generation, found.dead_letters) == (2, "flights.dead")
+    assert set(found.origins.values()) == {"headwater.toml"}
+    assert settings.kafka().bootstrap == "file:9092"
+
+
+def test_a_flow_s_own_store_wins_over_the_one_of_all_flows(file: Path) -> None:
+    file.write_text('store = "sqlite://a.db"\n[flows.flights]\nstore = "sqlite://b.db"\n')
+    assert set(settings.of_flow(flow).stores.values()) == {"sqlite://b.db"}
+
+
+def test_command_line_and_environment_win_over_it() -> None:
+    found = settings.of_flow(
+        flow,
+        ["carrier=sqlite://given.db"],
+        dead_letters="given.dead",
+        generation=5,
+        env={"HEADWATER_STORE": "redis://e"},
+    )
+    assert found.lines() == [
+        "store of aircraft: redis://e (HEADWATER_STORE)",
+        "store of carrier: sqlite://given.db (--store)",
+        "generation: 5 (--generation)",
+        "dead letters: given.dead (--dead-letters)",
+    ]
+
+
+def test_describe_says_what_the_commands_use_and_who_said_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "describe", "jobs.demo.flow:flow") == 0
+    assert capsys.readouterr().err.splitlines() == [
+        "store of aircraft: redis://every:6379 (headwater.toml)",
+        "store of carrier: sqlite://carrier.db?synchronous=... (headwater.toml)",
+        "generation: 2 (headwater.toml)",
+        "dead letters: flights.dead (headwater.toml)",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "said"),
+    [
+        ("store = \n", 1, "Invalid value"),
+        ('\nstores = "redis://r"\n', 2, "no setting is called 'stores'; known are store, kafka, flows"),
+        ("[flows.flights]\ngeneration = true\n", 2, "'generation' must be an integer"),
+        ("[flows.other]\ngeneration = 1\n[flows.flights]\ngeneration = 0\n", 4, "a generation is 1 or greater"),
+        ('[flows.flights]\nstore = "here"\n', 2, "'store' is no store's URL: write for example"),
+        ('[flows.flights]\nstore = "redis://[::1"\n', 2, "'store' is no store's URL"),
+        ('\n[flows.flights.stores]\ncarrier = "redis://u:geheim@r"\n', 3, "has a password: name a file"),
+        ("flows = 3\n", 1, "'flows' must be a table"),
+    ],
+)
+def test_an_error_in_it_names_file_and_line_and_never_a_value(text: str, line: int, said: str, file: Path) -> None:
+    file.write_text(text)
+    with pytest.raises(DirectoryError) as refused:
+        Directory.load()
+    assert "headwater.toml" in str(refused.value)
+    assert f"line {line}" in str(refused.value)
+    assert said in str(refused.value)
+    assert "geheim" not in str(refused.value)
+
+
+def test_a_stage_that_the_flow_does_not_have_is_refused(file: Path) -> None:
+    file.write_text('[flows.flights.stores]\npilot = "redis://r"\n')
+    with pytest.raises(FlowError, match="no stage 'pilot'"):
+        settings.of_flow(flow)
