@@ -12,7 +12,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from jobs.cli import demo, discard, faults, plan, redrive, republish, run, schema, stack, submit, views
+from jobs.cli import demo, discard, faults, new, plan, redrive, republish, run, schema, stack, submit, views
 from jobs.cli.errors import explain
 from jobs.environment import DEBUG
 from jobs.screen import LogLines
@@ -31,6 +31,7 @@ app = typer.Typer(
 app.add_typer(stack.app, name="stack")
 app.add_typer(schema.app, name="schema")
 for command in (
+    new.new,
     demo.demo,
     run.run,
     plan.plan,

@@ -1,0 +1,33 @@
+"""`headwater new`: a project to begin with."""
+
+import os
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from jobs.cli.options import Json
+from jobs.screen import emit
+
+
+def new(
+    directory: Annotated[
+        Path, typer.Argument(metavar="DIR", help="Where to write the project: a directory that is empty or new.")
+    ],
+    json: Json = False,
+) -> None:
+    """Write a project that runs at once: a flow, a republisher, a producer of sample data, tests and a Makefile.
+
+    `make test` runs it in memory, `make run` on a Kafka of this machine that `headwater stack up` starts.
+    """
+    from jobs.new import create
+
+    names = create(directory)
+    move = [] if directory.absolute() == Path.cwd() else [f"cd {shlex.quote(os.fspath(directory))}"]
+    commands = [*move, "pip install pytest", "make test", "make run"]
+    if json:
+        emit({"directory": os.fspath(directory.absolute()), "files": names, "next": commands})
+        return
+    typer.echo(f"Created {', '.join(names)} in {directory}. Next:\n")
+    typer.echo("\n".join(f"  {command}" for command in commands))
