@@ -13,7 +13,8 @@ from ptars import HandlerPool
 
 from aggregations.columns.seal import Mask
 from aggregations.columns.structure import Structure
-from aggregations.definition.payloads import Json, Payload, Protobuf, Raw
+from aggregations.definition.json_types import SHALLOW_BYTES, plain
+from aggregations.definition.payloads import Json, Payload, Protobuf, Raw, decoded
 from aggregations.definition.protobuf import trimmed
 
 PayloadColumns: TypeAlias = Callable[[pa.BinaryArray], tuple[pl.DataFrame, Mask]]
@@ -83,28 +84,37 @@ def _all(payloads: pa.BinaryArray) -> Mask:
 
 
 def _json(payload: Json, columns: frozenset[str] | None, schema: dict[str, pl.DataType]) -> PayloadColumns:
-    decode = payload.decoder(columns).decode
+    decoder = payload.decoder(columns)
     fields = [attrgetter(f"f{i}") for i in range(len(schema))]
-
-    def decode_or_none(one: bytes) -> msgspec.Struct | None:
-        try:
-            return decode(one)
-        except ValueError:
-            return None
 
     def read(payloads: pa.BinaryArray) -> tuple[pl.DataFrame, Mask]:
         texts = payloads.to_pylist()
+        rows: list[msgspec.Struct | None]
         try:
-            rows: list[msgspec.Struct | None] = list(map(decode, texts))
+            if max(map(len, texts), default=0) > SHALLOW_BYTES:
+                rows = [decoded(decoder, text) for text in texts]
+            else:
+                rows = list(map(decoder.decode, texts))
         except ValueError:
-            rows = [decode_or_none(text) for text in texts]
+            rows = [decoded(decoder, text) for text in texts]
         good = np.fromiter((row is not None for row in rows), np.bool_, len(rows))
         if not good.all():
             rows = [row for row in rows if row is not None]
         series = [
-            pl.Series(name, list(map(field, rows)), dtype=kind)
+            _series(name, list(map(field, rows)), kind)
             for field, (name, kind) in zip(fields, schema.items(), strict=True)
         ]
         return pl.DataFrame(series) if series else pl.DataFrame(height=len(rows)), good
 
     return read
+
+
+def _series(name: str, values: list[object], kind: pl.DataType) -> pl.Series:
+    """Values that msgspec read, as a column."""
+    if not kind.is_nested():
+        return pl.Series(name, values, dtype=kind)
+    make = plain(kind)
+    arrow = pl.Series(dtype=kind).to_arrow(compat_level=pl.CompatLevel.oldest()).type
+    found = pl.from_arrow(pa.array(values if make is None else list(map(make, values)), type=arrow))
+    assert isinstance(found, pl.Series)
+    return found.alias(name)

@@ -364,7 +364,12 @@ class Fields:
         """
         for name, dtype in dtypes.items():
             if not (dtype.is_integer() or dtype.is_float() or dtype in (pl.String, pl.Boolean, pl.Null)):
-                raise FlowError(f"field {name!r} is of type {dtype}; cast it to a number or to text")
+                remedy = (
+                    "fold a number or text of it, such as its len()"
+                    if dtype.is_nested()
+                    else "cast it to a number or to text"
+                )
+                raise FlowError(f"field {name!r} is of type {dtype}; {remedy}")
             if dtype == pl.String and name in self.fields and self.fields[name].numeric:
                 raise FlowError(f"field {name!r} is a {self.fields[name].kind} of text; cast it to a number")
 

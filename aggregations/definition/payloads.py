@@ -3,27 +3,16 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Annotated, Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import msgspec
 import polars as pl
 from google.protobuf.message import DecodeError, Message
 
 from aggregations.definition import protobuf
+from aggregations.definition.json_types import is_too_deep, json_type, plain, struct_of
 from aggregations.definition.protobuf import MessageType
 from envelope import EnvelopeError, Reason
-
-_BITS: dict[type[pl.DataType], int] = {
-    pl.Int8: 8,
-    pl.Int16: 16,
-    pl.Int32: 32,
-    pl.Int64: 64,
-    pl.UInt8: 8,
-    pl.UInt16: 16,
-    pl.UInt32: 32,
-}
-_PYTHON: dict[object, type[pl.DataType]] = {int: pl.Int64, float: pl.Float64, str: pl.String, bool: pl.Boolean}
-_JSON_TYPES: dict[type[pl.DataType], Any] = {pl.Float64: float, pl.String: str, pl.Boolean: bool}
 
 RawColumns: TypeAlias = dict[str, object]
 PayloadReader: TypeAlias = Callable[[bytes], RawColumns]
@@ -71,8 +60,15 @@ class Json:
     """A JSON object with declared columns: a missing field or `null` is null, other fields are ignored.
 
     Columns are integers (`pl.Int8` … `pl.Int64`, `pl.UInt8` … `pl.UInt32`, or `int`), `pl.Float64` (`float`),
-    `pl.String` (`str`) and `pl.Boolean` (`bool`). A whole number may stand for a float; no other type stands
-    for another.
+    `pl.String` (`str`) and `pl.Boolean` (`bool`), lists (`pl.List`, or `[item]`), lists of one length (`pl.Array`) and
+    objects (`pl.Struct`, or `{"field": type}`), nested as deep as you like:
+
+        Json({"order": str, "lines": [{"article": str, "quantity": int}]})
+
+    Within lists and objects, too, null and missing fields are null and other fields are ignored. A whole number may
+    stand for a float; no other type stands for another. Of a name that comes twice in an object the last one counts,
+    and both must be of the type. Expressions see polars' lists and structs (`pl.col("lines").list.len()`), functions see
+    lists and dictionaries. A document, with all that is not declared, is at most 500 levels deep.
 
     Args:
         columns: Name to type.
@@ -84,27 +80,40 @@ class Json:
     columns: tuple[tuple[str, pl.DataType], ...]
 
     def __init__(self, columns: Mapping[str, Any]) -> None:
-        object.__setattr__(self, "columns", tuple((name, _json_type(name, kind)) for name, kind in columns.items()))
+        object.__setattr__(self, "columns", tuple((name, json_type(name, kind)) for name, kind in columns.items()))
 
     @property
     def schema(self) -> dict[str, pl.DataType]:
         return dict(self.columns)
 
     def reader(self, columns: frozenset[str] | None) -> PayloadReader:
-        names = tuple(name for name, _ in self.columns if columns is None or name in columns)
-        decode = self.decoder(columns).decode
+        decode, make = self.decoder(columns), plain(pl.Struct(self.wanted(columns)))
+        assert make is not None
 
         def read(payload: bytes) -> RawColumns:
-            try:
-                return dict(zip(names, msgspec.structs.astuple(decode(payload)), strict=True))
-            except ValueError as error:  # msgspec's own errors and text that is not UTF-8
-                raise EnvelopeError(Reason.BAD_PAYLOAD, "the payload is not JSON with the types declared") from error
+            if (found := decoded(decode, payload)) is None:
+                raise EnvelopeError(Reason.BAD_PAYLOAD, "the payload is not JSON with the types declared")
+            return make(found)  # type: ignore[no-any-return]
 
         return read
 
+    def wanted(self, columns: frozenset[str] | None) -> dict[str, pl.DataType]:
+        """The schema of the columns needed; None for all."""
+        return {name: kind for name, kind in self.columns if columns is None or name in columns}
+
     def decoder(self, columns: frozenset[str] | None) -> "msgspec.json.Decoder[msgspec.Struct]":
-        """Return msgspec's decoder into a struct with one field a column."""
+        """Return msgspec's decoder into a struct with one field a column; see `decoded`."""
         return _json_decoder(self, columns)
+
+
+def decoded(decoder: "msgspec.json.Decoder[msgspec.Struct]", document: bytes) -> msgspec.Struct | None:
+    """Read one document; None where it is not JSON of the types that the decoder wants, or nests too deep."""
+    if is_too_deep(document):
+        return None
+    try:
+        return decoder.decode(document)
+    except (ValueError, RecursionError):  # msgspec's own errors and text that is not UTF-8
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,31 +143,6 @@ def payload_of(declared: object) -> Payload:
     raise TypeError(f"a payload is a protobuf message class, Json(...) or Raw(), not {declared!r}")
 
 
-def _json_type(name: str, kind: Any) -> pl.DataType:
-    dtype = _PYTHON.get(kind, kind)
-    dtype = dtype() if isinstance(dtype, type) and issubclass(dtype, pl.DataType) else dtype
-    if not isinstance(dtype, pl.DataType) or (type(dtype) not in _BITS and type(dtype) not in _JSON_TYPES):
-        raise TypeError(
-            f"column {name!r}: {kind!r} cannot be read from JSON; use an integer, Float64, String or Boolean"
-        )
-    return dtype
-
-
 @lru_cache(maxsize=256)
 def _json_decoder(of: Json, columns: frozenset[str] | None) -> "msgspec.json.Decoder[msgspec.Struct]":
-    wanted = [(name, kind) for name, kind in of.columns if columns is None or name in columns]
-    struct = msgspec.defstruct(
-        "Columns",
-        [(f"f{i}", _annotation(kind) | None, None) for i, (_, kind) in enumerate(wanted)],
-        rename={f"f{i}": name for i, (name, _) in enumerate(wanted)},
-        gc=False,
-    )
-    return msgspec.json.Decoder(struct)
-
-
-def _annotation(kind: pl.DataType) -> Any:
-    if type(kind) not in _BITS:
-        return _JSON_TYPES[type(kind)]
-    bits = _BITS[type(kind)]
-    low, high = (-(1 << bits - 1), (1 << bits - 1) - 1) if kind.is_signed_integer() else (0, (1 << bits) - 1)
-    return Annotated[int, msgspec.Meta(ge=low, le=high)]
+    return msgspec.json.Decoder(struct_of([(n, kind) for n, kind in of.columns if columns is None or n in columns]))

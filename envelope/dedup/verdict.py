@@ -13,7 +13,11 @@ class Verdict(StrEnum):
     REDRIVEN = "redriven"
     """New: it was missing because of a dead letter, here or upstream."""
     NEW_LANE = "new_lane"
-    """New, and the first of its lane in a state that has other lanes: the topology changed."""
+    """New, and the first of its lane in a state that has other lanes.
+
+    Usual where a key comes over several partitions (`co_partitioned=False`, later stages, keys that a republisher
+    changes): one for each of them. Elsewhere, and later on, it says that the topology changed.
+    """
     NEW_INCARNATION = "new_incarnation"
     """New, from a root topic id that this flow has not seen: the topic was created again."""
     STALE_INCARNATION = "stale_incarnation"

@@ -254,3 +254,10 @@ def test_tombstones_as_elements_are_part_of_the_definition_and_other_policies_ar
         for policy in ("skip", "dead_letter", "element")
     )
     assert skipped == dead != handed
+
+
+def test_a_key_that_comes_over_several_partitions_counts_one_new_lane_for_each_after_its_first():
+    run = runner(Flow("fleet").source(bare()).aggregate("a", "tail", Fields(n=count()), co_partitioned=False))
+    run.process([leg(0, "N1", partition=partition) for partition in range(3)])
+    run.process([leg(1, "N1", partition=partition) for partition in range(4)])
+    assert run.report.verdicts["a"] == Counter(accepted=1 + 3, new_lane=2 + 1)

@@ -1,0 +1,138 @@
+"""Types of JSON columns: what a person may declare, how msgspec reads it, and how it looks as plain Python."""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from types import GenericAlias
+from typing import Annotated, Any, Final, TypeAlias
+
+import msgspec
+import polars as pl
+
+Plain: TypeAlias = Callable[[Any], Any]
+"""Makes lists and dictionaries of what msgspec read."""
+
+MAX_DEPTH: Final = 500
+"""Deepest nesting of a document, undeclared fields included.
+
+msgspec reads as deep as the interpreter's stack has room, which differs from caller to caller: half of the usual
+1,000 is there for all of them.
+"""
+
+SHALLOW_BYTES: Final = 2 * MAX_DEPTH
+"""A document of no more bytes than this cannot be too deep: each level takes two."""
+
+_BITS: dict[type[pl.DataType], int] = {
+    pl.Int8: 8,
+    pl.Int16: 16,
+    pl.Int32: 32,
+    pl.Int64: 64,
+    pl.UInt8: 8,
+    pl.UInt16: 16,
+    pl.UInt32: 32,
+}
+_PYTHON: dict[object, type[pl.DataType]] = {int: pl.Int64, float: pl.Float64, str: pl.String, bool: pl.Boolean}
+_SCALARS: dict[type[pl.DataType], Any] = {pl.Float64: float, pl.String: str, pl.Boolean: bool}
+_TOKENS = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{}]', re.DOTALL)
+
+
+def json_type(name: str, declared: Any) -> pl.DataType:
+    """Return the polars type of what a person declares.
+
+    Args:
+        name: Where it is declared, such as `lines[].article`, for the error.
+        declared: A polars type, a Python type, `[item]` for a list or `{"field": type}` for an object.
+
+    Raises:
+        TypeError: It, or a type within it, cannot be read from JSON.
+    """
+    if isinstance(declared, list) and len(declared) == 1:
+        return pl.List(json_type(f"{name}[]", declared[0]))
+    if isinstance(declared, Mapping) and declared:
+        return pl.Struct({field: json_type(f"{name}.{field}", kind) for field, kind in declared.items()})
+    dtype = _PYTHON.get(declared) if isinstance(declared, type) else declared
+    dtype = declared if dtype is None else dtype
+    dtype = dtype() if isinstance(dtype, type) and issubclass(dtype, pl.DataType) and not dtype.is_nested() else dtype
+    match dtype:
+        case pl.List():
+            return pl.List(json_type(f"{name}[]", dtype.inner))
+        case pl.Array() if dtype.size > 0:
+            return pl.Array(json_type(f"{name}[]", dtype.inner), dtype.size)
+        case pl.Struct() if dtype.fields:
+            return pl.Struct({field.name: json_type(f"{name}.{field.name}", field.dtype) for field in dtype.fields})
+        case pl.DataType() if type(dtype) in _BITS or type(dtype) in _SCALARS:
+            return dtype
+    raise TypeError(
+        f"column {name!r}: {declared!r} cannot be read from JSON; use an integer, Float64, String, Boolean, a list of one "
+        "of them ([str]) or an object ({'field': str})"
+    )
+
+
+def struct_of(fields: Sequence[tuple[str, pl.DataType]]) -> type[msgspec.Struct]:
+    """A type that msgspec reads an object into: one attribute a field, `f0` and so on, None where it is missing."""
+    return msgspec.defstruct(
+        "Columns",
+        [(f"f{i}", _annotation(kind) | None, None) for i, (_, kind) in enumerate(fields)],
+        rename={f"f{i}": name for i, (name, _) in enumerate(fields)},
+        gc=False,
+    )
+
+
+def plain(kind: pl.DataType) -> Plain | None:
+    """Return what makes plain lists and dictionaries of a value of this type; None where it is plain already."""
+    if isinstance(kind, pl.List | pl.Array):
+        inner = plain(_dtype(kind.inner))
+        return None if inner is None else lambda items: None if items is None else [inner(one) for one in items]
+    if isinstance(kind, pl.Struct):
+        names = [field.name for field in kind.fields]
+        nested = [(one.name, found) for one in kind.fields if (found := plain(_dtype(one.dtype))) is not None]
+
+        def fields(value: msgspec.Struct | None) -> dict[str, Any] | None:
+            if value is None:
+                return None
+            found = dict(zip(names, msgspec.structs.astuple(value), strict=True))
+            for name, make in nested:
+                found[name] = make(found[name])
+            return found
+
+        return fields
+    return None
+
+
+def is_too_deep(document: bytes) -> bool:
+    """Whether a document nests deeper than `MAX_DEPTH`, brackets within text left out."""
+    if len(document) <= SHALLOW_BYTES or document.count(b"[") + document.count(b"{") <= MAX_DEPTH:
+        return False
+    depth = 0
+    for token in _TOKENS.finditer(document):
+        kind = document[token.start()]
+        if kind in b"[{":
+            depth += 1
+            if depth > MAX_DEPTH:
+                return True
+        elif kind in b"]}":
+            depth -= 1
+    return False
+
+
+def _annotation(kind: pl.DataType) -> Any:
+    if isinstance(kind, pl.List):
+        return _list_of(_dtype(kind.inner))
+    if isinstance(kind, pl.Array):
+        return Annotated[_list_of(_dtype(kind.inner)), msgspec.Meta(min_length=kind.size, max_length=kind.size)]
+    if isinstance(kind, pl.Struct):
+        return struct_of([(field.name, _dtype(field.dtype)) for field in kind.fields])
+    if type(kind) not in _BITS:
+        return _SCALARS[type(kind)]
+    bits = _BITS[type(kind)]
+    low, high = (-(1 << bits - 1), (1 << bits - 1) - 1) if kind.is_signed_integer() else (0, (1 << bits) - 1)
+    return Annotated[int, msgspec.Meta(ge=low, le=high)]
+
+
+def _list_of(kind: pl.DataType) -> Any:
+    return GenericAlias(list, (_annotation(kind) | None,))
+
+
+def _dtype(of: Any) -> pl.DataType:
+    """A type within a type that `json_type` returned."""
+    assert isinstance(of, pl.DataType)
+    return of
