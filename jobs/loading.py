@@ -50,7 +50,7 @@ def load_flow(reference: str) -> "Flow[Any]":
 
     found = load(reference)
     if not isinstance(found, Flow):
-        raise LoadError(f"{reference} is no Flow, its type is {type(found).__name__}")
+        raise LoadError(f"{reference} is not a Flow but a {type(found).__name__}")
     return found
 
 

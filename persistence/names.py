@@ -14,7 +14,7 @@ def check_name(kind: str, name: str) -> str:
         ValueError: It cannot.
     """
     if not _NAME.match(name):
-        raise ValueError(f"{name[:100]!r} is no name of a {kind}: use 1 to 100 of A-Z a-z 0-9 _ . -")
+        raise ValueError(f"{name[:100]!r} is not a valid name of a {kind}: use 1 to 100 of A-Z a-z 0-9 _ . -")
     return name
 
 

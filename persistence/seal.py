@@ -28,7 +28,7 @@ def unseal(value: bytes) -> bytes:
             quotes nothing.
     """
     if not isinstance(value, bytes):
-        raise DamagedError(f"a value of type {type(value).__name__}, not bytes")
+        raise DamagedError(f"the value is of type {type(value).__name__}, not bytes")
     if value[:1] != b"{" or value[-_TAIL_BYTES:-10] != _TAIL or value[-2:] != b'"}':
         raise DamagedError(
             f"{len(value)} bytes without a checksum at their end: truncated, or written by something else"

@@ -104,7 +104,7 @@ class Element(Generic[T]):
         """
         value: Any = self.value
         if not isinstance(value, Mapping):
-            raise KeyError(f"the element's value is no mapping, so it has no column {column!r}")
+            raise KeyError(f"the element's value is not a mapping, so it has no column {column!r}")
         return value[column]
 
     def of(self, value: U) -> "Element[U]":

@@ -59,16 +59,16 @@ def expression(of: Expression) -> pl.Expr:
     """
     found = parsed(of)
     if found.meta.has_multiple_outputs():
-        raise FlowError(f"{of if isinstance(of, str) else found} gives several columns; name each of them")
+        raise FlowError(f"{of if isinstance(of, str) else found} selects several columns; name each one")
     if found.meta.is_column():
         return found
     for node in _nodes(_tree(found)):
         if node in _PYTHON:
-            raise FlowError(f"{found} has Python code in it; give a plain function of the element instead")
+            raise FlowError(f"{found} contains Python code; pass a plain function of the element instead")
         if node in _SEVERAL_ROWS:
             raise FlowError(f"{found} looks at several rows ({node}); a step sees one row at a time")
     if _filters_commute(found) is False:
-        raise FlowError(f"{found} looks at several rows; a step sees one row at a time")
+        raise FlowError(f"{found} needs several rows; a step sees one row at a time")
     return found
 
 
@@ -93,7 +93,7 @@ def _tree(found: pl.Expr) -> Any:
         try:
             return json.loads(found.meta.serialize(format="json"))
         except Exception as error:
-            raise FlowError(f"{found} cannot be inspected; give a plain function of the element instead") from error
+            raise FlowError(f"{found} cannot be inspected; pass a plain function of the element instead") from error
 
 
 def _nodes(tree: Any) -> Iterator[str]:
@@ -139,7 +139,7 @@ def key_bytes(value: Any) -> bytes | None:
         try:
             return value.encode()
         except UnicodeEncodeError as error:
-            raise FlowError("a key of text that UTF-8 cannot hold: half a surrogate pair") from error
+            raise FlowError("the key contains half a surrogate pair, which UTF-8 cannot encode") from error
     if isinstance(value, bool) or not isinstance(value, int):
         raise FlowError(f"a key of type {type(value).__name__}: use text, bytes or an integer")
     return str(value).encode()

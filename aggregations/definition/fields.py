@@ -441,7 +441,7 @@ def check_value(name: str, value: Any, *, numeric: bool = False) -> None:
                 raise EnvelopeError(Reason.NOT_FINITE, f"field {name!r} is NaN or infinite")
         case str() if not numeric:
             if not is_utf8(value):
-                raise EnvelopeError(Reason.BAD_PAYLOAD, f"field {name!r} has half a surrogate pair in its text")
+                raise EnvelopeError(Reason.BAD_PAYLOAD, f"field {name!r} contains half a surrogate pair")
         case _:
             raise EnvelopeError(
                 Reason.BAD_PAYLOAD, f"field {name!r} is a {type(value).__name__}; use numbers, text or booleans"

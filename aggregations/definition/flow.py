@@ -125,12 +125,12 @@ class Flow(Generic[T]):
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
-            raise FlowError(f"{self.name!r} is no name: use letters, digits, '_', '.' and '-', at most 100")
+            raise FlowError(f"{self.name!r} is not a valid name: use letters, digits, '_', '.' and '-', at most 100")
 
     def source(self, topic: Topic) -> "Flow[Mapping[str, Any]]":
         """Read a topic."""
         if self.topic is not None:
-            raise FlowError(f"flow {self.name!r} has a source already")
+            raise FlowError(f"flow {self.name!r} already has a source")
         if not isinstance(topic, Topic):
             raise FlowError(f'source() takes a Topic, not a {type(topic).__name__}: Topic("orders", payload=Order)')
         return replace(self, topic=topic)  # type: ignore[return-value]
@@ -179,10 +179,10 @@ class Flow(Generic[T]):
     ) -> "Flow[T]":
         """Fold the elements of every key into a state, and pass each accepted element on. See `Aggregate`."""
         if not _NAME.fullmatch(name):
-            raise FlowError(f"{name!r} is no name of a stage: use letters, digits, '_', '.' and '-', at most 100")
+            raise FlowError(f"{name!r} is not a valid stage name: use letters, digits, '_', '.' and '-', at most 100")
         if name == END_OF_FLOW:
             raise FlowError(
-                f"no stage can be called {name!r}: dead letters from behind the last stage are filed under it"
+                f"no stage can be called {name!r}: the name is reserved for dead letters after the last stage"
             )
         if any(isinstance(step, Aggregate) and step.name == name for step in self.steps):
             raise FlowError(f"flow {self.name!r} has a stage {name!r} already")
@@ -223,7 +223,7 @@ class Flow(Generic[T]):
     def publish_states(self, topic: str) -> "Flow[T]":
         """Produce the states of the stage before that each batch changed, as snapshots: the newest wins."""
         if not self.steps or not isinstance(self.steps[-1], Aggregate | PublishStates):
-            raise FlowError("publish_states() comes right behind an aggregate()")
+            raise FlowError("publish_states() must follow an aggregate() directly")
         return replace(self, steps=(*self.steps, PublishStates(_topic(topic))))
 
     def _with(self, step: Step | Aggregate) -> "Flow[T]":
@@ -361,7 +361,7 @@ def _topic(name: str) -> str:
     try:
         return check_topic(name)
     except EnvelopeError as error:
-        raise FlowError(f"{name!r} is no topic that Kafka allows") from error
+        raise FlowError(f"{name!r} is not a topic name that Kafka allows") from error
 
 
 def _check_zero(name: str, fold: Fold[Any]) -> None:
@@ -369,7 +369,7 @@ def _check_zero(name: str, fold: Fold[Any]) -> None:
         check_state(fold.zero())
     except Exception as error:  # the user's code: anything may come
         detail = error.detail if isinstance(error, EnvelopeError) else type(error).__name__
-        raise FlowError(f"stage {name!r}: zero() of its fold gives no state: {detail}") from error
+        raise FlowError(f"stage {name!r}: zero() of its fold does not return a state: {detail}") from error
 
 
 def _check_callable(what: str, function: Any, *, needed: bool = False) -> None:

@@ -49,14 +49,14 @@ def check_state(state: Any) -> None:
             raise EnvelopeError(Reason.NOT_FINITE, "a number of the state is NaN or infinite")
     elif kind is str:
         if not is_utf8(state):
-            raise EnvelopeError(Reason.FOLD_FAILED, "a text of the state has half a surrogate pair")
+            raise EnvelopeError(Reason.FOLD_FAILED, "a string of the state contains half a surrogate pair")
     elif kind is list:
         for one in state:
             check_state(one)
     elif kind is dict:
         for name, one in state.items():
             if type(name) is not str:
-                raise EnvelopeError(Reason.FOLD_FAILED, "a dictionary in the state has a key that is no text")
+                raise EnvelopeError(Reason.FOLD_FAILED, "a dictionary in the state has a key that is not a string")
             check_state(name)
             check_state(one)
     elif kind is not bool and state is not None:

@@ -127,7 +127,7 @@ class _Rewriting:
             case _ if not _computes(tree):
                 return _Rewritten(tree)
             case _:
-                raise FlowError(f"an expression computes inside {kind}; give a plain function of the element instead")
+                raise FlowError(f"an expression computes inside {kind}; pass a plain function of the element instead")
 
     def _binary(self, body: Tree) -> _Rewritten:
         left, right = self.of(body["left"]), self.of(body["right"])
@@ -322,4 +322,4 @@ def _tree(of: pl.Expr) -> Tree:
 
 
 def _inside() -> FlowError:
-    return FlowError("an expression computes with integers inside lists or structs; give a plain function instead")
+    return FlowError("an expression computes with integers inside lists or structs; pass a plain function instead")

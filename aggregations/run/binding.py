@@ -28,7 +28,7 @@ def bind(flow: Flow[object], stores: Mapping[str, str], default: str = "") -> di
         store_order(bound.values())
     except ValueError:  # its text has the URLs, which may have passwords
         raise FlowError(
-            "the store of a stage comes back behind another stage's: bind neighbouring stages to one store, "
+            "the store of a stage appears again after another stage's store: bind adjacent stages to one store, "
             "or use a third one"
         ) from None
     return bound

@@ -163,7 +163,9 @@ class MemoryRunner:
     def close(self) -> None:
         """End the run and close the stores."""
         if not self._failed:
-            with suppress(StoreError):  # another run has begun, or the store is away: then it did not end so
+            with suppress(
+                StoreError
+            ):  # another run has begun, or the store does not answer: then this run did not end cleanly
                 self.run.finish()
         self.run.close()
 

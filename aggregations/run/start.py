@@ -245,7 +245,7 @@ def _changed(
         for before in known
     ):
         # Of a half-written batch the downstream states are there. In front, they would drop it.
-        findings.append(_unsafe(Risk.DEFINITION, f"flow {flow}: its stages stood in another order before", remedy))
+        findings.append(_unsafe(Risk.DEFINITION, f"flow {flow}: its stages were in a different order before", remedy))
     return findings
 
 
@@ -351,7 +351,7 @@ def plan(
                     Risk.LOST_RECORDS,
                     f"flow {flow}: {place} is folded up to {offset} and its log begins at {low}: {low - offset} offsets were "
                     "deleted unread",
-                    "Bring them back from a copy of the topic, or go on without them",
+                    "Restore them from a copy of the topic, or accept the loss",
                 )
             )
             offset = low
@@ -361,7 +361,7 @@ def plan(
                     Risk.BEYOND_END,
                     f"flow {flow}: {place} is folded up to {offset} and its log ends at {high}: the broker lost records, or "
                     "this is another cluster",
-                    "Correct the address, or go on at the end",
+                    "Correct the address, or accept to continue at the end",
                 )
             )
             offset = high

@@ -58,9 +58,7 @@ def check_given(flow: Flow[Any], stores: Mapping[str, str], accept: Sequence[str
             )
     known = {*Risk, *(risk for url in stores.values() for risk in risks(url))}
     if unknown := sorted({*accept} - known):
-        raise FlowError(
-            f"flow {flow.name}: no risk is called {', '.join(unknown)}; there are {', '.join(sorted(known))}"
-        )
+        raise FlowError(f"flow {flow.name}: unknown risk {', '.join(unknown)}; there are {', '.join(sorted(known))}")
 
 
 def open_run(

@@ -108,7 +108,7 @@ def _wanted(name: str, master: str | None, conf: Mapping[str, str], theirs: Mapp
     """What wins over our settings. What the program wants and does not get is said, without its value."""
     ours = {**({_MASTER: master} if master else {}), **conf}
     if lost := [key for key, value in ours.items() if theirs.get(key, value) != value]:
-        _LOG.warning("spark-submit was given %s; the program's own is not used", ", ".join(lost))
+        _LOG.warning("spark-submit was given %s; the program's own setting is not used", ", ".join(lost))
     return {_NAME: name, _MASTER: DEFAULT_MASTER, **ours, **theirs}
 
 

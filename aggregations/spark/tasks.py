@@ -205,7 +205,7 @@ def _persist(work: Work, stage: Stage, writes: Sequence[Write]) -> list[Block]:
     job = work.job
     if len({write.key for write in writes}) < len(writes):
         raise SharedKeyError(
-            f"flow {job.flow.name}, stage {stage.name}: a key is in two partitions of {_topic(job)}. This run folds the "
+            f"flow {job.flow.name}, stage {stage.name}: a key was found in two partitions of {_topic(job)}. This run folds the "
             "stage behind a shuffle from now on; after partitions were added nothing else is needed. If the topic is not "
             "partitioned by the stage's key, rebuild into a new generation (--generation) with co_partitioned=False; "
             "in this generation it would fold copies a second time"

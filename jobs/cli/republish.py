@@ -99,7 +99,7 @@ def republish(
 
     transform = load(function)
     if not callable(transform):
-        raise settings.UsageError(f"{function} is no function, its type is {type(transform).__name__}")
+        raise settings.UsageError(f"{function} is not a function but a {type(transform).__name__}")
     patience = settings.patience(topic_wait)
     kafka = settings.kafka(bootstrap, root, kafka_settings)
     if instance:

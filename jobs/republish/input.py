@@ -98,7 +98,7 @@ class Input:
             session_timeout_ms=SESSION_MS,
             topic_metadata_refresh_interval_ms=_REFRESH_MS,
         )
-        # What exactness rests on is not for settings to change.
+        # Exactness depends on these: settings must not change them.
         config |= {
             "group.id": group,
             "enable.auto.commit": False,

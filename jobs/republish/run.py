@@ -32,7 +32,7 @@ def republish(
     """
     made: Transform = load(transform) if isinstance(transform, str) else transform
     if not callable(made):
-        raise ValueError(f"{transform} is no function, its type is {type(made).__name__}")  # noqa: TRY004 - an argument
+        raise ValueError(f"{transform} is not a function but a {type(made).__name__}")  # noqa: TRY004 - an argument
     republisher = Republisher(made, **arguments)
     with _stopped_by_signals(republisher):
         return republisher.run(until_caught_up=until_caught_up, progress=progress)

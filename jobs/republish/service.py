@@ -129,7 +129,7 @@ class Republisher:
         if both := sorted(set(self._inputs) & {*self._targets, dead_letter}):
             raise ValueError(f"{', '.join(both)} is read and written: messages would go round for ever")
         if unknown := sorted(self._accept - {*_RISKS}):
-            raise ValueError(f"no risk is called {', '.join(unknown)}; there are {', '.join(_RISKS)}")
+            raise ValueError(f"unknown risk {', '.join(unknown)}; there are {', '.join(_RISKS)}")
 
     def stop(self) -> None:
         """Let `run` finish what is under way, commit it and return, for good. For any thread or signal handler."""

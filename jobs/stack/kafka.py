@@ -116,7 +116,7 @@ def _format(command: tuple[str, ...]) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     if done.returncode != 0:
         said = [line for line in (done.stderr or done.stdout).splitlines() if line[:1].strip()]  # no lines of a stack
-        raise StackError(f"Kafka could not format its storage ({' | '.join(said[-3:]) or 'no word why'})")
+        raise StackError(f"Kafka could not format its storage ({' | '.join(said[-3:]) or 'it gave no reason'})")
 
 
 def _is_ready(port: int, address: str) -> bool:

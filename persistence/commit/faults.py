@@ -116,7 +116,9 @@ class Fault:
         place, _, nth = text.strip().partition("@")
         point, _, outcome = place.rpartition(".")  # stage names may have dots
         if outcome not in set(FaultOutcome) or not (nth or "1").isdecimal():
-            raise ValueError(f"{text!r} is no fault: write POINT.before, .after, .error or .unanswered, then maybe @N")
+            raise ValueError(
+                f"{text!r} is not a fault: write POINT.before, .after, .error or .unanswered, then maybe @N"
+            )
         return cls(point, FaultOutcome[outcome.upper()], int(nth or "1"))
 
     def matches(self, point: str) -> bool:

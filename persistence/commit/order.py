@@ -59,8 +59,8 @@ def store_order(stores: Iterable[str]) -> list[str]:
             continue
         if store in order:
             raise ValueError(
-                f"stages of the store {store!r} stand before and after stages of {order[-1]!r}: "
-                "bind neighbouring stages to one store, or use a third one"
+                f"stages of the store {store!r} come before and after stages of {order[-1]!r}: "
+                "bind adjacent stages to one store, or use a third one"
             )
         order.append(store)
     return order

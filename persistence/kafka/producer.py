@@ -91,7 +91,7 @@ class AcknowledgedProducer:
         )
         timeout = "delivery.timeout.ms" if "delivery.timeout.ms" in config else "message.timeout.ms"
         self._delivery_timeout = _number(config, timeout) / 1000 or math.inf
-        # What exactness rests on is not for settings to change.
+        # Exactness depends on these: settings must not change them.
         config = {name: value for name, value in config.items() if name not in _ALIASES} | _EXACT
         # confluent-kafka keeps this option to itself: reports of success cost no Python call.
         config |= {"delivery.report.only.error": True, "on_delivery": self._on_delivery}

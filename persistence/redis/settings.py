@@ -22,7 +22,7 @@ class Settings:
     Attributes:
         timeout: Seconds to wait for an answer.
         connect_timeout: Seconds to wait for a connection.
-        retry_for: Seconds to go on trying while a server is away, loading or failing over.
+        retry_for: Seconds to go on trying while a server is unreachable, loading or failing over.
         buckets: Buckets of a flow that is new to the store; later ones keep what they have.
         prefix: First part of every key.
         wait: Replicas that must have a write before it counts as done (WAIT).

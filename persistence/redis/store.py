@@ -264,7 +264,7 @@ def open_store(url: str) -> RedisStore:
     | option | default | |
     |---|---|---|
     | `timeout`, `connect_timeout` | 5 | seconds |
-    | `retry_for` | 15 | seconds to go on trying while a server is away, loading or failing over |
+    | `retry_for` | 15 | seconds to go on trying while a server is unreachable, loading or failing over |
     | `buckets` | 1, in a cluster 64 | of a flow that is new here |
     | `prefix` | hw | first part of every key |
     | `wait` | 0 | replicas that must have each write (WAIT) |

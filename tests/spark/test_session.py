@@ -66,7 +66,9 @@ def test_what_was_submitted_wins_over_the_program_and_that_over_the_engine(tmp_p
         "spark.sql.adaptive.enabled": "false",
     }
     assert json.loads(lines[-1]) == ["local[1]", "local[1]", "local[1]", found, "1"]
-    assert "spark-submit was given spark.master, spark.my.setting; the program's own is not used" in ended.stdout
+    assert (
+        "spark-submit was given spark.master, spark.my.setting; the program's own setting is not used" in ended.stdout
+    )
 
 
 def test_a_session_of_our_own_leaves_neither_itself_nor_a_variable_behind() -> None:

@@ -149,7 +149,7 @@ def test_wrong_usage_ends_in_two(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["run", "jobs.demo.flow:legs"], "jobs.demo.flow:legs is no Flow, its type is function"),
+        (["run", "jobs.demo.flow:legs"], "jobs.demo.flow:legs is not a Flow but a function"),
         (["run", "jobs.demo.flow:flow"], "no Kafka: give --bootstrap HOST:PORT"),
         (["run", "jobs.demo.flow:flow", "--bootstrap", "b:1", "--trigger", "soon"], "'soon' is no duration"),
         (["run", "jobs.demo.flow:flow", "--bootstrap", "b:1", "--store", "here"], "--store: write URL or STAGE=URL"),
@@ -160,7 +160,7 @@ def test_wrong_usage_ends_in_two(
         (["demo", "--store", "memory://m"], "one that they can share"),
         (
             ["republish", "jobs.demo.flow:flow", "--from", "a", "--to", "b", "--via", "v", "--bootstrap", "b:1"],
-            "jobs.demo.flow:flow is no function, its type is Flow",
+            "jobs.demo.flow:flow is not a function but a Flow",
         ),
         (
             ["republish", "jobs.demo.flow:legs", "--from", "a", "--to", "a", "--via", "v", "--bootstrap", "b:1"],

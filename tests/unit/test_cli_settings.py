@@ -181,7 +181,7 @@ def test_a_module_of_the_current_directory_is_found(module: str, bare: Path) -> 
         ("raise SystemExit(3)", "SystemExit: 3"),
         ("def f(:", "SyntaxError"),
         ("x = 1", "has no flow"),
-        ("flow = 1", "is no Flow, its type is int"),
+        ("flow = 1", "is not a Flow but a int"),
     ],
 )
 def test_a_module_that_cannot_be_imported_says_why(code: str, said: str, module: str, bare: Path) -> None:

@@ -145,14 +145,14 @@ def test_the_drawing_shows_each_step_with_the_path_that_it_takes():
 
 
 BAD = {
-    "a name with a space": (lambda: Flow("my flow"), "is no name"),
-    "a name that is too long": (lambda: Flow("x" * 101), "is no name"),
-    "two sources": (lambda: legs().source(bare()), "has a source already"),
+    "a name with a space": (lambda: Flow("my flow"), "is not a valid name"),
+    "a name that is too long": (lambda: Flow("x" * 101), "is not a valid name"),
+    "two sources": (lambda: legs().source(bare()), "already has a source"),
     "a source that is no topic": (lambda: Flow("f").source("legs"), "takes a Topic"),
     "a step without a source": (lambda: Flow("f").filter("late"), "needs a source"),
     "no aggregate": (lambda: legs().filter("late").stages, "has no aggregate"),
     "no aggregate, asked for the tail": (lambda: legs().filter("late").tail, "has no aggregate"),
-    "a stage without a name": (lambda: legs().aggregate("", "tail", COUNT), "no name of a stage"),
+    "a stage without a name": (lambda: legs().aggregate("", "tail", COUNT), "not a valid stage name"),
     "two stages of one name": (
         lambda: legs().aggregate("a", "tail", COUNT).aggregate("a", "carrier", COUNT),
         "has a stage 'a' already",
@@ -181,9 +181,9 @@ BAD = {
     "a field of a missing column": (lambda: legs().aggregate("a", "tail", Fields(s=total("minuts"))), "no column"),
     "a total of text": (lambda: legs().aggregate("a", "tail", Fields(s=total("tail"))), "total of text"),
     "a flat map of a column": (lambda: legs().flat_map("tail"), "takes a function"),
-    "a topic that Kafka refuses": (lambda: legs().publish("my topic"), "no topic that Kafka allows"),
-    "states without a stage": (lambda: legs().publish_states("s"), "right behind an aggregate"),
-    "states to no topic": (lambda: legs().aggregate("a", "tail", COUNT).publish_states(""), "no topic"),
+    "a topic that Kafka refuses": (lambda: legs().publish("my topic"), "not a topic name that Kafka allows"),
+    "states without a stage": (lambda: legs().publish_states("s"), "must follow an aggregate"),
+    "states to no topic": (lambda: legs().aggregate("a", "tail", COUNT).publish_states(""), "not a topic name"),
     "a value that is no function": (lambda: legs().publish("out", value=3), "takes a function"),
     "a published key of no type": (lambda: legs().publish("out", key="delay"), "its key is of type Float64"),
     "two hops of one name to one topic": (

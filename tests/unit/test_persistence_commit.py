@@ -72,5 +72,5 @@ def test_stores_are_ordered_by_their_first_stage():
 
 
 def test_a_store_that_comes_back_after_another_is_refused():
-    with pytest.raises(ValueError, match="'a' stand before and after stages of 'c'"):
+    with pytest.raises(ValueError, match="'a' come before and after stages of 'c'"):
         store_order(["a", "b", "c", "a"])

@@ -129,7 +129,7 @@ def test_a_seal_is_eight_digits_of_the_crc_of_all_before_it():
 @pytest.mark.parametrize(
     ("value", "text"),
     [
-        ("text", "^a value of type str, not bytes$"),
+        ("text", "^the value is of type str, not bytes$"),
         (b"", "^0 bytes without a checksum at their end: truncated, or written by something else$"),
         (b"[" + GOOD[1:], f"^{len(GOOD)} bytes without a checksum at their end"),
         (GOOD[:-2] + b"'}", f"^{len(GOOD)} bytes without a checksum at their end"),

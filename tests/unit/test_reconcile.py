@@ -169,7 +169,7 @@ def test_at_most_five_partitions_that_are_behind_are_named() -> None:
     [
         (
             lambda: planned(manifest(40), low=50).findings,
-            r"flow flow: t:0 is folded up to 40 .* begins at 50.*\. Bring them back",
+            r"flow flow: t:0 is folded up to 40 .* begins at 50.*\. Restore them",
         ),
         (
             lambda: planned(manifest(140)).findings,

@@ -62,7 +62,7 @@ def test_a_store_for_no_stage_is_refused():
 
 def test_a_store_that_comes_back_behind_another_one_is_refused_without_showing_its_url():
     three = flow().aggregate("c", "tail", COUNT)
-    with pytest.raises(FlowError, match="neighbouring stages") as error:
+    with pytest.raises(FlowError, match="adjacent stages") as error:
         bind(three, {"b": "memory://b"}, "redis://:secret@host")
     assert "secret" not in str(error.value)
 
@@ -278,7 +278,7 @@ def test_stages_in_another_order_are_another_definition():
     with faults.use(faults.Injector([faults.Fault.parse("persist:a.error")])), pytest.raises(Transient):
         runner(flow(), store).process(legs(0))
     turned = Flow("fleet").source(bare()).aggregate("b", "carrier", COUNT).aggregate("a", "tail", COUNT)
-    with pytest.raises(DefinitionChangedError, match="stood in another order"):
+    with pytest.raises(DefinitionChangedError, match="were in a different order"):
         runner(turned, store)
 
 

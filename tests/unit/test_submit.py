@@ -129,7 +129,7 @@ def test_what_is_installed_or_in_a_package_is_not_sent() -> None:
         (["--store", "redis://r", "--master", "spark://h:7077", "--deploy-mode", "cluster"], "leave it out, or name"),
         (["--trigger", "soon"], "'soon' is no duration"),
         (["--conf", "spark"], "--conf: write NAME=VALUE"),
-        (["--accept", "everything"], "no risk is called everything"),
+        (["--accept", "everything"], "unknown risk everything"),
         (["--no-such-option"], "No such option"),
     ],
 )
@@ -180,7 +180,7 @@ def program(text: str, name: str = "fleet.py") -> "subprocess.CompletedProcess[s
 def test_a_flow_file_is_a_program_with_the_options_of_run() -> None:
     ended = program(f"{FLEET}\nfrom jobs.submit import run\n{GUARD}run(flow)\n")
     assert ended.returncode == Exit.USAGE, ended.stderr
-    assert "flow fleet: no risk is called none" in ended.stderr
+    assert "flow fleet: unknown risk none" in ended.stderr
 
 
 @pytest.mark.parametrize(
