@@ -19,7 +19,7 @@ SLOW := $(wildcard tests/simulation tests/spark tests/integration tests/contract
 TLA := .headwater/tla-checker-0.24.0
 STUBS := envelope/v1/envelope:envelope demo/v1/leg:jobs/demo
 
-.PHONY: help demo test check lint tests-fast tests-slow prove soak mutants fuzz model lock proto clean java
+.PHONY: help demo test check lint tests-fast tests-slow docs prove soak mutants fuzz model lock proto clean java
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*  ## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*  ## (.*)/  make \1\t\2/' | expand -t 16
@@ -45,6 +45,9 @@ tests-fast: $(READY)
 tests-slow: $(READY) java
 	$(PYTEST) -q -n 3 --dist loadfile --no-loadscope-reorder --durations=15 $(SLOW)
 
+docs: $(READY)  ## the documentation as a site, in build/docs/index.html; a warning is an error
+	$(BIN)/python -m sphinx -b html -q -W --keep-going docs build/docs
+
 prove: $(READY)  ## simulated worlds, every schedule of faults, planted bugs; ARGS='--seeds 2000 --schedules 50000 --json'
 	@$(BIN)/python -m tests.simulation prove $(ARGS)
 
@@ -62,7 +65,7 @@ model: $(TLA)/bin/tla  ## the rules as small TLA+ models, and broken variants th
 
 lock: $(READY)  ## pin every dependency again; ARGS=--upgrade takes newer versions
 	$(BIN)/pip install -q 'uv>=0.9,<1'
-	$(BIN)/uv pip compile pyproject.toml --group dev --universal --python-version 3.11 --generate-hashes \
+	$(BIN)/uv pip compile pyproject.toml --group dev --group docs --universal --python-version 3.11 --generate-hashes \
 	  --no-emit-index-url --no-annotate --no-header -q -o requirements.lock $(ARGS)
 
 proto: $(READY)  ## generate the stubs, *_pb2.py and .pyi, from the schemas
