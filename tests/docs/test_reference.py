@@ -3,11 +3,14 @@
 import re
 from collections.abc import Iterator
 from dataclasses import MISSING, fields
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from aggregations.run.start import Risk
+from envelope import Reason, Verdict
 from jobs.cli.errors import Exit
 from persistence.cassandra.settings import Replication
 from persistence.cassandra.settings import Settings as CassandraSettings
@@ -95,3 +98,16 @@ def test_every_setting_of_kafka_that_spark_gets_is_there() -> None:
 
 def test_every_exit_code_is_there() -> None:
     assert [int(code) for code in re.findall(r"^\| (\d) \|", section("Exit codes"), re.MULTILINE)] == [*map(int, Exit)]
+
+
+def codes(page: str, title: str) -> set[str]:
+    """The names in the first column of a section's table; every row has all of its cells."""
+    body = re.split(rf"^## {title}$", (ROOT / "docs" / page).read_text(), maxsplit=1, flags=re.MULTILINE)[1]
+    lines = [line for line in re.split(r"^## ", body, maxsplit=1, flags=re.MULTILINE)[0].splitlines() if "| `" in line]
+    assert all(cell.strip() for line in lines for cell in line.strip("|").split("|"))
+    return {re.findall(r"`([^`]+)`", line)[0] for line in lines}
+
+
+@pytest.mark.parametrize(("title", "enum"), [("Verdicts", Verdict), ("Reason codes", Reason), ("Risks", Risk)])
+def test_every_verdict_reason_and_risk_is_there_with_cause_and_remedy(title: str, enum: type[StrEnum]) -> None:
+    assert codes("reference/verdicts.md", title) == {one.value for one in enum}
