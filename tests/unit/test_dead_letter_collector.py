@@ -5,8 +5,10 @@ from typing import Any
 from aggregations.definition.element import Element
 from aggregations.per_message.dead_letters import DeadLetterCollector, RejectedRecord
 from aggregations.per_message.ledger import Changes, Entry, Ledger
+from aggregations.per_message.stage import Arrival, Decided
 from aggregations.per_message.steps import Rejected
-from envelope import EnvelopeError, Hop, Node, Reason, Route, Siblings
+from envelope import Decision, EnvelopeError, Hop, Node, Reason, Route, Siblings, Standing, Verdict
+from envelope.raised import Raised
 from envelope.redrive import Redrive, redrive_hops
 
 OWN = Node("legs", 0, 3, "T")
@@ -144,3 +146,130 @@ def test_several_items_of_one_record_are_one_letter_and_a_letter_of_the_whole_re
     assert [one.items for one in found.dead.values()] == [((0,), (2,))]
     rejected(element(indices=(1,)), after=found)
     assert [one.items for one in found.dead.values()] == [()]
+
+
+RAISED = Raised("ValueError")
+
+
+def decided(
+    one: Element[Any], verdict: Verdict, reason: Reason | None, *listed: Entry, transit: bool = False
+) -> Decided:
+    """What the stage `b` decided about an element that stands as `EVENT`, or as an item of it."""
+    lineage = one.lineage.resolved({"raw": "R"})
+    standing = Standing(f"{EVENT[0]}:0", EVENT[0], (*EVENT[1], *one.indices), one.route)
+    arrival = Arrival(one, b"K", standing, transit=transit, entries=listed, back=lineage.redriven)
+    return Decided(arrival, Decision(verdict, fold=verdict is Verdict.REDRIVEN), reason, "boom", raised=RAISED)
+
+
+def after(*all_of: Decided, fronts: frozenset[str] = frozenset({"b"})) -> DeadLetterCollector:
+    found = DeadLetterCollector(Ledger("fleet"), "first", Siblings.EVENT_ID, {"raw": "R"}, fronts)
+    found.decided("b", all_of)
+    return found
+
+
+def test_the_letter_of_what_a_stage_rejects_says_where_from_why_and_that_it_left_a_hole() -> None:
+    found = after(decided(element(), Verdict.REJECTED, Reason.FOLD_FAILED))
+    [dead] = found.dead.values()
+    assert (dead.own, dead.stage, dead.reason, dead.detail) == (OWN, "b", Reason.FOLD_FAILED, "boom")
+    assert (dead.lineage, dead.hole, dead.raised, dead.items) == ("raw:0:7 -> legs:0:3", True, RAISED, ())
+
+
+def test_a_hole_in_front_of_other_stages_is_listed_only_where_no_attempt_can_have_brought_them_the_event() -> None:
+    """What fills the hole then is folded below their floors as well."""
+    event = Entry("b", EVENT[0], EVENT[1])
+    first, copy = (decided(element(again=again), Verdict.REJECTED, Reason.FOLD_FAILED) for again in (False, True))
+    assert after(first).changes.added == {event}
+    assert after(copy).changes.added == set()
+    assert after(first, fronts=frozenset({"a"})).changes.added == set(), "nothing is behind it"
+
+
+def test_all_items_of_a_record_that_leaves_holes_in_front_of_other_stages_are_one_entry() -> None:
+    items = [decided(element(indices=(n,)), Verdict.REJECTED, Reason.FOLD_FAILED) for n in range(3)]
+    found = after(*items)
+    assert found.changes.added == {Entry("b", EVENT[0], EVENT[1])}
+    assert len(found.dead) == 1
+
+
+def test_what_is_unproven_is_listed_where_it_died_item_by_item_and_leaves_no_hole() -> None:
+    """The operator may say of one item that it was never folded: its siblings may have been."""
+    items = [decided(element(indices=(n,)), Verdict.UNPROVEN, Reason.UNPROVEN) for n in (0, 2)]
+    found = after(*items)
+    place, offset = DIED_AT
+    assert found.changes.added == {Entry("b", place, (*offset, n)) for n in (0, 2)}
+    assert [(one.items, one.hole) for one in found.dead.values()] == [(((0,), (2,)), False)]
+    alone = after(decided(element(), Verdict.UNPROVEN, Reason.UNPROVEN))
+    assert [one.items for one in alone.dead.values()] == [()]
+
+
+def test_a_redriven_record_that_is_unproven_is_listed_where_it_died_first() -> None:
+    back = redriven(Redrive("b", hole=False, application="fleet"))
+    found = after(decided(back, Verdict.UNPROVEN, Reason.UNPROVEN))
+    assert found.changes.added == {Entry("b", "!legs:0#T", (1,))}
+
+
+def test_what_a_stage_folds_or_holds_strikes_its_entries_and_is_no_dead_letter() -> None:
+    event = Entry("b", *EVENT)
+    for verdict in (Verdict.REDRIVEN, Verdict.DUPLICATE):
+        found = after(decided(element(), verdict, None, event))
+        assert (found.changes.filled, found.dead) == ({event}, {})
+    assert after(decided(element(), Verdict.REJECTED, Reason.FOLD_FAILED, event)).changes.filled == set()
+
+
+def test_a_redriven_record_that_fails_at_a_stage_that_only_passes_it_on_stays_at_the_stage_that_it_goes_to() -> None:
+    """It is missing there and nowhere else, as a hole or as an entry of the ledger."""
+    for hole in (True, False):
+        back = redriven(Redrive("last", hole=hole, application="fleet"))
+        found = after(decided(back, Verdict.REJECTED, Reason.FOLD_FAILED, transit=True))
+        assert [(one.stage, one.hole) for one in found.dead.values()] == [("last", hole)]
+        assert found.changes.added == set()
+
+
+def test_copies_behind_the_last_stage_are_counted_over_all_parts_of_a_batch() -> None:
+    found, event = collector(), Entry("end", *EVENT)
+    found.tail([event], copies=2)
+    found.tail([], copies=1)
+    found.tail([], copies=0)
+    assert (found.changes.filled, found.copies) == ({event}, {"end": 3})
+    unused = collector()
+    unused.tail([], copies=0)
+    assert unused.copies == {}, "a stage is reported only for what it had"
+
+
+def test_the_letters_that_tasks_find_are_one_for_each_record_and_stage() -> None:
+    letters = [
+        RejectedRecord(OWN, "a", Reason.FOLD_FAILED, "", hole=True),
+        RejectedRecord(OWN, "b", Reason.NULL_KEY, ""),
+        RejectedRecord(Node("legs", 0, 4, "T"), "a", Reason.FOLD_FAILED, ""),
+    ]
+    found = collector()
+    found.take(letters)
+    found.take(letters[:1])
+    assert list(found.dead.values()) == letters
+
+
+def test_an_item_of_a_letter_comes_back_as_that_item_alone() -> None:
+    """A step in front of its flat-map rejects the record: what was missing of it stays missing, and no more."""
+    items = [Entry("second", EVENT[0], (*EVENT[1], n)) for n in (3, 1)]
+    found = rejected(redriven(Redrive("second", hole=False, application="fleet")), after=collector(*items))
+    assert [one.items for one in found.dead.values()] == [((1,), (3,))]
+    assert found.changes.added == set()
+
+
+def test_a_letter_of_another_flow_that_meets_an_entry_of_this_one_is_listed_where_this_one_has_it() -> None:
+    back = redriven(Redrive("second", hole=True, application="other"))
+    found = rejected(back, after=collector(Entry("first", *EVENT)))
+    assert [(one.stage, one.hole) for one in found.dead.values()] == [("", False)]
+    elsewhere = rejected(back, after=collector(Entry("second", *EVENT)))
+    assert (elsewhere.dead, elsewhere.copies) == ({}, {"carrier": 1}), "its stages are not those of this flow"
+
+
+def test_letters_of_a_full_ledger_are_dead_letters_again_and_not_copies() -> None:
+    """It cannot tell whether this one is among those that it has forgotten."""
+    found = collector()
+    found.ledger = Ledger("fleet", forgotten={"second": 1})
+    rejected(redriven(Redrive("second", hole=False, application="fleet")), after=found)
+    assert [one.stage for one in found.dead.values()] == ["second"]
+    other = collector()
+    other.ledger = Ledger("fleet", forgotten={"first": 1})
+    rejected(redriven(Redrive("second", hole=False, application="fleet")), after=other)
+    assert other.dead == {}

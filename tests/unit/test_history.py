@@ -334,6 +334,12 @@ def test_a_lane_that_holds_the_siblings_of_one_root_alone_has_nothing_to_retire(
     assert history.retired() == History(history.held)
 
 
+def test_a_lane_that_no_longer_holds_siblings_without_an_index_is_retired_as_any_other() -> None:
+    history = History().adding([(5, -1, "x")]).adding([(6, 0), (6, 1)], size=2)
+    assert (history.held, history.loose, history.retires) == (((6, 0), (6, 1)), False, True)
+    assert history.retired() == History((), (6, 1))
+
+
 def test_siblings_are_counted_by_root_and_those_that_are_held_count_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(history_module, "SIBLINGS", 3)
     histories = folded(Histories(), sibling(7, "a"), sibling(7, "b"), sibling(9, "a"))

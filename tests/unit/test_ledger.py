@@ -1,6 +1,8 @@
 """The ledger of dead letters that left no hole: what is listed, what is struck, and what proves a first delivery."""
 
-from aggregations.per_message.ledger import LISTED, ROUTES, Changes, Entry, Ledger, Reading, merged
+import pickle
+
+from aggregations.per_message.ledger import LISTED, ROUTES, Changes, Entry, Ledger, Reading, UnlistedError, merged
 from envelope import Hop, Lineage, Node, Route, Standing
 from envelope.dedup.lineage import Redriven
 from envelope.redrive import Redrive
@@ -63,6 +65,20 @@ def test_the_dead_letters_beyond_the_limit_are_counted_by_stage_and_one_that_is_
     assert room.forgotten == over.forgotten
 
 
+def test_a_ledger_lists_as_many_as_it_may_however_many_batches_they_come_in() -> None:
+    full = listing(*(entry(n) for n in range(LISTED - 2)))
+    over = full.changed(Changes({entry(LISTED + n) for n in range(4)}))
+    assert (len(listed(over)), over.forgotten) == (LISTED, {"a": 2})
+    assert entry(LISTED) in listed(over), "the lowest positions first, whichever task found them"
+
+
+def test_positions_with_and_without_event_ids_are_listed_side_by_side() -> None:
+    """Of one group some messages have an index where others have the event's id."""
+    mixed = [Entry("a", GROUP, at) for at in ((7, -1, "e"), (7, -1, 0), (7, "x"), (7, 0))]
+    ledger = listing(*mixed)
+    assert Ledger.of("fleet", 1, Manifest(1, 1, **ledger.fields())).listed == ledger.listed
+
+
 def test_a_batch_waits_for_what_is_not_listed_yet_and_not_for_what_there_is_no_room_for() -> None:
     ledger = listing(entry(1))
     new = {entry(2), entry(1, "b"), entry(1, group="other")}
@@ -90,12 +106,12 @@ def test_the_ledger_comes_back_from_the_manifest_as_it_was_written() -> None:
 
 
 def test_what_any_store_lists_is_listed_and_what_one_of_them_does_not_know_proves_nothing() -> None:
-    one = Ledger("fleet", 2, {"a": {GROUP: frozenset({(1, 0)})}}, {"a": 3, "b": 1}, {"r": (5,), "s": (1,)})
+    one = Ledger("fleet", 2, {"a": {GROUP: frozenset({(1, 0)})}}, {"a": 3, "b": 1, "d": 0}, {"r": (5,), "s": (1,)})
     other = Ledger("fleet", 2, {"b": {GROUP: frozenset({(2, 0)})}}, {"a": 2, "c": 4}, {"r": (4,), "s": (2,)})
     both = merged([one, other])
     assert (both.flow, both.generation) == ("fleet", 2)
     assert listed(both) == {entry(1), entry(2, "b")}
-    assert (both.forgotten, both.seen) == ({"a": 3, "b": 1, "c": 4}, {"r": (5,), "s": (2,)})
+    assert (both.forgotten, both.seen) == ({"a": 3, "b": 1, "c": 4, "d": 0}, {"r": (5,), "s": (2,)})
     for unknown in ([one, Ledger("fleet", 2, seen=None)], [Ledger("fleet", 2, seen=None), one]):
         assert merged(unknown).seen is None
 
@@ -157,6 +173,11 @@ def test_a_record_that_steps_have_yet_to_take_apart_has_the_entries_of_its_items
     assert ledger.entries("a", standing(2, 0), None) == ()
     assert set(ledger.entries("a", standing(2, 0), None, whole=True)) == set(items)
     assert ledger.entries("a", standing(9, 0), back(), whole=True) == (Entry("a", "!legs:0#T", (3, 7)),)
+
+
+def test_the_error_that_asks_for_a_listing_says_what_to_list_also_when_it_comes_from_another_process() -> None:
+    error = pickle.loads(pickle.dumps(UnlistedError(frozenset({entry(1)}), True)))
+    assert (error.entries, error.beside) == ({entry(1)}, True)
 
 
 def test_only_the_generation_of_the_flow_that_gave_a_record_up_has_its_entry() -> None:
