@@ -35,7 +35,7 @@ check: lint tests-fast  ## format, lint, types, import direction, unit and prope
 lint: $(READY)  ## format, lint, types and import direction
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy $(PACKAGES) tests/simulation
+	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 
 tests-fast: $(READY)

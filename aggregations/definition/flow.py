@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, overload
 
 import polars as pl
 
@@ -140,7 +140,13 @@ class Flow(Generic[T]):
         _check(keep)
         return self._with(Filter(keep))
 
-    def map(self, function: Callable[[Element[T]], U] | None = None, **columns: Expression) -> "Flow[U]":
+    @overload
+    def map(self, function: Callable[[Element[T]], U]) -> "Flow[U]": ...
+
+    @overload
+    def map(self, **columns: Expression) -> "Flow[Mapping[str, Any]]": ...
+
+    def map(self, function: Any = None, **columns: Any) -> "Flow[Any]":
         """Make a new value of every element, or add columns: `map(late=pl.col("arr_delay") > 15)`."""
         if (function is None) == (not columns):
             raise FlowError("map() takes either one function or columns by name")
@@ -153,7 +159,7 @@ class Flow(Generic[T]):
             expression(one)
         if reserved := sorted(name for name in columns if name.startswith("_")):
             raise FlowError(f"map(): columns {reserved}: names that begin with _ are the engine's; rename them")
-        return self._with(Map(columns, function))  # type: ignore[return-value]
+        return self._with(Map(columns, function))
 
     def flat_map(self, function: Callable[[Element[T]], Iterable[U]]) -> "Flow[U]":
         """Make a collection of every element. The order of its items must not differ from run to run."""

@@ -1,13 +1,14 @@
 """Which store each stage of a flow has."""
 
 from collections.abc import Mapping
+from typing import Any
 
 from aggregations.definition.flow import Flow
 from aggregations.errors import FlowError
 from persistence.commit.order import store_order
 
 
-def bind(flow: Flow[object], stores: Mapping[str, str], default: str = "") -> dict[str, str]:
+def bind(flow: Flow[Any], stores: Mapping[str, str], default: str = "") -> dict[str, str]:
     """Return the store's URL of every stage.
 
     Args:

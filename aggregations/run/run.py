@@ -53,7 +53,7 @@ class Run:
         since: Epoch since which marks count; see `Manifest.since`.
     """
 
-    flow: Flow[object]
+    flow: Flow[Any]
     ref: FlowRef
     stores: Mapping[str, StateStore]
     urls: Mapping[str, str]
@@ -445,7 +445,7 @@ class Run:
 
 
 def begin(
-    flow: Flow[object],
+    flow: Flow[Any],
     urls: Mapping[str, str],
     *,
     generation: int = 1,
@@ -485,7 +485,7 @@ def begin(
     return run
 
 
-def look(flow: Flow[object], urls: Mapping[str, str], *, generation: int = 1, accept: Sequence[str] = ()) -> Run:
+def look(flow: Flow[Any], urls: Mapping[str, str], *, generation: int = 1, accept: Sequence[str] = ()) -> Run:
     """Open a flow's stores only to read them, with the checks of `begin`. A run that goes on is not disturbed.
 
     It takes no epoch and writes nothing.
@@ -507,7 +507,7 @@ def look(flow: Flow[object], urls: Mapping[str, str], *, generation: int = 1, ac
 
 @contextmanager
 def _opened(
-    flow: Flow[object], urls: Mapping[str, str], generation: int, *, accept_definition: bool = False
+    flow: Flow[Any], urls: Mapping[str, str], generation: int, *, accept_definition: bool = False
 ) -> Iterator[Run]:
     """A run without an epoch, on open stores; they are closed when the block raises."""
     with ExitStack() as stack:

@@ -1,6 +1,7 @@
 """A batch as Spark actions: the chain of tasks of `aggregations.spark.tasks`, and what comes back from them."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkException
@@ -25,7 +26,7 @@ class Action:
         routes: Number of tasks that a shuffle goes to.
     """
 
-    def __init__(self, spark: SparkSession, flow: Flow[object]) -> None:
+    def __init__(self, spark: SparkSession, flow: Flow[Any]) -> None:
         self._flow = flow
         self._numbers = _numbers(spark)
         self.routes = len(self._numbers)

@@ -106,7 +106,7 @@ def four_stages(source: str, history: int = HISTORY) -> Flow[Any]:
     """Totals per aircraft, per carrier, per remainder of the minutes, and per aircraft of a carrier."""
     flow: Flow[Any] = Flow("four").source(Topic(source, payload=Leg))
     minutes = pl.col("minutes")
-    keys = {
+    keys: dict[str, str | pl.Expr] = {
         "aircraft": "tail",
         "carrier": "carrier",
         "remainder": (minutes % 6).cast(pl.String),

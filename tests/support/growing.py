@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import dataclass, field
+from typing import Any
 
 from aggregations.definition.element import Record
 from aggregations.definition.fields import Fields, count
@@ -72,7 +73,7 @@ class Legs:
         """Next offset by partition."""
         return {number: len(log) for number, log in enumerate(self.partitions)}
 
-    def start(self, of: Flow, stores: dict[str, str], **options: object) -> MemoryRunner:
+    def start(self, of: Flow, stores: dict[str, str], **options: Any) -> MemoryRunner:
         """A run that reads on where the manifest says."""
         runner = MemoryRunner(of, stores, whole=self.ends, clock=lambda: self.now, metadata_max_age=MAX_AGE, **options)
         self.read = runner.run.positions

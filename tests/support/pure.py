@@ -65,7 +65,8 @@ def table_of(records: Sequence[Record]) -> pa.Table:
 
 def batches_of(records: Sequence[Record]) -> list[pa.RecordBatch]:
     """Records of one topic as they come to a task: the topic's name is not in them."""
-    return table_of(records).drop_columns(["topic"]).to_batches()
+    batches: list[pa.RecordBatch] = table_of(records).drop_columns(["topic"]).to_batches()
+    return batches
 
 
 def batch(*offsets: int) -> list[Record]:

@@ -4,6 +4,7 @@ import re
 import sqlite3
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -197,6 +198,7 @@ def test_who_reads_the_states_with_the_new_code_is_told_what_does_not_fit_or_see
 
 def test_what_cannot_be_a_start_is_refused_where_it_is_written():
     fields = Fields(n=count(), a=mean("minutes"), top=maximum("tail"))
+    starts: dict[str, Any]
     for starts, text in [
         ({"m": 0}, "no field 'm'; there are n, a, top"),
         ({"n": -1}, "count 'n' cannot begin with -1"),

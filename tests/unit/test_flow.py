@@ -148,7 +148,7 @@ BAD = {
     "a name with a space": (lambda: Flow("my flow"), "is not a valid name"),
     "a name that is too long": (lambda: Flow("x" * 101), "is not a valid name"),
     "two sources": (lambda: legs().source(bare()), "already has a source"),
-    "a source that is no topic": (lambda: Flow("f").source("legs"), "takes a Topic"),
+    "a source that is no topic": (lambda: Flow("f").source("legs"), "takes a Topic"),  # type: ignore[arg-type]
     "a step without a source": (lambda: Flow("f").filter("late"), "needs a source"),
     "no aggregate": (lambda: legs().filter("late").stages, "has no aggregate"),
     "no aggregate, asked for the tail": (lambda: legs().filter("late").tail, "has no aggregate"),

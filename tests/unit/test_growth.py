@@ -1,5 +1,7 @@
 """Partitions that are added to the consumed topic before it is read to its end."""
 
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -233,7 +235,7 @@ def test_a_clock_that_is_set_back_makes_the_wait_begin_anew():
 
 def test_a_growth_does_not_end_before_every_partition_was_read():
     drained = Growth(1, 2, 0, {0: 5, 1: 0})
-    asked = {"known": 1, "now": 2, "clock_ms": 0, "max_age_ms": 0, "ends": None}
+    asked: dict[str, Any] = {"known": 1, "now": 2, "clock_ms": 0, "max_age_ms": 0, "ends": None}
     assert advance(drained, positions={0: 5}, **asked) == drained
     assert advance(drained, positions={0: 5, 1: 0}, **asked) is None
 

@@ -128,7 +128,7 @@ def sibling(root: int, name: str, lane: str = "a:0#i>r>b:0") -> Standing:
     return at(root, -1, name, lane=lane, group="a:0#i>r>b")
 
 
-def folded(histories: Histories, *arrivals: Standing, **options: int) -> Histories:
+def folded(histories: Histories, *arrivals: Standing, **options: Any) -> Histories:
     decisions = histories.judge(arrivals)
     return histories.folding([one for one, made in zip(arrivals, decisions, strict=True) if made.fold], **options)[0]
 

@@ -1,5 +1,7 @@
 """Hops of one partition, written without the codec."""
 
+from typing import Any
+
 import pytest
 
 from envelope import EnvelopeError, Hop, Reason, encode_hop, hops
@@ -44,7 +46,7 @@ def test_only_the_first_of_16384_offsets_and_milliseconds_needs_the_codec(coded)
 def test_each_kind_of_output_and_each_leader_epoch_has_its_own_first_hop(coded):
     writer = HopWriter("t", 3, "r")
     coded.clear()
-    kinds = [
+    kinds: list[dict[str, Any]] = [
         {},
         {"index": 1},
         {"count": 2},

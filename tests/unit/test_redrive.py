@@ -188,7 +188,7 @@ def test_a_mended_payload_keeps_the_chain_of_its_letter() -> None:
 
 
 def test_a_letter_that_dies_each_time_can_go_back_for_ever_and_stands_where_it_died_first() -> None:
-    first, last, envelope, plain = (leg(1).value, leg(1).value, [], [])
+    first, last, envelope, plain = leg(1).value, leg(1).value, (), ()
     for n in range(40):
         facts = DeadLetterHeaders(
             "legs", 0, 1 + n, Reason.FOLD_FAILED, hole=True, application="fleet", form=Form.ENVELOPE

@@ -1,5 +1,7 @@
 """The steps between source and stages, element by element, and the door of a stage."""
 
+from typing import Any
+
 import polars as pl
 import pytest
 
@@ -61,7 +63,7 @@ def test_a_predicate_whose_result_has_no_truth_rejects_its_element_only():
         def __bool__(self):
             raise ValueError
 
-    keep = lambda one: Neither() if one.offset == 1 else True
+    keep: Any = lambda one: Neither() if one.offset == 1 else True
     applied = apply(Filter(keep), legs(1, 2, 3))
     assert offsets(applied.elements) == [0, 2]
     assert rejections(applied) == [(1, Reason.TRANSFORM_FAILED)]

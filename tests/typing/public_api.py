@@ -1,0 +1,217 @@
+"""The public names as a user's program has them, for mypy: `make lint` checks this file strictly, nothing runs it.
+
+A line with `type: ignore[...]` is wrong on purpose. If mypy no longer reports exactly that error there, it reports
+the comment as unused, and the check fails.
+"""
+
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, assert_type
+
+import polars as pl
+import pytest
+
+from aggregations import (
+    Element,
+    Fields,
+    Flow,
+    Fold,
+    Json,
+    MemoryRunner,
+    Raw,
+    Record,
+    Topic,
+    bind,
+    count,
+    first,
+    last,
+    maximum,
+    mean,
+    minimum,
+    run_flow,
+    total,
+)
+from envelope import Envelope, Hop, Lineage, Node, Reason, Tombstones, Verdict, append_hop, decode, encode
+from envelope.hops import HopWriter
+from jobs.republish import (
+    PASS,
+    InputRecord,
+    Outgoing,
+    OutputRecord,
+    Processor,
+    Republisher,
+    RetryTopics,
+    Source,
+    Statistics,
+    Transform,
+    Wrapping,
+    identity,
+)
+from jobs.republish import Json as JsonPayload
+from persistence.contract import StoreContract
+from persistence.kafka import AcknowledgedProducer, KafkaSettings, Topics
+
+# Flows.
+
+orders = Flow("orders").source(Topic("orders", payload=Json({"customer": str, "cents": int}), envelope=False))
+assert_type(orders, Flow[Mapping[str, Any]])
+
+columns = (
+    orders.filter(pl.col("cents") > 0)
+    .divert("test")
+    .map(euros=pl.col("cents") / 100)
+    .aggregate(
+        "customer",
+        key="customer",
+        fold=Fields(
+            orders=count(),
+            cents=total("cents"),
+            smallest=minimum("cents"),
+            largest=maximum(pl.col("cents")),
+            usual=mean("cents"),
+            opened=first("cents"),
+            latest=last("cents", by="cents"),
+        ),
+        history=64,
+        store="sqlite://states.db",
+    )
+    .publish_states("orders.states")
+)
+
+
+def cents(order: Element[Any]) -> int:
+    return int(order["cents"])
+
+
+def coins(amount: Element[int]) -> Iterator[bool]:
+    yield from (True for _ in range(amount.value))
+
+
+def named(amount: Element[int]) -> bytes:
+    return b"%d" % amount.value
+
+
+numbers = orders.map(cents)
+assert_type(numbers, Flow[int])
+assert_type(numbers.flat_map(coins), Flow[bool])
+assert_type(numbers.filter(lambda amount: amount.value > 0), Flow[int])
+assert_type(numbers.publish("amounts", value=named), Flow[int])
+
+numbers.publish("amounts", value=lambda amount: str(amount.value))  # type: ignore[arg-type,return-value]
+numbers.flat_map(lambda amount: amount.value)  # type: ignore[arg-type,return-value]
+orders.map(euros=100)  # type: ignore[call-overload]
+orders.source("orders")  # type: ignore[arg-type]
+Fields(orders=count, cents="cents")  # type: ignore[arg-type]
+total()  # type: ignore[call-arg]
+Flow()  # type: ignore[call-arg]
+Topic("orders", Raw(), tombstones="skip")  # type: ignore[arg-type]
+
+
+class Sum:
+    """A fold of a user's own."""
+
+    def zero(self) -> int:
+        return 0
+
+    def fold(self, state: int, element: Element[Any]) -> int:
+        return state + cents(element)
+
+
+class NoZero:
+    """Not a fold."""
+
+    def fold(self, state: int, element: Element[Any]) -> int:
+        return state
+
+
+fold: Fold[int] = Sum()
+not_a_fold: Fold[int] = NoZero()  # type: ignore[assignment]
+summed = orders.aggregate("customer", key="customer", fold=Sum(), emit=lambda element, state: [state])
+orders.aggregate("customer", key="customer", fold=NoZero())  # type: ignore[arg-type]
+orders.aggregate("customer", key="customer")  # type: ignore[call-arg]
+orders.aggregate("customer", key="customer", fold=Sum(), history="32")  # type: ignore[arg-type]
+
+
+# Runners.
+
+runner = MemoryRunner(summed, bind(summed, {}, "memory://orders"), accept=["lost-records"])
+report = runner.process([Record("orders", 0, 17, b"ann", b'{"customer": "ann", "cents": 5}')])
+assert_type(report.verdicts["customer"][Verdict.ACCEPTED.value], int)
+assert_type(runner.results("customer"), dict[bytes, Any])
+
+MemoryRunner(summed, "memory://orders")  # type: ignore[arg-type]
+runner.process(Record("orders", 0, 17, b"ann", None))  # type: ignore[arg-type]
+Record("orders", "0", 17, b"ann", None)  # type: ignore[arg-type]
+Record("orders", 0, 17, "ann", None)  # type: ignore[arg-type]
+bind(summed, "memory://orders")  # type: ignore[arg-type]
+
+
+def on_spark(stop: threading.Event) -> int:
+    kafka = KafkaSettings("broker:9092")
+    run_flow(summed, kafka="broker:9092", stores={})  # type: ignore[arg-type]
+    run_flow(summed, kafka)  # type: ignore[call-arg]
+    done = run_flow(summed, kafka=kafka, stores=bind(summed, {}), until_caught_up=True, stop=stop)
+    return done.records
+
+
+# Envelopes.
+
+chain = (Hop("orders", 0, 17, via="lines", index=0),)
+value: bytes = encode(Envelope(b"payload", chain))
+assert_type(decode(value).chain, tuple[Hop, ...])
+assert_type(decode(value).payload, bytes)
+assert_type(Lineage.of(chain, Node("lines", 0, 3)).root, Node)
+reason: Reason = Reason.FOLD_FAILED
+
+encode(b"payload")  # type: ignore[arg-type]
+Envelope("payload", chain)  # type: ignore[arg-type]
+append_hop("value", b"hop")  # type: ignore[arg-type]
+
+
+# Republishers.
+
+
+def lines(record: InputRecord) -> Iterator[OutputRecord]:
+    for line in record.data["lines"]:
+        yield OutputRecord(line["text"].encode(), key=None, content_type="text/plain")
+
+
+def texts(record: InputRecord) -> Iterable[str]:
+    return [str(record.root)]
+
+
+transforms: list[Transform] = [lines, identity, lambda record: None, lambda record: PASS]
+source = Source("orders", Wrapping.NONE, JsonPayload, Tombstones.DEAD_LETTER)
+processor = Processor(lines, via="lines", source=source, targets={"lines": 1_000_000})
+order = InputRecord("orders", 0, 17, b"ann", b'{"lines": []}')
+assert_type(processor.process(order, HopWriter("orders", 0, via="lines")), list[Outgoing])
+
+Processor(texts, via="lines", source=source, targets={"lines": 1_000_000})  # type: ignore[arg-type]
+Processor(lines, via="lines", source=source, targets=["lines"])  # type: ignore[arg-type]
+OutputRecord("text")  # type: ignore[arg-type]
+OutputRecord(b"text", partition=3)  # type: ignore[call-arg]
+
+
+def serve(settings: KafkaSettings) -> Statistics:
+    Topics(settings).create("lines", partitions=4)
+    with AcknowledgedProducer(settings) as producer:
+        producer.send("orders", b"{}", b"ann")
+        producer.send("orders", "{}", b"ann")  # type: ignore[arg-type]
+    return Republisher(
+        lines,
+        source=source,
+        target="lines",
+        name="lines",
+        settings=settings,
+        dead_letter="dead",
+        retry=RetryTopics({"orders.retry.10s": 10}),
+    ).run(until_caught_up=True)
+
+
+# Stores.
+
+
+class TestMine(StoreContract):
+    @pytest.fixture
+    def store_url(self, tmp_path: Any) -> str:
+        return f"mine://{tmp_path}"
