@@ -21,11 +21,13 @@ from pathlib import Path
 from typing import Any, Final, NoReturn, Self
 from urllib.parse import urlsplit
 
+from jobs.environment import UsageError
+
 FILE: Final = "headwater.toml"
 _FLOW: Final[Mapping[str, type]] = {"store": str, "stores": dict, "dead_letters": str, "generation": int}
 
 
-class DirectoryError(ValueError):
+class DirectoryError(UsageError):
     """`headwater.toml` cannot be used; the text names file and line."""
 
 

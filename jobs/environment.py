@@ -1,12 +1,43 @@
 """Names of the environment variables that the command line reads; Kafka's settings have their own, `HEADWATER_KAFKA_*`."""
 
+import os
+from collections.abc import Mapping
 from typing import Final
 
 DEBUG: Final = "HEADWATER_DEBUG"
 """Anything in it shows stack traces and more of the log."""
 STORE: Final = "HEADWATER_STORE"
 """URL of the store of all stages; `--store` wins over it."""
+FAULT: Final = "HEADWATER_FAULT"
+"""Faults on purpose, see `persistence.commit.faults`."""
 SPARK_LOG_LEVEL: Final = "HEADWATER_SPARK_LOG_LEVEL"
 """How much Spark says: off (the default), error, warn, info."""
 STACK_JAVA_OPTIONS: Final = "HEADWATER_STACK_JAVA_OPTIONS"
 """Java options of the local stack's servers."""
+
+_SPARK_LOG_LEVELS: Final = ("off", "fatal", "error", "warn", "info", "debug", "trace", "all")
+
+
+class UsageError(ValueError):
+    """Something on the command line or in the environment cannot be used; the text says what to write instead."""
+
+
+def check(env: Mapping[str, str] = os.environ) -> None:
+    """Refuse variables that would be ignored, or would fail only after a while.
+
+    Raises:
+        UsageError: A variable has an impossible value.
+    """
+    level = env.get(SPARK_LOG_LEVEL, "")
+    if level and level.lower() not in _SPARK_LOG_LEVELS:
+        raise UsageError(f"{SPARK_LOG_LEVEL}={level}: write one of {', '.join(_SPARK_LOG_LEVELS)}")
+    scratch = env.get("TMPDIR", "")
+    if scratch and not (os.path.isdir(scratch) and os.access(scratch, os.W_OK | os.X_OK)):
+        raise UsageError(f"TMPDIR={scratch} is not a directory that this user may write: create it, or unset TMPDIR")
+    if env.get(FAULT):
+        from persistence.commit.faults import from_environment
+
+        try:
+            from_environment(env)
+        except ValueError as error:
+            raise UsageError(f"{FAULT}: {error}; `headwater faults` lists points and outcomes") from error

@@ -1,15 +1,20 @@
 """What a person sees: progress where there is a terminal, plain lines where there is none, JSON on request."""
 
+import io
 import json
 import logging
+import os
+import signal
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Final, Protocol
 
 _LINE_SECONDS: Final = 5.0
 """Between two plain lines of one progress."""
+_LAST_STANDARD: Final = 2
+"""Descriptor of standard error."""
 
 
 class Bar(Protocol):
@@ -19,12 +24,59 @@ class Bar(Protocol):
         """Say how far it is; `total` stays what it was when it is not given."""
 
 
+class OutputError(RuntimeError):
+    """Standard output cannot be written; the text says why."""
+
+
+def write(text: str) -> None:
+    """Write a line, or several, of data to standard output, at once: another program may be waiting for it.
+
+    When its reader has gone (`| head`), the process ends without a word, with the code of the SIGPIPE that ends other
+    programs there.
+
+    Raises:
+        OutputError: The output is closed or its device is full.
+    """
+    if sys.stdout is None:
+        raise OutputError("standard output is closed")
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        _give_up(sys.stdout)
+        sys.exit(128 + signal.SIGPIPE)
+    except OSError as error:
+        _give_up(sys.stdout)
+        raise OutputError(f"standard output cannot be written: {error.strerror}") from error
+
+
 def say(line: str) -> None:
-    """Write a line for people: to standard error, above a progress bar if there is one."""
-    if _bars:
-        _bars[-1].console.print(line, highlight=False, markup=False)
-    else:
-        print(line, file=sys.stderr, flush=True)
+    """Write a line for people: to standard error, above a progress bar if there is one; lost if it cannot be written."""
+    try:
+        if _bars:
+            _bars[-1].console.print(line, highlight=False, markup=False)
+        elif sys.stderr is not None:
+            print(line, file=sys.stderr, flush=True)
+    except OSError:
+        _give_up(sys.stderr)
+
+
+def keep_closed() -> None:
+    """Keep standard descriptors that are closed from being given to the next file or connection."""
+    while (spare := os.open(os.devnull, os.O_RDWR)) <= _LAST_STANDARD:
+        os.set_inheritable(spare, True)
+    os.close(spare)
+
+
+def _give_up(stream: Any) -> None:
+    """Lose what a stream still holds: writing it at the end of the process would fail again."""
+    with suppress(OSError, ValueError):
+        spare = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(spare, stream.fileno())
+        os.close(spare)
+
+
+def _is_terminal(stream: Any) -> bool:
+    return stream is not None and stream.isatty()
 
 
 class LogLines(logging.Handler):
@@ -35,8 +87,8 @@ class LogLines(logging.Handler):
 
 
 def emit(data: Mapping[str, Any]) -> None:
-    """Write one JSON line to standard output, at once: another program may be waiting for it."""
-    print(json.dumps(data, ensure_ascii=False), flush=True)
+    """Write one JSON line to standard output."""
+    write(json.dumps(data, ensure_ascii=False))
 
 
 @contextmanager
@@ -48,14 +100,14 @@ def progress(title: str, total: int | None = None, unit: str = "") -> Iterator[B
         total: How much there is to do; None when nobody knows.
         unit: What is counted.
     """
-    with _rich(title, total, unit) if sys.stderr.isatty() else _plain(title, total, unit) as bar:
+    with _rich(title, total, unit) if _is_terminal(sys.stderr) else _plain(title, total, unit) as bar:
         yield bar
 
 
 @contextmanager
 def steps(title: str) -> Iterator[Any]:
     """Show a thing without a measure; what is yielded takes a line for each step of it. Without steps nothing is said."""
-    if not sys.stderr.isatty():
+    if not _is_terminal(sys.stderr):
         yield lambda line: say(f"{title}: {line}")
         return
     with _rich(title, None, "", transient=True) as bar:
@@ -80,11 +132,10 @@ def table(rows: Iterable[Sequence[object]], columns: Sequence[str], *, left: Seq
     for row in rows:
         shown.add_row(*(number(value) for value in row))
     # Without a terminal there is no width to keep to.
-    width = None if sys.stdout.isatty() else 10_000
-    console = Console(width=width, highlight=False, markup=False)
-    with console.capture() as captured:
-        console.print(shown)
-    print("\n".join(line.rstrip() for line in captured.get().splitlines()))
+    width = None if _is_terminal(sys.stdout) else 10_000
+    text = io.StringIO()
+    Console(width=width, highlight=False, markup=False, file=text).print(shown)
+    write("\n".join(line.rstrip() for line in text.getvalue().splitlines()))
 
 
 def number(value: object) -> str:

@@ -18,7 +18,7 @@ from aggregations.errors import FlowError
 from aggregations.run.binding import bind
 from jobs import stack
 from jobs.directory import FILE, Directory
-from jobs.environment import DEBUG, SPARK_LOG_LEVEL, STORE
+from jobs.environment import DEBUG, SPARK_LOG_LEVEL, STORE, UsageError
 from persistence.kafka import KafkaSettings
 from persistence.kafka.settings import ENV_PREFIX
 from persistence.urls import redact
@@ -34,10 +34,6 @@ T = TypeVar("T")
 _JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h)?")
 _SECONDS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
-
-
-class UsageError(ValueError):
-    """Something on the command line or in the environment cannot be used; the text says what to write instead."""
 
 
 def kafka(bootstrap: str | None = None, root: Path = stack.DEFAULT_ROOT, file: Path | None = None) -> KafkaSettings:

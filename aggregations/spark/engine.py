@@ -28,7 +28,7 @@ from aggregations.spark.growing import Growing
 from aggregations.spark.job import Exclusion, Job, RecordAtStage, TaskReport
 from aggregations.spark.opening import Opening, check_given, open_run
 from aggregations.spark.roots import ask_ends, check_source, ids_of
-from aggregations.spark.session import master_of, session
+from aggregations.spark.session import master_of, session, submitted
 from envelope.dedup.history import width_of
 from persistence.commit.faults import effect
 from persistence.commit.steps import CommitStep
@@ -124,7 +124,8 @@ def run_flow(
     """
     if flow.topic is None:
         raise FlowError(f"flow {flow.name!r} has no source")
-    check_given(flow, stores, accept, master_of(master, conf or {}))
+    settings = {**(conf or {}), **submitted()}
+    check_given(flow, stores, accept, master_of(master, settings), conf=settings, dead_letters=dead_letters)
     group = group or flow.name
     opening = open_run(
         flow,
@@ -249,6 +250,9 @@ class Engine:
             except (Py4JError, ConnectionError) as error:
                 if isinstance(error, Py4JJavaError):
                     raise
+                if self._stop.is_set():  # the signal that stopped the run ended its JVM as well
+                    self._abandoned = True
+                    return
                 raise TasksLostError("Spark's JVM ended. Look at its memory (--conf spark.driver.memory=...)") from None
             finally:
                 with suppress(Py4JError, ConnectionError):  # of a JVM that ended there is nothing to stop

@@ -12,6 +12,7 @@ from aggregations.definition.operators import Publish, PublishStates
 from aggregations.errors import FlowError
 from aggregations.run.run import Run, begin, look
 from aggregations.run.start import Broker, Plan, Risk, check_durability, plan, refuse
+from aggregations.spark.session import NEEDED
 from persistence.compaction import compaction
 from persistence.kafka import KafkaSettings, Topics
 from persistence.registry import preflight, risks
@@ -34,7 +35,15 @@ class Opening:
     plan: Plan
 
 
-def check_given(flow: Flow[Any], stores: Mapping[str, str], accept: Sequence[str], master: str) -> None:
+def check_given(
+    flow: Flow[Any],
+    stores: Mapping[str, str],
+    accept: Sequence[str],
+    master: str,
+    *,
+    conf: Mapping[str, str] | None = None,
+    dead_letters: str | None = None,
+) -> None:
     """Refuse what cannot work, whatever servers say.
 
     Args:
@@ -42,10 +51,26 @@ def check_given(flow: Flow[Any], stores: Mapping[str, str], accept: Sequence[str
         stores: URL of the store by stage name.
         accept: Risks taken on purpose.
         master: Spark's master.
+        conf: Spark settings.
+        dead_letters: Dead-letter topic.
 
     Raises:
-        FlowError: Workers cannot reach a store, or there is no such risk.
+        FlowError: Workers cannot reach a store, there is no such risk, a Spark setting is one that the engine needs, or
+            the dead-letter topic is one that the flow reads or publishes to.
     """
+    for name, value in (conf or {}).items():
+        if value.lower() != NEEDED.get(name, value).lower():
+            raise FlowError(f"--conf {name}: the engine needs {NEEDED[name]}, leave it out")
+    if flow.topic is not None and dead_letters == flow.topic.name:
+        raise FlowError(
+            f"flow {flow.name}: --dead-letters {dead_letters} is the flow's source, which would read its own dead letters; "
+            "name a topic of their own"
+        )
+    if dead_letters in outputs_of(flow):
+        raise FlowError(
+            f"flow {flow.name}: --dead-letters {dead_letters} is a topic that the flow publishes to, whose readers would "
+            "get its dead letters; name a topic of their own"
+        )
     for name, url in stores.items():
         if url.startswith("memory:"):
             raise FlowError(
@@ -59,6 +84,11 @@ def check_given(flow: Flow[Any], stores: Mapping[str, str], accept: Sequence[str
     known = {*Risk, *(risk for url in stores.values() for risk in risks(url))}
     if unknown := sorted({*accept} - known):
         raise FlowError(f"flow {flow.name}: unknown risk {', '.join(unknown)}; there are {', '.join(sorted(known))}")
+
+
+def outputs_of(flow: Flow[Any]) -> list[str]:
+    """The topics that a flow publishes to."""
+    return [step.topic for step in flow.steps if isinstance(step, Publish | PublishStates)]
 
 
 def open_run(
@@ -88,8 +118,7 @@ def open_run(
     source = flow.topic.name
     topics = Topics(kafka)
     facts = topics.describe([source])[source]
-    written = [step.topic for step in flow.steps if isinstance(step, Publish | PublishStates)]
-    topics.check_rights(read=[source], write=[*written, *([dead_letters] if dead_letters else [])])
+    topics.check_rights(read=[source], write=[*outputs_of(flow), *([dead_letters] if dead_letters else [])])
     for found in (compaction(topics.cleanup_policies([source])), *map(preflight, dict.fromkeys(stores.values()))):
         for finding in found:
             _LOG.warning("%s", finding)
@@ -138,7 +167,7 @@ def plan_flow(
     """
     if flow.topic is None:
         raise FlowError(f"flow {flow.name!r} has no source")
-    check_given(flow, stores, accept, master)
+    check_given(flow, stores, accept, master, dead_letters=dead_letters)
     opening = open_run(
         flow,
         kafka=kafka,

@@ -15,6 +15,7 @@ import pyspark
 from py4j.protocol import Py4JError
 from pyspark import SparkConf, SparkContext
 from pyspark.errors import AnalysisException
+from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
 from aggregations.errors import FlowError
@@ -24,6 +25,13 @@ DEFAULT_MASTER = "local[2]"
 """Spark's master when nobody names one."""
 CONNECTOR = "org.apache.spark.sql.kafka010.KafkaSourceProvider"
 """Class of Spark's Kafka connector."""
+
+NEEDED = {
+    "spark.speculation": "false",  # a task that runs twice at a time fences itself
+    "spark.sql.adaptive.enabled": "false",  # it would join the tasks of a shuffle
+    "spark.python.daemon.module": "aggregations.spark.daemon",
+}
+"""What exactness rests on, and no setting may change."""
 
 _GATEWAY = "PYSPARK_GATEWAY_PORT"  # where spark-submit tells the program that its JVM listens
 _NAME, _MASTER = "spark.app.name", "spark.master"
@@ -64,6 +72,8 @@ def session(
     before = dict(os.environ)
     os.environ.update(_environment(before, wanted[_MASTER]))
     try:
+        if not theirs:
+            _launch(settings)
         builder = SparkSession.builder
         for key, value in settings.items():
             builder = builder.config(key, value)
@@ -110,6 +120,16 @@ def _wanted(name: str, master: str | None, conf: Mapping[str, str], theirs: Mapp
     if lost := [key for key, value in ours.items() if theirs.get(key, value) != value]:
         _LOG.warning("spark-submit was given %s; the program's own setting is not used", ", ".join(lost))
     return {_NAME: name, _MASTER: DEFAULT_MASTER, **ours, **theirs}
+
+
+def _launch(settings: Mapping[str, str]) -> None:
+    """Start the JVM in a session of its own: a signal to our process group is for us to handle, and we stop Spark.
+
+    It ends with this process all the same, when its standard input is closed.
+    """
+    if SparkContext._gateway is None:
+        conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
+        SparkContext._ensure_initialized(gateway=launch_gateway(conf, {"start_new_session": True}))  # type: ignore[no-untyped-call]
 
 
 def _check_connector(spark: SparkSession) -> None:
@@ -175,10 +195,8 @@ def _settings(jars: Sequence[Path], wanted: Mapping[str, str]) -> dict[str, str]
     settings = {
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
-        "spark.speculation": "false",
-        "spark.sql.adaptive.enabled": "false",  # it would join the tasks of a shuffle
+        **NEEDED,
         "spark.sql.streaming.metricsEnabled": "false",
-        "spark.python.daemon.module": "aggregations.spark.daemon",
         "spark.python.worker.reuse": "true",
         "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
         "spark.sql.streaming.checkpointFileManagerClass": f"{checkpoint}FileSystemBasedCheckpointFileManager",

@@ -12,10 +12,11 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from jobs import environment
 from jobs.cli import demo, discard, faults, new, plan, redrive, republish, run, schema, stack, submit, views
 from jobs.cli.errors import explain
 from jobs.environment import DEBUG
-from jobs.screen import LogLines
+from jobs.screen import LogLines, keep_closed, say
 
 __all__ = ["app", "fail", "main"]
 
@@ -62,6 +63,7 @@ def common(
     ] = False,
 ) -> None:
     """Options of every command."""
+    environment.check()
     if debug:
         os.environ[DEBUG] = "1"
     debugging = bool(os.environ.get(DEBUG))
@@ -80,6 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     Args:
         arguments: Command and options; None for those of the process.
     """
+    keep_closed()
     try:
         app(args=arguments, prog_name="headwater")
     except Exception as error:
@@ -91,5 +94,5 @@ def fail(error: Exception) -> NoReturn:
     if os.environ.get(DEBUG):
         raise error
     code, line = explain(error)
-    print(f"headwater: {line}", file=sys.stderr)
+    say(f"headwater: {line}")
     sys.exit(code)

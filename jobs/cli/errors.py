@@ -24,6 +24,9 @@ def explain(error: Exception) -> tuple[Exit, str]:
     for code, kinds in _expected().items():
         if isinstance(error, kinds):
             return code, " ".join(str(error).split())
+    if isinstance(error, OSError) and error.strerror:  # its text has a path at most, nothing that a stream holds
+        place = f" ({error.filename})" if error.filename else ""
+        return Exit.FAILED, f"{error.strerror}{place}; `headwater --debug ...` shows where it came from"
     where = traceback.extract_tb(error.__traceback__)[-1]
     place = f"{Path(where.filename).name}:{where.lineno}"
     return (
@@ -36,10 +39,10 @@ def _expected() -> dict[Exit, tuple[type[Exception], ...]]:
     from aggregations.errors import DefinitionChangedError, FlowError, RunRefusedError, TasksLostError
     from envelope import GrowthFullError, HolesFullError
     from jobs.demo.children import DemoError
-    from jobs.directory import DirectoryError
+    from jobs.environment import UsageError
     from jobs.loading import LoadError
     from jobs.republish.absence import Unsafe
-    from jobs.settings import UsageError
+    from jobs.screen import OutputError
     from jobs.stack import StackError
     from jobs.stack.jars import JarsUnavailable
     from jobs.stack.java import JavaUnavailable
@@ -47,7 +50,7 @@ def _expected() -> dict[Exit, tuple[type[Exception], ...]]:
     from persistence.kafka import BrokerError, SettingsError
 
     return {
-        Exit.USAGE: (DirectoryError, FlowError, InvalidUrl, LoadError, SettingsError, UsageError),
+        Exit.USAGE: (FlowError, InvalidUrl, LoadError, SettingsError, UsageError),
         Exit.REFUSED: (RunRefusedError, DefinitionChangedError, GrowthFullError, Unsafe),
         Exit.FAILED: (
             BrokerError,
@@ -57,6 +60,7 @@ def _expected() -> dict[Exit, tuple[type[Exception], ...]]:
             JarsUnavailable,
             JavaUnavailable,
             DemoError,
+            OutputError,
             HolesFullError,
         ),
     }

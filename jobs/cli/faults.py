@@ -1,9 +1,7 @@
 """`headwater faults`: where every effect can be made to fail, and how."""
 
-import typer
-
 from jobs.cli.options import Json
-from jobs.screen import emit, table
+from jobs.screen import emit, table, write
 
 
 def faults(json: Json = False) -> None:
@@ -20,5 +18,5 @@ def faults(json: Json = False) -> None:
         emit({"points": points, "outcomes": outcomes})
         return
     table(points.items(), ["point", "what happens there"], left=["point", "what happens there"])
-    typer.echo()
+    write("")
     table(outcomes.items(), ["outcome", "the effect is"], left=["outcome", "the effect is"])

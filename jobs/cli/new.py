@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from jobs.cli.options import Json
-from jobs.screen import emit
+from jobs.screen import emit, write
 
 
 def new(
@@ -29,5 +29,5 @@ def new(
     if json:
         emit({"directory": os.fspath(directory.absolute()), "files": names, "next": commands})
         return
-    typer.echo(f"Created {', '.join(names)} in {directory}. Next:\n")
-    typer.echo("\n".join(f"  {command}" for command in commands))
+    write(f"Created {', '.join(names)} in {directory}. Next:\n")
+    write("\n".join(f"  {command}" for command in commands))

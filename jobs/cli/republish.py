@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from jobs.cli.options import METADATA_MAX_AGE, STACK_ROOT, Bootstrap, Json, KafkaFile, MetadataMaxAge, Root
+from jobs.environment import UsageError
 from jobs.screen import emit, progress, say
 
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ def republish(
 
     transform = load(function)
     if not callable(transform):
-        raise settings.UsageError(f"{function} is not a function but a {type(transform).__name__}")
+        raise UsageError(f"{function} is not a function but a {type(transform).__name__}")
     patience = settings.patience(topic_wait)
     kafka = settings.kafka(bootstrap, root, kafka_settings)
     if instance:
@@ -129,7 +130,7 @@ def republish(
                 accept=accept or (),
             )
         except ValueError as error:
-            raise settings.UsageError(str(error)) from error
+            raise UsageError(str(error)) from error
     if json:
         emit({"done": True, **done.as_dict()})
     else:

@@ -26,7 +26,7 @@ from jobs.cli.options import (
     Stores,
 )
 from jobs.cli.signals import on_signals
-from jobs.screen import Bar, emit, progress, say, steps, table
+from jobs.screen import Bar, emit, progress, say, steps, table, write
 
 if TYPE_CHECKING:
     from aggregations.report import Report
@@ -77,10 +77,12 @@ def run(
     run.
     """
     from aggregations.spark import run_flow
-    from aggregations.spark.session import is_submitted
+    from aggregations.spark.opening import check_given
+    from aggregations.spark.session import is_submitted, master_of
     from jobs import settings
     from jobs.loading import files_of, load_flow
     from jobs.stack import jars
+    from jobs.stack.java import java
 
     found = load_flow(flow)
     kafka = settings.kafka(bootstrap, root, kafka_settings)
@@ -91,6 +93,10 @@ def run(
         spark = settings.pairs(conf or (), "--conf")
     else:
         spark = settings.spark(conf or ())
+        # `run_flow` asks it too, but what is wrong with the options is said before what is wrong with Java.
+        at = master_of(master, spark)
+        check_given(found, chosen.stores, accept or (), at, conf=spark, dead_letters=chosen.dead_letters)
+        java()
         with steps("jars") as step:
             connector = jars.kafka_connector(progress=lambda jar: step(f"downloading {jar}"))
     stop = threading.Event()
@@ -135,7 +141,7 @@ def describe(flow: FlowName) -> None:
 
     found = load_flow(flow)
     chosen = settings.of_flow(found)
-    typer.echo(found.describe())
+    write(found.describe())
     for line in chosen.lines():
         say(line)
 

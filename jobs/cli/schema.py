@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from jobs.cli.options import Json
-from jobs.screen import emit, say, steps
+from jobs.screen import emit, say, steps, write
 
 app = typer.Typer(
     help="Show or create the tables of a store. Only Cassandra needs it; other stores create what they need.",
@@ -26,7 +26,7 @@ def print_(url: StoreUrl, json: Json = False) -> None:
     if json:
         emit({"statements": statements})
     elif statements:
-        typer.echo("\n\n".join(f"{statement};" for statement in statements))
+        write("\n\n".join(f"{statement};" for statement in statements))
     else:
         say(_NOTHING)
 

@@ -7,7 +7,7 @@ import typer
 
 from jobs.cli.errors import Exit
 from jobs.cli.options import STACK_ROOT, Json, Root
-from jobs.screen import emit, say, steps
+from jobs.screen import emit, say, steps, write
 
 if TYPE_CHECKING:
     from jobs.stack import StackState
@@ -68,4 +68,4 @@ def _show(state: "StackState", *, json: bool) -> None:
         emit({"root": str(state.root), "servers": [asdict(server) for server in state.servers]})
         return
     for server in state.servers:
-        typer.echo(f"{server.name:10} {server.address}  (pid {server.pid}, log {server.log})")
+        write(f"{server.name:10} {server.address}  (pid {server.pid}, log {server.log})")

@@ -6,7 +6,8 @@ from typing import Annotated, Any
 import typer
 
 from jobs.cli.options import FlowName, Json
-from jobs.screen import emit, say
+from jobs.environment import UsageError
+from jobs.screen import emit, say, write
 
 _SUBMITTED = ("master", "conf")  # options of `run` that become spark-submit's own
 
@@ -43,30 +44,32 @@ def submit_command(
     from jobs.submit.command import submit_line
 
     if deploy_mode not in ("client", "cluster"):
-        raise settings.UsageError(f"--deploy-mode {deploy_mode}: write client or cluster")
+        raise UsageError(f"--deploy-mode {deploy_mode}: write client or cluster")
     found = load_flow(flow)
     given, arguments = _options_of_run(context, flow)
     master = given["master"] or DEFAULT_MASTER
     if deploy_mode == "cluster" and master.startswith(("local", "spark://")):
-        raise settings.UsageError(
+        raise UsageError(
             f"--deploy-mode cluster: Spark runs no Python driver on the machines of {master}; leave it out, or name "
             "another --master (yarn, k8s://...)"
         )
     settings.seconds(given["trigger"])
-    check_given(found, settings.of_flow(found, given["store"]).stores, given["accept"] or (), master)
+    conf = settings.pairs(given["conf"] or (), "--conf")
+    chosen = settings.of_flow(found, given["store"], dead_letters=given["dead_letters"])
+    check_given(found, chosen.stores, given["accept"] or (), master, conf=conf, dead_letters=chosen.dead_letters)
     line = submit_line(
         f"headwater {found.name}",
         ["run", flow, *arguments],
         master=master,
         deploy_mode=deploy_mode,
         py_files=[*(str(path) for path in files_of(flow)), *(py_files or ())],
-        conf=settings.pairs(given["conf"] or (), "--conf"),
+        conf=conf,
         connector=cache.kafka_connector() if jars else (),
     )
     if json:
         emit({"command": line})
         return
-    typer.echo(shlex.join(line))
+    write(shlex.join(line))
     if not master.startswith("local"):
         say("every worker needs headwater and its packages; see docs/reference.md, Running on a cluster")
     if deploy_mode == "cluster":

@@ -9,8 +9,8 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Final
 
+from jobs.environment import UsageError
 from jobs.screen import say
-from jobs.settings import UsageError
 from jobs.stack import StackState
 from persistence.registry import open_store
 

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from envelope import Verdict
 from jobs.demo.play import Result
-from jobs.screen import table
+from jobs.screen import table, write
 
 DROPPED: Final = (Verdict.DUPLICATE, Verdict.DUPLICATE_IN_BATCH, Verdict.BELOW_FLOOR, Verdict.AMBIGUOUS)
 _SHOWN: Final = ("legs", "air_minutes", "arr_delay", "worst_delay", "cancelled")
@@ -35,11 +35,11 @@ def as_json(result: Result) -> dict[str, Any]:
 
 def show(result: Result) -> None:
     """Write the result for a person."""
-    print(f"\nInjected among {result.flights:,} flights:")
-    print(f"  {len(result.crashes)} processes killed (SIGKILL): {', '.join(result.crashes)}")
-    print(f"  {result.resent:,} of {result.messages:,} messages sent again by the republisher after its crash")
-    print(f"  {result.nonsense} records of nonsense, and the flights without a tail number")
-    print("\nDropped, and why (copies from the republisher, and the job's own replays after its crashes):")
+    write(f"\nInjected among {result.flights:,} flights:")
+    write(f"  {len(result.crashes)} processes killed (SIGKILL): {', '.join(result.crashes)}")
+    write(f"  {result.resent:,} of {result.messages:,} messages sent again by the republisher after its crash")
+    write(f"  {result.nonsense} records of nonsense, and the flights without a tail number")
+    write("\nDropped, and why (copies from the republisher, and the job's own replays after its crashes):")
     dropped = [
         (stage, verdict.value, counts[verdict.value])
         for stage, counts in result.verdicts.items()
@@ -51,21 +51,21 @@ def show(result: Result) -> None:
         ["stage", "reason", "messages"],
         left=["stage", "reason"],
     )
-    print("\nCarriers, beside what a consumer that adds up every message would have counted:")
+    write("\nCarriers, beside what a consumer that adds up every message would have counted:")
     table(
         (_carrier(result, carrier) for carrier in sorted(result.carriers)),
         ["carrier", "legs", "naive", "minutes in the air", "naive", "delay", "naive", "worst", "cancelled", "naive"],
         left=["carrier"],
     )
     checked = ", ".join(f"{count:,} {stage}" for stage, count in result.keys.items())
-    print(f"\nCompared with the table of flights: {checked} states, {sum(result.dead_letters.values()):,} dead letters")
+    write(f"\nCompared with the table of flights: {checked} states, {sum(result.dead_letters.values()):,} dead letters")
     for line in result.mismatches[:_MISMATCHES]:
-        print(f"  {line}")
+        write(f"  {line}")
     if len(result.mismatches) > _MISMATCHES:
-        print(f"  ... {len(result.mismatches)} in all")
+        write(f"  ... {len(result.mismatches)} in all")
     phases = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in result.phases.items())
-    print(f"{phases}; {result.seconds:.0f} s in all")
-    print(f"exact: {'yes' if result.exact else 'no'}")
+    write(f"{phases}; {result.seconds:.0f} s in all")
+    write(f"exact: {'yes' if result.exact else 'no'}")
 
 
 def _carrier(result: Result, carrier: str) -> list[Any]:

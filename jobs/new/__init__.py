@@ -5,7 +5,7 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Final
 
-from jobs.settings import UsageError
+from jobs.environment import UsageError
 
 _RENAMED: Final = {"gitignore": ".gitignore"}
 """A `.gitignore` in the template would be one of this repository."""

@@ -59,9 +59,20 @@ def resolve(name: str, coordinates: Sequence[str], *, progress: OnDownload | Non
         progress: Told of every download.
 
     Raises:
-        JarsUnavailable: A coordinate is malformed, is not found, or the repository is out of reach.
+        JarsUnavailable: A coordinate is malformed, is not found, the repository is out of reach, or the cache cannot be
+            written.
         JavaUnavailable: Ivy needs Java.
     """
+    try:
+        return _cached(name, coordinates, progress)
+    except OSError as error:
+        raise JarsUnavailable(
+            f"the cache of jars {cache_dir()} cannot be used: {error.strerror}. Make room there or give this user the "
+            "right to write it, or set HEADWATER_CACHE to another directory"
+        ) from error
+
+
+def _cached(name: str, coordinates: Sequence[str], progress: OnDownload | None) -> list[Path]:
     digest = hashlib.sha256("\n".join(coordinates).encode()).hexdigest()[:12]
     done = cache_dir() / "jars" / f"{name}-{digest}"
     if not done.is_dir():

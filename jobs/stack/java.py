@@ -30,7 +30,8 @@ def java() -> str:
     command = str(Path(home) / "bin" / "java") if home else shutil.which("java")
     remedy = f"install Java {OLDEST} or newer (Debian: openjdk-17-jre-headless), or set JAVA_HOME to one"
     if command is None or not Path(command).exists():
-        raise JavaUnavailable(f"no Java at {command or 'java on PATH'}: {remedy}")
+        where = f"JAVA_HOME={home}: no Java at {command}" if home else "no java on PATH"
+        raise JavaUnavailable(f"{where}; {remedy}")
     try:
         answer = subprocess.run([command, "-version"], capture_output=True, text=True, timeout=60, check=True)
     except (OSError, subprocess.SubprocessError) as error:

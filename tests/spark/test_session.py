@@ -24,6 +24,7 @@ from tests.support.spark import FAST
 before = dict(os.environ)
 with session("own", master="local[1]", conf=FAST) as spark:
     assert spark.range(3).count() == 3
+    print("group", os.getpgid(spark.sparkContext._gateway.proc.pid) == os.getpgid(0))
 assert dict(os.environ) == before
 assert SparkContext._active_spark_context is None
 print("restored")
@@ -71,9 +72,9 @@ def test_what_was_submitted_wins_over_the_program_and_that_over_the_engine(tmp_p
     )
 
 
-def test_a_session_of_our_own_leaves_neither_itself_nor_a_variable_behind() -> None:
+def test_a_session_of_our_own_leaves_nothing_behind_and_its_jvm_gets_no_signal_of_our_process_group() -> None:
     ended = subprocess.run([sys.executable, "-c", OWN], capture_output=True, text=True, check=False)
-    assert ended.stdout.strip() == "restored", ended.stderr
+    assert ended.stdout.split() == ["group", "False", "restored"], ended.stderr
 
 
 def test_a_session_that_there_is_is_used_and_has_its_settings_back(spark: SparkSession) -> None:

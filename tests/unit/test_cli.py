@@ -16,8 +16,8 @@ from aggregations.errors import DefinitionChangedError, FlowError, RunRefusedErr
 from jobs.cli import app, main
 from jobs.cli.errors import Exit, explain
 from jobs.demo.children import DemoError
+from jobs.environment import UsageError
 from jobs.loading import LoadError
-from jobs.settings import UsageError
 from jobs.stack import StackError
 from jobs.stack.jars import JarsUnavailable
 from jobs.stack.java import JavaUnavailable

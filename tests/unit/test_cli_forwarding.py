@@ -114,7 +114,10 @@ COMMANDS = {
             "bootstrap": BOOTSTRAP,
             "kafka_settings": FILE,
             "root": ROOT,
-            "master": Option("--master spark://head:7077", {"master": "spark://head:7077"}),
+            "master": Option(
+                "--master spark://head:7077 --store redis://r",
+                {"master": "spark://head:7077", "stores.aircraft": "redis://r", "stores.carrier": "redis://r"},
+            ),
             "conf": Option("--conf spark.ui.port=4041", {"conf.spark\0ui\0port": "4041"}),
             "json": JSON,
         },
@@ -253,6 +256,8 @@ ELSEWHERE = {
     # What it prints, with every option: `tests/unit/test_submit.py`.
     "headwater submit-command": {"flow", "deploy_mode", "py_files", "jars", "json"},
     "headwater faults": {"json"},
+    # What it writes is tried from a wheel: `tests/packaging`.
+    "headwater new": {"directory", "json"},
     "headwater": {"debug", "version"},
 }
 """Options whose effect is seen in what a command writes, and where."""

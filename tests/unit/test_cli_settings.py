@@ -7,8 +7,8 @@ import pytest
 from aggregations.errors import FlowError
 from jobs import loading, settings
 from jobs.demo.flow import flow
+from jobs.environment import UsageError
 from jobs.loading import LoadError
-from jobs.settings import UsageError
 from jobs.stack import ServerState, StackState
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from jobs.demo import home, play, report
 from jobs.demo.play import Result
-from jobs.settings import UsageError
+from jobs.environment import UsageError
 from tests.support.cli import run as headwater
 
 CARRIER = {"legs": 10, "air_minutes": 100, "dep_delay": 5, "arr_delay": -7, "worst_delay": 33, "cancelled": 1}
