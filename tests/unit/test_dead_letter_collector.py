@@ -15,6 +15,7 @@ OWN = Node("legs", 0, 3, "T")
 RAW = Hop("raw", 0, 7, via="rep", index=0)
 EVENT = ("raw:0#R>rep>legs", (7, 0))
 DIED_AT = ("!legs:0#T", (3,))
+RAISED = Raised("ValueError")
 
 
 def collector(*listed: Entry) -> DeadLetterCollector:
@@ -59,6 +60,13 @@ def test_a_letter_names_the_records_that_led_to_it_and_its_entry_has_the_current
     found = rejected(element())
     assert [one.lineage for one in found.dead.values()] == ["raw:0:7 -> legs:0:3"]
     assert found.changes.added == {Entry("carrier", *EVENT)}
+
+
+def test_the_author_of_a_step_that_raises_is_told_what_it_raised_and_in_front_of_which_stage() -> None:
+    found = collector()
+    found.rejected("carrier", Rejected(element(), Reason.TRANSFORM_FAILED, "no number", raised=RAISED))
+    assert [one.cause for one in found.dead.values()] == ["stage carrier: transform_failed, ValueError"]
+    assert [one.cause for one in rejected(element()).dead.values()] == [""]
 
 
 def test_an_item_that_takes_its_whole_record_along_is_listed_as_the_record() -> None:
@@ -146,9 +154,6 @@ def test_several_items_of_one_record_are_one_letter_and_a_letter_of_the_whole_re
     assert [one.items for one in found.dead.values()] == [((0,), (2,))]
     rejected(element(indices=(1,)), after=found)
     assert [one.items for one in found.dead.values()] == [()]
-
-
-RAISED = Raised("ValueError")
 
 
 def decided(

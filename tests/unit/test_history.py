@@ -340,6 +340,27 @@ def test_a_lane_that_no_longer_holds_siblings_without_an_index_is_retired_as_any
     assert history.retired() == History((), (6, 1))
 
 
+def test_what_is_folded_and_what_is_dropped_is_the_same_for_a_verdict_however_it_is_reached() -> None:
+    histories = holding(1, 2, 3, 5, 8, 9).leaving_hole(at(1))
+    arrivals = {
+        "accepted": at(20),
+        "late": at(4),
+        "new_lane": at(1, lane="z"),
+        "redriven": at(1),
+        "duplicate": at(5),
+        "below_floor": at(0),
+        "unproven": at(2, route=Route.RETRIED),
+        "copy": at(30, route=Route.COPY),
+    }
+    decisions = histories.judge(list(arrivals.values()))
+    assert [decision.verdict.value for decision in decisions] == list(arrivals)
+    assert [name for name, made in zip(arrivals, decisions, strict=True) if made.fold] == list(arrivals)[:4]
+    twice = Histories().judge([at(5)] * 2)
+    assert twice == [Decision(Verdict.ACCEPTED, fold=True), Decision(Verdict.DUPLICATE_IN_BATCH, fold=False)]
+    group = Histories().judge([at(5, -1, ambiguous=True)] * 2, Siblings.GROUP)
+    assert group == [Decision(Verdict.ACCEPTED, fold=True), Decision(Verdict.AMBIGUOUS, fold=True)]
+
+
 def test_siblings_are_counted_by_root_and_those_that_are_held_count_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(history_module, "SIBLINGS", 3)
     histories = folded(Histories(), sibling(7, "a"), sibling(7, "b"), sibling(9, "a"))

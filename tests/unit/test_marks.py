@@ -99,3 +99,40 @@ def test_what_a_bucket_keeps_of_others_comes_back():
     assert bucket_of_parts(ONE, encode_downstream(7, told)) == Bucket(ONE, 7, told)
     assert encode_downstream(7, {}) == b""
     assert bucket_of_parts(ONE, b"") == Bucket(ONE)
+
+
+def test_a_server_that_became_the_primary_again_does_not_hold_the_last_mark_of_its_life_before():
+    """It was lost at 7, and the new life began at the same number 9 at which the old one had ended."""
+    assert not Mark(11, (("p", 9), ("r", 7), ("p", 0))).holds(Mark(9, (("p", 0),)))
+
+
+def test_a_short_mark_is_of_a_life_of_which_nothing_more_is_known():
+    assert Mark.parse(ONE.next("b").short) == Mark(4, (("b", 0),))
+
+
+def test_of_a_bucket_that_went_back_the_error_says_where_what_was_acknowledged_and_what_is_left():
+    lost, after = ONE, Mark().next("a").next("b")
+    said = "stage second: bucket 17 went back: save 3 a was acknowledged .* ends at save 2 b"
+    known = known_marks()
+    known.note("second", {"17": lost})
+    with pytest.raises(StoreWentBack, match=said):
+        known.learn("second", {"17": after})
+    with pytest.raises(StoreWentBack, match=said):
+        known.note("second", {"17": after})
+    told = known_marks()
+    told.learn("second", {"17": after})
+    with pytest.raises(StoreWentBack, match=said):
+        told.check("second", {"17": lost.short})
+
+
+def test_a_run_knows_of_a_bucket_what_it_holds_now_and_compares_each_bucket_with_itself():
+    known = known_marks()
+    assert known.of("second") == {}
+    known.note("second", {"0": ONE})
+    known.learn("second", {"0": ONE.next("a"), "1": Mark()})
+    known.learn("third", {"0": Mark()})
+    assert known.of("second") == {"0": ONE.next("a"), "1": Mark()}
+    known.check("second", {"0": ONE.short, "1": "0", "no bucket of it": "9"})
+    known.check("first", {"0": "9"})
+    with pytest.raises(StoreWentBack, match="bucket 1 went back"):
+        known.check("second", {"0": ONE.short, "1": "1"})
