@@ -175,7 +175,7 @@ def test_a_record_that_steps_have_yet_to_take_apart_has_the_entries_of_its_items
     assert ledger.entries("a", standing(9, 0), back(), whole=True) == (Entry("a", "!legs:0#T", (3, 7)),)
 
 
-def test_the_error_that_asks_for_a_listing_says_what_to_list_also_when_it_comes_from_another_process() -> None:
+def test_the_error_that_asks_for_a_listing_says_what_to_list_also_when_a_worker_sends_it() -> None:
     error = pickle.loads(pickle.dumps(UnlistedError(frozenset({entry(1)}), True)))
     assert (error.entries, error.beside) == ({entry(1)}, True)
 

@@ -1,9 +1,12 @@
 """Lineage, reduction, position, lane and group."""
 
+from typing import Any
+
 import pytest
 
-from envelope import Edge, Envelope, EnvelopeError, Hop, Lineage, Node, Reason, Route, group_of
-from envelope.dedup.lineage import position_order
+from envelope import Edge, Envelope, EnvelopeError, Hop, Lineage, Node, Reason, Route, Standing, group_of
+from envelope.dedup.lineage import died_in, event_of, position_order
+from envelope.redrive import HEALED, Redrive, redrive_hops
 
 A, B, C = Node("a", 2, 17, "idA"), Node("b", 0, 4, "idB"), Node("c", 5, 9, "idC")
 
@@ -165,3 +168,52 @@ def test_a_lane_is_wide_where_a_republisher_wrote_a_record_without_a_key(
     own: bool, hops: list[Hop], wide: bool
 ) -> None:
     assert Lineage.of(hops, Node("t", 0, 5)).standing(rekeyed=own, keyless=own).wide == wide
+
+
+OWN = Node("legs", 0, 4, "T")
+STEP = Hop("raw", 0, 7, via="rep", index=0, topic_id="R")
+
+
+def by(*hops: Hop, **options: Any) -> Standing:
+    return Lineage.of((STEP, *hops), OWN).standing(**options)
+
+
+def test_the_route_says_what_it_means_that_a_state_does_not_hold_the_message() -> None:
+    """A copy is dropped, what was healed is folded below the floor, what was retried is unproven there."""
+    retry = Hop("legs", 0, 2, pass_through=True)
+    letter = redrive_hops(Hop("legs", 0, 2), Hop("dead", 0, 0), Redrive("a", application="fleet"))
+    healed = Hop("legs", 0, 2, via=HEALED, pass_through=True)
+    assert by().route is Route.PLAIN
+    assert by(retry).route is Route.RETRIED
+    assert by(*letter).route is Route.COPY
+    assert by(healed).route is Route.HEALED
+    assert by(*letter, late=Route.MISSING).route is Route.MISSING, "a stage in front knows better"
+
+
+def test_an_event_id_stands_in_for_a_missing_index_alone() -> None:
+    """With an index, messages of one root that share an id by mistake are told apart all the same."""
+    foreign = Lineage.of([Hop("raw", 0, 7, via="rep")], OWN)
+    assert by(event_id="e").position == (7, 0)
+    assert foreign.standing(event_id="e").position == (7, -1, "e")
+    assert foreign.standing().position == (7, -1)
+    assert [one.ambiguous for one in (by(), foreign.standing(event_id="e"), foreign.standing())] == [False, False, True]
+
+
+def test_a_redriven_record_comes_back_in_the_cluster_in_which_it_died() -> None:
+    """Who redrives knows no clusters: by another one, the copy would stand in another lane than its record."""
+    own = Node("legs", 0, 9, "T", "west")
+    back = redrive_hops(Hop("legs", 0, 4, topic_id="T"), Hop("dead", 0, 0), Redrive("a", application="fleet"))
+    died = Lineage.of([STEP], Node("legs", 0, 4, "T", "west"))
+    lineage = Lineage.of([STEP, *back], own)
+    assert lineage.standing().lane == died.standing().lane
+    assert lineage.redriven is not None
+    assert lineage.redriven.place == died_in(died.own) == "!west/legs:0#T"
+    assert [node.cluster for node in lineage.nodes] == ["", "west", "", "west"]
+    named = Lineage.of([Hop("legs", 0, 4, pass_through=True, cluster="east")], own)
+    assert named.root.cluster == "east"
+
+
+def test_the_record_of_an_item_stands_where_the_item_does_without_the_indices_of_its_flat_maps() -> None:
+    for items, expected in ((0, (7, 0, 4, 5)), (1, (7, 0, 4)), (2, (7, 0))):
+        assert event_of((7, 0, 4, 5), items) == expected
+        assert event_of((7, 0, 4, 5, "e"), items) == (*expected, "e")
