@@ -26,13 +26,14 @@ def show(result: "Handled", *, done: str, written: str, unusable: str, apply: bo
     Raises:
         typer.Exit: Code 4: some dead letters cannot be used.
     """
-    rows = [(*of, count) for of, count in sorted(result.done.items())]
+    rows = [(*of, count, result.before[of]) for of, count in sorted(result.done.items())]
+    names = ("topic", "stage", "reason", "count", "redriven_before")[: 5 if result.before else 4]
     if json:
         emit(
             {
                 "applied": apply,
                 "letters": result.letters,
-                done: [dict(zip(("topic", "stage", "reason", "count"), row, strict=True)) for row in rows],
+                done: [dict(zip(names, row, strict=False)) for row in rows],
                 **more,
                 "left": result.left,
                 "foreign": result.foreign,
@@ -40,7 +41,11 @@ def show(result: "Handled", *, done: str, written: str, unusable: str, apply: bo
             }
         )
     else:
-        table(rows, ["topic", "stage", "reason", "letters"], left=["topic", "stage", "reason"])
+        head = ["topic", "stage", "reason", "letters"]
+        if result.before.total():
+            table(rows, [*head, "redriven before"], left=head[:3])
+        else:
+            table([row[:4] for row in rows], head, left=head[:3])
         if result.unusable:
             say(f"{sum(result.unusable.values())} {unusable.format(dict(result.unusable))}")
         if not apply and rows:

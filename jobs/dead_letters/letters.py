@@ -9,6 +9,7 @@ from confluent_kafka import Consumer, TopicPartition
 from envelope import Hop
 from envelope.deadletter import DeadLetterHeaders, Headers
 from envelope.errors import Reason
+from envelope.redrive_notes import Notes
 from persistence.kafka import BrokerUnavailable, KafkaSettings, Topics, assign
 from persistence.kafka.errors import broker_error, passes
 
@@ -76,6 +77,7 @@ class Handled:
         left: Dead letters that were not meant.
         foreign: Records that are no dead letter.
         unusable: Count by reason of the dead letters with which it cannot be done.
+        before: How many of `done` had been redriven before, as far as that was noted.
     """
 
     letters: int = 0
@@ -83,10 +85,16 @@ class Handled:
     left: int = 0
     foreign: int = 0
     unusable: Counter[str] = field(default_factory=Counter)
+    before: Counter[tuple[str, str, str]] = field(default_factory=Counter)
 
     def add(self, letter: DeadLetterHeaders) -> None:
         """Count a dead letter as done."""
-        self.done[letter.topic, letter.stage, letter.reason.value if letter.reason else "unknown"] += 1
+        self.done[group_of(letter)] += 1
+
+
+def group_of(letter: DeadLetterHeaders) -> tuple[str, str, str]:
+    """Topic, stage and reason of a dead letter, under which it is counted."""
+    return letter.topic, letter.stage, letter.reason.value if letter.reason else "unknown"
 
 
 class Letters:
@@ -98,6 +106,7 @@ class Letters:
 
     Attributes:
         total: How many records it has at the most.
+        notes: What was redriven before; complete once all was read. A note is none of the dead letters.
 
     Raises:
         BrokerError: Kafka cannot be reached, has no such topic, or does not let this user read it.
@@ -110,6 +119,7 @@ class Letters:
         topics.check_rights(read=[topic])
         self._topic_id = topics.topic_ids([topic])[topic]
         self._marks = {partition: marks for (_, partition), marks in topics.marks([topic]).items()}
+        self.notes = Notes()
         self.total = sum(marks.high - marks.low for marks in self._marks.values())
 
     def __iter__(self) -> Iterator[StoredDeadLetter]:
@@ -143,8 +153,9 @@ class Letters:
             headers = [
                 (name, text.encode() if isinstance(text, str) else text) for name, text in _pairs(message.headers())
             ]
-            hop = Hop(self._topic, partition, offset, topic_id=self._topic_id)
-            yield StoredDeadLetter(hop, message.key(), message.value(), headers, DeadLetterHeaders.read(headers))
+            if not self.notes.take(headers, message.value()):
+                hop = Hop(self._topic, partition, offset, topic_id=self._topic_id)
+                yield StoredDeadLetter(hop, message.key(), message.value(), headers, DeadLetterHeaders.read(headers))
             if offset + 1 >= end:
                 return
 

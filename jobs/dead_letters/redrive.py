@@ -5,7 +5,9 @@ hole fills it, however far its lane has gone on; one that left none stands in a 
 twice does no harm.
 """
 
+import logging
 import sys
+from array import array
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -15,11 +17,13 @@ from envelope.codec import is_sealed, redriven_payload
 from envelope.deadletter import PREFIX, DeadLetterHeaders, Form, Headers, own_headers, size_of
 from envelope.errors import Reason
 from envelope.redrive import Redrive, read_via, redrive_hops
-from jobs.dead_letters.letters import Handled, Letters, Selection, StoredDeadLetter
+from envelope.redrive_notes import notes_of
+from jobs.dead_letters.letters import Handled, Letters, Selection, StoredDeadLetter, group_of
 from persistence.commit.faults import REDRIVE_FLUSH, REDRIVE_PRODUCE, effect
-from persistence.kafka import AcknowledgedProducer, KafkaSettings, Topics
+from persistence.kafka import AcknowledgedProducer, BrokerRefused, KafkaSettings, Topics
 from persistence.kafka.producer import BY_KEY
 
+_LOG = logging.getLogger("headwater.redrive")
 _BATCH = 1000
 
 Mend = Callable[[bytes | None, bytes | None], bytes]
@@ -35,7 +39,7 @@ def redrive(
     mend: Mend | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Handled:
-    """Redrive what is in a dead-letter topic now.
+    """Redrive what is in a dead-letter topic now, and note there what was redriven (`envelope.redrive_notes`).
 
     Args:
         settings: Where Kafka is.
@@ -55,7 +59,7 @@ def redrive(
     """
     found, selection, result = Letters(settings, letters), selection or Selection(), Handled()
     with AcknowledgedProducer(settings) if apply else nullcontext() as producer:
-        back = _Back(Topics(settings), producer, mend, result, asserted=selection.unproven)
+        back = _Back(Topics(settings), producer, mend, result, letters, asserted=selection.unproven)
         for done, letter in enumerate(found, start=1):
             if letter.facts is None:
                 result.foreign += 1
@@ -70,11 +74,18 @@ def redrive(
             if progress is not None:
                 progress(done, found.total)
         back.flush()
+        back.close()
+    for group, places in back.places.items():
+        result.before[group] = sum(found.notes.count(partition, offsets) for partition, offsets in places.items())
     return result
 
 
 class _Back:
-    """The way back; without a producer everything is only counted."""
+    """The way back; without a producer everything is only counted.
+
+    Attributes:
+        places: Offsets of what was, or would be, brought back, by group and partition of the dead-letter topic.
+    """
 
     def __init__(
         self,
@@ -82,6 +93,7 @@ class _Back:
         producer: AcknowledgedProducer | None,
         mend: Mend | None,
         result: Handled,
+        dead_letters: str,
         *,
         asserted: bool,
     ) -> None:
@@ -92,6 +104,10 @@ class _Back:
         self._asserted = asserted
         self._partitions: dict[str, int] = {}
         self._rooms: dict[str, int] = {}
+        self.places: dict[tuple[str, str, str], dict[int, array[int]]] = {}
+        self._dead_letters = dead_letters
+        self._unnoted: list[tuple[int, int]] = []
+        self._notes = producer is not None and self._may_note()
 
     def bring(self, letter: StoredDeadLetter, facts: DeadLetterHeaders) -> None:
         """Produce a dead letter to the partition where it died; where that is not any more, its key decides."""
@@ -110,13 +126,36 @@ class _Back:
             return
         partition = facts.partition if facts.partition < self._partitions_of(facts.topic) else BY_KEY
         self._result.add(facts)
+        by_partition = self.places.setdefault(group_of(facts), {})
+        by_partition.setdefault(letter.place.partition, array("q")).append(letter.place.offset)
         if (producer := self._producer) is not None:
             effect(REDRIVE_PRODUCE, lambda: producer.send(facts.topic, value, letter.key, headers, partition))
+            self._unnoted.append((letter.place.partition, letter.place.offset))
 
     def flush(self) -> None:
-        """Return when everything produced is acknowledged."""
-        if self._producer is not None:
+        """Return when everything produced is acknowledged, and queue the notes of it."""
+        if (producer := self._producer) is None:
+            return
+        effect(REDRIVE_FLUSH, producer.flush)
+        for note in notes_of(self._unnoted) if self._notes else ():
+            effect(
+                REDRIVE_PRODUCE,
+                lambda note=note: producer.send(self._dead_letters, note.value, note.key, note.headers),  # type: ignore[misc]
+            )
+        self._unnoted.clear()
+
+    def close(self) -> None:
+        """Return when the last notes are acknowledged."""
+        if self._notes and self._producer is not None:
             effect(REDRIVE_FLUSH, self._producer.flush)
+
+    def _may_note(self) -> bool:
+        try:
+            self._topics.check_rights(write=[self._dead_letters])
+        except BrokerRefused as error:
+            _LOG.warning("what is redriven is not noted: %s", error)
+            return False
+        return True
 
     def _room_of(self, topic: str) -> int:
         """The largest record that a topic takes in bytes; where this user may not ask, the broker decides."""

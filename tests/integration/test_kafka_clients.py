@@ -219,3 +219,7 @@ def test_a_letter_that_its_topic_does_not_take_is_counted_and_the_others_go_back
     result = redrive(settings, dead, apply=True)
     assert (sum(result.done.values()), result.unusable) == (2, {"payload_too_large": 1})
     assert topics.marks([small])[small, 0].high == 2
+    again = redrive(settings, dead)
+    group = (small, "", "fold_failed")
+    assert (again.letters, again.foreign, again.done[group], again.before) == (3, 0, 2, {group: 2})
+    assert (result.before, redrive(settings, dead, apply=True).before) == ({group: 0}, {group: 2})

@@ -20,6 +20,7 @@ from aggregations.run.memory import MemoryRunner
 from aggregations.spark import run_flow
 from envelope import Envelope, Histories, Hop, encode
 from envelope.deadletter import DeadLetterHeaders, own_headers
+from envelope.redrive_notes import Notes
 from jobs.views import View, states
 from persistence.kafka import KafkaSettings, Topics, assign
 from persistence.protocol import FlowRef
@@ -176,6 +177,8 @@ class World:
         """Everything in the dead-letter topic: the facts, and the record that carries them."""
         letters = []
         for record in self.records(self.dead):
+            if Notes().take(record.headers, record.value):
+                continue
             letter = DeadLetterHeaders.read(record.headers)
             assert letter is not None
             letters.append((letter, record))
