@@ -27,7 +27,8 @@ from aggregations.definition.source import Json
 
 source = Flow("fleet").source(Topic({topic!r}, Json({{"tail": str}}), envelope=False))
 flow = source.aggregate("aircraft", "tail", Fields(n=count()))
-changed = source.aggregate("aircraft", "tail", Fields(seen=count()))
+changed = source.aggregate("aircraft", "tail", Fields(seen=count()).added(seen=0))
+renamed = source.aggregate("aircraft", "tail", Fields(seen=count()))
 """
 
 
@@ -114,6 +115,8 @@ def test_what_a_run_would_be_refused_for_ends_a_plan_with_the_same_code_and_word
     fleet.fold(0)
     assert plan("changed") == Exit.REFUSED
     assert "--accept definition" in capsys.readouterr().err
+    assert plan("renamed", "--accept", "definition") == Exit.REFUSED
+    assert "field 'seen' is missing" in capsys.readouterr().err
     assert plan("changed", "--accept", "definition") == Exit.DONE
     capsys.readouterr()
     fleet.fold(50)
