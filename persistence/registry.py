@@ -116,7 +116,7 @@ def _resolve(url: str) -> tuple[ModuleType, str]:
         ours = module.startswith("persistence.")
         raise Terminal(
             f"the store {scheme}:// needs a package that is not installed ({error.name or error})",
-            f"pip install 'headwater[{module.rpartition('.')[2]}]'" if ours else f"Install what has {module}",
+            "Install headwater again: its dependencies are not complete" if ours else f"Install what has {module}",
         ) from error
 
 

@@ -28,6 +28,9 @@ CONNECTOR: Final = "org.apache.spark:spark-sql-kafka-0-10_2.13"
 CONNECTOR_OF_4_0: Final = "4.0.0"
 """The connector of Spark 4.0.0 serves every 4.0.x."""
 
+CONNECTOR_VERSION: Final = "HEADWATER_SPARK_KAFKA_VERSION"
+"""The variable that names another version."""
+
 OnDownload = Callable[[str], None]
 """Called with the name of each jar as its download begins."""
 
@@ -97,13 +100,20 @@ def cassandra(*, progress: OnDownload | None = None) -> list[Path]:
 def kafka_connector(*, progress: OnDownload | None = None) -> list[Path]:
     """Return Spark's Kafka connector and what it needs beside PySpark's own jars: the value of `spark.jars`."""
     ours = {_artifact(jar) for jar in _pyspark_jars().glob("*.jar")}
-    jars = resolve("spark-kafka", [f"{CONNECTOR}:{connector_version()}"], progress=progress)
+    version = connector_version()
+    try:
+        jars = resolve("spark-kafka", [f"{CONNECTOR}:{version}"], progress=progress)
+    except JarsUnavailable as error:
+        raise JarsUnavailable(
+            f"{error}. Spark's Kafka connector {version} was looked for; headwater is tested with PySpark 4.0 "
+            f"(pip install 'pyspark>=4.0,<4.1'), and {CONNECTOR_VERSION} names another version of the connector"
+        ) from error
     return [jar for jar in jars if _artifact(jar) not in ours]
 
 
 def connector_version() -> str:
     """Version of the connector for this PySpark: `HEADWATER_SPARK_KAFKA_VERSION`, else derived from it."""
-    if chosen := os.environ.get("HEADWATER_SPARK_KAFKA_VERSION"):
+    if chosen := os.environ.get(CONNECTOR_VERSION):
         return chosen
     import pyspark
 

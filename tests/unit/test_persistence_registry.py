@@ -42,7 +42,7 @@ def test_a_missing_driver_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "redis", None)
     monkeypatch.delitem(sys.modules, "persistence.redis", raising=False)
     monkeypatch.setitem(sys.modules, "persistence.redis.store", None)
-    with pytest.raises(Terminal, match=r"rediss://.*pip install 'headwater\[redis\]'"):
+    with pytest.raises(Terminal, match=r"rediss://.*Install headwater again"):
         registry.open_store("rediss://x")
 
 
