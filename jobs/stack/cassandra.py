@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Final
 
 from jobs.stack import jars, ports
-from jobs.stack.java import java, server_options
+from jobs.stack.java import ANY_PATH, java, server_options
 from jobs.stack.server import Launch, OnStep
 
 _YAML: Final = """\
@@ -67,7 +67,7 @@ def prepare(home: Path, *, heap_mb: int, progress: OnStep) -> Launch:
     chosen = ports.remembered(home, ("client", "storage"))
     config, logging, data = home / "cassandra.yaml", home / "logback.xml", home / "data"
     data.mkdir(exist_ok=True)
-    config.write_text(_YAML.format(**chosen, data=data))
+    config.write_text(_YAML.format(**chosen, data=data), encoding="utf-8")
     logging.write_text(_LOGGING)
     command = (
         java(),
@@ -89,7 +89,9 @@ def prepare(home: Path, *, heap_mb: int, progress: OnStep) -> Launch:
         *("-cp", f"{found[0].parent}/*", "org.apache.cassandra.service.CassandraDaemon"),
     )
     port = chosen["client"]
-    return Launch(command, f"cassandra://{ports.LOOPBACK}:{port}", lambda: _is_ready(port), ready_seconds=180.0)
+    return Launch(
+        command, f"cassandra://{ports.LOOPBACK}:{port}", lambda: _is_ready(port), ANY_PATH, ready_seconds=180.0
+    )
 
 
 def _is_ready(port: int) -> bool:

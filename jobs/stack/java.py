@@ -15,6 +15,10 @@ OLDEST: Final = 17
 """Spark 4 and the jars of Kafka 4 and Cassandra 5 need it."""
 
 
+ANY_PATH: Final = {"LC_ALL": "C.UTF-8"}
+"""With this in its environment Java opens paths of any characters; otherwise only those of the user's locale."""
+
+
 class JavaUnavailable(RuntimeError):
     """No Java, or one that is too old; the text names the remedy."""
 

@@ -1,17 +1,19 @@
 """A Kafka broker and its controller in one process (KRaft)."""
 
 import base64
+import os
 import subprocess
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from struct import iter_unpack
 from typing import Final
 
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
 from jobs.stack import jars, ports
-from jobs.stack.java import java, server_options
+from jobs.stack.java import ANY_PATH, java, server_options
 from jobs.stack.server import Launch, OnStep
 from jobs.stack.state import StackError
 
@@ -86,7 +88,7 @@ def prepare(
     configuration, logging, data = home / "server.properties", home / "log4j2.properties", home / "data"
     # Of a name that stands in the file twice Java takes the last.
     more = "".join(f"{name}={value}\n" for name, value in (properties or {}).items())
-    configuration.write_text(_PROPERTIES.format(**chosen, data=data) + more)
+    configuration.write_text(_latin(_PROPERTIES.format(**chosen, data=data) + more), encoding="ascii")
     logging.write_text(_LOGGING)
     run = (
         java(),
@@ -104,7 +106,17 @@ def prepare(
             (*run, "kafka.tools.StorageTool", "format", "-t", _cluster_id(), "-c", str(configuration), *format_options)
         )
     address = f"{ports.LOOPBACK}:{chosen['client']}"
-    return Launch((*run, "kafka.Kafka", str(configuration)), address, lambda: _is_ready(chosen["client"], address))
+    command = (*run, "kafka.Kafka", str(configuration))
+    return Launch(command, address, lambda: _is_ready(chosen["client"], address), ANY_PATH)
+
+
+def _latin(text: str) -> str:
+    """Text of a properties file, which Java reads as Latin-1: every other character is UTF-16 in hexadecimal."""
+    return "".join(letter if letter.isascii() else _hexadecimal(letter) for letter in text)
+
+
+def _hexadecimal(letter: str) -> str:
+    return "".join(f"\\u{unit:04x}" for (unit,) in iter_unpack(">H", letter.encode("utf-16-be")))
 
 
 def _cluster_id() -> str:
@@ -113,7 +125,9 @@ def _cluster_id() -> str:
 
 
 def _format(command: tuple[str, ...]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=120, env={**os.environ, **ANY_PATH}
+    )
     if done.returncode != 0:
         said = [line for line in (done.stderr or done.stdout).splitlines() if line[:1].strip()]  # no lines of a stack
         raise StackError(f"Kafka could not format its storage ({' | '.join(said[-3:]) or 'it gave no reason'})")

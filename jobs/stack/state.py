@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final, Self
@@ -48,12 +49,27 @@ class StackState:
 
     @classmethod
     def load(cls, root: Path) -> Self:
-        """Return the servers of `root` that are alive; a missing or torn file holds none."""
+        """Return the servers of `root` that are alive; a missing file holds none.
+
+        Raises:
+            StackError: The file is damaged.
+        """
+        path = root / _FILE
         try:
-            told = json.loads((root / _FILE).read_text())
-            servers = tuple(ServerState(**server) for server in told["servers"])
-        except (FileNotFoundError, ValueError, KeyError, TypeError):
-            servers = ()
+            text = path.read_text(errors="replace")
+        except FileNotFoundError:
+            return cls(root)
+        try:
+            servers = tuple(ServerState(**server) for server in json.loads(text)["servers"])
+        except (ValueError, KeyError, TypeError) as error:
+            pids = [pid for pid in re.findall(r'"pid": (\d+)\b', text) if process.start_of(int(pid))]
+            which = (
+                f"processes {', '.join(pids)} may be its servers" if pids else f"`pgrep -af {root}` shows its servers"
+            )
+            raise StackError(
+                f"{path} is damaged, so it does not say which servers run: {which}. End them (kill PID), delete the file, "
+                "and run `headwater stack up` again; their data stays"
+            ) from error
         return cls(root, tuple(server for server in servers if server.alive))
 
     def save(self) -> None:

@@ -28,6 +28,7 @@ def records_of(bootstrap: str, topic: str, count: int) -> list[bytes | None]:
 def test_a_broker_outlives_the_command_that_started_it_and_keeps_address_and_records_over_a_restart(
     tmp_path: Path,
 ) -> None:
+    tmp_path /= "Straße"  # a path that is not ASCII
     code = "import sys, pathlib; from jobs import stack; print(stack.up(pathlib.Path(sys.argv[1])).kafka)"
     bootstrap = subprocess.run(
         [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True

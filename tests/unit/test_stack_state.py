@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from jobs import stack
-from jobs.stack import ports, process
+from jobs.stack import kafka, ports, process
 from jobs.stack.state import ServerState, StackError, StackState
 
 SLEEPER = (sys.executable, "-c", "import signal; print('up', flush=True); signal.pause()")
@@ -75,9 +75,21 @@ def test_the_state_is_read_back_with_the_living_servers_only(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"servers": [{"name": "kafka"}]}'])
-def test_a_torn_or_foreign_state_file_holds_no_servers(tmp_path: Path, content: str) -> None:
+def test_a_damaged_state_file_is_not_taken_for_a_stack_without_servers(tmp_path: Path, content: str) -> None:
     (tmp_path / "stack.json").write_text(content)
-    assert StackState.load(tmp_path).servers == ()
+    for command in (stack.status, stack.down, stack.up):
+        with pytest.raises(StackError, match=rf"stack\.json is damaged.*pgrep -af {tmp_path}.*delete the file"):
+            command(tmp_path)
+
+
+def test_a_truncated_state_file_leads_to_the_servers_that_it_still_names(tmp_path: Path) -> None:
+    (tmp_path / "stack.json").write_text(f'{{"servers": [{{"name": "kafka", "pid": {os.getpid()}, "sta')
+    with pytest.raises(StackError, match=rf"processes {os.getpid()} may be its servers\. End them \(kill PID\)"):
+        stack.status(tmp_path)
+
+
+def test_a_properties_file_has_a_path_of_any_characters_as_java_reads_it() -> None:
+    assert kafka._latin("log.dirs=/home/jörg/\U0001f4c1 a\n") == "log.dirs=/home/j\\u00f6rg/\\ud83d\\udcc1 a\n"
 
 
 def test_the_address_of_a_server_that_does_not_run_is_an_error_with_the_remedy(tmp_path: Path) -> None:
