@@ -25,7 +25,7 @@ def load(reference: str) -> Any:
     module, separator, name = reference.partition(":")
     if not separator or not all(part.isidentifier() for part in [*module.split("."), *name.split(".")]):
         raise LoadError(
-            f"{reference!r} names nothing: write MODULE:NAME, for example fleet:flow for `flow` in fleet.py"
+            f"{reference!r} is not a reference: write MODULE:NAME, for example fleet:flow for `flow` in fleet.py"
         )
     here = os.getcwd()
     if here not in sys.path:

@@ -179,7 +179,7 @@ def seconds(text: str) -> float:
     found = _DURATION.fullmatch(text.strip())
     length = float(found[1]) * _SECONDS[found[2] or "s"] if found else 0.0
     if length <= 0:
-        raise UsageError(f"{text!r} is no duration: write 500ms, 1s, 2m or 1h")
+        raise UsageError(f"{text!r} is not a duration: write 500ms, 1s, 2m or 1h")
     return length
 
 

@@ -99,7 +99,7 @@ def run_flow(
         group: Consumer group whose offsets tell lag tools how far the flow is; the flow's name when None.
         generation: Generation of the states.
         accept: Risks taken on purpose; see `aggregations.run.start.Risk`.
-        until_caught_up: End at the ends of the partitions as they are now.
+        until_caught_up: Stop at the current ends of the partitions.
         trigger_seconds: Persist interval: at most one batch in this time.
         max_records: Most records of one batch; 0 for no limit.
         jars: Spark's Kafka connector with what it needs; spark-submit has its own.

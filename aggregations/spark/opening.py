@@ -74,7 +74,7 @@ def check_given(
     for name, url in stores.items():
         if url.startswith("memory:"):
             raise FlowError(
-                f"stage {name!r}: {url} lives in one process and Spark's workers are several; use sqlite:///PATH"
+                f"stage {name!r}: {url} is local to one process, and Spark has several workers; use sqlite:///PATH"
             )
         if url.startswith("sqlite:") and not master.startswith("local"):
             raise FlowError(

@@ -50,7 +50,7 @@ Accept: TypeAlias = Annotated[
     list[str] | None,
     typer.Option(
         metavar="RISK",
-        help="Go on although it is refused as unsafe; the refusal names the risk. May be repeated.",
+        help="Accept a risk that the run is refused for; the refusal names it. May be repeated.",
         show_default=False,
     ),
 ]
@@ -58,7 +58,7 @@ MetadataMaxAge: TypeAlias = Annotated[
     str,
     typer.Option(
         metavar="DURATION",
-        help="How long producers may not know of partitions that were added: the largest metadata.max.age.ms of them.",
+        help="How long producers may be unaware of added partitions: their largest metadata.max.age.ms.",
     ),
 ]
 METADATA_MAX_AGE = "5m"
@@ -75,7 +75,7 @@ Generation: TypeAlias = Annotated[
     typer.Option(
         min=1,
         metavar="N",
-        help="Which complete set of states; rebuilds write a new one. Without it: headwater.toml, then 1.",
+        help="Number of the complete set of states; a rebuild writes a new one. Without it: headwater.toml, then 1.",
         show_default=False,
     ),
 ]

@@ -23,12 +23,17 @@ def redrive(
     ] = None,
     unproven: Annotated[
         bool,
-        typer.Option("--unproven", help="Also what came back below the floor: you know that it was never folded."),
+        typer.Option(
+            "--unproven",
+            help="Include records that came back as unproven, below the floor: you know that they were never folded.",
+        ),
     ] = False,
     mend: Annotated[
         str | None,
         typer.Option(
-            metavar="MODULE:FUNCTION", help="Called with key and value; returns the value to send.", show_default=False
+            metavar="MODULE:FUNCTION",
+            help="Function that is called with key and value and returns the value to send.",
+            show_default=False,
         ),
     ] = None,
     bootstrap: Bootstrap = None,

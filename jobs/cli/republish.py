@@ -20,8 +20,8 @@ def republish(
         str,
         typer.Argument(
             metavar="MODULE:FUNCTION",
-            help="The transform: gets a record, returns None, an Output or several. "
-            "jobs.republish.record:identity passes everything on.",
+            help="The transform: gets a record, returns None, an OutputRecord, or several. "
+            "jobs.republish.record:identity passes every record on unchanged.",
         ),
     ],
     source: Annotated[list[str], typer.Option("--from", metavar="TOPIC", help="Topic to read; may be repeated.")],
@@ -56,12 +56,12 @@ def republish(
         str | None,
         typer.Option(
             metavar="TOPIC",
-            help="Where records go that cannot be used. Without it the first one ends the service.",
+            help="Topic for records that cannot be used. Without it, the first one ends the service.",
             show_default=False,
         ),
     ] = None,
     until_caught_up: Annotated[
-        bool, typer.Option("--until-caught-up", help="End at the ends of the partitions as they are now.")
+        bool, typer.Option("--until-caught-up", help="Stop at the current ends of the partitions.")
     ] = False,
     batch: Annotated[int, typer.Option(metavar="N", min=1, help="Most records between two commits.")] = 50_000,
     topic_wait: Annotated[
@@ -76,7 +76,7 @@ def republish(
         list[str] | None,
         typer.Option(
             metavar="RISK",
-            help="Go on although it is refused as unsafe; the refusal names the risk. May be repeated.",
+            help="Accept a risk that the run is refused for; the refusal names it. May be repeated.",
             show_default=False,
         ),
     ] = None,

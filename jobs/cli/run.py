@@ -37,7 +37,7 @@ def run(
     flow: FlowName,
     store: Stores = None,
     until_caught_up: Annotated[
-        bool, typer.Option("--until-caught-up", help="End at the ends of the partitions as they are now.")
+        bool, typer.Option("--until-caught-up", help="Stop at the current ends of the partitions.")
     ] = False,
     dead_letters: DeadLetters = None,
     trigger: Annotated[

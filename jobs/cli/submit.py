@@ -27,7 +27,8 @@ def submit_command(
         ),
     ] = None,
     jars: Annotated[
-        bool, typer.Option("--jars", help="Name the connector's jars in the cache, instead of what Spark has to fetch.")
+        bool,
+        typer.Option("--jars", help="Use the connector's jars from the cache instead of letting Spark fetch them."),
     ] = False,
     json: Json = False,
 ) -> None:

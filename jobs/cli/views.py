@@ -25,7 +25,9 @@ def inspect(
         list[str] | None,
         typer.Option(metavar="TEXT", help="Show only this key; may be repeated.", show_default=False),
     ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Show at most so many. [default: 50 without --json]")] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Show at most this many. [default: 50 without --json]")
+    ] = None,
     store: Stores = None,
     generation: Generation = None,
     json: Json = False,

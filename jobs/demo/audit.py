@@ -75,7 +75,9 @@ def read(
             found = consumer.consume(10_000, _SLICE_SECONDS)
             waited = 0.0 if found else waited + _SLICE_SECONDS
             if waited > _FETCH_SECONDS:
-                raise BrokerUnavailable(f"reading {topic}: nothing came for {_FETCH_SECONDS:g} s", "Look at its log")
+                raise BrokerUnavailable(
+                    f"reading {topic}: no record arrived for {_FETCH_SECONDS:g} s", "Look at its log"
+                )
             for record in found:
                 partition, offset = record.partition(), record.offset()
                 if record.error() or partition is None or offset is None:

@@ -93,9 +93,7 @@ class Absence:
         self._statistics.waiting, self._statistics.waited = (), before + time.monotonic() - began
         self._told()
         if not self._stop.is_set():
-            _LOG.warning(
-                "every topic is there again, after %.0f s; the group is joined again", time.monotonic() - began
-            )
+            _LOG.warning("all topics exist again after %.0f s; rejoining the group", time.monotonic() - began)
 
     def _trouble(self, topics: Topics) -> BrokerError | None:
         """What is in the way: topics that do not exist, or a broker that does not answer; None when nothing is."""

@@ -332,7 +332,7 @@ class Input:
         facts = self._topics.describe({part.topic for part in added})
         for part in added:
             if part.partition >= facts[part.topic].partitions:
-                raise BrokerUnavailable(f"{part.topic}:{part.partition} is not known everywhere yet", "Try again")
+                raise BrokerUnavailable(f"{part.topic}:{part.partition} is not known to all brokers yet", "Try again")
         return facts
 
     def _begin(self, at: TopicPartition, fact: TopicFacts, low: int) -> None:

@@ -44,6 +44,6 @@ def await_place(settings: KafkaSettings, group: str, own: Collection[str], fence
         if time.monotonic() > deadline:
             raise BrokerRefused(
                 f"group {group}: Static consumer fenced: another process has taken the place of {instance}",
-                "Nothing is lost, the other one goes on; give each process an instance of its own",
+                "Nothing is lost: the other process continues. Give each process its own instance name",
             ) from fenced
         time.sleep(_PAUSE_SECONDS)

@@ -146,9 +146,9 @@ class Processor:
         if message.key != record.key and message.HasField("key"):
             raise EnvelopeError(Reason.KEY_MISMATCH, "the envelope was written with another key")
         if len(way) > self._limits.hops:
-            raise EnvelopeError(Reason.TOO_MANY_HOPS, f"no room for a hop more, the limit is {self._limits.hops}")
+            raise EnvelopeError(Reason.TOO_MANY_HOPS, f"no room for another hop, the limit is {self._limits.hops}")
         if self._roots is not None and way[0] not in self._roots:
-            raise EnvelopeError(Reason.FOREIGN_ROOT, "the root topic is not one of those that are allowed")
+            raise EnvelopeError(Reason.FOREIGN_ROOT, "the root topic is not an allowed one")
         if len(set(way)) != len(way):
             record.lineage.check()  # a retry topic may come twice
         if self._is_beyond and len(way) > 1 and self._is_beyond(record.root):
@@ -216,7 +216,9 @@ class Processor:
         topic = output.topic or self.target
         max_bytes = self._targets.get(topic)
         if max_bytes is None:
-            raise EnvelopeError(Reason.BAD_TOPIC, "the transform chose a topic that is no target of this republisher")
+            raise EnvelopeError(
+                Reason.BAD_TOPIC, "the transform chose a topic that is not a target of this republisher"
+            )
         key = record.key if output.key is KEEP else output.key
         rekeyed = key != record.key
         # A root has one place, whatever its key. What somebody sent without a key may come again over another partition.

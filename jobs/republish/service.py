@@ -127,7 +127,7 @@ class Republisher:
         if not self._targets or not name:
             raise ValueError("a republisher needs a name and a target topic")
         if both := sorted(set(self._inputs) & {*self._targets, dead_letter}):
-            raise ValueError(f"{', '.join(both)} is read and written: messages would go round for ever")
+            raise ValueError(f"{', '.join(both)} is read and written: messages would loop forever")
         if unknown := sorted(self._accept - {*_RISKS}):
             raise ValueError(f"unknown risk {', '.join(unknown)}; there are {', '.join(_RISKS)}")
 
@@ -155,7 +155,7 @@ class Republisher:
                 break
             except MemberFenced as error:
                 await_place(self._settings, self._group, member_ids, error)
-                _LOG.warning("%s; nobody else has the place in the group, so it is taken again", error.what)
+                _LOG.warning("%s; no other process has taken its place in the group, so it rejoins", error.what)
             except TopicReplaced as error:
                 _LOG.warning("%s; the group is joined again", error.what)
             except Unsafe:

@@ -186,7 +186,7 @@ class Worker:
             return (self._processor.detour(record, part.hops, topic, headers),)
         if not self._dead_letter:
             raise BrokerRefused(
-                f"{record.node} cannot be republished ({error})", "Name a dead-letter topic, or mend what produced it"
+                f"{record.node} cannot be republished ({error})", "Name a dead-letter topic, or fix the producer"
             )
         letter = DeadLetterHeaders(
             record.topic,

@@ -145,7 +145,7 @@ def _module(coordinates: Sequence[str]) -> str:
     for coordinate in coordinates:
         part = _COORDINATE.fullmatch(coordinate)
         if part is None:
-            raise JarsUnavailable(f"{coordinate!r} is no coordinate: write group:artifact:version")
+            raise JarsUnavailable(f"{coordinate!r} is not a coordinate: write group:artifact:version")
         alone = ' transitive="false"' if part["alone"] else ""
         lines.append(
             f"<dependency org={quoteattr(part['org'])} name={quoteattr(part['name'])} rev={quoteattr(part['rev'])}"
@@ -175,7 +175,7 @@ def _retrieve(name: str, module: str, done: Path, progress: OnDownload | None) -
 def _ivy(description: Path, into: Path, name: str, progress: OnDownload | None) -> None:
     ivy = next(_pyspark_jars().glob("ivy-*.jar"), None)
     if ivy is None:
-        raise JarsUnavailable("this PySpark brings no Ivy jar: install the pyspark package of PyPI, 4.0 or newer")
+        raise JarsUnavailable("this PySpark has no Ivy jar: install the pyspark package of PyPI, 4.0 or newer")
     home = cache_dir() / "ivy"
     command = [java(), f"-Divy.default.ivy.user.dir={home}", "-jar", str(ivy), "-ivy", str(description)]
     if settings := os.environ.get("HEADWATER_IVY_SETTINGS"):

@@ -95,7 +95,7 @@ def down(root: Path) -> list[str]:
         for server in reversed(state.servers):
             process.stop(server.pid, server.started, _STOP_SECONDS)
             if server.alive:
-                raise StackError(f"{server.name} (pid {server.pid}) does not end: see {server.log}")
+                raise StackError(f"{server.name} (pid {server.pid}) does not stop: see {server.log}")
         StackState(root).save()
         return [server.name for server in state.servers]
 

@@ -44,14 +44,14 @@ def _reference(flow: "Flow[Any]", caller: dict[str, Any]) -> str:
     program = sys.modules["__main__"]
     path = getattr(program, "__file__", None)
     if caller is not vars(program) or path is None:
-        raise LoadError('run(flow) stands in the file that is run, behind `if __name__ == "__main__":`')
+        raise LoadError('call run(flow) in the file that is run, under `if __name__ == "__main__":`')
     file = Path(path).resolve()
     module = _imported(program.__spec__.name if program.__spec__ else file.stem, file)
     for name, value in vars(program).items():
         if value is flow and isinstance(getattr(module, name, None), Flow):
             return f"{module.__name__}:{name}"
     raise LoadError(
-        f"run(flow): flow {flow.name!r} is no variable of {file.name}; define it in front of "
+        f"run(flow): flow {flow.name!r} is not a variable of {file.name}; define it before "
         '`if __name__ == "__main__":`, Spark\'s workers import it from there'
     )
 

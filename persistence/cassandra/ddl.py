@@ -133,6 +133,6 @@ def _check_nodes(replication: Replication, cluster: Any) -> None:
     for dc, copies in wanted.items():
         if copies > nodes.get(dc, 0):
             raise Terminal(
-                f"{copies} copies are asked for in the data centre {dc}, which has {nodes.get(dc, 0)} nodes",
-                f"Say how many there shall be, for example ?replication={max(nodes.get(dc, 1), 1)}",
+                f"{copies} replicas are requested in data center {dc}, which has {nodes.get(dc, 0)} nodes",
+                f"Give the number, for example ?replication={max(nodes.get(dc, 1), 1)}",
             )

@@ -257,4 +257,4 @@ def _number(config: Mapping[str, Any], name: str) -> int:
     try:
         return int(config[name])
     except ValueError:
-        raise BrokerRefused(f"setting up the producer: {name} is no whole number", "Correct the setting") from None
+        raise BrokerRefused(f"setting up the producer: {name} is not an integer", "Correct the setting") from None

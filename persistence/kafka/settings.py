@@ -221,7 +221,7 @@ def _java_key(pem: str) -> str:
     plain, encrypted = "-----BEGIN PRIVATE KEY-----" in pem, "-----BEGIN ENCRYPTED PRIVATE KEY-----" in pem
     if pem and not plain and not encrypted:
         raise SettingsError(
-            "ssl.key is no PKCS#8: `openssl pkcs8 -topk8 -nocrypt` or `-v1 PBE-SHA1-3DES` makes one of it"
+            "ssl.key is not PKCS#8: `openssl pkcs8 -topk8 -nocrypt` or `-v1 PBE-SHA1-3DES` makes one of it"
         )
     if encrypted and _PBES2 in base64.b64decode("".join(re.findall(r"^[A-Za-z0-9+/=]+$", pem, re.MULTILINE))):
         raise SettingsError(

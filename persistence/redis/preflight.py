@@ -88,14 +88,14 @@ def findings(facts: Facts, place: Endpoint, settings: Settings) -> Iterator[Find
     if facts.policy.startswith("allkeys"):
         yield Finding(
             "eviction",
-            f"{who} throws out states when its memory is full (maxmemory-policy {facts.policy})",
+            f"{who} evicts states when its memory is full (maxmemory-policy {facts.policy})",
             "Set `maxmemory-policy noeviction`",
             unsafe=True,
         )
     if not facts.aof:
         yield Finding(
             "no-aof",
-            f"{who} keeps no append-only file: a crash loses what it acknowledged",
+            f"{who} has no append-only file: a crash loses what it acknowledged",
             "Set `appendonly yes` and `appendfsync always`",
             unsafe=True,
         )

@@ -316,7 +316,7 @@ def _refused_epoch(at: FlowRef | StageRef, kind: bytes, epoch: int, installed: i
 def _stored(stage: StageRef, key: bytes, head: bytes | None, value: bytes | None) -> Stored:
     if value is None:
         raise Corrupt(
-            "the state was there and is gone: evicted, expired, deleted or replaced by another type", at=stage, key=key
+            "the state has disappeared: evicted, expired, deleted or replaced by another type", at=stage, key=key
         )
     try:
         version, epoch, batch = map(int, (head or b"").split())

@@ -182,7 +182,9 @@ class Database:
             raise Terminal(f"{self.path} has schema {schema}, this code knows {SCHEMA}", "Upgrade headwater")
         (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
         if owner or tables:
-            raise Terminal(f"{self.path} is a database of another program", "Choose a file of its own for the store")
+            raise Terminal(
+                f"{self.path} is a database of another application", "Choose a file of its own for the store"
+            )
         return True
 
     def _set_wal(self, connection: sqlite3.Connection) -> None:

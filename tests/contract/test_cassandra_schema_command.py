@@ -58,7 +58,7 @@ def test_what_print_shows_is_all_that_a_store_needs(url, cassandra_url, monkeypa
 def test_more_copies_than_nodes_and_a_server_that_is_away_are_one_line_and_exit_code_one(url, monkeypatch, capsys):
     code, out, err = headwater(monkeypatch, capsys, "schema", "apply", url.replace("replication=1", "replication=3"))
     assert (code, out) == (Exit.FAILED, "")
-    assert "3 copies are asked for" in err[-1]
+    assert "3 replicas are requested" in err[-1]
     code, out, err = headwater(monkeypatch, capsys, "schema", "apply", "cassandra://127.0.0.1:1/fleet")
     assert (code, out) == (Exit.FAILED, "")
     assert err[-1].startswith("headwater: no host can be reached")

@@ -103,7 +103,7 @@ def test_a_member_that_was_fenced_by_itself_takes_its_place_again(
         thread.join(60)
     offsets = [decode(message.value()).chain[0].offset for message in read_all(settings, target)]
     assert sorted(set(offsets)) == list(range(80))
-    assert "nobody else has the place in the group, so it is taken again" in caplog.text
+    assert "no other process has taken its place in the group, so it rejoins" in caplog.text
 
 
 def test_a_place_that_nobody_holds_may_be_taken(settings: KafkaSettings, topics: Topics) -> None:

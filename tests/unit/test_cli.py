@@ -151,7 +151,7 @@ def test_wrong_usage_ends_in_two(
     [
         (["run", "jobs.demo.flow:legs"], "jobs.demo.flow:legs is not a Flow but a function"),
         (["run", "jobs.demo.flow:flow"], "no Kafka: give --bootstrap HOST:PORT"),
-        (["run", "jobs.demo.flow:flow", "--bootstrap", "b:1", "--trigger", "soon"], "'soon' is no duration"),
+        (["run", "jobs.demo.flow:flow", "--bootstrap", "b:1", "--trigger", "soon"], "'soon' is not a duration"),
         (["run", "jobs.demo.flow:flow", "--bootstrap", "b:1", "--store", "here"], "--store: write URL or STAGE=URL"),
         (["run", "jobs.demo.flow:flow", "--bootstrap", "b:1", "--conf", "spark"], "--conf: write NAME=VALUE"),
         (["inspect", "jobs.demo.flow:flow"], "has the stages aircraft, carrier: give --stage"),

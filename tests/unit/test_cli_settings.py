@@ -132,7 +132,7 @@ def test_how_long_to_wait_is_a_duration_or_not_at_all_or_for_ever(text: str, len
 
 @pytest.mark.parametrize("text", ["-1s", "never", ""])
 def test_what_is_no_wait_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="is no duration"):
+    with pytest.raises(UsageError, match="is not a duration"):
         settings.patience(text)
 
 

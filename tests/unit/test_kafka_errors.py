@@ -94,7 +94,7 @@ def test_settings_cannot_let_a_producer_leave_records_out(monkeypatch: pytest.Mo
 
 
 def test_a_setting_that_is_no_number_is_refused_by_its_name() -> None:
-    with pytest.raises(BrokerRefused, match=r"message\.timeout\.ms is no whole number"):
+    with pytest.raises(BrokerRefused, match=r"message\.timeout\.ms is not an integer"):
         AcknowledgedProducer(KafkaSettings("k:1", {"message.timeout.ms": "soon"}))
 
 

@@ -146,7 +146,7 @@ def test_a_key_that_spark_can_read_is_handed_over_by_content(key: Path, tmp_path
     ("convert", "says"),
     [
         (("pkcs8", "-topk8", "-v2", "aes-256-cbc", "-passout", f"pass:{SECRET}"), "encrypted by PBES2.*PBE-SHA1-3DES"),
-        (("ec",), r"no PKCS#8.*openssl pkcs8 -topk8"),
+        (("ec",), r"not PKCS#8.*openssl pkcs8 -topk8"),
     ],
 )
 def test_a_key_that_spark_cannot_read_is_refused_with_the_command_that_mends_it(

@@ -197,7 +197,7 @@ def test_a_database_of_another_program_is_left_alone(path):
     path.parent.mkdir(parents=True)
     run_sql(path, "CREATE TABLE theirs (x)")
     before = path.read_bytes()
-    with pytest.raises(Terminal, match=r"another program\. Choose a file of its own"):
+    with pytest.raises(Terminal, match=r"another application\. Choose a file of its own"):
         open_store(f"sqlite://{path}").acquire_epoch(FLOW)
     assert path.read_bytes() == before
 

@@ -123,11 +123,11 @@ def test_what_is_installed_or_in_a_package_is_not_sent() -> None:
     ("arguments", "said"),
     [
         (["--master", "yarn"], "Spark's workers (yarn) may run on others"),
-        (["--store", "memory://m"], "lives in one process"),
+        (["--store", "memory://m"], "is local to one process"),
         (["--deploy-mode", "clustered"], "--deploy-mode clustered: write client or cluster"),
         (["--deploy-mode", "cluster"], "Spark runs no Python driver on the machines of local[2]"),
         (["--store", "redis://r", "--master", "spark://h:7077", "--deploy-mode", "cluster"], "leave it out, or name"),
-        (["--trigger", "soon"], "'soon' is no duration"),
+        (["--trigger", "soon"], "'soon' is not a duration"),
         (["--conf", "spark"], "--conf: write NAME=VALUE"),
         (["--accept", "everything"], "unknown risk everything"),
         (["--no-such-option"], "No such option"),
@@ -186,10 +186,10 @@ def test_a_flow_file_is_a_program_with_the_options_of_run() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (f"{FLEET}\nfrom jobs.submit import run\nrun(flow)\n", "run(flow) stands in the file that is run, behind"),
+        (f"{FLEET}\nfrom jobs.submit import run\nrun(flow)\n", "call run(flow) in the file that is run, under"),
         (
             f"from jobs.submit import run\n{GUARD}from jobs.demo.flow import flow\n    run(flow)\n",
-            "flow 'flights' is no variable of fleet.py",
+            "flow 'flights' is not a variable of fleet.py",
         ),
     ],
     ids=["without the guard", "with the flow behind the guard"],
