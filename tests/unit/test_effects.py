@@ -24,8 +24,8 @@ EFFECTS = {
     "commit": "consumer|input",
 }
 GUARDS = {"effect", "commit"}  # `persistence.commit.order.commit` runs each step that it is given as an effect
-# What runs a demo or a local stack.
-LEFT_OUT = ("jobs/demo", "jobs/stack")
+# What runs a demo or a local stack, and what `headwater new` writes.
+LEFT_OUT = ("jobs/demo", "jobs/new/template", "jobs/stack")
 
 
 def modules(*tops: str) -> "list[Module]":

@@ -71,7 +71,7 @@ def test_a_cast_that_a_person_wrote_stays_polars_own():
     ids=str,
 )
 def test_arithmetic_inside_lists_and_structs_is_refused_with_the_way_out(of):
-    with pytest.raises(FlowError, match="give a plain function"):
+    with pytest.raises(FlowError, match="pass a plain function"):
         one(of)
 
 
