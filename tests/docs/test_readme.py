@@ -14,7 +14,10 @@ from typer.main import get_command
 from jobs.cli import app
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+DOCUMENTS = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
 COMMAND = re.compile(r"^\s*(?:\$ )?headwater (.+?)(?:\s+#.*)?$", re.MULTILINE)
 
 
