@@ -47,7 +47,10 @@ def show(result: "Handled", *, done: str, written: str, unusable: str, apply: bo
         else:
             table([row[:4] for row in rows], head, left=head[:3])
         if result.unusable:
-            say(f"{sum(result.unusable.values())} {unusable.format(dict(result.unusable))}")
+            reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(result.unusable.items()))
+            say(f"{sum(result.unusable.values())} {unusable.format(reasons)}")
+        if not rows and not result.unusable and result.left:
+            say(f"no dead letter matches the options given: {result.left} of {result.letters} were left")
         if not apply and rows:
             say(f"nothing was {written}; --apply does it")
     if result.unusable:
