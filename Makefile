@@ -48,6 +48,13 @@ tests-slow: $(READY) java
 docs: $(READY)  ## the documentation as a site, in build/docs/index.html; a warning is an error
 	$(BIN)/python -m sphinx -b html -q -W --keep-going docs build/docs
 
+coverage: $(READY)  ## lines and branches that unit and property tests reach; fails below the floor in pyproject.toml
+	rm -rf .headwater/coverage
+	mkdir -p .headwater/coverage
+	$(BIN)/coverage run -m pytest --no-header -q -n 2 $(FAST)
+	$(BIN)/coverage combine -q
+	$(BIN)/coverage report
+
 prove: $(READY)  ## simulated worlds, every schedule of faults, planted bugs; ARGS='--seeds 2000 --schedules 50000 --json'
 	@$(BIN)/python -m tests.simulation prove $(ARGS)
 
