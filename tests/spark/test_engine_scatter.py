@@ -29,9 +29,15 @@ def test_a_record_with_one_item_that_fails_leaves_holes_under_all_its_keys_and_o
     flow = shared(world.topic)
     world.send(alone(leg) for leg in [*LEGS[:30], POISON, *LEGS[30:]])
     report = world.run(flow)
-    world.check(flow)
+    oracle = world.check(flow)
     [(letter, _)] = world.dead_letters()
     assert (letter.stage, letter.reason) == ("carrier", "fold_failed")
+    # Of the five tasks that set it apart, one met the exception; all of them tell of it.
+    assert [(letter.raised, letter.detail)] == [(dead.raised, dead.detail) for dead in oracle.dead_letters]
+    assert letter.raised is not None
+    assert (letter.raised.kind, letter.raised.text) == ("ValueError", BROKEN)
+    assert letter.raised.at.startswith("flows.py:")
+    assert report.raised == oracle.report.raised
     views = world.views(flow, "carrier")
     position = letter.offset
     holes = {key.decode() for key, view in views.items() for group in view.histories.holes.values() for _ in group}
