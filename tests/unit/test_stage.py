@@ -2,11 +2,14 @@
 
 from collections import Counter
 
+import pytest
+
 from aggregations.definition.fields import Fields, count, last, total
 from aggregations.per_message.stage import Arrival
-from envelope import Standing, Verdict
+from envelope import Route, Siblings, Standing, Verdict
+from envelope.dedup import history as histories
 from tests.support.pure import element
-from tests.support.stages import again, arrival, fold, stage, verdicts
+from tests.support.stages import LANE, again, arrival, fold, stage, verdicts
 
 
 def test_a_batch_is_folded_in_the_order_of_positions_whatever_the_order_of_arrival():
@@ -42,6 +45,7 @@ def test_a_topic_created_again_is_told_only_of_what_is_folded_for_the_first_time
     new = {"lane": "legs:0#T2", "incarnation": Verdict.NEW_INCARNATION}
     outcome = fold([arrival(1, **new), arrival(1, **new)])
     assert verdicts(outcome) == ["new_incarnation", "duplicate_in_batch"]
+    assert outcome.states[b"k"].fold == ["v1"]
 
 
 def test_verdicts_are_counted():
@@ -76,3 +80,25 @@ def test_positions_with_event_ids_of_chains_of_different_length_meet_in_one_batc
     short = Arrival(element("a", 1), b"k", Standing("a:0#>r>t", "a:0#>r>t", (17, -1, "e")), None, {})
     long = Arrival(element("b", 2), b"k", Standing("a:0#>r>m>s>t", "a:0#>r>m>s>t", (17, -1, -1, "f")), None, {})
     assert fold([long, short]).states[b"k"].fold == ["a", "b"]
+
+
+@pytest.mark.parametrize(("siblings", "folded"), [(Siblings.GROUP, ["v1", "v1"]), (Siblings.DROP, ["v1"])])
+def test_messages_that_nothing_tells_apart_are_folded_as_the_source_says(siblings, folded):
+    outcome = fold([arrival(1, index=-1, own=own, ambiguous=True) for own in (1, 2)], siblings=siblings)
+    assert outcome.states[b"k"].fold == folded
+
+
+def test_while_the_topic_grows_no_position_is_evicted_and_the_next_fold_of_the_key_evicts_them():
+    of, lane = stage(history=2), "raw:0#R>rep>legs"
+    grown = fold([arrival(n, lane=lane) for n in range(5)], of=of, evict=False)
+    assert len(grown.states[b"k"].histories.lanes[lane].held) == 5
+    after = fold([arrival(9, lane=lane)], again(grown), of=of)
+    assert after.states[b"k"].histories.lanes[lane].held == ((4, 0), (9, 0))
+
+
+@pytest.mark.parametrize(("replays", "held"), [(True, ((1, 0), (2, 0))), (False, ((2, 0),))])
+def test_late_folds_are_forgotten_only_when_no_run_that_crashed_may_have_folded_them(monkeypatch, replays, held):
+    monkeypatch.setattr(histories, "HEALED", 1)
+    first = fold([arrival(1, route=Route.MISSING)], batch=1, replays=replays)
+    second = fold([arrival(2, route=Route.MISSING)], again(first), batch=2, replays=replays)
+    assert second.states[b"k"].histories.lanes[f"!{LANE}"].held == held

@@ -21,6 +21,7 @@ def test_a_message_that_cannot_be_folded_goes_to_the_dead_letters_and_the_others
     failed = outcome.decided[1]
     assert (failed.reason, failed.detail) == (Reason.FOLD_FAILED, "RuntimeError in the fold of stage s")
     assert failed.emitted == ()
+    assert failed.raised.kind == "RuntimeError", "its author is told"
 
 
 @FOLDS
