@@ -19,7 +19,7 @@ SLOW := $(wildcard tests/simulation tests/spark tests/integration tests/contract
 TLA := .headwater/tla-checker-0.24.0
 STUBS := envelope/v1/envelope:envelope demo/v1/leg:jobs/demo
 
-.PHONY: help demo test check lint tests-fast tests-slow docs prove soak mutants fuzz model lock proto clean java
+.PHONY: help demo test check lint tests-fast tests-slow coverage docs prove soak mutants fuzz model lock proto clean java
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*  ## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*  ## (.*)/  make \1\t\2/' | expand -t 16
