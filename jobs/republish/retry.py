@@ -17,7 +17,7 @@ class RetryTopics:
     """Retry topics in the order they are used; behind the last one comes the dead-letter topic.
 
     A record whose transform raises goes to the first topic, waits there, is tried again by the same
-    republisher, goes to the second, and so on. Each processor is a pass-through hop: it changes where the
+    republisher, goes to the second, and so on. Each wait is a pass-through hop: it changes where the
     record has been, not where it stands. One topic has one delay, so its records are due in order.
 
     Attributes:
