@@ -1,7 +1,7 @@
-"""The envelope: a message, the chain of records it came through, and what a state holds of it. Pure.
+"""The envelope, its source chain, and duplicate detection. Pure code: no I/O, no clock.
 
-Bytes in and out: `encode`, `decode`, `append_hop`. Where a message stands: `Lineage`, `Standing`.
-What is a duplicate: `Histories`, `Verdict`.
+Serialization: `encode`, `decode`, `append_hop`. Position of a message: `Lineage`, `Standing`.
+Duplicate detection: `Histories`, `Verdict`.
 """
 
 from envelope.codec import append_hop, decode, encode, encode_hop

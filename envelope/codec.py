@@ -1,10 +1,10 @@
-"""Bytes to `Envelope` and back, and a hop appended without parsing.
+"""Converts bytes to `Envelope` and back, and appends a hop without parsing.
 
-A sealed envelope begins with `format` and `sealed` and ends in `checksum`, a CRC32C of
-every byte before it. Protobuf merges repeated fields of concatenated messages, so a hop
-is appended by putting its bytes where the checksum was; the CRC goes on from where it
-stood. What a torn, merged or flipped message looks like is therefore known before it is
-parsed, and 86 % of single-bit flips would parse.
+A sealed envelope begins with `format` and `sealed` and ends with `checksum`, a CRC32C of
+every byte before it. Protobuf merges the repeated fields of concatenated messages, so a hop
+is appended by writing its bytes in place of the checksum, and the CRC is extended from its
+old value. Torn, merged and bit-flipped messages are therefore detected before parsing;
+without the checksum, 86 % of single-bit flips would parse.
 """
 
 from collections.abc import Callable
@@ -38,8 +38,8 @@ def encode(envelope: Envelope, limits: Limits = DEFAULT_LIMITS) -> bytes:
     """Serialize and seal an envelope.
 
     Raises:
-        EnvelopeError: The envelope breaks a limit, a hop's coordinates are impossible, or its
-            format is not the one this code writes.
+        EnvelopeError: The envelope exceeds a limit, a hop's coordinates are invalid, or the
+            format is not the version that this code writes.
     """
     if envelope.format != FORMAT:
         raise EnvelopeError(Reason.UNSUPPORTED_FORMAT, f"this code writes format {FORMAT}, not {envelope.format}")
@@ -61,10 +61,10 @@ def encode(envelope: Envelope, limits: Limits = DEFAULT_LIMITS) -> bytes:
 
 
 def encode_hop(hop: Hop, limits: Limits = DEFAULT_LIMITS) -> bytes:
-    """Serialize one hop as it stands in an envelope: tag, length, fields.
+    """Serialize one hop as it appears in an envelope: tag, length, fields.
 
     Raises:
-        EnvelopeError: Impossible topic, coordinates or index.
+        EnvelopeError: Invalid topic, coordinates or index.
     """
     check_topic(hop.topic, limits)
     check_coordinates(hop.partition, hop.offset)
@@ -98,25 +98,25 @@ def append_hop(
     destination: str = "",
     limits: Limits = DEFAULT_LIMITS,
 ) -> bytes:
-    """Return the serialized envelope `value` with one hop more, by concatenation.
+    """Append one hop to the serialized envelope `value` by concatenation.
 
-    Payload and fields that this code does not know pass through untouched. The checksum is
-    continued, not computed anew, so damage done before stays visible behind. An envelope without a
-    checksum gets one. The length of the chain is the reader's to check.
+    The payload and unknown fields are not changed. The checksum is extended, not recomputed, so
+    earlier damage stays detectable. An envelope without a checksum gets one. The reader checks
+    the length of the chain.
 
     Args:
         value: A serialized envelope, without foreign framing.
         hop: The hop, or its bytes from `encode_hop`.
-        key: New record key; None leaves the old one.
-        destination: Topic it will be produced to; empty leaves the old one.
+        key: New record key; None keeps the old key.
+        destination: Topic it will be produced to; empty keeps the old destination.
         limits: Limits for the hop.
 
     Raises:
-        EnvelopeError: `value` does not begin or end as an envelope, or the hop is impossible.
+        EnvelopeError: `value` does not begin or end like an envelope, or the hop is invalid.
     """
     tail = hop if isinstance(hop, bytes) else encode_hop(hop, limits)
     if key is not None or destination:
-        # A singular field that comes twice has its last value.
+        # Protobuf: if a singular field occurs twice, the last value counts.
         tail = pb.Envelope(key=key, destination=destination).SerializeToString() + tail
     if is_sealed(value):
         return append_bytes(value, tail)
@@ -125,7 +125,7 @@ def append_hop(
 
 
 def append_bytes(value: bytes, tail: bytes) -> bytes:
-    """Return an envelope that is known to be sealed with serialized fields appended: `append_hop` without its checks."""
+    """Append serialized fields to an envelope that is known to be sealed: `append_hop` without its checks."""
     crc = _extend_crc32c(int.from_bytes(value[-4:], "little"), tail)
     return value[:-SEAL_BYTES] + tail + SEAL_TAG + crc.to_bytes(4, "little")
 
@@ -133,7 +133,7 @@ def append_bytes(value: bytes, tail: bytes) -> bytes:
 def decode(value: bytes | None, limits: Limits = DEFAULT_LIMITS) -> Envelope:
     """Parse and check one serialized envelope.
 
-    Confluent Schema Registry framing in front of it is detected and stripped.
+    Confluent Schema Registry framing before the envelope is detected and stripped.
 
     Raises:
         EnvelopeError: With the reason code of the first rule that is broken.
@@ -142,9 +142,9 @@ def decode(value: bytes | None, limits: Limits = DEFAULT_LIMITS) -> Envelope:
 
 
 def redriven_payload(value: bytes | None, limits: Limits = DEFAULT_LIMITS) -> Envelope | None:
-    """The envelope around a redriven record of a topic without envelopes; None for any other value.
+    """The envelope of a redriven record of a topic without envelopes; None for any other value.
 
-    It is known by its last hop: a hop through the dead-letter topic.
+    Such an envelope is recognised by its last hop, which goes through the dead-letter topic.
     """
     if value is None or not value.startswith(HEAD):
         return None
@@ -157,10 +157,10 @@ def redriven_payload(value: bytes | None, limits: Limits = DEFAULT_LIMITS) -> En
 
 
 def from_message(message: pb.Envelope, limits: Limits = DEFAULT_LIMITS) -> Envelope:
-    """Return what `parse` returned as an immutable value, its hops checked.
+    """Convert the result of `parse` to an immutable value and check its hops.
 
     Raises:
-        EnvelopeError: A hop without topic, partition or offset, or with impossible ones.
+        EnvelopeError: A hop without topic, partition or offset, or with invalid ones.
     """
     return Envelope(
         payload=message.payload,
@@ -180,9 +180,9 @@ def from_message(message: pb.Envelope, limits: Limits = DEFAULT_LIMITS) -> Envel
 
 
 def parse(value: bytes, limits: Limits = DEFAULT_LIMITS) -> pb.Envelope:
-    """Parse and check one serialized envelope, all but its single hops; a fifth of the cost of `decode`.
+    """Parse and check one serialized envelope except its individual hops, at a fifth of the cost of `decode`.
 
-    Enough for a reader that passes the envelope on: whoever sealed it checked the hops.
+    Sufficient for a reader that only forwards the envelope: the writer that sealed it checked the hops.
 
     Raises:
         EnvelopeError: With the reason code of the first rule that is broken.
@@ -201,10 +201,10 @@ def parse(value: bytes, limits: Limits = DEFAULT_LIMITS) -> pb.Envelope:
         message = _from_string(value)
     except DecodeError as error:
         raise EnvelopeError(Reason.MALFORMED, "not valid protobuf") from error
-    if message.format != FORMAT:  # it came twice
+    if message.format != FORMAT:  # the field occurs twice
         raise EnvelopeError(Reason.UNSUPPORTED_FORMAT, f"this code reads format {FORMAT}; upgrade headwater")
     if sealed or message.sealed or message.HasField("checksum"):
-        if not sealed:  # another writer's order of fields, or a flip: what claims a seal is held to it
+        if not sealed:  # another writer's order of fields, or a bit flip: an envelope that claims a seal must have it
             _check_tail(value)
             _check_crc(value)
         if message.checksum != int.from_bytes(value[-4:], "little"):
@@ -215,14 +215,14 @@ def parse(value: bytes, limits: Limits = DEFAULT_LIMITS) -> pb.Envelope:
 
 
 def rewrite(message: pb.Envelope, hops: bytes = b"", limits: Limits = DEFAULT_LIMITS, **fields: Any) -> bytes:
-    """Serialize and seal a parsed envelope with some fields changed and `hops` behind its chain.
+    """Serialize and seal a parsed envelope with some fields changed and `hops` appended to its chain.
 
     Unknown fields are kept. `message` itself is not changed.
 
     Args:
-        message: What `parse` returned.
+        message: Result of `parse`.
         hops: Bytes of hops, from `encode_hop`.
-        limits: Limits for the payload. The length of the chain is the reader's to check.
+        limits: Limits for the payload. The reader checks the length of the chain.
         fields: Name and new value; None clears the field.
 
     Raises:
@@ -245,10 +245,10 @@ def rewrite(message: pb.Envelope, hops: bytes = b"", limits: Limits = DEFAULT_LI
 
 
 def is_sealed(value: bytes) -> bool:
-    """Whether `value` says that it ends in a checksum.
+    """Whether `value` is marked as ending in a checksum.
 
     Raises:
-        EnvelopeError: `TRUNCATED` when it says so and does not.
+        EnvelopeError: `TRUNCATED` when it is marked so and does not end in one.
     """
     if not value.startswith(HEAD):
         return False
@@ -257,11 +257,11 @@ def is_sealed(value: bytes) -> bool:
 
 
 def check_head(value: bytes, limits: Limits = DEFAULT_LIMITS) -> None:
-    """Check size, magic and version: what can be said of a value before anything else is read.
+    """Check size, magic bytes and version, before anything else is read.
 
     Raises:
         EnvelopeError: `EMPTY`, `PAYLOAD_TOO_LARGE`, `NOT_AN_ENVELOPE`, `UNSUPPORTED_FORMAT`, or `TRUNCATED` for
-            a format version with nothing behind it: every envelope begins so, none ends there.
+            a value that ends after the format version.
     """
     if not value:
         raise EnvelopeError(Reason.EMPTY, "the record has no value")
@@ -281,8 +281,8 @@ def check_seal(value: bytes) -> None:
     Raises:
         EnvelopeError: `TRUNCATED` or `CHECKSUM_MISMATCH`.
     """
-    # A flip in `sealed` itself must not switch the check off, so there the tail decides. Elsewhere it
-    # must not: one in 65,536 payloads ends as a checksum begins.
+    # A bit flip in `sealed` itself must not disable the check, so in that case the tail decides. Otherwise the tail
+    # must not decide: one in 65,536 payloads contains the checksum's tag at this place by chance.
     flipped = value[-SEAL_BYTES:-4] == SEAL_TAG and (value[2] ^ HEAD[2]).bit_count() <= 1
     if flipped or is_sealed(value):
         _check_crc(value)
@@ -326,7 +326,7 @@ def _unknown(message: pb.Envelope | pb.Hop) -> bytes:
     """The serialized fields of `message` that the schema does not name.
 
     Raises:
-        EnvelopeError: `MALFORMED` when the schema does name one: it came with another wire type.
+        EnvelopeError: `MALFORMED` when a field of the schema has the wrong wire type.
     """
     unknown = UnknownFieldSet(message)
     if not len(unknown):
@@ -355,7 +355,7 @@ def _seal(body: bytes) -> bytes:
 
 
 def varint(number: int) -> bytes:
-    """A number that is not negative, as protobuf writes it."""
+    """Encode a non-negative number as a protobuf varint."""
     out = bytearray()
     while number > 0x7F:
         out.append(number & 0x7F | 0x80)

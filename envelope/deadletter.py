@@ -1,24 +1,24 @@
-"""Dead letters: a record that could not be used, byte for byte, with headers that say where it was and why.
+"""Dead letters: a record that could not be used, byte for byte, with headers that give its coordinates and the reason.
 
 | header | text |
 |---|---|
 | `hw-dlq-topic`, `hw-dlq-partition`, `hw-dlq-offset` | coordinates of the record |
 | `hw-dlq-topic-id` | Kafka's id of its topic, when known |
 | `hw-dlq-lineage` | `topic:partition:offset -> ...` from the root to the record |
-| `hw-dlq-stage` | stage that could not use it, or that it was on its way to; absent for a republisher's |
+| `hw-dlq-stage` | stage that could not use it, or that it was bound for; absent when a republisher rejected it |
 | `hw-dlq-reason` | reason code |
 | `hw-dlq-detail` | what was wrong, without any value of the record |
 | `hw-dlq-error` | name of the type of the exception that user code raised |
-| `hw-dlq-error-at` | where in that code: `fleet.py:14 in fold` |
+| `hw-dlq-error-at` | place in that code: `fleet.py:14 in fold` |
 | `hw-dlq-error-text` | text of that exception, at most 1,000 bytes. It may quote the record, and in a fold the state of its key |
-| `hw-dlq-hole` | `1` when its state remembers that it is missing; a redriven copy is then folded wherever it stands |
-| `hw-dlq-items` | items of the record that the flow diverted, such as `1,3.0`; absent where it is the whole record |
+| `hw-dlq-hole` | `1` when it left a hole in its state; a redriven copy is then folded whatever its position |
+| `hw-dlq-items` | items of the record that the flow diverted, such as `1,3.0`; absent for the whole record |
 | `hw-dlq-form` | what the value is: `envelope` or `payload` |
-| `hw-dlq-attempt` | how many times it has been tried |
-| `hw-dlq-application` | flow or republisher that gave it up |
+| `hw-dlq-attempt` | number of attempts so far |
+| `hw-dlq-application` | flow or republisher that rejected it |
 | `hw-dlq-generation` | generation of that flow, unless it is the first |
-| `hw-dlq-time` | when, in ISO 8601 and UTC |
-| `hw-dlq-trimmed` | what did not fit: `value`, `headers`, `key`; the record itself stays at its coordinates |
+| `hw-dlq-time` | time of the rejection, in ISO 8601 and UTC |
+| `hw-dlq-trimmed` | parts that did not fit: `value`, `headers`, `key`; the original record stays at its coordinates |
 | `hw-dlq-value-bytes`, `hw-dlq-value-sha256` | length and digest of a trimmed value |
 | `hw-dlq-key-bytes`, `hw-dlq-key-sha256` | the same of a trimmed key |
 
@@ -41,40 +41,40 @@ Headers: TypeAlias = Sequence[tuple[str, bytes | None]]
 PREFIX: Final = "hw-dlq-"
 _RECORD_OVERHEAD: Final = 256  # a record batch's own 61 bytes, lengths and deltas, with room to spare
 _HEADER_OVERHEAD: Final = 10  # two varint lengths of at most five bytes
-_DIGESTS: Final = 400  # what says that key and value are trimmed, with room to spare
+_DIGESTS: Final = 400  # the headers for a trimmed key and value, with room to spare
 _EXPLANATION: Final = frozenset(f"{PREFIX}{name}" for name in ("detail", "error-at", "error-text"))
 
 
 class Form(StrEnum):
-    """What a record's value is."""
+    """Form of a record's value."""
 
     ENVELOPE = "envelope"
-    """An envelope, or what should have been one."""
+    """An envelope, or a value that should be one."""
     PAYLOAD = "payload"
     """The payload itself: its topic has no envelopes."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterHeaders:
-    """What is known of a record that could not be used. Never a value of it, except in the text of `raised`.
+    """Facts about a record that could not be used. They contain no value of it, except in the text of `raised`.
 
     Attributes:
         topic: Topic of the record.
         partition: Its partition.
         offset: Its offset.
-        reason: Reason code; None for another system's, or one that this code does not know.
+        reason: Reason code; None for a dead letter of another system, or a code that this version does not know.
         topic_id: Kafka's id of the topic; empty when unknown.
         lineage: Text of its lineage; empty when unknown.
-        stage: Stage that could not use it; empty in front of all stages.
-        attempt: How many times it has been tried.
-        application: Flow, republisher, connector or consumer group that gave it up.
-        time_ms: When, in milliseconds since 1970; None when unknown.
-        raised: What user code raised, or what another system says that was raised; None when nothing was.
+        stage: Stage that could not use it; empty before the first stage.
+        attempt: Number of attempts so far.
+        application: Flow, republisher, connector or consumer group that rejected it.
+        time_ms: Time of the rejection in milliseconds since 1970; None when unknown.
+        raised: Exception of user code, or the one that another system reports; None when there was none.
         detail: What was wrong, without any value of the record.
-        hole: The state of its key remembers that it is missing.
-        generation: Generation of the flow that gave it up.
+        hole: It left a hole in the state of its key.
+        generation: Generation of the flow that rejected it.
         items: Its items that the flow diverted, by their index in each flat-map; empty for the record as a whole.
-        form: What its value is; None when the dead letter does not say.
+        form: Form of its value; None when the dead letter does not give it.
     """
 
     topic: str
@@ -120,13 +120,13 @@ class DeadLetterHeaders:
 
     @classmethod
     def read(cls, headers: Headers) -> Self | None:
-        """Read the facts from a dead letter's headers; None when they are of no kind that is known."""
+        """Read the facts from a dead letter's headers; None when no supported system wrote them."""
         found = {name: value for name, value in headers if value is not None}
         for kind in (_ours, _connect, _spring("kafka_dlt-"), _spring("kafka_")):
             try:
                 if facts := kind(found):
                     return cls(**facts)  # type: ignore[arg-type]
-            except (KeyError, ValueError):  # absent, or no number or text: not what that system writes
+            except (KeyError, ValueError):  # missing, not a number or not text: another system wrote them
                 continue
         return None
 
@@ -138,7 +138,7 @@ class DeadLetterRecord:
     Attributes:
         key: Key.
         value: Value.
-        headers: The record's own headers, then ours.
+        headers: The record's own headers, then the `hw-dlq-*` headers.
     """
 
     key: bytes | None
@@ -147,24 +147,24 @@ class DeadLetterRecord:
 
 
 def own_headers(headers: Iterable[tuple[str, bytes | None]]) -> list[tuple[str, bytes | None]]:
-    """The headers without those of this module: the record's own."""
+    """The record's own headers: all but those that this module writes."""
     return [header for header in headers if not header[0].startswith(PREFIX)]
 
 
 def dead_letter_record(
     letter: DeadLetterHeaders, key: bytes | None, value: bytes | None, headers: Headers, max_bytes: int
 ) -> DeadLetterRecord:
-    """Return the record for the dead-letter topic: key, value and headers byte for byte, our headers behind.
+    """Return the record for the dead-letter topic: key, value and headers byte for byte, then the `hw-dlq-*` headers.
 
-    What would make it larger than `max_bytes` is trimmed: our explanation of the failure first, then the value, then the
-    headers, then the key; length and digest of what was there are kept, and the coordinates point to the original.
+    A record larger than `max_bytes` is trimmed: the explanation of the failure first, then the value, then the
+    headers, then the key. Length and digest of a trimmed value or key are kept; the coordinates point to the original.
 
     Args:
         letter: The facts.
         key: Key of the record.
         value: Value of the record.
-        headers: Headers of the record; headers of an earlier death are replaced.
-        max_bytes: Size that the dead-letter topic takes (its `max.message.bytes`).
+        headers: Headers of the record; those of an earlier dead letter are replaced.
+        max_bytes: Largest record that the dead-letter topic accepts (its `max.message.bytes`).
     """
     own, facts = own_headers(headers), letter.headers()
     brief = [header for header in facts if header[0] not in _EXPLANATION]
@@ -190,7 +190,7 @@ def dead_letter_record(
 
 
 def size_of(key: bytes | None, value: bytes | None, headers: Headers) -> int:
-    """The most bytes that a record takes in a topic, before compression."""
+    """Upper bound of a record's size in a topic, in bytes before compression."""
     return _RECORD_OVERHEAD + len(key or b"") + len(value or b"") + _size(headers)
 
 

@@ -7,11 +7,11 @@ _SCHEMA_ID_BYTES: Final = 4
 
 
 def strip_frame(value: bytes) -> bytes:
-    """Return the message behind Confluent Schema Registry framing, or `value` when there is none.
+    """Return `value` without Confluent Schema Registry framing; an unframed `value` is returned unchanged.
 
     The frame is a zero byte, a 4-byte schema id and the message indexes: a zigzag varint count
-    with that many zigzag varints behind it, or a single zero for the first message of the schema
-    (Confluent's "wire format"). No envelope begins with a zero byte, so nothing is guessed.
+    followed by that many zigzag varints, or a single zero for the first message of the schema
+    (Confluent's "wire format"). No envelope begins with a zero byte, so the detection is exact.
     """
     if not value.startswith(_MAGIC):
         return value
@@ -22,7 +22,7 @@ def strip_frame(value: bytes) -> bytes:
 
 
 def _zigzag(value: bytes, at: int) -> tuple[int, int]:
-    """Read one zigzag varint; the position behind it is past the end when `value` is too short."""
+    """Read one zigzag varint; the position after it is past the end when `value` is too short."""
     number = shift = 0
     while at < len(value) and shift < 64:
         byte = value[at]

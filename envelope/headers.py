@@ -1,6 +1,6 @@
-"""The envelope's mirror in Kafka headers, and events that come with headers only: CloudEvents' binary mode.
+"""The envelope's mirror in Kafka headers, and events whose metadata is in headers only: CloudEvents' binary mode.
 
-The mirror is a convenience for readers that know no envelope; the truth is the envelope.
+The mirror is a convenience for readers that do not parse envelopes; the envelope is authoritative.
 
 | header | from |
 |---|---|
@@ -30,12 +30,12 @@ _SPEC_MAJOR: Final = "1."
 
 
 def mirror(envelope: Envelope, root: str, source: str) -> list[tuple[str, bytes | None]]:
-    """Return the headers that say what the envelope says.
+    """Return the headers that repeat the envelope's metadata.
 
     Args:
         envelope: The envelope.
         root: `topic:partition:offset` of its root.
-        source: Stands for the producer in `ce_source` when the envelope names none, for example the republisher.
+        source: `ce_source` when the envelope names no producer, for example the republisher's name.
     """
     producer = envelope.producer or source
     texts = {
@@ -58,7 +58,7 @@ def from_cloudevents(headers: Headers, payload: bytes, key: bytes | None) -> Env
 
     Raises:
         EnvelopeError: `MISSING_FIELD` without specversion, id, source or type; `UNSUPPORTED_FORMAT` for another
-            major version; `BAD_PAYLOAD` for text that is not UTF-8 or a time that is none.
+            major version; `BAD_PAYLOAD` for text that is not UTF-8 or an invalid time.
     """
     try:
         found = {name.lower(): value.decode() for name, value in headers if value is not None and _is_context(name)}
@@ -81,7 +81,7 @@ def from_cloudevents(headers: Headers, payload: bytes, key: bytes | None) -> Env
 
 
 def is_cloudevents(name: str) -> bool:
-    """Whether a header of this name is CloudEvents' context, which the envelope takes over."""
+    """Whether a header of this name is a CloudEvents context attribute, which the envelope stores instead."""
     return name.lower().startswith("ce_")
 
 

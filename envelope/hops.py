@@ -1,7 +1,7 @@
-"""Hops of one partition, written ten times as fast as by the codec.
+"""Serializes the hops of one partition ten times as fast as the codec.
 
-From one record to the next only the low bits of offset and timestamp change. Everything
-else of a hop's bytes, length included, is therefore kept ready and joined with them.
+From one record to the next only the low bits of the offset and of the timestamp change. All other
+bytes of a hop, its length included, are therefore cached and joined with these bits.
 """
 
 from dataclasses import replace
@@ -14,7 +14,7 @@ from envelope.message import Hop
 
 _LOW_BITS: Final = 14
 _LOW_MASK: Final = (1 << _LOW_BITS) - 1
-# The first two bytes of a varint for each value of its lowest 14 bits: of one that goes on, and of one that ends there.
+# First two bytes of a varint for each value of its lowest 14 bits: of a longer varint, and of one that ends there.
 _LOW: Final = tuple(bytes((n & 0x7F | 0x80, n >> 7 | 0x80)) for n in range(1 << _LOW_BITS))
 _WHOLE: Final = tuple(bytes((n & 0x7F | 0x80, n >> 7)) for n in range(1 << _LOW_BITS))
 _ONE_BYTE: Final = 1 << 7
@@ -37,7 +37,7 @@ class HopWriter:
         limits: Limits for the topic's name.
 
     Raises:
-        EnvelopeError: Impossible topic or partition.
+        EnvelopeError: Invalid topic or partition.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class HopWriter:
         """Return the serialized hop; the arguments are those of `Hop`.
 
         Raises:
-            EnvelopeError: Impossible offset, index or count.
+            EnvelopeError: Invalid offset, index or count.
         """
         if index == 0 and count == 1 and not (rekeyed or pass_through or keyless):
             template = self._plain
@@ -123,10 +123,10 @@ class _Template:
         self.start = self.middle = self.end = b""
 
     def learn(self, hop: Hop, whole: bytes, front: bytes, back: int) -> None:
-        """Take a written hop apart: `front` ends where the offset begins, `back` bytes follow the timestamp."""
+        """Split a serialized hop: `front` ends where the offset begins, `back` bytes follow the timestamp."""
         timestamp_ms = hop.timestamp_ms or 0
         if hop.offset < _ONE_BYTE or timestamp_ms <= _LOW_MASK:
-            return  # fewer bytes than the tables have: such records are few
+            return  # fewer bytes than the tables hold: such records are rare
         offset_at = whole.index(front) + len(front)
         timestamp_at = len(whole) - back - len(varint(timestamp_ms))
         self.offset_high, self.timestamp_high = hop.offset >> _LOW_BITS, timestamp_ms >> _LOW_BITS

@@ -1,4 +1,4 @@
-"""What a message may measure, and what Kafka allows as a name and as coordinates."""
+"""Size limits of a message, and Kafka's limits on topic names and coordinates."""
 
 import re
 from dataclasses import dataclass
@@ -15,12 +15,12 @@ _TOPIC = re.compile(r"(?!\.{1,2}\Z)[a-zA-Z0-9._-]+\Z")
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Upper bounds that are checked before anything of that size is allocated.
+    """Upper bounds, checked before memory of that size is allocated.
 
     Attributes:
         hops: Hops in a chain.
         payload_bytes: Bytes of one payload.
-        overhead_bytes: Bytes that a message may have beside its payload.
+        overhead_bytes: Bytes that a message may have in addition to its payload.
         topic_chars: Characters of a topic name; Kafka's own limit is 249.
     """
 
@@ -31,7 +31,7 @@ class Limits:
 
     @property
     def message_bytes(self) -> int:
-        """Bytes of a whole serialized envelope."""
+        """Maximum size of a whole serialized envelope, in bytes."""
         return self.payload_bytes + self.overhead_bytes
 
 
@@ -42,7 +42,7 @@ def check_topic(topic: str, limits: Limits = DEFAULT_LIMITS) -> str:
     """Return `topic` if Kafka would accept the name.
 
     Raises:
-        EnvelopeError: `BAD_TOPIC`. The text gives the length, not the name: it may hold control characters.
+        EnvelopeError: `BAD_TOPIC`. The text gives the length, not the name, which may contain control characters.
     """
     if not topic:
         raise EnvelopeError(Reason.MISSING_FIELD, "a hop has no topic")
@@ -59,7 +59,7 @@ def check_coordinates(partition: int | None, offset: int | None) -> tuple[int, i
     """
     if partition is None or offset is None:
         raise EnvelopeError(Reason.MISSING_FIELD, "a hop needs a partition and an offset")
-    # Offset 2**63 - 1 cannot be the offset of a record: the log's end would not fit behind it.
+    # No record can have offset 2**63 - 1: the log end offset, one higher, would not fit into 64 bits.
     if not (0 <= partition <= MAX_PARTITION and 0 <= offset < MAX_OFFSET):
         raise EnvelopeError(Reason.BAD_COORDINATES, f"partition {partition}, offset {offset}")
     return partition, offset

@@ -6,39 +6,39 @@ from enum import StrEnum
 from typing import Self
 
 FORMAT = 1
-"""The format version that this code writes and the newest that it reads."""
+"""The format version that this code writes, and the newest version that it reads."""
 
 
 class Tombstones(StrEnum):
-    """What to do with records without a value: tombstones, with which a compacted topic deletes a key."""
+    """What to do with tombstones: records without a value, which delete a key in a compacted topic."""
 
     SKIP = "skip"
-    """They are left out, and counted."""
+    """Skip and count them."""
     DEAD_LETTER = "dead_letter"
-    """They go to the dead-letter topic, as `empty`."""
+    """Send them to the dead-letter topic with the reason `empty`."""
     ELEMENT = "element"
-    """The flow gets them, with None as value. They have no chain: their lineage are their own coordinates."""
+    """Pass them to the flow with None as value. They have no chain: their lineage is their own coordinates."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hop:
-    """One hop through a republish service: the record it read and what it made of it.
+    """One hop through a republish service: the record that it read, and how the output relates to that record.
 
     Attributes:
         topic: Topic of the record that was read.
         partition: Its partition.
         offset: Its offset.
         via: Name of the republisher.
-        index: Which output of that input the message is, from 0; None when the republisher does not say.
-        count: How many outputs there were.
+        index: Fan-out index of the message among the outputs of that input, from 0; None when it is not given.
+        count: Number of outputs of that input.
         rekeyed: The output's key differs from the input's.
         pass_through: A hop through a retry or dead-letter topic, left out of the lineage.
         topic_id: Kafka's id of the topic, base64 as Kafka's tools print it; empty when unknown.
         leader_epoch: Leader epoch of the record.
         timestamp_ms: Timestamp of the record in milliseconds since 1970.
         cluster: Name of the Kafka cluster; empty when there is only one.
-        keyless: The output has no key, or the input, itself republished, had none: their partitions are a matter of chance.
-        unknown: Serialized fields of a newer schema, kept as they came.
+        keyless: The output has no key, or the input was republished and had no key: the partition is arbitrary.
+        unknown: Serialized fields of a newer schema, kept unchanged.
     """
 
     topic: str
@@ -59,11 +59,11 @@ class Hop:
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """A payload with its identity and the source chain it came through.
+    """A payload with its identity and its source chain.
 
     Attributes:
         payload: The event itself.
-        chain: Hops, first republisher's input first. Empty for a producer that is no republisher.
+        chain: Hops, the first republisher's input first. Empty for a message from an ordinary producer.
         key: The record key it was produced with; None for a null key.
         event_id: Identity of the event; empty when it has none.
         event_time_us: Event time in microseconds since 1970.
@@ -74,7 +74,7 @@ class Envelope:
         destination: Topic it was produced to; checked on read when present.
         traceparent: W3C trace context.
         format: Format version.
-        unknown: Serialized fields of a newer schema, kept as they came.
+        unknown: Serialized fields of a newer schema, kept unchanged.
     """
 
     payload: bytes

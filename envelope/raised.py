@@ -1,4 +1,4 @@
-"""What user code raised: the reason behind a dead letter that only its author can fix."""
+"""Exceptions of user code, as dead letters describe them."""
 
 import sys
 from dataclasses import dataclass
@@ -18,9 +18,9 @@ class Raised:
 
     Attributes:
         kind: Name of the exception's type.
-        at: Where in that code: file, line and function, such as `fleet.py:14 in fold`; empty where it has no line.
+        at: File, line and function in that code, such as `fleet.py:14 in fold`; empty when no line is known.
         text: The exception's own text, at most `TEXT_BYTES` bytes. It may quote the record, and in a fold the state of
-            its key: it belongs into the record's own dead letter and nowhere else, so not into logs.
+            its key: it belongs only in the record's own dead letter, never in logs.
     """
 
     kind: str
@@ -37,7 +37,7 @@ class Raised:
 
 
 def cut(text: str) -> str:
-    """Text of at most `TEXT_BYTES` bytes that UTF-8 can hold."""
+    """Cut a text to at most `TEXT_BYTES` bytes of valid UTF-8."""
     return text.encode(errors="backslashreplace")[:TEXT_BYTES].decode(errors="ignore")
 
 
@@ -49,7 +49,7 @@ def _text(error: BaseException) -> str:
 
 
 def _at(traceback: TracebackType | None) -> str:
-    """The innermost line of the user's own code; of a library that it calls, the line that calls it."""
+    """The innermost line of the user's own code; for an error in a library, the line that calls the library."""
     frames = [(frame, line) for frame, line in walk_tb(traceback) if _package(frame) not in _OURS]
     own = [one for one in frames if not _is_library(one[0])] or frames[:1]
     if not own:
@@ -61,7 +61,7 @@ def _at(traceback: TracebackType | None) -> str:
 
 def _package(frame: FrameType) -> str:
     name = str(frame.f_globals.get("__name__", ""))
-    # The demo is written as a user would.
+    # The demo counts as user code.
     return "" if name.startswith("jobs.demo.") else name.partition(".")[0]
 
 

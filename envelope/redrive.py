@@ -1,17 +1,17 @@
-"""How a record comes back from the dead-letter topic: two pass-through hops, and what their name says.
+"""How a record comes back from the dead-letter topic: two pass-through hops, and the name of the last one.
 
-The record died at node B and lies in the dead-letter topic at D. Redriven it is B's bytes with the hops B and D
-appended, both pass-through: its lineage reads as the original one. The name of the last hop says whose dead letter it
-was and where it resumes:
+The record was rejected at node B and is stored in the dead-letter topic at D. A redriven record is B's bytes with the
+hops B and D appended, both pass-through, so its lineage equals the original one. The name of the last hop says which
+application rejected it and where it resumes:
 
-    headwater.redrive@fleet             flow or republisher `fleet` gave it up, at its first stage; it left a hole
-    headwater.redrive@fleet/carrier     the same, at stage `carrier`; the stages before it hold it already
+    headwater.redrive@fleet             flow or republisher `fleet` rejected it, at its first stage; it left a hole
+    headwater.redrive@fleet/carrier     the same, at stage `carrier`; the stages before it already hold it
     headwater.redrive@fleet/carrier!    the same, without a hole: no key was known, or it was `unproven`
     headwater.redrive@fleet/carrier!+   the same, and the operator asserts that it was never folded there
-    headwater.redrive@fleet:2           generation 2 of flow `fleet` gave it up
+    headwater.redrive@fleet:2           generation 2 of flow `fleet` rejected it
 
-A dead letter belongs to who gave the record up. Every other reader of the topic has read the record itself: to it the
-redriven record is a copy.
+A dead letter belongs to the application that rejected the record. Every other consumer of the topic has read the
+original record, so it treats the redriven record as a copy.
 """
 
 import re
@@ -22,23 +22,23 @@ from envelope.message import Hop
 
 VIA = "headwater.redrive"
 HEALED = "headwater.healed"
-"""Name of a pass-through hop in front of a hop: the event was a dead letter upstream and was folded there late, so
-whoever reads on has not had it, however far its histories are."""
+"""Name of a pass-through hop before a hop: the event was a dead letter upstream and was folded there late, so a
+downstream consumer has not received it before, whatever its histories hold."""
 LATE = "headwater.late"
-"""The same where nothing proves that the reader has not had it."""
+"""The same, but nothing proves that the downstream consumer has not received it before."""
 
 _NAME = re.compile(rf"{re.escape(VIA)}(?:@([^/:!+]*)(?::([1-9][0-9]{{0,8}}))?)?(?:/([^!+]*))?(!)?(\+)?\Z")
 
 
 class Redrive(NamedTuple):
-    """What a redriven record says of itself.
+    """The facts about a redriven record in the name of its last hop.
 
     Attributes:
         stage: Stage to enter at; empty for the first.
         hole: It left a hole in its state.
-        application: Flow or republisher that gave it up; empty when unknown.
+        application: Flow or republisher that rejected it; empty when unknown.
         asserted: The operator asserts that it was never folded at that stage.
-        generation: Generation of the flow that gave it up.
+        generation: Generation of the flow that rejected it.
     """
 
     stage: str = ""
@@ -49,7 +49,7 @@ class Redrive(NamedTuple):
 
     @property
     def via(self) -> str:
-        """Name of the hop that says so."""
+        """Name of the hop that carries these facts."""
         return "".join(
             (
                 VIA,
@@ -63,7 +63,7 @@ class Redrive(NamedTuple):
 
 
 def read_via(via: str) -> Redrive | None:
-    """What a hop's name says; None when it is no redrive's."""
+    """Parse the name of a hop; None when it is not a redrive hop."""
     if not via.startswith(VIA) or (found := _NAME.match(via)) is None:
         return None
     application, generation, stage, no_hole, asserted = found.groups()
@@ -71,12 +71,12 @@ def read_via(via: str) -> Redrive | None:
 
 
 def redrive_hops(died: Hop, letter: Hop, redrive: Redrive) -> tuple[Hop, Hop]:
-    """The hops to append to a dead record's chain.
+    """The hops to append to the chain of a record that is redriven.
 
     Args:
-        died: Coordinates where it died.
+        died: Coordinates at which it was rejected.
         letter: Coordinates of the dead letter.
-        redrive: Where it goes on.
+        redrive: Where it resumes.
     """
     return (
         Hop(died.topic, died.partition, died.offset, via=VIA, pass_through=True, topic_id=died.topic_id),

@@ -1,8 +1,9 @@
-"""Notes in a dead-letter topic of which of its dead letters were redriven.
+"""Notes in a dead-letter topic that list which of its dead letters were redriven.
 
-A note is a record with the header `hw-dlq-redriven`. Its value is a JSON object: by partition of the dead-letter topic the
-first and last offsets of runs of dead letters, `{"0": [[12, 14], [17, 17]]}`. It is written once they are acknowledged
-where they died, so a crash in between leaves out what was redriven, and never says so of what was not.
+A note is a record with the header `hw-dlq-redriven`. Its value is a JSON object that maps each partition of the
+dead-letter topic to the first and last offsets of runs of dead letters: `{"0": [[12, 14], [17, 17]]}`. It is written
+after the redriven records are acknowledged in their original topics, so after a crash a note may be missing for a
+redriven dead letter, but no note lists one that was not redriven.
 """
 
 import json
@@ -14,14 +15,14 @@ from typing import Final
 from envelope.deadletter import PREFIX, DeadLetterRecord, Headers
 
 HEADER: Final = f"{PREFIX}redriven"
-_RUNS: Final = 200  # a note of that many runs has less than 10,000 bytes
+_RUNS: Final = 200  # a note with this many runs has less than 10,000 bytes
 
 
 def notes_of(places: Iterable[tuple[int, int]]) -> Iterator[DeadLetterRecord]:
-    """The notes that these dead letters were redriven.
+    """The notes which say that these dead letters were redriven.
 
     Args:
-        places: Partition and offset of each in the dead-letter topic.
+        places: Partition and offset of each dead letter in the dead-letter topic.
     """
     runs: list[list[int]] = []
     for partition, offset in sorted(set(places)):
@@ -35,19 +36,19 @@ def notes_of(places: Iterable[tuple[int, int]]) -> Iterator[DeadLetterRecord]:
         for partition, first, last in some:
             value.setdefault(str(partition), []).append([first, last])
         count = sum(last - first + 1 for _, first, last in some)
-        # A key of its own: a compacted topic takes no record without one, and keeps the newest of each.
+        # Each note has its own key: a compacted topic rejects records without a key, and keeps the newest per key.
         key = f"{HEADER}:{some[0][0]}:{some[0][1]}".encode()
         yield DeadLetterRecord(key, json.dumps(value).encode(), [(HEADER, str(count).encode())])
 
 
 @dataclass(slots=True)
 class Notes:
-    """What the notes of a dead-letter topic say."""
+    """The content of the notes of a dead-letter topic."""
 
     _runs: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
 
     def take(self, headers: Headers, value: bytes | None) -> bool:
-        """Take a record in if it is a note; return whether it is one. A note that cannot be read says nothing."""
+        """Add a record if it is a note; return whether it is one. A note that cannot be read is ignored."""
         if not any(name == HEADER for name, _ in headers):
             return False
         try:

@@ -1,1 +1,1 @@
-"""The rule: where a message stands (lineage, lanes), what a state holds (histories), and what that decides (verdict)."""
+"""Duplicate detection: the position of a message (lineage, lanes), the histories of a state, and the verdict."""

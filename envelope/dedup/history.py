@@ -1,7 +1,7 @@
-"""What a state already holds: a history of positions per lane, and the holes left by dead letters.
+"""What a state has already folded: a history of positions per lane, and the holes left by dead letters.
 
 The rule is that of an anti-replay window (RFC 4303, RFC 6479): the highest positions are remembered
-one by one, everything at or below the floor only as "below".
+individually; everything at or below the floor is only known to be below it.
 """
 
 from bisect import bisect_left
@@ -18,38 +18,38 @@ from envelope.errors import Reason
 from envelope.limits import MAX_INDEX
 
 HISTORY = 32
-"""Positions remembered per lane: the disorder of one lane that is still folded exactly."""
+"""Positions remembered per lane: the disorder within one lane that is still folded exactly."""
 WIDE = 1024
-"""Positions remembered per lane that leads through records without a key: so much of what comes twice, over whichever
-partitions, is still known one by one."""
+"""Positions remembered per lane that leads through records without a key. Their copies may arrive over any partition;
+within this number of positions each copy is still recognised."""
 LANES = 256
-"""Lanes with a history per state; the one longest unused is retired to its floor."""
+"""Lanes with a history per state; beyond that the least recently used lane is retired to its floor."""
 HEALED = 1024
-"""Positions remembered per group that were folded late: below a floor, or because a list of dead letters said so."""
+"""Positions remembered per group that were folded late: below a floor, or because a list of dead letters named them."""
 HOLES = 1024
 """Dead-lettered positions per state."""
 SIBLINGS = 1024
-"""Messages of one root without fan-out index that a state tells apart."""
+"""Messages of one root without a fan-out index that a state tells apart."""
 KNOWN_LANES = 1 << 14
-"""Lanes per state, retired ones included: none is forgotten, because a topic on its way, or a dead letter, may deliver
-again at any time. Kafka's topics rarely have more than a hundred partitions; a hundred times a hundred fit."""
+"""Lanes per state, retired ones included. None is forgotten, because an intermediate topic or a dead letter may deliver
+again at any time. Kafka topics rarely have more than a hundred partitions; a hundred times a hundred fit."""
 GROWTH = 65_536
-"""Positions remembered per lane while the consumed topic grows, when none may be evicted: about 1 MB of a state."""
+"""Positions remembered per lane while the consumed topic grows and none may be evicted: about 1 MB of state."""
 
 _ABOVE = MAX_INDEX + 1  # every fan-out index
-_SEARCH = 4  # positions that are put into a set in the time of one search
+_SEARCH = 4  # positions that can be added to a set in the time of one search
 
 
 _LATE = (Route.MISSING, Route.HEALED, Route.LETTER)
-"""Routes of what may be folded below the floor of its lane."""
+"""Routes whose messages may be folded below the floor of their lane."""
 
 
 class HolesFullError(Exception):
-    """A state has as many dead-lettered positions as it may: the job stops rather than forget one."""
+    """A state has reached its limit of dead-lettered positions: the job stops rather than forget one."""
 
 
 class GrowthFullError(Exception):
-    """A lane has as many positions as it may while its topic grows: the job stops rather than evict one."""
+    """A lane has reached its limit of positions while its topic grows: the job stops rather than evict one."""
 
 
 class Decision(NamedTuple):
@@ -67,9 +67,9 @@ class History:
         held: The highest positions folded, ascending.
         floor: The highest position folded and no longer held; None when all are held.
         used: Batch that last added to it.
-        wide: Records without a key came by this lane.
-        loose: It holds positions without a fan-out index. Those of one root come in any order, so it counts roots
-            instead of them, and holds all of one root or none.
+        wide: Records without a key arrived on this lane.
+        loose: It holds positions without a fan-out index. Those of one root arrive in any order, so the history counts
+            each such root as one position, and holds all of its positions or none.
     """
 
     held: tuple[Position, ...] = ()
@@ -111,11 +111,11 @@ class History:
         return self._holding(every, cut, max(self.used, used), wide=self.wide or wide, loose=loose)
 
     def healing(self, positions: Iterable[Position], batch: int, *, replays: bool = False) -> "History":
-        """Return the history with positions held that were folded late, in no order of their own.
+        """Return the history with additional positions that were folded late, in any order.
 
-        Until a batch is committed it may be judged again, so none of its own is evicted; of the others the highest are
-        kept. What a run that crashed has folded may be judged again in several batches: while one `replays` it, none is
-        evicted. Positions may lie below the floor.
+        Until a batch is committed it may be judged again, so none of its own positions is evicted; of the others the
+        highest are kept. What a crashed run has folded may be judged again in several batches: while a batch `replays`
+        it, nothing is evicted. Positions may lie below the floor.
         """
         fresh = set(positions)
         old = [position for position in self.held if position not in fresh]
@@ -126,27 +126,27 @@ class History:
         return History(tuple(sorted(fresh.union(old[cut:]))), floor, max(self.used, batch))
 
     def retired(self) -> "History":
-        """Return the history with its floor at its highest position, and nothing else.
+        """Return the history reduced to a floor at its highest position.
 
-        Of a root whose messages have no index more may come, in any order: they stay.
+        More messages of a root without a fan-out index may arrive, in any order: the positions of such a root are kept.
         """
         cut = _cut(self.held, 1, loose=True) if self.loose else len(self.held)
         kept = self.held[cut:] if any(map(is_loose, self.held[cut:])) else ()
-        # What was folded late may all lie below the floor.
+        # All positions that were folded late may lie below the floor.
         gone = [at for at in (*self.held[: len(self.held) - len(kept)][-1:], self.floor) if at is not None]
         return History(kept, max(gone, default=None), wide=self.wide and bool(kept), loose=bool(kept))
 
     def _holding(self, every: Sequence[Position], cut: int, used: int, *, wide: bool, loose: bool) -> "History":
-        """The history with the positions from `cut` on."""
+        """The history with the positions from index `cut` to the end."""
         kept = tuple(every[cut:])
         return History(kept, every[cut - 1] if cut else self.floor, used, wide, loose and any(map(is_loose, kept)))
 
 
 def width_of(size: int | None, *, wide: bool) -> int:
-    """Positions that a history remembers.
+    """Number of positions that a history remembers.
 
     Args:
-        size: What the stage asks for; None for what the lane needs.
+        size: The stage's setting; None for the default of the lane.
         wide: The lane leads through records without a key.
     """
     if size is not None:
@@ -155,12 +155,12 @@ def width_of(size: int | None, *, wide: bool) -> int:
 
 
 def is_loose(position: Position) -> bool:
-    """Whether a position lacks a fan-out index: its siblings come in any order."""
+    """Whether a position lacks a fan-out index: its siblings arrive in any order."""
     return NO_INDEX in position
 
 
 def _cut(every: Sequence[Position], size: int, *, loose: bool) -> int:
-    """Number of positions to evict from the lowest on, so that `size` stay; siblings without an index count as one."""
+    """Number of lowest positions to evict so that `size` remain; siblings without an index count as one."""
     if len(every) <= size or not loose:
         return max(len(every) - size, 0)
     cut = len(every)
@@ -175,14 +175,14 @@ def _cut(every: Sequence[Position], size: int, *, loose: bool) -> int:
 
 
 class Group:
-    """What the lanes of one group hold together.
+    """The positions that the lanes of one group hold together.
 
     Args:
-        histories: Their histories that hold something.
+        histories: Their histories that are not empty.
 
     Attributes:
-        lowest: Lowest position that one of them holds.
-        highest: Highest one.
+        lowest: Lowest position that any of them holds.
+        highest: Highest position that any of them holds.
     """
 
     __slots__ = ("_all", "_asked", "_histories", "highest", "lowest")
@@ -195,7 +195,7 @@ class Group:
         self._all: set[Position] | None = None
 
     def holds(self, position: Position) -> bool:
-        """Whether one of them holds `position`."""
+        """Whether any of them holds `position`."""
         if self._all is None:
             self._asked += 1
             if self._asked * _SEARCH < max(len(history.held) for history in self._histories):
@@ -215,11 +215,11 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Histories:
-    """All that one state knows of what it holds. Immutable.
+    """Everything that one state remembers about the messages folded into it. Immutable.
 
     Attributes:
         lanes: History by lane name.
-        holes: Dead-lettered positions by group name, waiting for a redriven copy.
+        holes: Dead-lettered positions by group name, each waiting for a redriven copy.
     """
 
     lanes: Mapping[str, History] = field(default_factory=dict)
@@ -227,11 +227,11 @@ class Histories:
     _groups: Mapping[str, Group] | None = field(default=None, init=False, repr=False, compare=False)
 
     def group(self, name: str) -> Group | None:
-        """What the lanes of a group hold; None where they hold nothing."""
+        """The positions that the lanes of a group hold; None when they hold none."""
         return self.groups().get(name)
 
     def groups(self) -> Mapping[str, Group]:
-        """What the lanes of each group hold, for those groups of which one holds something."""
+        """The positions that the lanes of each group hold, without groups that hold none."""
         groups = self._groups
         if groups is None:
             histories: dict[str, list[History]] = {}
@@ -245,9 +245,9 @@ class Histories:
     def judge(self, arrivals: Sequence[Standing], siblings: Siblings = Siblings.EVENT_ID) -> list[Decision]:
         """Decide about the messages of one batch for one key.
 
-        They are taken in the order of `in_order`. Because positions then rise within every lane, what the
-        batch itself adds can neither evict nor overtake what is still to come: each message is judged by the
-        histories as they were before the batch, and by what the batch accepted before it.
+        They are judged in the order of `in_order`. Positions then rise within every lane, so a message of the batch can
+        neither evict nor overtake a later one: each message is judged by the histories as they were before
+        the batch, and by the messages that the batch accepted before it.
 
         Returns:
             One decision per arrival, in the order of `arrivals`.
@@ -286,10 +286,10 @@ class Histories:
         return Decision(Verdict.LATE if late else Verdict.ACCEPTED, fold=True)
 
     def _passed(self, one: Standing) -> bool:
-        """Whether what is below the histories may be `one`: then nothing proves that it was not folded."""
+        """Whether `one` may have been folded and evicted since: then nothing proves that it was not folded."""
         floors = [history for lane, history in self.lanes.items() if group_of(lane) == one.group]
         if one.route is Route.HEALED:
-            # Below the floors of its path it is expected. What was healed before is remembered, up to a limit.
+            # It is expected below the floors of its path. Positions healed before are remembered, up to a limit.
             healed = self.lanes.get(healed_lane(one.group), History())
             return healed.reaches(one.position) and any(history.reaches(one.position) for history in floors)
         return any(history.reaches(one.position) for history in floors)
@@ -315,19 +315,19 @@ class Histories:
         evict: bool = True,
         replays: bool = False,
     ) -> tuple["Histories", tuple[str, ...]]:
-        """Return the histories with these messages held and their holes filled, and the lanes that were retired.
+        """Return the histories with these messages added and their holes filled, and the lanes that were retired.
 
         Args:
             folded: The messages.
-            size: Positions remembered per lane; None for 32, and 1,024 where records without a key come.
+            size: Positions remembered per lane; None for 32, or 1,024 on a lane with records without a key.
             lanes: Lanes with a history.
             batch: Number of the batch.
-            evict: False while the consumed topic grows: lanes that leave its partition out evict no position.
-            replays: A run that crashed may have folded some of this, or of what comes next: nothing that was folded late
-                is forgotten.
+            evict: False while the consumed topic grows: lanes whose name lacks its partition evict no position.
+            replays: A crashed run may have folded some of these messages, or of the next ones: nothing that was folded
+                late is forgotten.
 
         Raises:
-            GrowthFullError: A lane that evicts nothing is full.
+            GrowthFullError: A lane that must not evict has reached its limit.
         """
         positions: dict[str, list[Position]] = {}
         holes, keyless = dict(self.holes), set()
@@ -356,10 +356,10 @@ class Histories:
         return Histories(known, {group: left for group, left in holes.items() if left}), retired
 
     def leaving_hole(self, one: Standing, limit: int = HOLES) -> "Histories":
-        """Return the histories with a hole where `one`, which goes to the dead-letter topic, would have stood.
+        """Return the histories with a hole at the position of `one`, which goes to the dead-letter topic.
 
         Raises:
-            HolesFullError: The state has `limit` holes.
+            HolesFullError: The state already has `limit` holes.
         """
         present = self.holes.get(one.group, frozenset())
         if one.position in present:
@@ -372,7 +372,7 @@ class Histories:
 
 
 class Room:
-    """What a state has room for while a batch is folded into it.
+    """Checks the limits of a state while a batch is folded into it.
 
     Args:
         histories: The histories before the batch.
@@ -384,7 +384,7 @@ class Room:
         self._siblings: dict[tuple[str, int | str], set[Position]] = {}
 
     def take(self, one: Standing) -> tuple[Reason, str] | None:
-        """Take a message that is to be folded; or the reason code and the rule, where there is no room for it."""
+        """Count a message that is to be folded; return the reason code and the rule if it exceeds a limit."""
         if one.lane not in self._histories.lanes and one.lane not in self._opened:
             if len(self._histories.lanes) + len(self._opened) >= KNOWN_LANES:
                 return Reason.TOO_MANY_LANES, f"its key comes over more than {KNOWN_LANES} lanes"
@@ -406,23 +406,23 @@ class Room:
 
 
 def healed_lane(group: str) -> str:
-    """Lane that remembers what of a group was folded late. No lane of a path begins like this."""
+    """Lane that remembers the positions of a group that were folded late. No other lane begins with "!"."""
     return f"!{group}"
 
 
 def is_healed(lane: str) -> bool:
-    """Whether a lane remembers what was folded late, out of the order of its path."""
+    """Whether a lane remembers positions that were folded late, out of the order of their path."""
     return lane.startswith("!")
 
 
 def retire(
     known: dict[str, History], limit: int, batch: int, *, evict: bool = True, replays: bool = False
 ) -> tuple[str, ...]:
-    """Retire the lanes that are beyond the limit, those first that were used last longest ago, and return their names."""
+    """Retire the lanes beyond the limit, least recently used first, and return their names."""
     active = [lane for lane, history in known.items() if history.retires]
     late = [lane for lane in active if is_healed(lane)]
     paths = [lane for lane in active if not is_healed(lane) and (evict or names_partition(lane))]
-    # They give way to no other lane, and what this batch holds is needed until it is committed.
+    # Other lanes never displace them, and what this batch adds is needed until it is committed.
     late = [] if replays else [lane for lane in late if known[lane].used < batch]
     gone = (*_longest_unused(paths, known, limit), *_longest_unused(late, known, max(limit, LANES)))
     for lane in gone:
@@ -431,23 +431,23 @@ def retire(
 
 
 def _longest_unused(active: Sequence[str], known: Mapping[str, History], limit: int) -> list[str]:
-    """The lanes beyond the limit, those first that were used last longest ago."""
+    """The lanes beyond the limit, least recently used first."""
     if len(active) <= limit:
         return []
     return sorted(active, key=lambda lane: (known[lane].used, lane))[: len(active) - limit]
 
 
 def names_partition(lane: str) -> bool:
-    """Whether a lane's name has the partition that its messages are consumed from."""
+    """Whether a lane's name contains the partition that its messages are consumed from."""
     _, behind, last = lane.rpartition(">")
     return not behind or ":" in last
 
 
 def check_full(before: History, after: History, limit: int) -> None:
-    """Return if a lane that must not evict has evicted nothing.
+    """Check that a lane that must not evict has evicted nothing.
 
     Raises:
-        GrowthFullError: It has: it is full.
+        GrowthFullError: It has evicted a position: it has reached its limit.
     """
     if after.floor != before.floor:
         raise GrowthFullError(

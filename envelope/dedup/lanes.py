@@ -1,11 +1,11 @@
-"""Names of lanes: a group, and the partitions behind the root's that set a lane of it apart."""
+"""Names of lanes: a group, and the partitions after the root's that distinguish the lanes of that group."""
 
 import re
 from functools import lru_cache
 from typing import Final
 
 _PARTITION: Final = re.compile(r"(>[^>:]*):(\d+)")
-_KEPT: Final = 1 << 16  # names remembered: states of one stage share most of theirs
+_KEPT: Final = 1 << 16  # cached names: the states of one stage share most of them
 
 
 class HopsMissingError(ValueError):
@@ -14,15 +14,15 @@ class HopsMissingError(ValueError):
 
 @lru_cache(_KEPT)
 def group_of(lane: str) -> str:
-    """Return the group of a lane: its name without the partitions behind the root's."""
+    """Return the group of a lane: its name without the partitions after the root's."""
     return _PARTITION.sub(r"\1", lane) if ":" in lane.partition(">")[2] else lane
 
 
 @lru_cache(_KEPT)
 def parts_of(lane: str) -> tuple[str, tuple[int, ...]]:
-    """Return the group of a lane and its partitions behind the root's, for `lane_of`.
+    """Return the group of a lane and its partitions after the root's, for `lane_of`.
 
-    A name that no lineage has is a group of its own.
+    A name that no lineage produces is its own group.
     """
     group = group_of(lane)
     partitions = tuple(int(number) for _, number in _PARTITION.findall(lane.partition(">")[2] and lane))

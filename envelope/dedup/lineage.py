@@ -1,7 +1,7 @@
-"""Where a message came from: its lineage, and what of it says where the message stands.
+"""Where a message came from: its lineage, and the lane and position that follow from it.
 
-The lineage is the source chain and, as its last node, the record's own coordinates. Node i and
-node i+1 are joined by an edge: what the republisher that read node i made of it.
+The lineage is the source chain and, as its last node, the record's own coordinates. An edge joins node i
+and node i+1: it describes the output that a republisher made from node i.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,15 +17,15 @@ from envelope.redrive import HEALED, Redrive, read_via
 
 Position: TypeAlias = tuple[int | str, ...]
 """Root offset, then the fan-out index of every edge; -1 where a republisher gave none. An event id may
-follow where the policy asks for it. Compared lexicographically."""
+follow if the policy uses it. Compared lexicographically."""
 
 
 def position_order(position: Position) -> tuple[Position, str]:
-    """Sort key of positions of any lanes: the numbers, then the event id.
+    """Sort key of positions across lanes: the numbers, then the event id.
 
-    Within a lane it orders as the positions themselves do. Across lanes a chain of another length can have
-    a number where this one has its event id, and the two cannot be compared. What has no position, as a snapshot of a
-    state, comes first.
+    Within a lane it gives the order of the positions themselves. Across lanes a chain of another length can have
+    a number where this one has its event id, and Python cannot compare the two. A message without a position, such as
+    a snapshot of a state, sorts first.
     """
     if position and isinstance(last := position[-1], str):
         return position[:-1], last
@@ -33,36 +33,36 @@ def position_order(position: Position) -> tuple[Position, str]:
 
 
 NO_INDEX = -1
-"""Stands for the index that a foreign republisher did not write."""
+"""Placeholder for the fan-out index that a foreign republisher did not write."""
 
 
 class Siblings(StrEnum):
     """What to do with messages of one root that no fan-out index tells apart."""
 
     EVENT_ID = "event_id"
-    """The event id tells them apart: exact, needs ids that are unique and stable. Without one: as DROP."""
+    """The event id tells them apart: exact if ids are unique and stable. A message without an event id: as DROP."""
     GROUP = "group"
     """Equal positions within one batch are siblings and folded; in a later batch they are dropped."""
     DROP = "drop"
-    """The second of equal positions is dropped."""
+    """Of equal positions, all but the first are dropped."""
 
 
 class Route(StrEnum):
-    """How a message came to a stage: what its absence from the histories means."""
+    """How a message reached a stage, which decides what its absence from the histories means."""
 
     PLAIN = "plain"
-    """As it was published. At or below the floor of its lane it counts as a copy."""
+    """Directly, as it was published. At or below the floor of its lane it counts as a copy."""
     RETRIED = "retried"
     """Through a retry topic. At or below the floor nothing proves whether it was folded."""
     MISSING = "missing"
-    """Known not to be folded here before this batch: the flow lists its event as a dead letter, or a stage in front of
-    this one folds it late. It is folded however far the histories are, unless the state holds it."""
+    """Known not to be folded here before this batch: the flow lists its event as a dead letter, or a stage before
+    this one folds it late. It is folded at any position, even below the floor, unless the state holds it."""
     HEALED = "healed"
-    """The same, on the word of a flow upstream, which may repeat it at any time."""
+    """As MISSING, but reported by a flow upstream, which may repeat it at any time."""
     LETTER = "letter"
-    """Redriven. This flow gave its record up, but nothing proves that no copy of the event was folded before."""
+    """Redriven. This flow rejected its record, but nothing proves that no copy of the event was folded before."""
     COPY = "copy"
-    """Redriven. This flow did not give its record up, or has folded it since: only a hole takes it."""
+    """Redriven. This flow did not reject its record, or has folded it since: it is folded only into a hole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,14 +89,14 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """What a republisher made of the node it read.
+    """The step from a node that a republisher read to its output.
 
     Attributes:
-        via: Its name.
-        index: Which output of that input, from 0; None when it does not say.
+        via: Name of the republisher.
+        index: Fan-out index of the output, from 0; None when the republisher gives none.
         rekeyed: The output's key differs from the input's.
-        pass_through: A retry or redrive hop: this edge and the node behind it are not counted.
-        keyless: The output has no key, or the input, itself republished, had none.
+        pass_through: A retry or redrive hop: this edge and the node after it are not counted.
+        keyless: The output has no key, or the input was itself republished and had no key.
     """
 
     via: str = ""
@@ -108,15 +108,15 @@ class Edge:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """Where a message stands at one stage: all that the verdict depends on.
+    """Where a message stands at one stage: everything about the message that the verdict depends on.
 
     Attributes:
-        lane: Within it, first deliveries arrive in rising position. Readable, and stored with the state.
+        lane: Within a lane, first deliveries arrive in rising position. Human-readable, and stored with the state.
         group: Path, root partition and root topic id: lanes of one group share their positions.
         position: Position within the lane.
-        route: How it came.
-        ambiguous: A fan-out index is missing and no event id stands in for it.
-        wide: Its lane leads through records that were republished without a key: a copy may come by another lane of
+        route: How it reached the stage.
+        ambiguous: A fan-out index is missing and no event id replaces it.
+        wide: Its lane leads through records that were republished without a key: a copy may arrive on another lane of
             the group, so the lane remembers more positions.
     """
 
@@ -132,9 +132,9 @@ class Redriven(NamedTuple):
     """A record that came back from the dead-letter topic.
 
     Attributes:
-        redrive: What it says of itself.
-        place: Topic-partition in which it died, as `died_in` names it.
-        offset: Offset at which it died.
+        redrive: The facts in the name of its last hop.
+        place: Topic-partition in which it was rejected, as `died_in` names it.
+        offset: Offset at which it was rejected.
     """
 
     redrive: Redrive
@@ -181,7 +181,7 @@ class Lineage:
 
     @property
     def redrive(self) -> Redrive | None:
-        """How it comes back from the dead-letter topic; None when it does not."""
+        """How it came back from the dead-letter topic; None when it was not redriven."""
         last = self.edges[-1] if self.edges else None
         return read_via(last.via) if last is not None and last.pass_through else None
 
@@ -192,7 +192,7 @@ class Lineage:
 
     @property
     def redriven(self) -> "Redriven | None":
-        """How it came back from the dead-letter topic, and where it died; None when it did not."""
+        """How it came back from the dead-letter topic, and where it was rejected; None when it was not redriven."""
         if (redrive := self.redrive) is None:
             return None
         own = self.reduced().own
@@ -204,8 +204,8 @@ class Lineage:
     def reduced(self) -> "Lineage":
         """Return the lineage without pass-through hops.
 
-        A pass-through edge takes the node behind it along: A -> retry -> B reads as A -> B with the
-        index of the second edge, and B -> dead letters -> B as the first B.
+        A pass-through edge is removed together with the node after it: A -> retry -> B reads as A -> B with the
+        index of the second edge, and B -> dead letters -> B reads as the first B.
         """
         if not self.pass_through:
             return self
@@ -215,7 +215,7 @@ class Lineage:
         )
 
     def check(self) -> "Lineage":
-        """Return the lineage if no topic comes twice in it once pass-through hops are left out.
+        """Return the lineage if no topic occurs twice in it when pass-through hops are left out.
 
         Raises:
             EnvelopeError: `CHAIN_LOOP`.
@@ -226,10 +226,11 @@ class Lineage:
         return self
 
     def resolved(self, topic_ids: Mapping[str, str]) -> "Lineage":
-        """Return the lineage with the root's topic id filled in where the root has none.
+        """Return the lineage with the root's topic id filled in if the root has none.
 
         Args:
-            topic_ids: Current id by topic, of the cluster that the message was read from; roots of others stay open.
+            topic_ids: Current id by topic, in the cluster that the message was read from; roots of other clusters are
+                not changed.
         """
         root = self.root
         if root.topic_id or root.cluster != self.own.cluster or not (topic_id := topic_ids.get(root.topic)):
@@ -251,10 +252,10 @@ class Lineage:
         Args:
             rekeyed: The stage's key differs from the record's key.
             keyless: The record has no key.
-            branch: Names of the flow's own branches it went through.
-            indices: Index in each flat-map of the flow it went through.
-            event_id: Identity of the event, to be used when an index is missing; empty for none.
-            late: How a stage in front of this one passes it on, if it folded it late.
+            branch: Names of the flow's own branches that it went through.
+            indices: Its index in each flat-map of the flow that it went through.
+            event_id: Identity of the event, used when an index is missing; empty for none.
+            late: Route that a stage before this one gives it after a late fold; `PLAIN` otherwise.
         """
         line = self.reduced()
         position: Position = (
@@ -267,12 +268,12 @@ class Lineage:
             position = (*position, event_id)
         lane, group = line._names(rekeyed=rekeyed, branch=branch)
         route = self._route() if late is Route.PLAIN else late
-        # A root has one place whatever its key: only what a republisher sent may have been sent to two.
+        # A root has one place whatever its key: only a republisher can send a message to two partitions.
         wide = bool(line.edges) and (keyless or any(edge.keyless for edge in line.edges))
         return Standing(lane, group, position, route, missing and not event_id, wide)
 
     def _route(self) -> Route:
-        """How it came; who keeps a list of dead letters may know better of a copy."""
+        """How it reached the stage, as far as the lineage shows; a list of dead letters may refine `COPY`."""
         if self.redrive is not None:
             return Route.COPY
         if self.healed:
@@ -294,11 +295,11 @@ class Lineage:
 
 
 def _node(hop: Hop, behind: Sequence[Node]) -> Node:
-    """The record that a hop read. Who redrives knows no clusters: a record comes back in the cluster in which it died.
+    """The record that a hop read. Redrive hops name no cluster: a record is redriven in the cluster it was read from.
 
     Args:
         hop: The hop.
-        behind: The nodes behind it, the last one first.
+        behind: The nodes after it, the last one first.
     """
     cluster = hop.cluster
     if hop.pass_through and not cluster:
@@ -312,7 +313,7 @@ def died_in(node: Node) -> str:
 
 
 def event_of(position: Position, items: int) -> Position:
-    """Position of the element that the last `items` flat-maps of a flow made this one of."""
+    """Position of the element from which the last `items` flat-maps of a flow made this one."""
     if not items:
         return position
     if isinstance(position[-1], str):  # an event id stays at the end

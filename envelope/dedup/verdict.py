@@ -4,7 +4,7 @@ from enum import StrEnum
 
 
 class Verdict(StrEnum):
-    """Closed set of verdicts. Every one has a counter per stage."""
+    """Closed set of verdicts. Each has a counter per stage."""
 
     ACCEPTED = "accepted"
     """New, and above everything folded in its lane."""
@@ -15,29 +15,29 @@ class Verdict(StrEnum):
     NEW_LANE = "new_lane"
     """New, and the first of its lane in a state that has other lanes.
 
-    Usual where a key comes over several partitions (`co_partitioned=False`, later stages, keys that a republisher
-    changes): one for each of them. Elsewhere, and later on, it says that the topology changed.
+    Normal where a key arrives over several partitions (`co_partitioned=False`, later stages, keys that a republisher
+    changes): one for each partition. Elsewhere, and later in a run, it means that the topology changed.
     """
     NEW_INCARNATION = "new_incarnation"
     """New, from a root topic id that this flow has not seen: the topic was created again."""
     STALE_INCARNATION = "stale_incarnation"
     """New, from a root topic id that was seen before the current one."""
     AMBIGUOUS = "ambiguous"
-    """A sibling without fan-out index and without id; the source's policy decided."""
+    """A sibling without fan-out index and without event id; the source's policy decided."""
     DUPLICATE = "duplicate"
-    """Its position is held by the state: folded before."""
+    """The state holds its position: it was folded before."""
     DUPLICATE_IN_BATCH = "duplicate_in_batch"
     """Its position was folded earlier in the same batch."""
     BELOW_FLOOR = "below_floor"
-    """At or below the floor and no hole: taken for a duplicate, but not proven one."""
+    """At or below the floor, and not in a hole: treated as a duplicate, but not proven to be one. Dropped."""
     COPY = "copy"
-    """Redriven, and this flow did not give its record up, or has folded it since. Dropped."""
+    """Redriven, but this flow did not reject its record, or has folded it since. Dropped."""
     UNPROVEN = "unproven"
-    """The same, but it came by a retry or redrive route: never dropped, sent to the dead-letter topic."""
+    """As `below_floor`, but it arrived by a retry or redrive route: never dropped, sent to the dead-letter topic."""
     REJECTED = "rejected"
     """Cannot be used; a reason code says why. Sent to the dead-letter topic."""
 
     @property
     def diverts(self) -> bool:
-        """Whether the message goes to the dead-letter topic. Folded or dropped otherwise: the decision says."""
+        """Whether the message goes to the dead-letter topic. Otherwise it is folded or dropped, as `Decision.fold` says."""
         return self in (Verdict.UNPROVEN, Verdict.REJECTED)
