@@ -1,8 +1,8 @@
-"""Flows: what they are written with, bound to stores, and run with.
+"""Flows: how to define them, bind them to stores, and run them.
 
     from aggregations import Fields, Flow, MemoryRunner, Topic, count, run_flow, total
 
-Importing this does not import Spark; `run_flow` does when it is first asked for.
+Importing this package does not import Spark; the first access to `run_flow` does.
 """
 
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""What can be wrong with a flow's definition or with a run of it."""
+"""Errors of a flow's definition and of a run."""
 
 
 class FlowError(ValueError):
@@ -6,7 +6,7 @@ class FlowError(ValueError):
 
 
 class RunRefusedError(Exception):
-    """Going on would be unsafe; the text names the remedy."""
+    """It would be unsafe to continue; the text names the remedy."""
 
 
 class DefinitionChangedError(RunRefusedError):
@@ -18,4 +18,4 @@ class TasksLostError(Exception):
 
 
 class SharedKeyError(Exception):
-    """A key was met in two partitions of a topic that is said to be partitioned by it; nothing of it was written."""
+    """A key arrived in two partitions of a topic that is declared as partitioned by it; nothing was written for it."""

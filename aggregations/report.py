@@ -1,4 +1,4 @@
-"""What a batch or a run did: counts, and the records that went to the dead-letter topic."""
+"""Report of a batch or a run: counts, and the records that went to the dead-letter topic."""
 
 import logging
 from collections import Counter
@@ -13,17 +13,17 @@ _SHOWN = 10
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """A record that goes to the dead-letter topic, as it came, with why.
+    """A record that goes to the dead-letter topic, unchanged, with the reason.
 
     Attributes:
         record: The record.
-        stage: Stage that it was on its way to, or that could not fold it; empty for a record that could not be read,
-            `end` behind the last stage.
+        stage: Stage that it was bound for, or that could not fold it; empty for a record that could not be read,
+            `end` after the last stage.
         reason: Reason code.
         detail: What was wrong, without any value of the message.
-        hole: It left a hole under its keys at that stage.
+        hole: It left a hole in the states of its keys at that stage.
         items: Its items that the flow diverted, by their index in each flat-map; empty for the record as a whole.
-        raised: What user code raised, where that is the reason.
+        raised: Exception of user code, when that is the reason; else None.
     """
 
     record: Record
@@ -37,22 +37,22 @@ class DeadLetter:
 
 @dataclass(slots=True)
 class Report:
-    """What a batch, or a whole run, did.
+    """Counts of a batch, or of a whole run.
 
-    On Spark the counts are those of the attempt that committed the batch: what an attempt before it had persisted in
-    part is a duplicate to it.
+    On Spark the counts are those of the attempt that committed the batch: messages that an earlier attempt had already
+    persisted count as duplicates.
 
     Attributes:
         records: Records read.
         verdicts: Count per stage and verdict.
         reasons: Count of dead letters per reason code.
-        raised: Count of dead letters by what user code raised: stage, reason code, exception and line, no value.
-        filtered: Elements that a filter left out.
+        raised: Count of dead letters per exception of user code: stage, reason code, exception and line, no value.
+        filtered: Elements that a filter removed.
         tombstones: Records without a value that were skipped.
         outputs: Messages published.
         retired: Lanes retired to their floor.
-        keyless: Count per stage of messages that were republished without a key on their way: a copy of one may come over
-            any partition.
+        keyless: Count per stage of messages that were republished without a key: a copy may arrive over any
+            partition.
         batches: Batches committed.
     """
 
@@ -82,7 +82,7 @@ class Report:
         self.batches += other.batches
 
     def log_raised(self, log: logging.Logger) -> None:
-        """Say what user code raised; the exceptions' texts are in the dead letters alone."""
+        """Log what user code raised; the exceptions' texts are only in the dead letters."""
         for cause, count in self.raised.most_common(_SHOWN):
             log.warning("%d dead letters of %s", count, cause)
         if len(self.raised) > _SHOWN:

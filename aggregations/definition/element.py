@@ -1,4 +1,4 @@
-"""What flows: a record as Kafka delivers it, and the element a flow makes of it."""
+"""A record as Kafka delivers it, and the element that a flow makes from it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -21,7 +21,7 @@ class Record:
         key: Key bytes, or None.
         value: Value bytes, or None.
         timestamp_ms: Kafka's timestamp in milliseconds since 1970.
-        headers: Pairs of name and value, in order, names may repeat.
+        headers: Pairs of name and value, in order; names may repeat.
         topic_id: Kafka's id of the topic; empty when unknown.
     """
 
@@ -42,21 +42,21 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Element(Generic[T]):
-    """One event on its way through a flow, with where it came from, at every stage.
+    """One event on its way through a flow, with its origin.
 
     Attributes:
-        value: What the steps before made of the payload: at the source a mapping of column names to values.
+        value: Result of the previous steps; at the source a mapping of column names to values, None for a tombstone.
         key: The record's key.
         own: The record's coordinates.
-        chain: Hops of the envelope, first republisher's input first; empty where there is none.
+        chain: Hops of the envelope, the first republisher's input first; empty without an envelope.
         event_time_us: Event time, or else the record's timestamp, in microseconds since 1970.
         event_id: Identity of the event; empty when it has none.
         headers: The record's headers.
-        indices: Its index in each flat-map of this flow that it came out of.
+        indices: Its index in the output of each flat-map of this flow that it went through.
         branch: Names of the branches of this flow that it went through.
         again: It may be a copy: nothing proves that its record is the first delivery of its event.
-        route: How the stage in front passes it on, where that is not as it came: `MISSING` or `RETRIED` for what was
-            folded late, because of a dead letter.
+        route: Route that the previous stage gives it: `MISSING` or `RETRIED` after a late fold, because of a dead
+            letter; `PLAIN` otherwise.
     """
 
     value: T
@@ -97,10 +97,10 @@ class Element(Generic[T]):
         return self.lineage.root
 
     def __getitem__(self, column: str) -> Any:
-        """The value of a column; for elements whose value is a mapping.
+        """The value of a column, if the element's value is a mapping.
 
         Raises:
-            KeyError: There is no such column.
+            KeyError: The value is not a mapping, or has no such column.
         """
         value: Any = self.value
         if not isinstance(value, Mapping):

@@ -1,9 +1,9 @@
 """Declarative folds: named fields of built-in aggregates over columns.
 
-Each aggregate folds one value at a time (`add`), which is the definition, and knows the polars
-expression of a whole batch (`batch`) and how its result joins a state (`join`), which is the fast way.
-Nulls are skipped, as SQL's aggregates do. NaN and infinities are refused before anything is folded.
-Integers are exact and must stay within 64 bits; floating totals agree up to rounding.
+Each aggregate is defined by its fold of one value at a time (`add`). For speed it also has a polars
+expression for a whole batch (`batch`), and merges the result of that into a state (`join`).
+Nulls are skipped, as in SQL. NaN and infinities are rejected before anything is folded.
+Integers are exact and must stay within 64 bits; floating-point totals agree up to rounding.
 """
 
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ from envelope import EnvelopeError, Position, Reason, position_order
 
 INT64 = 2**63
 At = tuple[Position, str]
-"""Where a value stands: position and lane, compared in this order."""
+"""Where a value stands: its position and its lane, compared in this order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,28 +39,28 @@ class FieldAggregate:
     zero: ClassVar[Any] = None
 
     def add(self, state: Any, value: Any, by: Any, at: At) -> Any:
-        """Return the state with one value more; `value` is never null unless `of` is None."""
+        """Return the state with one more value; `value` is never null unless `of` is None."""
         raise NotImplementedError
 
     def batch(self, value: pl.Expr) -> pl.Expr:
-        """The aggregate of a group of rows, as `join` takes it. Not for ordered aggregates."""
+        """The aggregate of a group of rows, as input of `join`. Not for ordered aggregates."""
         raise NotImplementedError
 
     def join(self, state: Any, partial: Any) -> Any:
-        """Return the state with a batch's aggregate; `partial` is null when there was nothing to fold."""
+        """Merge a batch's aggregate into the state; `partial` is null when there was nothing to fold."""
         raise NotImplementedError
 
     def result(self, state: Any) -> Any:
-        """What a reader sees of the state."""
+        """The state as readers see it."""
         return state
 
     def fits(self, state: Any, of: pl.DataType | None = None, by: pl.DataType | None = None) -> bool:
-        """Whether a state could be this aggregate's.
+        """Whether a stored state is valid for this aggregate.
 
         Args:
-            state: State that was stored under the field's name, maybe by another aggregate.
-            of: Type of what it reads, where that is known.
-            by: Type of what orders its values, where that is known.
+            state: State stored under the field's name, possibly by another aggregate.
+            of: Type of `of`, if known.
+            by: Type of `by`, if known.
         """
         raise NotImplementedError
 
@@ -90,7 +90,7 @@ class Count(FieldAggregate):
 
 
 class Total(FieldAggregate):
-    """Sum of the values, 0 of none."""
+    """Sum of the values; 0 without values."""
 
     kind = "total"
     numeric = True
@@ -115,7 +115,7 @@ class _Extreme(FieldAggregate):
 
 
 class Minimum(_Extreme):
-    """Smallest value, null of none."""
+    """Smallest value; null without values."""
 
     kind = "minimum"
 
@@ -130,7 +130,7 @@ class Minimum(_Extreme):
 
 
 class Maximum(_Extreme):
-    """Largest value, null of none."""
+    """Largest value; null without values."""
 
     kind = "maximum"
 
@@ -145,7 +145,7 @@ class Maximum(_Extreme):
 
 
 class Mean(FieldAggregate):
-    """Arithmetic mean, null of none. The state is [sum, count]."""
+    """Arithmetic mean; null without values. The state is [sum, count]."""
 
     kind = "mean"
     numeric = True
@@ -175,7 +175,7 @@ class Mean(FieldAggregate):
 
 
 class First(FieldAggregate):
-    """Value of the lowest position, or of the lowest `by`. The state is [by, position, lane, value]."""
+    """Value at the lowest position, or with the lowest `by`. The state is [by, position, lane, value]."""
 
     kind = "first"
     ordered = True
@@ -195,7 +195,7 @@ class First(FieldAggregate):
 
 
 class Last(First):
-    """Value of the highest position, or of the highest `by`. The state is [by, position, lane, value]."""
+    """Value at the highest position, or with the highest `by`. The state is [by, position, lane, value]."""
 
     kind = "last"
 
@@ -212,7 +212,7 @@ def _stored(state: Any) -> tuple[Any, ...]:
 
 
 def _comparable(value: Any, dtype: pl.DataType | None) -> bool:
-    """Whether a stored value can be compared with values of a type: text with text, numbers with numbers."""
+    """Whether a stored value can be compared with values of a dtype: text with text, numbers with numbers."""
     if not isinstance(value, bool | int | float | str):
         return False
     return dtype is None or dtype == pl.Null or isinstance(value, str) == (dtype == pl.String)
@@ -224,7 +224,7 @@ def count(of: Expression | None = None) -> FieldAggregate:
 
 
 def total(of: Expression) -> FieldAggregate:
-    """Sum of `of`; integers exactly, within 64 bits."""
+    """Sum of `of`; exact for integers, within 64 bits."""
     return Total(of)
 
 
@@ -244,12 +244,12 @@ def mean(of: Expression) -> FieldAggregate:
 
 
 def first(of: Expression, by: Expression | None = None) -> FieldAggregate:
-    """Value of `of` with the lowest position, or with the lowest `by`; ties go by position. Not by arrival."""
+    """Value of `of` at the lowest position, or with the lowest `by`; the position breaks ties. Not by arrival."""
     return First(of, by)
 
 
 def last(of: Expression, by: Expression | None = None) -> FieldAggregate:
-    """Value of `of` with the highest position, or with the highest `by`; ties go by position. Not by arrival."""
+    """Value of `of` at the highest position, or with the highest `by`; the position breaks ties. Not by arrival."""
     return Last(of, by)
 
 
@@ -260,8 +260,8 @@ class Fields:
     Its state is a JSON object with one member per field.
 
     Attributes:
-        fields: Aggregate by name.
-        starts: What `added` declared, by name of the field.
+        fields: Aggregate by field name.
+        starts: Initial values that `added` declared, by field name.
     """
 
     fields: Mapping[str, FieldAggregate]
@@ -280,19 +280,19 @@ class Fields:
         object.__setattr__(self, "starts", {})
 
     def added(self, **starts: Any) -> "Fields":
-        """Declare fields that were added after the flow had states, with what earlier states have in them.
+        """Declare fields that were added after the flow had states, with their values in those earlier states.
 
             Fields(legs=count(), late=count("late")).added(late=0)
 
-        Only states that have no such field yet begin with it. New keys begin at zero, as ever. It is part of the
-        definition: keep it as long as the generation.
+        A value applies only to states that do not have the field yet. New keys begin at zero as usual. The declaration
+        is part of the definition: keep it as long as the generation.
 
         Args:
-            starts: By field its value so far: for `count` and `total` a number, for `minimum` and `maximum` a number,
-                text or boolean. None means that nothing was folded; `mean`, `first` and `last` take only that.
+            starts: Value so far by field: for `count` and `total` a number, for `minimum` and `maximum` a number,
+                text or boolean. None means that nothing was folded; `mean`, `first` and `last` accept only None.
 
         Raises:
-            FlowError: There is no such field, or its aggregate cannot begin there.
+            FlowError: A field does not exist, or its aggregate cannot start with the value.
         """
         states = {}
         for name, start in starts.items():
@@ -314,11 +314,11 @@ class Fields:
         return new
 
     def misfit(self, state: Any, dtypes: Mapping[str, pl.DataType] = MappingProxyType({})) -> str:
-        """Say what keeps a state of another definition from being continued; empty when nothing does.
+        """Explain why a state of another definition cannot be continued; empty when it can.
 
         Args:
             state: The stored state.
-            dtypes: Types of `inputs`, where they are known.
+            dtypes: Types of `inputs`, if known.
         """
         if not isinstance(state, dict):
             return "the state is not one of Fields"
@@ -331,7 +331,7 @@ class Fields:
         return ""
 
     def carried(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        """A state of another definition as this one has it: declared fields are added, unknown ones are left out.
+        """Convert a state of another definition to this one: declared fields are added, unknown fields are left out.
 
         Args:
             state: A state without a `misfit`.
@@ -360,7 +360,7 @@ class Fields:
         """Check the types of what `inputs` evaluates to.
 
         Raises:
-            FlowError: A field reads what its aggregate does not take.
+            FlowError: A field's input has a type that its aggregate does not accept.
         """
         for name, dtype in dtypes.items():
             if not (dtype.is_integer() or dtype.is_float() or dtype in (pl.String, pl.Boolean, pl.Null)):
@@ -374,11 +374,11 @@ class Fields:
                 raise FlowError(f"field {name!r} is a {self.fields[name].kind} of text; cast it to a number")
 
     def add(self, state: Mapping[str, Any], values: Mapping[str, Any], at: At) -> dict[str, Any]:
-        """Return the state with one element more.
+        """Return the state with one more element.
 
         Args:
             state: State so far.
-            values: What `inputs` gave for the element.
+            values: Values of `inputs` for the element.
             at: Where it stands.
 
         Raises:
@@ -399,7 +399,7 @@ class Fields:
         return new
 
     def result(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        """What a reader sees of a state: one value per field."""
+        """The state as readers see it: one value per field."""
         return {name: field.result(state[name]) for name, field in self.fields.items()}
 
     def describe(self) -> str:
@@ -427,13 +427,13 @@ def check_value(name: str, value: Any, *, numeric: bool = False) -> None:
     """Check that a field can fold a value, and that its state can be stored.
 
     Raises:
-        EnvelopeError: `NOT_FINITE`, `OVERFLOW`, or `BAD_PAYLOAD` for a type that the aggregate does not take.
+        EnvelopeError: `NOT_FINITE`, `OVERFLOW`, or `BAD_PAYLOAD` for a type that the aggregate does not accept.
     """
     match value:
         case bool():
             return
         case int():
-            # From -2^63 to what the largest unsigned type holds.
+            # From -2^63 to the maximum of the largest unsigned type.
             if not -INT64 <= value < 2 * INT64:
                 raise EnvelopeError(Reason.OVERFLOW, f"field {name!r} is an integer beyond 64 bits")
         case float():
@@ -449,7 +449,7 @@ def check_value(name: str, value: Any, *, numeric: bool = False) -> None:
 
 
 def is_utf8(text: str) -> bool:
-    """Whether UTF-8, and with it JSON, can hold the text."""
+    """Whether UTF-8, and therefore JSON, can encode the text."""
     if text.isascii():
         return True
     try:

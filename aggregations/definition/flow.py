@@ -59,7 +59,7 @@ T = TypeVar("T")
 U = TypeVar("U")
 
 END_OF_FLOW = "end"
-"""Stands for a stage where a record fails behind the last one."""
+"""Used as stage name for a record that fails after the last stage."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 
@@ -70,12 +70,12 @@ class Stage:
 
     Attributes:
         index: Number of the stage in the flow, from 0.
-        before: Steps between the stage before, or the source, and this one.
+        before: Steps between the previous stage, or the source, and this one.
         aggregate: The aggregation.
         columnar: Everything up to and including the fold is vectorised.
-        snapshots: Topics that its changed states are published to.
-        schema: Columns in front of the first step of `before`; None where a callable decides.
-        definition: Hash of what decides its states; see `operators.definition_of`.
+        snapshots: Topics to which its changed states are published.
+        schema: Columns before the first step of `before`; None when a callable determines the value.
+        definition: Hash of everything that determines its states; see `operators.definition_of`.
     """
 
     index: int
@@ -97,7 +97,7 @@ class Stage:
         return any(isinstance(step, FlatMap) for step in self.before)
 
     def input_types(self) -> dict[str, pl.DataType]:
-        """Types of what its fields read; empty where a callable decides, and for a fold in plain Python."""
+        """Types of its fields' inputs; empty when a callable determines the value, and for a fold in plain Python."""
         schema = self.schema
         for step in self.before:
             schema = schema_after(step, schema)
@@ -110,12 +110,12 @@ class Flow(Generic[T]):
     """A source, steps and keyed aggregations, in order. Every method returns a new flow.
 
     Supported: column names and polars expressions (vectorised), and plain callables on `Element`
-    (per message), for keys, filters, maps and diversions; both give the same answer.
+    (per message), for keys, filters, maps and diversions; both give the same result.
     Not supported: several sources, joins, and expressions over several rows.
 
     Attributes:
         name: Name of the flow: part of every state's identity.
-        steps: What was added, in order.
+        steps: The steps added so far, in order.
         topic: The source; None before `source` was called.
     """
 
@@ -147,7 +147,7 @@ class Flow(Generic[T]):
     def map(self, **columns: Expression) -> "Flow[Mapping[str, Any]]": ...
 
     def map(self, function: Any = None, **columns: Any) -> "Flow[Any]":
-        """Make a new value of every element, or add columns: `map(late=pl.col("arr_delay") > 15)`."""
+        """Replace every element's value, or add columns: `map(late=pl.col("arr_delay") > 15)`."""
         if (function is None) == (not columns):
             raise FlowError("map() takes either one function or columns by name")
         _check_callable("map()", function)
@@ -162,7 +162,7 @@ class Flow(Generic[T]):
         return self._with(Map(columns, function))
 
     def flat_map(self, function: Callable[[Element[T]], Iterable[U]]) -> "Flow[U]":
-        """Make a collection of every element. The order of its items must not differ from run to run."""
+        """Make a collection of every element. The order of its items must be the same in every run."""
         _check_callable("flat_map()", function, needed=True)
         return self._with(FlatMap(function))  # type: ignore[return-value]
 
@@ -207,11 +207,11 @@ class Flow(Generic[T]):
     def publish(
         self, topic: str, *, key: Key | None = None, value: Callable[[Element[T]], bytes] | None = None, name: str = ""
     ) -> "Flow[T]":
-        """Produce every element to `topic` as an envelope whose chain says where it came from.
+        """Produce every element to `topic` as an envelope whose chain gives its origin.
 
         Args:
             topic: Target topic.
-            key: Key of the output; None keeps the record's.
+            key: Key of the output; None keeps the record's key.
             value: Payload of the output; None writes the element's value as JSON.
             name: Name of this hop in the chain (`via`); the flow's name when empty.
         """
@@ -220,14 +220,14 @@ class Flow(Generic[T]):
         _check_callable("publish(): value", value)
         processor = Publish(_topic(topic), key, value, name or self.name)
         if any(isinstance(step, Publish) and (step.topic, step.name) == (topic, processor.name) for step in self.steps):
-            # Its messages would have the same lineage as the others', and be dropped as duplicates downstream.
+            # Both would produce messages of the same lineage; downstream the second would be dropped as a duplicate.
             raise FlowError(
                 f"flow {self.name!r} publishes to {topic} as {processor.name!r} already: give another name="
             )
         return self._with(processor)
 
     def publish_states(self, topic: str) -> "Flow[T]":
-        """Produce the states of the stage before that each batch changed, as snapshots: the newest wins."""
+        """Produce the states of the previous stage that each batch changed, as snapshots: the newest per key wins."""
         if not self.steps or not isinstance(self.steps[-1], Aggregate | PublishStates):
             raise FlowError("publish_states() must follow an aggregate() directly")
         return replace(self, steps=(*self.steps, PublishStates(_topic(topic))))
@@ -241,7 +241,7 @@ class Flow(Generic[T]):
 
     @cached_property
     def schema(self) -> Schema:
-        """Columns and dtypes behind the last step; None where a callable decides."""
+        """Columns and dtypes after the last step; None when a callable determines the value."""
         return self._schema_behind(len(self.steps))
 
     @cached_property
@@ -249,7 +249,7 @@ class Flow(Generic[T]):
         """The keyed aggregations, upstream first.
 
         Raises:
-            FlowError: There is none.
+            FlowError: The flow has no aggregation.
         """
         stages: list[Stage] = []
         before: list[Step] = []
@@ -278,14 +278,14 @@ class Flow(Generic[T]):
 
     @cached_property
     def tail(self) -> tuple[Step, ...]:
-        """Steps behind the last aggregation."""
+        """Steps after the last aggregation."""
         return tuple(
             step for step in self.steps[self._behind_stages :] if not isinstance(step, PublishStates | Aggregate)
         )
 
     @cached_property
     def tail_schema(self) -> Schema:
-        """Columns in front of the first step of `tail`; None where a callable decides."""
+        """Columns before the first step of `tail`; None when a callable determines the value."""
         return self._schema_behind(self._behind_stages)
 
     @property
@@ -300,12 +300,12 @@ class Flow(Generic[T]):
         return schema
 
     def behind(self, stage: "Stage") -> frozenset[str]:
-        """Names of what comes behind a stage, the end of the flow included: where a redriven record may be bound for."""
+        """Names of the stages after a stage, and the end of the flow: where a redriven record may be bound for."""
         return frozenset((*(later.name for later in self.stages[stage.index + 1 :]), END_OF_FLOW))
 
     @cached_property
     def fronts(self) -> frozenset[str]:
-        """Names of the stages that have other stages or outputs behind them."""
+        """Names of the stages that are followed by other stages or by outputs."""
         *inner, last = self.stages
         ends = any(isinstance(step, Publish) for step in self.tail)
         return frozenset(stage.name for stage in (*inner, *((last,) if ends else ())))
@@ -314,7 +314,7 @@ class Flow(Generic[T]):
         """The stage of that name.
 
         Raises:
-            FlowError: There is none; the text lists those that there are.
+            FlowError: No stage has that name; the text lists the stages.
         """
         for stage in self.stages:
             if stage.name == name:
@@ -334,7 +334,7 @@ class Flow(Generic[T]):
 
     @property
     def publishes(self) -> bool:
-        """Whether it publishes elements, of which those of one key must stay in order."""
+        """Whether it publishes elements; those of one key must stay in order."""
         return any(isinstance(step, Publish) for step in self.steps)
 
     @cached_property
@@ -350,7 +350,7 @@ class Flow(Generic[T]):
         return columns_of(one for step in self.steps for one in expressions_of(step))
 
     def describe(self) -> str:
-        """Draw the flow, one step a line, with the path that each takes."""
+        """Describe the flow as text, one step a line, with its path: vectorised or per message."""
         lines = [f"{self.name}", f"  source     {self.topic.name if self.topic else '(none)'}"]
         columnar = True
         for step in self.steps:
@@ -373,7 +373,7 @@ def _topic(name: str) -> str:
 def _check_zero(name: str, fold: Fold[Any]) -> None:
     try:
         check_state(fold.zero())
-    except Exception as error:  # the user's code: anything may come
+    except Exception as error:  # user code may raise anything
         detail = error.detail if isinstance(error, EnvelopeError) else type(error).__name__
         raise FlowError(f"stage {name!r}: zero() of its fold does not return a state: {detail}") from error
 

@@ -13,12 +13,12 @@ S = TypeVar("S")
 class Fold(Protocol[S]):
     """A fold written as a class.
 
-    The state is what JSON gives back as it was: None, booleans, 64-bit integers, finite floats, text, lists
-    and dictionaries with text keys, of exactly these types. It is handed over by value, so `fold` may
-    change it in place. `fold` must depend on nothing but its arguments. A raise sends the element to the
+    The state must be a value that a JSON round trip preserves: None, booleans, 64-bit integers, finite floats, text,
+    lists and dictionaries with text keys, of exactly these types. It is passed by value, so `fold` may
+    change it in place. `fold` must depend only on its arguments. If it raises, the element goes to the
     dead-letter topic.
 
-    An optional `result(state)` makes of the state what readers see. Changing the code of the class
+    An optional `result(state)` returns the state as readers see it. Changing the code of the class
     changes the stage's definition hash.
     """
 
@@ -27,15 +27,15 @@ class Fold(Protocol[S]):
         ...
 
     def fold(self, state: S, element: Element[Any]) -> S:
-        """The state with one element more."""
+        """Return the state with one more element."""
         ...
 
 
 def check_state(state: Any) -> None:
-    """Check that a state comes back from JSON as it is.
+    """Check that a JSON round trip preserves a state.
 
-    A tuple would come back as a list, a `Counter` as a plain dictionary: the fold would meet another type
-    behind a batch's end than within it, and the result would depend on where batches end.
+    A tuple would come back as a list, a `Counter` as a plain dictionary: after the end of a batch the fold
+    would receive another type than within it, and the result would depend on where batches end.
 
     Raises:
         EnvelopeError: `NOT_FINITE`, `OVERFLOW` or `FOLD_FAILED`.

@@ -1,4 +1,4 @@
-"""The steps a flow is made of, and what of them can be checked before anything runs."""
+"""The steps of a flow, and the checks that are possible before it runs."""
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
@@ -27,10 +27,10 @@ def is_columnar(step: object) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Deciding:
-    """A step that decides what reaches the stages behind it.
+    """A step that determines which elements reach the following stages.
 
     Attributes:
-        definition: Canonical text: part of the definition of every stage behind it.
+        definition: Canonical text: part of the definition of every following stage.
     """
 
     definition: str = field(init=False, repr=False, compare=False)
@@ -50,7 +50,7 @@ class Filter(_Deciding):
 
 @dataclass(frozen=True, slots=True)
 class Map(_Deciding):
-    """Adds or replaces columns by expressions, or makes a new value of each element by a function."""
+    """Adds or replaces columns by expressions, or replaces each element's value by a function's result."""
 
     columns: Mapping[str, Expression] = field(default_factory=dict)
     function: Callable[[Element[Any]], Any] | None = None
@@ -58,7 +58,7 @@ class Map(_Deciding):
 
 @dataclass(frozen=True, slots=True)
 class FlatMap(_Deciding):
-    """Makes a collection of values of each element; the collection is folded whole or not at all."""
+    """Makes a collection of values from each element; the collection is folded as a whole or not at all."""
 
     function: Callable[[Element[Any]], Iterable[Any]]
 
@@ -76,15 +76,15 @@ class Aggregate:
 
     Attributes:
         name: Name of the stage.
-        key: What it is keyed by.
-        fold: `Fields(...)` or a class with `zero` and `fold`.
+        key: Key of its states.
+        fold: `Fields(...)` or an instance of a class with `zero` and `fold`.
         co_partitioned: Records of one key are in one partition of the topic: no shuffle is needed. First stage only.
-        history: Positions remembered per lane of a state; None for 32, and 1,024 where records without a key come.
+        history: Positions remembered per lane of a state; None for 32, or 1,024 on a lane with records without a key.
         lanes: Lanes with a history per state.
-        emit: Makes a collection of each accepted element and the state after it; None forwards the element itself.
-        store: URL of the store when nothing else is bound at run time.
+        emit: Makes a collection from each accepted element and the state after it; None forwards the element itself.
+        store: URL of the store if no other is bound at run time.
         definition: Canonical text of key and fold.
-        emitting: Canonical text of what reaches the stages behind it; empty where each element is forwarded as it is.
+        emitting: Canonical text of `emit`, key and fold; empty when each element is forwarded unchanged.
     """
 
     name: str
@@ -102,31 +102,31 @@ class Aggregate:
         # Once, where the flow is written: a worker that gets it pickled may not have the source.
         fold = self.fold.describe() if isinstance(self.fold, Fields) else describe_object(self.fold)
         object.__setattr__(self, "definition", f"{_described(self.key)}\n{fold}")
-        # What is emitted may depend on the state.
+        # The emitted values may depend on the state.
         emitting = "" if self.emit is None else f"{self.definition}\nemit {_described(self.emit)}"
         object.__setattr__(self, "emitting", emitting)
 
 
 def definition_of(steps: Iterable[object], source: str) -> str:
-    """Hash of what decides a stage's states, for one source: a state of another hash is never continued silently.
+    """Hash of everything that determines a stage's states: a state with another hash is never continued silently.
 
-    What is compatible is no part of it: outputs, the store, the sizes of histories.
+    Compatible changes do not affect it: outputs, the store, the sizes of histories.
 
     Args:
-        steps: The flow's steps up to and including the stage. Of what is in front of it counts what decides which
-            elements reach it, with which value: filters, maps, flat-maps, diversions, and what stages emit.
-        source: Canonical text of the source, `Topic.definition`: it names the lanes and positions of its elements.
+        steps: The flow's steps up to and including the stage. Steps before the stage count if they determine which
+            elements reach it, and with which value: filters, maps, flat-maps, diversions, and stages that emit.
+        source: Canonical text of the source, `Topic.definition`: it decides the lanes and positions of its elements.
     """
     *before, stage = steps
     assert isinstance(stage, Aggregate)
     texts = [one.emitting if isinstance(one, Aggregate) else getattr(one, "definition", "") for one in before]
-    lanes = f"co_partitioned {stage.co_partitioned}"  # without it every lane has the partition that was read
+    lanes = f"co_partitioned {stage.co_partitioned}"  # without it every lane names the partition that was read
     text = "\n".join([source, *filter(None, texts), lanes, stage.definition])
     return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:16]
 
 
 def _described(argument: object) -> str:
-    """Canonical text of what a step was given: expressions, functions, or columns by name."""
+    """Canonical text of a step's argument: expressions, functions, or columns by name."""
     if isinstance(argument, str | pl.Expr):
         return describe_expression(argument)
     if isinstance(argument, Mapping):
@@ -155,13 +155,13 @@ Step: TypeAlias = Filter | Map | FlatMap | Divert | Publish
 
 
 Schema: TypeAlias = Mapping[str, pl.DataType] | None
-"""Columns and their types; None where a callable decides."""
+"""Columns and their types; None when a callable determines the value."""
 
 _KEY = "key of the stage"
 
 
 def schema_after(step: object, schema: Schema) -> Schema:
-    """The columns behind a step that has `schema` in front of it.
+    """The columns after a step, given the columns `schema` before it.
 
     Raises:
         FlowError: A column is missing, or types do not fit.
@@ -179,10 +179,10 @@ def schema_after(step: object, schema: Schema) -> Schema:
 
 
 def check_columns(step: Step | Aggregate, schema: Mapping[str, pl.DataType]) -> None:
-    """Plan a step's expressions: what is missing or does not fit shows at once.
+    """Plan a step's expressions, so that missing columns and wrong types are reported when the flow is defined.
 
     Raises:
-        FlowError: A column is missing, types do not fit, or a field reads what its aggregate does not take.
+        FlowError: A column is missing, types do not fit, or an aggregate does not accept the type of a field's input.
     """
     match step:
         case Filter(argument) | Divert(argument) if isinstance(argument, str | pl.Expr):
@@ -201,7 +201,7 @@ def check_columns(step: Step | Aggregate, schema: Mapping[str, pl.DataType]) -> 
 
 
 def types_of(wanted: Mapping[str, pl.Expr], schema: Mapping[str, pl.DataType]) -> dict[str, pl.DataType]:
-    """Types of what expressions give over the columns of `schema`.
+    """Result types of expressions over the columns of `schema`.
 
     Raises:
         FlowError: A column is missing, or types do not fit.
@@ -249,7 +249,7 @@ def expressions_of(step: Step | Aggregate | PublishStates) -> list[pl.Expr]:
 
 
 def summary(step: Step | Aggregate) -> str:
-    """What a step does, in a few words."""
+    """A short description of a step."""
     match step:
         case Filter(argument) | Divert(argument):
             return _text(argument)

@@ -1,4 +1,4 @@
-"""What a topic's payload is: a protobuf message, JSON with declared columns, or plain bytes."""
+"""Kinds of payload: a protobuf message, JSON with declared columns, or plain bytes."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -26,9 +26,9 @@ class Payload(Protocol):
         """Column name to polars type."""
 
     def reader(self, columns: frozenset[str] | None) -> PayloadReader:
-        """Return the function that reads one payload's columns, only these if given.
+        """Return a function that reads the columns of one payload, only `columns` if given.
 
-        It raises `EnvelopeError` with `BAD_PAYLOAD`. A field that no column needs is not looked at.
+        The function raises `EnvelopeError` with `BAD_PAYLOAD`. A field that no column needs is not read.
         """
 
 
@@ -65,16 +65,16 @@ class Json:
 
         Json({"order": str, "lines": [{"article": str, "quantity": int}]})
 
-    Within lists and objects, too, null and missing fields are null and other fields are ignored. A whole number may
-    stand for a float; no other type stands for another. Of a name that comes twice in an object the last one counts,
-    and both must be of the type. Expressions see polars' lists and structs (`pl.col("lines").list.len()`), functions see
-    lists and dictionaries. A document, with all that is not declared, is at most 500 levels deep.
+    The same holds within lists and objects: null and missing fields are null, other fields are ignored. A whole number
+    is accepted as a float; there are no other conversions. If a name occurs twice in an object, the last value counts,
+    and both must be of the declared type. Expressions see polars lists and structs (`pl.col("lines").list.len()`),
+    functions see lists and dictionaries. A document, undeclared fields included, is at most 500 levels deep.
 
     Args:
         columns: Name to type.
 
     Raises:
-        TypeError: A type that is none of these.
+        TypeError: A type is not one of these.
     """
 
     columns: tuple[tuple[str, pl.DataType], ...]
@@ -107,18 +107,18 @@ class Json:
 
 
 def decoded(decoder: "msgspec.json.Decoder[msgspec.Struct]", document: bytes) -> msgspec.Struct | None:
-    """Read one document; None where it is not JSON of the types that the decoder wants, or nests too deep."""
+    """Read one document; None when it is not JSON of the types that the decoder expects, or nests too deep."""
     if is_too_deep(document):
         return None
     try:
         return decoder.decode(document)
-    except (ValueError, RecursionError):  # msgspec's own errors and text that is not UTF-8
+    except (ValueError, RecursionError):  # msgspec's errors, and text that is not UTF-8
         return None
 
 
 @dataclass(frozen=True, slots=True)
 class Raw:
-    """Bytes as they are, in one column: `value`."""
+    """Unparsed bytes, in one column: `value`."""
 
     @property
     def schema(self) -> dict[str, pl.DataType]:
@@ -131,10 +131,10 @@ class Raw:
 
 
 def payload_of(declared: object) -> Payload:
-    """Return the payload kind for what a person declares: a message class, `Json(...)` or `Raw()`.
+    """Return the payload kind for a declaration: a message class, `Json(...)` or `Raw()`.
 
     Raises:
-        TypeError: It is none of them.
+        TypeError: `declared` is none of them.
     """
     if isinstance(declared, Protobuf | Json | Raw):
         return declared

@@ -1,7 +1,7 @@
-"""Where a flow's messages come from: a topic, what its records hold, and how one record is read.
+"""The source of a flow: a topic, the form of its records, and how one record is read.
 
-`RecordDecoder` reads record by record and is the definition; `aggregations.columns.Decoder` reads whole
-batches and gives the same answer.
+`RecordDecoder` reads record by record and is the reference; `aggregations.columns.Decoder` reads whole
+batches with the same result.
 """
 
 from dataclasses import dataclass, replace
@@ -32,7 +32,7 @@ from envelope.limits import check_topic
 __all__ = ["Decoded", "Json", "Raw", "RecordDecoder", "Topic"]
 
 MAX_TIMESTAMP_MS: Final = (2**63 - 1) // 1000
-"""The latest timestamp that 64 bits can hold in microseconds; -1 times it is the earliest."""
+"""The latest timestamp that fits into 64 bits in microseconds; its negative is the earliest."""
 
 
 @dataclass(frozen=True, init=False)
@@ -43,12 +43,12 @@ class Topic:
         name: Name of the topic.
         payload: A protobuf message class, `Json({"column": pl.Int64, ...})` or `Raw()`.
         envelope: The payload is inside an envelope. Otherwise the record's value is the payload and its
-            lineage are its own coordinates; Confluent framing in front of protobuf is stripped. Redriven records of
-            such a topic come in an envelope, and are known by its last hop.
+            lineage is its own coordinates; Confluent framing before protobuf is stripped. Redriven records of
+            such a topic arrive in an envelope, and are recognised by its last hop.
         siblings: What to do with messages of one root that no fan-out index tells apart.
-        limits: Limits of what is accepted.
-        cluster: Name of the Kafka cluster, where there is more than one.
-        tombstones: What to do with records that have no value. As `element` they are for flows with steps in Python.
+        limits: Limits of the envelopes and payloads that are accepted.
+        cluster: Name of the Kafka cluster, when there is more than one.
+        tombstones: What to do with records that have no value. `element` requires a flow with steps in Python.
 
     Raises:
         EnvelopeError: Kafka would not allow the topic's name.
@@ -92,9 +92,9 @@ class Topic:
 
     @property
     def definition(self) -> str:
-        """Canonical text of what names the lanes and positions of its elements, and says which of them are folded.
+        """Canonical text of the settings that decide the lanes and positions of its elements, and which are folded.
 
-        Part of the definition of every stage that reads it. What a payload means is not: columns may be added.
+        Part of the definition of every stage that reads the topic. The payload is not part of it: columns may be added.
         """
         kind = "envelope" if self.envelope else "bare"
         more = ["tombstones"] if self.tombstones is Tombstones.ELEMENT else []
@@ -107,12 +107,12 @@ class Decoded:
 
     Attributes:
         columns: Column name to value; None for a tombstone.
-        lineage: Its lineage, without a loop. Topic ids are as the chain gives them.
+        lineage: Its lineage, without a loop. Topic ids are those of the chain.
         chain: The hops of its envelope.
         key: The record's key.
         event_id: Identity of the event; empty when it has none.
         event_time_us: Event time, or else the record's timestamp, in microseconds since 1970.
-        identity: What `Lineage.standing` takes as event id: empty unless the source's policy asks for it.
+        identity: Event id for `Lineage.standing`: empty unless the source's policy uses event ids.
     """
 
     columns: dict[str, object] | None
@@ -126,7 +126,7 @@ class Decoded:
     def element(
         self, headers: tuple[tuple[str, bytes | None], ...], *, again: bool = False
     ) -> Element[dict[str, object] | None]:
-        """The element that enters the flow, with its record's headers; `again` if it may be a copy."""
+        """The element that enters the flow, with its record's headers; `again` when it may be a copy."""
         return Element(
             value=self.columns,
             key=self.key,
@@ -144,8 +144,8 @@ class RecordDecoder:
 
     Args:
         topic: The source.
-        columns: The columns needed; None for all. Both runners of a flow must ask for the same ones, since a
-            field that no column needs is not looked at and cannot be wrong.
+        columns: The columns needed; None for all. Both runners of a flow must pass the same columns: a field that no
+            column needs is not read, so an invalid value in it is not detected.
     """
 
     def __init__(self, topic: Topic, columns: frozenset[str] | None = None) -> None:
@@ -154,11 +154,11 @@ class RecordDecoder:
         self._payload_type = topic.payload.type.full_name if isinstance(topic.payload, Protobuf) else ""
 
     def skips(self, record: Record) -> bool:
-        """Whether the record is a tombstone that the flow does not get."""
+        """Whether the record is a tombstone that is not passed to the flow."""
         return record.value is None and self.topic.tombstones is Tombstones.SKIP
 
     def decode(self, record: Record) -> Decoded:
-        """Read and check one record, which is none that is skipped.
+        """Read and check one record that `skips` does not exclude.
 
         Raises:
             EnvelopeError: With the reason code of the first rule that is broken.
@@ -215,7 +215,7 @@ class RecordDecoder:
         return self._plain(record, columns)
 
     def _plain(self, record: Record, columns: dict[str, object] | None) -> Decoded:
-        """What has no envelope: the record is its own root."""
+        """Decode a record without an envelope: it is its own root."""
         return Decoded(
             columns=columns,
             lineage=Lineage((self._own(record),)),
@@ -231,5 +231,5 @@ class RecordDecoder:
 
 
 def _micros(timestamp_ms: int) -> int:
-    """Milliseconds as microseconds, held within 64 bits: a producer may write any timestamp."""
+    """Milliseconds as microseconds, clamped to 64 bits: a producer may write any timestamp."""
     return max(-MAX_TIMESTAMP_MS, min(timestamp_ms, MAX_TIMESTAMP_MS)) * 1000

@@ -1,4 +1,4 @@
-"""Which store each stage of a flow has."""
+"""Binds each stage of a flow to its store."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,15 +9,15 @@ from persistence.commit.order import store_order
 
 
 def bind(flow: Flow[Any], stores: Mapping[str, str], default: str = "") -> dict[str, str]:
-    """Return the store's URL of every stage.
+    """Return the URL of the store of every stage.
 
     Args:
         flow: The flow.
         stores: URL by stage name.
-        default: URL for the stages that have neither one here nor one in the definition.
+        default: URL for stages without a URL in `stores` or in the flow's definition.
 
     Raises:
-        FlowError: A stage has none, or `stores` names a stage that there is not.
+        FlowError: A stage has no store, or `stores` names a stage that does not exist.
     """
     for name in stores:
         flow.stage(name)
@@ -27,7 +27,7 @@ def bind(flow: Flow[Any], stores: Mapping[str, str], default: str = "") -> dict[
         raise FlowError(f"no store for stage {', '.join(missing)}: give --store URL or --store {missing[0]}=URL")
     try:
         store_order(bound.values())
-    except ValueError:  # its text has the URLs, which may have passwords
+    except ValueError:  # its text contains the URLs, which may contain passwords
         raise FlowError(
             "the store of a stage appears again after another stage's store: bind adjacent stages to one store, "
             "or use a third one"

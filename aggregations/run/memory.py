@@ -1,4 +1,4 @@
-"""The in-memory runner: real flow, stores and commit, records handed over by the caller. The oracle of the others."""
+"""The in-memory runner: real flow, stores and commit; the caller passes the records. Reference for other runners."""
 
 import logging
 import time
@@ -33,7 +33,7 @@ _LOG = logging.getLogger("headwater.memory")
 
 @dataclass(slots=True)
 class _Batch:
-    """A batch on its way through the flow."""
+    """A batch while the flow processes it."""
 
     records: dict[tuple[str, int, int], Record]
     report: Report
@@ -42,7 +42,7 @@ class _Batch:
     outputs: list[OutputMessage] = field(default_factory=list)
 
     def dead_letters(self) -> list[DeadLetter]:
-        """The records that cannot be used, as they came."""
+        """The records that cannot be used, unchanged."""
         return [
             DeadLetter(
                 self.records[one.own.topic, one.own.partition, one.own.offset],
@@ -60,22 +60,22 @@ class _Batch:
 class MemoryRunner:
     """Runs a flow message by message in this process, with the real commit order.
 
-    Every batch is exact or raises; after an error begin again with a new runner on the same stores.
+    Every batch is exact or raises; after an error, start again with a new runner on the same stores.
 
     Args:
         flow: The flow.
         stores: URL of the store by stage name, from `run.bind`.
-        topic_ids: Current topic id by topic, for roots that do not name theirs.
-        accept: Risks taken on purpose; see `aggregations.run.start.Risk`.
-        ends: Ends of the partitions as of now. A run that crashed may have folded what is below them; without them, any
+        topic_ids: Current topic id by topic, for roots without a topic id.
+        accept: Names of accepted risks; see `aggregations.run.start.Risk`.
+        ends: Current end offset by partition. A crashed run may have folded records below them; without them, any
             record.
-        whole: Asks for the next offset by partition of the whole topic. Without it partitions are known from
-            the records that were handed over, and a growth of the topic never ends.
-        clock: Tells the time in seconds since 1970.
-        metadata_max_age: Seconds in which producers may not know of new partitions.
+        whole: Returns the end offset by partition of the whole topic. Without it only the partitions of the
+            records passed in are known, and a growth of the topic never ends.
+        clock: Returns the time in seconds since 1970.
+        metadata_max_age: Seconds for which producers may not know of new partitions.
 
     Raises:
-        RunRefusedError: The stores do not fit together or to the flow.
+        RunRefusedError: The stores are inconsistent with each other or with the flow.
 
     Attributes:
         run: Epoch, manifest and stores.
@@ -113,7 +113,7 @@ class MemoryRunner:
         """Fold and commit one batch: contiguous per partition, in order of offsets.
 
         Returns:
-            What this batch did.
+            Counts and dead letters of this batch.
         """
         self._failed = True
         found = effect(CommitStep.FETCH, lambda: {(one.topic, one.partition, one.offset): one for one in records})
@@ -124,7 +124,7 @@ class MemoryRunner:
         batch = self._fold(found, incarnations)
         while unlisted := batch.collector.unlisted():
             self.run.list_dead(unlisted)
-            batch = self._fold(found, incarnations)  # of what is listed, redriven copies may be in the same batch
+            batch = self._fold(found, incarnations)  # redriven copies of listed dead letters may be in the same batch
         ends = {(self.topic.name, partition): 0 for partition in self._whole()} if self._whole else {}
         ends |= {(record.topic, record.partition): record.offset + 1 for record in batch.records.values()}
         manifest = self.run.following(ends, consumed, incarnations.merged(), batch.collector.changes)
@@ -148,14 +148,14 @@ class MemoryRunner:
         return batch.report
 
     def states(self, stage: str) -> dict[bytes, KeyState]:
-        """Every state of a stage, as its store has it."""
+        """Every state of a stage, as stored."""
         found = self.flow.stage(stage)
         store = self.run.stores[stage]
         keys = [key for key, _ in store.scan(self.run.stage_ref(found))]
         return load_states(self.run, found, keys)
 
     def results(self, stage: str) -> dict[bytes, Any]:
-        """What readers see of every state of a stage."""
+        """Every state of a stage, as readers see it."""
         fold = self.flow.stage(stage).aggregate.fold
         result = getattr(fold, "result", lambda state: state)
         return {key: result(state.fold) for key, state in self.states(stage).items() if state.folded}
@@ -165,7 +165,7 @@ class MemoryRunner:
         if not self._failed:
             with suppress(
                 StoreError
-            ):  # another run has begun, or the store does not answer: then this run did not end cleanly
+            ):  # another run has started, or the store does not answer: then this run did not end cleanly
                 self.run.finish()
         self.run.close()
 
@@ -204,7 +204,7 @@ class MemoryRunner:
         return batch
 
     def _look(self, records: Mapping[tuple[str, int, int], Record]) -> None:
-        """Notice that the topic has more partitions than before, or that it was given some before it was first read."""
+        """Detect partitions that were added to the topic, also before it was first read."""
         keys: dict[bytes, set[int]] = defaultdict(set)
         for record in records.values():
             if record.key is not None and self.flow.stages[0].aggregate.co_partitioned:
@@ -228,6 +228,6 @@ class MemoryRunner:
         save_states(self.run, stage, batch.outcomes[stage.name].states)
 
     def _consumed_ids(self, records: Iterable[Record]) -> dict[str, str]:
-        """Topic ids of what is consumed, where they are known: what a record names goes before what was given."""
+        """Topic ids of the consumed topics, if known: a record's own topic id takes precedence over `topic_ids`."""
         given = {topic: topic_id for topic, topic_id in self.topic_ids.items() if topic == self.topic.name}
         return given | {record.topic: record.topic_id for record in records if record.topic_id}

@@ -1,7 +1,8 @@
-"""Snapshots: a stage's changed states, published once a batch, of which the newest per key wins.
+"""Snapshots: a stage's changed states, published once per batch; the newest snapshot of a key wins.
 
-A state is conflated: a batch that folds a thousand events publishes one snapshot per key. It never holds a
-difference, so a snapshot that is lost, repeated or late does no harm to who applies it only if it is newer.
+States are conflated: a batch that folds a thousand events publishes one snapshot per key. A snapshot contains the
+whole state, never a difference, so lost, repeated or late snapshots do no harm to a consumer that applies a snapshot
+only if it is newer.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,7 +16,7 @@ from aggregations.per_message.steps import OutputMessage
 from envelope import Envelope, EnvelopeError, Reason, decode, encode
 
 PAYLOAD_TYPE = "headwater.snapshot.v1"
-"""What the envelope of a snapshot names as its payload's type."""
+"""Payload type in the envelope of a snapshot."""
 
 
 class Snapshot(msgspec.Struct, frozen=True):
@@ -25,10 +26,10 @@ class Snapshot(msgspec.Struct, frozen=True):
         flow: Name of the flow.
         stage: Name of the stage.
         generation: Generation of the states; a rebuild writes the next one.
-        version: Version of the state: number of writes it has had in this generation.
-        epoch: Epoch of the run that made it.
-        attempt: Attempt at the batch, from 1: a batch that is tried again may publish a version twice.
-        state: What readers see of the state.
+        version: Version of the state: number of writes to it in this generation.
+        epoch: Epoch of the run that published it.
+        attempt: Attempt at the batch, from 1: a batch that is retried may publish a version twice.
+        state: The state as readers see it.
     """
 
     flow: str
@@ -41,7 +42,7 @@ class Snapshot(msgspec.Struct, frozen=True):
 
     @property
     def order(self) -> tuple[int, int, int, int]:
-        """Snapshots of one key are compared by this; the highest is the newest."""
+        """Sort key of the snapshots of one key; the highest is the newest."""
         return self.generation, self.version, self.epoch, self.attempt
 
 
@@ -52,14 +53,14 @@ _decoder = msgspec.json.Decoder(Snapshot)
 def snapshots_of(
     stage: Stage, states: Mapping[bytes, KeyState], *, flow: str, generation: int, epoch: int, attempt: int
 ) -> list[OutputMessage]:
-    """The messages that publish a stage's changed states; keyed by the states' keys."""
+    """The messages that publish a stage's changed states, keyed by the states' keys."""
     if not stage.snapshots:
         return []
     result = getattr(stage.aggregate.fold, "result", lambda state: state)
     outputs = []
     for key, state in states.items():
         if not state.folded:
-            continue  # only a hole: nothing was folded yet
+            continue  # the state contains only a hole: nothing was folded yet
         body = _encoder.encode(
             Snapshot(flow, stage.name, generation, state.version + 1, epoch, attempt, result(state.fold))
         )
@@ -75,7 +76,7 @@ def read_snapshot(value: bytes | None) -> Snapshot:
     """Read one message of a topic of snapshots.
 
     Raises:
-        EnvelopeError: It is no envelope, or holds no snapshot.
+        EnvelopeError: It is not an envelope, or does not contain a snapshot.
     """
     envelope = decode(value)
     if envelope.payload_type != PAYLOAD_TYPE:
@@ -87,7 +88,7 @@ def read_snapshot(value: bytes | None) -> Snapshot:
 
 
 class Latest:
-    """The newest snapshot of every key: what a consumer of snapshots keeps.
+    """The newest snapshot of every key, for consumers of snapshots.
 
     latest = Latest()
     for record in consumer:
@@ -109,7 +110,7 @@ class Latest:
         return True
 
     def state(self, key: bytes) -> Any:
-        """State of a key; None when there is none."""
+        """State of a key; None when no snapshot of it was applied."""
         held = self._held.get(key)
         return None if held is None else held.state
 

@@ -1,7 +1,7 @@
-"""What the stores, the broker and the consumer group say of a flow's progress, before a run goes on. Pure.
+"""Checks a flow's progress in the stores, the broker and the consumer group before a run resumes. Pure.
 
-The manifests are the truth about progress; the group's offsets are shown and never followed. What cannot be
-continued safely is a finding with a risk's name: the run is refused unless that risk is accepted by name.
+The manifests are the source of truth for progress; the group's offsets are shown but never used. Anything that makes
+it unsafe to resume is a finding with the name of a risk: the run is refused unless that risk is accepted by name.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -22,51 +22,51 @@ from persistence.protocol import Capabilities
 
 
 class Risk(StrEnum):
-    """A reason to refuse a run; `--accept NAME` takes it on purpose."""
+    """A reason to refuse a run; `--accept NAME` accepts the risk."""
 
     LOST_RECORDS = "lost-records"
-    """Retention deleted records that the flow has not folded: they are left out."""
+    """Retention deleted records that the flow has not folded: they stay missing."""
     BEYOND_END = "beyond-end"
-    """The log ends before the flow's offset: it goes on at the log's end."""
+    """The log ends before the flow's offset: the flow resumes at the log's end."""
     TOPIC_RECREATED = "topic-recreated"
     """The topic was deleted and created again: the new one is read from its beginning, into lanes of its own."""
     DOWNSTREAM_BEHIND = "downstream-behind"
-    """A downstream store lost data that a replay does not bring back: it stays without."""
+    """A downstream store lost data that a replay does not restore: the data stays missing."""
     STORE_EMPTY = "store-empty"
-    """A store has nothing of the flow while another one does: a downstream store stays without what it held, one
-    upstream of all others is filled again with what the topic still has."""
+    """A store contains nothing of the flow while another store does: the data of a downstream store stays missing, a
+    store upstream of all others is filled again from the records that are still in the topic."""
     STAGE_ADDED = "stage-added"
-    """A stage was added to a flow that has begun, or bound to another store: what was folded before stays out of it."""
+    """A stage was added to a flow that has run before, or bound to another store: it misses what was folded before."""
     STORE_WENT_BACK = "store-went-back"
-    """A part of a store has less than it acknowledged, and progress did not go back with it: it stays without."""
+    """A part of a store contains less than it acknowledged, but its manifest did not go back: the data stays missing."""
     NOT_DURABLE = "not-durable"
-    """A store acknowledges before it is safe: a crash of its server may leave states behind what was written after them."""
+    """A store acknowledges writes before they are safe: a crash of its server may lose states but keep later writes."""
     COMPACTED_SOURCE = COMPACTED_SOURCE
-    """The source topic is compacted: what Kafka deletes there before it is read is left out."""
+    """The source topic is compacted: records that Kafka deletes before they are read stay missing."""
     GROWN_UNDRAINED = GROWN_UNDRAINED
-    """Partitions were added before the topic was read to its end: what is published is not in the order of each key."""
+    """Partitions were added before the topic was read to its end: published messages of a key may be out of order."""
     GROWTH_FULL = "growth-full"
-    """More positions of a key came while the topic grew than a lane keeps: what comes later than its history is dropped."""
+    """More positions of a key arrived while the topic grew than a lane keeps: messages below its floor are dropped."""
     DEFINITION = "definition"
-    """The states were made by another definition: they are continued as if it meant the same."""
+    """The states were made by another definition: they are continued as if both definitions meant the same."""
 
 
 LOSSES: Final = frozenset({Risk.DOWNSTREAM_BEHIND, Risk.STORE_EMPTY, Risk.STAGE_ADDED, Risk.STORE_WENT_BACK})
-"""Risks that say that a store has not, or no longer, what others count on."""
+"""Risks of a store without, or no longer with, data that other stores rely on."""
 
 _EMPTY = Bucket()
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionPlan:
-    """Where one partition starts, and what that was decided from.
+    """Where one partition starts, and the facts used to decide it.
 
     Attributes:
         partition: Partition.
         start: Offset to start at; None for the partition's beginning.
-        stores: Next offset by store; None where a manifest does not know the partition.
-        group: Committed offset of the consumer group; None when it has none.
-        low: First offset that the log still has.
+        stores: Next offset by store; None when the manifest does not name the partition.
+        group: Committed offset of the consumer group; None when there is none.
+        low: First offset in the log.
         high: End of the log.
     """
 
@@ -84,7 +84,7 @@ class PartitionPlan:
 
     @property
     def lag(self) -> int:
-        """Records to read."""
+        """Number of offsets to read."""
         return max(self.high - self.first, 0)
 
 
@@ -95,10 +95,10 @@ class Plan:
     Attributes:
         topic: Topic that is read.
         topic_id: Its current id.
-        partitions: One per partition of the topic.
-        findings: What makes it unsafe.
-        growth: The growth of the topic that is under way; None when there is none.
-        waiting: Partitions that are read once the others are drained.
+        partitions: Plan of each partition of the topic.
+        findings: Reasons why the run is unsafe.
+        growth: The current growth of the topic; None when there is none.
+        waiting: Partitions that are read after the others are drained.
     """
 
     topic: str
@@ -114,7 +114,7 @@ class Plan:
         return {one.partition: one.first for one in self.partitions if one.partition not in self.waiting}
 
     def lines(self) -> list[str]:
-        """The plan for people, one partition a line."""
+        """The plan as text, one partition a line."""
         lines = [f"topic {self.topic} (id {self.topic_id or 'unknown'})"]
         for one in self.partitions:
             start = "its beginning" if one.start is None else f"{one.start}"
@@ -132,14 +132,14 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Broker:
-    """What the broker says of the source topic.
+    """The broker's facts about the source topic.
 
     Attributes:
         topic: Its name.
-        topic_id: Its current id; empty when the broker has none.
+        topic_id: Its current id; empty when the broker gives none.
         marks: First and end offset by partition.
         group: Committed offset by partition.
-        clock_ms: When it was asked, in milliseconds since 1970.
+        clock_ms: Time of the query, in milliseconds since 1970.
     """
 
     topic: str
@@ -194,9 +194,9 @@ def _added(
     definitions: Mapping[str, str],
     homes: Mapping[str, str],
 ) -> list[Finding]:
-    """Stages of which the manifests, or that of their own store, know nothing: a replay would not fill them.
+    """Stages that the manifests, or the manifest of their own store, do not name: a replay would not fill them.
 
-    Their upstream holds what was folded and drops it. Even where no batch is finished, one may be half written.
+    The stages upstream hold what was folded and would drop it. Even if no batch is finished, one may be half written.
     """
     added = _new(manifests, definitions, homes)
     return [
@@ -224,7 +224,7 @@ def _new(manifests: Sequence[tuple[str, Manifest | None]], stages: Iterable[str]
 def _changed(
     flow: str, manifests: Sequence[tuple[str, Manifest | None]], definitions: Mapping[str, str]
 ) -> list[Finding]:
-    """Stages whose states were made by another definition, or in another order of stages."""
+    """Findings for stages whose states were made by another definition, or in another order of stages."""
     remedy = (
         "Rebuild into a new generation (--generation), or accept it if old and new states mean the same and source, "
         "siblings and co_partitioned are the same: with others, copies are folded again"
@@ -244,7 +244,7 @@ def _changed(
         [one for one in before if one in definitions] != [one for one in definitions if one in before]
         for before in known
     ):
-        # Of a half-written batch the downstream states are there. In front, they would drop it.
+        # The downstream states of a half-written batch exist. If their stage moved upstream, it would drop the replay.
         findings.append(_unsafe(Risk.DEFINITION, f"flow {flow}: its stages were in a different order before", remedy))
     return findings
 
@@ -252,8 +252,8 @@ def _changed(
 def _empty(manifests: Sequence[tuple[str, Manifest | None]]) -> list[str]:
     """Stores that have lost their manifest.
 
-    Before anything else every store gets an empty one, the most downstream one first. So a store without one has lost
-    it if a store upstream of it has one, or if one downstream of it has begun.
+    First of all, every store gets an empty manifest, the most downstream store first. So a store without a manifest has
+    lost it if a store upstream of it has one, or if the manifest of a store downstream of it has begun.
     """
     return [
         name
@@ -264,7 +264,7 @@ def _empty(manifests: Sequence[tuple[str, Manifest | None]]) -> list[str]:
 
 
 def _behind(manifests: Sequence[tuple[str, Manifest | None]]) -> list[tuple[str, str, list[tuple[str, int]]]]:
-    """(store, the store downstream of it that is behind, at which partitions)."""
+    """(store, the store downstream of it that is behind, the partitions where it is behind)."""
     return [
         (up, down, places)
         for (up, upstream), (down, downstream) in pairwise(manifests)
@@ -279,19 +279,19 @@ def check_marks(
     homes: Mapping[str, str],
     since: int,
 ) -> list[Finding]:
-    """Compare what buckets acknowledged, as manifests and the buckets upstream of them have it, with what they hold.
+    """Compare the marks that buckets acknowledged, as stored in manifests and upstream buckets, with the current marks.
 
-    Only a bucket that is behind has lost something; one that is ahead was written by a batch whose manifest was not.
-    A manifest knows of the stages in its store and downstream, a bucket of the stages downstream: where an upstream part
-    goes back together with the manifest, it is filled again by the replay. Stores that `check_stores` finds to have lost
-    data are not looked at, nor are stages that are new.
+    Only a bucket that is behind has lost data; one that is ahead was written by a batch whose manifest was not written.
+    A manifest stores marks of the stages in its store and downstream, a bucket those of the stages downstream: if an
+    upstream part goes back together with its manifest, the replay fills it again. Stores that `check_stores` reports as
+    having lost data are not checked, nor are new stages.
 
     Args:
         flow: Name of the flow.
         manifests: (first stage of the store, its manifest), upstream first.
-        buckets: Buckets by stage, of the stages whose stores keep marks.
+        buckets: Buckets by stage, for stages whose stores keep marks.
         homes: First stage of the store of every stage.
-        since: Epoch since which marks count.
+        since: First epoch whose marks count.
     """
     lacking = {*_empty(manifests), *(down for _, down, _ in _behind(manifests))}
     stages = {one for one in buckets if homes[one] not in lacking} - _new(manifests, buckets, homes)
@@ -331,9 +331,9 @@ def plan(
 
     Args:
         flow: Name of the flow.
-        start: What all stores have in common; None for a flow that never ran.
+        start: Common manifest of all stores; None for a flow that never ran.
         manifests: (first stage of the store, its manifest), upstream first.
-        broker: What the broker says.
+        broker: The broker's facts about the topic.
         publishes: The flow publishes elements, which must keep the order of each key.
     """
     known_id = start.topic_ids.get(broker.topic) if start else None
@@ -385,7 +385,7 @@ def plan(
     waiting: Collection[int] = ()
     if publishes and growth is not None and len(progress) < len(broker.marks):
         if before is not None and before.partitions_now == growth.partitions_now:
-            waiting = broker.marks.keys() - progress.keys()  # as the run before this one had begun it
+            waiting = broker.marks.keys() - progress.keys()  # as in the previous run
         elif any(one.lag for one in partitions):
             findings.append(grown(flow, broker.topic, growth))
     return Plan(broker.topic, broker.topic_id, partitions, findings, growth, sorted(waiting))
@@ -402,7 +402,7 @@ def grown(flow: str, topic: str, growth: Growth) -> Finding:
 
 
 def recreated(flow: str, topic: str, known: str, now: str) -> Finding:
-    """The topic that the flow reads is another one of the same name."""
+    """The topic that the flow reads was replaced by another topic of the same name."""
     return _unsafe(
         Risk.TOPIC_RECREATED,
         f"flow {flow}: topic {topic} has id {now}, the flow read {known}: it was created again",
@@ -411,10 +411,10 @@ def recreated(flow: str, topic: str, known: str, now: str) -> Finding:
 
 
 def check_durability(stores: Sequence[tuple[str, Capabilities]]) -> list[Finding]:
-    """A stage counts as persisted only when it is durable in the sense of what is written next.
+    """A stage counts as persisted only if it is at least as durable as what is written next.
 
-    That is the stage upstream of it, or the manifest. In one store it is enough that durability is ordered: what is
-    left after a crash is an earlier cut of all of it.
+    That is the stage upstream of it, or the manifest. Within one store, ordered durability is enough: after a crash
+    the store contains an earlier consistent cut of all its writes.
 
     Args:
         stores: (first stage of the store, what it can do), upstream first.
@@ -448,7 +448,7 @@ def refuse(findings: Sequence[Finding], accept: Collection[str]) -> None:
     """Refuse a run unless the risk of every unsafe finding is accepted.
 
     Raises:
-        RunRefusedError: One is not; the text has every such finding and the flag that accepts it.
+        RunRefusedError: A risk is not accepted; the text lists every such finding and the flag that accepts it.
     """
     left = [finding for finding in findings if finding.unsafe and finding.risk not in accept]
     if left:

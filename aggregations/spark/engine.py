@@ -1,4 +1,4 @@
-"""The engine: a flow as a Spark structured streaming query over Kafka, exact across crashes."""
+"""The engine: runs a flow as a Spark Structured Streaming query over Kafka, exact across crashes."""
 
 import json
 import logging
@@ -38,22 +38,22 @@ from persistence.kafka import BrokerError, BrokerUnavailable, KafkaSettings
 from persistence.manifest import Manifest
 
 MAX_RECORDS = 1_000_000
-"""Most records of one batch: the first one of a flow would else be the whole topic."""
+"""Maximum number of records of one batch: without it the first batch of a flow would be the whole topic."""
 ATTEMPTS = 9
-"""Attempts at one batch before the run ends. With the pauses between them they outlast the election of a leader in
-Kafka and a failover of Redis; conflicts of tasks that share a key resolve in a few."""
+"""Attempts at one batch before the run ends. With the pauses between them they last longer than a leader election in
+Kafka or a failover of Redis; conflicts of tasks that share a key are resolved within a few attempts."""
 OFFSETS_SECONDS = 30.0
-"""How often the group's offsets are written when there is nothing to read. An older run that was frozen right in front
-of its write may have set them back."""
+"""Seconds between writes of the group's offsets when there is nothing to read. An older run that was frozen right
+before its write may have set them back."""
 _FIRST_PAUSE_SECONDS = 0.2
 _LOG = logging.getLogger("headwater.spark")
 
 _LOOK_SECONDS = 1.0
-"""Between two questions for the number of partitions where new ones are not read by themselves."""
+"""Seconds between two checks of the number of partitions, when Spark does not read new partitions by itself."""
 _POLLING = "spark.sql.streaming.pollingDelay"  # how long Spark waits when there is nothing to read
 _LEAST_POLLING_MS = 10
 
-# Worst first: what the driver raises when several tasks failed.
+# Most severe first: the error that the driver raises when several tasks failed.
 _GRAVITY: tuple[type[Exception], ...] = (Fenced, Corrupt, Terminal, RunRefusedError, StoreError, BrokerError)
 
 # Measured: 540-690 thousand records a second instead of 150-190 with the connector's defaults.
@@ -62,7 +62,7 @@ _CONSUMER = {
     "kafka.max.partition.fetch.bytes": str(8 << 20),
     "kafka.fetch.max.bytes": str(64 << 20),
     "kafka.receive.buffer.bytes": str(1 << 20),
-    # At the end of the log a fetch waits this long for records that do not come.
+    # At the end of the log a fetch waits this long for new records.
     "kafka.fetch.max.wait.ms": "50",
     "kafka.isolation.level": "read_committed",
 }
@@ -89,38 +89,38 @@ def run_flow(
     stop: threading.Event | None = None,
     metadata_max_age: float = METADATA_MAX_AGE_SECONDS,
 ) -> Report:
-    """Run a flow on Spark until it is stopped, or until it has read what was there when it began.
+    """Run a flow on Spark until it is stopped, or until it has caught up with the ends of the topic at its start.
 
     Args:
         flow: The flow.
-        kafka: Where its source, outputs and dead letters are.
+        kafka: Settings of the Kafka cluster with its source, outputs and dead letters.
         stores: URL of the store by stage name, from `aggregations.run.binding.bind`.
         dead_letters: Dead-letter topic. Without one the first record that cannot be used ends the run.
-        group: Consumer group whose offsets tell lag tools how far the flow is; the flow's name when None.
+        group: Consumer group whose offsets show the flow's progress to lag tools; the flow's name when None.
         generation: Generation of the states.
-        accept: Risks taken on purpose; see `aggregations.run.start.Risk`.
+        accept: Names of accepted risks; see `aggregations.run.start.Risk`.
         until_caught_up: Stop at the current ends of the partitions.
-        trigger_seconds: Persist interval: at most one batch in this time.
-        max_records: Most records of one batch; 0 for no limit.
-        jars: Spark's Kafka connector with what it needs; spark-submit has its own.
-        modules: Python files that workers import by name, for those of other machines.
-        master: Spark's master; None for the submitted one, else `local[2]`.
-        conf: Spark settings that win over the engine's, and those given to spark-submit over them.
-        progress: Called after each batch with what it did.
-        planned: Called once with where each partition starts.
-        stop: Set it to end the run after the current batch; one that waits to be tried again is left to the next run.
-        metadata_max_age: Seconds in which producers of the source topic may not know of added partitions: the
-            largest `metadata.max.age.ms` of them all.
+        trigger_seconds: Persist interval: at most one batch in this time, in seconds.
+        max_records: Maximum number of records of one batch; 0 for no limit.
+        jars: Spark's Kafka connector and its dependencies; spark-submit provides its own.
+        modules: Python files that workers on other machines import by name.
+        master: Spark's master; None for the master of spark-submit, else `local[2]`.
+        conf: Spark settings. They override the engine's; settings given to spark-submit override both.
+        progress: Called after each batch with its report.
+        planned: Called once with the plan: where each partition starts.
+        stop: Set it to end the run after the current batch; a batch that waits for a retry is left to the next run.
+        metadata_max_age: Seconds for which producers of the source topic may not know of added partitions: the
+            largest `metadata.max.age.ms` of all producers.
 
     Returns:
-        What all batches did.
+        The counts of all batches.
 
     Raises:
-        BrokerError: Kafka does not answer, or refuses.
-        StoreError: A store does; `Fenced` when a newer run has taken over.
-        RunRefusedError: Going on would be unsafe.
+        BrokerError: Kafka does not answer, or refuses a request.
+        StoreError: A store does not answer, or refuses a request; `Fenced` when a newer run has taken over.
+        RunRefusedError: It would be unsafe to continue.
         FlowError: The flow or its stores cannot work on Spark.
-        TasksLostError: Spark lost tasks again and again, or itself.
+        TasksLostError: Spark lost tasks repeatedly, or Spark itself ended.
     """
     if flow.topic is None:
         raise FlowError(f"flow {flow.name!r} has no source")
@@ -159,16 +159,16 @@ def run_flow(
 
 
 def pause_seconds(attempt: int) -> float:
-    """Seconds behind a failed attempt: 0.2, then twice as many each time, 51 in all, varied by a quarter."""
+    """Seconds to wait after a failed attempt: 0.2, doubled each time, 51 in total, varied by a quarter."""
     return _FIRST_PAUSE_SECONDS * 2.0 ** (attempt - 1) * random.uniform(0.75, 1.25)
 
 
 class _StoppedError(Exception):
-    """The run was told to stop while a batch waited to be tried again."""
+    """The run was stopped while a batch waited for a retry."""
 
 
 class Engine:
-    """One run of a flow: folds batches of Kafka's rows and commits each in the protocol's order."""
+    """One run of a flow: folds batches of Kafka records and commits each in the protocol's order."""
 
     def __init__(
         self,
@@ -205,10 +205,10 @@ class Engine:
         self._failure: BaseException | None = None
         self._abandoned = False
         self._done: queue.SimpleQueue[dict[tuple[str, int], int]] = queue.SimpleQueue()
-        self._told = 0.0  # when the group's offsets were written last; 0 in a run that has not yet
+        self._told = 0.0  # when the group's offsets were last written; 0 when this run has not written them yet
 
     def stream(self, *, until_caught_up: bool, trigger_seconds: float, max_records: int) -> Report:
-        """Run the query, a wider one when partitions that waited are to be read; see `run_flow`."""
+        """Run the query, and a new one over more partitions when waiting partitions become readable; see `run_flow`."""
         starts = self.opening.plan.starts
         while starts:
             self._query(
@@ -221,9 +221,9 @@ class Engine:
     def _query(
         self, starts: Mapping[int, int], *, until_caught_up: bool, trigger_seconds: float, max_records: int
     ) -> None:
-        """Run a query and commit group offsets behind it."""
+        """Run a query and commit group offsets as its batches end."""
         stopping = self._stopping = threading.Event()
-        # Without an order to keep, Spark reads new partitions by itself.
+        # If no order must be kept, Spark reads new partitions by itself.
         which = {"assign": json.dumps({self.topic.name: sorted(starts)})} if self.flow.publishes else {}
         reader = self._spark.readStream.format("kafka").options(
             **(which or {"subscribe": self.topic.name}),
@@ -239,7 +239,7 @@ class Engine:
             writer = reader.load().writeStream.foreachBatch(
                 lambda rows, number: self._batch(rows, lambda: checkpoint.ends(number), stopping)
             )
-            # Spark's own interval ends at a time of day: a clock that is set back would stop the run for as long.
+            # Spark's own interval ends at a wall-clock time: a clock that is set back would pause the run for as long.
             writer = (
                 writer.trigger(availableNow=True) if until_caught_up else writer.trigger(processingTime="0 seconds")
             )
@@ -255,11 +255,11 @@ class Engine:
                     return
                 raise TasksLostError("Spark's JVM ended. Look at its memory (--conf spark.driver.memory=...)") from None
             finally:
-                with suppress(Py4JError, ConnectionError):  # of a JVM that ended there is nothing to stop
+                with suppress(Py4JError, ConnectionError):  # the JVM may have ended already
                     query.stop()
 
     def _finish(self) -> None:
-        """Say that the run ended of its own accord. If that fails, the next run doubts what this one may have read."""
+        """Note that the run ended cleanly. If that fails, the next run doubts what this run may have read."""
         if self._abandoned:
             return
         try:
@@ -268,7 +268,7 @@ class Engine:
             _LOG.warning("end of the run: %s", error)
 
     def _follow(self, query: StreamingQuery) -> None:
-        """Commit group offsets as batches end, and now and then when none does, until the query ends."""
+        """Commit group offsets as batches end, and periodically when none ends, until the query ends."""
         began = looked = time.monotonic()
         while query.isActive and not self._stop.is_set() and self._failure is None and not self._growing.widens:
             if self.flow.publishes and time.monotonic() - looked > _LOOK_SECONDS:
@@ -279,7 +279,7 @@ class Engine:
             except queue.Empty:
                 if time.monotonic() - max(self._told, began) >= OFFSETS_SECONDS:
                     self._offsets(self._reached())
-        with self._busy:  # a batch that has begun is finished
+        with self._busy:  # a batch that has started is finished
             self._stopping.set()
         # Not under the lock: Spark waits for a batch that waits for it.
         query.stop()
@@ -298,7 +298,7 @@ class Engine:
             )
 
     def _look(self) -> None:
-        """Look for new partitions, though no batch comes: what is added is not read by itself."""
+        """Look for new partitions even without a batch, when Spark does not read them by itself."""
         try:
             with self._busy, suppress(BrokerUnavailable, _StoppedError):
                 if self._growing.look(self.run.positions):
@@ -307,7 +307,7 @@ class Engine:
             self._failure = error
 
     def _check_source(self) -> None:
-        """Say so if what Spark's source could not read is another topic of that name."""
+        """Raise if the topic that Spark's source could not read was replaced by another topic of that name."""
         with suppress(BrokerError):
             check_source(self.opening.topics, self.flow, self.opening.plan.topic_id)
 
@@ -322,10 +322,10 @@ class Engine:
                     self._commit(rows, ends())
             self._stop.wait(max(next_one - time.monotonic(), 0.0))
         except _StoppedError:
-            self._abandoned = True  # what it persisted in part, the next run must not take for proven
+            self._abandoned = True  # it may have persisted a part, which the next run must not treat as proven
             raise RuntimeError("the batch was not committed: the run was stopped") from None
         except BaseException as error:
-            # SystemExit would leave the query active for ever, and an error's text would end up in Spark's logs.
+            # SystemExit would leave the query active forever, and an error's text would appear in Spark's logs.
             self._failure = error
             raise RuntimeError("the batch was not committed; the driver has the reason") from None
 
@@ -347,7 +347,7 @@ class Engine:
         effect(CommitStep.RETURN, lambda: None)
 
     def _warn(self) -> None:
-        """Say once what comes without a key."""
+        """Log once that messages without a key arrive."""
         if self._warned or not (keyless := self.total.counts.keyless):
             return
         self._warned = True
@@ -364,13 +364,13 @@ class Engine:
             )
 
     def _advance(self, manifest: Manifest) -> None:
-        """Write a manifest into every store, downstream store first, and go on from it."""
+        """Write a manifest into every store, downstream store first, and continue from it."""
         for name, _ in reversed(self.run.distinct_stores()):
             self._save_manifest(name, manifest)
         self.run.advanced(manifest)
 
     def _save_manifest(self, name: str, manifest: Manifest) -> None:
-        """Write a manifest. The same one again is a success, so a failure of the moment needs no new fold."""
+        """Write a manifest. Writing the same manifest again succeeds, so a transient failure needs no new fold."""
         for attempt in range(1, ATTEMPTS + 1):
             try:
                 effect(CommitStep.MANIFEST.of(name), lambda: self.run.save_manifest(name, manifest))
@@ -379,7 +379,7 @@ class Engine:
                 self._pause(f"manifest of batch {manifest.batch}", attempt, error)
 
     def _attempt(self, rows: DataFrame, ends: Mapping[tuple[str, int], int]) -> TaskReport:
-        """Fold and persist a batch; what is half written is finished by the next attempt, never redone."""
+        """Fold and persist a batch; the next attempt completes a half-written batch and repeats no completed write."""
         excluded: dict[RecordAtStage, Exclusion] = {}
         start = self.run.start
         partitions = sum(end > start.get(place, 0) for place, end in ends.items())
@@ -395,7 +395,7 @@ class Engine:
                 }
                 if not (self.flow.scatters and scattered):
                     return report
-                # Items of these records may have been folded by other tasks: once more without them.
+                # Other tasks may have folded items of these records: fold again without these records.
                 excluded |= scattered
                 continue
             unlisted = [one for one in failures if isinstance(one, UnlistedError)]
@@ -417,7 +417,7 @@ class Engine:
             attempt += 1
 
     def _list_dead(self, entries: set[Entry], attempt: int) -> int:
-        """List dead letters of inner stages; return the attempt that the batch is at."""
+        """List dead letters of inner stages; return the number of the batch's current attempt."""
         while True:
             try:
                 self.run.list_dead(entries)
@@ -440,7 +440,7 @@ class Engine:
     ) -> tuple[TaskReport, list[Exception]]:
         try:
             if again:
-                # What the attempt before it had acknowledged is not known here.
+                # The marks that the previous attempt's saves returned are not known here.
                 self.run.check_marks()
             self._growing.look(partition for _, partition in read)
             self.run.check_progress()
@@ -454,7 +454,7 @@ class Engine:
         """Wait before the next attempt.
 
         Raises:
-            _StoppedError: The run was told to stop.
+            _StoppedError: The run was stopped.
             Exception: The error, when this was the last attempt.
         """
         if attempt == ATTEMPTS:
@@ -494,11 +494,11 @@ class Engine:
         )
 
     def _reached(self) -> dict[tuple[str, int], int]:
-        """Next offsets of the source as the manifest has them."""
+        """Next offsets of the source in the manifest."""
         return {place: offset for place, offset in self.run.start.items() if place[0] == self.topic.name}
 
     def _offsets(self, offsets: Mapping[tuple[str, int], int]) -> None:
-        """Tell lag tools. Advisory: what fails here costs nothing but a number on a dashboard."""
+        """Commit the group's offsets for lag tools. Advisory: a failure here only affects what these tools show."""
         self._told = time.monotonic()
         try:
             effect(CommitStep.OFFSETS, lambda: self._tell(offsets))
@@ -506,7 +506,8 @@ class Engine:
             _LOG.warning("consumer group offsets of %s: %s", self.group, error)
 
     def _tell(self, offsets: Mapping[tuple[str, int], int]) -> None:
-        # Asked right before: a run that was frozen since its batch would set a newer run's offsets back.
+        # The epoch is checked right before the write: a run that was frozen since its batch would set a newer run's
+        # offsets back.
         if self.run.superseded():
             _LOG.warning("consumer group offsets of %s are left to the newer run", self.group)
             return
