@@ -1,7 +1,7 @@
-"""How far a flow's input is folded into one store, and what several stores together say.
+"""The manifest: how far a flow's input is folded into one store, and how manifests of several stores are combined.
 
-With stages in different stores every store has a manifest. They are written downstream-first,
-so at any moment a downstream manifest is at or ahead of the ones upstream of it.
+If stages are in different stores, every store has a manifest. Manifests are written downstream-first,
+so at any moment a downstream manifest is at or ahead of the manifests upstream of it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,11 +26,11 @@ class Progress(msgspec.Struct, frozen=True, gc=False):
 
 
 class Growth(msgspec.Struct, frozen=True):
-    """Partitions were added to a consumed topic, and not everything from before that is read yet.
+    """Partitions were added to a consumed topic, and the records from before that are not all read yet.
 
     Attributes:
-        partitions_before: How many there were.
-        partitions_now: How many there are.
+        partitions_before: Number of partitions before the growth.
+        partitions_now: Number of partitions now.
         seen_at_ms: When `partitions_now` was first seen, in milliseconds since 1970.
         until: Next offset by partition up to which the topic has to be read; None until producers have had the time
             to learn of the new partitions.
@@ -50,20 +50,20 @@ class Manifest(msgspec.Struct, frozen=True):
         batch: Number of the batch within that run.
         positions: Progress per consumed topic and partition.
         topic_ids: Current topic id per consumed topic; absent when the broker gives none.
-        incarnations: Per topic every topic id that the broker said was the current one when the topic was
-            consumed or named as a root, in the order of first sight.
+        incarnations: Per topic every topic id that the broker reported as current when the topic was
+            consumed or named as a root, in the order in which they were first seen.
         definitions: Definition hash of every stage of the flow, in its order.
         earlier: Earlier definition hashes by stage whose states were accepted and may still be there.
-        kept: The stages that this store keeps; empty when it was written before that was noted.
+        kept: The stages that this store keeps; empty in a manifest of a version that did not write them.
         dead: Positions of dead letters that left no hole, per stage and group (`aggregations.per_message.ledger`).
-        forgotten: Number of further ones per stage that were too many to be listed.
-        seen: Highest position read per route; None when it is not known of every route.
-        clean: The run that wrote it ended of its own accord: no batch was begun after it.
+        forgotten: Number of further such dead letters per stage, beyond the limit of the list.
+        seen: Highest position read per route; None when it is not known for every route.
+        clean: The run that wrote it ended cleanly: no batch was begun after it.
         marks: Marks that buckets had acknowledged, by stage and bucket: of the stages in this store and of those
             downstream of them (`persistence.marks`).
-        since: Epoch of the last run that was told to go on without what a store had lost. What runs before it had
-            acknowledged is no longer looked for.
-        growth: Per consumed topic the growth that is under way.
+        since: Epoch of the last run that accepted the loss of data in a store. Marks acknowledged by earlier runs are
+            no longer checked.
+        growth: The current growth per consumed topic.
         schema: Version of this layout.
     """
 
@@ -86,7 +86,7 @@ class Manifest(msgspec.Struct, frozen=True):
 
     @property
     def begun(self) -> bool:
-        """Whether it says more than that a run was about to begin."""
+        """Whether it records any progress, and not only that a run was about to begin."""
         return bool(self.positions or self.batch)
 
 
@@ -103,7 +103,7 @@ def decode_manifest(value: bytes, flow: FlowRef) -> Manifest:
     """Parse what `encode_manifest` wrote.
 
     Raises:
-        Corrupt: It is damaged, is no manifest, or was written by a newer version.
+        Corrupt: It is damaged, is not a manifest, or was written by a newer version.
     """
     try:
         manifest = _decoder.decode(unseal(value))
@@ -119,11 +119,11 @@ def decode_manifest(value: bytes, flow: FlowRef) -> Manifest:
 def minimum(manifests: Sequence[Manifest | None]) -> Mapping[str, Mapping[int, int]]:
     """Where to start so that no store misses a record: per topic and partition the lowest next offset.
 
-    A partition that one of the manifests does not know is left out: it starts at its beginning.
-    Manifests of different incarnations of a topic are compared by age of the incarnation first.
+    A partition that any of the manifests does not name is left out: it starts at its beginning.
+    Manifests of different incarnations of a topic are compared by the age of the incarnation first.
 
     Args:
-        manifests: One per store, None for a store that has none.
+        manifests: One per store; None for a store without a manifest.
     """
     known = [manifest for manifest in manifests if manifest is not None]
     if not known or len(known) < len(manifests):
@@ -138,10 +138,10 @@ def minimum(manifests: Sequence[Manifest | None]) -> Mapping[str, Mapping[int, i
 
 
 def ahead(upstream: Manifest | None, downstream: Manifest | None) -> list[tuple[str, int]]:
-    """Partitions of which the upstream store says that more is folded than the downstream store does.
+    """Partitions of which the upstream manifest says that more is folded than the downstream manifest does.
 
-    Manifests are written downstream-first, so this cannot come from a crash: the downstream
-    store has lost data. Replaying would not refill it, since the upstream states hold those
+    Manifests are written downstream-first, so a crash cannot cause this: the downstream
+    store has lost data. A replay would not refill it, because the upstream states hold those
     records and would drop them. The flow is refused until it is rebuilt.
 
     Returns:
@@ -153,7 +153,7 @@ def ahead(upstream: Manifest | None, downstream: Manifest | None) -> list[tuple[
     found = []
     for topic, partitions in upstream.positions.items():
         if downstream is not None and _age(downstream, topic, known) > _age(upstream, topic, known):
-            # The topic was created again, and the downstream manifest is the first to say so.
+            # The topic was created again, and so far only the downstream manifest records it.
             continue
         for partition in partitions:
             above = _place(upstream, topic, partition, known)
@@ -170,8 +170,8 @@ def _place(manifest: Manifest, topic: str, partition: int, known: Sequence[Manif
 
 
 def _age(manifest: Manifest, topic: str, known: Sequence[Manifest]) -> int:
-    """Number of the topic's incarnation that a manifest is about, in the order of first sight; -1 when unknown."""
-    # Ids are only ever appended to `incarnations`, so the longest list is the youngest and has all of them.
+    """Number of a manifest's incarnation of the topic, in the order in which they were first seen; -1 when unknown."""
+    # Ids are only ever appended to `incarnations`, so the longest list is the newest and contains all of them.
     order = max((other.incarnations.get(topic, ()) for other in known), key=len)
     topic_id = manifest.topic_ids.get(topic, "")
     return order.index(topic_id) if topic_id in order else -1

@@ -38,7 +38,7 @@ class Risk(StrEnum):
     STAGE_ADDED = "stage-added"
     """A stage was added to a flow that has run before, or bound to another store: it misses what was folded before."""
     STORE_WENT_BACK = "store-went-back"
-    """A part of a store contains less than it acknowledged, but its manifest did not go back: the data stays missing."""
+    """A part of a store lost acknowledged writes, but its manifest did not go back: the data stays missing."""
     NOT_DURABLE = "not-durable"
     """A store acknowledges writes before they are safe: a crash of its server may lose states but keep later writes."""
     COMPACTED_SOURCE = COMPACTED_SOURCE

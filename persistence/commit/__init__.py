@@ -1,1 +1,1 @@
-"""The commit of one batch: its order, its steps, and the points at which a test makes it fail."""
+"""The commit of one batch: its order, its steps, and the points at which a test can make it fail."""

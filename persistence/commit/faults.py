@@ -2,7 +2,7 @@
 
 An effect that leaves the process (a produce, a write, an offset commit) runs as
 `effect(point, action)`. Normally that only calls the action. With the environment variable
-`HEADWATER_FAULT`, or inside `use(...)`, the effect meets one of four ends:
+`HEADWATER_FAULT`, or inside `use(...)`, the effect has one of four outcomes:
 
 | outcome | the effect | then |
 |---|---|---|
@@ -13,8 +13,8 @@ An effect that leaves the process (a produce, a write, an offset commit) runs as
 
 `HEADWATER_FAULT=persist:carrier.after@2,publish.error` kills the process when the states of stage
 `carrier` have been written for the second time, and fails the first publish. A point without a name
-(`persist`) stands for each of its kind. To die is SIGKILL to the process in
-`HEADWATER_FAULT_PID` (the engine sets it for its workers: the driver) and to the process itself.
+(`persist`) stands for every point of its kind. "The process dies" means SIGKILL to the process in
+`HEADWATER_FAULT_PID` (for workers the engine sets it to the driver) and to the process itself.
 """
 
 import logging
@@ -81,7 +81,7 @@ _POINTS = {
 
 
 def known_points() -> Mapping[str, str]:
-    """Every point with what happens at it; STAGE and STORE stand for a name."""
+    """Every point with its description; STAGE and STORE stand for a name."""
     return _POINTS
 
 
@@ -111,7 +111,7 @@ class Fault:
         """Read `POINT.OUTCOME` or `POINT.OUTCOME@N`.
 
         Raises:
-            ValueError: It is none, or there is no such point.
+            ValueError: The text is invalid, or the point does not exist.
         """
         place, _, nth = text.strip().partition("@")
         point, _, outcome = place.rpartition(".")  # stage names may have dots
@@ -122,7 +122,7 @@ class Fault:
         return cls(point, FaultOutcome[outcome.upper()], int(nth or "1"))
 
     def matches(self, point: str) -> bool:
-        """Whether `point` is this one, or one of its kind."""
+        """Whether `point` is this fault's point, or one of its kind."""
         return point == self.point or point.startswith(f"{self.point}:")
 
     def __str__(self) -> str:
@@ -130,7 +130,7 @@ class Fault:
 
 
 class Faults(Protocol):
-    """What decides how effects end."""
+    """Decides the outcome of effects."""
 
     def effect(self, point: str, action: Callable[[], T]) -> T:
         """Run `action`, or not, and return what it returns."""
@@ -138,7 +138,7 @@ class Faults(Protocol):
 
 
 class NoFaults:
-    """Every effect just happens."""
+    """Applies every effect without a fault."""
 
     def effect(self, point: str, action: Callable[[], T]) -> T:
         return action()
@@ -154,14 +154,14 @@ def kill() -> NoReturn:
 
 
 class Injector:
-    """Ends chosen effects as scripted.
+    """Gives chosen effects a scripted outcome.
 
     Args:
-        faults: What to inject. Each counts its own times.
-        crash: What a crash is. It must not return; a simulator raises its own exception.
+        faults: Faults to inject. Each counts the times that its point is reached.
+        crash: Function that simulates a crash. It must not return; a simulator raises its own exception.
 
     Attributes:
-        reached: How often each point was reached, so that a harness can list what there is to break.
+        reached: Number of times that each point was reached, so that a harness can list the possible faults.
     """
 
     def __init__(self, faults: Sequence[Fault] = (), crash: Callable[[], NoReturn] = kill) -> None:
@@ -201,15 +201,15 @@ _current: Faults | None = None
 
 
 def effect(point: str, action: Callable[[], T]) -> T:
-    """Run one external effect through the faults in force.
+    """Run one external effect with the active faults.
 
     Args:
         point: Name of the point, one of `known_points()`.
         action: The effect.
 
     Raises:
-        Transient: By the faults in force, besides whatever `action` raises.
-        ValueError: `HEADWATER_FAULT` names no fault.
+        Transient: Raised by the active faults, in addition to whatever `action` raises.
+        ValueError: `HEADWATER_FAULT` is invalid.
     """
     global _current
     if _current is None:
@@ -221,7 +221,7 @@ def from_environment(environment: Mapping[str, str]) -> Faults:
     """The faults that `HEADWATER_FAULT` describes.
 
     Raises:
-        ValueError: It cannot be read, or names an unknown point.
+        ValueError: It is invalid, or names an unknown point.
     """
     spec = environment.get(SPEC, "").strip()
     return Injector([Fault.parse(text) for text in spec.split(",")]) if spec else NoFaults()
@@ -229,7 +229,7 @@ def from_environment(environment: Mapping[str, str]) -> Faults:
 
 @contextmanager
 def use(faults: F) -> Iterator[F]:
-    """Put `faults` in force for this process until the block ends."""
+    """Activate `faults` in this process until the block ends."""
     global _current
     before, _current = _current, faults
     try:

@@ -17,19 +17,19 @@ def commit(publish: Effect, stages: Sequence[tuple[str, Effect]], manifests: Seq
       4. `publish`: outputs and dead letters are produced and acknowledged.
       5. `persist:<stage>`: the last stage's states are written and acknowledged, then the
          ones of the stage before it, ... the first stage's last. An upstream state would drop a
-         replayed element as a duplicate and never forward it, so it may hold it only when
-         every downstream state does.
+         replayed element as a duplicate and never forward it, so it may hold the element only if
+         every downstream state holds it.
       6. `manifest:<store>`: the next offsets are written to every store, the most downstream one first.
       7. `return`: foreachBatch returns and Spark writes its own commit log.
       8. `offsets`: the consumer group's offsets are committed to Kafka. Advisory.
 
-    1 to 3 come before this call, 7 and 8 after it. An error in any step ends the batch there: it
-    is loaded afresh and folded again, and what some states already hold is dropped by their histories.
+    1 to 3 come before this call, 7 and 8 after it. An error in any step ends this attempt at the batch: its states
+    are loaded and folded again, and the histories drop what some states already hold.
 
     Args:
         publish: Produces outputs and dead letters and returns when all are acknowledged.
         stages: (stage, writes its states) in flow order, upstream first. Each returns when its
-            writes are durable in the sense of the stage before it.
+            writes are at least as durable as those of the stage before it.
         manifests: (store, writes its manifest) in the order of `store_order`, upstream first.
 
     Raises:
@@ -49,9 +49,9 @@ def store_order(stores: Iterable[str]) -> list[str]:
         stores: The store of each stage, in flow order.
 
     Raises:
-        ValueError: A store comes back after another one (A, B, A). B at or ahead of A is what a
-            crash between two manifests leaves, but with A downstream of B as well it could
-            mean that A lost data, and nobody could tell.
+        ValueError: A store recurs after another store (A, B, A). After a crash between two manifests
+            B is at or ahead of A. If A is also downstream of B, this could as well mean that A
+            lost data, and the two cases cannot be distinguished.
     """
     order: list[str] = []
     for store in stores:

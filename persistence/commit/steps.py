@@ -4,9 +4,9 @@ from persistence.described import Described
 
 
 class CommitStep(Described):
-    """A step of the commit; members stand in the order in which a batch takes them.
+    """A step of the commit; the members are in the order in which a batch runs them.
 
-    A crash between any two of them loses nothing and doubles nothing.
+    A crash between any two steps loses nothing and counts nothing twice.
     """
 
     FETCH = "fetch", "the batch is delivered: a contiguous range of offsets per topic and partition"

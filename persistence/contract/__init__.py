@@ -1,6 +1,6 @@
-"""The judge of stores: a pytest class with a test for every sentence of `StateStore`'s contract.
+"""Tests of stores: a pytest class with tests for every rule of `StateStore`'s contract.
 
-A store of your own is judged by subclassing it and saying where a store is:
+To test your own store, subclass it and provide the URL of a store:
 
 ```python
 # tests/test_my_store.py
@@ -14,7 +14,7 @@ class TestMyStore(StoreContract):
         return f"mine://{tmp_path}/states"
 ```
 
-The scheme must be known to `persistence.registry.open_store`, also in other processes: name it in the
+`persistence.registry.open_store` must know the scheme, also in other processes: register it in the
 entry point group `headwater.stores` of your distribution, or set `opener` to a function that can be imported:
 
 ```python
@@ -22,8 +22,8 @@ class TestMyStore(StoreContract):
     opener = staticmethod(my_package.open_store)
 ```
 
-Several tests may share one store: each uses a flow with a name of its own. What a store says it
-cannot do (`capabilities`) is skipped; nothing is skipped by the name of a store. Needs pytest and hypothesis.
+Several tests may share one store: each uses a flow with its own name. Tests of capabilities that the store
+does not declare (`capabilities`) are skipped; no test is skipped by the name of a store. Needs pytest and hypothesis.
 """
 
 from persistence.contract.epochs import EpochContract
@@ -36,12 +36,12 @@ from persistence.contract.states import StateContract
 __all__ = ["StoreContract"]
 
 
-# pytest runs the tests of the last base first: simple ones before races and random histories.
+# pytest runs the tests of the last base class first: simple tests before races and random histories.
 class StoreContract(ModelContract, ProcessContract, MarkContract, ManifestContract, StateContract, EpochContract):
-    """Everything a store promises. Subclass it, define the fixture `store_url`, and run pytest.
+    """Tests of the whole contract of a store. Subclass it, define the fixture `store_url`, and run pytest.
 
     Attributes:
-        opener: Opens a store by URL. Called in other processes too, so it must be importable.
-        increments: How often each of two writers increments the same states.
-        model_examples: How many random histories are compared with a dictionary.
+        opener: Opens a store by URL. It is called in other processes too, so it must be importable.
+        increments: Number of times that each of two writers increments the same states.
+        model_examples: Number of random histories that are compared with a dictionary.
     """

@@ -1,4 +1,4 @@
-"""Fixtures and words that the parts of the contract share."""
+"""Fixtures and helpers that the parts of the contract share."""
 
 import uuid
 from collections.abc import Iterator, Sequence
@@ -11,7 +11,7 @@ from persistence.registry import open_store
 
 
 class Contract:
-    """What every part of the contract needs."""
+    """Fixtures for every part of the contract."""
 
     opener: ClassVar["staticmethod[[str], StateStore]"] = staticmethod(open_store)
     increments: ClassVar[int] = 1000
@@ -19,7 +19,7 @@ class Contract:
 
     @pytest.fixture
     def store_url(self) -> str:
-        """URL of the store to be judged. It may hold other flows; it must be the same for the whole test."""
+        """URL of the store under test. The store may contain other flows; the URL must not change within a test."""
         raise NotImplementedError("define the fixture store_url in the subclass")
 
     @pytest.fixture
@@ -38,7 +38,7 @@ class Contract:
 
     @pytest.fixture
     def flow(self) -> FlowRef:
-        """A flow that nobody has used."""
+        """A flow that was never used."""
         return fresh_flow()
 
     @pytest.fixture
@@ -53,7 +53,7 @@ class Contract:
 
 
 def fresh_flow() -> FlowRef:
-    """A flow with a name of its own."""
+    """A flow with a unique name."""
     return FlowRef(f"contract-{uuid.uuid4().hex}")
 
 

@@ -11,7 +11,7 @@ from persistence.protocol import FlowRef, Manifest, Progress, StageRef, StateSto
 
 
 class EpochContract(Contract):
-    """Epochs rise, are installed at once, and fence what is older."""
+    """Epochs rise, are installed immediately, and fence older runs."""
 
     def test_an_acquired_epoch_is_higher_than_all_before_and_installed_at_once(
         self, store: StateStore, other: StateStore, flow: FlowRef
@@ -87,7 +87,7 @@ class EpochContract(Contract):
     def test_an_older_run_cannot_even_repeat_its_last_write(
         self, store: StateStore, stage: StageRef, epoch: int
     ) -> None:
-        # 5 before 10: the older run must learn that it is fenced.
+        # 5 takes precedence over 10: the older run must receive `Fenced`.
         store.save(stage, creating([b"k"]), epoch=epoch, batch=1)
         store.acquire_epoch(stage.flow_ref)
         with pytest.raises(Fenced):

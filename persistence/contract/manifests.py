@@ -1,4 +1,4 @@
-"""Contract 17 and 18: the manifest, which is the truth about progress."""
+"""Contract 17 and 18: the manifest, the source of truth for progress."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from persistence.protocol import FlowRef, Manifest, Progress, StateStore
 
 
 class ManifestContract(Contract):
-    """What was saved comes back equal, and never goes back within an epoch."""
+    """A saved manifest is loaded unchanged, and the batch never goes back within an epoch."""
 
     def test_a_flow_that_never_ran_has_no_manifest(self, store: StateStore, flow: FlowRef, epoch: int) -> None:  # 17
         assert store.load_manifest(flow) is None

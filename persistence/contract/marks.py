@@ -1,4 +1,4 @@
-"""Contract 23 to 26: marks, by which a store that went back is noticed."""
+"""Contract 23 to 26: marks, which detect a store that went back."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -11,7 +11,7 @@ from persistence.protocol import FlowRef, Manifest, Progress, StageRef, StateSto
 
 
 class MarkContract(Contract):
-    """Every save that changes something raises a mark; one that finds too low a mark changes nothing."""
+    """Every save that changes a state raises a mark; a save that finds too low a mark changes nothing."""
 
     @pytest.fixture(autouse=True)
     def marked(self, store: StateStore) -> None:

@@ -1,4 +1,4 @@
-"""The whole contract at random: a store against a dictionary that follows the same sentences."""
+"""The whole contract with random operations: a store is compared with a dictionary that follows the same rules."""
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -11,7 +11,7 @@ from persistence.protocol import Manifest, Progress, StateStore, Stored, Write
 
 _KEYS = [b"", b"a", b"b", b"\x00\xff"]
 _keys = st.sampled_from(_KEYS)
-_steps = st.integers(-2, 2)  # how far a guess is from the truth; 0 comes first when hypothesis shrinks
+_steps = st.integers(-2, 2)  # difference between a guess and the true value; hypothesis shrinks towards 0
 
 
 class ModelContract(Contract):
@@ -67,7 +67,7 @@ class _Model(RuleBasedStateMachine):
         step=st.sampled_from([0, 0, 0, 0, -1, 1]),
     )
     def save(self, guesses: dict[bytes, int], value: bytes, batch: int, step: int) -> None:
-        """Each expected version is the true one, or off by one: -1 with the same content is a retry."""
+        """Each expected version is the true version, or off by one: -1 with the same content is a retry."""
         epoch = max(self.epoch + step, 1)
         writes = [Write(key, max(self._version(key) + guess, 0), value) for key, guess in guesses.items()]
         changed = tuple(w.key for w in writes if not (self._is_next(w) or self._is_retry(w, epoch, batch)))
@@ -117,7 +117,7 @@ class _Model(RuleBasedStateMachine):
         return self.states.get(write.key) == Stored(write.expected + 1, epoch, batch, write.value)
 
     def _learn(self, after: dict[bytes, Stored]) -> None:
-        """After a conflict: nothing was written, or for a store without `atomic_save` maybe some."""
+        """After a conflict nothing was written; a store without `atomic_save` may have applied some writes."""
         if self.store.capabilities.atomic_save:
             return
         held = self.store.load(self.stage, list(after))

@@ -22,7 +22,7 @@ _COUNTED = [b"a", b"b", b"c"]
 
 
 class ProcessContract(Contract):
-    """Writers that race, die and fork."""
+    """Writers that race, are killed, and fork."""
 
     def test_two_processes_that_increment_the_same_states_lose_nothing(
         self, store: StateStore, store_url: str, stage: StageRef, epoch: int
@@ -133,17 +133,17 @@ class ProcessContract(Contract):
 
 
 def increment(opener: Opener, url: str, stage: StageRef, epoch: int, me: int, times: int) -> None:
-    """Increment the states with a handle of one's own."""
+    """Increment the states with a separate handle."""
     store = opener(url)
     increment_with(store, stage, epoch, me, times)
     store.close()
 
 
 def increment_with(store: StateStore, stage: StageRef, epoch: int, me: int, times: int) -> None:
-    """Add 1 to the place of writer `me` in every state, `times` times, by loading and saving.
+    """Add 1 to the counter of writer `me` in every state, `times` times, by loading and saving.
 
-    The value says how often each writer has added: what was acknowledged must be seen by the next load,
-    and after a conflict or an unknown outcome the load tells what took effect.
+    The value contains a counter per writer: the next load must return acknowledged writes,
+    and after a conflict or an unknown outcome the load shows which writes took effect.
     """
     known = dict.fromkeys(_COUNTED, 0)
     certain = True
@@ -169,11 +169,11 @@ def increment_with(store: StateStore, stage: StageRef, epoch: int, me: int, time
 
 
 def write_rounds(opener: Opener, url: str, stage: StageRef, epoch: int, keys: list[bytes], sender: Connection) -> None:
-    """Write all keys again and again, telling after each round which version is acknowledged."""
+    """Write all keys repeatedly, and send the acknowledged version after each round."""
     store = opener(url)
     held = store.load(stage, keys)
     behind = min((state.version for state in held.values()), default=0)
-    # Finish the round that a killed writer left half done.
+    # Finish the round that a killed writer left incomplete.
     versions = {key: held[key].version if key in held else 0 for key in keys}
     late = [Write(key, behind, round_value(behind + 1)) for key in keys if versions[key] == behind]
     store.save(stage, late, epoch=epoch, batch=behind)
@@ -187,7 +187,7 @@ def write_rounds(opener: Opener, url: str, stage: StageRef, epoch: int, keys: li
 
 
 def round_value(version: int) -> bytes:
-    """A value that shows when it is torn or of another version."""
+    """A value that reveals a torn write or another version."""
     return b"%d," % version * 100
 
 

@@ -22,7 +22,7 @@ _KEYS = {
 
 
 class _DiedError(BaseException):
-    """Stands for the death of the process."""
+    """Simulates the death of the process."""
 
 
 def _die() -> NoReturn:
@@ -30,7 +30,7 @@ def _die() -> NoReturn:
 
 
 class StateContract(Contract):
-    """One value per key, replaced only by who has seen the one before."""
+    """One value per key, replaced only by a writer that has loaded the previous value."""
 
     def test_only_existing_states_are_loaded(self, store: StateStore, stage: StageRef, epoch: int) -> None:  # 7
         assert store.load(stage, [b"a", b"b"]) == {}
@@ -152,7 +152,7 @@ class StateContract(Contract):
         assert load_one(store, stage, b"k") == Stored(1, epoch, 1, b"1")
 
     def test_a_conflict_names_exactly_the_changed_keys(self, store: StateStore, stage: StageRef, epoch: int) -> None:
-        # 12: a wrong version, a missing state, one that should be missing; retried and good writes beside them.
+        # 12: a wrong version, a missing state, an unexpected state; with retried and valid writes in the same call.
         store.save(stage, creating([b"wrong", b"there", b"good"], b"0"), epoch=epoch, batch=0)
         store.save(stage, creating([b"retried"], b"1"), epoch=epoch, batch=1)
         writes = [
