@@ -1,4 +1,4 @@
-"""Republishing: stateless services that pass messages on, changed or not, with one hop more in their chain.
+"""Republishing: stateless services that forward messages, changed or not, and append one hop to their chain.
 
 ```python
 def legs(record: InputRecord) -> list[OutputRecord]:

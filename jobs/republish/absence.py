@@ -1,4 +1,4 @@
-"""Topics that are away: deleted, or not created yet. A republisher waits for them, says so, and goes on."""
+"""Missing topics: deleted, or not created yet. A republisher reports them, waits for them, and resumes."""
 
 import logging
 import time
@@ -13,19 +13,19 @@ from persistence.kafka.errors import MISSING_TOPIC_REMEDY
 _LOG = logging.getLogger("headwater.republish")
 
 TOPIC_WAIT_SECONDS: Final = 300.0
-"""How long a topic may be away. To delete and create it takes an operator or a deployment seconds to minutes; a name that is
-misspelt ends the service while somebody still looks."""
+"""Seconds for which a topic may be missing. Deleting and creating it takes an operator or a deployment seconds to
+minutes; a misspelt name ends the service soon enough to be noticed."""
 _ASK_SECONDS: Final = 3.0
 _PAUSE_SECONDS: Final = 1.0
 _SAY_SECONDS: Final = 60.0
 
 
 class Unsafe(BrokerRefused):
-    """Records could be lost by going on; the text has the risk and the flag that takes it."""
+    """Records could be lost if the service continued; the text names the risk and the flag that accepts it."""
 
 
 def is_absence(error: BrokerError, settings: KafkaSettings, names: Sequence[str]) -> bool:
-    """Whether an error is about a topic that is away: by its kind, or because the broker says now that one is."""
+    """Whether an error is caused by a missing topic: by its kind, or because the broker now reports one missing."""
     if isinstance(error, TopicMissing):
         return True
     try:
@@ -39,10 +39,10 @@ class Absence:
 
     Args:
         settings: Where Kafka is.
-        names: Topics that have to be there.
-        patience: Seconds to wait at the most; 0 for not at all, infinity for ever.
+        names: Topics that must exist.
+        patience: Maximum wait in seconds; 0 for none, infinity for no limit.
         stop: Ends the wait.
-        statistics: Where the wait is shown.
+        statistics: Statistics that show the wait.
         told: Called when the statistics have changed.
     """
 
@@ -64,13 +64,13 @@ class Absence:
         self._told = told
 
     def wait(self, error: BrokerError) -> None:
-        """Return when every topic is there, or a stop was asked for.
+        """Return when every topic exists, or a stop was requested.
 
         Args:
-            error: What showed that one is away.
+            error: The error that showed that a topic is missing.
 
         Raises:
-            BrokerError: It still is; at once, and as it came, when nobody is to wait.
+            BrokerError: A topic is still missing; with a patience of 0, `error` itself, immediately.
         """
         if self._patience <= 0:
             raise error
@@ -96,7 +96,7 @@ class Absence:
             _LOG.warning("all topics exist again after %.0f s; rejoining the group", time.monotonic() - began)
 
     def _trouble(self, topics: Topics) -> BrokerError | None:
-        """What is in the way: topics that do not exist, or a broker that does not answer; None when nothing is."""
+        """The current problem: topics that do not exist, or a broker that does not answer; None without a problem."""
         try:
             missing = topics.missing(self._names)
         except BrokerUnavailable as error:

@@ -1,4 +1,4 @@
-"""What a republisher has done."""
+"""Statistics of a republisher."""
 
 import time
 from collections import Counter
@@ -9,12 +9,12 @@ from typing import Any, TypeAlias
 
 @dataclass(frozen=True, slots=True)
 class TopicGrowth:
-    """New partitions of a topic that wait for what stands in the others.
+    """New partitions of a topic that wait until the old ones are read.
 
     Attributes:
-        partitions_before: How many there were.
-        partitions_now: How many there are.
-        unread: Offsets of the old ones that have to be read first; None until their ends are taken.
+        partitions_before: Number of partitions before the growth.
+        partitions_now: Number of partitions now.
+        unread: Number of offsets in the old partitions that must be read first; None until their ends are taken.
     """
 
     partitions_before: int
@@ -24,22 +24,22 @@ class TopicGrowth:
 
 @dataclass(slots=True)
 class Statistics:
-    """Counts since the start of a run. What is counted is acknowledged, and committed unless the group was just dealt out.
+    """Counts since the start of a run, of acknowledged work. It is also committed, except during a rebalance.
 
     Attributes:
         consumed: Input records.
         produced: Messages acknowledged by the target topics.
-        dropped: Input records that the transform made nothing of.
-        copies: Redriven input records that another application gave up: this one has passed them on already.
+        dropped: Input records for which the transform returned nothing.
+        copies: Redriven input records that another application rejected: this one has forwarded them before.
         tombstones: Input records without a value that were skipped.
         retried: Input records sent to a retry topic.
         dead_lettered: Input records sent to the dead-letter topic, by reason code.
         expired: Input records that retention deleted before they were read.
         commits: Commits of input offsets.
-        rebalances: How often partitions came or went.
-        waiting: Topics that do not exist, and are waited for.
-        waited: Seconds that were spent waiting for topics.
-        growing: Topics of which new partitions wait.
+        rebalances: Number of times that partitions were assigned or revoked.
+        waiting: Missing topics that the service waits for.
+        waited: Seconds spent waiting for topics.
+        growing: Growth by topic, for topics with waiting new partitions.
         seconds: Seconds since the start.
     """
 
@@ -95,4 +95,4 @@ class Statistics:
 
 
 OnStatistics: TypeAlias = Callable[[Statistics], None]
-"""Called after each commit, while topics are waited for, and when the growth of one begins, changes or ends."""
+"""Called after each commit, during a wait for topics, and when the growth of a topic begins, changes or ends."""

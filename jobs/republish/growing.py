@@ -1,4 +1,4 @@
-"""A member's eye on the number of partitions of the topics that it reads: see `jobs.republish.growth` for the rule."""
+"""Watches the number of partitions of the topics that a member reads; `jobs.republish.growth` contains the rule."""
 
 import logging
 import time
@@ -14,13 +14,13 @@ from persistence.kafka import TopicFacts
 
 _LOG = logging.getLogger("headwater.republish")
 
-_AWAY_SECONDS: Final = 120.0  # an idle member looks once a minute; who looks away cannot say how often a topic grew
-_JUDGE_SECONDS: Final = 1.0  # between two questions for what the group has committed, while new partitions wait
-_UNSURE_SECONDS: Final = 10.0  # for a member who saw the growth to note it: a batch, its flush and a commit, with room
+_AWAY_SECONDS: Final = 120.0  # an idle member looks once a minute; after a longer gap a topic may have grown repeatedly
+_JUDGE_SECONDS: Final = 1.0  # between two reads of the group's committed offsets, while new partitions wait
+_UNSURE_SECONDS: Final = 10.0  # for a member that saw the growth to note it: a batch, its flush and a commit, with room
 
 
 class _Watch(NamedTuple):
-    """What was seen of a topic: its id, its numbers of partitions one after the other, and when."""
+    """Observations of a topic: its id, its successive numbers of partitions, and when it was last seen."""
 
     topic_id: str
     counts: tuple[int, ...]
@@ -28,14 +28,14 @@ class _Watch(NamedTuple):
 
 
 class Growing:
-    """What a member knows of growing topics. It outlives the member's consumers.
+    """A member's knowledge of growing topics. It is kept when the member makes a new consumer.
 
     Args:
-        sources: Topics whose order is kept. In retry topics there is none.
+        sources: Topics whose order is kept. Retry topics have no order.
         group: The consumer group.
-        accepted: Whether new partitions are read at once, and disorder is accepted.
-        max_age: Seconds in which producers may not know of new partitions.
-        statistics: Where growths are shown.
+        accepted: Whether new partitions are read immediately, and disorder is accepted.
+        max_age: Seconds for which producers may not know of new partitions.
+        statistics: Statistics that show growths.
         told: Called when the statistics have changed.
     """
 
@@ -66,7 +66,7 @@ class Growing:
         return bool(self._statistics.growing)
 
     def see(self, fact: TopicFacts) -> bool:
-        """Note how many partitions a topic has; whether the order of its records is kept and they are more than before."""
+        """Note a topic's number of partitions; return whether its order is kept and the number has risen."""
         now, before = time.monotonic(), self._watched.get(fact.name)
         if before is None or before.topic_id != fact.topic_id:
             counts: tuple[int, ...] = (fact.partitions,)
@@ -74,17 +74,17 @@ class Growing:
             counts = (max(fact.partitions, before.counts[-1]),)
         elif fact.partitions > before.counts[-1]:
             counts = (*before.counts, fact.partitions)
-        else:  # the same, or told by a broker that does not know yet
+        else:  # unchanged, or reported by a broker that does not know the new number yet
             counts = before.counts
         self._watched[fact.name] = _Watch(fact.topic_id, counts, now)
         return fact.name in self.sources and before is not None and counts[-1] > before.counts[-1]
 
     def count(self, topic: str) -> int:
-        """How many partitions a topic has that was seen."""
+        """Number of partitions of a topic that was seen."""
         return self._watched[topic].counts[-1]
 
     def forget(self, topics: Iterable[str]) -> None:
-        """Show no growth of topics of which this member has no partition any more."""
+        """Stop showing the growth of topics of which this member has no partition any more."""
         for topic in topics:
             self._statistics.growing.pop(topic, None)
 
@@ -100,8 +100,8 @@ class Growing:
 
         Args:
             topic: A topic that was seen.
-            places: What the group has committed of it.
-            ends: Asks for its ends.
+            places: The group's committed offsets and notes, by partition.
+            ends: Returns the ends of the topic.
 
         Raises:
             Unsafe: The order of a key cannot be kept.
@@ -120,13 +120,13 @@ class Growing:
         return verdict
 
     def note(self, topic: str, note: Note, verdict: Readable, end: Callable[[], int]) -> Note:
-        """Return what is to be committed with a partition's offset.
+        """Return the note to commit with a partition's offset.
 
         Args:
             topic: A topic that was judged.
-            note: What was to be committed before.
-            verdict: What was found.
-            end: Asks for the end of the partition.
+            note: The previous note of the partition.
+            verdict: Result of `judge`.
+            end: Returns the end of the partition.
         """
         now, resolved = self.count(topic), verdict.resolved
         if resolved >= now:
@@ -136,7 +136,7 @@ class Growing:
         return replace(note, resolved=resolved).grown(now, time.time_ns() // 1_000_000, self._max_age_ms, end)
 
     def show(self, topic: str, verdict: Readable, places: Mapping[int, Committed]) -> None:
-        """Show which partitions wait, and for what, as of the notes that will be committed."""
+        """Show which partitions wait, and for what, according to the notes that will be committed."""
         shown, now, resolved = self._statistics.growing, self.count(topic), verdict.resolved
         before = shown.pop(topic, None)
         if resolved < now:
@@ -150,7 +150,7 @@ class Growing:
 
 
 def _unread(places: Mapping[int, Committed], resolved: int, now: int) -> int | None:
-    """Offsets that have to be read first; None when somebody has not taken the end of his partition yet."""
+    """Number of offsets that must be read first; None while the end of an old partition is not taken yet."""
     left = 0
     for one in range(resolved):
         place = places.get(one)

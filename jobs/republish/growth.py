@@ -1,13 +1,13 @@
 """Partitions that are added to a topic while a group of republishers lags. Pure.
 
-Keys then move from old partitions to new ones, and a member that reads a new one at once sends newer records of a key
-before older ones. So new partitions wait until every old one is committed up to its end, as of the time when all
-producers knew of the new ones. Members agree on that through what each commits with its offsets: a `Note`. It holds what
-concerns its own partition, so it is short however many partitions there are.
+Keys then move from old partitions to new ones, and a member that reads a new partition immediately forwards newer
+records of a key before older ones. So new partitions wait until every old partition is committed up to the end that it
+had when all producers knew of the new ones. Members agree on this through a `Note` that each commits with its offsets.
+A note concerns only its own partition, so it is short however many partitions there are.
 
-Whoever owns an old partition notes when he saw the growth, and its end when that is `metadata.max.age.ms` ago; whoever
-owns a new one reads what all have noted. The number of partitions that may be read, `resolved`, is raised only by who has
-seen all of that done, so the highest number that anybody has noted holds for the group.
+The member that owns an old partition notes when it saw the growth, and `metadata.max.age.ms` later the partition's end;
+the member that owns a new partition reads all notes. The number of partitions that may be read, `resolved`, is raised
+only by a member that has seen every old partition reach its end, so the highest noted number holds for the group.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,14 +21,14 @@ from persistence.manifest import Growth
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """What is committed with the offset of a partition: `ID SETTLED [NOW SEEN [UNTIL]]`, up to 4 numbers.
+    """Metadata committed with the offset of a partition: `ID SETTLED [NOW SEEN [UNTIL]]`, up to 4 numbers.
 
     Attributes:
-        topic_id: Id of the topic that the offset counts in; empty where another tool set the offset.
-        resolved: Number of partitions that may be read; 0 when nobody has said so yet.
-        now: Number of partitions that there are, while new ones wait; 0 when none do.
-        seen_ms: When `now` was first seen by who had this partition, in milliseconds since 1970.
-        until: Offset that this partition has to reach; None until producers know of the new ones.
+        topic_id: Id of the topic that the offset belongs to; empty if another tool set the offset.
+        resolved: Number of partitions that may be read; 0 when no member has noted it yet.
+        now: Number of partitions of the topic while new ones wait; 0 when none wait.
+        seen_ms: When this partition's owner first saw `now`, in milliseconds since 1970.
+        until: Offset that this partition must reach; None until producers know of the new ones.
     """
 
     topic_id: str = ""
@@ -44,20 +44,20 @@ class Note:
 
     @classmethod
     def read(cls, text: str | None) -> "Note":
-        """Read what was committed. Of text that another tool or version wrote the first word is the topic's id."""
+        """Parse committed metadata. If another tool or version wrote it, only the first word is read, as topic id."""
         topic_id, *numbers = (text or "").split(" ")
         if len(numbers) not in (1, 3, 4) or not all(one.isascii() and one.isdigit() for one in numbers):
             return cls(topic_id)
         return cls(topic_id, *map(int, numbers))
 
     def grown(self, now: int, clock_ms: int, max_age_ms: int, end: Callable[[], int]) -> "Note":
-        """Return the note of a partition whose topic has `now` partitions, of which the new ones wait.
+        """Return the note of a partition whose topic has `now` partitions; the new ones wait.
 
         Args:
             now: Number of partitions.
-            clock_ms: Milliseconds since 1970.
-            max_age_ms: How long producers may not know of new partitions.
-            end: Asks for the end of this partition.
+            clock_ms: Current time in milliseconds since 1970.
+            max_age_ms: Milliseconds for which producers may not know of new partitions.
+            end: Returns the end of this partition.
         """
         if self.now != now:
             return replace(self, now=now, seen_ms=clock_ms, until=None)
@@ -72,11 +72,11 @@ class Note:
 
 
 class Committed(NamedTuple):
-    """What a group has committed of a partition.
+    """A group's committed offset of a partition, with its note.
 
     Attributes:
-        offset: Next offset to be read; negative when nothing is committed.
-        note: What was committed with it, by the member who has the partition or had it last.
+        offset: Next offset to read; negative when nothing is committed.
+        note: Note committed with it, by the current or last owner of the partition.
     """
 
     offset: int
@@ -87,8 +87,8 @@ class Readable(NamedTuple):
     """Which partitions of a topic may be read.
 
     Attributes:
-        resolved: Those with a lower number, if it is sure ...
-        sure: ... and none when it is not: keys may have moved between those as well.
+        resolved: If `sure`, partitions with a lower number may be read.
+        sure: False when no partition may be read: keys may have moved between the old ones as well.
     """
 
     resolved: int
@@ -106,10 +106,10 @@ def judge(
     """Return which partitions of a topic may be read.
 
     Args:
-        places: What the group has committed, by partition; marks of an earlier topic of that name left out.
+        places: The group's committed offsets by partition, without those of an earlier topic of that name.
         now: Number of partitions.
-        watched: Numbers of partitions that this member has seen one after the other, without a long look away.
-        ends: Asks for the ends of the topic.
+        watched: Successive numbers of partitions that this member has seen, without a long gap between two checks.
+        ends: Returns the ends of the topic.
         accepted: Whether disorder is accepted.
     """
     resolved = max((place.note.resolved for place in places.values()), default=0)
@@ -122,7 +122,7 @@ def judge(
         return Readable(now if every else resolved)
     if all(end <= max(places[one].offset if one in places else 0, 0) for one, end in ends().items()):
         return Readable(now)
-    # Of a growth that nobody watched nobody can say whether it was one.
+    # If no member watched the growth, the topic may have grown in several steps.
     one_step = (resolved, now) in pairwise(watched) and steps == {now}
     return Readable(resolved, sure=one_step and not now % resolved)
 

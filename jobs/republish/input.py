@@ -1,4 +1,4 @@
-"""The consuming side of a republisher: which partitions it has, how far they are done, and their commit."""
+"""The consuming side of a republisher: its partitions, their progress, and their commits."""
 
 import logging
 import math
@@ -23,13 +23,13 @@ from persistence.kafka.errors import UNREACHABLE_REMEDY, broker_error, connectio
 
 _LOG = logging.getLogger("headwater.republish")
 
-_IDLE_SECONDS: Final = 300.0  # max.poll.interval.ms: so long may a group wait for a member that hangs
-_WAIT_SECONDS: Final = 0.2  # the longest a stop has to wait for an idle consumer
-_GATHER_SECONDS: Final = 0.05  # between two questions for the topics' ids while records come ...
-_LOOK_SECONDS: Final = 60.0  # ... and while none do ...
+_IDLE_SECONDS: Final = 300.0  # max.poll.interval.ms: the longest that a group waits for a member that hangs
+_WAIT_SECONDS: Final = 0.2  # the longest that a stop waits for an idle consumer
+_GATHER_SECONDS: Final = 0.05  # between two checks of the topics' ids while records arrive ...
+_LOOK_SECONDS: Final = 60.0  # ... and while none arrive ...
 _GROWING_SECONDS: Final = 1.0  # ... unless partitions wait
-_HELD: Final = 1 << 62  # when the records of a partition are due that waits because its topic grows
-_REFRESH_MS: Final = 30_000  # how late a new partition may be noticed; librdkafka's own default is 5 minutes
+_HELD: Final = 1 << 62  # due time of the records of a partition that waits because its topic grows
+_REFRESH_MS: Final = 30_000  # longest delay until a new partition is detected; librdkafka's default is 5 minutes
 _COOPERATIVE: Final = "cooperative-sticky"
 
 
@@ -40,25 +40,25 @@ class TopicReplaced(BrokerRefused):
 class Input:
     """Reads topics as a member of a consumer group. Used by one thread.
 
-    Nothing of a partition is committed once it is gone: `before_revoke` runs, and has to finish and commit what is
-    under way, before the group may give the partition to another member. Of a partition that was lost
-    without notice nothing more is committed at all.
+    Nothing is committed for a partition after it is revoked: `before_revoke` runs, and must finish and commit the
+    records in flight, before the group may assign the partition to another member. For a partition that was lost
+    without notice, nothing more is committed.
 
     Args:
         settings: Where Kafka is.
         group: Consumer group.
         topics: Topics to read.
         via: Name of the republisher.
-        before_revoke: Called before partitions go away, and when a topic has grown.
-        statistics: Where rebalances and expired records are counted.
-        member_ids: Where the ids go that the group gives this member.
+        before_revoke: Called before partitions are revoked, and when a topic has grown.
+        statistics: Statistics that count rebalances and expired records.
+        member_ids: Collects the member ids that the group assigns to this consumer.
         growing: Decides which partitions wait because their topic grows.
-        ends: (topic, partition) -> offset to be reached; None to read on for ever.
-        cluster: Name of the Kafka cluster, where there is more than one.
+        ends: (topic, partition) -> offset to reach; None to read until stopped.
+        cluster: Name of the Kafka cluster, when there is more than one.
 
     Attributes:
-        partitions: What is assigned now.
-        assigned: Whether the group has dealt out partitions yet.
+        partitions: The partitions that are assigned now.
+        assigned: Whether the group has assigned partitions yet.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class Input:
             "enable.auto.offset.store": False,
             "auto.offset.reset": "earliest",
             "isolation.level": "read_committed",
-            # Behind a transaction's marker or what compaction deleted, nothing else says that a partition is read.
+            # After a transaction marker or compacted records, only this event shows the end of a partition.
             "enable.partition.eof": True,
         }
         try:
@@ -117,15 +117,15 @@ class Input:
             raise broker_error(error.args[0], "setting up the consumer") from error
 
     def read(self, most: int) -> list[Consumed]:
-        """Return up to `most` records of the topics that were assigned: what is there, or what comes within a fifth of a second.
+        """Return up to `most` records of the assigned topics: those available now, or within a fifth of a second.
 
-        A consumer follows a topic that was created again without a word, and begins there where it was in the old one. So
-        the ids of the topics are asked for after the records were read: ids never come back, and if they are the same
-        now, whatever was read is of the topics that they stand for.
+        If a topic is deleted and created again, a consumer continues silently in the new topic at its offset in the old
+        topic. So the topic ids are checked after the records were read: ids are never reused, so if they have
+        not changed, all records read belong to the topics with these ids.
 
         Raises:
-            TopicReplaced: A topic was created again; nothing of it was returned.
-            BrokerError: A topic is gone, or may not be read.
+            TopicReplaced: A topic was created again; none of its records were returned.
+            BrokerError: A topic no longer exists, or may not be read.
         """
         if self.assigned and self._joins_again:
             self._join_again()
@@ -136,8 +136,8 @@ class Input:
         if got:
             facts = patiently(lambda left: self._check_topics())
         elif time.monotonic() - self._looked > (_GROWING_SECONDS if self._growing.under_way else _LOOK_SECONDS):
-            # Of a topic created again a client may see nothing at all: its leader epochs, which count from 0, are old
-            # news to it when the broker was restarted since the old one was created.
+            # A client may never see that a topic was created again: the new topic's leader epochs count from 0, and the
+            # client ignores them as outdated if the broker was restarted since the old topic was created.
             with suppress(BrokerUnavailable):
                 facts = self._check_topics()
         self._follow(facts.values())
@@ -155,10 +155,10 @@ class Input:
         return facts
 
     def _follow(self, facts: Iterable[TopicFacts]) -> None:
-        """Look at how many partitions there are now, and at what the group has done of a topic that has grown."""
+        """Check the number of partitions, and the group's progress in topics that have grown."""
         for fact in facts:
             if self._growing.see(fact):
-                self._before_revoke()  # what is processed counts as read
+                self._before_revoke()  # processed records count as read
             if self._growing.is_due(fact.name):
                 places = self._every([fact.name])
                 self._judge(fact, patiently(lambda left: committed(self._consumer, places, self._connection)))  # noqa: B023
@@ -168,11 +168,11 @@ class Input:
         return [TopicPartition(topic, number) for topic in topics for number in range(self._growing.count(topic))]
 
     def _judge(self, fact: TopicFacts, found: Iterable[TopicPartition]) -> None:
-        """Read those partitions of a topic that may be read, and let the others wait.
+        """Read the partitions of a topic that may be read, and let the others wait.
 
         Args:
             fact: The topic.
-            found: What the group has committed of it.
+            found: The group's committed offsets of it.
         """
         topic, topic_id = fact.name, fact.topic_id
         own = [part for part in self.partitions.values() if part.topic == topic and part.topic_id == topic_id]
@@ -197,7 +197,7 @@ class Input:
             self._consumer.resume([at])
 
     def _note(self) -> None:
-        """Commit what is to be known of partitions, without going on in them."""
+        """Commit the notes of partitions, without advancing their offsets."""
         self._tell([(part, part.done) for part in self.partitions.values() if part.note != part.noted])
 
     def _tell(self, offsets: list[tuple[InputPartition, int]], timeout: float | None = None) -> None:
@@ -205,25 +205,25 @@ class Input:
             effect(REPUBLISH_NOTE, lambda: self._commit(offsets, timeout))
 
     def raise_for(self, message: Consumed, error: KafkaError) -> None:
-        """Deal with a message that is no record: the end of a partition, or an error.
+        """Handle a message that is not a record: the end of a partition, or an error.
 
         Raises:
-            BrokerError: It is an error that does not pass by itself.
+            BrokerError: It is a permanent error.
         """
         if error.code() == KafkaError._PARTITION_EOF:
             part = self.partitions.get((message.topic(), message.partition()))
-            if part and not part.due_ms:  # behind a record that waits the end has not been reached
-                # Transaction markers and compacted records have offsets too, and no record.
+            if part and not part.due_ms:  # if a record waits, the partition is not read to its end
+                # Transaction markers and compacted records occupy offsets without a record.
                 part.next = max(part.next or 0, message.offset())
             return
         problem = failure(error, f"reading {message.topic() or ', '.join(self._names)}", self._connection)
-        # The client mends connections by itself; after _MAX_POLL_EXCEEDED it joins the group anew.
+        # The client restores connections by itself; after _MAX_POLL_EXCEEDED it rejoins the group.
         if isinstance(problem, BrokerRefused) and error.code() != KafkaError._MAX_POLL_EXCEEDED:
             raise problem
         _LOG.warning("%s", problem)
 
     def jumped(self, part: InputPartition, offset: int) -> None:
-        """Look into an offset that is not the one expected: a gap, retention, or a log that lost its end."""
+        """Handle an unexpected offset: a gap, expired records, or a log that lost its end."""
         expected = part.next
         if expected is None:
             return
@@ -234,27 +234,27 @@ class Input:
         self._count_expired(part.topic, part.partition, expected, min(low, offset))
 
     def hold(self, part: InputPartition, offset: int, due_ms: int) -> None:
-        """Leave the record at `offset`, and those behind it, until they are due."""
+        """Pause the partition at the record at `offset` until the record is due."""
         at = TopicPartition(part.topic, part.partition, offset)
         self._consumer.pause([at])
         self._consumer.seek(at)
         part.due_ms = due_ms
 
     def wake(self, now_ms: int) -> None:
-        """Go on with partitions whose next record is due."""
+        """Resume partitions whose next record is due."""
         for part in self.partitions.values():
             if part.due_ms and part.due_ms <= now_ms:
                 part.due_ms = 0
                 self._consumer.resume([TopicPartition(part.topic, part.partition)])
 
     def check_idle(self, seconds: float) -> None:
-        """Give up on an end that nothing leads to any more.
+        """Stop waiting for the end of the partitions when no records arrive any more.
 
         Args:
-            seconds: How long nothing has come.
+            seconds: Seconds since the last record.
 
         Raises:
-            BrokerUnavailable: It has been too long.
+            BrokerUnavailable: No record has arrived for too long.
         """
         if self._ends is not None and seconds > _IDLE_SECONDS and not self._growing.under_way:
             hint = f" ({self._connection})" if self._connection else ""
@@ -263,14 +263,14 @@ class Input:
 
     @property
     def caught_up(self) -> bool:
-        """Whether every assigned partition has reached the end asked for; never when none is."""
+        """Whether every assigned partition has reached its requested end; False while none is assigned."""
         return self._ends is not None and self.assigned and all(part.caught_up for part in self.partitions.values())
 
     def commit(self, timeout: float | None = None) -> None:
-        """Commit how far the assigned partitions are processed.
+        """Commit the progress of the assigned partitions.
 
         Args:
-            timeout: Seconds to go on trying while the coordinator is away; None for a minute.
+            timeout: Seconds to retry while the coordinator is unavailable; None for a minute.
 
         Raises:
             BrokerError: The group's coordinator refused or did not answer.
@@ -278,7 +278,7 @@ class Input:
         self._commit(self._ahead(), timeout)
 
     def commit_ends(self, timeout: float | None = None) -> None:
-        """The same when no record is under way: partitions may have ends behind their last one."""
+        """The same when no record is in flight: the end of a partition may lie after its last record."""
         self._tell(self._ahead(), timeout)
 
     def _ahead(self) -> list[tuple[InputPartition, int]]:
@@ -298,7 +298,7 @@ class Input:
         self._consumer.close()
 
     def abandon(self) -> None:
-        """Leave the group without finishing anything: what is not committed is read again."""
+        """Leave the group without finishing anything: uncommitted records are read again."""
         self._before_revoke = lambda: None
         self.partitions.clear()
         self._consumer.close()
@@ -307,7 +307,7 @@ class Input:
         self.assigned = True
         self._statistics.rebalances += 1
         self._member_ids.add(consumer.memberid() or "")
-        # Members come and go when partitions are added: those who were here look, and note what they see.
+        # Added partitions cause a rebalance: members that were in the group before it check and note what they see.
         self._looked = -math.inf
         if not added:
             return
@@ -321,14 +321,14 @@ class Input:
         starts = [at for at in found if (at.topic, at.partition) in mine]
         for at in starts:
             self._begin(at, facts[at.topic], marks[at.topic, at.partition].low)
-        # Left to itself, the client library would ask for the committed offsets again, and begin there.
+        # By default the client library would fetch the committed offsets again, and start there.
         self._assign(starts)
         for fact in facts.values():
             if fact.name in self._growing.sources:
                 self._judge(fact, found)
 
     def _facts(self, added: Iterable[TopicPartition]) -> dict[str, TopicFacts]:
-        """The topics of partitions, from a broker that knows of them all."""
+        """Facts about the topics of partitions, from a broker that knows all of these partitions."""
         facts = self._topics.describe({part.topic for part in added})
         for part in added:
             if part.partition >= facts[part.topic].partitions:
@@ -336,7 +336,7 @@ class Input:
         return facts
 
     def _begin(self, at: TopicPartition, fact: TopicFacts, low: int) -> None:
-        """Begin a partition where it is committed, or at its first offset; `at` then says where."""
+        """Start a partition at its committed offset, or at its first offset, and set `at` to it."""
         part = self.partitions[at.topic, at.partition] = self._new(at.topic, at.partition, fact.topic_id)
         part.begin = low
         if at.offset < 0 or is_of_another_topic(at, part.topic_id):
@@ -356,7 +356,8 @@ class Input:
     def _on_lost(self, consumer: Consumer, gone: list[TopicPartition]) -> None:
         self._statistics.rebalances += 1
         self._forget(gone)
-        # As when the broker was away for a session: the client comes back by itself, as a new member of the same place.
+        # For example when the broker was unavailable for a session: the client rejoins by itself, as a new member with
+        # the same group.instance.id.
         self.assigned, self._joins_again = False, self._static
 
     def _subscribe(self) -> None:
@@ -365,12 +366,12 @@ class Input:
         )
 
     def _join_again(self) -> None:
-        """Join the group a second time, as the member that it is by now.
+        """Join the group a second time, with the current member id.
 
-        A static member that comes back within its session, from a restart or from a broker that was away, gets its
-        partitions back without a rebalance. If it led
-        the group it still does, but is not told so before version 9 of JoinGroup (KIP-814), of which librdkafka
-        speaks 5: added partitions, which a leader has to look for, would belong to nobody for as long as it runs.
+        A static member that returns within its session, after a restart or when its broker was unavailable, gets its
+        partitions back without a rebalance. If it was the leader of the group it still is, but it only learns this from
+        version 9 of JoinGroup (KIP-814), and librdkafka uses version 5. The leader must detect added partitions:
+        without a second join they would be unassigned as long as it runs.
         """
         self._before_revoke()  # here: a commit in the callback of an unsubscription is not answered
         self._joins_again = self.assigned = False
@@ -381,7 +382,7 @@ class Input:
         for at in gone:
             part = self.partitions.pop((at.topic, at.partition), None)
             if part and part.due_ms:
-                self._consumer.resume([at])  # or the client would find it paused when it has it again
+                self._consumer.resume([at])  # or it would still be paused when it is assigned again
         self._growing.forget({part.topic for part in gone} - {part.topic for part in self.partitions.values()})
 
     def _new(self, topic: str, partition: int, topic_id: str) -> InputPartition:

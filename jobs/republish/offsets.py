@@ -1,4 +1,4 @@
-"""The offsets of a consumer group: each is committed with the id of the topic that it counts in, and more; see `Note`."""
+"""Offsets of a consumer group: each is committed with the id of its topic, and more; see `Note`."""
 
 import queue
 import threading
@@ -14,10 +14,10 @@ from persistence.kafka.errors import UNREACHABLE_REMEDY, broker_error
 
 T = TypeVar("T")
 
-PATIENCE_SECONDS: Final = 60.0  # a fifth of max.poll.interval.ms, after which the group would give us up
-_LEAST_SECONDS: Final = 1.0  # for an answer, however late it is
+PATIENCE_SECONDS: Final = 60.0  # a fifth of max.poll.interval.ms, after which the group would remove this member
+_LEAST_SECONDS: Final = 1.0  # least time to wait for an answer, even after the deadline
 _PAUSE_SECONDS: Final = 0.2
-# The group is being dealt out again. What was not committed stays to be committed by whoever has the partition then.
+# The group is rebalancing. The next owner of a partition reads and commits its uncommitted records.
 _OVERTAKEN: Final = (
     KafkaError.REBALANCE_IN_PROGRESS,
     KafkaError.ILLEGAL_GENERATION,
@@ -29,18 +29,18 @@ _FENCED: Final = (KafkaError.FENCED_INSTANCE_ID, KafkaError._FATAL)  # a consume
 
 
 class MemberFenced(BrokerRefused):
-    """The coordinator takes this static member for one that was replaced; its consumer is of no use any more."""
+    """The coordinator considers this static member replaced; its consumer can no longer be used."""
 
 
 def failure(error: KafkaError, doing: str, hint: str = "") -> BrokerError:
-    """Return the error to raise for what a consumer reports: as `broker_error`, and `MemberFenced`."""
+    """Convert an error that a consumer reports: as `broker_error`, or to `MemberFenced`."""
     if error.code() in _FENCED:
         return MemberFenced(f"{doing}: {error.str()}", "Start again; nothing is lost")
     return broker_error(error, doing, hint)
 
 
 def committed(consumer: Consumer, parts: Sequence[TopicPartition], hint: str) -> list[TopicPartition]:
-    """Return what the group has committed of partitions.
+    """Return the group's committed offsets of partitions.
 
     Args:
         consumer: A member of the group.
@@ -62,19 +62,19 @@ def committed(consumer: Consumer, parts: Sequence[TopicPartition], hint: str) ->
 
 
 def is_of_another_topic(at: TopicPartition, topic_id: str) -> bool:
-    """Whether a committed offset counts in an earlier topic of the same name: it was committed when that was gone.
+    """Whether a committed offset belongs to an earlier topic of the same name, which was deleted since.
 
-    One without an id, as other tools set them, is believed.
+    An offset without an id, as other tools set them, counts as one of the current topic.
     """
     return at.offset >= 0 and Note.read(at.metadata).topic_id not in ("", topic_id)
 
 
 def commit_offsets(consumer: Consumer, offsets: list[TopicPartition], timeout: float, hint: str) -> list[bool]:
-    """Commit offsets, and say of each whether it is.
+    """Commit offsets, and return for each whether it was committed.
 
     Args:
         consumer: A member of the group.
-        offsets: What to commit, each with its `Note`.
+        offsets: Offsets to commit, each with its `Note`.
         timeout: Seconds to wait.
         hint: What the connection reported.
 
@@ -98,14 +98,14 @@ def commit_offsets(consumer: Consumer, offsets: list[TopicPartition], timeout: f
 
 
 def patiently(action: Callable[[float], T], timeout: float | None = None) -> T:
-    """Ask again while a broker is away or a coordinator is on its way.
+    """Retry while a broker is unavailable or a coordinator is being elected.
 
     Args:
-        action: What to do; it gets the seconds that are left.
-        timeout: Seconds to go on; None for a minute.
+        action: Request to retry; it receives the remaining seconds.
+        timeout: Seconds to retry; None for a minute.
 
     Raises:
-        BrokerUnavailable: It still is.
+        BrokerUnavailable: The broker or coordinator is still unavailable.
     """
     deadline = time.monotonic() + (PATIENCE_SECONDS if timeout is None else timeout)
     while True:
@@ -118,19 +118,19 @@ def patiently(action: Callable[[float], T], timeout: float | None = None) -> T:
 
 
 def _within(timeout: float, action: Callable[[], T]) -> T:
-    """Call in a thread of its own, and wait no longer than `timeout` seconds.
+    """Call `action` in a separate thread, and wait at most `timeout` seconds.
 
-    A commit has no timeout in librdkafka: it waits for a coordinator for as long as there is none.
+    A commit has no timeout in librdkafka: it waits until there is a coordinator.
 
     Raises:
-        TimeoutError: It has not returned.
+        TimeoutError: The call has not returned in time.
     """
     answers: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
 
     def call() -> None:
         try:
             answers.put((action(), None))
-        except BaseException as error:  # it is raised where the answer is waited for
+        except BaseException as error:  # it is raised in the waiting thread
             answers.put((None, error))
 
     threading.Thread(target=call, name="headwater-commit", daemon=True).start()

@@ -1,4 +1,4 @@
-"""One partition that a republisher reads, and what is delivered of it."""
+"""One partition that a republisher reads, and its delivered messages."""
 
 from typing import Protocol
 
@@ -9,7 +9,7 @@ from jobs.republish.growth import Note
 
 
 class Consumed(Protocol):
-    """What the consumer delivers: confluent-kafka's `Message`, with the types that a delivered one has."""
+    """A delivered message: confluent-kafka's `Message`, with the types that it has after delivery."""
 
     def error(self) -> KafkaError | None: ...
     def topic(self) -> str: ...
@@ -29,14 +29,14 @@ class InputPartition:
     Attributes:
         topic: Its topic.
         partition: Its number.
-        hops: Writer of the hops that its records get.
+        hops: Writer of the hops for its records.
         topic_id: Kafka's id of the topic.
-        begin: Where it is read from when nothing is committed of it.
-        next: Offset behind the last record that was processed; None before the first.
-        committed: What `next` was at the last commit.
-        note: What is committed with the offset ...
-        noted: ... and what it was at the last commit.
-        end: Offset at which it counts as caught up; None when nobody asks.
+        begin: Offset to start at when nothing is committed.
+        next: Offset after the last processed record; None before the first.
+        committed: `next` at the last commit.
+        note: Note to commit with the offset ...
+        noted: ... and the note at the last commit.
+        end: Offset at which it counts as caught up; None when no end was requested.
         due_ms: When its next record is due, in milliseconds since 1970; 0 when it is not waiting.
     """
 
@@ -58,7 +58,7 @@ class InputPartition:
 
     @property
     def done(self) -> int:
-        """Offset up to which the group has it."""
+        """Offset up to which the group has committed it."""
         return self.begin if self.committed is None else self.committed
 
     @property
@@ -68,5 +68,5 @@ class InputPartition:
 
     @property
     def caught_up(self) -> bool:
-        """Whether all that was there at the start has been processed."""
+        """Whether all records that were there at the start have been processed."""
         return self.end is not None and (self.next or 0) >= self.end

@@ -1,10 +1,11 @@
-"""The place of a static member in its group (`group.instance.id`), and who holds it.
+"""The place of a static member in its group (`group.instance.id`), and which process holds it.
 
-When a broker was away for longer than a session, librdkafka gives its member id up, and commits without one or joins a second
-time before the answer to the first join is there: the broker then says that the member was fenced, although nobody took
-its place (librdkafka's pull request 5585; KAFKA-20985 is the same of the Java client). The consumer is dead, but the place is
-still ours. A process that was frozen hears the same when its successor has the place, and must end. Member ids are the
-coordinator's and given once. They tell the two apart, not client ids: the coordinator keeps the one of who was there first.
+If a broker is unavailable for longer than a session, librdkafka drops its member id, and commits without one or joins a
+second time before it has the answer to the first join: the broker then reports that the member was fenced, although no
+other process took its place (librdkafka's pull request 5585; KAFKA-20985 is the same in the Java client). The consumer
+can no longer be used, but the place still belongs to this process. A process that was frozen receives the same error
+when its successor has the place, and must end. Member ids distinguish the two cases: the coordinator assigns each of
+them once. Client ids do not: the coordinator keeps the client id of the first process.
 """
 
 import time
@@ -14,24 +15,24 @@ from typing import Final
 from jobs.republish.offsets import MemberFenced, patiently
 from persistence.kafka import BrokerRefused, KafkaSettings, Topics
 
-SESSION_MS: Final = 10_000  # a killed member gives its partitions up after that
+SESSION_MS: Final = 10_000  # a killed member loses its partitions after that
 INSTANCE: Final = "group.instance.id"
 _SESSION: Final = "session.timeout.ms"
-_GRACE_SECONDS: Final = 3.0  # for the coordinator to look at its clock
+_GRACE_SECONDS: Final = 3.0  # for the coordinator to check its clock
 _PAUSE_SECONDS: Final = 1.0
 
 
 def await_place(settings: KafkaSettings, group: str, own: Collection[str], fenced: MemberFenced) -> None:
-    """Return when nobody else holds the place of a member that was fenced, so that a new consumer may take it.
+    """Return when no other process holds the place of a member that was fenced, so that a new consumer may take it.
 
-    A member id that is not known may be of a join of our own that was never answered. Nobody speaks for that one, so
-    it is gone when its session is over.
+    An unknown member id may come from a join of this process that was never answered. No consumer sends heartbeats for
+    that id, so it disappears when its session ends.
 
     Args:
-        settings: Where Kafka is, and which place.
+        settings: Settings of the Kafka cluster, with the `group.instance.id`.
         group: The consumer group.
         own: Member ids that this process has had.
-        fenced: What the broker said.
+        fenced: The broker's error.
 
     Raises:
         BrokerRefused: Another process holds it.

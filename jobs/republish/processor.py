@@ -1,4 +1,4 @@
-"""The pure half of a republisher: one record in, the records to produce out, or a reason against it."""
+"""The pure part of a republisher: from one input record to the records to produce, or to a reason code."""
 
 from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
@@ -45,22 +45,22 @@ class TransformError(EnvelopeError):
 
 
 class NotOurs(Exception):
-    """A redriven record that this republisher did not give up: it has passed the record itself on."""
+    """A redriven record that this republisher did not reject: it has forwarded the original record."""
 
 
 class Processor:
-    """What happens to one record on its way through a republisher. Deterministic, no I/O.
+    """Processes one record of a republisher. Deterministic, no I/O.
 
     Args:
-        transform: What to make of a record.
+        transform: Returns the outputs of a record.
         via: Name of the republisher, part of every message's path.
         source: How the input is read.
-        targets: Topics that may be written, the default first, with the largest record each takes in bytes.
-        retry_topics: Topics whose records come back to the same transform; they hold envelopes.
+        targets: Topics that may be written, the default first, with the largest record that each accepts in bytes.
+        retry_topics: Topics whose records return to the same transform; they contain envelopes.
         limits: Limits of envelopes.
-        max_outputs: Outputs of one input.
+        max_outputs: Maximum number of outputs of one input.
         roots: Topics that a chain may begin with; None for any.
-        is_beyond: Says of a root whether it lies beyond the end of its topic; None to believe every root.
+        is_beyond: Returns whether a root lies beyond the end of its topic; None to accept every root.
         headers_mirror: Write the envelope's mirror into headers.
         mark_destination: Write the target topic into every envelope, not only into those that name one.
 
@@ -102,11 +102,11 @@ class Processor:
         self._openers = dict.fromkeys(source.topics, opener) | dict.fromkeys(retry_topics, retried)
 
     def form(self, topic: str) -> Form:
-        """What the values of a topic that is read are."""
+        """Form of the values of an input topic."""
         return Form.ENVELOPE if self._openers[topic].enveloped else Form.PAYLOAD
 
     def express(self) -> Express | None:
-        """The short way through this processor; None where the transform or an option leaves no room for one."""
+        """The fast path of this processor; None if the transform or an option does not allow one."""
         looks = self._roots is not None or self._is_beyond is not None
         if self._transform is not identity or self._mirror or self._mark or self._reads or looks:
             return None
@@ -114,15 +114,15 @@ class Processor:
         return express(self._known, most_bytes, self._limits)
 
     def skips(self, record: InputRecord) -> bool:
-        """Whether the record is a tombstone that is left out."""
+        """Whether the record is a tombstone that is skipped."""
         return record.value is None and self._skips_tombstones
 
     def open(self, record: InputRecord) -> None:
-        """Take the record's value apart and check what came before it.
+        """Parse the record's value and check its chain.
 
         Raises:
             EnvelopeError: With the reason code of the first rule that is broken.
-            NotOurs: It is redriven, and another application gave it up.
+            NotOurs: It is redriven, and another application rejected it.
         """
         topic = record.topic
         self._openers[topic].open(record)
@@ -150,27 +150,27 @@ class Processor:
         if self._roots is not None and way[0] not in self._roots:
             raise EnvelopeError(Reason.FOREIGN_ROOT, "the root topic is not an allowed one")
         if len(set(way)) != len(way):
-            record.lineage.check()  # a retry topic may come twice
+            record.lineage.check()  # a retry topic may occur twice
         if self._is_beyond and len(way) > 1 and self._is_beyond(record.root):
             raise EnvelopeError(Reason.ROOT_BEYOND_END, "the root's offset is beyond the end of the root topic")
 
     def _check(self, hop: pb.Hop) -> None:
-        """Check what could harm a reader. The rest of a sealed hop was checked by who sealed it."""
+        """Check what could harm a reader. The writer that sealed a hop checked the rest of it."""
         check_topic(hop.topic, self._limits)
         check_coordinates(hop.partition, hop.offset)
         if len(self._known) < _MOST_KNOWN and hop.topic not in self._openers and hop.topic not in self._targets:
             self._known.add(hop.topic)
 
     def process(self, record: InputRecord, hops: HopWriter) -> list[Outgoing]:
-        """Return what to produce for a record: all of its outputs, or an error and none.
+        """Return all outputs of a record, or raise an error and return none.
 
         Args:
             record: The record.
             hops: Writer for its partition.
 
         Raises:
-            EnvelopeError: With the reason code to file the record under.
-            NotOurs: It is redriven, and another application gave it up.
+            EnvelopeError: With the reason code for its dead letter.
+            NotOurs: It is redriven, and another application rejected it.
         """
         self.open(record)
         try:
@@ -192,13 +192,13 @@ class Processor:
         return [self._outgoing(record, hops, output, index, count) for index, output in enumerate(outputs)]
 
     def detour(self, record: InputRecord, hops: HopWriter, topic: str, headers: Headers) -> Outgoing:
-        """Return the record for a retry topic: the payload as it is, behind a pass-through hop.
+        """Return the record for a retry topic: the payload unchanged, with a pass-through hop appended to the chain.
 
         Args:
-            record: A record that `open` has taken apart.
+            record: A record that `open` has parsed.
             hops: Writer for its partition.
             topic: The retry topic.
-            headers: Headers that say how often it has been tried.
+            headers: Headers with the number of attempts.
         """
         hop = hops.write(record.offset, record.timestamp_ms, record.leader_epoch, pass_through=True)
         destination = topic if record.message.destination else ""
@@ -221,7 +221,7 @@ class Processor:
             )
         key = record.key if output.key is KEEP else output.key
         rekeyed = key != record.key
-        # A root has one place, whatever its key. What somebody sent without a key may come again over another partition.
+        # A root has one place, whatever its key. A message sent without a key may be sent again to another partition.
         keyless = key is None or (record.key is None and len(record.way) > 1)
         hop = hops.write(
             record.offset,
@@ -253,7 +253,7 @@ class Processor:
 
     def _headers(self, record: InputRecord, output: OutputRecord, value: bytes) -> Headers:
         headers = _plain(record.headers if output.headers is KEEP else output.headers)
-        if self._cloudevents and output.headers is KEEP:  # the envelope has taken them over
+        if self._cloudevents and output.headers is KEEP:  # the envelope stores them
             headers = [header for header in headers if not is_cloudevents(header[0])]
         if self._mirror:
             kept = [header for header in headers if header[0].lower() not in TWIN]
@@ -262,7 +262,7 @@ class Processor:
 
 
 def _plain(headers: Headers) -> list[tuple[str, bytes | None]]:
-    """The headers without those that tell of retries and earlier deaths."""
+    """The headers without those of retries and earlier dead letters."""
     return [header for header in headers if not header[0].startswith((RETRY_PREFIX, DEAD_PREFIX))]
 
 

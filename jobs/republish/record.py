@@ -1,4 +1,4 @@
-"""What a transform is given and what it returns."""
+"""Input and output of a transform."""
 
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
@@ -14,7 +14,7 @@ RETRY_ATTEMPT: Final = f"{RETRY_PREFIX}attempt"
 
 
 class Keep(Enum):
-    """Stands for what the input had."""
+    """Placeholder for the input's value."""
 
     KEEP = "keep"
 
@@ -26,7 +26,7 @@ KEEP: Final = Keep.KEEP
 
 
 class InputRecord:
-    """One input record, as its transform sees it. Not to be changed.
+    """One input record, as its transform sees it. Do not change it.
 
     Attributes:
         topic: Topic it was read from.
@@ -39,7 +39,7 @@ class InputRecord:
         leader_epoch: Its leader epoch; None when unknown.
         topic_id: Kafka's id of the topic.
         cluster: Name of the Kafka cluster; empty when there is only one.
-        data: The payload as its source declares it: what the JSON says, or a protobuf message; else None.
+        data: The payload as its source declares it: the parsed JSON, or a protobuf message; else None.
     """
 
     __slots__ = (
@@ -100,12 +100,12 @@ class InputRecord:
 
     @property
     def payload(self) -> bytes:
-        """The event itself: what the envelope holds, or the value where there is none."""
+        """The event itself: the envelope's payload, or the value when there is no envelope."""
         return self.message.payload
 
     @property
     def envelope(self) -> Envelope:
-        """The envelope it came in, or the one that is begun for it."""
+        """The envelope it came in, or a new envelope for it."""
         return from_message(self.message, DEFAULT_LIMITS)
 
     @property
@@ -132,24 +132,24 @@ class InputRecord:
 
     @property
     def event_time_us(self) -> int | None:
-        """Event time in microseconds since 1970; the record's own timestamp where it came in no envelope."""
+        """Event time in microseconds since 1970; the record's own timestamp when it came without an envelope."""
         return self.message.event_time_us if self.message.HasField("event_time_us") else None
 
     @property
     def attempt(self) -> int:
-        """Which try this is, from 1; more than 1 when it came by a retry topic."""
+        """Number of this attempt, from 1; more than 1 when it came from a retry topic."""
         found = [value for name, value in self.headers if name == RETRY_ATTEMPT]
         return int(found[-1]) if found and found[-1] and found[-1].isdigit() else 1
 
 
 class OutputRecord(NamedTuple):
-    """One message to produce. What is not given stays as the input had it.
+    """One message to produce. Fields that are not given keep the input's values.
 
     Attributes:
         payload: The event itself.
         key: InputRecord key; `rekeyed` in the hop follows from comparing it with the input's.
         topic: One of the republisher's targets; None for the first.
-        payload_type: What the payload holds, for example a protobuf full name.
+        payload_type: Type of the payload, for example a protobuf full name.
         content_type: Media type of the payload.
         event_id: Identity of the event.
         event_time_us: Event time in microseconds since 1970.
@@ -182,12 +182,12 @@ class OutputRecord(NamedTuple):
 
 
 PASS: Final = OutputRecord()
-"""The input as it is, one hop further."""
+"""The input unchanged, with one more hop."""
 
 Transform: TypeAlias = Callable[[InputRecord], OutputRecord | Iterable[OutputRecord] | None]
-"""None drops the record. The order of the outputs must be the same in every run: it numbers them."""
+"""None drops the record. The order of the outputs must be the same in every run: it determines their fan-out index."""
 
 
 def identity(record: InputRecord) -> OutputRecord:
-    """The transform that passes every record on as it is."""
+    """The transform that forwards every record unchanged."""
     return PASS

@@ -1,4 +1,4 @@
-"""Retry topics: where a record waits after its transform failed, and for how long."""
+"""Retry topics: a record waits there after its transform failed."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,14 +14,14 @@ RETRY_ERROR: Final = f"{RETRY_PREFIX}error"
 
 @dataclass(frozen=True, slots=True)
 class RetryTopics:
-    """Retry topics in the order they are used; behind the last one comes the dead-letter topic.
+    """Retry topics in the order of use; after the last one comes the dead-letter topic.
 
-    A record whose transform raises goes to the first topic, waits there, is tried again by the same
-    republisher, goes to the second, and so on. Each wait is a pass-through hop: it changes where the
-    record has been, not where it stands. One topic has one delay, so its records are due in order.
+    A record whose transform raises goes to the first topic, waits there, is retried by the same
+    republisher, goes to the second topic, and so on. Each wait adds a pass-through hop to the chain, which
+    does not change the record's lane and position. One topic has one delay, so its records are due in order.
 
     Attributes:
-        delays: Topic and seconds to wait there. More attempts with one delay are more topics.
+        delays: Topic and its delay in seconds. Each further attempt needs another topic, even with the same delay.
     """
 
     delays: Mapping[str, float]
@@ -33,19 +33,19 @@ class RetryTopics:
                 raise ValueError(f"retry topic {topic}: a delay of {seconds} s")
 
     def next(self, attempt: int) -> str | None:
-        """The topic for a record whose `attempt`-th try has failed; None when it was the last."""
+        """The topic for a record whose `attempt`-th attempt failed; None when it was the last attempt."""
         topics = tuple(self.delays)
         return topics[attempt - 1] if attempt <= len(topics) else None
 
     def headers(self, topic: str, attempt: int, error: str, now_ms: int) -> Headers:
-        """Headers of a record on its way to `topic` after its `attempt`-th try ended in `error`."""
+        """Headers of a record for `topic` after its `attempt`-th attempt failed with `error`."""
         due = now_ms + round(self.delays[topic] * 1000)
         texts = {RETRY_ATTEMPT: str(attempt + 1), RETRY_DUE: str(due), RETRY_ERROR: error}
         return [(name, text.encode()) for name, text in texts.items()]
 
 
 def due_ms(headers: Headers) -> int:
-    """When a record of a retry topic is to be tried again, in milliseconds since 1970; 0 when it does not say."""
+    """When a record of a retry topic is due, in milliseconds since 1970; 0 without such a header."""
     found = [value for name, value in headers if name == RETRY_DUE]
     return int(found[-1]) if found and found[-1] and found[-1].isdigit() else 0
 

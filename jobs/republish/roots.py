@@ -1,17 +1,18 @@
-"""Whether a root can exist: an offset beyond the end of its topic would silence a key for ever where it is folded."""
+"""Checks that a root can exist: if one beyond its topic's end were folded, its key's later messages would be dropped."""
 
 from envelope import Node
 from persistence.kafka import BrokerRefused, Topics
 
 
 class RootEnds:
-    """The ends of root topics, asked for again whenever a root lies beyond what is known.
+    """The ends of root topics, fetched again whenever a root lies beyond the known ends.
 
-    A record is read after its root was written, so the ends asked for now are behind every real root. A root topic
-    that cannot be asked (of another cluster or an earlier life, deleted, not this user's to see) is believed.
+    A record is read after its root was written, so the ends fetched now are higher than every real root. A root is
+    accepted unchecked if its topic cannot be queried: it is in another cluster, of an earlier incarnation, deleted, or
+    this user may not see it.
 
     Args:
-        topics: Whom to ask.
+        topics: Access to topics.
     """
 
     def __init__(self, topics: Topics) -> None:

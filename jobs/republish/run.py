@@ -1,4 +1,4 @@
-"""Running a republisher as a process: the transform found by name, signals, one error line."""
+"""Runs a republisher as a process: finds the transform by name, handles signals, reports errors in one line."""
 
 import signal
 from collections.abc import Iterator
@@ -18,17 +18,17 @@ def republish(
     progress: OnStatistics | None = None,
     **arguments: Any,
 ) -> Statistics:
-    """Run a republisher until SIGTERM or SIGINT; what is under way is finished and committed first.
+    """Run a republisher until SIGTERM or SIGINT; records in flight are finished and committed first.
 
     Args:
         transform: The transform, or `module:function`.
         until_caught_up: Stop when everything that is in the source topics now has been republished.
         progress: Called after each commit.
-        arguments: Those of `Republisher`.
+        arguments: Arguments of `Republisher`.
 
     Raises:
-        BrokerError: What Kafka has against it, in one line with the remedy.
-        ValueError: What is wrong with the arguments, in one line.
+        BrokerError: Kafka does not answer or refuses; one line with the remedy.
+        ValueError: The arguments are invalid; one line.
     """
     made: Transform = load(transform) if isinstance(transform, str) else transform
     if not callable(made):
@@ -40,7 +40,7 @@ def republish(
 
 @contextmanager
 def _stopped_by_signals(republisher: Republisher) -> Iterator[None]:
-    """The first SIGTERM or SIGINT drains; a second one ends the process as it would have without us."""
+    """Drain on the first SIGTERM or SIGINT; a second one has its default effect and ends the process."""
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
 
     def drain(number: int, frame: object) -> None:

@@ -35,15 +35,15 @@ _PRODUCER_BATCH_BYTES: Final = 1_000_000  # librdkafka's own default of batch.si
 
 
 class Republisher:
-    """A stateless service that reads topics, transforms each record and produces what comes out.
+    """A stateless service that reads topics, transforms each record and produces the outputs.
 
-    Every output carries the input's source chain with one hop more, so that whatever is produced twice
-    (after a crash, a rebalance, a rewind) is recognised where it counts. The order of work is:
+    Every output contains the input's source chain plus one hop, so a flow downstream recognises
+    messages that are produced twice (after a crash, a rebalance or a rewind). The order of work is:
 
     1. consume records,
-    2. transform them; what cannot be used is set aside,
-    3. produce the outputs, idempotently, placed as Java places them,
-    4. flush: every output is acknowledged by all replicas in sync,
+    2. transform them; records that cannot be used are set aside,
+    3. produce the outputs with an idempotent producer, partitioned like the Java client,
+    4. flush: every output is acknowledged by all in-sync replicas,
     5. produce and flush the dead letters,
     6. commit the input offsets.
 
@@ -55,29 +55,29 @@ class Republisher:
         source: Topic name (of envelopes) or `Source`.
         target: Topic to produce to, or several: `Output.topic` chooses, the first is the default.
         name: Name of this republisher, the hop's `via`. Part of every message's path: do not change it.
-        settings: Where Kafka is.
-        group: Consumer group; the name when None.
+        settings: Settings of the Kafka cluster.
+        group: Consumer group; `name` when None.
         dead_letter: Topic for records that cannot be used. Without one such a record stops the service.
         retry: Topics for records whose transform failed.
-        batch_size: Records between two commits at the most.
-        max_wait: Seconds between two commits at the most.
-        drain: Seconds that a stop may take to get what is under way acknowledged.
+        batch_size: Maximum number of records between two commits.
+        max_wait: Maximum number of seconds between two commits.
+        drain: Seconds that a stop may take until the records in flight are acknowledged.
         limits: Limits of envelopes.
-        cluster: Name of the Kafka cluster, where there is more than one.
-        check_roots: Refuse a record whose root lies beyond the end of its topic. Costs some milliseconds whenever
-            a root is newer than those seen before; a flow checks it in any case.
-        topic_wait: Seconds to wait for a topic that does not exist, at the start or because it was deleted; 0 for not at all,
-            infinity for ever.
-        metadata_max_age: Seconds in which producers of the source may not know of new partitions: the largest
-            `metadata.max.age.ms` of them.
-        accept: Risks taken on purpose: `compacted-source`, `grown-undrained`.
+        cluster: Name of the Kafka cluster, when there is more than one.
+        check_roots: Reject a record whose root lies beyond the end of its topic. Costs some milliseconds whenever
+            a root is newer than those seen before; a flow always checks this.
+        topic_wait: Seconds to wait for a topic that does not exist, at the start or after it was deleted; 0 for no
+            wait, infinity for no limit.
+        metadata_max_age: Seconds for which producers of the source may not know of new partitions: the largest
+            `metadata.max.age.ms` of all producers.
+        accept: Names of accepted risks: `compacted-source`, `grown-undrained`.
         options: `max_outputs`, `roots`, `headers_mirror`, `mark_destination`: see `Processor`.
 
     Attributes:
-        statistics: What the current or last run has done.
+        statistics: Counts of the current or last run.
 
     Raises:
-        ValueError: A topic is both read and written, a name or target is missing, or no risk has that name.
+        ValueError: A topic is both read and written, a name or target is missing, or a risk in `accept` does not exist.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class Republisher:
             raise ValueError(f"unknown risk {', '.join(unknown)}; there are {', '.join(_RISKS)}")
 
     def stop(self) -> None:
-        """Let `run` finish what is under way, commit it and return, for good. For any thread or signal handler."""
+        """Make `run` commit the records in flight and return, permanently. Safe in any thread or signal handler."""
         self._stop.set()
 
     def run(self, *, until_caught_up: bool = False, progress: OnStatistics | None = None) -> Statistics:
@@ -143,9 +143,9 @@ class Republisher:
             progress: Called after each commit, and when the growth of a topic begins, changes or ends.
 
         Raises:
-            BrokerError: Kafka cannot be reached, refuses, or lacks a topic for too long. What was not committed is
-                read again by the next run.
-            Unsafe: A topic that is read is compacted, or has grown so that no order of its records can be kept.
+            BrokerError: Kafka cannot be reached, refuses a request, or lacks a topic for too long. The next run
+                reads uncommitted records again.
+            Unsafe: A source topic is compacted, or has grown so that the order of its records cannot be kept.
         """
         self.statistics = Statistics()
         timeout, member_ids, growing = _START_SECONDS, set[str](), self._growing(progress)
@@ -189,10 +189,10 @@ class Republisher:
         )
 
     def _check_sources(self, topics: Topics) -> None:
-        """Refuse topics of which records may vanish before they are read.
+        """Refuse topics whose records may be deleted before they are read.
 
         Raises:
-            Unsafe: One is compacted, and that is not accepted.
+            Unsafe: A topic is compacted, and the risk is not accepted.
         """
         for finding in compaction(topics.cleanup_policies(self._inputs)):
             if finding.unsafe and finding.risk not in self._accept:
@@ -207,7 +207,7 @@ class Republisher:
         until_caught_up: bool,
         progress: OnStatistics | None,
     ) -> None:
-        """Republish with clients made anew, from what is committed."""
+        """Republish with new clients, from the committed offsets."""
         topics.check()
         topics.check_rights(read=self._inputs, write=self._outputs)
         self._check_sources(topics)
@@ -215,7 +215,7 @@ class Republisher:
         ends = None
         if until_caught_up:
             ends = {part: marks.high for part, marks in topics.marks(self._source.topics).items()}
-        # One batch of the producer must not be larger than the smallest target takes.
+        # A producer batch must not be larger than the smallest limit of the targets.
         with AcknowledgedProducer(
             self._settings,
             message_max_bytes=max(max_bytes.values()),
@@ -273,7 +273,7 @@ class _Run:
         )
 
     def loop(self) -> None:
-        """Work until the end; leave the group in any case, and commit nothing after an error."""
+        """Process records until the end; always leave the group, and commit nothing after an error."""
         most, active = 100, time.monotonic()
         try:
             while not self._of._stop.is_set() and not self._input.caught_up:
@@ -294,7 +294,7 @@ class _Run:
         self._input.close()
 
     def _commit(self, timeout: float | None = None) -> None:
-        """Steps 4 to 6: also run by the consumer before partitions are taken away."""
+        """Steps 4 to 6; the consumer also runs them before partitions are revoked."""
         if not self._worker.pending:
             self._input.commit_ends(timeout)
             return
@@ -307,7 +307,7 @@ class _Run:
 
 
 def _next_size(messages: Sequence[Sized], seconds: float) -> int:
-    """How many records to read at once, so that a slice stays short and small."""
+    """Number of records to read at once, so that a slice stays short and small."""
     size = sum(map(len, messages))
     by_time = _SLICE_SECONDS * len(messages) / max(seconds, 1e-6)
     by_bytes = _SLICE_BYTES * len(messages) / max(size, 1)

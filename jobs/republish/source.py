@@ -1,4 +1,4 @@
-"""What a republisher reads: topics, what wraps the payload there, and what the payload is."""
+"""Input of a republisher: its topics, their wrapping, and their payload."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,39 +17,39 @@ from envelope.limits import check_topic
 from jobs.republish.record import InputRecord
 
 PayloadParser: TypeAlias = Callable[[bytes], Any]
-_SCHEMA_ID_FRAME: Final = 5  # Confluent's zero byte and schema id; JSON has no message indexes behind them
+_SCHEMA_ID_FRAME: Final = 5  # Confluent's zero byte and schema id; JSON has no message indexes after them
 
 
 class Wrapping(StrEnum):
-    """What is around the payload of a record."""
+    """How the payload of a record is wrapped."""
 
     ENVELOPE = "envelope"
-    """Our envelope: it is passed on with one hop more."""
+    """In a headwater envelope, which is forwarded with one more hop."""
     NONE = "none"
-    """Nothing: the value is the payload, and the record is the root of its event."""
+    """Not at all: the value is the payload, and the record is the root of its event."""
     CLOUDEVENTS = "cloudevents"
-    """CloudEvents in binary mode: the context is in headers, the record is the root of its event."""
+    """As a CloudEvent in binary mode: the context is in headers, and the record is the root of its event."""
 
 
 class Json:
-    """Marks a payload that is JSON; `InputRecord.data` is what it says."""
+    """Declares a JSON payload; `InputRecord.data` is the parsed JSON."""
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Topics that a republisher reads and how.
+    """The topics that a republisher reads, and how it reads them.
 
     Attributes:
         topics: Their names.
-        wrapping: What is around the payload.
-        payload: `Json`, a protobuf message class, or None for bytes that only the transform looks at. A
-            payload that is not what is declared goes to the dead-letter topic.
-        tombstones: What to do with records that have no value: skip them, or file them as `empty`. They cannot be
-            passed on, since they have nothing that a hop could be appended to.
+        wrapping: How the payload is wrapped.
+        payload: `Json`, a protobuf message class, or None for bytes that only the transform interprets. A
+            payload that does not match the declaration goes to the dead-letter topic.
+        tombstones: What to do with records that have no value: skip them, or dead-letter them as `empty`. They cannot
+            be forwarded, because they have no value to which a hop could be appended.
 
     Raises:
         EnvelopeError: Kafka would not allow a topic's name.
-        ValueError: There is no topic, or no such policy for tombstones.
+        ValueError: There is no topic, or the policy for tombstones is not supported.
     """
 
     topics: Sequence[str]
@@ -70,10 +70,10 @@ class Source:
 
     @classmethod
     def of(cls, topics: str | tuple[str, ...], kind: str, tombstones: str | Tombstones = Tombstones.SKIP) -> "Source":
-        """Return the source for words of the command line: `envelope`, `raw`, `json` or `cloudevents`, and a policy.
+        """Return the source for command-line arguments: `envelope`, `raw`, `json` or `cloudevents`, and a policy.
 
         Raises:
-            ValueError: It is none of these.
+            ValueError: `kind` or the policy is not one of these.
         """
         policy = Tombstones(tombstones)
         names = (topics,) if isinstance(topics, str) else topics
@@ -90,11 +90,11 @@ class Source:
 
 
 class Opener:
-    """Takes the values of one topic apart.
+    """Parses the values of one topic.
 
     Args:
-        source: What they are.
-        limits: Limits of what is accepted.
+        source: Their wrapping and payload.
+        limits: Limits of the envelopes and payloads that are accepted.
     """
 
     def __init__(self, source: Source, limits: Limits = DEFAULT_LIMITS) -> None:
@@ -107,7 +107,7 @@ class Opener:
         self.enveloped = source.wrapping is Wrapping.ENVELOPE
 
     def open(self, record: InputRecord) -> None:
-        """Take a record's value apart: sets its `message`, `wrapped` and `data`.
+        """Parse a record's value: sets its `message`, `wrapped` and `data`.
 
         Raises:
             EnvelopeError: With the reason code of the first rule that is broken.
@@ -119,7 +119,7 @@ class Opener:
             back = redriven_payload(value, self._limits)
             self._begin(record, value if back is None else back.payload)
             if back is not None:
-                # It stands where the record stood that died; see `jobs.dead_letters.redrive`.
+                # Its lane and position are those of the rejected record; see `jobs.dead_letters.redrive`.
                 record.message.chain.extend(parse(value, self._limits).chain)
                 record.wrapped = rewrite(record.message, limits=self._limits)
             return
@@ -127,7 +127,7 @@ class Opener:
         record.message = message = parse(wrapped, self._limits)
         record.wrapped = wrapped
         if not message.sealed:
-            from_message(message, self._limits)  # nobody vouches for its hops
+            from_message(message, self._limits)  # without a seal its hops were not checked
         if self._parse:
             if self._type and message.payload_type and message.payload_type != self._type:
                 raise EnvelopeError(Reason.UNKNOWN_PAYLOAD_TYPE, f"the payload is not the {self._type} declared")
@@ -151,7 +151,7 @@ class Opener:
             record.data = self._parse(payload)
 
     def _unframed(self, value: bytes) -> bytes:
-        """Neither a protobuf message nor JSON begins with a zero byte; Confluent's framing does."""
+        """Strip Confluent's framing: it begins with a zero byte; protobuf messages and JSON do not."""
         if value[0] or not self._parse:
             return value
         return strip_frame(value) if self._type else value[_SCHEMA_ID_FRAME:]
@@ -176,7 +176,7 @@ class Opener:
 
 def _traceparent(headers: Headers) -> str:
     found = [value for name, value in headers if name == TRACEPARENT and value]
-    # W3C trace context is ASCII; what is not, is no trace context and is left in its header.
+    # W3C trace context is ASCII; any other value is not a trace context and stays in its header.
     return found[-1].decode() if found and found[-1].isascii() else ""
 
 
@@ -201,5 +201,5 @@ def _parser(payload: type[Json] | type[Message] | None) -> PayloadParser | None:
 def _json(content: bytes) -> Any:
     try:
         return msgspec.json.decode(content)
-    except ValueError as error:  # msgspec's own errors and text that is not UTF-8
+    except ValueError as error:  # msgspec's errors, and text that is not UTF-8
         raise EnvelopeError(Reason.BAD_PAYLOAD, "the payload is not JSON") from error

@@ -1,4 +1,4 @@
-"""What a republisher does with the records of a batch, up to the commit."""
+"""Processes the records of a republisher's batch, up to the commit."""
 
 import logging
 import time
@@ -19,7 +19,7 @@ from persistence.kafka import AcknowledgedProducer, BrokerRefused, Message
 _LOG = logging.getLogger("headwater.republish")
 
 _MOST_DEAD: Final = 1000
-_MOST_WAITING: Final = 10_000  # outputs, besides those that take the short way: a few records may make very many
+_MOST_WAITING: Final = 10_000  # outputs, apart from those of the fast path: a few records may have very many outputs
 
 
 def now_ms() -> int:
@@ -32,12 +32,12 @@ class Worker:
 
     Args:
         name: Name of the republisher.
-        processor: What happens to one record.
-        source: Where the records come from.
-        producer: Where the outputs go.
+        processor: Processes one record.
+        source: How the input is read.
+        producer: Producer of the outputs.
         retry: Topics for records whose transform failed.
-        dead_letter: Topic for records that cannot be used, and the largest record it takes in bytes.
-        cluster: Name of the Kafka cluster, where there is more than one.
+        dead_letter: Topic for records that cannot be used, and the largest record that it accepts in bytes.
+        cluster: Name of the Kafka cluster, when there is more than one.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Worker:
         return full or time.monotonic() - self._began >= max_wait
 
     def handle(self, messages: list[Consumed]) -> None:
-        """Transform records and hand what comes of them to the producer.
+        """Transform records and pass the outputs to the producer.
 
         Raises:
             BrokerError: Kafka refuses an output, or a record cannot be used and there is no dead-letter topic.
@@ -95,7 +95,7 @@ class Worker:
             offset = message.offset()
             part = partitions.get((message.topic(), message.partition()))
             if part is None or part.due_ms:
-                continue  # taken away, or waiting: it is read again
+                continue  # the partition was revoked or waits: the record is read again
             if offset != part.next:
                 self._input.jumped(part, offset)
             key, value = message.key(), message.value()
@@ -122,17 +122,17 @@ class Worker:
         """Return when every output and dead letter of the batch is acknowledged.
 
         Args:
-            timeout: Seconds to wait at the most; None for the producer's own delivery timeout.
+            timeout: Maximum wait in seconds; None for the producer's own delivery timeout.
 
         Raises:
-            BrokerError: One was not. Nothing of the batch may be committed.
+            BrokerError: One was not acknowledged. Nothing of the batch may be committed.
         """
         effect(REPUBLISH_FLUSH, lambda: self._producer.flush(timeout))
         if self._dead:
             effect(REPUBLISH_DEAD_LETTER, lambda: self._publish_dead_letters(timeout))
 
     def take_counts(self) -> Statistics:
-        """Return the counts of the batch that was finished and begin a new one."""
+        """Return the counts of the finished batch and begin a new batch."""
         counts = self._counts
         self._begin()
         return counts
@@ -153,14 +153,14 @@ class Worker:
         )
 
     def _waits(self, record: InputRecord, part: InputPartition) -> bool:
-        """Put a record of a retry topic back until it is due, and its partition with it."""
+        """Hold a record of a retry topic, and its partition, until the record is due."""
         if record.topic not in self._retry.delays or (due := due_ms(record.headers)) <= now_ms():
             return False
         self._input.hold(part, record.offset, due)
         return True
 
     def _process(self, record: InputRecord, part: InputPartition) -> Sequence[Outgoing]:
-        """Send a record through the processor, or where what cannot be used goes."""
+        """Process a record; if it cannot be used, retry or dead-letter it."""
         self._counts.consumed += 1
         if self._processor.skips(record):
             self._counts.tombstones += 1
@@ -177,7 +177,7 @@ class Worker:
         return made
 
     def _refuse(self, record: InputRecord, part: InputPartition, error: EnvelopeError) -> Sequence[Outgoing]:
-        """Send a record that cannot be used to its next try, or set it aside for the dead-letter topic."""
+        """Send a record that cannot be used to the next retry topic, or set it aside for the dead-letter topic."""
         kind = error.error if isinstance(error, TransformError) else ""
         attempt, now = record.attempt, now_ms()
         if kind and (topic := self._retry.next(attempt)):
@@ -215,7 +215,7 @@ class Worker:
 
 
 class _Outbox:
-    """What a slice of records became, by topic. Within a topic, and so within a partition, the order stays."""
+    """The outputs of a slice of records, by topic. The order within a topic, and so within a partition, is kept."""
 
     def __init__(self) -> None:
         self.added = 0
@@ -230,7 +230,7 @@ class _Outbox:
         return self._topics.setdefault(topic, [])
 
     def extend(self, outgoing: Sequence[Outgoing]) -> None:
-        """Add what came of one record."""
+        """Add the outputs of one record."""
         self.added += len(outgoing)
         for topic, key, value, headers in outgoing:
             message = Message(value=value, key=key)
@@ -240,7 +240,7 @@ class _Outbox:
             self.of(topic).append(message)
 
     def send(self, producer: AcknowledgedProducer) -> None:
-        """Hand everything to the producer, and be empty."""
+        """Pass all outputs to the producer and clear the outbox."""
         for topic, messages in self._topics.items():
             if topic in self._with_headers:
                 for message in messages:
@@ -252,7 +252,7 @@ class _Outbox:
 
 
 def _lineage(record: InputRecord) -> str:
-    """Text of the record's lineage: what is known of it, when the chain cannot be read."""
+    """Text of the record's lineage: the known part, when the chain cannot be read."""
     if record.way:
         try:
             return str(record.lineage)
