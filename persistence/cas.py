@@ -1,4 +1,4 @@
-"""The rules of a conditional write, decided in one place for every store that has the stored states at hand."""
+"""The rules of a conditional write, shared by every store that can read the stored states in the same step."""
 
 from collections.abc import Mapping, Sequence
 
@@ -12,17 +12,17 @@ def check_distinct(stage: StageRef, writes: Sequence[Write]) -> None:
     """Refuse the same key twice (contract 13).
 
     Raises:
-        ValueError: A key comes twice.
+        ValueError: A key occurs twice.
     """
     if len({write.key for write in writes}) < len(writes):
         raise ValueError(f"{stage}: a key comes twice in one save; each state is written once a batch")
 
 
 def check_is_epoch(at: FlowRef | StageRef, epoch: int) -> None:
-    """Refuse a number below 1: `acquire_epoch` gives none, so it comes from a run that never acquired one.
+    """Refuse an epoch below 1: `acquire_epoch` never returns one, so the run has not acquired an epoch.
 
     Raises:
-        ValueError: It is below 1.
+        ValueError: The epoch is below 1.
     """
     if epoch < 1:
         raise ValueError(f"{at}: epoch {epoch}; epochs count from 1, acquire one first")
@@ -32,9 +32,9 @@ def check_epoch(at: FlowRef | StageRef, epoch: int, installed: int) -> None:
     """Compare a writer's epoch with the installed one (contract 5 and 6).
 
     Raises:
-        ValueError: The epoch is none.
-        Fenced: A higher one is installed.
-        Terminal: The writer's epoch is not known here.
+        ValueError: The epoch is below 1.
+        Fenced: A higher epoch is installed.
+        Terminal: The store does not know the writer's epoch.
     """
     check_is_epoch(at, epoch)
     if installed > epoch:
@@ -87,12 +87,12 @@ def manifest_behind(flow: FlowRef, after: tuple[int, int], found: tuple[int, int
 def resolve(
     stage: StageRef, writes: Sequence[Write], stored: Mapping[bytes, Stored], *, epoch: int, batch: int
 ) -> list[Write]:
-    """Return the writes that are still to be applied; those found applied already are left out.
+    """Return the writes that must still be applied, without those that were applied before.
 
     Args:
         stage: For the errors.
         writes: Writes of one call.
-        stored: The states that exist under their keys, read in the same atomic step.
+        stored: The existing states of their keys, read in the same atomic step.
         epoch: The writer's epoch.
         batch: The writer's batch.
 
@@ -118,7 +118,7 @@ def resolve(
 
 
 def _is_retry(write: Write, state: Stored, epoch: int, batch: int) -> bool:
-    """Whether `state` is what this very write has left (contract 10)."""
+    """Whether `state` is the result of this same write (contract 10)."""
     return (state.version, state.epoch, state.batch) == (
         write.expected + 1,
         epoch,

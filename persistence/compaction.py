@@ -1,4 +1,4 @@
-"""Compacted topics: Kafka keeps the newest record of a key there, and may delete the others before they are read."""
+"""Compacted topics: Kafka keeps the newest record of each key, and may delete the others before they are read."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -11,10 +11,10 @@ _UNKNOWN: Final = "cleanup-policy-unknown"
 
 
 def compaction(policies: Mapping[str, str | None]) -> list[Finding]:
-    """Return what is wrong with the topics that are read.
+    """Return findings about the source topics.
 
     Args:
-        policies: cleanup.policy by topic, None where this user may not ask: from `Topics.cleanup_policies`.
+        policies: cleanup.policy by topic, None if this user may not read it: from `Topics.cleanup_policies`.
     """
     found = []
     for topic, policy in policies.items():

@@ -1,4 +1,4 @@
-"""Secrets of store URLs: a URL says where they are kept, never what they are."""
+"""Secrets of store URLs: a URL names where a secret is kept, and never contains the secret itself."""
 
 import os
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from persistence.urls import redact
 
 @dataclass(frozen=True, slots=True)
 class Secret:
-    """Where a secret is kept: a file, or a variable of the environment. It is read when it is needed."""
+    """Where a secret is kept: a file, or an environment variable. It is read when it is needed."""
 
     file: Path | None = None
     variable: str = ""
@@ -20,7 +20,7 @@ class Secret:
         """Return the secret.
 
         Raises:
-            InvalidUrl: It is not there.
+            InvalidUrl: The file or the variable is missing.
         """
         if self.file is None:
             value = os.environ.get(self.variable)
@@ -35,15 +35,15 @@ class Secret:
 
 
 def referred(url: str, given: dict[str, Any], name: str) -> Secret | None:
-    """Take `NAME_file` (a path) or `NAME_env` (a variable) out of a URL's options.
+    """Remove `NAME_file` (a path) or `NAME_env` (a variable) from a URL's options and return it.
 
     Args:
         url: The URL, for the error.
-        given: Its options as read; what is found is taken out.
+        given: Its parsed options; the option is removed.
         name: Name of the secret.
 
     Raises:
-        InvalidUrl: Both are there.
+        InvalidUrl: Both are given.
     """
     file, variable = given.pop(f"{name}_file", None), given.pop(f"{name}_env", "")
     if file and variable:

@@ -1,11 +1,11 @@
-"""Names that say what they mean."""
+"""Enumerations whose members have a description."""
 
 from enum import StrEnum
 from typing import Self
 
 
 class Described(StrEnum):
-    """Base of a closed set of names; a member is written as its value and its text.
+    """Base of a closed set of names; a member is defined by its value and its text.
 
     Attributes:
         text: What the name means.

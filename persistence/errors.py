@@ -1,4 +1,4 @@
-"""What a store may raise, named by what the caller does next.
+"""Errors of stores, named by what the caller does next.
 
 All of them survive pickling (they cross from Spark's workers to the driver), say which flow,
 stage and key they are about and what to do, and never quote a state, a payload or a password.
@@ -17,13 +17,13 @@ def show_key(key: bytes) -> str:
 
 
 class StoreError(Exception):
-    """Something a store could not do.
+    """A store could not complete a request.
 
     Attributes:
         what: What happened.
         remedy: What to do about it.
-        at: Flow or stage it happened to.
-        key: Key of the state, when it is about one.
+        at: Flow or stage concerned.
+        key: Key of the state concerned, if any.
     """
 
     usual_remedy: ClassVar[str] = ""
@@ -52,23 +52,23 @@ class StoreError(Exception):
 
 
 class Transient(StoreError):
-    """It may work if it is tried again: a timeout, a lock, a server that is starting.
+    """A retry may succeed: a timeout, a lock, a server that is starting.
 
-    Whether a write took effect is unknown. The batch is loaded afresh and folded again; what
-    the store already holds is then dropped by the histories.
+    Whether a write took effect is unknown. The states of the batch are loaded and folded again; the
+    histories then drop what the store already holds.
     """
 
     usual_remedy = "The batch is tried again; if it goes on, look at the store's own log"
 
 
 class Terminal(StoreError):
-    """It will not work until somebody changes something: a full disk, a missing right."""
+    """A retry cannot succeed until an operator fixes the cause: a full disk, a missing permission."""
 
 
 class StoreWentBack(Terminal):
-    """A store, or a part of one, has less than it acknowledged: an older copy, or a failover to a lagging replica.
+    """A store, or a part of it, lost acknowledged writes: an older copy, or a failover to a lagging replica.
 
-    The run ends, since whatever it wrote would hide what is missing.
+    The run ends, because further writes would hide the loss.
     """
 
     usual_remedy = (
@@ -78,11 +78,11 @@ class StoreWentBack(Terminal):
 
 
 class InvalidUrl(Terminal):
-    """A store's URL, or a setting that it names, is wrong. Nothing was connected to."""
+    """A store's URL, or a setting that it names, is invalid. No connection was opened."""
 
 
 class Corrupt(StoreError):
-    """What is stored cannot be what was written. Never taken for an empty state; the job stops."""
+    """A stored value differs from what was written. It is never treated as an empty state; the job stops."""
 
     usual_remedy = (
         "Restore the store from a copy, or rebuild the state into a new generation (`headwater run --generation`)"
@@ -96,15 +96,15 @@ class Fenced(StoreError):
 
     @classmethod
     def by(cls, at: FlowRef | StageRef, mine: int, newest: int) -> Self:
-        """The error of a run of epoch `mine` that finds `newest` in the store."""
+        """The error for a run of epoch `mine` that finds epoch `newest` in the store."""
         return cls(f"this run has epoch {mine}, the store has epoch {newest}", at=at)
 
 
 class Conflict(StoreError):
-    """States changed between the load and the save. The batch is loaded afresh and folded again.
+    """States changed between load and save. The states of the batch are loaded and folded again.
 
     Attributes:
-        keys: Keys that had changed, in the order of the call.
+        keys: Keys whose states had changed, in the order of the call.
     """
 
     usual_remedy = "The batch is loaded afresh and folded again; if it goes on, another program writes these states"

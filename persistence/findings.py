@@ -1,17 +1,17 @@
-"""What a preflight finds in a store before a flow runs on it."""
+"""Findings of a preflight, made before a flow runs."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something about a server that can cost states or time.
+    """A problem that can lose states or cost time.
 
     Attributes:
-        risk: Short name, the same in every run: what `--accept` takes.
+        risk: Short name, the same in every run: the argument of `--accept`.
         what: What was found, and where.
         remedy: What to change.
-        unsafe: States can be lost or doubled by it; otherwise it costs availability or speed.
+        unsafe: It can cause states to be lost or doubled; otherwise it costs availability or speed.
     """
 
     risk: str

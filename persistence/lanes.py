@@ -1,6 +1,6 @@
-"""Lanes as a state record has them: under the name of their group, each with what sets it apart.
+"""Lanes in a state record: grouped under the name of their group, each with its distinguishing partitions.
 
-`at` are the partitions behind the root's that are part of the lane's name. `held` are the root offsets of the
+`at` are the partitions after the root's that are part of the lane's name. `held` are the root offsets of the
 positions. Where there are many of them, `steps` has the first one, then the step from each to the next, and -n stands
 for n steps of 1. `index` has a column for
 each component behind the root offset: one value where all are the same, else one a position. Where positions differ in
@@ -26,9 +26,9 @@ from persistence.seal import DamagedError
 Column: TypeAlias = int | str | list[int | str]
 
 _MANY = 64
-"""More positions than these are written as steps. For fewer that costs more time than the bytes are worth."""
+"""Histories with more positions than this are written as steps. For fewer the saved bytes are not worth the time."""
 _LONGEST_RUN = 1 << 20
-"""No history holds as many positions."""
+"""No history holds this many positions."""
 
 
 class LaneRecord(msgspec.Struct, omit_defaults=True, gc=False):
@@ -52,7 +52,7 @@ class RetiredLanes(msgspec.Struct, omit_defaults=True, gc=False):
 
 
 def packed(histories: Mapping[str, History]) -> tuple[dict[str, list[LaneRecord]], dict[str, list[RetiredLanes]]]:
-    """Lanes with what they hold, and retired lanes, both by group."""
+    """Lanes with their histories, and retired lanes, both by group."""
     active: dict[str, list[LaneRecord]] = {}
     floors: dict[tuple[str, int, int], list[tuple[tuple[int, ...], Position]]] = {}
     for name, history in histories.items():
@@ -79,7 +79,7 @@ def unpacked(
     """Histories by the full names of their lanes.
 
     Raises:
-        DamagedError: It does not fit together.
+        DamagedError: The parts are inconsistent.
     """
     histories: dict[str, History] = {}
     try:
@@ -144,7 +144,7 @@ def _steps(ascending: Sequence[Any]) -> list[int]:
 
 
 def _offsets(steps: list[int]) -> list[int]:
-    """What `_steps` was given."""
+    """The inverse of `_steps`."""
     if min(steps) < 0:
         if steps[0] < 0 or min(steps) < -_LONGEST_RUN:
             raise DamagedError("a lane's positions are impossible")

@@ -1,4 +1,4 @@
-"""States in a dictionary: the oracle of the other stores, and the store of tests and simulations."""
+"""States in a dictionary: the reference for the other stores, and the store of tests and simulations."""
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +15,7 @@ _EMPTY = Bucket()
 
 
 class MemoryStore:
-    """Keeps states as long as the process lives. Keeps every promise of `StateStore` but durability."""
+    """Keeps states as long as the process lives. Implements the contract of `StateStore`, without durability."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -104,7 +104,7 @@ class MemoryStore:
         yield from states
 
     def close(self) -> None:
-        """Do nothing: other handles of the same name go on."""
+        """Do nothing: other handles of the same name stay open."""
 
 
 _named: dict[str, MemoryStore] = {}

@@ -1,9 +1,9 @@
-"""What a store is asked for: a flow of one generation, and one stage of it."""
+"""Identities in a store: one generation of a flow, and one stage of it."""
 
 import re
 from dataclasses import dataclass
 
-# They become parts of key, table and file names in every store, so no separator and no space.
+# Names become parts of keys, tables and file names in every store, so they contain no separator and no space.
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,100}\Z")
 
 
@@ -11,7 +11,7 @@ def check_name(kind: str, name: str) -> str:
     """Return `name` if it can be part of a stored key: 1 to 100 of `A-Z a-z 0-9 _ . -`.
 
     Raises:
-        ValueError: It cannot.
+        ValueError: It is invalid.
     """
     if not _NAME.match(name):
         raise ValueError(f"{name[:100]!r} is not a valid name of a {kind}: use 1 to 100 of A-Z a-z 0-9 _ . -")

@@ -1,11 +1,11 @@
-"""The state record: all that a store keeps of one key, in one value of readable JSON.
+"""The state record: everything that a store keeps for one key, as one readable JSON value.
 
     {"schema":2,"definition":"9f2c...","state":{"legs":7},
      "lanes":{"flights.raw:2#Qx1>wrap>flights.legs":[{"at":[4],"held":[41,41,44],"index":[[0,1,0]],"floor":[17,1],"used":6}]},
      "retired":{"flights.raw:0#Qx1>wrap>flights.legs":[{"at":[[0,-3]],"floor":[[500,7,0,2,11],0]}]},
      "holes":{"...":[[12,0]]},"crc32c":"8f3a01bc"}
 
-`persistence.lanes` says what lanes look like. Schema 1, which had every lane under its full name, was never released.
+`persistence.lanes` describes the format of lanes. Schema 1, with every lane under its full name, was never released.
 """
 
 from typing import Any
@@ -37,11 +37,11 @@ class _Schema(msgspec.Struct, gc=False):
 
 
 class StateRecord(msgspec.Struct, frozen=True):
-    """A state with what it holds.
+    """A state with its histories and holes.
 
     Attributes:
         definition: Definition hash of the stage that made it.
-        state: State of the fold, as JSON has it; None when only holes are known.
+        state: State of the fold as a JSON value; None when there are only holes.
         histories: Histories and holes.
     """
 
@@ -66,7 +66,7 @@ def decode_record(value: bytes, at: StageRef, key: bytes) -> StateRecord:
     """Parse what `encode_record` wrote.
 
     Raises:
-        Corrupt: It is damaged, is no state record, or was written by another version.
+        Corrupt: It is damaged, is not a state record, or was written by another version.
     """
     try:
         body = unseal(value)

@@ -1,4 +1,4 @@
-"""Stores by URL. Each scheme names a function by dotted path, so that a driver is imported only when it is used."""
+"""Opens stores by URL. Each scheme names a function by dotted path, so that a driver is imported only on use."""
 
 from collections.abc import Callable
 from importlib import import_module, metadata
@@ -46,44 +46,44 @@ def open_store(url: str) -> StateStore:
 
 
 def preflight(url: str) -> list[Finding]:
-    """What should be changed at the store of `url` before a flow runs there.
+    """Return what should be changed in the store at `url` before a flow runs on it.
 
-    A store's module may have a function `preflight(url)` for it; the ones that have none find nothing.
+    A store's module may define a function `preflight(url)`; without it the result is empty.
 
     Raises:
         Transient: The store cannot be reached.
-        Terminal: It cannot be used at all, or there is none for this URL.
+        Terminal: The store cannot be used, or no store supports this URL.
     """
     look: Callable[[str], list[Finding]] = getattr(_resolve(url)[0], "preflight", lambda _: [])
     return look(url)
 
 
 def schema(url: str) -> list[str]:
-    """The statements, in order, that make the database at `url` ready to be a store. Connects to nothing.
+    """The statements, in order, that create the schema of a store in the database at `url`. Opens no connection.
 
-    A store's module may have the functions `schema(url)` and `apply_schema(url, progress)` for it; one that
-    has none needs no schema.
+    A store's module may define the functions `schema(url)` and `apply_schema(url, progress)`; a store without
+    them needs no schema.
 
     Raises:
-        Terminal: The URL cannot be read, or there is no store for it.
+        Terminal: The URL is invalid, or no store supports it.
     """
     statements: Callable[[str], list[str]] = getattr(_resolve(url)[0], "schema", lambda _: [])
     return statements(url)
 
 
 def apply_schema(url: str, progress: Callable[[str], object] = lambda _line: None) -> list[str]:
-    """Create what of the schema of the store at `url` is missing; what exists stays as it is.
+    """Create the missing parts of the schema of the store at `url`; existing parts are not changed.
 
     Args:
         url: The store's URL.
-        progress: Told each step.
+        progress: Called with a line for each step.
 
     Returns:
-        What was created, for example `table fleet.state`; empty when everything was there.
+        Names of the created parts, for example `table fleet.state`; empty when nothing was missing.
 
     Raises:
         Transient: The database cannot be reached.
-        Terminal: It refuses, or holds something else under these names.
+        Terminal: The database refuses a statement, or contains other objects under these names.
     """
     apply: Callable[[str, Callable[[str], object]], list[str]]
     apply = getattr(_resolve(url)[0], "apply_schema", lambda _url, _progress: [])
@@ -91,10 +91,10 @@ def apply_schema(url: str, progress: Callable[[str], object] = lambda _line: Non
 
 
 def risks(url: str) -> frozenset[str]:
-    """Names of what the preflight of the store at `url` can find unsafe: its module's `RISKS`, where it has any.
+    """Names of the risks that the preflight of the store at `url` can find: `RISKS` of its module, if defined.
 
     Raises:
-        Terminal: There is no store for this URL.
+        Terminal: No store supports this URL.
     """
     named: frozenset[str] = getattr(_resolve(url)[0], "RISKS", frozenset())
     return named

@@ -1,7 +1,7 @@
 """A checksum inside a JSON object: `{...}` becomes `{...,"crc32c":"8f3a01bc"}`.
 
-The value stays one readable JSON object, for `redis-cli` and for programs that know nothing of
-the checksum. It is a CRC32C (RFC 3720) of every byte before it.
+The value stays one readable JSON object, for `redis-cli` and for programs that ignore
+the checksum. The checksum is a CRC32C (RFC 3720) of every byte before it.
 """
 
 import google_crc32c
@@ -11,7 +11,7 @@ _TAIL_BYTES = len(_TAIL) + 8 + 2
 
 
 class DamagedError(ValueError):
-    """A value that is not what `seal` returned."""
+    """A value differs from the one that `seal` returned."""
 
 
 def seal(body: bytes) -> bytes:
@@ -24,8 +24,8 @@ def unseal(value: bytes) -> bytes:
     """Return `value` itself after checking it; a reader ignores the member `crc32c`.
 
     Raises:
-        DamagedError: It is no bytes, has no checksum, or has a wrong one. The text says which and
-            quotes nothing.
+        DamagedError: It is not bytes, has no checksum, or a wrong one. The text says which and does not
+            quote the value.
     """
     if not isinstance(value, bytes):
         raise DamagedError(f"the value is of type {type(value).__name__}, not bytes")

@@ -1,4 +1,4 @@
-"""Store URLs: their options, and how to show one without its secrets."""
+"""Store URLs: their options, and their text without secrets."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -8,10 +8,10 @@ from persistence.errors import InvalidUrl
 
 
 def redact(url: str) -> str:
-    """Return `url` without what may be secret: user, password, the values of all options."""
+    """Return `url` without parts that may be secret: user, password and the values of all options."""
     try:
         parts = urlsplit(url)
-    except ValueError:  # what is secret in it, nobody can tell
+    except ValueError:  # any part of an invalid URL may be secret
         return f"{url.partition('://')[0]}://..."
     host = parts.netloc.rpartition("@")[2]
     user = "...@" if "@" in parts.netloc else ""
@@ -20,14 +20,14 @@ def redact(url: str) -> str:
 
 
 def options(url: str, known: Mapping[str, Callable[[str], Any]]) -> dict[str, Any]:
-    """Read the options behind the `?` of a store's URL.
+    """Read the options after the `?` of a store's URL.
 
     Args:
         url: The URL.
-        known: Per option what makes a value of its text; a ValueError says that it cannot.
+        known: Parser by option; a parser raises ValueError for an invalid value.
 
     Raises:
-        InvalidUrl: An option is unknown or has an impossible value. The text never has the value.
+        InvalidUrl: An option is unknown or its value is invalid. The text never contains the value.
     """
     read = {}
     for name, text in parse_qsl(urlsplit(url).query, keep_blank_values=True):
@@ -41,7 +41,7 @@ def options(url: str, known: Mapping[str, Callable[[str], Any]]) -> dict[str, An
 
 
 def choice(*values: str) -> Callable[[str], str]:
-    """The reader of an option that is one of `values`."""
+    """Parser of an option whose value is one of `values`."""
 
     def read(text: str) -> str:
         if text not in values:
@@ -52,7 +52,7 @@ def choice(*values: str) -> Callable[[str], str]:
 
 
 def seconds(text: str) -> float:
-    """The reader of an option that is a positive number of seconds."""
+    """Parser of an option that is a positive number of seconds."""
     number = float(text)
     if not 0 < number < float("inf"):
         raise ValueError

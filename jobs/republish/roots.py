@@ -1,4 +1,4 @@
-"""Checks that a root can exist: if one beyond its topic's end were folded, its key's later messages would be dropped."""
+"""Checks that a root can exist: if one beyond its topic's end were folded, later messages of its key would be lost."""
 
 from envelope import Node
 from persistence.kafka import BrokerRefused, Topics

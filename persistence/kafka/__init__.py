@@ -1,4 +1,4 @@
-"""The edge to Kafka: settings, an acknowledged producer, and what is known of topics and groups."""
+"""Access to Kafka: settings, an acknowledged producer, and facts about topics and consumer groups."""
 
 from persistence.kafka.errors import BrokerError, BrokerRefused, BrokerUnavailable, TopicMissing
 from persistence.kafka.producer import AcknowledgedProducer, Message

@@ -1,7 +1,7 @@
-"""What can go wrong between us and a broker, named by what the caller does next.
+"""Errors of requests to Kafka, named by what the caller does next.
 
 All of them survive pickling (they cross from Spark's workers to the driver), are one line,
-say what was tried and end in the remedy. None quotes a record or a setting's value.
+say what was tried and end with the remedy. None quotes a record or a setting's value.
 """
 
 import re
@@ -28,15 +28,15 @@ class BrokerError(Exception):
 
 
 class BrokerUnavailable(BrokerError):
-    """No answer, or not yet: trying again later may work. Whether a write took effect is unknown."""
+    """No answer, or not yet: a later retry may succeed. Whether a write took effect is unknown."""
 
 
 class BrokerRefused(BrokerError):
-    """It will not work until somebody changes a topic, a right or a setting."""
+    """A retry cannot succeed until an operator changes a topic, a permission or a setting."""
 
 
 class TopicMissing(BrokerRefused):
-    """A topic does not exist, or does not any more: it will work once somebody creates it."""
+    """A topic does not exist, or no longer exists: a retry succeeds once the topic is created."""
 
 
 UNREACHABLE_REMEDY: Final = "Check that the broker runs and that the bootstrap address is right"
@@ -49,7 +49,7 @@ _RIGHTS = "Grant this user the right to it (kafka-acls), or use another user"
 _MISSING: Final = (
     KafkaError.UNKNOWN_TOPIC_OR_PART,
     KafkaError._UNKNOWN_TOPIC,
-    KafkaError.UNKNOWN_TOPIC_ID,  # of a topic that was deleted, until the client has asked again
+    KafkaError.UNKNOWN_TOPIC_ID,  # for a deleted topic, until the client has refreshed its metadata
 )
 _REFUSED: Final[dict[int, str]] = {
     KafkaError._UNKNOWN_PARTITION: "The topic has fewer partitions than was thought: look at it with kafka-topics",
@@ -95,7 +95,7 @@ def broker_error(error: KafkaError, doing: str, hint: str = "") -> BrokerError:
     Args:
         error: What the client library reported.
         doing: What was tried, with the topic or group it was about.
-        hint: What the connection reported before, when `error` itself only says that time ran out.
+        hint: What the connection reported before, for the case that `error` is only a timeout.
     """
     answer = error.str() if not hint else f"{error.str()} ({hint})"
     what = f"{doing}: {answer}".rstrip(". ")
@@ -111,7 +111,7 @@ def broker_error(error: KafkaError, doing: str, hint: str = "") -> BrokerError:
 
 
 def unreachable(what: str, hint: str) -> BrokerUnavailable:
-    """Return the error for no answer: to a wrong password or certificate the client library hears none either.
+    """Return the error for a missing answer; a wrong password or certificate also appears as a missing answer.
 
     Args:
         what: What was tried.
@@ -121,13 +121,13 @@ def unreachable(what: str, hint: str) -> BrokerUnavailable:
 
 
 def passes(error: KafkaError) -> bool:
-    """Whether a consumer that was assigned its partitions, and commits nothing, may read on.
+    """Whether a consumer with manually assigned partitions that commits nothing may ignore an error.
 
-    It needs no right to its group, which it never joins; the client library asks for the group's coordinator all the same.
+    It needs no permission for its group, which it never joins, but the client library still looks up the coordinator.
     """
     return error.retriable() or error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED
 
 
 def connection_trouble(text: str) -> str:
-    """What librdkafka reported of a connection, without how long it had been in which state."""
+    """Librdkafka's report about a connection, without the time that it spent in a state."""
     return re.sub(r" \(after [^)]*\)", "", text)

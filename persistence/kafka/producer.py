@@ -25,32 +25,32 @@ from persistence.kafka.settings import KafkaSettings
 Headers: TypeAlias = Sequence[tuple[str, bytes | None]]
 
 BY_KEY: Final = -1
-"""In the place of a partition: the key decides."""
+"""Used instead of a partition number: the key decides."""
 _QUEUE_MESSAGES: Final = 500_000
 _QUEUE_KBYTES: Final = 256 * 1024
-_MESSAGE_BYTES: Final = 1_000_000  # librdkafka's own default
+_MESSAGE_BYTES: Final = 1_000_000  # librdkafka's default
 _SLICE_SECONDS: Final = 0.5  # flush in slices: a signal handler runs between two of them
 
 
 class Message(TypedDict):
-    """One record, shaped as `Producer.produce_batch` takes it; `send_many` takes none with headers."""
+    """One record in the form of `Producer.produce_batch`; `send_many` does not support headers."""
 
     value: bytes | None
     key: NotRequired[bytes | None]
     headers: NotRequired[Headers]
 
 
-# What exactness rests on. Readers tell a copy from news by order, so whatever arrives in a partition has to arrive behind
-# all that was sent to it before. To librdkafka that is no matter of course: a record that fails for good, or too often, or
-# waits for longer than message.timeout.ms, is left out, and those behind it go on (its pull request 2188; issue 4134).
+# Exactness depends on these. Readers recognise copies by order, so a record must arrive in its partition after all
+# records sent to it before. librdkafka does not guarantee this by default: it drops a record that fails permanently or
+# too often, or waits longer than message.timeout.ms, and sends those after it (its pull request 2188; issue 4134).
 _EXACT: Final[dict[str, Any]] = {
     "enable.idempotence": True,
     "acks": "all",
     "enable.gapless.guarantee": True,
-    "message.timeout.ms": 0,  # never: `flush` gives up instead, and drops what waits
+    "message.timeout.ms": 0,  # never: `flush` times out instead, and drops the waiting records
     "retries": 2**31 - 1,
-    # A broker that knows a producer id no longer, or not yet, takes any first number: the second of two requests on
-    # their way could pass for it, and librdkafka would take that for an acknowledgement of both.
+    # A broker that no longer knows a producer id, or does not know it yet, accepts any first sequence number: it could
+    # accept the second of two requests in flight as the first, and librdkafka would count both as acknowledged.
     "max.in.flight.requests.per.connection": 1,
     "partitioner": "murmur2_random",
 }
@@ -60,20 +60,20 @@ _DROPPED: Final = (KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT)
 
 
 class AcknowledgedProducer:
-    """Idempotent producer that waits for every replica in sync and forgets no failed delivery. Used by one thread.
+    """Idempotent producer that waits for all in-sync replicas and reports every failed delivery. Used by one thread.
 
-    Records to one partition keep the order they were sent in, and none goes on when one in front of it has failed.
+    Records of one partition keep the order in which they were sent, and none is sent after an earlier one has failed.
     `send` and `send_many` return when the records are queued; they block while more is in flight than the queue may
-    hold. After an error what waits is dropped, and nothing may be taken as delivered: send again what was sent since
+    hold. After an error the waiting records are dropped, and none counts as delivered: send again all records since
     the last `flush`.
 
     Args:
-        settings: Where Kafka is. Its `message.timeout.ms` stands for `delivery_timeout`; 0 is for ever.
-        delivery_timeout: Seconds without any acknowledgement after which what waits counts as failed.
+        settings: Settings of the Kafka cluster. Their `message.timeout.ms` replaces `delivery_timeout`; 0 is no limit.
+        delivery_timeout: Seconds without any acknowledgement after which the waiting records count as failed.
         options: More librdkafka settings (underscores stand for dots), for example `compression_type="zstd"`.
 
     Raises:
-        BrokerRefused: A setting that the client does not know.
+        BrokerRefused: The client does not know a setting.
     """
 
     def __init__(self, settings: KafkaSettings, *, delivery_timeout: float = 120, **options: Any) -> None:
@@ -93,9 +93,9 @@ class AcknowledgedProducer:
         self._delivery_timeout = _number(config, timeout) / 1000 or math.inf
         # Exactness depends on these: settings must not change them.
         config = {name: value for name, value in config.items() if name not in _ALIASES} | _EXACT
-        # confluent-kafka keeps this option to itself: reports of success cost no Python call.
+        # confluent-kafka implements this option itself: delivery reports of success then cost no Python call.
         config |= {"delivery.report.only.error": True, "on_delivery": self._on_delivery}
-        # Half of the queue: librdkafka then never refuses one record of a batch and takes a later one.
+        # Half of the queue: then librdkafka never rejects one record of a batch and accepts a later one.
         self._most_messages = _number(config, "queue.buffering.max.messages") // 2
         self._most_bytes = _number(config, "queue.buffering.max.kbytes") * 1024 // 2
         self._most_record = _number(config, "message.max.bytes") - _OVERHEAD_BYTES
@@ -123,7 +123,7 @@ class AcknowledgedProducer:
         """Queue one record.
 
         Raises:
-            BrokerError: The record cannot be sent, or one sent before has failed.
+            BrokerError: The record cannot be sent, or an earlier record has failed.
         """
         size = len(value or b"") + len(key or b"") + sum(len(name) + len(text or b"") for name, text in headers)
         while True:
@@ -136,17 +136,17 @@ class AcknowledgedProducer:
                 self._fail(broker_error(error.args[0], f"producing to {topic}"))
 
     def send_many(self, topic: str, messages: list[Message]) -> None:
-        """Queue records without headers; a third of the cost of as many `send`.
+        """Queue records without headers, at a third of the cost of as many calls of `send`.
 
         Raises:
-            BrokerError: A record cannot be sent, or one sent before has failed.
+            BrokerError: A record cannot be sent, or an earlier record has failed.
         """
         values = [len(message["value"] or b"") for message in messages]
         keys = [len(message.get("key") or b"") for message in messages]
         size = sum(values) + sum(keys)
         too_many = len(messages) > self._most_messages or size > self._most_bytes
         if messages and (too_many or max(values) + max(keys) > self._most_record):
-            # Of a batch librdkafka leaves out what it refuses and takes the rest, which is on its way at once.
+            # librdkafka rejects some records of a batch and accepts the others, which it sends immediately.
             for message in messages:
                 self.send(topic, message["value"], message.get("key"))
             return
@@ -160,14 +160,14 @@ class AcknowledgedProducer:
             self._fail(broker_error(refused, f"producing to {topic}"))
 
     def flush(self, timeout: float | None = None) -> None:
-        """Return when every record sent so far is acknowledged by all replicas in sync.
+        """Return when every record sent so far is acknowledged by all in-sync replicas.
 
         Args:
-            timeout: Seconds to wait, half a second more or less; what waits then is dropped. None for as long as
-                acknowledgements come, and the delivery timeout behind the last one.
+            timeout: Seconds to wait, plus or minus half a second; records that still wait are dropped. None to wait as
+                long as acknowledgements arrive, and the delivery timeout after the last one.
 
         Raises:
-            BrokerError: At least one record was not; the text names its topic.
+            BrokerError: At least one record was not acknowledged; the text names its topic.
         """
         patience = self._delivery_timeout if timeout is None else timeout
         deadline, fewest = time.monotonic() + patience, math.inf
@@ -183,7 +183,7 @@ class AcknowledgedProducer:
         self._forget()
 
     def close(self) -> None:
-        """Drop what is not sent yet; a second call does nothing."""
+        """Drop records that are not sent yet; a second call does nothing."""
         self._producer.purge()
         with suppress(KafkaException, SystemError):
             self._producer.flush(_SLICE_SECONDS)
@@ -197,7 +197,7 @@ class AcknowledgedProducer:
         self.close()
 
     def _reserve(self, topic: str, messages: int, size: int) -> None:
-        """Back-pressure: wait for the queue to run empty before it could overflow. Nothing follows what has failed."""
+        """Back-pressure: wait until the queue is empty before it could overflow. After a failure nothing is sent."""
         if self._messages + messages > self._most_messages or self._bytes + size > self._most_bytes:
             self.flush()
         self._served(lambda: self._producer.poll(0))
@@ -207,11 +207,11 @@ class AcknowledgedProducer:
         self._topics.add(topic)
 
     def _served(self, serve: Callable[[], int]) -> int:
-        """Take reports."""
+        """Process delivery reports."""
         try:
             return serve()
         except (KafkaException, SystemError) as error:
-            # Only a fatal error comes out of it. A report that meets it on the way makes CPython's SystemError of it.
+            # It raises only fatal errors. A delivery report during such an error turns it into CPython's SystemError.
             fatal = error.__cause__ if isinstance(error, SystemError) else error
             if not isinstance(fatal, KafkaException):
                 raise
@@ -230,9 +230,9 @@ class AcknowledgedProducer:
             self._fail(self._failure)
 
     def _fail(self, failure: BrokerError) -> NoReturn:
-        """Raise it, or what went wrong before it; a new client goes on. Until then, nothing is forgotten."""
+        """Raise the error, or an earlier one, and replace the client. Until then, every failure is kept."""
         self._failure = self._failure or failure
-        self.close()  # what waits must not arrive: it was sent behind what failed
+        self.close()  # waiting records must not arrive: they were sent after the failed record
         self._connect()
         failure, again = self._failure, self._messages
         self._failure = None
@@ -244,7 +244,7 @@ class AcknowledgedProducer:
             self._failure = self._failure or broker_error(error, f"producing to {report.topic()}", self._connection)
 
     def _on_error(self, error: KafkaError) -> None:
-        """Connection trouble is librdkafka's to mend."""
+        """Note the error: librdkafka restores connections by itself."""
         self._connection = connection_trouble(error.str())
 
 
@@ -252,7 +252,7 @@ def _number(config: Mapping[str, Any], name: str) -> int:
     """A setting that is a whole number.
 
     Raises:
-        BrokerRefused: It is none.
+        BrokerRefused: It is not a whole number.
     """
     try:
         return int(config[name])

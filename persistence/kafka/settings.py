@@ -1,4 +1,4 @@
-"""How to reach Kafka: one value, for the client library and for Spark, whose secrets are not shown."""
+"""Settings of a Kafka cluster: one value for the client library and for Spark. Its text shows no secrets."""
 
 import base64
 import logging
@@ -88,7 +88,7 @@ class KafkaSettings:
 
         Args:
             bootstrap: `host:port[,host:port...]`.
-            file: TOML file with a table `[kafka]` of these names. It may hold no secret.
+            file: TOML file with a table `[kafka]` of these names. It must not contain a secret.
             options: More settings by librdkafka's names.
             env: Environment; the process's own when None.
 
@@ -128,10 +128,10 @@ class KafkaSettings:
     def spark(self) -> dict[str, str]:
         """Return the same settings as options of Spark's Kafka source and sink (`kafka.` and Java's names).
 
-        Certificates and keys given as files are handed over by content (KIP-651), so that executors need not have the files.
+        Certificates and keys given as files are passed by content (KIP-651), so executors do not need the files.
 
         Raises:
-            SettingsError: A SASL mechanism that has no simple translation.
+            SettingsError: A SASL mechanism has no simple translation.
         """
         java = {"bootstrap.servers": self.bootstrap}
         java |= {_JAVA_NAMES[name]: value for name, value in self.options.items() if name in _JAVA_NAMES}
@@ -214,9 +214,9 @@ def _java_tls(options: Mapping[str, str]) -> dict[str, str]:
 
 
 def _java_key(pem: str) -> str:
-    """A key that Spark can read: PKCS#8, and if it has a password encrypted in the older way.
+    """A key that Spark can read: PKCS#8, and if it has a password, encrypted with the older scheme.
 
-    Kafka's Java client asks Java 17 for a cipher called PBES2, which there is not. librdkafka reads all of them.
+    Kafka's Java client asks Java 17 for a cipher named PBES2, which does not exist there. librdkafka reads all of them.
     """
     plain, encrypted = "-----BEGIN PRIVATE KEY-----" in pem, "-----BEGIN ENCRYPTED PRIVATE KEY-----" in pem
     if pem and not plain and not encrypted:

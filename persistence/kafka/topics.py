@@ -1,4 +1,4 @@
-"""What is known of topics and consumer groups, and how they are made, changed and deleted."""
+"""Facts about topics and consumer groups, and operations to create, change and delete them."""
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -62,7 +62,7 @@ class TopicFacts:
     Attributes:
         name: Its name.
         topic_id: Its id in URL-safe base64, as `kafka-topics --describe` prints it; a topic created again has another.
-        partitions: How many partitions it has.
+        partitions: Number of its partitions.
     """
 
     name: str
@@ -75,8 +75,8 @@ class Watermarks:
     """The ends of one partition's log.
 
     Attributes:
-        low: First offset that is still there.
-        high: Offset that the next record will get, or the one open transactions begin at.
+        low: First offset in the log.
+        high: Offset that the next record will get, or the first offset of an open transaction.
     """
 
     low: int
@@ -84,13 +84,13 @@ class Watermarks:
 
 
 class Topics:
-    """Questions and orders to the cluster. Nothing here runs in the hot path.
+    """Administrative requests to the cluster. Nothing here runs in the hot path.
 
     Every method raises `BrokerUnavailable` when no broker answers in time and `BrokerRefused` when a
-    topic, a right or a setting is in the way.
+    topic, a permission or a setting prevents the request.
 
     Args:
-        settings: Where Kafka is.
+        settings: Settings of the Kafka cluster.
         timeout: Seconds to wait for an answer.
     """
 
@@ -120,13 +120,13 @@ class Topics:
     def create(
         self, name: str, partitions: int = 1, config: Mapping[str, str] | None = None, *, replication: int = -1
     ) -> TopicFacts:
-        """Create a topic and wait until it can be used; one that exists is left as it is.
+        """Create a topic and wait until it can be used; an existing topic is not changed.
 
         Args:
             name: Its name.
-            partitions: How many partitions it gets.
+            partitions: Number of its partitions.
             config: Topic settings by Kafka's names.
-            replication: Copies of each partition; -1 takes the broker's default.
+            replication: Replicas of each partition; -1 for the broker's default.
 
         Raises:
             BrokerRefused: It exists with another number of partitions, or Kafka refuses it.
@@ -147,7 +147,7 @@ class Topics:
         return facts
 
     def add_partitions(self, name: str, partitions: int) -> None:
-        """Let the topic have `partitions` partitions. Keys then land elsewhere than before."""
+        """Increase the number of partitions to `partitions`. Keys may then map to other partitions than before."""
         wanted = NewPartitions(name, partitions)
         self._done(self._admin.create_partitions([wanted]), f"adding partitions to topic {name}")
         deadline = time.monotonic() + self._timeout
@@ -155,7 +155,7 @@ class Topics:
             time.sleep(_PAUSE_SECONDS)
 
     def delete(self, names: Sequence[str]) -> None:
-        """Delete topics and wait until they are gone; one that is not there counts as deleted."""
+        """Delete topics and wait until they are gone; a missing topic counts as deleted."""
         for name, future in self._admin.delete_topics(list(names)).items() if names else ():
             try:
                 self._result(future, f"deleting topic {name}")
@@ -183,10 +183,10 @@ class Topics:
         return facts
 
     def missing(self, names: Iterable[str]) -> list[str]:
-        """Return those of the topics that do not exist, in the order given.
+        """Return the topics that do not exist, in the given order.
 
         Raises:
-            BrokerRefused: This user may not see one.
+            BrokerRefused: This user may not see one of them.
         """
         found = []
         for name in dict.fromkeys(names):
@@ -197,14 +197,14 @@ class Topics:
         return found
 
     def check_rights(self, *, read: Iterable[str] = (), write: Iterable[str] = ()) -> None:
-        """Return when this user may do with the topics what is meant; a cluster without ACLs lets everybody.
+        """Check that this user has the permissions for the topics; a cluster without ACLs grants all of them.
 
         Args:
             read: Topics that will be read.
             write: Topics that will be produced to.
 
         Raises:
-            BrokerRefused: A right is missing; the text names it and the topic.
+            BrokerRefused: A permission is missing; the text names it and the topic.
         """
         wanted = [(name, AclOperation.READ) for name in read] + [(name, AclOperation.WRITE) for name in write]
         if not wanted:
@@ -241,16 +241,16 @@ class Topics:
         return self._until(lambda: self._list_offsets(parts, OffsetSpec.latest(), committed=False))  # type: ignore[no-untyped-call]
 
     def max_message_bytes(self, names: Iterable[str], unknown: int = MAX_MESSAGE_BYTES) -> dict[str, int]:
-        """Return each topic's max.message.bytes; `unknown`, Kafka's default, where this user may not ask."""
+        """Return each topic's max.message.bytes; `unknown`, Kafka's default, if this user may not read it."""
         found = self._settings_of(names, "max.message.bytes")
         return {name: unknown if value is None else int(value) for name, value in found.items()}
 
     def cleanup_policies(self, names: Iterable[str]) -> dict[str, str | None]:
-        """Return each topic's cleanup.policy, as `delete` or `compact,delete`; None where this user may not ask."""
+        """Return each topic's cleanup.policy, as `delete` or `compact,delete`; None if this user may not read it."""
         return self._settings_of(names, "cleanup.policy")
 
     def _settings_of(self, names: Iterable[str], setting: str) -> dict[str, str | None]:
-        """One setting of each topic, its own or the broker's default; None where this user may not ask."""
+        """One setting of each topic, its own or the broker's default; None if this user may not read it."""
         found: dict[str, str | None] = dict.fromkeys(names)
         asked = [ConfigResource(ResourceType.TOPIC, name) for name in found]
         for resource, future in self._admin.describe_configs(asked).items() if asked else ():
