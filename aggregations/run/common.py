@@ -1,4 +1,4 @@
-"""What the manifests of a flow's stores say together. Pure."""
+"""Combines the manifests of a flow's stores. Pure."""
 
 from collections.abc import Mapping, Sequence
 
@@ -10,10 +10,10 @@ from persistence.protocol import FlowRef
 
 
 def common(manifests: Sequence[Manifest | None], ref: FlowRef) -> Manifest | None:
-    """What all stores together say: of each partition the lowest offset, so that none misses a record.
+    """The common manifest of all stores: the lowest offset of each partition, so that no store misses a record.
 
-    A store that was restored from an older copy, or that did not get its manifest any more, is
-    filled again; the others drop what they hold already.
+    A store that was restored from an older copy, or did not receive its last manifest, is
+    filled again; the other stores drop what they already hold.
     """
     found = [manifest for manifest in manifests if manifest is not None]
     if not found:
@@ -22,7 +22,7 @@ def common(manifests: Sequence[Manifest | None], ref: FlowRef) -> Manifest | Non
         topic: {partition: Progress(offset) for partition, offset in partitions.items()}
         for topic, partitions in minimum(manifests).items()
     }
-    # Ids are only ever appended: of one topic all the lists begin alike, and merged they stay in order of age.
+    # Ids are only ever appended: all lists of a topic have the same beginning, and stay in order of age when merged.
     incarnations = merge_incarnations(*(manifest.incarnations for manifest in found))
     topic_ids = {topic: _oldest(topic, found, incarnations) for one in found for topic in one.topic_ids}
     growing = {

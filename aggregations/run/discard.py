@@ -1,4 +1,4 @@
-"""Giving up dead letters: their holes and entries of the ledger go as if they had been folded, and nothing is folded."""
+"""Discards dead letters: removes their holes and ledger entries as if they had been folded, without folding them."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -30,21 +30,21 @@ def fill_holes(
     tombstones: Mapping[Node, tuple[Hop, ...]] = NO_TOMBSTONES,
     apply: bool,
 ) -> dict[Node, int | EnvelopeError]:
-    """Fill the holes that redriven records would fill, and strike them from the ledger, without folding them.
+    """Fill the holes that redriven records would fill, and remove them from the ledger, without folding them.
 
-    A state holds the position afterwards: copies that come later are dropped. It takes nothing from the record, and nor
-    does any stage behind it.
+    Afterwards the state holds the position, so later copies are dropped. Neither the state nor any stage after it folds
+    anything of the record.
 
     Args:
-        run: A run that holds the epoch; with `apply` False one that only looks will do.
-        records: Dead letters as `jobs.dead_letters.redrive.redriven` makes them, each at a place of its own.
-        unreadable: Coordinates of dead letters of which nothing can be made.
-        tombstones: Of those among the records that have no value, the hops that it would carry.
-        apply: Write it.
+        run: A run that holds the epoch; with `apply` False a read-only run is enough.
+        records: Redriven records as made by `jobs.dead_letters.redrive.redriven`, each with its own coordinates.
+        unreadable: Coordinates of dead letters that cannot be read.
+        tombstones: Hops by coordinates, for records without a value, which cannot contain them.
+        apply: Write the changes.
 
     Returns:
-        By coordinates the number of holes and entries; 0 for a record that has none (any more). Or why the flow's steps
-        do not take the record and the ledger does not list it: then nobody knows its key.
+        Number of holes and entries by coordinates; 0 for a record that has none (any more). Or the error with which the
+        flow's steps reject a record that the ledger does not list: its key is then unknown.
 
     Raises:
         StoreError: A store does not answer, or a newer run has begun.
@@ -73,17 +73,17 @@ def fill_holes(
         filling.strike(element.own, filling.entries(END_OF_FLOW, element))
     if apply and filling.struck:
         run.rewrite_ledger(run.ledger.changed(Changes(filled=filling.struck)))
-    # By the coordinates that the caller knows, who names no cluster.
+    # By the caller's coordinates, which name no cluster.
     return {replace(own, cluster=""): filling.found(own) for own in filling.counts}
 
 
 class _Filling:
-    """What is filled and struck so far.
+    """The holes filled and ledger entries removed so far.
 
     Attributes:
-        counts: By coordinates the number of holes and entries.
-        errors: Why the flow's steps do not take a record, or an item of it.
-        struck: Entries of the ledger to strike.
+        counts: Number of holes and entries by coordinates.
+        errors: Errors with which the flow's steps reject a record, or an item of it.
+        struck: Entries to remove from the ledger.
     """
 
     def __init__(self, run: Run, *, apply: bool) -> None:
@@ -95,11 +95,11 @@ class _Filling:
         self._met: set[Node] = set()
 
     def found(self, own: Node) -> int | EnvelopeError:
-        """Number of holes and entries of a record; the error where there are none and no stage met it."""
+        """Number of holes and entries of a record; the error if it has none and reached no stage."""
         return self.counts[own] or (0 if own in self._met else self.errors.get(own, 0))
 
     def strike(self, own: Node, entries: Iterable[Entry]) -> None:
-        """Count entries of the ledger, and strike them."""
+        """Count ledger entries, and remove them."""
         count = self.counts.get(own, 0)
         for entry in entries:
             if entry not in self.struck:
@@ -110,7 +110,7 @@ class _Filling:
     def unread(
         self, own: Node, error: EnvelopeError | None = None, *, key: bytes | None = None, again: bool = True
     ) -> None:
-        """Strike a record that cannot be read, as far as the ledger lists it: by its chain, else by its coordinates."""
+        """Remove the ledger entries of a record that cannot be read: found by its chain, else by its coordinates."""
         if error is not None and error.chain is not None:
             self.rejected("", Rejected(Element(None, key, own, error.chain), error.reason, error.detail))
             return
@@ -120,7 +120,7 @@ class _Filling:
         self.strike(own, () if self._run.ledger.missing_from([entry]) else (entry,))
 
     def rejected(self, stage: str, one: Rejected) -> None:
-        """Strike what a step rejects, as far as the ledger lists it under the stage of its dead letter."""
+        """Remove the ledger entries of a rejected element under the stage of its dead letter."""
         element = one.element
         self.errors[element.own] = EnvelopeError(one.reason, one.detail)
         back = element.lineage.redrive
@@ -134,7 +134,7 @@ class _Filling:
         """Nothing is published."""
 
     def entries(self, stage: str, element: Element[Any]) -> tuple[Entry, ...]:
-        """What the ledger lists of an element in front of a stage."""
+        """Ledger entries of an element before a stage."""
         run, topic = self._run, self._run.flow.topic
         assert topic is not None
         lineage = element.lineage.resolved(run.topic_ids)
@@ -142,7 +142,7 @@ class _Filling:
         return run.ledger.entries(stage, standing, lineage.redriven, element.indices, whole=True)
 
     def fill(self, stage: Stage, loaded: dict[bytes, KeyState], arrivals: Sequence[Arrival]) -> None:
-        """Fill what the arrivals of one stage left, and count it."""
+        """Fill and count the holes of the arrivals at one stage."""
         run, changed = self._run, dict[bytes, KeyState]()
         for arrival in arrivals:
             key, standing, own = arrival.key, arrival.standing, arrival.element.own
@@ -163,7 +163,7 @@ class _Filling:
                 evict=run.evicts,
                 replays=run.replays,
             )
-            # From now on it holds a position, so it must have a state to go on from.
+            # From now on it holds a position, so it needs a state to continue from.
             fold = state.fold if state.folded else stage.aggregate.fold.zero()
             changed[key] = replace(state, fold=fold, histories=histories)
             self.counts[own] = count + 1

@@ -1,9 +1,9 @@
 """Partitions that are added to the consumed topic while a flow reads it. Pure.
 
-A key's newer records then come by another partition than its older ones, and the flow may read the newer ones first.
-From the first sight of a new number of partitions until everything is read that may still be in the wrong place, the
-flow's states evict no position. Producers place records by the old number until their metadata is renewed: so the ends
-to be reached are taken only when `METADATA_MAX_AGE_SECONDS` have passed since the first sight.
+A key's newer records then arrive in another partition than its older ones, and the flow may read the newer ones first.
+The flow's states evict no position from the detection of a new number of partitions until every record that may be in
+its old partition is read. Producers partition by the old number until they refresh their metadata: so the ends
+to reach are taken only `METADATA_MAX_AGE_SECONDS` after the detection.
 """
 
 from collections.abc import Mapping
@@ -23,17 +23,17 @@ def advance(
     ends: Ends | None,
     shared: bool = False,
 ) -> Growth | None:
-    """Return the growth that is under way, as of the batch that is about to be folded; None when there is none.
+    """Return the current growth, as of the batch that is about to be folded; None when there is none.
 
     Args:
-        growth: What was under way before.
-        known: Partitions that the manifest knows; 0 when the topic was never read.
-        now: Partitions that the topic has.
-        clock_ms: Milliseconds since 1970.
-        max_age_ms: How long producers may not know of new partitions.
+        growth: The previous growth.
+        known: Number of partitions in the manifest; 0 when the topic was never read.
+        now: Number of partitions of the topic.
+        clock_ms: Current time in milliseconds since 1970.
+        max_age_ms: Milliseconds for which producers may not know of new partitions.
         positions: Next offset by partition, before the batch.
-        ends: Asks for the ends of the topic; None when nobody can say, then a growth never ends.
-        shared: A key was met in two partitions, so partitions were added before the topic was first read.
+        ends: Returns the ends of the topic; None when they are unavailable, in which case a growth never ends.
+        shared: A key arrived in two partitions, so partitions were added before the topic was first read.
     """
     if known and now > (growth.partitions_now if growth else known):
         growth = Growth(growth.partitions_before if growth else known, now, clock_ms)
@@ -47,7 +47,7 @@ def advance(
 
 
 def merge(growths: list[Growth]) -> Growth | None:
-    """What several stores together say of one topic's growth: it is over when it is over for all of them."""
+    """Combine the growths of one topic in several stores: it is over when it is over for all of them."""
     if not growths:
         return None
     until: dict[int, int] = {}
@@ -63,7 +63,7 @@ def merge(growths: list[Growth]) -> Growth | None:
 
 
 def describe(topic: str, growth: Growth) -> str:
-    """The growth for people."""
+    """Describe the growth as text."""
     grown = f"from {growth.partitions_before} to {growth.partitions_now} partitions"
     if growth.partitions_before == growth.partitions_now:
         grown = f"to {growth.partitions_now} partitions before it was first read"

@@ -1,4 +1,4 @@
-"""Topic ids: which ones a flow has met, in order of first sight."""
+"""Topic ids that a flow has seen, in the order in which they were first seen."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -8,15 +8,15 @@ from envelope import Verdict
 
 @dataclass(slots=True)
 class Incarnations:
-    """Topic ids in the order in which this flow first saw them, as the broker said them.
+    """Topic ids in the order in which this flow first saw them, as reported by the broker.
 
-    Only the broker's word is kept: messages may name any topic and id, and what they name in vain must not
-    fill the manifest. Where the broker says nothing of a topic, its ids are told apart by their lanes alone.
+    Only ids that the broker confirms are kept: messages may name any topic and id, and invalid ones must not
+    fill the manifest. If the broker does not know a topic, only lanes distinguish its ids.
 
     Attributes:
-        known: Ids by topic as the manifest has them.
-        current: Current id by topic, as far as the broker says it.
-        seen: Current ids that messages named and `known` has not, by topic.
+        known: Ids by topic in the manifest.
+        current: Current id by topic, if the broker reports it.
+        seen: Current ids by topic that messages named and `known` does not contain.
     """
 
     known: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -24,7 +24,7 @@ class Incarnations:
     seen: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     def verdict(self, topic: str, topic_id: str) -> Verdict | None:
-        """What a root of this topic id is; None for the current one unless it is new to a topic that had others."""
+        """Verdict for a root with this topic id; None for the current id, unless it is new and the topic had others."""
         current = self.current.get(topic)
         if not topic_id or not current:
             return None

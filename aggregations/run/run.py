@@ -1,4 +1,4 @@
-"""One run of a flow against its stores: epoch, manifests, where to start, and what to write when a batch is done."""
+"""One run of a flow against its stores: epoch, manifests, start offsets, and the manifest after each batch."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -38,19 +38,19 @@ class Run:
         stores: Open store by stage name.
         urls: URL by stage name.
         epoch: Epoch of this run.
-        manifest: Where the run is; None for a flow that never ran. Partitions it does not name start at their
+        manifest: Progress of the run; None for a flow that never ran. Partitions that it does not name start at their
             beginning.
-        accept_definition: Continue states of any other definition that fit.
+        accept_definition: Continue states of any other definition if their shape fits.
         earlier: Earlier definitions by stage whose states are continued; see `Manifest.earlier`.
-        accept_disorder: Read new partitions at once although the order of what is published is lost.
+        accept_disorder: Read new partitions immediately although the order of published messages is lost.
         accept_eviction: Evict positions although partitions were added before the topic was read to its end.
-        growth: The growth of the consumed topic that is under way, as of the batch at hand.
+        growth: The current growth of the consumed topic, as of the current batch.
         manifests: (first stage of the store, its manifest), upstream first, as they were when the run began.
-        ledger: Dead letters without a hole, as `manifest` has them.
-        crashed: A run before this one did not end of its own accord: it may have folded what no manifest says.
+        ledger: Dead letters without a hole, from `manifest`.
+        crashed: An earlier run did not end cleanly: it may have folded records that no manifest covers.
         doubt: Offset by topic and partition below which such a run may have folded records; see `ask_doubt`.
-        known: What buckets have acknowledged, as far as this run knows.
-        since: Epoch since which marks count; see `Manifest.since`.
+        known: Marks that buckets have acknowledged to this run.
+        since: First epoch whose marks count; see `Manifest.since`.
     """
 
     flow: Flow[Any]
@@ -86,12 +86,12 @@ class Run:
 
     @property
     def evicts(self) -> bool:
-        """Whether histories evict what they have no room for: not while the consumed topic grows."""
+        """Whether histories evict positions beyond their limit: not while the consumed topic grows."""
         return self.growth is None or self.accept_eviction
 
     @property
     def positions(self) -> dict[int, int]:
-        """Next offset by partition of the consumed topic, as the manifest has it."""
+        """Next offset by partition of the consumed topic, from the manifest."""
         parts = self.manifest.positions.get(self.source, {}) if self.manifest else {}
         return {partition: progress.next_offset for partition, progress in parts.items()}
 
@@ -104,17 +104,17 @@ class Run:
         shared: bool = False,
         max_age_seconds: float = METADATA_MAX_AGE_SECONDS,
     ) -> bool:
-        """Note how many partitions the consumed topic has, before a batch is folded; see `aggregations.run.growth.advance`.
+        """Note the consumed topic's number of partitions before a batch is folded; see `run.growth.advance`.
 
         Args:
-            partitions: How many it has, asked after the batch was read.
-            clock_ms: Milliseconds since 1970.
-            ends: Asks for the ends of the topic.
-            shared: A key was met in two partitions.
-            max_age_seconds: How long producers may not know of new partitions.
+            partitions: Its number of partitions, queried after the batch was read.
+            clock_ms: Current time in milliseconds since 1970.
+            ends: Returns the ends of the topic.
+            shared: A key arrived in two partitions.
+            max_age_seconds: Seconds for which producers may not know of new partitions.
 
         Returns:
-            Whether the growth is another one than before.
+            Whether the growth has changed.
         """
         before, positions = self.growth, self.positions
         self.growth = advance(
@@ -155,7 +155,7 @@ class Run:
 
     @property
     def topic_ids(self) -> dict[str, str]:
-        """The topic ids that the manifest knows as the current ones: of consumed topics and of root topics."""
+        """Current topic ids in the manifest: of consumed topics and of root topics."""
         if self.manifest is None:
             return {}
         return {**{topic: ids[-1] for topic, ids in self.manifest.incarnations.items()}, **self.manifest.topic_ids}
@@ -171,9 +171,9 @@ class Run:
         incarnations: Mapping[str, tuple[str, ...]],
         changes: Changes | None = None,
     ) -> Manifest:
-        """The manifest once a batch that ends at these next offsets is persisted, with its changes of the ledger.
+        """The manifest after a batch that ends at these next offsets is persisted, with its changes to the ledger.
 
-        A manifest never goes back within an incarnation of a topic; a topic created again starts anew.
+        A manifest never goes back within an incarnation of a topic; a topic that was created again starts over.
         """
         before = self.manifest
         positions: dict[str, dict[int, Progress]] = {}
@@ -191,7 +191,7 @@ class Run:
             batch=self.batch,
             positions=positions,
             topic_ids={**(before.topic_ids if before else {}), **topic_ids},
-            # A consumed topic need not be anybody's root, and its ids must be in order of age all the same.
+            # Even if a consumed topic is not a root topic, its ids must be in order of age.
             incarnations=merge_incarnations(incarnations, {topic: [one] for topic, one in topic_ids.items() if one}),
             definitions=self.definitions(),
             **self.ledger.changed((changes or Changes()).resolved()).fields(),
@@ -203,28 +203,28 @@ class Run:
         return {stage.name: stage.definition for stage in self.flow.stages}
 
     def homes(self) -> dict[str, str]:
-        """By stage the name of its store: its first stage's."""
+        """Name of its store by stage: the name of the store's first stage."""
         names = {self.urls[name]: name for name, _ in self.distinct_stores()}
         return {stage.name: names[self.urls[stage.name]] for stage in self.flow.stages}
 
     def save_manifest(self, name: str, manifest: Manifest, *, commits: bool = True) -> None:
-        """Write a manifest into the store of that name, with the stages that it keeps and what buckets acknowledged.
+        """Write a manifest into the store of that name, with the stages that it keeps and the acknowledged marks.
 
         Args:
-            name: The store: its first stage.
+            name: Name of the store: its first stage.
             manifest: The manifest.
-            commits: All that buckets acknowledged so far is below its offsets. Otherwise it says of them what the one
-                before said: what a half-written batch saved may go back with a store, and is written again.
+            commits: All writes acknowledged so far are below the manifest's offsets. Otherwise the marks of the
+                previous manifest are kept: saves of a half-written batch may go back with a store, and are repeated.
 
         Raises:
-            StoreWentBack: The store has an older manifest than this run knows of.
+            StoreWentBack: The manifest in the store is older than the last one that this run knows.
         """
         former = self._former
         if former is not None and manifest.topic_ids == former.topic_ids:
-            # Beside the former topic's id, offsets of the new one would be taken for its own.
+            # Next to the former topic's id, offsets of the new topic would count as offsets of the former one.
             manifest = msgspec.structs.replace(manifest, positions=former.positions, growth=former.growth)
         stages = [stage.name for stage in self.flow.stages]
-        # Of the stages here and downstream: one upstream that goes back with its manifest is filled again.
+        # Marks of the stages here and downstream: an upstream stage that goes back with its manifest is filled again.
         if commits:
             self._marks[name] = self.known.acknowledged(stages[stages.index(name) :])
         marks = self._marks.get(name, {})
@@ -233,13 +233,13 @@ class Run:
         self._saved[name] = (manifest.epoch, manifest.batch)
 
     def check_progress(self) -> None:
-        """Look whether a store went back as a whole, before a batch is folded.
+        """Check before a batch is folded that no store went back as a whole.
 
-        What a batch saved upstream of it would tell of marks that it does not hold any more, and the next start would
-        be refused, although the replay fills all of it again.
+        Otherwise the batch would save marks upstream that the store no longer holds, and the next start would be
+        refused, although a replay would fill the store again.
 
         Raises:
-            StoreWentBack: A store has an older manifest than this run saved.
+            StoreWentBack: The manifest in a store is older than the one that this run saved.
         """
         for name, store in self.distinct_stores():
             found = store.load_manifest(self.ref)
@@ -252,14 +252,14 @@ class Run:
         return msgspec.structs.replace(manifest, definitions=self.definitions(), kept=kept, earlier=self.earlier)
 
     def _read(self, accept: Sequence[str]) -> None:
-        """Read how far each store is.
+        """Read the progress of each store.
 
         Raises:
-            RunRefusedError: They do not fit together or to the flow, and that risk is not accepted.
+            RunRefusedError: The stores are inconsistent with each other or the flow, and the risk is not accepted.
         """
         for _ in range(2):
-            # Upstream first: another run at work writes downstream first. If it has only just begun, the first look may
-            # be older than its first manifest.
+            # Upstream first, because an active run writes downstream first. If that run has only just begun, the first
+            # read may be older than its first manifest.
             self.manifests = [(name, store.load_manifest(self.ref)) for name, store in self.distinct_stores()]
             if all(manifest for _, manifest in self.manifests):
                 break
@@ -269,7 +269,7 @@ class Run:
         self.advanced(common([manifest for _, manifest in self.manifests], self.ref))
 
     def _redefined(self) -> list[Stage]:
-        """Stages that a manifest knows by another definition; with those definitions all are noted as continued."""
+        """Stages with another definition in a manifest; all of these definitions are noted as continued."""
         found = [manifest for _, manifest in self.manifests if manifest is not None]
         earlier: dict[str, tuple[str, ...]] = {}
         redefined = []
@@ -288,25 +288,25 @@ class Run:
         return None if self.accept_definition else self.earlier.get(stage.name, ())
 
     def _note_stages(self) -> None:
-        """Write the flow's stages into every store that has others noted, before anything is folded.
+        """Write the flow's stages into every store whose manifest names other stages, before anything is folded.
 
-        Of a batch that is half written nobody could tell otherwise which stages were there. Where nothing has begun,
-        every store gets a manifest: from then on one that has none has lost it. A loss that was accepted is noted, too:
-        the next run need not accept it again, wherever this one dies.
+        Otherwise a half-written batch would not show which stages existed. For a new flow every store gets a manifest:
+        from then on a store without a manifest has lost it. An accepted loss is noted, too: the next run need not
+        accept it again, wherever this run crashes.
         """
         begun = any(manifest and manifest.begun for _, manifest in self.manifests)
         for name, manifest in reversed(self.manifests):
             if manifest is None and begun:
-                continue  # accepted: it gets one with the first positions
+                continue  # the risk is accepted: the store gets a manifest with the first positions
             noted = self._of_store(name, msgspec.structs.replace(manifest or Manifest(0, 0, seen={}), epoch=self.epoch))
             if manifest is None or _stages(manifest) != _stages(noted) or manifest.since != self.since:
                 effect(EPOCH, lambda name=name, noted=noted: self.save_manifest(name, noted))  # type: ignore[misc]
 
     def start_at(self, topic: str, topic_id: str, starts: Mapping[int, int], growth: Growth | None = None) -> None:
-        """Start from these offsets of a topic, and write them into every store where they are not the manifest's.
+        """Start from these offsets of a topic, and write them into every store whose manifest differs.
 
-        Records of a partition that expire before the first one of it is read are then missed as any others. A
-        topic that was created again is not written down before a batch of it is folded.
+        If records of a partition expire before its first record is read, the loss is then detected as for any other
+        partition. A topic that was created again is not noted before a batch of it is folded.
         """
         before, self.growth = self.manifest or Manifest(self.epoch, 0, **self.ledger.fields()), growth
         begun = {partition: Progress(offset) for partition, offset in starts.items()}
@@ -329,9 +329,9 @@ class Run:
         self._save_everywhere(self.manifest)
 
     def note_growth(self) -> None:
-        """Write a new growth down before anything of its batch is persisted.
+        """Note a new growth in the manifests before anything of its batch is persisted.
 
-        A key in two partitions of a batch that a crash leaves half written is no such key to the replay.
+        After a crash in a half-written batch, the replay may not see that a key was in two partitions.
         """
         assert self.manifest is not None
         if self.growth is None or self.growth == self.manifest.growth.get(self.source):
@@ -339,7 +339,7 @@ class Run:
         self._note(self.noting())
 
     def noting(self) -> Manifest:
-        """The manifest with the growth that was seen since, between two batches."""
+        """The manifest with the growth that was detected since, between two batches."""
         return self._changed(growth={} if self.growth is None else {self.source: self.growth})
 
     def _save_everywhere(self, manifest: Manifest) -> None:
@@ -348,10 +348,10 @@ class Run:
             effect(EPOCH, lambda name=name: self.save_manifest(name, manifest))  # type: ignore[misc]
 
     def check_marks(self) -> None:
-        """Look at every bucket anew, after tasks whose reports are lost; from now on this run knows what they hold.
+        """Read the marks of every bucket again, after the reports of tasks were lost, and use them as known marks.
 
         Raises:
-            StoreWentBack: A bucket has less than it acknowledged to this run, or to a bucket upstream of it.
+            StoreWentBack: A bucket lost writes that it acknowledged to this run, or to a bucket upstream of it.
         """
         self._learn(buckets := self._buckets())
         for held in buckets.values():
@@ -360,7 +360,7 @@ class Run:
                     self.known.check(stage, marks)
 
     def _buckets(self) -> dict[str, Mapping[str, Bucket]]:
-        """Every bucket of every stage, where stores keep marks."""
+        """Every bucket of every stage whose store keeps marks."""
         return {
             stage.name: self.stores[stage.name].marks(self.stage_ref(stage))
             for stage in self.flow.stages
@@ -372,7 +372,7 @@ class Run:
             self.known.learn(stage, {bucket: one.mark for bucket, one in held.items()})
 
     def _begin(self) -> list[Finding]:
-        """Read what manifests and buckets say, and find what does not fit."""
+        """Read manifests and buckets, and return findings about inconsistencies."""
         found = [manifest for _, manifest in self.manifests if manifest is not None]
         self.since = max((one.since for one in found), default=0)
         self._saved = {name: (one.epoch, one.batch) for name, one in self.manifests if one is not None}
@@ -384,30 +384,30 @@ class Run:
             *check_marks(self.flow.name, self.manifests, buckets, homes, self.since),
         ]
         if any(one.risk in LOSSES for one in findings):
-            # It counts only if this is accepted: what had been acknowledged before is then no longer looked for.
+            # Used only if the risk is accepted: marks that were acknowledged before are then no longer checked.
             self.since = self.epoch
         return findings
 
     def advanced(self, manifest: Manifest | None) -> None:
-        """Go on from a manifest that every store has."""
+        """Continue from a manifest that every store has."""
         self.manifest = manifest
         self.ledger = Ledger.of(self.ref.flow, self.ref.generation, manifest)
 
     @property
     def replays(self) -> bool:
-        """Whether a run that crashed may have folded records that this one has yet to commit."""
+        """Whether a crashed run may have folded records that this run has not committed yet."""
         start = self.start
         read = bool(self.doubt) and all(start.get(place, 0) >= end for place, end in self.doubt.items())
         return self.crashed and not read
 
     def doubted(self, ends: Offsets) -> None:
-        """Doubt what a run that crashed may have read: all below the ends of the partitions as of this run's start."""
+        """Doubt what a crashed run may have read: all records below the partitions' ends at the start of this run."""
         self.doubt = dict(ends) if self.crashed else {}
 
     def finish(self) -> None:
-        """Say that this run ended of its own accord, with nothing begun behind its manifest.
+        """Note in the manifests that this run ended cleanly, with no batch begun after its manifest.
 
-        Not as long as it has not read all that a run before it may have folded and did not say.
+        It is not noted before this run has read everything that an earlier run may have folded without a manifest.
         """
         if self.manifest is not None and not self.replays:
             manifest = self._changed(clean=True)
@@ -419,23 +419,23 @@ class Run:
         self.rewrite_ledger(self.ledger.changed(Changes(added=entries)))
 
     def rewrite_ledger(self, ledger: Ledger) -> None:
-        """Write another ledger into every store, where the flow is as far as it was."""
+        """Write another ledger into every store, without changing the flow's progress."""
         self._note(self._changed(**ledger.fields()))
 
     def _note(self, manifest: Manifest) -> None:
-        """Write a manifest that is as far as the one before into every store, and go on from it."""
+        """Write a manifest with unchanged progress into every store, and continue from it."""
         for name, _ in reversed(self.distinct_stores()):
             effect(LEDGER, lambda name=name: self.save_manifest(name, manifest, commits=False))  # type: ignore[misc]
         self.advanced(manifest)
 
     def _changed(self, **changed: Any) -> Manifest:
-        """A manifest that is as far as the one before."""
+        """The current manifest with changed fields and the same progress."""
         before = self.manifest or Manifest(self.epoch, 0)
         fields = {"epoch": self.epoch, "definitions": self.definitions(), "clean": False, **changed}
         return msgspec.structs.replace(before, **fields)
 
     def superseded(self) -> bool:
-        """Whether a newer run has taken the epoch: it counts from there, whatever this one still has to do."""
+        """Whether a newer run has acquired an epoch; whatever this run still does no longer counts."""
         return self.stores[self.flow.stages[0].name].installed_epoch(self.ref) > self.epoch
 
     def close(self) -> None:
@@ -451,7 +451,7 @@ def begin(
     generation: int = 1,
     accept: Sequence[str] = (),
 ) -> Run:
-    """Begin a run: take the epoch, fence every older run, then read how far each store is.
+    """Begin a run: acquire an epoch, fence every older run, then read the progress of each store.
 
     The epoch comes from the first stage's store and is installed in all stores before anything is loaded.
 
@@ -479,16 +479,16 @@ def begin(
         found = [manifest for _, manifest in run.manifests if manifest is not None]
         run.crashed = not all(manifest.clean for manifest in found)
         if any(manifest.clean for manifest in found):
-            run.advanced(run._changed())  # from here on it has not ended of its own accord
+            run.advanced(run._changed())  # from here on the manifest does not count as clean
             run._save_everywhere(run._changed())
         run.growth = run.manifest.growth.get(run.source) if run.manifest else None
     return run
 
 
 def look(flow: Flow[Any], urls: Mapping[str, str], *, generation: int = 1, accept: Sequence[str] = ()) -> Run:
-    """Open a flow's stores only to read them, with the checks of `begin`. A run that goes on is not disturbed.
+    """Open a flow's stores read-only, with the checks of `begin`. An active run is not affected.
 
-    It takes no epoch and writes nothing.
+    It acquires no epoch and writes nothing.
 
     Args:
         flow: The flow.
@@ -521,5 +521,5 @@ def _opened(
 
 
 def _stages(manifest: Manifest) -> tuple[object, ...]:
-    """What a manifest says of stages: those of the flow, in order, those of its store, and earlier definitions."""
+    """The stages in a manifest: those of the flow, in order, those of its store, and earlier definitions."""
     return list(manifest.definitions.items()), manifest.kept, manifest.earlier

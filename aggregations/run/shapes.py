@@ -1,4 +1,4 @@
-"""States of an earlier definition: whether a stage can continue them, and as what."""
+"""States of an earlier definition: whether a stage can continue them, and in which form."""
 
 from typing import Any
 
@@ -13,9 +13,9 @@ _REMEDY = "Otherwise rebuild into a new generation (--generation)"
 
 
 def continued(stage: Stage, state: Any, ref: StageRef, key: bytes) -> Any:
-    """A state of an earlier definition as the stage has it now.
+    """Convert a state of an earlier definition to the stage's current definition.
 
-    A fold in plain Python gets it as it is.
+    A fold in plain Python receives it unchanged.
 
     Raises:
         DefinitionChangedError: It does not have the shape of the stage's states.

@@ -1,4 +1,4 @@
-"""States between a stage and its store."""
+"""Loads and saves the states of a stage."""
 
 from collections.abc import Collection, Mapping, Sequence
 
@@ -51,16 +51,16 @@ def _state_of(stored: Stored, ref: StageRef, key: bytes, stage: Stage, earlier: 
 
 
 def state_of(stored: Stored, ref: StageRef, key: bytes) -> KeyState:
-    """Read one stored state as it is, of whatever definition."""
+    """Read one stored state unchanged, of any definition."""
     record = decode_record(stored.value, ref, key)
     return KeyState(record.state, record.histories, stored.version)
 
 
 def save_states(run: Run, stage: Stage, states: Mapping[bytes, KeyState]) -> None:
-    """Write the changed states of a stage, each on condition of the version that was loaded.
+    """Write the changed states of a stage, each only if its version is still the one that was loaded.
 
     Raises:
-        StoreWentBack: A bucket has less than it acknowledged to this run.
+        StoreWentBack: A bucket lost writes that it acknowledged to this run.
     """
     marks = run.stores[stage.name].save(
         run.stage_ref(stage),
