@@ -1,1 +1,1 @@
-"""The path of one message at a time: the definition that the vectorised path must equal."""
+"""The per-message path: the reference for the vectorised path."""

@@ -13,7 +13,7 @@ class Cause(NamedTuple):
     Attributes:
         reason: Reason code.
         detail: What was wrong, without any value of the message.
-        raised: What user code raised, if it did.
+        raised: Exception of user code, if any.
     """
 
     reason: Reason
@@ -22,17 +22,17 @@ class Cause(NamedTuple):
 
     @classmethod
     def of(cls, error: EnvelopeError) -> "Cause":
-        """The cause that an error carries."""
+        """The cause from an error."""
         return cls(error.reason, error.detail, error.raised)
 
 
 def refusal(error: Exception, reason: Reason, where: str) -> EnvelopeError:
-    """What user code raised, as an error with a reason code.
+    """Convert an exception of user code to an error with a reason code.
 
     Args:
-        error: What was caught.
-        reason: Reason code, unless the error has one.
-        where: What ran, such as `the fold of stage carrier`.
+        error: The exception.
+        reason: Reason code, unless the exception has one.
+        where: The code that ran, such as `the fold of stage carrier`.
     """
     if isinstance(error, EnvelopeError):
         return error

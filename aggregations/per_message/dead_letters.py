@@ -1,4 +1,4 @@
-"""The one place where a runner's dead letters are collected: what is told of each, and what the ledger lists of it."""
+"""Collects a runner's dead letters: the facts of each, and its entries in the ledger."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -20,18 +20,18 @@ BEYOND_END: Final = "its root's offset is beyond the end of the root topic"
 
 @dataclass(slots=True)
 class RejectedRecord:
-    """A record on its way to the dead-letter topic.
+    """A record bound for the dead-letter topic.
 
     Attributes:
         own: Its coordinates.
-        stage: Stage that could not take it, or that it was on its way to; empty for a record that could not be read,
-            `end` behind the last stage.
+        stage: Stage that could not fold it, or that it was bound for; empty for a record that could not be read,
+            `end` after the last stage.
         reason: Reason code.
         detail: What was wrong, without any value of the message.
-        lineage: Its lineage as text, where it could be read.
-        hole: It left a hole under its keys.
+        lineage: Its lineage as text, if it could be read.
+        hole: It left a hole in the states of its keys.
         items: Its items that the flow diverted, by their index in each flat-map; empty for the record as a whole.
-        raised: What user code raised, where that is the reason.
+        raised: Exception of user code, when that is the reason; else None.
     """
 
     own: Node
@@ -45,7 +45,7 @@ class RejectedRecord:
 
     @property
     def cause(self) -> str:
-        """What user code raised, and for which stage, in a line without any value; empty when it raised nothing."""
+        """Exception of user code and its stage, in one line without any value; empty without an exception."""
         return f"stage {self.stage}: {self.reason.value}, {self.raised}" if self.raised else ""
 
 
@@ -54,14 +54,14 @@ class DeadLetterCollector:
     """Collects the dead letters of a batch, or of a part of it.
 
     Attributes:
-        ledger: The ledger as the batch found it.
+        ledger: The ledger before the batch.
         first: Name of the first stage.
         siblings: Policy for equal positions without index and id.
         topic_ids: Current topic id by topic.
-        fronts: Names of the stages that have other stages or outputs behind them.
-        dead: RejectedRecord letters, one per record and stage.
-        changes: What the batch changes in the ledger.
-        copies: Redriven records that nobody here gave up, by the stage that dropped them before their key was known.
+        fronts: Names of the stages that are followed by other stages or by outputs.
+        dead: Dead letters, one per record and stage.
+        changes: Changes that the batch makes to the ledger.
+        copies: Redriven records that this flow did not reject, by the stage that dropped them before the key was known.
     """
 
     ledger: Ledger
@@ -74,11 +74,11 @@ class DeadLetterCollector:
     copies: Counter[str] = field(default_factory=Counter)
 
     def unread(self, own: Node, error: EnvelopeError, *, key: bytes | None = None, again: bool = True) -> None:
-        """A record that cannot be read.
+        """Collect a record that cannot be read.
 
         Args:
             own: Its coordinates, with its cluster.
-            error: Why; it has the chain where that could be read.
+            error: The error, with the chain if that could be read.
             key: The record's key.
             again: It may be a copy.
         """
@@ -90,7 +90,7 @@ class DeadLetterCollector:
         self.changes.added.add(Entry(self.first, died_in(own), (own.offset,)))
 
     def rejected(self, stage: str, one: Rejected) -> None:
-        """An element that a step in front of a stage rejected, or that the flow diverts; no stage: it was not read."""
+        """Collect an element that a step before a stage rejected or diverted; an empty stage means it was not read."""
         element = one.element
         lineage = element.lineage.resolved(self.topic_ids)
         dead = RejectedRecord(element.own, stage, one.reason, one.detail, str(lineage), raised=one.raised)
@@ -117,16 +117,16 @@ class DeadLetterCollector:
         late: bool = False,
         whole: bool = True,
     ) -> None:
-        """Something died without a hole: it is listed, unless it came back and is listed or a hole already.
+        """Collect a dead letter without a hole: it is listed, unless it was redriven and is already listed or a hole.
 
         Args:
-            dead: What is told of it.
+            dead: Its facts.
             standing: Where it stands, in any lane of its group.
             back: How it came back from the dead-letter topic.
             indices: Its index in each flat-map of the flow.
             proven: It is the first delivery of its event.
-            late: A stage in front has folded it late.
-            whole: All items of its record died with it.
+            late: An earlier stage has folded it late.
+            whole: All items of its record were rejected with it.
         """
         if back is not None and not late:
             redrive = back.redrive
@@ -137,7 +137,7 @@ class DeadLetterCollector:
             if not listed and not unlisted:
                 self.copies[dead.stage or self.first] += 1
                 return
-            # It stays what it was: a hole in a state, or entries of the ledger.
+            # It stays a hole in a state, or entries of the ledger, as before.
             dead.stage, dead.hole = at, mine and redrive.hole
             size = len(standing.position)
             items = [entry.position[size:] for entry in listed if entry.group == standing.group]
@@ -161,14 +161,14 @@ class DeadLetterCollector:
         whole: bool,
     ) -> Entry:
         event = dead_entry(stage, own, standing, back, indices, proven=True, whole=whole)
-        # A copy of what is listed is the same event.
+        # A copy of a listed dead letter is the same event.
         known = proven or event in self.changes.added or not self.ledger.missing_from([event])
         entry = event if known else dead_entry(stage, own, standing, back, indices, proven=False, whole=whole)
         self.changes.added.add(entry)
         return entry
 
     def decided(self, stage: str, decided: Iterable[Decided]) -> None:
-        """What a stage decided."""
+        """Collect the dead letters and ledger changes from a stage's decisions."""
         for one in decided:
             self.changes.filled.update(one.filled)
             if one.reason is None:
@@ -190,18 +190,18 @@ class DeadLetterCollector:
             self._add(dead)
 
     def tail(self, filled: Iterable[Entry], *, copies: int) -> None:
-        """What of redriven records goes on behind the last stage: entries that are no longer missing, and copies."""
+        """Collect redriven records after the last stage: entries that are no longer missing, and copies."""
         self.changes.filled.update(filled)
         if copies:
             self.copies[END_OF_FLOW] += copies
 
     def take(self, dead: Iterable[RejectedRecord]) -> None:
-        """Dead letters that another task found."""
+        """Add dead letters of another task."""
         for one in dead:
             self._add(one)
 
     def unlisted(self) -> set[Entry]:
-        """Dead letters that the ledger does not list yet: it must, before anything is published or persisted."""
+        """Dead letters that must be added to the ledger before anything is published or persisted."""
         return self.ledger.missing_from(self.changes.added)
 
     def _add(self, dead: RejectedRecord) -> None:

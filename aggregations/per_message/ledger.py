@@ -1,12 +1,12 @@
-"""What a flow knows of its dead letters that left no hole, and of what it has read: kept in the manifest.
+"""The ledger: a flow's dead letters that left no hole, and the highest positions read. Stored in the manifest.
 
-A record that dies where its key is not known leaves no hole in any state. The ledger lists it under the stage that it
-was on its way to: by the position of its event where this was proven to be the event's first delivery, else by the
-coordinates at which it died. Only what is listed, or fits a hole, is folded when it is redriven. A hole in front of
-other stages or outputs is listed too: what fills it then is known to be missing there.
+A record that is rejected before its key is known leaves no hole in any state. The ledger lists it under the stage that
+it was bound for: by the position of its event if it is proven to be the event's first delivery, else by the
+coordinates at which it was rejected. A redriven record is folded only if it is listed or fits a hole. A hole that is
+followed by other stages or outputs is listed too: the record that fills it is then known to be missing there.
 
 Entries are added before anything of their batch is published or persisted, and removed with its manifest. A replay
-therefore knows what an attempt that crashed left out.
+therefore knows what a crashed attempt left out.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,22 +19,22 @@ from envelope.redrive import Redrive
 from persistence.manifest import Manifest
 
 LISTED: Final = 10_000
-"""Dead letters without a hole that a flow lists; of further ones it knows only that there are some."""
+"""Maximum number of dead letters without a hole that a flow lists; further ones are only counted."""
 ROUTES: Final = 1_024
-"""Routes of which the highest position is kept; a flow with more proves no first delivery."""
+"""Maximum number of routes whose highest position is kept; a flow with more cannot prove a first delivery."""
 
 
 Doubt: TypeAlias = Mapping[tuple[str, int], int]
-"""Offset by topic and partition below which an attempt that crashed may have folded records."""
+"""Offset by topic and partition below which a crashed attempt may have folded records."""
 
 
 class Entry(NamedTuple):
     """One dead letter of the ledger.
 
     Attributes:
-        stage: Stage that it was on its way to; `end` behind the last one.
-        group: Group of lanes of its event, or the topic-partition in which it died (`envelope.dedup.lineage.died_in`).
-        position: Position of its event, or the offset at which it died; behind it the index of an item of the record.
+        stage: Stage that it was bound for; `end` after the last stage.
+        group: Group of lanes of its event, or its original topic-partition (`envelope.dedup.lineage.died_in`).
+        position: Position of its event, or its original offset, followed by the index of an item of the record.
     """
 
     stage: str
@@ -46,8 +46,8 @@ class UnlistedError(Exception):
     """Dead letters must be listed before anything of their batch is published or persisted.
 
     Attributes:
-        entries: What is to be listed.
-        beside: Other tasks may have persisted states of the last stage meanwhile.
+        entries: Entries to list.
+        beside: Other tasks may have persisted states of the last stage in the meantime.
     """
 
     def __init__(self, entries: frozenset[Entry], beside: bool) -> None:
@@ -58,12 +58,12 @@ class UnlistedError(Exception):
 
 @dataclass(slots=True)
 class Changes:
-    """What a batch, or a part of it, changes.
+    """Changes that a batch, or a part of it, makes to the ledger.
 
     Attributes:
         added: Dead letters without a hole.
         filled: Entries whose event is folded now.
-        again: Those of them that died once more behind where they were filled.
+        again: Filled entries that were rejected again after the stage at which they were filled.
         seen: Highest position read, by route.
     """
 
@@ -73,7 +73,7 @@ class Changes:
     seen: dict[str, Position] = field(default_factory=dict)
 
     def resolved(self) -> "Changes":
-        """What is left to change with the batch's manifest: what was added is listed already."""
+        """The changes for the batch's manifest: added entries are already listed."""
         return Changes(filled=self.filled - self.again, seen=self.seen)
 
     def add(self, other: "Changes") -> None:
@@ -92,8 +92,8 @@ class Ledger:
         flow: Name of the flow.
         generation: The generation.
         listed: Positions by group and stage.
-        forgotten: Number of dead letters by stage that were too many to be listed.
-        seen: Highest position read, by route; None when there are too many routes, or nobody kept it from the start.
+        forgotten: Number of dead letters by stage beyond the limit of the list.
+        seen: Highest position read, by route; None if there are too many routes, or if it was not kept from the start.
     """
 
     flow: str
@@ -104,7 +104,7 @@ class Ledger:
 
     @classmethod
     def of(cls, flow: str, generation: int, manifest: Manifest | None) -> "Ledger":
-        """The ledger as a manifest has it."""
+        """The ledger from a manifest."""
         if manifest is None:
             return cls(flow, generation)
         listed = {
@@ -115,7 +115,7 @@ class Ledger:
         return cls(flow, generation, listed, manifest.forgotten, seen)
 
     def mine(self, redrive: Redrive) -> bool:
-        """Whether a redriven record was given up by this generation of this flow."""
+        """Whether this generation of this flow rejected a redriven record."""
         return (redrive.application, redrive.generation) == (self.flow, self.generation)
 
     def entries(
@@ -127,14 +127,14 @@ class Ledger:
         *,
         whole: bool = False,
     ) -> tuple[Entry, ...]:
-        """What the ledger of a stage has of an element: of its event, and of the record that died.
+        """Ledger entries of an element at a stage: of its event, and of the rejected record.
 
         Args:
             stage: The stage.
             standing: Where the element stands.
             back: How it came back from the dead-letter topic.
             indices: Its index in each flat-map of the flow.
-            whole: Entries of items that steps have yet to make of it count as well.
+            whole: Include entries of items that later steps make from it.
         """
         groups = self.listed.get(stage)
         if not groups:
@@ -147,13 +147,13 @@ class Ledger:
         return tuple(entries)
 
     def route(self, stage: str, standing: Standing, back: Redriven | None, entries: Sequence[Entry]) -> Route:
-        """How an element comes to a stage, as the ledger knows it.
+        """Route of an element at a stage, according to the ledger.
 
         Args:
             stage: The stage.
             standing: Where the element stands.
             back: How it came back from the dead-letter topic.
-            entries: What `entries` gave.
+            entries: Result of `entries`.
         """
         if any(entry.group == standing.group for entry in entries):
             return Route.MISSING
@@ -167,7 +167,7 @@ class Ledger:
         return Route.COPY
 
     def changed(self, changes: Changes) -> "Ledger":
-        """The ledger once a batch is committed."""
+        """The ledger after a batch is committed."""
         listed = {stage: {group: set(at) for group, at in groups.items()} for stage, groups in self.listed.items()}
         forgotten = dict(self.forgotten)
         for stage, group, position in changes.filled:
@@ -192,7 +192,7 @@ class Ledger:
         return Ledger(self.flow, self.generation, {k: v for k, v in kept.items() if v}, forgotten, seen)
 
     def missing_from(self, added: Iterable[Entry]) -> set[Entry]:
-        """Those of some entries that are not listed, as far as there is room for them."""
+        """The entries among `added` that are not listed yet, up to the limit of the list."""
         return {
             one
             for one in added
@@ -201,7 +201,7 @@ class Ledger:
         }
 
     def fields(self) -> dict[str, Any]:
-        """The fields of a manifest that keep it."""
+        """The fields of a manifest that contain it."""
         dead = {
             stage: {group: tuple(sorted(at, key=position_order)) for group, at in sorted(groups.items())}
             for stage, groups in sorted(self.listed.items())
@@ -219,16 +219,16 @@ def dead_entry(
     proven: bool,
     whole: bool = True,
 ) -> Entry:
-    """The entry of an element that died without a hole.
+    """The entry of an element that was rejected without a hole.
 
     Args:
-        stage: Stage that it was on its way to.
+        stage: Stage that it was bound for.
         own: Coordinates of its record.
         standing: Where it stands, in any lane of its group.
         back: How it came back from the dead-letter topic.
         indices: Its index in each flat-map of the flow.
         proven: It is the first delivery of its event.
-        whole: All items of its record died with it.
+        whole: All items of its record were rejected with it.
     """
     items = len(indices) if whole else 0
     if proven:
@@ -238,7 +238,7 @@ def dead_entry(
 
 
 def merged(ledgers: Iterable[Ledger]) -> Ledger:
-    """What the ledgers of a flow's stores say together: what one of them lists is not folded in all of them."""
+    """Merge the ledgers of a flow's stores: an entry in any of them is not folded in all stores."""
     first, *others = ledgers
     for other in others:
         entries = {
@@ -268,12 +268,12 @@ def highest(one: Mapping[str, Position], other: Mapping[str, Position]) -> dict[
 
 
 class Reading:
-    """Which records of a batch may be copies of what the flow has read before. Taken in order of offsets.
+    """Decides which records of a batch may be copies of earlier ones. Records are read in order of offsets.
 
-    A record is proven to be the first delivery of its event when its position is above all that came the same
-    way: by the same path, from the same root partition, through the same partitions.
+    A record is proven to be the first delivery of its event when its position is above all positions that arrived on
+    the same path, from the same root partition, through the same partitions.
 
-    Nor may an earlier run, or an earlier attempt at the batch, have folded it and crashed before it said so.
+    In addition, no earlier run or attempt at the batch may have folded it and crashed before this was noted.
 
     Args:
         seen: Highest position read, by route; None when nothing can be proven.
@@ -294,7 +294,7 @@ class Reading:
 
         Args:
             lineage: Its lineage, with the root's topic id.
-            key: Its key. Records without one come through any partition.
+            key: Its key. Records without a key arrive in any partition.
         """
         own = lineage.own
         doubtful = own.offset < self._doubt.get((own.topic, own.partition), 0)
@@ -310,12 +310,12 @@ class Reading:
         if doubtful or key is None or standing.ambiguous:
             return True
         if route not in self._seen and standing.group in self._groups:
-            return True  # a partition that the path did not take before: the topic was grown
+            return True  # a partition that is new on this path: partitions were added to the topic
         return before is not None and position <= before
 
 
 def _among(positions: frozenset[Position] | None, position: Position, items: int, *, whole: bool) -> list[Position]:
-    """What is listed of the position itself, of the elements that it was flat-mapped from, and of its own items."""
+    """The listed positions among the position itself, the elements that it was flat-mapped from, and its own items."""
     if not positions:
         return []
     found = [at for at in (event_of(position, cut) for cut in range(items + 1)) if at in positions]

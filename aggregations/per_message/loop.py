@@ -1,4 +1,4 @@
-"""The loop over a flow's stages, message by message. The in-memory runner, Spark's tasks and discard all take it."""
+"""The loop over a flow's stages, message by message. The in-memory runner, Spark's tasks and discard use it."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -24,34 +24,34 @@ _NONE: Mapping[Node, Cause] = MappingProxyType({})
 
 
 class Collector(Protocol):
-    """Gets what does not go on."""
+    """Receives the elements that are not passed on."""
 
     def unread(self, own: Node, error: EnvelopeError, *, key: bytes | None, again: bool) -> None:
         """A record that cannot be read."""
         ...
 
     def rejected(self, stage: str, one: Rejected) -> None:
-        """An element that a step in front of a stage rejects, or that the flow diverts."""
+        """An element that a step before a stage rejects, or that the flow diverts."""
         ...
 
     def decided(self, stage: str, decided: Iterable[Decided]) -> None:
-        """What a stage decided."""
+        """Decisions of a stage."""
         ...
 
     def tail(self, filled: Iterable[Entry], *, copies: int) -> None:
-        """What of redriven records goes on behind the last stage."""
+        """Redriven records that are passed on after the last stage."""
         ...
 
 
 class Failures:
-    """Records of which an item failed, as far as other tasks must know. Of one task nobody must."""
+    """Records with a failed item, for runners in which other tasks must know of them. Without other tasks: none."""
 
     def at(self, index: int, *, hole: bool) -> Mapping[Node, Cause]:
-        """Records that must not get past a stage, because an item of theirs failed in another task.
+        """Records that must not pass a stage, because one of their items failed in another task.
 
         Args:
-            index: Index of the stage; the number of stages for what comes behind the last one.
-            hole: Those whose fold failed; else those that a step in front of the stage rejected.
+            index: Index of the stage; the number of stages for the steps after the last stage.
+            hole: Records whose fold failed; else records that a step before the stage rejected.
         """
         return _NONE
 
@@ -61,23 +61,23 @@ class Failures:
 
 @dataclass
 class MessageLoop:
-    """Takes messages through the steps and stages of a flow.
+    """Runs messages through the steps and stages of a flow.
 
     Attributes:
         flow: The flow.
         ledger: Dead letters of the flow that left no hole.
         topic_ids: Current topic id by topic.
-        collector: Gets what does not go on.
-        report: Gets the counts.
+        collector: Receives the elements that are not passed on.
+        report: Receives the counts.
         batch: Number of the batch.
         doubt: Offsets below which records may have been folded before.
-        incarnation: What the id of a root topic is; None for the current one.
+        incarnation: Verdict for the id of a root topic; None for the current id.
         beyond_end: Whether a root is beyond the end of its topic.
-        failures: What other tasks found.
+        failures: Failed records of other tasks.
         evict: False while the consumed topic grows; see `Histories.folding`.
-        replays: A run that crashed may have folded what comes; see `Histories.folding`.
-        outputs: What the flow's steps publish.
-        seen: Highest position read, by route, once `read` has returned.
+        replays: A crashed run may have folded the next messages; see `Histories.folding`.
+        outputs: Messages that the flow's steps publish.
+        seen: Highest position read, by route, after `read` has returned.
     """
 
     flow: Flow[Any]
@@ -127,7 +127,7 @@ class MessageLoop:
         return Applied(elements, self._topic.schema)
 
     def enter(self, stage: Stage, before: Applied) -> list[Arrival]:
-        """Bring elements through the steps in front of a stage to its door."""
+        """Run elements through the steps before a stage."""
         applied = self._apply(stage.index, stage.before, before)
         arrivals = arrive(
             stage.aggregate,
@@ -174,13 +174,13 @@ class MessageLoop:
         return outcome
 
     def onward(self, stage: Stage, outcome: StageOutcome) -> Applied:
-        """What a stage passes on, in order of arrival."""
+        """The elements that a stage passes on, in order of arrival."""
         behind = self.flow.stages[stage.index + 1 :]
         schema = behind[0].schema if behind else self.flow.tail_schema
         return Applied([element for one in outcome.decided for element in one.emitted], schema)
 
     def leave(self, emitted: Applied) -> None:
-        """Bring what the last stage passes on through the steps behind it."""
+        """Run the elements that the last stage passes on through the steps after it."""
         tail = enter_tail(emitted, ledger=self.ledger, topic_ids=self.topic_ids, siblings=self._topic.siblings)
         self.collector.tail(tail.filled, copies=tail.copies)
         last = len(self.flow.stages)
@@ -195,7 +195,7 @@ class MessageLoop:
         before: Applied,
         only: Mapping[Node, frozenset[Position]] | None = None,
     ) -> Applied:
-        """Run the steps in front of a stage, without the records of which another task found that they fail there."""
+        """Run the steps before a stage, without the records that failed there in another task."""
         failed = self.failures.at(index, hole=False)
         if not failed:
             return apply_steps(steps, before.elements, before.schema, only)

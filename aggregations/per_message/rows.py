@@ -1,8 +1,8 @@
 """Expressions over the values of single elements: what the per-message path evaluates.
 
-The result for a value depends on that value alone, never on what else is in the batch: values without a
-declared schema are put into one frame only with values of the same names and types, since polars would
-make one column of integers and floats, and would fill a missing column with nulls.
+The result for a value depends only on that value, never on the rest of the batch: values without a
+declared schema share a frame only with values of the same names and types, since polars would
+combine integers and floats in one column, and would fill a missing column with nulls.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -34,7 +34,7 @@ def evaluate_values(values: Sequence[Any], wanted: Mapping[str, Expression], sch
         schema: Dtypes of the columns, where they are known.
 
     Returns:
-        One per value: a mapping with the names of `wanted`, or an `EnvelopeError` saying why there is none.
+        One result per value: a mapping with the names of `wanted`, or an `EnvelopeError` with the reason.
     """
     names = {name: _plain_name(of) for name, of in wanted.items()}
     if all(column is not None for column in names.values()):
@@ -50,7 +50,7 @@ def evaluate_values(values: Sequence[Any], wanted: Mapping[str, Expression], sch
 
 
 def plain(value: Any) -> Any:
-    """Return a number or text of a library's own type, such as numpy's, as Python's."""
+    """Convert a number or text of a library's own type, such as numpy's, to Python's type."""
     if type(value) in _SCALARS:
         return value
     if isinstance(value, np.generic):
@@ -103,7 +103,7 @@ def _signature(values: Sequence[Any]) -> Any:
 def _evaluated(
     values: Sequence[Mapping[str, Any]], roots: Sequence[str], needed: Mapping[str, pl.Expr], schema: Schema
 ) -> list[Any]:
-    """Evaluate for every value; where that raises, for each half: it fails only the values it raises for."""
+    """Evaluate for every value; if that raises, for each half: only the values that raise fail."""
     # A frame without columns would have no rows.
     data: dict[str, Any] = {_ROW: range(len(values)), **{name: [value[name] for value in values] for name in roots}}
     known = {name: schema[name] for name in roots if name in schema} if schema else {}

@@ -1,4 +1,4 @@
-"""One stage, message by message: verdicts and folds. Pure; the definition that the fast path must equal."""
+"""One stage, message by message: verdicts and folds. Pure; the reference for the vectorised path."""
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
@@ -39,17 +39,17 @@ _FIRST_SEEN = frozenset({Verdict.ACCEPTED, Verdict.LATE, Verdict.NEW_LANE})
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """An element at the door of a stage.
+    """An element that arrives at a stage.
 
     Attributes:
         element: The element.
         key: Canonical bytes of the stage's key.
         standing: Where it stands at this stage.
         incarnation: `NEW_INCARNATION` or `STALE_INCARNATION` when its root topic was created again.
-        values: What `Fields.inputs` gave for it, or why it could not; empty for a fold in plain Python.
-        transit: It was redriven to a stage further down and is held here: passed on, not folded.
-        entries: What the ledger has of it at this stage.
-        back: How it came back from the dead-letter topic; None when it did not.
+        values: Values of `Fields.inputs` for it, or the error; empty for a fold in plain Python.
+        transit: It was redriven to a later stage and is held here: passed on, not folded.
+        entries: Its ledger entries at this stage.
+        back: How it came back from the dead-letter topic; None when it was not redriven.
     """
 
     element: Element[Any]
@@ -67,7 +67,7 @@ class KeyState:
     """The state of one key.
 
     Attributes:
-        fold: State of the fold; None as well before anything was folded.
+        fold: State of the fold; also None before anything was folded.
         histories: Positions that it holds.
         version: Version that was loaded; 0 when the store had none.
     """
@@ -78,21 +78,21 @@ class KeyState:
 
     @property
     def folded(self) -> bool:
-        """Whether anything was folded; otherwise it has holes at most."""
+        """Whether anything was folded; otherwise it contains at most holes."""
         return bool(self.histories.lanes)
 
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """What became of one arrival.
+    """Result of one arrival.
 
     Attributes:
         arrival: The arrival.
         decision: Verdict, and whether it was folded.
         reason: Reason code when it goes to the dead-letter topic.
         detail: What was wrong, without any value of the message.
-        emitted: What the stage passes on for it.
-        raised: What user code raised, where that is the reason.
+        emitted: Elements that the stage passes on for it.
+        raised: Exception of user code, when that is the reason; else None.
     """
 
     arrival: Arrival
@@ -109,12 +109,12 @@ class Decided:
 
     @property
     def hole(self) -> bool:
-        """Whether it left a hole under its key."""
+        """Whether it left a hole in the state of its key."""
         return self.decision.verdict is Verdict.REJECTED and not self.arrival.transit
 
     @property
     def proven(self) -> bool:
-        """Whether no attempt before can have folded it at any stage."""
+        """Whether no earlier attempt can have folded it at any stage."""
         element, route = self.arrival.element, self.arrival.standing.route
         return route is Route.MISSING or (route is Route.PLAIN and not element.again)
 
@@ -126,7 +126,7 @@ class Decided:
             return ()
         if arrival.element.route is Route.PLAIN:
             return arrival.entries
-        # A stage in front folds it late: an item of a record of which others may have got further, and died here.
+        # An earlier stage folds it late: it is an item of a record whose other items may have been rejected here.
         own = (len(arrival.standing.position), 1 + len(arrival.element.indices))
         return tuple(one for one in arrival.entries if len(one.position) == own[one.group != arrival.standing.group])
 
@@ -147,12 +147,12 @@ class StageOutcome:
 
     @property
     def verdicts(self) -> Counter[str]:
-        """Number of arrivals per verdict; what only passes through has none."""
+        """Number of arrivals per verdict; elements that only pass through have none."""
         return Counter(one.decision.verdict.value for one in self.decided if not one.arrival.transit)
 
     @property
     def keyless(self) -> int:
-        """Number of arrivals by lanes that lead through records without a key."""
+        """Number of arrivals on lanes that lead through records without a key."""
         return sum(one.arrival.standing.wide for one in self.decided)
 
 
@@ -170,21 +170,21 @@ def fold_stage(
     """Judge and fold one batch.
 
     All elements of one record are one collection: if one of them cannot be folded, none is, and each
-    leaves a hole under its key. Keys of a collection that failed are therefore folded again without it.
+    leaves a hole in the state of its key. Keys of a failed collection are therefore folded again without it.
 
     Args:
         stage: The stage.
-        loaded: States by key; keys that have none may be missing.
+        loaded: States by key; keys without a state may be missing.
         arrivals: The batch, in order of arrival.
         batch: Number of the batch, for the age of lanes.
         siblings: Policy for equal positions without index and id.
         excluded: Records that must not be folded, with the cause: a sibling failed elsewhere.
         evict: False while the consumed topic grows; see `Histories.folding`.
-        replays: A run that crashed may have folded what comes; see `Histories.folding`.
+        replays: A crashed run may have folded the next messages; see `Histories.folding`.
 
     Raises:
         GrowthFullError: A key has more positions than a state remembers while the topic grows.
-        HolesFullError: A key has as many dead letters that wait for a redrive as its state remembers.
+        HolesFullError: A key has reached the limit of dead letters that wait for a redrive.
     """
     by_key: dict[bytes, list[int]] = defaultdict(list)
     by_record: dict[Node, list[int]] = defaultdict(list)
@@ -197,7 +197,7 @@ def fold_stage(
     for own in failed:
         _let_back(arrivals, by_key, by_record[own])
     results: dict[bytes, _Folded] = {}
-    # In an order that the batch alone decides: which of two records fails may depend on it.
+    # In an order that depends only on the batch: it may decide which of two records fails.
     todo = dict.fromkeys(sorted(by_key))
     while todo:
         key = next(iter(todo))
@@ -218,7 +218,7 @@ def fold_stage(
 
 
 def _let_back(arrivals: list[Arrival], by_key: Mapping[bytes, Sequence[int]], died: Sequence[int]) -> None:
-    """Let redriven copies in that come in the very batch in which their record dies: nobody knew that it would."""
+    """Accept redriven copies that arrive in the same batch in which their record is rejected."""
     for i in died:
         dead = arrivals[i]
         for j in by_key[dead.key]:
@@ -230,7 +230,7 @@ def _let_back(arrivals: list[Arrival], by_key: Mapping[bytes, Sequence[int]], di
 
 @dataclass(slots=True)
 class _Folded:
-    """One key after one attempt; its state is None when nothing changed it."""
+    """One key after one attempt; its state is None when it did not change."""
 
     state: KeyState | None = None
     decisions: dict[int, Decision] = field(default_factory=dict)
@@ -251,7 +251,7 @@ def _fold_key(
     evict: bool,
     replays: bool,
 ) -> _Folded:
-    """Fold one key; when `careful`, go on behind a failure to find all of them."""
+    """Fold one key; when `careful`, continue after a failure to find all failures."""
     standings = [arrivals[i].standing for i in rows]
     decided = before.histories.judge(standings, siblings)
     # The fold may change its state in place, and a key may be folded again.
@@ -299,16 +299,16 @@ def _fold_key(
 
 
 def passed_on(route: Route) -> Route:
-    """How what was folded late goes on to the stages behind.
+    """Route on which a late-folded element is passed on to the following stages.
 
-    What the flow lists, or was healed upstream, they have not had. Of anything else an attempt that crashed may have
-    brought them.
+    They have not received an element that the flow lists, or that was healed upstream. A crashed attempt may have
+    passed any other element on to them.
     """
     return Route.MISSING if route in (Route.MISSING, Route.HEALED) else Route.RETRIED
 
 
 def _pass(stage: Aggregate, loaded: Mapping[bytes, KeyState], arrival: Arrival) -> Decided:
-    """Pass on a redriven record that this stage holds already."""
+    """Pass on a redriven record that this stage already holds."""
     element, decision = arrival.element, Decision(Verdict.REDRIVEN, fold=False)
     if stage.emit is None:
         return Decided(arrival, decision, emitted=(element,))
@@ -339,7 +339,7 @@ def _fold_one(stage: Aggregate, state: Any, arrival: Arrival) -> tuple[Any, tupl
         check_state(state)
     if stage.emit is None:
         return state, (element,)
-    # By value as well: what is emitted must not change with the state behind it.
+    # Also by value: emitted elements must not change when the state changes later.
     return state, tuple(element.nth(n, value) for n, value in enumerate(stage.emit(element, _copy(state))))
 
 
@@ -362,7 +362,7 @@ def _outcome(
             key, standing = arrivals[i].key, arrivals[i].standing
             before = loaded.get(key, KeyState())
             if (key, standing.group, standing.position) in taken:
-                # A copy of it was folded in this batch. A hole would let a third one in, below the floor.
+                # A copy of it was folded in this batch. A hole would accept a third copy, below the floor.
                 verdict = Verdict.AMBIGUOUS if standing.ambiguous else Verdict.DUPLICATE_IN_BATCH
                 decisions[i] = Decision(verdict, fold=False)
                 if verdict is Verdict.AMBIGUOUS and siblings is Siblings.GROUP:
@@ -370,7 +370,7 @@ def _outcome(
                 continue
             [decisions[i]] = before.histories.judge([standing])  # alone it has no siblings
             if not decisions[i].fold:
-                # Held already, so it needs no hole: an earlier copy of the record was folded whole.
+                # Already held, so it needs no hole: an earlier copy of the record was folded as a whole.
                 continue
             rejected[i] = cause
             state = states.get(key, before)
@@ -396,13 +396,13 @@ def _outcome(
 
 
 def _taken(arrivals: Sequence[Arrival], decisions: Mapping[int, Decision]) -> frozenset[tuple[bytes, str, Position]]:
-    """Key, group and position of what this batch folds."""
+    """Key, group and position of the messages that this batch folds."""
     folded = (arrivals[i] for i, decision in decisions.items() if decision.fold)
     return frozenset((one.key, one.standing.group, one.standing.position) for one in folded)
 
 
 def inputs_of(stage: Aggregate, elements: Sequence[Element[Any]], schema: Schema) -> list[Any]:
-    """What `Fields.inputs` gives for each element: a mapping, or an `EnvelopeError` where it raised.
+    """Values of `Fields.inputs` for each element: a mapping, or an `EnvelopeError` if it raised.
 
     Empty mappings for a fold in plain Python.
     """

@@ -36,14 +36,14 @@ from envelope.redrive import HEALED, LATE
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """An element that a step could not take, or that the flow diverts.
+    """An element that a step could not process, or that the flow diverts.
 
     Attributes:
         element: The element as it stood before the step.
         reason: Reason code.
         detail: What was wrong, without any value of the message.
         whole: Every other item of its record is rejected with it.
-        raised: What user code raised, where that is the reason.
+        raised: Exception of user code, when that is the reason; else None.
     """
 
     element: Element[Any]
@@ -83,7 +83,7 @@ class OutputMessage:
 
 @dataclass(slots=True)
 class Applied:
-    """What some steps made of some elements."""
+    """Result of steps applied to elements."""
 
     elements: list[Element[Any]]
     schema: Schema
@@ -94,13 +94,13 @@ class Applied:
 
 @dataclass(slots=True)
 class Tail:
-    """What goes on behind the last stage.
+    """Elements that are passed on after the last stage.
 
     Attributes:
         applied: The elements.
         filled: Entries of the ledger that are no longer missing.
         copies: Redriven elements that were not missing.
-        items: Of records of which only items are missing, their indices in the tail's flat-maps.
+        items: For records with only some missing items, the indices of these items in the tail's flat-maps.
     """
 
     applied: Applied
@@ -117,13 +117,13 @@ def apply_steps(
 ) -> Applied:
     """Run the steps in order.
 
-    A record whose flat-mapped items do not all get through a step that can fail is rejected as a whole.
+    If any flat-mapped item of a record fails in a step, the record is rejected as a whole.
 
     Args:
         steps: The steps.
         elements: The elements.
-        schema: Columns in front of the steps; None where a callable decides.
-        only: Of these records only these items go on, by their indices.
+        schema: Columns before the steps; None when a callable determines the value.
+        only: Items to pass on, by their indices, for the given records.
     """
     applied = Applied(list(elements), schema)
     for step in steps:
@@ -134,9 +134,9 @@ def apply_steps(
 
 
 def withhold(applied: Applied) -> None:
-    """Leave out what a record, or a diverted item of it, published in front of the step that rejected it.
+    """Remove outputs that a record, or a diverted item of it, published before the step that rejected it.
 
-    Behind the last stage it is published when it is redriven, as something that its readers have not had.
+    After the last stage they are published when the record is redriven, as messages that readers have not received.
     """
     whole = {one.element.own for one in applied.rejected if one.whole}
     items: dict[Node | None, list[tuple[int, ...]]] = {}
@@ -152,7 +152,7 @@ def withhold(applied: Applied) -> None:
 
 
 def _within(item: tuple[int, ...], indices: tuple[int, ...]) -> bool:
-    """Whether an output is of an item; one that was published in front of the flat-map is of all of them."""
+    """Whether an output belongs to an item; an output published before the flat-map belongs to all of its items."""
     return indices[: len(item)] == item
 
 
@@ -215,7 +215,7 @@ def _publish(applied: Applied, step: Publish) -> None:
 
 
 def _republished(element: Element[Any], step: Publish, key: bytes | None) -> Envelope:
-    """The envelope of a published element: its chain with this hop behind it."""
+    """The envelope of a published element: its chain with this hop appended."""
     hop = Hop(
         element.topic,
         element.partition,
@@ -243,7 +243,7 @@ def _republished(element: Element[Any], step: Publish, key: bytes | None) -> Env
 
 
 def _late(element: Element[Any], hop: Hop) -> tuple[Hop, ...]:
-    """The mark of what was folded late: its reader may have had newer events, and must not take it for a copy of them."""
+    """Marks a late-folded element: a reader that has received newer events must not treat it as a copy."""
     if element.route is Route.PLAIN:
         return ()
     lineage, missing = element.lineage, element.route is Route.MISSING
@@ -253,10 +253,10 @@ def _late(element: Element[Any], hop: Hop) -> tuple[Hop, ...]:
 
 
 def _index(indices: tuple[int, ...]) -> int:
-    """One number for the place in nested collections, the same in every run and never that of another place.
+    """One number for a place in nested collections: the same in every run, and unique.
 
     Raises:
-        EnvelopeError: A collection has too many items to be numbered beside the ones around it.
+        EnvelopeError: A nested collection has too many items to be numbered.
     """
     if len(indices) < 2:
         return indices[0] if indices else 0
@@ -281,7 +281,7 @@ _STEPS: Mapping[type, Callable[[Applied, Any], None]] = {
 
 
 def _each(applied: Applied, argument: Predicate | Callable[[Element[Any]], Any]) -> list[Any]:
-    """Evaluate an argument for every element; those for which it raises are rejected and taken out."""
+    """Evaluate an argument for every element; elements for which it raises are rejected and removed."""
     if isinstance(argument, str | pl.Expr):
         return [row["_"] for row in _survivors(applied, _evaluated(applied, {"_": argument}))]
     return _survivors(applied, [_call(argument, element) for element in applied.elements])
@@ -305,7 +305,7 @@ def _call(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def _survivors(applied: Applied, results: Sequence[Any]) -> list[Any]:
-    """Take out the elements whose result is an error, with every other item of their records."""
+    """Remove the elements whose result is an error, with every other item of their records."""
     causes = {
         element.own: result
         for element, result in zip(applied.elements, results, strict=True)
@@ -342,9 +342,9 @@ def arrive(
         applied: The elements.
         ledger: The flow's dead letters that left no hole.
         topic_ids: Current topic id by topic.
-        incarnation: What a root topic's id is.
+        incarnation: Verdict for a root topic's id.
         siblings: Policy for equal positions without index and id.
-        later: Names of the stages behind this one: a record redriven to one of them only passes through.
+        later: Names of the stages after this one: a record redriven to one of them only passes through.
     """
     raw = _each(applied, stage.key)
     keys = _survivors(applied, [_key(value) for value in raw])
@@ -370,7 +370,7 @@ def arrive(
 
 
 def standing_of(element: Element[Any], lineage: Lineage, siblings: Siblings, *, rekeyed: bool = False) -> Standing:
-    """Where an element stands, before the ledger is asked; its `lineage` has the root's topic id."""
+    """Where an element stands, without the ledger; its `lineage` contains the root's topic id."""
     return lineage.standing(
         rekeyed=rekeyed,
         keyless=element.key is None,
@@ -382,7 +382,7 @@ def standing_of(element: Element[Any], lineage: Lineage, siblings: Siblings, *, 
 
 
 def enter_tail(applied: Applied, *, ledger: Ledger, topic_ids: Mapping[str, str], siblings: Siblings) -> "Tail":
-    """Let through what goes on behind the last stage: of what was redriven to there, only what is missing there."""
+    """Select the elements for the steps after the last stage: redriven elements only if they are missing there."""
     kept: list[Element[Any]] = []
     tail = Tail(applied)
     for element in applied.elements:

@@ -1,1 +1,1 @@
-"""What is in a dead-letter topic, and how it is redriven or discarded."""
+"""Reads, redrives and discards the dead letters of a topic."""

@@ -1,4 +1,4 @@
-"""Give dead letters up: their holes are filled, they are struck from the ledger, and nothing is folded."""
+"""Discards dead letters: fills their holes and removes them from the ledger, without folding them."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, suppress
@@ -22,10 +22,10 @@ _BATCH = 1000
 
 @dataclass(slots=True)
 class Discarded(Handled):
-    """What was found and done: the holes of the dead letters are filled, and the ledger lists them no longer.
+    """Result of discarding: the holes of the dead letters are filled, and the ledger no longer lists them.
 
     Attributes:
-        no_hole: Dead letters that were meant and are not missing (any more): nothing waits for them.
+        no_hole: Selected dead letters that are not missing (any more): they have no hole and no ledger entry.
     """
 
     no_hole: int = 0
@@ -44,39 +44,39 @@ def discard(
 ) -> Discarded:
     """Fill the holes of a flow's dead letters, without folding them.
 
-    The dead letters stay in their topic; one that is redriven afterwards is not folded. It takes the flow's epoch like
-    any run: a run that goes on meanwhile ends with `Fenced`.
+    The dead letters stay in their topic; one that is redriven afterwards is not folded. Like any run, this acquires the
+    flow's epoch: a run that is active at the same time ends with `Fenced`.
 
     Args:
-        settings: Where Kafka is.
+        settings: Settings of the Kafka cluster.
         letters: The dead-letter topic.
-        flow: The flow that gave them up.
+        flow: The flow that rejected them.
         stores: URL of the store by stage name, from `aggregations.run.binding.bind`.
         generation: Generation of the states.
-        selection: Which dead letters are meant; all of the flow when None.
-        apply: Write it; otherwise only count what would be.
-        progress: Told how many of how many dead letters are read.
+        selection: Which dead letters to discard; all of the flow when None.
+        apply: Write the changes; otherwise only count them.
+        progress: Called with the number of dead letters read and their total.
 
     Returns:
-        What was found and done; left are those of other flows too, unusable are dead letters whose key cannot be found
-        any more.
+        Counts. `left` includes dead letters of other flows; `unusable` are dead letters whose key can no longer be
+        found.
 
     Raises:
-        BrokerError: Kafka cannot be reached, or refuses.
+        BrokerError: Kafka cannot be reached, or refuses a request.
         StoreError: A store cannot be reached, or a newer run has begun.
-        RunRefusedError: The stores do not fit to the flow.
+        RunRefusedError: The stores are inconsistent with the flow.
     """
     found, result = Letters(settings, letters), Discarded()
     opened = begin(flow, stores, generation=generation) if apply else look(flow, stores, generation=generation)
     with closing(opened) as run:
         meant = _meant(found, (flow.name, generation), selection or Selection(), result, progress)
         while batch := dict(islice(meant, _BATCH)):
-            # Items of one record may have died at several stages: a dead letter each.
+            # Items of one record may have been rejected at several stages: one dead letter for each.
             for stage in sorted({stage for stage, _ in batch}):
                 letters_of = {node: letter for (at, node), letter in batch.items() if at == stage}
                 _fill(run, letters_of, result, apply=apply)
         if apply:
-            with suppress(StoreError):  # all is done; the next run then doubts what it need not doubt
+            with suppress(StoreError):  # the work is done; without a clean end the next run only doubts needlessly
                 run.finish()
     return result
 
@@ -88,7 +88,7 @@ def _meant(
     result: Discarded,
     progress: Callable[[int, int], None] | None,
 ) -> Iterator[tuple[tuple[str, Node], tuple[StoredDeadLetter, DeadLetterHeaders]]]:
-    """The dead letters of one generation of a flow, by stage and coordinates where they died: a crash writes one twice."""
+    """The dead letters of one generation of a flow, by stage and original coordinates: a crash may write one twice."""
     for done, letter in enumerate(letters, start=1):
         if progress is not None:
             progress(done, letters.total)

@@ -1,4 +1,4 @@
-"""What is in a dead-letter topic, which dead letters of it are meant, and what became of them."""
+"""Reads a dead-letter topic, selects dead letters, and counts what was done with them."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -18,14 +18,14 @@ _SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which dead letters are meant; what is empty does not restrict.
+    """Selects dead letters; an empty criterion does not restrict.
 
     Attributes:
         reasons: Reason codes.
-        stages: Stages at which they died.
-        topics: Topics that they died in.
-        applications: Flows and republishers that gave them up.
-        unproven: Dead letters of reason `unproven` too, as ones that were never folded: the caller knows it.
+        stages: Stages that rejected them.
+        topics: Topics of the original records.
+        applications: Flows and republishers that rejected them.
+        unproven: Include dead letters of reason `unproven`; the caller asserts that they were never folded.
     """
 
     reasons: frozenset[str] = frozenset()
@@ -35,7 +35,7 @@ class Selection:
     unproven: bool = False
 
     def takes(self, letter: DeadLetterHeaders) -> bool:
-        """Whether a dead letter is meant."""
+        """Whether a dead letter is selected."""
         reason = letter.reason.value if letter.reason else ""
         if letter.reason is Reason.UNPROVEN and not self.unproven:
             return False
@@ -53,11 +53,11 @@ class StoredDeadLetter:
     """One record of a dead-letter topic.
 
     Attributes:
-        place: Its coordinates there.
-        key: Key of the record that died.
-        value: Its value, unless it was trimmed.
-        headers: Its headers, then those that say how it died.
-        facts: What they say; None when the record is no dead letter.
+        place: Its coordinates in the dead-letter topic.
+        key: Key of the original record.
+        value: Value of the original record, unless it was trimmed.
+        headers: Headers of the original record, then those of the dead letter.
+        facts: Facts from these headers; None when the record is not a dead letter.
     """
 
     place: Hop
@@ -69,15 +69,15 @@ class StoredDeadLetter:
 
 @dataclass(slots=True)
 class Handled:
-    """What was found in a dead-letter topic, and what was done with it.
+    """Counts of the records in a dead-letter topic, by what was done with them.
 
     Attributes:
         letters: Dead letters read.
-        done: Count by (topic, stage, reason) of the dead letters with which it was done, or would be.
-        left: Dead letters that were not meant.
-        foreign: Records that are no dead letter.
-        unusable: Count by reason of the dead letters with which it cannot be done.
-        before: How many of `done` had been redriven before, as far as that was noted.
+        done: Count by (topic, stage, reason) of the dead letters that were handled, or would be.
+        left: Dead letters that were not selected.
+        foreign: Records that are not dead letters.
+        unusable: Count by reason of the dead letters that cannot be handled.
+        before: How many of `done` had been redriven before, according to the notes.
     """
 
     letters: int = 0
@@ -88,7 +88,7 @@ class Handled:
     before: Counter[tuple[str, str, str]] = field(default_factory=Counter)
 
     def add(self, letter: DeadLetterHeaders) -> None:
-        """Count a dead letter as done."""
+        """Count a dead letter as handled."""
         self.done[group_of(letter)] += 1
 
 
@@ -98,15 +98,15 @@ def group_of(letter: DeadLetterHeaders) -> tuple[str, str, str]:
 
 
 class Letters:
-    """All that is in a dead-letter topic now, partition by partition.
+    """Everything that is in a dead-letter topic now, partition by partition.
 
     Args:
-        settings: Where Kafka is.
+        settings: Settings of the Kafka cluster.
         topic: The dead-letter topic.
 
     Attributes:
-        total: How many records it has at the most.
-        notes: What was redriven before; complete once all was read. A note is none of the dead letters.
+        total: Upper bound of its number of records.
+        notes: Which dead letters were redriven before; complete after everything was read. Notes are not dead letters.
 
     Raises:
         BrokerError: Kafka cannot be reached, has no such topic, or does not let this user read it.

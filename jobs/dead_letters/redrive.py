@@ -1,8 +1,8 @@
-"""Bring dead letters back to the topic where they died; the histories and holes see to it that each is folded once.
+"""Redrives dead letters to their original topics; histories and holes ensure that each is folded once.
 
-A dead letter is produced again as it was, with two pass-through hops behind its chain: it keeps its place. One that left a
-hole fills it, however far its lane has gone on; one that left none stands in a lane of its own. Redriving a dead letter
-twice does no harm.
+A dead letter is produced again unchanged, with two pass-through hops appended to its chain, so it keeps its lane and
+position. If it left a hole, it fills the hole, however far its lane has advanced; the others are listed in the flow's
+ledger. Redriving a dead letter twice does no harm.
 """
 
 import logging
@@ -27,7 +27,7 @@ _LOG = logging.getLogger("headwater.redrive")
 _BATCH = 1000
 
 Mend = Callable[[bytes | None, bytes | None], bytes]
-"""Makes of a dead letter's key and value the value that should have been sent."""
+"""Makes the corrected value from a dead letter's key and value."""
 
 
 def redrive(
@@ -39,23 +39,23 @@ def redrive(
     mend: Mend | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Handled:
-    """Redrive what is in a dead-letter topic now, and note there what was redriven (`envelope.redrive_notes`).
+    """Redrive the dead letters that are in a topic now, and note there which were redriven (`envelope.redrive_notes`).
 
     Args:
-        settings: Where Kafka is.
+        settings: Settings of the Kafka cluster.
         letters: The dead-letter topic.
-        selection: Which dead letters are meant; all when None.
-        apply: Produce them; otherwise only count what would be.
-        mend: Makes a new value of key and value, for dead letters whose bytes were the trouble.
-        progress: Told how many of how many dead letters are read.
+        selection: Which dead letters to redrive; all when None.
+        apply: Produce them; otherwise only count them.
+        mend: Makes a new value from key and value, for dead letters with invalid bytes.
+        progress: Called with the number of dead letters read and their total.
 
     Returns:
-        What was found and done; unusable are dead letters that cannot go back as they are: damaged, trimmed, or too large
+        Counts. `unusable` are dead letters that cannot be redriven unchanged: damaged, trimmed, or too large
         for their topic.
 
     Raises:
-        BrokerError: Kafka cannot be reached, lacks a topic, or refuses. What was redriven before may be redriven
-            again.
+        BrokerError: Kafka cannot be reached, lacks a topic, or refuses a request. Dead letters that were redriven
+            before the error can safely be redriven again.
     """
     found, selection, result = Letters(settings, letters), selection or Selection(), Handled()
     with AcknowledgedProducer(settings) if apply else nullcontext() as producer:
@@ -81,10 +81,10 @@ def redrive(
 
 
 class _Back:
-    """The way back; without a producer everything is only counted.
+    """Produces redriven records; without a producer it only counts them.
 
     Attributes:
-        places: Offsets of what was, or would be, brought back, by group and partition of the dead-letter topic.
+        places: Offsets of dead letters that were, or would be, redriven, by group and dead-letter partition.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class _Back:
         self._notes = producer is not None and self._may_note()
 
     def bring(self, letter: StoredDeadLetter, facts: DeadLetterHeaders) -> None:
-        """Produce a dead letter to the partition where it died; where that is not any more, its key decides."""
+        """Produce a dead letter to its original partition; if that no longer exists, its key decides."""
         try:
             asserted = self._asserted and facts.reason is Reason.UNPROVEN
             value = redriven(
@@ -121,7 +121,7 @@ class _Back:
             return
         headers = own_headers(letter.headers)
         if size_of(letter.key, value, headers) > self._room_of(facts.topic):
-            # Of what the broker refuses, nothing that was sent with it or behind it would go back either.
+            # If the broker refused this record, records sent with it or after it would not be redriven either.
             self._result.unusable[Reason.PAYLOAD_TOO_LARGE.value] += 1
             return
         partition = facts.partition if facts.partition < self._partitions_of(facts.topic) else BY_KEY
@@ -133,7 +133,7 @@ class _Back:
             self._unnoted.append((letter.place.partition, letter.place.offset))
 
     def flush(self) -> None:
-        """Return when everything produced is acknowledged, and queue the notes of it."""
+        """Return when everything produced is acknowledged, and queue the notes for it."""
         if (producer := self._producer) is None:
             return
         effect(REDRIVE_FLUSH, producer.flush)
@@ -158,7 +158,7 @@ class _Back:
         return True
 
     def _room_of(self, topic: str) -> int:
-        """The largest record that a topic takes in bytes; where this user may not ask, the broker decides."""
+        """Largest record that a topic accepts, in bytes; if this user may not read the limit, the broker decides."""
         if topic not in self._rooms:
             self._rooms.update(self._topics.max_message_bytes([topic], unknown=sys.maxsize))
         return self._rooms[topic]
@@ -181,24 +181,24 @@ def redriven(
     *,
     asserted: bool = False,
 ) -> bytes:
-    """Return the value that brings a dead letter back.
+    """Return the value of the redriven record.
 
-    An envelope gets two hops more. A payload, of a topic without envelopes, is wrapped into an envelope that carries
-    them; the reader of such a topic knows it by its last hop. The dead letter's headers say which of them it is.
+    An envelope gets two more hops. A payload of a topic without envelopes is wrapped into an envelope that contains
+    them; readers of such a topic recognise it by its last hop. The dead letter's headers say which of the two it is.
 
     Args:
         key: The dead letter's key.
         value: The dead letter's value.
         headers: The dead letter's headers.
-        letter: What they say.
+        letter: Facts from these headers.
         place: Coordinates of the dead letter.
-        mend: Makes a new value first: an envelope, or a payload that takes the place of the dead letter's and keeps its
+        mend: Makes a new value first: an envelope, or a payload that replaces the dead letter's and keeps its
             chain.
-        asserted: The operator asserts that it was never folded where it died.
+        asserted: The operator asserts that it was never folded where it was rejected.
 
     Raises:
-        EnvelopeError: The value was trimmed, is a damaged envelope, or none where one is expected; `mend` can
-            help. Or `mend` itself raised.
+        EnvelopeError: The value was trimmed, is a damaged envelope, or is not an envelope where one is expected;
+            `mend` can fix this. Or `mend` itself raised.
     """
     if mend is None and any(name == f"{PREFIX}trimmed" for name, _ in headers):
         raise EnvelopeError(Reason.TRUNCATED, "the dead letter was trimmed; the record itself stays at its coordinates")
@@ -210,7 +210,7 @@ def redriven(
         raise EnvelopeError(Reason.EMPTY, "a record without a value cannot carry a chain; mend it into a payload")
     if not _is_envelope(value, letter):
         if letter.reason is Reason.NOT_AN_ENVELOPE:
-            # In an envelope around it, it would be taken for a payload.
+            # Inside another envelope it would be read as a payload.
             raise EnvelopeError(Reason.NOT_AN_ENVELOPE, "it would die again; mend it into an envelope or a payload")
         return encode(Envelope(value, chain=hops, key=key))
     old = decode(value)
@@ -227,7 +227,7 @@ def _came_back(chain: Sequence[Hop]) -> bool:
 
 
 def _sealed(envelope: Envelope, hops: Sequence[Hop]) -> bytes:
-    """An envelope with a hop behind its chain, in place of an earlier one: it stands where it died first."""
+    """An envelope with hops appended, in place of those of an earlier redrive: it keeps its first position."""
     chain = envelope.chain
     while _came_back(chain):
         chain, hops = chain[:-2], (chain[-2], hops[-1])
@@ -235,12 +235,12 @@ def _sealed(envelope: Envelope, hops: Sequence[Hop]) -> bytes:
 
 
 def hops_back(letter: DeadLetterHeaders, place: Hop, *, asserted: bool = False) -> tuple[Hop, Hop]:
-    """The hops that bring a dead letter back.
+    """The two hops of a redriven record.
 
     Args:
-        letter: What its headers say.
+        letter: Facts from the dead letter's headers.
         place: Coordinates of the dead letter.
-        asserted: The operator asserts that it was never folded where it died.
+        asserted: The operator asserts that it was never folded where it was rejected.
     """
     died = Hop(letter.topic, letter.partition, letter.offset, topic_id=letter.topic_id)
     back = Redrive(letter.stage, letter.hole, letter.application, asserted, letter.generation)
@@ -248,13 +248,13 @@ def hops_back(letter: DeadLetterHeaders, place: Hop, *, asserted: bool = False) 
 
 
 def _is_envelope(value: bytes, letter: DeadLetterHeaders) -> bool:
-    """Whether a dead letter's value is an envelope. A dead letter of another system does not say; only a checksum proves it.
+    """Whether a dead letter's value is an envelope. For dead letters of other systems only a checksum proves it.
 
     Raises:
-        EnvelopeError: It may be one or not.
+        EnvelopeError: It cannot be decided.
     """
     if redriven_payload(value) is not None:
-        return True  # it came back once before: of a topic without envelopes it is in one since
+        return True  # it was redriven before: since then it is in an envelope, even in a topic without envelopes
     if letter.form is not None:
         return letter.form is Form.ENVELOPE and letter.reason is not Reason.NOT_AN_ENVELOPE
     try:
@@ -275,10 +275,10 @@ def _is_envelope(value: bytes, letter: DeadLetterHeaders) -> bool:
 def _rebuilt(
     value: bytes | None, mended: bytes, letter: DeadLetterHeaders, key: bytes | None, hops: Sequence[Hop]
 ) -> bytes:
-    """What the user made of a dead letter, with the chain that the dead letter had.
+    """The corrected value of a dead letter, with the dead letter's chain.
 
     Raises:
-        EnvelopeError: Nobody knows the chain, so the copies of the record could not be recognised.
+        EnvelopeError: The chain is unknown, so copies of the record could not be recognised.
     """
     try:
         new = decode(mended) if is_sealed(mended) else None
@@ -301,10 +301,10 @@ def _rebuilt(
 
 
 def _mended(mend: Mend, key: bytes | None, value: bytes | None) -> bytes:
-    """What the user's code makes of a dead letter; one that it cannot mend does not end the others."""
+    """Call the user's code for a dead letter; an exception affects only this dead letter."""
     try:
         result = mend(key, value)
-    except Exception as error:  # the user's code: anything may come, and its text may quote the dead letter
+    except Exception as error:  # user code may raise anything, and its text may quote the dead letter
         raise EnvelopeError(Reason.TRANSFORM_FAILED, f"{type(error).__name__} in the function that mends") from error
     if not isinstance(result, bytes):
         raise EnvelopeError(
