@@ -1,4 +1,4 @@
-"""A batch as Spark actions: the chain of tasks of `aggregations.spark.tasks`, and what comes back from them."""
+"""Runs a batch as Spark actions: the chain of tasks of `aggregations.spark.tasks`, and their results."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -68,7 +68,7 @@ class Action:
 
 
 def _collect(frame: DataFrame) -> tuple[TaskReport, list[Exception]]:
-    """Run the action. What a task raises itself comes as a block; what Spark raises is about workers or the source."""
+    """Run the action. Errors of tasks arrive as blocks; errors that Spark raises concern workers or the source."""
     try:
         rows = frame.select("kind", "payload").collect()
     except (Py4JError, PySparkException) as error:
@@ -94,5 +94,5 @@ def _numbers(spark: SparkSession) -> list[int]:
 
 
 def first_line(text: str) -> str:
-    """The first line of what Spark says: behind it come stack traces."""
+    """The first line of Spark's error text; stack traces follow it."""
     return text.strip().splitlines()[0][:300] if text.strip() else "no reason given"

@@ -1,8 +1,8 @@
-"""What Spark's tasks hand to each other: few rows, each a bundle.
+"""Shuffle blocks between Spark's tasks: few rows, each a bundle.
 
 A stage's output is divided by key into one bundle per task of the next stage, so a shuffle moves a
-few rows instead of one per event, and Spark never looks inside. Besides elements, bundles carry
-writes that wait for their turn, reports, and failures.
+few rows instead of one per event, and Spark never parses them. Besides elements, bundles contain
+waiting writes, reports, and failures.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,20 +19,20 @@ _ARROW = pa.schema([("route", pa.int32()), ("kind", pa.int32()), ("stage", pa.in
 
 
 class Kind(IntEnum):
-    """What a block holds."""
+    """Content of a block."""
 
     ELEMENTS = 0
-    """Arrivals of a stage, packed by the path that the flow takes."""
+    """Arrivals at a stage, packed by the flow's path."""
     WRITES = 1
-    """States of a stage that wait until every stage behind it is persisted."""
+    """States of a stage that wait until every stage after it is persisted."""
     OUTPUTS = 2
-    """Outputs and dead letters on their way to the task that produces them."""
+    """Outputs and dead letters for the task that produces them."""
     MARKS = 3
-    """What a stage's store acknowledged, for the tasks that persist the stages upstream of it."""
+    """Marks that a stage's store acknowledged, for the tasks that persist the stages upstream of it."""
     REPORT = 4
-    """What a task did."""
+    """Report of a task."""
     FAILURE = 5
-    """A task failed: nobody goes on."""
+    """A task failed: no further task does anything."""
 
 
 class Block(NamedTuple):
@@ -40,8 +40,8 @@ class Block(NamedTuple):
 
     Attributes:
         route: Number of the task it goes to.
-        kind: What it holds.
-        stage: Index of the stage it is about.
+        kind: Its content.
+        stage: Index of its stage.
         payload: The bundle.
     """
 
@@ -52,7 +52,7 @@ class Block(NamedTuple):
 
 
 def pack(blocks: Sequence[Block]) -> Iterator[pa.RecordBatch]:
-    """Yield the blocks as Arrow, one a batch: a bundle can be large."""
+    """Yield the blocks as Arrow, one per batch: a bundle can be large."""
     for block in blocks:
         yield pa.record_batch(
             [

@@ -1,7 +1,7 @@
-"""Spark's own log of a query: local, of one run, thrown away with it.
+"""Spark's own log of a query: local, for one run, and deleted with it.
 
-The manifests say where a run starts. The log is asked for one thing: where the ranges end that Spark takes for a
-batch. The last record plus one is not that place: behind it may be markers of transactions, or what was compacted away.
+The manifests say where a run starts. The log is read for one thing: the end offsets that Spark chose for a
+batch. The last record plus one is not the end: transaction markers or compacted records may follow it.
 """
 
 import fcntl
@@ -43,7 +43,7 @@ class Checkpoint:
             # Another driver swept it before it was locked.
 
     def ends(self, number: int) -> dict[tuple[str, int], int]:
-        """Next offset of every topic and partition behind a batch, those without a record in it too.
+        """Next offset of every topic and partition after a batch, including those without a record in it.
 
         Args:
             number: Spark's number of the batch, written down before it is delivered.
@@ -63,7 +63,7 @@ class Checkpoint:
 
 
 def _sweep(parent: Path) -> None:
-    """Delete the directories of drivers that are dead; one that cannot be looked at is somebody else's."""
+    """Delete the directories of drivers that have ended; an unreadable directory belongs to another user."""
     for path in parent.glob(f"{_PREFIX}*"):
         with suppress(OSError):
             handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)

@@ -1,4 +1,4 @@
-"""What a process of the engine is connected to, and has asked: each once, when it is first used."""
+"""Connections and cached facts of an engine process: each is made once, on first use."""
 
 import os
 from collections.abc import Callable, Hashable
@@ -24,12 +24,12 @@ def producer_of(settings: KafkaSettings) -> AcknowledgedProducer:
 
 
 def topics_of(settings: KafkaSettings) -> Topics:
-    """Whom to ask about topics of a cluster."""
+    """Administrative access to the topics of a cluster."""
     return _once(("topics", _name(settings)), lambda: Topics(settings))
 
 
 def max_message_bytes(settings: KafkaSettings, topic: str) -> int:
-    """The largest record that a topic takes."""
+    """The largest record that a topic accepts, in bytes."""
     return _once(("size", _name(settings), topic), lambda: topics_of(settings).max_message_bytes([topic])[topic])
 
 
@@ -39,7 +39,7 @@ def _name(settings: KafkaSettings) -> Hashable:
 
 
 def _once(what: Hashable, make: Callable[[], T]) -> T:
-    place = (os.getpid(), what)  # a fork has the table and none of the connections
+    place = (os.getpid(), what)  # a fork inherits the table, but must not use its connections
     if place not in _open:
         _open[place] = make()
     return _open[place]  # type: ignore[return-value]

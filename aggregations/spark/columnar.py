@@ -29,7 +29,7 @@ from persistence.commit.faults import effect
 from persistence.commit.steps import CommitStep
 from persistence.protocol import Write
 
-_CHUNK_ROWS = 50_000  # measured: 10,000 cost a third more, 100,000 a little
+_CHUNK_ROWS = 50_000  # measured: 10,000 cost a third more, 100,000 a little more
 _SYSTEM = frozenset({*schema.SYSTEM, schema.AGAIN, schema.LATE})
 _NO_END = np.iinfo(np.int64).max
 
@@ -100,7 +100,7 @@ def _unread(work: Work, table: pa.Table, one: Rejection) -> Unread:
 
 
 def _first_deliveries(work: Work, rows: Rows, unread: Sequence[Unread]) -> Rows:
-    """Mark what may be a copy, and collect what could not be read."""
+    """Mark rows that may be copies, and collect records that could not be read."""
     seen, doubt = work.job.ledger.seen, work.job.doubt
     again, read = may_be_copies(rows.frame, rows.signatures, seen, doubt)
     for one in unread:
@@ -113,7 +113,7 @@ def _first_deliveries(work: Work, rows: Rows, unread: Sequence[Unread]) -> Rows:
 
 
 def _existing(work: Work, rows: Rows) -> Rows:
-    """Leave out the rows whose root is beyond the end of its topic."""
+    """Reject the rows whose root is beyond the end of its topic."""
     ends = [
         work.roots.end(one.topic, one.topic_id, one.partition, one.cluster) if one.chained else None
         for one in rows.signatures
@@ -134,7 +134,7 @@ def _existing(work: Work, rows: Rows) -> Rows:
 
 
 def _onward(work: Work, stage: Stage, accepted: Rows) -> Rows | None:
-    """Bring what a stage accepted to the next one; None behind the last."""
+    """Pass the accepted rows of a stage to the next stage; None after the last stage."""
     stages = work.job.flow.stages
     if stage.index + 1 < len(stages):
         return _enter(work, stages[stage.index + 1], accepted)
@@ -144,7 +144,7 @@ def _onward(work: Work, stage: Stage, accepted: Rows) -> Rows | None:
 
 
 def _missing_behind(work: Work, rows: Rows) -> Rows:
-    """Let through what goes on behind the last stage: of what was redriven to there, only what is missing there."""
+    """Select the rows for the steps after the last stage: redriven rows only if they are missing there."""
     bound = [one.back is not None and one.back.redrive.stage == END_OF_FLOW for one in rows.signatures]
     if not any(bound) or not rows.frame.height:
         return rows
@@ -169,7 +169,7 @@ def _missing_behind(work: Work, rows: Rows) -> Rows:
 
 
 def _enter(work: Work, stage: Stage, before: Rows) -> Rows:
-    """Steps, key and inputs of a stage; only the columns that it and the stages behind it need go on."""
+    """Apply steps, key and inputs of a stage; keep only the columns that it and the following stages need."""
     job = work.job
     aggregate = stage.aggregate
     assert isinstance(aggregate.key, str | pl.Expr)
@@ -182,7 +182,7 @@ def _enter(work: Work, stage: Stage, before: Rows) -> Rows:
         key = key.filter(~pl.Series(null))
     key = _key_bytes(key)
     frame = stepped.frame
-    # A row whose inputs cannot be computed still arrives: it leaves a hole under its key.
+    # A row whose inputs cannot be computed still arrives: it leaves a hole in the state of its key.
     inputs, broken = evaluate_columns(frame, {f"{INPUT}{name}": one for name, one in aggregate.fold.inputs().items()})
     _gather(work, stage.name, before, stepped)
     rekeyed = pl.lit(value=True) if not aggregate.co_partitioned else pl.col(STAGE_KEY).ne_missing(pl.col(schema.KEY))
@@ -200,7 +200,7 @@ def _is_position(name: str) -> bool:
 
 
 def _needed_behind(job: Job, stage: Stage) -> frozenset[str]:
-    """Payload columns that the steps and stages behind this one read."""
+    """Payload columns that the steps and stages after this one read."""
     later = job.flow.stages[stage.index + 1 :]
     steps = [step for one in later for step in (*one.before, one.aggregate)]
     return columns_of(one for step in (*steps, *job.flow.tail) for one in expressions_of(step))
@@ -229,7 +229,7 @@ def _gather(work: Work, stage: str, before: Rows, stepped: Stepped) -> None:
 
 
 def _chunks(batches: Iterable[pa.RecordBatch]) -> Iterable[pa.Table]:
-    """Spark's small batches in larger pieces: fewer calls, and still read while the JVM fetches."""
+    """Combine Spark's small batches into larger ones: fewer calls, while the JVM continues to fetch."""
     held: list[pa.RecordBatch] = []
     rows = 0
     for batch in batches:

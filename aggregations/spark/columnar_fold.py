@@ -1,8 +1,8 @@
 """One stage, one batch, whole columns: verdicts, folds and histories.
 
-A key with anything uncommon about it in a batch (a route through a retry topic, a missing fan-out index, a
-hole in its state, a value that a fold refuses, a total near its limit) is folded message by message by the pure
-code, which is the definition; all other keys take the columns.
+A key with anything uncommon in a batch (a route through a retry topic, a missing fan-out index, a
+hole in its state, a value that a fold rejects, a total near its limit) is folded message by message by the pure
+code, which is the reference; all other keys are folded by columns.
 """
 
 from collections import Counter
@@ -34,7 +34,7 @@ _FIRST_SEEN = tuple(VERDICTS.index(one) for one in (Verdict.ACCEPTED, Verdict.LA
 
 
 class _Door(NamedTuple):
-    """Arrivals as `aggregations.columns.judge` takes them."""
+    """Arrivals as input of `aggregations.columns.judge`."""
 
     lanes: npt.NDArray[np.int64]
     positions: list[npt.NDArray[np.int64]]
@@ -100,7 +100,7 @@ class ColumnarFold:
         return _Door(lanes, position_arrays(self.frame), places)
 
     def _refused(self, fields: Fields, inputs: pl.DataFrame) -> npt.NDArray[np.bool_]:
-        """Rows that the fold will refuse."""
+        """Rows that the fold will reject."""
         broken: npt.NDArray[np.bool_] = self.frame.get_column(BROKEN).to_numpy() != 0
         return broken | unfit_rows(fields, inputs, self.frame.height)
 
@@ -126,7 +126,7 @@ class ColumnarFold:
         return fold_fields(fields, taken.with_columns(pl.Series(CODE, self.codes[rows])), at, states)
 
     def _hold(self, door: "_Door", judged: Judged, histories: Sequence[Histories], new: Mapping[int, Any]) -> None:
-        """Put new folds and histories together."""
+        """Combine new folds and histories."""
         try:
             held, retired = fold_histories(
                 judged,
@@ -153,7 +153,7 @@ class ColumnarFold:
             self.states[key] = KeyState(new[code], now, before.version if before else 0)
 
     def _count(self, verdicts: npt.NDArray[np.uint8], mask: npt.NDArray[np.bool_]) -> None:
-        """Count verdicts; first deliveries of a topic created again have a name of their own."""
+        """Count verdicts; first deliveries of a topic that was created again have their own verdict."""
         signature = self.frame.get_column(schema.SIGNATURE).to_numpy()
         incarnation = np.array([_incarnation(self.work, one) for one in self.rows.signatures], np.int64)[signature]
         named = np.where((incarnation >= 0) & np.isin(verdicts, _FIRST_SEEN), incarnation, verdicts)
@@ -215,7 +215,7 @@ class ColumnarFold:
         )
 
     def onward(self) -> Rows:
-        """What the stage passes on."""
+        """Rows that the stage passes on."""
         frame = self.frame
         if self.late:
             routes = [self.late.get(row) for row in range(frame.height)]
@@ -223,7 +223,7 @@ class ColumnarFold:
         return Rows(frame.filter(pl.Series(self.accepted)), self.rows.signatures)
 
     def _late(self) -> npt.NDArray[np.bool_]:
-        """Rows that a stage in front of this one folded late."""
+        """Rows that an earlier stage folded late."""
         if schema.LATE not in self.frame.columns:
             return np.zeros(self.frame.height, np.bool_)
         return self.frame.get_column(schema.LATE).is_not_null().to_numpy()

@@ -1,7 +1,7 @@
-"""Spark's Python daemon, warmed: what every worker needs is imported once, before it forks them.
+"""Spark's Python daemon, with warm-up: modules that every worker needs are imported once, before it forks workers.
 
 Spark calls `importlib.invalidate_caches()` in every task, which reads the directory of pyspark.zip
-again: 0.45 s a task were measured. Nothing is added to that archive while we run.
+again: measured at 0.45 s per task. Nothing is added to that archive during a run.
 """
 
 import gc
@@ -25,7 +25,7 @@ def main() -> None:
     import aggregations.spark.tasks  # noqa: F401
 
     gc.collect()
-    gc.freeze()  # what is there stays shared between the forks
+    gc.freeze()  # existing objects stay shared between the forks
     daemon.manager()  # type: ignore[no-untyped-call]
 
 

@@ -1,8 +1,8 @@
-"""The driver's eye on the number of partitions of the source: see `aggregations.run.growth` for the rule.
+"""Watches the source's number of partitions in the driver: see `aggregations.run.growth` for the rule.
 
-A flow that publishes must keep the order of each key. It reads new partitions only behind what stands in the old ones.
-That takes a number of partitions that is a multiple of the one before, seen while the flow runs: then keys move from old
-partitions to new ones alone. Any other growth is refused unless everything is read.
+A flow that publishes must keep the order of each key. It reads new partitions only after the records in the old ones.
+This requires that the number of partitions is a multiple of the previous one, and is detected while the flow runs: then
+keys move only from old partitions to new ones. Any other growth is refused unless everything is read.
 """
 
 import logging
@@ -19,15 +19,15 @@ _LOG = logging.getLogger("headwater.spark")
 
 
 class Growing:
-    """Looks at the source's partitions for one run.
+    """Watches the source's partitions for one run.
 
     Args:
         opening: The run.
-        metadata_max_age: Seconds in which producers may not know of new partitions.
+        metadata_max_age: Seconds for which producers may not know of new partitions.
 
     Attributes:
-        shared: A key was met in two partitions.
-        widens: Partitions that waited are to be read: the query has to end.
+        shared: A key arrived in two partitions.
+        widens: Waiting partitions become readable: the query must be restarted with them.
     """
 
     def __init__(self, opening: Opening, metadata_max_age: float) -> None:
@@ -39,7 +39,7 @@ class Growing:
         self.widens = False
 
     def look(self, read: Iterable[int]) -> bool:
-        """Note how many partitions there are, before a batch is folded and after it was read.
+        """Note the number of partitions, after a batch was read and before it is folded.
 
         Args:
             read: Partitions that Spark knows.
@@ -48,7 +48,7 @@ class Growing:
             Whether anything about a growth has changed.
 
         Raises:
-            RunRefusedError: The order of what is published cannot be kept.
+            RunRefusedError: The order of published messages cannot be kept.
             BrokerUnavailable: No broker answers.
         """
         run, before = self._run, self._run.growth
@@ -60,7 +60,7 @@ class Growing:
             shared=self.shared,
             max_age_seconds=self._max_age,
         )
-        self.shared = False  # it is noted, and may come to its end
+        self.shared = False  # the growth is noted, and may end
         if changed:
             _LOG.warning(
                 "%s", describe(run.source, run.growth) if run.growth else f"growth of topic {run.source} is over"
@@ -70,7 +70,7 @@ class Growing:
         return changed
 
     def widened(self) -> dict[int, int]:
-        """Where to start when partitions that waited are to be read as well; empty when none are."""
+        """Start offsets including the waiting partitions that became readable; empty when there are none."""
         run = self._run
         if not self.widens and run.flow.publishes:
             self.look(run.positions)

@@ -1,4 +1,4 @@
-"""What the driver tells its tasks, and what they tell the driver."""
+"""Data that the driver sends to its tasks, and the reports that they return."""
 
 import pickle
 from collections.abc import Mapping, Sequence
@@ -32,8 +32,8 @@ class Exclusion(NamedTuple):
     Attributes:
         reason: Reason code.
         detail: What was wrong, without any value of the message.
-        hole: Its keys are known, and it leaves a hole under each.
-        raised: What user code raised, where that is the reason.
+        hole: Its keys are known, and it leaves a hole in the state of each.
+        raised: Exception of user code, when that is the reason; else None.
     """
 
     reason: Reason
@@ -53,23 +53,23 @@ class Job:
         epoch: Epoch of the run.
         batch: Number of the batch.
         routes: Number of tasks that a shuffle goes to.
-        kafka: Where outputs and dead letters go.
-        dead_letters: Dead-letter topic; None when the flow has none, then a dead letter fails the batch.
+        kafka: Settings of the Kafka cluster for outputs and dead letters.
+        dead_letters: Dead-letter topic; None when the flow has none, in which case a dead letter fails the batch.
         topic_ids: Current topic id by topic.
-        incarnations: Topic ids in order of first sight, as the manifest has them.
+        incarnations: Topic ids from the manifest, in the order in which they were first seen.
         earlier: Earlier definitions by stage whose states are continued; None for any.
         driver: Process id of the driver, for injected crashes.
         excluded: Records that a stage must not fold, with the cause.
         attempt: Attempt at this batch, from 1.
-        ends: RootEnds of the root topics, asked for when the batch had been delivered.
-        asked: Root topics that were asked for.
-        spread: A key was met in two partitions: the first stage is folded behind a shuffle too.
-        one_partition: All records of the batch are of one partition.
+        ends: Ends of the root topics, fetched after the batch was delivered.
+        asked: Root topics that were queried.
+        spread: A key arrived in two partitions: the first stage, too, is folded after a shuffle.
+        one_partition: All records of the batch are in one partition.
         ledger: Dead letters of the flow that left no hole.
         doubt: Offsets below which records may have been folded before.
-        known: What buckets had acknowledged when the batch began.
-        evict: Histories evict what they have no room for; not while the consumed topic grows.
-        replays: A run that crashed may have folded records that this one has yet to commit.
+        known: Marks that buckets had acknowledged when the batch began.
+        evict: Histories evict positions beyond their limit; not while the consumed topic grows.
+        replays: A crashed run may have folded records that this run has not committed yet.
     """
 
     flow: Flow[Any]
@@ -104,17 +104,17 @@ class Job:
 
     @property
     def may_share_keys(self) -> bool:
-        """Whether two of the tasks that fold while they read may have the same key, as after partitions were added."""
+        """Whether two of the tasks that fold while they read may have the same key, for example after a growth."""
         return self.folds_while_reading and not self.one_partition
 
     @property
     def holds_outputs(self) -> bool:
         """Whether outputs wait for the task that produces them all.
 
-        They do where items of one record may be folded by different tasks: nothing may leave before all of them
-        are. And where a task behind a shuffle publishes: it has the keys of its stage, not those of the outputs.
-        Several tasks would produce what belongs to one key in turns, and who reads it would find old positions
-        behind newer ones.
+        They wait if different tasks may fold items of one record: nothing may be published before all items are
+        folded. They also wait if a task after a shuffle publishes: it has the keys of its stage, not the outputs' keys.
+        Otherwise several tasks would alternate in producing messages of one key, and readers would receive old
+        positions after newer ones.
         """
         shuffled = 1 if self.folds_while_reading else 0
         stages = self.flow.stages
@@ -130,8 +130,8 @@ class Job:
         """Records that one stage must not fold, with the cause.
 
         Args:
-            stage: Index of the stage; the number of stages for what comes behind the last one.
-            hole: Those that leave holes, as their fold failed; else those that a step in front of it rejected.
+            stage: Index of the stage; the number of stages for the steps after the last stage.
+            hole: Records that leave holes because their fold failed; else records that a step before it rejected.
         """
         return {
             self.node(topic, partition, offset): Cause(cause.reason, cause.detail, cause.raised)
@@ -146,22 +146,22 @@ class Job:
         )
 
     def node(self, topic: str, partition: int, offset: int) -> Node:
-        """Coordinates with the topic's current id, and its cluster where there are several."""
+        """Coordinates with the topic's current id, and its cluster if there are several."""
         cluster = self.flow.topic.cluster if self.flow.topic else ""
         return Node(topic, partition, offset, self.topic_ids.get(topic, ""), cluster)
 
 
 @dataclass(slots=True)
 class TaskReport:
-    """What one task did.
+    """Report of one task.
 
     Attributes:
         counts: Records, verdicts and the rest.
-        seen: Topic ids that it met for the first time, by topic.
-        failed: Records that a stage could not fold, or that a step in front of it rejected.
-        changes: What changes in the ledger.
+        seen: Topic ids that it saw for the first time, by topic.
+        failed: Records that a stage could not fold, or that a step before it rejected.
+        changes: Changes to the ledger.
         seconds: CPU seconds per phase.
-        marks: What saves returned: (stage, marks).
+        marks: Marks that saves returned: (stage, marks).
     """
 
     counts: Report = field(default_factory=Report)
@@ -176,7 +176,7 @@ class TaskReport:
         self.counts.add(other.counts)
         self.seen = merge_incarnations(self.seen, other.seen)
         for place, cause in other.failed.items():
-            # Where a step rejects one item, no key of the record's need be known.
+            # If a step rejects one item, no key of the record needs to be known.
             if (known := self.failed.get(place)) is None or known.hole:
                 self.failed[place] = cause
         self.changes.add(other.changes)
@@ -186,7 +186,7 @@ class TaskReport:
 
 
 def dumps(what: object) -> bytes:
-    """Serialize for another process of this job. Never used on anything from outside of it."""
+    """Serialize for another process of this job. Never use it for data from outside the job."""
     return pickle.dumps(what, protocol=pickle.HIGHEST_PROTOCOL)
 
 

@@ -1,4 +1,4 @@
-"""How a run begins: rights, preflight, epoch, and a plan from what manifests, broker and group say."""
+"""Start of a run: permissions, preflight, epoch, and the plan from manifests, broker and consumer group."""
 
 import logging
 import time
@@ -22,10 +22,10 @@ _LOG = logging.getLogger("headwater.spark")
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """A run that may go on.
+    """A run that passed all checks.
 
     Attributes:
-        topics: Whom to ask about topics.
+        topics: Administrative access to topics.
         run: The run, which holds the epoch.
         plan: Where each partition of the source starts.
     """
@@ -44,19 +44,19 @@ def check_given(
     conf: Mapping[str, str] | None = None,
     dead_letters: str | None = None,
 ) -> None:
-    """Refuse what cannot work, whatever servers say.
+    """Refuse invalid combinations that need no answer from a server.
 
     Args:
         flow: The flow.
         stores: URL of the store by stage name.
-        accept: Risks taken on purpose.
+        accept: Names of accepted risks.
         master: Spark's master.
         conf: Spark settings.
         dead_letters: Dead-letter topic.
 
     Raises:
-        FlowError: Workers cannot reach a store, there is no such risk, a Spark setting is one that the engine needs, or
-            the dead-letter topic is one that the flow reads or publishes to.
+        FlowError: Workers cannot reach a store, a risk does not exist, a Spark setting conflicts with the engine, or
+            the flow reads or publishes to the dead-letter topic.
     """
     for name, value in (conf or {}).items():
         if value.lower() != NEEDED.get(name, value).lower():
@@ -103,16 +103,16 @@ def open_run(
     planned: Callable[[Plan], None] | None = None,
     only_looks: bool = False,
 ) -> Opening:
-    """Take the epoch, read the manifests, compare them with the broker, decide where to start and write that down.
+    """Acquire an epoch, read the manifests, compare them with the broker, decide where to start, and note it.
 
     Args: see `aggregations.spark.engine.run_flow`, and
 
-        only_looks: Take no epoch and write nothing; all that could refuse the run is checked all the same.
+        only_looks: Acquire no epoch and write nothing; all checks that could refuse the run are still made.
 
     Raises:
-        RunRefusedError: Going on would be unsafe and the risk is not accepted.
-        BrokerError: Kafka does not answer, or refuses.
-        StoreError: A store does.
+        RunRefusedError: It would be unsafe to continue and the risk is not accepted.
+        BrokerError: Kafka does not answer, or refuses a request.
+        StoreError: A store does not answer, or refuses a request.
     """
     assert flow.topic is not None
     source = flow.topic.name
@@ -158,9 +158,9 @@ def plan_flow(
     master: str = "local[2]",
     planned: Callable[[Plan], None] | None = None,
 ) -> Plan:
-    """Where `run_flow` would start, by the same checks. It takes no epoch and writes nothing: a run at work goes on.
+    """Where `run_flow` would start, by the same checks. It acquires no epoch and writes nothing: active runs continue.
 
-    What only shows on Spark is not checked: Java, its jars, and whether workers reach broker and stores.
+    Requirements of Spark are not checked: Java, its jars, and whether workers can reach broker and stores.
 
     Args and errors: see `aggregations.spark.engine.run_flow`. `planned` gets the plan of a run that is refused
     because of it, too.

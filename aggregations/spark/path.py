@@ -1,4 +1,4 @@
-"""The two ways a task can work, behind one door: whole columns, or message by message."""
+"""One interface for the two paths of a task: whole columns, or message by message."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,7 +21,7 @@ from persistence.protocol import Write
 
 @dataclass
 class Work:
-    """What a task has in hand beside the elements.
+    """Context of a task, apart from the elements.
 
     Attributes:
         job: The batch.
@@ -32,7 +32,7 @@ class Work:
     job: Job
     report: TaskReport = field(default_factory=TaskReport)
     outputs: list[OutputMessage] = field(default_factory=list)
-    _within: float = 0.0  # CPU seconds of the phases within the one under way
+    _within: float = 0.0  # CPU seconds of the phases within the current phase
 
     @cached_property
     def roots(self) -> Roots:
@@ -41,7 +41,7 @@ class Work:
 
     @cached_property
     def incarnations(self) -> Incarnations:
-        """Topic ids known and met."""
+        """Topic ids known and seen."""
         return Incarnations(self.job.incarnations, self.roots.topic_ids)
 
     @cached_property
@@ -54,7 +54,7 @@ class Work:
         )
 
     def fail(self, stage: int, own: Node, cause: Exclusion) -> None:
-        """Note that no item of a record may be folded at a stage, by whichever task."""
+        """Note that no task may fold an item of a record at a stage."""
         if not self.job.flow.scatters:
             return
         place = (stage, own.topic, own.partition, own.offset)
@@ -75,24 +75,24 @@ class Work:
 
 
 class Path(Protocol):
-    """How a task reads, packs and folds. `A` stands for a path's own form of a batch of arrivals at a stage."""
+    """How a task reads, packs and folds. `A` is the path's own form of a batch of arrivals at a stage."""
 
     def read(self, work: Work, batches: Iterable[pa.RecordBatch]) -> Any:
-        """Read Kafka's rows up to the door of the first stage."""
+        """Read Kafka's rows and run them through the steps before the first stage."""
         ...
 
     def pack(self, work: Work, arrivals: Any, routes: int) -> list[bytes]:
-        """Divide arrivals by key: one payload per route, empty where there is nothing."""
+        """Divide arrivals by key: one payload per route, empty for a route without arrivals."""
         ...
 
     def unpack(self, work: Work, payloads: Sequence[bytes]) -> Any:
-        """Put payloads of several tasks together."""
+        """Combine payloads of several tasks."""
         ...
 
     def fold(self, work: Work, stage: Stage, arrivals: Any) -> tuple[list[Write], Any]:
         """Load, judge and fold one stage.
 
         Returns:
-            The writes of the stage, and the arrivals at the next one; None behind the last.
+            The writes of the stage, and the arrivals at the next stage; None after the last stage.
         """
         ...

@@ -1,4 +1,4 @@
-"""A task's way out: outputs and dead letters, produced and acknowledged before anything is persisted."""
+"""Publishes outputs and dead letters of a task: all are acknowledged before anything is persisted."""
 
 import time
 from collections import deque
@@ -19,14 +19,14 @@ from persistence.kafka import BrokerUnavailable, assign
 from persistence.kafka.errors import passes
 
 _SILENCE_SECONDS = 30.0
-"""Longest time without a record before the broker counts as away."""
+"""Longest time without a record, in seconds, before the broker counts as unavailable."""
 
 
 def publish(work: Work) -> None:
     """Produce the outputs and dead letters of a task and return when all are acknowledged.
 
     Raises:
-        BrokerError: One was not.
+        BrokerError: One was not acknowledged.
         RunRefusedError: There are dead letters and the flow has no dead-letter topic.
     """
     effect(CommitStep.PUBLISH, lambda: _outputs(work))
@@ -34,7 +34,7 @@ def publish(work: Work) -> None:
     if dead:
         effect(DEAD_LETTER, lambda: _dead_letters(work.job, dead))
     work.report.counts.outputs += len(work.outputs)
-    # Here and not where they were found: items of one record that failed in several tasks are one dead letter.
+    # Only here, because items of one record that failed in several tasks are one dead letter.
     work.report.counts.reasons.update(one.reason.value for one in dead)
     work.report.counts.raised.update(one.cause for one in dead if one.raised)
     work.outputs.clear()
@@ -93,13 +93,13 @@ def _letter(job: Job, dead: RejectedRecord, now_ms: int) -> DeadLetterHeaders:
 
 
 def fetch_records(job: Job, places: Iterable[tuple[str, int, int]]) -> Iterator[Record]:
-    """Read records once more by their topic, partition and offset: key, value and headers byte for byte.
+    """Read records again by their topic, partition and offset: key, value and headers byte for byte.
 
-    One after the other, as they come: a batch of nothing but dead letters need not fit in memory a second time.
-    Carrying every record's headers and bytes through the flow for the few that die is not worth it.
+    They are yielded one by one: a batch that consists of dead letters need not fit into memory a second time.
+    Keeping every record's headers and bytes throughout the flow for a few dead letters would cost more.
 
     Raises:
-        BrokerUnavailable: The broker does not give them.
+        BrokerUnavailable: The broker does not return them.
     """
     wanted: dict[tuple[str, int], set[int]] = {}
     for topic, partition, offset in places:
@@ -124,7 +124,7 @@ def _read(consumer: Consumer, topic: str, partition: int, offsets: set[int]) -> 
     deadline = time.monotonic() + _SILENCE_SECONDS
     at = -1
     while todo:
-        # A gap is read over; a large one is skipped.
+        # A small gap is read and discarded; a large one is skipped.
         if at < 0 or todo[0] - at > 1000:
             assign(consumer, [TopicPartition(topic, partition, todo[0])])
             at = todo[0]

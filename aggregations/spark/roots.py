@@ -1,8 +1,8 @@
-"""What the broker has to say to a batch: which root can exist, and whether the source is still the same topic.
+"""Checks of a batch with the broker: whether a root can exist, and whether the source is still the same topic.
 
-A root beyond the end of its topic would raise a lane's floor for ever. The ends are asked for after the batch was
-delivered, so every real root is below them. A root topic that cannot be asked (of another cluster, deleted, or not
-this user's to see) is believed. A root that does not name its topic's id is of the current one.
+A root beyond the end of its topic would raise a lane's floor permanently. The ends are fetched after the batch was
+delivered, so every real root is below them. If a root topic cannot be queried (it is in another cluster, deleted, or
+this user may not see it), its roots are accepted. A root without a topic id belongs to the current topic.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -19,7 +19,7 @@ RootEnds = dict[tuple[str, str, int], int]
 
 
 def ask_ends(topics: Topics, names: Iterable[str]) -> RootEnds:
-    """Ends of root topics, as far as they can be asked.
+    """Ends of the root topics that can be queried.
 
     Raises:
         BrokerUnavailable: No broker answers.
@@ -41,13 +41,13 @@ def ids_of(ends: RootEnds) -> dict[str, str]:
 
 
 def check_source(topics: Topics, flow: Flow[Any], known: str) -> None:
-    """Return when the flow's source is still the topic of this id, whose offsets the run knows.
+    """Check that the flow's source still is the topic with this id, to which the run's offsets belong.
 
-    Spark goes on at its offsets in a topic that was created again if that is long enough.
+    Spark continues at its offsets in a topic that was created again if the new topic is long enough.
 
     Raises:
-        RunRefusedError: It was created again. No risk that was accepted at the start covers that.
-        BrokerError: It cannot be asked.
+        RunRefusedError: It was created again. No risk that was accepted at the start covers this.
+        BrokerError: It cannot be queried.
     """
     assert flow.topic is not None
     name = flow.topic.name
@@ -57,10 +57,10 @@ def check_source(topics: Topics, flow: Flow[Any], known: str) -> None:
 
 
 class Roots:
-    """What the driver asked for of root topics, and what a task asks of those that it is the first to meet.
+    """Facts about root topics: fetched by the driver, or by a task that is the first to see a root topic.
 
     Attributes:
-        topic_ids: Current id by topic; a topic that was not asked for is, when it is looked up.
+        topic_ids: Current id by topic; the id of an unknown topic is fetched on lookup.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class Roots:
 
 
 class _TopicIds(Mapping[str, str]):
-    """`Roots.current` as a mapping; its length is that of what is known so far."""
+    """`Roots.current` as a mapping; its length is the number of ids known so far."""
 
     def __init__(self, roots: Roots) -> None:
         self._roots = roots

@@ -1,4 +1,4 @@
-"""Arrivals at a stage as columns: the form in which the vectorised path hands them on."""
+"""Arrivals at a stage as columns: the form in which the vectorised path passes them between stages."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
-"""The Spark session that a flow runs in: the one that there is, the one of spark-submit, or one of our own.
+"""The Spark session that a flow runs in: an existing session, the session of spark-submit, or a new one.
 
-The submitter decides: what `spark-submit` was given (options, `--conf`, properties files) wins over what the program
-gives and over the engine's settings, the master, the name and the deploy mode among them.
+The submitter decides: settings of `spark-submit` (options, `--conf`, properties files) override those of the program
+and of the engine, including the master, the name and the deploy mode.
 """
 
 import logging
@@ -27,11 +27,11 @@ CONNECTOR = "org.apache.spark.sql.kafka010.KafkaSourceProvider"
 """Class of Spark's Kafka connector."""
 
 NEEDED = {
-    "spark.speculation": "false",  # a task that runs twice at a time fences itself
+    "spark.speculation": "false",  # two simultaneous attempts of a task would conflict
     "spark.sql.adaptive.enabled": "false",  # it would join the tasks of a shuffle
     "spark.python.daemon.module": "aggregations.spark.daemon",
 }
-"""What exactness rests on, and no setting may change."""
+"""Settings that exactness depends on; they cannot be overridden."""
 
 _GATEWAY = "PYSPARK_GATEWAY_PORT"  # where spark-submit tells the program that its JVM listens
 _NAME, _MASTER = "spark.app.name", "spark.master"
@@ -50,14 +50,14 @@ def session(
     master: str | None = None,
     conf: Mapping[str, str] | None = None,
 ) -> Iterator[SparkSession]:
-    """The session that there is, with our settings as long as it is used; else one that is started and stopped.
+    """The existing session, with the engine's settings while it is used; else a session that is started and stopped.
 
     Args:
         name: Name of the application, unless one was submitted.
-        jars: Spark's Kafka connector with what it needs; not used under spark-submit, which has its own.
+        jars: Spark's Kafka connector and its dependencies; not used under spark-submit, which provides its own.
         modules: Python files that workers import by name.
         master: Spark's master; None for the submitted one, else `DEFAULT_MASTER`.
-        conf: Settings that win over ours, and submitted ones over them.
+        conf: Settings that override the engine's; submitted settings override both.
 
     Raises:
         FlowError: spark-submit was given no Kafka connector.
@@ -100,7 +100,7 @@ def is_submitted() -> bool:
 
 
 def submitted() -> dict[str, str]:
-    """What `spark-submit` was given, by options, `--conf` and properties files; empty in a program of another start."""
+    """Settings given to `spark-submit` by options, `--conf` and properties files; empty without spark-submit."""
     if not is_submitted():
         return {}
     SparkContext._ensure_initialized()
@@ -108,14 +108,14 @@ def submitted() -> dict[str, str]:
 
 
 def master_of(master: str | None, conf: Mapping[str, str]) -> str:
-    """The master that counts: of the session that there is, else the submitted one, `conf`'s, `master`, the default."""
+    """The effective master: of the existing session, else the submitted one, that of `conf`, `master`, the default."""
     if (found := _running()) is not None:
         return str(found.sparkContext.master)
     return {_MASTER: master or DEFAULT_MASTER, **conf, **submitted()}[_MASTER]
 
 
 def _wanted(name: str, master: str | None, conf: Mapping[str, str], theirs: Mapping[str, str]) -> dict[str, str]:
-    """What wins over our settings. What the program wants and does not get is said, without its value."""
+    """Settings that override the engine's. Ignored settings of the program are logged, without their values."""
     ours = {**({_MASTER: master} if master else {}), **conf}
     if lost := [key for key, value in ours.items() if theirs.get(key, value) != value]:
         _LOG.warning("spark-submit was given %s; the program's own setting is not used", ", ".join(lost))
@@ -123,9 +123,10 @@ def _wanted(name: str, master: str | None, conf: Mapping[str, str], theirs: Mapp
 
 
 def _launch(settings: Mapping[str, str]) -> None:
-    """Start the JVM in a session of its own: a signal to our process group is for us to handle, and we stop Spark.
+    """Start the JVM in its own session, so that a signal to this process group reaches only this process, which stops
+    Spark.
 
-    It ends with this process all the same, when its standard input is closed.
+    The JVM still ends with this process, when its standard input is closed.
     """
     if SparkContext._gateway is None:
         conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
@@ -133,10 +134,10 @@ def _launch(settings: Mapping[str, str]) -> None:
 
 
 def _check_connector(spark: SparkSession) -> None:
-    """Refuse a JVM without the connector while the remedy can be named: later it is a stack trace of Spark's.
+    """Refuse a JVM without the connector, with a remedy: later it would be a stack trace of Spark.
 
     Raises:
-        FlowError: It has none.
+        FlowError: The JVM has no connector.
     """
     jvm = spark.sparkContext._jvm
     assert jvm is not None
@@ -168,7 +169,7 @@ def _lent(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
 
 
 def _environment(before: Mapping[str, str], master: str) -> dict[str, str]:
-    """What Spark's launcher and its workers need, with this interpreter; what is set already stays."""
+    """Environment variables for Spark's launcher and workers, with this interpreter; existing ones are kept."""
     ours = {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
     if _is_local(master):
         ours["SPARK_LOCAL_IP"] = "127.0.0.1"

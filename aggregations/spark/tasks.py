@@ -1,22 +1,22 @@
-"""What Spark's tasks do, in the order that a shuffle between them enforces.
+"""Spark's tasks, in the order that the shuffles between them enforce.
 
     read, fold stage 1 | fold stage 2 | ... | fold the last stage, publish, persist it | persist the one before | ...
 
-The first stage is persisted behind a bar even when it is the only one, unless the batch is of one partition: there it
-shows whether two partitions had the same key, as after partitions were added to the topic. Then nothing of that key is
-written, and the batch is folded again with the first stage behind a shuffle.
+The first stage is persisted after a bar even when it is the only one, unless the batch is of one partition. The bar
+shows whether two partitions contained the same key, for example after partitions were added to the topic. If so,
+nothing is written for that key, and the batch is folded again with the first stage after a shuffle.
 
-A bar is a shuffle: no task behind it begins before every task in front of it is done. States of
-all but the last stage therefore wait, as blocks, until every stage behind theirs is persisted:
-downstream first, without the driver in between. A task that fails sends its error to all tasks
-behind it, and none of them does anything more.
+A bar is a shuffle: no task after it begins before every task before it is done. States of
+all stages but the last therefore wait, as blocks, until every later stage is persisted:
+downstream first, without the driver in between. A task that fails sends its error to all later
+tasks, and none of them does anything more.
 
-Where items of one record may be folded by different tasks, nothing may leave before all of them are
-folded. The chain is then cut in two, and the driver looks in between:
+If different tasks may fold items of one record, nothing may be published before all of them are
+folded. The chain is then cut in two, and the driver checks the results in between:
 
     read, fold stage 1 | ... | fold the last stage || publish | persist the last stage | ...
 
-Where a task behind a shuffle publishes, one task produces the outputs of all, in the order of their positions:
+If a task after a shuffle publishes, one task produces the outputs of all tasks, in the order of their positions:
 
     read, fold stage 1 | ... | fold the last stage | publish | persist the last stage | ...
 """
@@ -52,19 +52,19 @@ UNREAD = ("topic", "timestampType")
 
 
 def path_of(job: Job) -> Path:
-    """The path that this flow takes."""
+    """The path of this flow."""
     return ColumnarPath() if job.flow.is_columnar else MessagePath()
 
 
 def reading(job: Job) -> Task:
-    """The task at Kafka's side: one topic-partition each."""
+    """The task that reads from Kafka: one per topic-partition."""
 
     def task(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         def act(work: Work) -> list[Block]:
             path = path_of(job)
             first = job.flow.stages[0]
             arrivals = path.read(work, _named(batches, _topic(job)))
-            # Now that all rows are here: they are of the topic that the driver means, if it is that one still.
+            # Only after all rows were read: if the topic still is the driver's topic, the rows belong to it.
             check_source(topics_of(job.kafka), job.flow, job.topic_ids[_topic(job)])
             if job.folds_while_reading:
                 return _fold(work, path, first, arrivals)
@@ -82,7 +82,7 @@ def _named(batches: Iterable[pa.RecordBatch], topic: str) -> Iterator[pa.RecordB
 
 
 def folding(job: Job, stage: Stage) -> Task:
-    """The task of a stage behind a shuffle."""
+    """The task of a stage after a shuffle."""
 
     def task(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         mine, others = _sorted(unpack(batches), Kind.ELEMENTS, stage.index)
@@ -97,7 +97,7 @@ def folding(job: Job, stage: Stage) -> Task:
 
 
 def publishing(job: Job) -> Task:
-    """The task that publishes what was held back."""
+    """The task that publishes waiting outputs."""
 
     def task(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         mine, others = _sorted(unpack(batches), Kind.OUTPUTS, 0)
@@ -118,7 +118,7 @@ def publishing(job: Job) -> Task:
 
 
 def persisting(job: Job, stage: Stage) -> Task:
-    """The task that persists a stage whose downstream stages all are."""
+    """The task that persists a stage after all of its downstream stages are persisted."""
 
     def task(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         mine, others = _sorted(unpack(batches), Kind.WRITES, stage.index)
@@ -137,7 +137,7 @@ def persisting(job: Job, stage: Stage) -> Task:
 
 
 def _fold(work: Work, path: Path, stage: Stage, arrivals: object) -> list[Block]:
-    """Fold a stage; the last one is persisted at once if this task has all of its keys, other writes wait."""
+    """Fold a stage; the last stage is persisted immediately if this task has all of its keys, other writes wait."""
     writes, following = path.fold(work, stage, arrivals)
     shared = stage.index == 0 and work.job.may_share_keys
     at_once = following is None and not shared and not work.job.holds_outputs
@@ -154,8 +154,8 @@ def _leave(work: Work, *, persists: bool = False) -> list[Block]:
     """Publish outputs and dead letters, or send them to the one task that does.
 
     Args:
-        work: What the task has in hand.
-        persists: Tasks like this one persist states at once.
+        work: Context of the task.
+        persists: Tasks of this kind persist states immediately.
 
     Raises:
         UnlistedError: There are dead letters that the ledger does not list yet.
@@ -192,13 +192,13 @@ def _persist(work: Work, stage: Stage, writes: Sequence[Write]) -> list[Block]:
     """Write the states of a stage.
 
     Returns:
-        What its store acknowledged, for every task that may persist a stage upstream of it: a state there is kept
-        together with what proves that those downstream were persisted before.
+        Marks that its store acknowledged, for every task that may persist a stage upstream of it: a state there is
+        stored with the marks which prove that the states downstream were persisted before.
 
     Raises:
-        StoreWentBack: The store has less than it acknowledged.
-        SharedKeyError: Two tasks folded one key. Neither half may be written: it would raise the floor above what
-            the other one has.
+        StoreWentBack: The store lost acknowledged writes.
+        SharedKeyError: Two tasks folded one key. Neither half may be written: it would raise the floor above the
+            positions of the other half.
     """
     if not writes:
         return []
@@ -244,20 +244,18 @@ def _sorted(blocks: Iterable[Block], kind: Kind, stage: int) -> tuple[list[bytes
 
 
 def _guarded(job: Job, others: Sequence[Block], act: Callable[[Work], list[Block]]) -> Iterator[pa.RecordBatch]:
-    """Pass on what is for others; act unless somebody failed; send reports and failures on."""
+    """Forward the blocks of other tasks; act unless a task failed; forward reports and failures."""
     passed = list(others)
     if not any(block.kind is Kind.FAILURE for block in others):
         if job.driver:
             os.environ[faults.PID] = str(job.driver)
         work = Work(job)
-        gc.disable()  # a batch makes many objects and no cycles; collecting them costs half of what histories cost
+        gc.disable()  # a batch makes many objects and no cycles; garbage collection costs half as much as histories
         try:
             passed += act(work)
         except (KeyboardInterrupt, SystemExit, GeneratorExit):
             raise
-        except (
-            BaseException
-        ) as error:  # polars panics with one. It reaches the driver, and stops all tasks behind this one
+        except BaseException as error:  # polars panics with one. It is sent to the driver, and stops all later tasks
             failure = _portable(error)
             passed += [Block(route, Kind.FAILURE, 0, failure) for route in range(job.routes)]
         else:
@@ -286,10 +284,10 @@ def _portable(error: BaseException) -> bytes:
 
 
 def outcome_of(rows: Iterable[tuple[int, bytes]]) -> tuple[TaskReport, list[Exception]]:
-    """Put together what the tasks of a batch sent to the driver.
+    """Combine the results that the tasks of a batch sent to the driver.
 
     Args:
-        rows: Kind and payload of each block that was left.
+        rows: Kind and payload of each remaining block.
     """
     total, failures = TaskReport(), []
     for kind, payload in rows:

@@ -29,7 +29,7 @@ class Epochs:
             if applied:
                 self._fence(flow, epoch, found)
                 return epoch
-            # Another run was faster, or this one was and the answer got lost: then the number is skipped.
+            # Another run was faster, or the answer to this run's write was lost: then the number is skipped.
             found = now
 
     def install(self, flow: FlowRef, epoch: int) -> None:

@@ -1,4 +1,4 @@
-"""What the driver raises, as store errors."""
+"""Converts errors of the driver to store errors."""
 
 from typing import Any, Final
 

@@ -83,7 +83,7 @@ class Fences:
         return found
 
     def _check_present(self, stage: StageRef, bucket: int) -> None:
-        """Told that a bucket has no fence: is that because its stage has just begun?"""
+        """Whether a bucket has no fence because its stage has just begun."""
         # In this order: the fence may have been set after the look that found none.
         layout = self._flows.layouts(stage.flow_ref).get(stage.stage)
         if layout and layout.fenced and not self._read(stage, bucket, serial=True):

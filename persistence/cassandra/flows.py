@@ -1,7 +1,7 @@
-"""What a store knows of a flow as a whole: its epoch, its manifest, and how its stages are laid out.
+"""Data of a flow as a whole: its epoch, its manifest, and the layout of its stages.
 
-All of it is one partition, so the epoch is compared in the transaction that writes the rest. Everything is read at
-the serial consistency: it is little, and a transaction that was left unfinished is finished by the look at it.
+All of it is in one partition, so the epoch is compared in the transaction that writes the rest. Everything is read at
+the serial consistency: the data is small, and such a read completes an unfinished transaction.
 """
 
 from dataclasses import dataclass

@@ -8,9 +8,9 @@ must read the rows again, or have the bucket for itself.) A writer of other rows
 In the timestamp mode a batch is written without a condition, after versions and fence have been read and found
 right, with the epoch in the upper and the version in the lower half of each cell's timestamp. The latest write then
 is the one of the newest epoch and highest version, whenever it arrives. **What that does not prevent:** a run that is
-held up between its look and its write, while a newer run takes over, still replaces states that the newer run
+delayed between its check and its write, while a newer run takes over, still replaces states that the newer run
 has not yet written. If such a state is upstream and holds elements whose downstream state the newer run had
-already replaced, the newer run takes those elements for duplicates and they are missing downstream for ever. Two
+already replaced, the newer run treats those elements as duplicates, and they stay missing downstream. Two
 writers of one epoch that write a state at once may mix their values. And a row that somebody deletes by hand
 stays deleted, since the server's clock is far ahead of these timestamps. The mark of a bucket is looked at before the
 write, and may go back between the two. So the mode is for flows of which only one

@@ -1,4 +1,4 @@
-"""Calls to the servers that have their keys: pipelined, tried again within bounds, waited for."""
+"""Sends calls to the servers that hold their keys: pipelined, retried within bounds, and awaited."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -45,7 +45,7 @@ class _AgainError(Exception):
 
 
 class Caller:
-    """Runs calls and knows nothing of what they do.
+    """Sends calls, whatever their commands do.
 
     A call whose answer was lost is sent again. That is how the store reads back: the script sees in one
     atomic step whether the first one took effect, even if that one arrives later still.

@@ -1,4 +1,4 @@
-"""What Redis and redis-py say, as store errors.
+"""Converts errors of Redis and redis-py to store errors.
 
 A reply's text may quote arguments of the command, so only its code is passed on.
 """

@@ -1,4 +1,4 @@
-"""Servers and the way to the one that has a key. Nothing here sends a command twice."""
+"""Servers, and how to find the server that holds a key. Nothing here sends a command twice."""
 
 import threading
 from collections.abc import Iterable, Sequence
@@ -16,7 +16,7 @@ from persistence.redis.settings import Endpoint, Settings
 
 Command = Sequence[Any]
 LOST = (redis.ConnectionError, redis.TimeoutError, OSError)
-"""After one of these nobody knows whether a command took effect."""
+"""After one of these errors it is unknown whether a command took effect."""
 
 
 class Server:

@@ -1,4 +1,4 @@
-"""Whether a server keeps what it is given."""
+"""Checks whether a server keeps acknowledged writes."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -13,7 +13,7 @@ from persistence.redis.settings import Endpoint, Settings, read_place, read_sett
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What one server says of itself.
+    """Facts that one server reports about itself.
 
     Attributes:
         server: Name and version.

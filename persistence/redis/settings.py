@@ -1,4 +1,4 @@
-"""A Redis URL, read."""
+"""The settings in a Redis URL."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
