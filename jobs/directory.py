@@ -33,10 +33,10 @@ class DirectoryError(UsageError):
 
 @dataclass(frozen=True, slots=True)
 class FlowDefaults:
-    """What `headwater.toml` says of one flow.
+    """Settings of one flow in `headwater.toml`.
 
     Attributes:
-        stores: URL of the store by stage name; the empty name stands for all other stages.
+        stores: URL of the store by stage name; the empty name is for all other stages.
         dead_letters: The dead-letter topic.
         generation: Generation of the states.
     """
@@ -48,7 +48,7 @@ class FlowDefaults:
 
 @dataclass(frozen=True, slots=True)
 class Directory:
-    """The content of one `headwater.toml`; nothing when there is no such file.
+    """The content of one `headwater.toml`; empty when there is no such file.
 
     Attributes:
         kafka: The file, when it has a table `[kafka]`.
@@ -63,7 +63,7 @@ class Directory:
         """Read the file.
 
         Raises:
-            DirectoryError: It is unreadable, or has a key or a value that is not known.
+            DirectoryError: It is unreadable, or contains an unknown key or an invalid value.
         """
         try:
             text = path.read_text(encoding="utf-8")
@@ -81,14 +81,14 @@ class Directory:
         return cls(path if "kafka" in table else None, reader.url(table, "store"), flows)
 
     def of(self, flow: str) -> FlowDefaults:
-        """What the file says of a flow."""
+        """Settings of a flow in the file."""
         found = self._flows.get(flow, FlowDefaults())
         stores = {"": self._store, **found.stores} if self._store else found.stores
         return FlowDefaults(stores, found.dead_letters, found.generation)
 
 
 class _Reader:
-    """Checks the tables of one file, and knows the line of each key."""
+    """Checks the tables of one file, and finds the line of each key."""
 
     def __init__(self, path: Path, text: str) -> None:
         self._path = path
@@ -107,7 +107,7 @@ class _Reader:
         return FlowDefaults(urls, table.get("dead_letters"), generation)
 
     def check(self, table: Mapping[str, Any], known: Mapping[str, type], *path: str) -> None:
-        """Refuse a key that is not known, and a value of another type."""
+        """Refuse unknown keys, and values of another type."""
         for key, value in table.items():
             if key not in known:
                 self._refuse(f"no setting is called {key!r}; known are {', '.join(known)}", *path, key)

@@ -11,7 +11,7 @@ STORE: Final = "HEADWATER_STORE"
 FAULT: Final = "HEADWATER_FAULT"
 """Faults on purpose, see `persistence.commit.faults`."""
 SPARK_LOG_LEVEL: Final = "HEADWATER_SPARK_LOG_LEVEL"
-"""How much Spark says: off (the default), error, warn, info."""
+"""Spark's log level: off (the default), error, warn, info."""
 STACK_JAVA_OPTIONS: Final = "HEADWATER_STACK_JAVA_OPTIONS"
 """Java options of the local stack's servers."""
 
@@ -19,14 +19,14 @@ _SPARK_LOG_LEVELS: Final = ("off", "fatal", "error", "warn", "info", "debug", "t
 
 
 class UsageError(ValueError):
-    """Something on the command line or in the environment cannot be used; the text says what to write instead."""
+    """An invalid argument or environment variable; the text says what to write instead."""
 
 
 def check(env: Mapping[str, str] = os.environ) -> None:
-    """Refuse variables that would be ignored, or would fail only after a while.
+    """Refuse variables that would be ignored, or would only fail later.
 
     Raises:
-        UsageError: A variable has an impossible value.
+        UsageError: A variable has an invalid value.
     """
     level = env.get(SPARK_LOG_LEVEL, "")
     if level and level.lower() not in _SPARK_LOG_LEVELS:

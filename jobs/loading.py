@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
 
 class LoadError(ValueError):
-    """What `module:name` says could not be imported; the text says why."""
+    """`module:name` could not be imported; the text says why."""
 
 
 def load(reference: str) -> Any:
-    """Import what `module:name` names, looking in the current directory first, as `python -m` does.
+    """Import the object `module:name`, searching the current directory first, as `python -m` does.
 
     Raises:
-        LoadError: It is no such reference, or the import failed.
+        LoadError: The reference is invalid, or the import failed.
     """
     module, separator, name = reference.partition(":")
     if not separator or not all(part.isidentifier() for part in [*module.split("."), *name.split(".")]):
@@ -40,10 +40,10 @@ def load(reference: str) -> Any:
 
 
 def load_flow(reference: str) -> "Flow[Any]":
-    """Import the flow that `module:name` names.
+    """Import the flow `module:name`.
 
     Raises:
-        LoadError: There is none.
+        LoadError: It cannot be imported, or is not a flow.
         FlowError: Its definition cannot work.
     """
     from aggregations.definition.flow import Flow  # here: a republisher loads functions and knows no flows

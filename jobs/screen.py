@@ -1,4 +1,4 @@
-"""What a person sees: progress where there is a terminal, plain lines where there is none, JSON on request."""
+"""Output for people: progress bars on a terminal, plain lines elsewhere, JSON on request."""
 
 import io
 import json
@@ -12,16 +12,16 @@ from contextlib import contextmanager, suppress
 from typing import Any, Final, Protocol
 
 _LINE_SECONDS: Final = 5.0
-"""Between two plain lines of one progress."""
+"""Seconds between two plain lines of one progress."""
 _LAST_STANDARD: Final = 2
 """Descriptor of standard error."""
 
 
 class Bar(Protocol):
-    """Something that a person waits for."""
+    """A progress display."""
 
     def __call__(self, done: int, total: int | None = ..., note: str = ...) -> None:
-        """Say how far it is; `total` stays what it was when it is not given."""
+        """Show the progress; an omitted `total` is not changed."""
 
 
 class OutputError(RuntimeError):
@@ -97,7 +97,7 @@ def progress(title: str, total: int | None = None, unit: str = "") -> Iterator[B
 
     Args:
         title: What is waited for.
-        total: How much there is to do; None when nobody knows.
+        total: Amount of work; None when unknown.
         unit: What is counted.
     """
     with _rich(title, total, unit) if _is_terminal(sys.stderr) else _plain(title, total, unit) as bar:
@@ -139,7 +139,7 @@ def table(rows: Iterable[Sequence[object]], columns: Sequence[str], *, left: Seq
 
 
 def number(value: object) -> str:
-    """A value as people read it: integers with separators, nothing for None."""
+    """A value as text for people: integers with separators, empty for None."""
     if value is None:
         return ""
     if isinstance(value, int) and not isinstance(value, bool):

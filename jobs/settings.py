@@ -28,7 +28,7 @@ _ADDRESSES: Final = (BOOTSTRAP, f"{BOOTSTRAP}_SERVERS")
 HOME: Final = Path(".headwater")
 """What headwater keeps on this machine: the local stack and the embedded store."""
 DEFAULT: Final = "default"
-"""The origin of a setting that nobody chose."""
+"""The origin of a default setting."""
 T = TypeVar("T")
 
 _JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
@@ -37,15 +37,15 @@ _SECONDS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 def kafka(bootstrap: str | None = None, root: Path = stack.DEFAULT_ROOT, file: Path | None = None) -> KafkaSettings:
-    """Return how to reach Kafka: by `bootstrap`, the environment or a file, else the stack that runs in `root`.
+    """Return the Kafka settings: from `bootstrap`, the environment or a file, else of the local stack in `root`.
 
     Args:
-        bootstrap: `host:port[,host:port...]`; it wins over the environment, the environment over the file.
+        bootstrap: `host:port[,host:port...]`; it overrides the environment, which overrides the file.
         root: Directory of the local stack, which needs no settings.
-        file: TOML file with a table `[kafka]`, see `KafkaSettings.load`. Without it `headwater.toml`, if it has one.
+        file: TOML file with a table `[kafka]`, see `KafkaSettings.load`. None for the table in `headwater.toml`, if any.
 
     Raises:
-        UsageError: None of them says where Kafka is.
+        UsageError: None of them gives an address.
         DirectoryError: `headwater.toml` cannot be used.
         SettingsError: A setting cannot be used.
     """
@@ -63,13 +63,13 @@ def kafka(bootstrap: str | None = None, root: Path = stack.DEFAULT_ROOT, file: P
 
 @dataclass(frozen=True, slots=True)
 class FlowSettings:
-    """Where a flow keeps its states and its dead letters, and who said so.
+    """Where a flow keeps its states and its dead letters, and the origin of each setting.
 
     Attributes:
         stores: URL of the store by stage name.
         dead_letters: The dead-letter topic; None when there is none.
         generation: Generation of the states.
-        origins: Where each comes from, by `store of STAGE`, `dead letters`, `generation`.
+        origins: Origin of each setting, by `store of STAGE`, `dead letters`, `generation`.
     """
 
     stores: dict[str, str]
@@ -78,7 +78,7 @@ class FlowSettings:
     origins: Mapping[str, str]
 
     def lines(self) -> list[str]:
-        """One line per setting, with its origin; URLs have no secret."""
+        """One line per setting, with its origin; URLs are shown without secrets."""
         shown = {f"store of {stage}": redact(url) for stage, url in self.stores.items()}
         shown["generation"] = str(self.generation)
         if self.dead_letters is not None:
@@ -99,7 +99,7 @@ def of_flow(
     generation: int | None = None,
     env: Mapping[str, str] = os.environ,
 ) -> FlowSettings:
-    """Return the settings of a flow: each is what the first of these says, its most specific entry first.
+    """Return the settings of a flow: each from the first of these sources, its most specific entry first.
 
     1. The command line: `--store STAGE=URL`, `--store URL`, `--dead-letters`, `--generation`.
     2. The environment: `HEADWATER_STORE`.
@@ -109,13 +109,13 @@ def of_flow(
 
     Args:
         flow: The flow.
-        store: What `--store` had: `URL` for all stages, `STAGE=URL` for one.
-        dead_letters: What `--dead-letters` had.
-        generation: What `--generation` had.
+        store: Values of `--store`: `URL` for all stages, `STAGE=URL` for one.
+        dead_letters: Value of `--dead-letters`.
+        generation: Value of `--generation`.
         env: Environment.
 
     Raises:
-        UsageError: Two URLs for one stage, or text that is no URL.
+        UsageError: Two URLs for one stage, or text that is not a URL.
         DirectoryError: `headwater.toml` cannot be used.
         FlowError: A stage that the flow does not have.
     """
@@ -165,7 +165,7 @@ def _named(text: str) -> tuple[str, str]:
     head, separator, tail = text.partition("://")
     stage, equals, scheme = head.rpartition("=")
     if not separator or not scheme or (equals and not stage):
-        # The text may hold a password.
+        # The text may contain a password.
         raise UsageError("--store: write URL or STAGE=URL, for example sqlite://states.db or carrier=sqlite://c.db")
     return stage, f"{scheme}://{tail}"
 
@@ -174,7 +174,7 @@ def seconds(text: str) -> float:
     """Read a duration: `500ms`, `1s`, `2m`, `1h`, or a bare number of seconds.
 
     Raises:
-        UsageError: It is none, or not above zero.
+        UsageError: It is not a duration, or not above zero.
     """
     found = _DURATION.fullmatch(text.strip())
     length = float(found[1]) * _SECONDS[found[2] or "s"] if found else 0.0

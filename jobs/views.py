@@ -1,4 +1,4 @@
-"""States as people and programs read them: what a store keeps of each key of a stage."""
+"""Views of stored states, for people and programs."""
 
 import base64
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,12 +22,12 @@ class View:
 
     Attributes:
         key: Key of the stage.
-        state: What the fold's `result` makes of it; None when only dead-lettered messages are known of the key.
-        version: Number of writes it has had.
+        state: Result of the fold's `result`; None when the key has only dead-lettered messages.
+        version: Number of writes to it.
         epoch: Epoch of the run that wrote it.
         batch: Batch of that run.
         definition: Hash of the definition that made it.
-        histories: Which positions it holds.
+        histories: The positions that it holds.
     """
 
     key: bytes
@@ -69,19 +69,19 @@ def states(
     generation: int = 1,
     keys: Sequence[bytes] | None = None,
 ) -> Iterator[View]:
-    """Read states, all of a stage as a stream or those of some keys.
+    """Read states: all states of a stage as a stream, or those of some keys.
 
-    Nothing is locked: a running job goes on, and each state is one that its store had at some moment meanwhile.
+    Nothing is locked: a running job continues, and each state is one that its store had at some moment of the read.
 
     Args:
         flow: The flow.
         stage: Name of the stage.
         stores: URL of the store by stage name, from `bind`.
         generation: Generation of the states.
-        keys: Keys to read; those that have no state are left out.
+        keys: Keys to read; keys without a state are left out.
 
     Raises:
-        FlowError: There is no such stage, or its store lives in the memory of one process.
+        FlowError: The stage does not exist, or its store is in the memory of one process.
         Corrupt: A state cannot be read.
         DefinitionChangedError: A state of an earlier definition does not have the shape of the stage's states.
     """
@@ -96,7 +96,7 @@ def states(
 
 
 def key_as_json(key: bytes) -> dict[str, str]:
-    """A key as text, or in base64 where it is no UTF-8."""
+    """A key as text, or in base64 when it is not UTF-8."""
     try:
         return {"key": key.decode()}
     except UnicodeDecodeError:

@@ -22,7 +22,7 @@ from aggregations.errors import FlowError
 from persistence.kafka.settings import SECRET_NAMES
 
 DEFAULT_MASTER = "local[2]"
-"""Spark's master when nobody names one."""
+"""Spark's master when none is given."""
 CONNECTOR = "org.apache.spark.sql.kafka010.KafkaSourceProvider"
 """Class of Spark's Kafka connector."""
 

@@ -32,7 +32,7 @@ CONNECTOR_VERSION: Final = "HEADWATER_SPARK_KAFKA_VERSION"
 """The variable that names another version."""
 
 OnDownload = Callable[[str], None]
-"""Called with the name of each jar as its download begins."""
+"""Called with the name of each jar when its download begins."""
 
 _COORDINATE: Final = re.compile(r"(?P<org>[\w.-]+):(?P<name>[\w.-]+):(?P<rev>[\w.-]+?)(?P<alone>@jar)?")
 _DOWNLOADING: Final = re.compile(r"downloading \S*/(\S+) \.\.\.")
@@ -57,9 +57,9 @@ def resolve(name: str, coordinates: Sequence[str], *, progress: OnDownload | Non
     who reach Maven Central by a mirror.
 
     Args:
-        name: What the set is called in the cache.
-        coordinates: `group:artifact:version`; with `@jar` behind it, that jar without what it needs.
-        progress: Told of every download.
+        name: Name of the set in the cache.
+        coordinates: `group:artifact:version`; with the suffix `@jar`, that jar without its dependencies.
+        progress: Called for every download.
 
     Raises:
         JarsUnavailable: A coordinate is malformed, is not found, the repository is out of reach, or the cache cannot be

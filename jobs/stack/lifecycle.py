@@ -35,9 +35,9 @@ def up(
     heap_mb: int = 512,
     progress: OnStep | None = None,
 ) -> StackState:
-    """Start the servers that are asked for and do not run yet; return when each of them serves.
+    """Start the requested servers that do not run yet; return when each of them accepts requests.
 
-    They outlive this process, and keep data and ports in `root` from one start to the next. Several
+    They continue after this process ends, and keep data and ports in `root` from one start to the next. Several
     processes may call this at once; one starts the servers and all return them.
 
     Args:

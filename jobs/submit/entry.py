@@ -4,7 +4,7 @@ import os
 import sys
 
 if __name__ == "__main__":
-    sys.path[0] = os.getcwd()  # not this directory, whose modules nobody means
+    sys.path[0] = os.getcwd()  # not this directory, whose modules must not be imported
 
     from jobs.cli import main
 

@@ -63,7 +63,7 @@ class Client:
         return self._retrying(action)
 
     def live(self, at: At) -> Live:
-        """The open connections; connects when there are none, and goes on trying as `retried` does.
+        """The open connections; connects when there are none, and retries as `retried` does.
 
         Raises:
             Transient: No host can be reached.

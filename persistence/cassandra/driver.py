@@ -124,7 +124,7 @@ def _profile(settings: Settings) -> Any:
 
 
 def _check_datacentre(cluster: Any, settings: Settings) -> None:
-    """With a data centre that does not exist the driver finds a cluster, and in it nobody to talk to."""
+    """Refuse a data centre that does not exist: the driver would find the cluster, but no host to send requests to."""
     known = {host.datacenter for host in cluster.metadata.all_hosts() if host.datacenter}
     if settings.dc and known and settings.dc not in known:
         raise Terminal(

@@ -162,7 +162,7 @@ class _Batch:
         """
         stage, serial = self._stage, self._states._conditional
         held = self._states.load(stage, self._bucket, [write.key for write in self._writes], serial=serial)
-        # After the states: if the fence is still mine, nobody newer had written before I looked.
+        # After the states: if the fence still is this run's epoch, no newer run had written before the read.
         allowed = self._states._fences.check(stage, self._bucket, self._epoch, serial=serial)
         if str(self._bucket) in self._known:
             mark = self._states.bucket(stage, self._bucket, serial=serial).mark

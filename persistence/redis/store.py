@@ -237,7 +237,7 @@ class RedisStore:
         return self._settings.buckets or _BUCKETS[self._place.kind]
 
     def _bucket_count(self, flow: FlowRef) -> int | None:
-        """Buckets of a flow; None when nobody has begun a run of it here."""
+        """Buckets of a flow; None when no run of it has begun in this store."""
         if flow not in self._buckets:
             count = self._ask(flow, "buckets")
             if count is None:
