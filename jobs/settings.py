@@ -42,7 +42,7 @@ def kafka(bootstrap: str | None = None, root: Path = stack.DEFAULT_ROOT, file: P
     Args:
         bootstrap: `host:port[,host:port...]`; it overrides the environment, which overrides the file.
         root: Directory of the local stack, which needs no settings.
-        file: TOML file with a table `[kafka]`, see `KafkaSettings.load`. None for the table in `headwater.toml`, if any.
+        file: TOML file with a table `[kafka]`, see `KafkaSettings.load`. None: that of `headwater.toml`, if any.
 
     Raises:
         UsageError: None of them gives an address.
