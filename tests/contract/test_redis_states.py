@@ -31,7 +31,7 @@ def test_states_can_be_read_by_any_other_client(valkey, stage):
 @pytest.mark.parametrize(
     ("damage", "says"),
     [
-        (lambda client, name, heads: client.delete(name), "gone: evicted, expired, deleted"),
+        (lambda client, name, heads: client.delete(name), "disappeared: evicted, expired, deleted"),
         (lambda client, name, heads: (client.delete(name), client.rpush(name, "x")), "another type"),
         (lambda client, name, heads: client.hdel(heads, "k"), "head is gone"),
         (lambda client, name, heads: client.hset(heads, "k", "x"), "head is gone or cannot be read"),

@@ -97,7 +97,7 @@ def test_a_topic_that_is_missing_is_named_before_anything_is_read(
 
 
 def test_a_topic_that_is_read_and_written_is_refused(settings: KafkaSettings) -> None:
-    with pytest.raises(ValueError, match="round for ever"):
+    with pytest.raises(ValueError, match="loop forever"):
         Republisher(identity, source="a", target=["b", "a"], name="r", settings=settings)
 
 

@@ -124,7 +124,7 @@ def test_jars_that_do_not_exist_are_named_with_the_remedy(tmp_path: Path, monkey
 
 
 def test_two_processes_that_resolve_the_same_jars_at_once_get_the_same_directory(tmp_path: Path) -> None:
-    code = "from jobs import jars; print(*jars.resolve('one', ['org.slf4j:slf4j-api:1.7.36@jar']))"
+    code = "from jobs.stack import jars; print(*jars.resolve('one', ['org.slf4j:slf4j-api:1.7.36@jar']))"
     environment = {**os.environ, "HEADWATER_CACHE": str(tmp_path)}
     both = [
         subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environment)

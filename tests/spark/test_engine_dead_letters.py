@@ -203,11 +203,12 @@ def test_nothing_is_persisted_until_the_broker_has_acknowledged_what_goes_out_be
     refusing = topic(name="refusing", message_timestamp_before_max_ms=0)
     flow, good = fleet(world.topic, path), legs(20)
     poison = [Sent(b"poison", b"N1", partition=1)] if what == "dead letter" else []
+    dead_letters = refusing if poison else topic(name="dead")
     world.send([*(alone(leg) for leg in good), *poison])
     if what == "output":
         flow = flow.publish_states(refusing) if path == "columns" else flow.publish(refusing)
     with pytest.raises(BrokerRefused, match="refusing"):
-        world.run(flow, dead_letters=refusing)
+        world.run(flow, dead_letters=dead_letters)
     assert world.views(flow, "aircraft") == world.views(flow, "carrier") == {}
     assert world.ends(flow) == {0: 0, 1: 0}
     name = "message.timestamp.before.max.ms"
@@ -217,6 +218,6 @@ def test_nothing_is_persisted_until_the_broker_has_acknowledged_what_goes_out_be
         [ConfigResource("topic", refusing, incremental_configs=[change])]
     ).values():
         done.result(30)
-    world.run(flow, dead_letters=refusing)
+    world.run(flow, dead_letters=dead_letters)
     assert world.results(flow, "carrier") == totals(good, "carrier")
     assert world.records(refusing)
