@@ -2,10 +2,11 @@
 
 import logging
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from aggregations.definition.element import Record
-from envelope import Reason
+from envelope import Reason, Verdict
 from envelope.raised import Raised
 
 _SHOWN = 10
@@ -66,6 +67,11 @@ class Report:
     retired: int = 0
     keyless: Counter[str] = field(default_factory=Counter)
     batches: int = 0
+
+    def add_copies(self, copies: Mapping[str, int]) -> None:
+        """Count redriven copies that were dropped before their key was known, by stage."""
+        for stage, count in copies.items():
+            self.verdicts.setdefault(stage, Counter())[Verdict.COPY.value] += count
 
     def add(self, other: "Report") -> None:
         """Add another report's counts."""

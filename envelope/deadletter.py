@@ -25,18 +25,16 @@
 Dead letters of Kafka Connect (`__connect.errors.*`) and Spring Kafka (`kafka_dlt-*`, `kafka_original-*`) are read too.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
 from hashlib import sha256
-from typing import Final, Self, TypeAlias
+from typing import Final, Self
 
 from envelope.errors import Reason
+from envelope.headers import Headers
 from envelope.raised import Raised, cut
-
-Headers: TypeAlias = Sequence[tuple[str, bytes | None]]
-"""Kafka's headers: pairs of name and value, in order; names may repeat."""
 
 PREFIX: Final = "hw-dlq-"
 _RECORD_OVERHEAD: Final = 256  # a record batch's own 61 bytes, lengths and deltas, with room to spare

@@ -18,6 +18,7 @@ from envelope.errors import EnvelopeError, Reason
 from envelope.message import Envelope
 
 Headers: TypeAlias = Sequence[tuple[str, bytes | None]]
+"""Kafka's headers: pairs of name and value, in order; names may repeat."""
 
 ROOT: Final = "hw-root"
 TRACEPARENT: Final = "traceparent"

@@ -12,7 +12,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from envelope.deadletter import PREFIX, DeadLetterRecord, Headers
+from envelope.deadletter import PREFIX, DeadLetterRecord
+from envelope.headers import Headers
 
 HEADER: Final = f"{PREFIX}redriven"
 _RUNS: Final = 200  # a note with this many runs has less than 10,000 bytes

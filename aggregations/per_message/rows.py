@@ -6,17 +6,15 @@ combine integers and floats in one column, and would fill a missing column with 
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import polars as pl
 
 from aggregations.definition.expressions import CANNOT, Expression, columns_of, is_mapping, parsed
 from aggregations.definition.integers import LEFT_64_BITS, select_exact
+from aggregations.definition.operators import Schema
 from envelope import EnvelopeError, Reason
-
-Schema: TypeAlias = Mapping[str, Any] | None
-"""Dtypes of the elements' columns where they are known."""
 
 _SCALARS = frozenset({int, float, str, bool, bytes, type(None)})
 _INT64 = 2**63

@@ -11,9 +11,10 @@ from aggregations.definition.element import Element
 from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Aggregate
 from aggregations.definition.folds import check_state
+from aggregations.definition.operators import Schema
 from aggregations.per_message.cause import Cause, refusal
 from aggregations.per_message.ledger import Entry
-from aggregations.per_message.rows import Schema, evaluate_values
+from aggregations.per_message.rows import evaluate_values
 from envelope import (
     Decision,
     EnvelopeError,

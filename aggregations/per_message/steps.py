@@ -10,11 +10,11 @@ import polars as pl
 from aggregations.definition.element import Element
 from aggregations.definition.expressions import Expression, key_bytes
 from aggregations.definition.flow import END_OF_FLOW, Aggregate, Divert, Filter, FlatMap, Map, Predicate, Publish, Step
-from aggregations.definition.operators import schema_after
+from aggregations.definition.operators import Schema, schema_after
 from aggregations.errors import FlowError
 from aggregations.per_message.cause import Cause, refusal
 from aggregations.per_message.ledger import Entry, Ledger
-from aggregations.per_message.rows import Schema, evaluate_values
+from aggregations.per_message.rows import evaluate_values
 from aggregations.per_message.stage import Arrival, inputs_of, passed_on
 from envelope import (
     Envelope,

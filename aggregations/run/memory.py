@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -20,7 +20,6 @@ from aggregations.run.incarnations import Incarnations
 from aggregations.run.run import Run, begin
 from aggregations.run.snapshots import snapshots_of
 from aggregations.run.states import load_states, save_states
-from envelope import Verdict
 from envelope.limits import MAX_OFFSET
 from persistence.commit.faults import DEAD_LETTER, effect
 from persistence.commit.order import commit
@@ -141,8 +140,7 @@ class MemoryRunner:
         batch.report.reasons.update(one.reason.value for one in batch.collector.dead.values())
         batch.report.raised.update(one.cause for one in batch.collector.dead.values() if one.raised)
         batch.report.log_raised(_LOG)
-        for name, copies in batch.collector.copies.items():
-            batch.report.verdicts.setdefault(name, Counter())[Verdict.COPY.value] += copies
+        batch.report.add_copies(batch.collector.copies)
         self.report.add(batch.report)
         self._failed = False
         return batch.report

@@ -24,7 +24,6 @@ If a task after a shuffle publishes, one task produces the outputs of all tasks,
 import gc
 import os
 import traceback
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import pyarrow as pa
@@ -40,7 +39,7 @@ from aggregations.spark.messages import MessagePath
 from aggregations.spark.path import Path, Work
 from aggregations.spark.publish import publish
 from aggregations.spark.roots import check_source
-from envelope import Verdict, position_order
+from envelope import position_order
 from persistence.commit import faults
 from persistence.commit.faults import effect
 from persistence.commit.steps import CommitStep
@@ -261,8 +260,7 @@ def _guarded(job: Job, others: Sequence[Block], act: Callable[[Work], list[Block
         else:
             work.report.seen = dict(work.incarnations.seen)
             work.report.changes = work.collector.changes
-            for name, copies in work.collector.copies.items():
-                work.report.counts.verdicts.setdefault(name, Counter())[Verdict.COPY.value] += copies
+            work.report.counts.add_copies(work.collector.copies)
             passed.append(Block(0, Kind.REPORT, 0, dumps(work.report)))
         finally:
             gc.enable()

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from confluent_kafka import Consumer, TopicPartition
 
 from envelope import Hop
-from envelope.deadletter import DeadLetterHeaders, Headers
+from envelope.deadletter import DeadLetterHeaders
 from envelope.errors import Reason
+from envelope.headers import Headers
 from envelope.redrive_notes import Notes
 from persistence.kafka import BrokerUnavailable, KafkaSettings, Topics, assign
 from persistence.kafka.errors import broker_error, passes

@@ -14,8 +14,9 @@ from dataclasses import replace
 
 from envelope import Envelope, EnvelopeError, Hop, append_hop, decode, encode
 from envelope.codec import is_sealed, redriven_payload
-from envelope.deadletter import PREFIX, DeadLetterHeaders, Form, Headers, own_headers, size_of
+from envelope.deadletter import PREFIX, DeadLetterHeaders, Form, own_headers, size_of
 from envelope.errors import Reason
+from envelope.headers import Headers
 from envelope.redrive import Redrive, read_via, redrive_hops
 from envelope.redrive_notes import notes_of
 from jobs.dead_letters.letters import Handled, Letters, Selection, StoredDeadLetter, group_of

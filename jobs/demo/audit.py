@@ -10,7 +10,8 @@ from confluent_kafka import Message as Received
 
 from envelope import Reason
 from envelope import envelope_pb2 as pb
-from envelope.deadletter import DeadLetterHeaders, Headers
+from envelope.deadletter import DeadLetterHeaders
+from envelope.headers import Headers
 from jobs.demo.flights import FIELDS
 from jobs.demo.leg_pb2 import Leg
 from persistence.kafka import BrokerUnavailable, KafkaSettings, Topics, assign

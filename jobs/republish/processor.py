@@ -8,8 +8,8 @@ from envelope import DEFAULT_LIMITS, EnvelopeError, Limits, Node, Reason, Tombst
 from envelope import envelope_pb2 as pb
 from envelope.codec import rewrite
 from envelope.deadletter import PREFIX as DEAD_PREFIX
-from envelope.deadletter import Form, Headers
-from envelope.headers import TWIN, is_cloudevents, mirror
+from envelope.deadletter import Form
+from envelope.headers import TWIN, Headers, is_cloudevents, mirror
 from envelope.hops import HopWriter
 from envelope.limits import MAX_OFFSET, check_coordinates, check_topic
 from envelope.raised import Raised

@@ -5,14 +5,15 @@ Placement is the Java client's (murmur2 of the key; at random without one), so k
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, Final, NoReturn, NotRequired, Self, TypeAlias, TypedDict, cast
+from typing import Any, Final, NoReturn, NotRequired, Self, TypedDict, cast
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka import Message as Report
 
+from envelope.headers import Headers
 from persistence.kafka.errors import (
     BrokerError,
     BrokerRefused,
@@ -21,8 +22,6 @@ from persistence.kafka.errors import (
     unreachable,
 )
 from persistence.kafka.settings import KafkaSettings
-
-Headers: TypeAlias = Sequence[tuple[str, bytes | None]]
 
 BY_KEY: Final = -1
 """Used instead of a partition number: the key decides."""
