@@ -117,7 +117,7 @@ class Settings:
     @property
     def place(self) -> str:
         """Where it is, for messages."""
-        return f"{','.join(f'{host}:{port}' for host, port in self.hosts)}/{self.keyspace}"
+        return f"cassandra://{','.join(f'{host}:{port}' for host, port in self.hosts)}/{self.keyspace}"
 
     @classmethod
     def parse(cls, url: str) -> Self:

@@ -83,7 +83,7 @@ class Caller:
                 with attempt:
                     self._try(calls, answers, self._waits if writes else (), point)
         except _AgainError as error:
-            raise _placed(error.meaning.error(), at) from error.__cause__
+            raise _placed(error.meaning.error(self._settings.url), at) from error.__cause__
         except StoreError as error:
             raise _placed(error, at) from error.__cause__
         return [answers[i] for i in range(len(calls))]
@@ -101,7 +101,7 @@ class Caller:
             try:
                 exchange = partial(_exchange, node, [calls[i] for i in places], waits)
                 replies, short = effect(point, exchange) if point else exchange()
-            except LOST as error:
+            except (*LOST, redis.ResponseError) as error:  # a connection may be refused by an answer, too
                 left = error
                 continue
             if short:
@@ -113,7 +113,7 @@ class Caller:
                 elif (meaning := meaning_of(reply)).again:
                     left = reply
                 else:
-                    raise meaning.error()
+                    raise meaning.error(self._settings.url)
         if left is not None:
             self._again(left)
 
@@ -123,7 +123,7 @@ class Caller:
             raise _AgainError(cause)
         meaning = meaning_of(cause)
         if not meaning.again:
-            raise meaning.error() from None
+            raise meaning.error(self._settings.url) from None
         raise _AgainError(meaning) from cause
 
 

@@ -28,9 +28,9 @@ class Meaning:
     kind: type[StoreError] = Transient
     again: bool = True
 
-    def error(self) -> StoreError:
-        """The store error."""
-        return self.kind(self.what, self.remedy)
+    def error(self, url: str) -> StoreError:
+        """The store error; `url` is the store's, without secrets."""
+        return self.kind(f"{self.what} ({url})", self.remedy)
 
 
 _LOST = Meaning(
@@ -40,6 +40,12 @@ _LOST = Meaning(
 _UNTRUSTED = Meaning(
     "the server's certificate is not trusted",
     "Name the authority that signed it with ssl_ca_certs, and the server as the certificate names it",
+    Terminal,
+    again=False,
+)
+_NO_DATABASE = Meaning(
+    "the server does not have the database that the URL names",
+    "Correct the number at the end of the URL, or leave it out",
     Terminal,
     again=False,
 )
@@ -118,6 +124,8 @@ def meaning_of(error: Exception) -> Meaning:
         return _UNTRUSTED
     if isinstance(error, (redis.ConnectionError, redis.TimeoutError, OSError)):
         return _LOST
+    if any(text in str(error) for text in ("DB index is out of range", "SELECT is not allowed")):
+        return _NO_DATABASE
     if found := _CODE.search(str(error)):
         return _CODES[found[1]]
     code = str(error).partition(" ")[0]

@@ -47,14 +47,14 @@ def preflight(url: str) -> list[Finding]:
     place, settings = read_place(url), read_settings(url)
     nodes = connect(place, settings)
     try:
-        found = [finding for facts in facts_of(nodes) for finding in findings(facts, place, settings)]
+        found = [finding for facts in facts_of(nodes, settings) for finding in findings(facts, place, settings)]
         # What the URL accepts is only told.
         return [replace(one, unsafe=one.unsafe and one.risk not in settings.accept) for one in found]
     finally:
         nodes.close()
 
 
-def facts_of(nodes: Nodes) -> list[Facts]:
+def facts_of(nodes: Nodes, settings: Settings) -> list[Facts]:
     """What each primary says of itself.
 
     Raises:
@@ -64,7 +64,7 @@ def facts_of(nodes: Nodes) -> list[Facts]:
     try:
         return [_ask(node) for node in nodes.primaries()]
     except (*LOST, redis.RedisError) as error:
-        raise meaning_of(error).error() from None
+        raise meaning_of(error).error(settings.url) from None
 
 
 def is_durable(facts: Facts, settings: Settings) -> bool:
@@ -76,7 +76,7 @@ def is_durable(facts: Facts, settings: Settings) -> bool:
 
 def findings(facts: Facts, place: Endpoint, settings: Settings) -> Iterator[Finding]:
     """What is wrong with one server, for the flows of a URL."""
-    who = f"the server ({facts.server})"
+    who = f"the server {settings.url} ({facts.server})"
     if facts.role == "slave":
         yield Finding(
             "replica",

@@ -32,6 +32,7 @@ class Settings:
         password: Where the password is, when the URL does not have it.
         sentinel_password: The same for the sentinels.
         client: Options for redis-py: TLS, names, passwords.
+        url: The URL without secrets, for errors.
     """
 
     timeout: float = 5.0
@@ -46,6 +47,7 @@ class Settings:
     password: Secret | None = None
     sentinel_password: Secret | None = None
     client: tuple[tuple[str, Any], ...] = field(default=(), repr=False)
+    url: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
         if self.wait_timeout >= self.timeout and (self.wait or self.waitaof):
@@ -85,7 +87,7 @@ def read_settings(url: str) -> Settings:
     if (password and urlsplit(url).password) or (sentinel and "sentinel_password" in read):
         raise InvalidUrl(f"{redact(url)} has a password in it and says where else it is", "Keep one of them")
     own = {name: read.pop(name) for name in _OPTIONS if name in read}
-    return Settings(**own, password=password, sentinel_password=sentinel, client=tuple(read.items()))
+    return Settings(**own, password=password, sentinel_password=sentinel, client=tuple(read.items()), url=redact(url))
 
 
 @dataclass(frozen=True, slots=True, repr=False)

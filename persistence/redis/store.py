@@ -71,7 +71,7 @@ class RedisStore:
             Terminal: One refuses to answer.
         """
         if self._facts is None:
-            self._facts = facts_of(self._nodes)
+            self._facts = facts_of(self._nodes, self._settings)
         return self._facts
 
     def acquire_epoch(self, flow: FlowRef, *, above: int = 0) -> int:

@@ -1,8 +1,17 @@
+import re
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+import hiredis
 import pytest
 from redis import exceptions as redis
 from redis._parsers.base import BaseParser
 
 from persistence.errors import Corrupt, Terminal, Transient
+from persistence.names import FlowRef
+from persistence.redis import open_store
 from persistence.redis.errors import meaning_of
 
 SCRIPT = "script: 5f2b, on @user_script:12."
@@ -37,8 +46,9 @@ SCRIPT = "script: 5f2b, on @user_script:12."
 def test_what_a_server_answers_becomes_an_error_with_a_remedy(answer, kind, again, says):
     meaning = meaning_of(BaseParser.parse_error(answer))
     assert (meaning.kind, meaning.again) == (kind, again)
-    text = str(meaning.error())
+    text = str(meaning.error("redis://h"))
     assert says in text
+    assert "(redis://h)" in text
     assert meaning.remedy
     assert "payload" not in text
 
@@ -49,3 +59,55 @@ def test_what_a_server_answers_becomes_an_error_with_a_remedy(answer, kind, agai
 def test_a_lost_connection_is_transient_and_tried_again(error):
     meaning = meaning_of(error)
     assert (meaning.kind, meaning.again) == (Transient, True)
+
+
+@contextmanager
+def answering(answer: bytes) -> Iterator[int]:
+    """A server that gives every command the same answer; returns its port. An empty answer is none at all."""
+
+    def serve(client: socket.socket) -> None:
+        requests = hiredis.Reader()
+        with suppress(OSError), client:
+            while data := client.recv(1 << 16):
+                requests.feed(data)
+                while requests.gets():
+                    client.sendall(answer)
+
+    def accept() -> None:
+        with suppress(OSError):
+            while True:
+                threading.Thread(target=serve, args=listener.accept()[:1], daemon=True).start()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=accept, daemon=True).start()
+        yield listener.getsockname()[1]
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (b"", "its answer did not come in time"),
+        (b"-READONLY You can't write against a read only replica.\r\n", "replica"),
+        (b"-OOM command not allowed when used memory > 'maxmemory'.\r\n", "memory"),
+        (b"-WRONGPASS invalid username-password pair\r\n", "password is wrong"),
+        (b"-ERR DB index is out of range\r\n", "does not have the database"),
+        (b"-NOAUTH Authentication required.\r\n", "wants a password"),
+    ],
+)
+def test_an_error_names_the_server_s_url_without_its_password(answer, says):
+    with answering(answer) as port:
+        store = open_store(f"redis://fleet:hush@127.0.0.1:{port}/3?timeout=0.1&retry_for=0.1")
+        for request in (lambda: store.installed_epoch(FlowRef("fleet")), store.facts):
+            with pytest.raises((Transient, Terminal), match=re.escape(f"redis://...@127.0.0.1:{port}/3")) as caught:
+                request()
+            assert says in str(caught.value)
+            assert "hush" not in str(caught.value)
+        store.close()
+
+
+def test_a_server_that_does_not_run_is_named_by_its_url():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    store = open_store(f"redis://127.0.0.1:{port}?retry_for=0.1")
+    with pytest.raises(Transient, match=rf"cannot be reached.*redis://127\.0\.0\.1:{port}"):
+        store.installed_epoch(FlowRef("fleet"))
