@@ -25,7 +25,7 @@ from aggregations.definition.source import Topic
 from aggregations.run.binding import bind
 from aggregations.run.states import state_of
 from aggregations.spark import run_flow
-from aggregations.spark.engine import _CONSUMER
+from aggregations.spark.kafka_source import CONSUMER
 from aggregations.spark.session import session
 from envelope import Envelope, Hop, append_hop, encode
 from jobs import stack
@@ -146,7 +146,7 @@ def bare(spark, settings, topic, batch):
     query = (
         spark.readStream.format("kafka")
         .options(
-            subscribe=topic, startingOffsets="earliest", maxOffsetsPerTrigger=batch, **_CONSUMER, **settings.spark()
+            subscribe=topic, startingOffsets="earliest", maxOffsetsPerTrigger=batch, **CONSUMER, **settings.spark()
         )
         .load()
         .writeStream.foreachBatch(lambda rows, number: rows.write.format("noop").mode("overwrite").save())

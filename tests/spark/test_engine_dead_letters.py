@@ -10,7 +10,7 @@ from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, C
 
 from aggregations.definition.source import Topic
 from aggregations.errors import RunRefusedError
-from aggregations.spark import engine
+from aggregations.spark import batches
 from envelope import Envelope, Hop, Limits, Reason, Verdict, decode, encode
 from envelope.deadletter import own_headers
 from jobs.dead_letters.redrive import redrive
@@ -184,7 +184,7 @@ def test_dead_letters_are_acknowledged_before_the_manifest_moves_and_repeated_wh
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flow = fleet(world.topic)
-    monkeypatch.setattr(engine, "ATTEMPTS", 2)
+    monkeypatch.setattr(batches, "ATTEMPTS", 2)
     world.send([alone(Leg(tail="N1", carrier="AA", minutes=1)), Sent(b"poison", b"N1")])
     with use(Injector([Fault("manifest", FaultOutcome.ERROR, n) for n in (1, 2)])), pytest.raises(Transient):
         world.run(flow)

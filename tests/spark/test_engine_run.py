@@ -18,7 +18,7 @@ from aggregations.errors import FlowError
 from aggregations.report import Report
 from aggregations.run.binding import bind
 from aggregations.run.run import begin
-from aggregations.spark import engine, opening, run_flow
+from aggregations.spark import batches, group_offsets, opening, run_flow
 from aggregations.spark.roots import RootEnds, ask_ends
 from jobs.stack import ports
 from persistence.commit.faults import SPEC, Fault, FaultOutcome, Injector, NoFaults, use
@@ -140,7 +140,7 @@ def test_a_broker_that_does_not_answer_a_batch_is_asked_again(world: World, monk
             raise away.pop()
         return ask_ends(topics, names)
 
-    monkeypatch.setattr(engine, "ask_ends", ask)
+    monkeypatch.setattr(batches, "ask_ends", ask)
     world.send(alone(leg) for leg in sent)
     assert world.run(flow).batches == 1
     assert not away
@@ -220,7 +220,7 @@ def test_offsets_that_were_set_back_are_right_again_though_there_is_nothing_to_r
     told = world.topics.group_offsets(world.topic)
     world.topics.alter_group_offsets(world.topic, dict.fromkeys(told, 0))
     if not until_caught_up:
-        monkeypatch.setattr(engine, "OFFSETS_SECONDS", 0.0)
+        monkeypatch.setattr(group_offsets, "OFFSETS_SECONDS", 0.0)
 
     class StopOnceTold(Recorder):
         def effect(self, point: str, action: Callable[[], T]) -> T:

@@ -16,10 +16,11 @@ from aggregations.errors import RunRefusedError, SharedKeyError, TasksLostError
 from aggregations.report import Report
 from aggregations.run.binding import bind
 from aggregations.run.run import begin
-from aggregations.spark import engine
-from aggregations.spark.engine import ATTEMPTS, Engine
+from aggregations.spark import batches
+from aggregations.spark.engine import Engine
 from aggregations.spark.job import Exclusion, Job, TaskReport
 from aggregations.spark.opening import Opening
+from aggregations.spark.retry import ATTEMPTS
 from envelope import Reason
 from persistence.errors import Conflict, Corrupt, Fenced, Transient
 from persistence.kafka import BrokerUnavailable, KafkaSettings
@@ -92,8 +93,8 @@ class Driver:
             self.jobs.append(replace(job, excluded=dict(job.excluded)))
             return left.pop(0)
 
-        monkeypatch.setattr(engine, "Action", lambda *_: SimpleNamespace(routes=2, execute=execute))
-        monkeypatch.setattr(engine, "pause_seconds", lambda _: 0.0)
+        monkeypatch.setattr(batches, "Action", lambda *_: SimpleNamespace(routes=2, execute=execute))
+        monkeypatch.setattr(batches, "pause_seconds", lambda _: 0.0)
         self.run = begin(of, bind(of, urls or {}, fresh_store()))
         self.run.start_at("legs", "T1", {0: 0, 1: 0})
         plan = SimpleNamespace(topic_id="T1", starts={0: 0, 1: 0})
@@ -111,7 +112,7 @@ class Driver:
         )
 
     def attempt(self) -> TaskReport:
-        return self.engine._attempt(None, ENDS)  # type: ignore[arg-type]
+        return self.engine.batches.fold(None, ENDS)  # type: ignore[arg-type]
 
     def commit(self) -> None:
         self.engine._commit(None, ENDS)  # type: ignore[arg-type]
@@ -218,7 +219,7 @@ def test_a_batch_s_manifest_has_its_ends_and_the_topic_ids_that_its_tasks_met(mo
     assert driver.run.start == ENDS
     assert dict(driver.jobs[1].incarnations)["raw"] == ("i1",)
     assert [one.records for one in driver.reports] == [4, 5]
-    assert (driver.engine.total.counts.records, driver.engine.total.counts.batches) == (9, 2)
+    assert (driver.engine.batches.total.counts.records, driver.engine.batches.total.counts.batches) == (9, 2)
 
 
 def test_the_manifest_of_the_last_stage_s_store_is_written_first(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from aggregations.spark.checkpoint import Checkpoint
-from aggregations.spark.engine import ATTEMPTS, pause_seconds
+from aggregations.spark.retry import ATTEMPTS, pause_seconds
 
 KILLED = """
 import os, signal, sys

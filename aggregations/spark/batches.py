@@ -1,0 +1,242 @@
+"""Folds and commits the batches of one run: attempts, and the manifest after each batch."""
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from itertools import count
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+
+from aggregations.definition.flow import Flow
+from aggregations.errors import SharedKeyError, TasksLostError
+from aggregations.per_message.ledger import Doubt, Entry, UnlistedError
+from aggregations.report import Report
+from aggregations.run.incarnations import merge_incarnations
+from aggregations.spark.action import Action
+from aggregations.spark.growing import Growing
+from aggregations.spark.job import Exclusion, Job, RecordAtStage, TaskReport
+from aggregations.spark.opening import Opening
+from aggregations.spark.retry import ATTEMPTS, StoppedError, may_pass, pause_seconds, worst
+from aggregations.spark.roots import ask_ends, check_source, ids_of
+from envelope.dedup.history import width_of
+from persistence.commit.faults import effect
+from persistence.commit.steps import CommitStep
+from persistence.errors import Transient
+from persistence.kafka import BrokerError, BrokerUnavailable, KafkaSettings
+from persistence.manifest import Manifest
+
+_LOG = logging.getLogger("headwater.spark")
+
+
+class Batches:
+    """Folds batches of Kafka records and commits each in the protocol's order.
+
+    Args:
+        flow: The flow.
+        opening: The run.
+        spark: The session.
+        growing: Watches the source's partitions.
+        kafka: Settings of the Kafka cluster.
+        dead_letters: Dead-letter topic; None if a record that cannot be used ends the run.
+        progress: Called after each batch with its report.
+        stop: Set to end the run: a batch that waits for a retry is left to the next run.
+
+    Attributes:
+        total: What the tasks of all committed batches reported.
+    """
+
+    def __init__(
+        self,
+        flow: Flow[Any],
+        opening: Opening,
+        spark: SparkSession,
+        growing: Growing,
+        *,
+        kafka: KafkaSettings,
+        dead_letters: str | None,
+        progress: Callable[[Report], None] | None,
+        stop: threading.Event,
+    ) -> None:
+        self.total = TaskReport()
+        self._flow = flow
+        self._opening = opening
+        self._run = opening.run
+        self._action = Action(spark, flow)
+        self._growing = growing
+        self._kafka = kafka
+        self._dead_letters = dead_letters
+        self._progress = progress
+        self._stop = stop
+        self._spread = False
+        self._warned = False
+
+    def commit_batch(self, rows: DataFrame, ends: Mapping[tuple[str, int], int]) -> None:
+        """Fold and persist a batch that ends at these next offsets, and write its manifest into every store."""
+        report = self.fold(rows, ends)
+        run = self._run
+        for stage, marks in report.marks:
+            run.known.note(stage, marks)
+        incarnations = merge_incarnations(run.manifest.incarnations if run.manifest else {}, report.seen)
+        manifest = run.following(ends, {run.source: self._opening.plan.topic_id}, incarnations, report.changes)
+        self.advance(manifest)
+        report.counts.batches = 1
+        self.total.add(report)
+        report.counts.log_raised(_LOG)
+        self._warn()
+        if self._progress is not None:
+            self._progress(report.counts)
+
+    def _warn(self) -> None:
+        """Log once that messages without a key arrive."""
+        if self._warned or not (keyless := self.total.counts.keyless):
+            return
+        self._warned = True
+        for stage, records in keyless.items():
+            width = width_of(self._flow.stage(stage).aggregate.history, wide=True)
+            _LOG.warning(
+                "stage %s: %d of the first %d records were republished without a key. When they are sent again they come "
+                "over other partitions, and are known as long as each lane's history of %d positions reaches "
+                "(aggregate(history=...))",
+                stage,
+                records,
+                self.total.counts.records,
+                width,
+            )
+
+    def advance(self, manifest: Manifest) -> None:
+        """Write a manifest into every store, downstream store first, and continue from it."""
+        for name, _ in reversed(self._run.distinct_stores()):
+            self._save_manifest(name, manifest)
+        self._run.advanced(manifest)
+
+    def _save_manifest(self, name: str, manifest: Manifest) -> None:
+        """Write a manifest. Writing the same manifest again succeeds, so a transient failure needs no new fold."""
+        for attempt in count(1):
+            try:
+                effect(CommitStep.MANIFEST.of(name), lambda: self._run.save_manifest(name, manifest))
+                return
+            except Transient as error:
+                self._pause(f"manifest of batch {manifest.batch}", attempt, error)
+
+    def fold(self, rows: DataFrame, ends: Mapping[tuple[str, int], int]) -> TaskReport:
+        """Fold and persist a batch; the next attempt completes a half-written batch and repeats no completed write."""
+        excluded: dict[RecordAtStage, Exclusion] = {}
+        start = self._run.start
+        partitions = sum(end > start.get(place, 0) for place, end in ends.items())
+        attempt, doubt, again = 1, dict(self._run.doubt), False
+        while True:
+            report, failures = self._try(rows, ends, partitions, attempt, excluded, doubt, again=again)
+            again = bool(failures)
+            if not failures:
+                scattered = {
+                    place: cause
+                    for place, cause in report.failed.items()
+                    if place not in excluded or (excluded[place].hole and not cause.hole)
+                }
+                if not (self._flow.scatters and scattered):
+                    return report
+                # Other tasks may have folded items of these records: fold again without these records.
+                excluded |= scattered
+                continue
+            unlisted = [one for one in failures if isinstance(one, UnlistedError)]
+            if len(unlisted) < len(failures) or any(one.beside for one in unlisted):
+                doubt |= ends  # this attempt may have persisted some of it
+            if unlisted:
+                attempt = self._list_dead({entry for one in unlisted for entry in one.entries}, attempt)
+                continue
+            if any(isinstance(one, SharedKeyError) for one in failures) and not self._spread:
+                _LOG.warning("batch %d: %s", self._run.batch, failures[0])
+                self._spread = self._growing.shared = True
+                continue
+            if any(isinstance(one, TasksLostError) for one in failures):
+                self.check_source()
+            error = worst(failures)
+            if not may_pass(error):
+                raise error
+            self._pause(f"batch {self._run.batch}", attempt, error)
+            attempt += 1
+
+    def _list_dead(self, entries: set[Entry], attempt: int) -> int:
+        """List dead letters of inner stages; return the number of the batch's current attempt."""
+        while True:
+            try:
+                self._run.list_dead(entries)
+            except Transient as error:
+                self._pause(f"ledger of batch {self._run.batch}", attempt, error)
+                attempt += 1
+            else:
+                return attempt
+
+    def _try(
+        self,
+        rows: DataFrame,
+        read: Mapping[tuple[str, int], int],
+        partitions: int,
+        attempt: int,
+        excluded: Mapping[RecordAtStage, Exclusion],
+        doubt: Doubt,
+        *,
+        again: bool,
+    ) -> tuple[TaskReport, list[Exception]]:
+        try:
+            if again:
+                # The marks that the previous attempt's saves returned are not known here.
+                self._run.check_marks()
+            self._growing.look(partition for _, partition in read)
+            self._run.check_progress()
+            self._run.note_growth()
+            job = self._job(partitions, attempt, excluded, doubt)
+        except (BrokerUnavailable, Transient) as error:
+            return TaskReport(), [error]
+        return self._action.execute(rows, job)
+
+    def check_source(self) -> None:
+        """Raise if the source's topic was replaced by another topic of that name, which explains why reading failed."""
+        with suppress(BrokerError):
+            check_source(self._opening.topics, self._flow, self._opening.plan.topic_id)
+
+    def _pause(self, what: str, attempt: int, error: Exception) -> None:
+        """Wait before the next attempt.
+
+        Raises:
+            StoppedError: The run was stopped.
+            Exception: The error, when this was the last attempt.
+        """
+        if attempt == ATTEMPTS:
+            raise error
+        _LOG.warning("%s, attempt %d: %s", what, attempt, error)
+        if self._stop.wait(pause_seconds(attempt)):
+            _LOG.warning("stopped; the next run folds batch %d", self._run.batch)
+            raise StoppedError
+
+    def _job(self, partitions: int, attempt: int, excluded: Mapping[RecordAtStage, Exclusion], doubt: Doubt) -> Job:
+        known = dict(self._run.manifest.incarnations) if self._run.manifest else {}
+        ends = ask_ends(self._opening.topics, known)
+        return Job(
+            flow=self._flow,
+            ref=self._run.ref,
+            urls=dict(self._run.urls),
+            epoch=self._run.epoch,
+            batch=self._run.batch,
+            routes=self._action.routes,
+            kafka=self._kafka,
+            dead_letters=self._dead_letters,
+            topic_ids={**self._run.topic_ids, **ids_of(ends), self._run.source: self._opening.plan.topic_id},
+            incarnations=known,
+            earlier=None if self._run.accept_definition else self._run.earlier,
+            driver=os.getpid(),
+            excluded=excluded,
+            attempt=attempt,
+            ends=ends,
+            asked=tuple(known),
+            spread=self._spread,
+            one_partition=partitions <= 1,
+            ledger=self._run.ledger,
+            doubt=doubt,
+            known=self._run.known,
+            evict=self._run.evicts,
+            replays=self._run.replays,
+        )
