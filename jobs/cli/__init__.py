@@ -8,15 +8,17 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
+from itertools import takewhile
 from typing import Annotated, NoReturn
 
 import typer
 
 from jobs import environment
 from jobs.cli import demo, discard, faults, new, plan, redrive, republish, run, schema, stack, submit, views
-from jobs.cli.errors import explain
+from jobs.cli.errors import Exit, explain
 from jobs.environment import DEBUG
-from jobs.screen import LogLines, keep_closed, say
+from jobs.screen import LogLines, OutputError, emit, keep_closed, say
 
 __all__ = ["app", "fail", "main"]
 
@@ -83,16 +85,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
         arguments: Command and options; None for those of the process.
     """
     keep_closed()
+    given = sys.argv[1:] if arguments is None else arguments
     try:
-        app(args=arguments, prog_name="headwater")
+        app(args=given, prog_name="headwater")
     except Exception as error:
-        fail(error)
+        fail(error, given)
 
 
-def fail(error: Exception) -> NoReturn:
-    """Say what went wrong, and end the process."""
+def fail(error: Exception, arguments: Sequence[str]) -> NoReturn:
+    """Say what went wrong, and end the process.
+
+    A refused command writes its reason to standard output too if its arguments ask for JSON.
+    """
+    code, line = explain(error)
+    if code in (Exit.USAGE, Exit.REFUSED) and "--json" in takewhile("--".__ne__, arguments):
+        with suppress(OutputError):
+            emit({"refused": line})
     if os.environ.get(DEBUG):
         raise error
-    code, line = explain(error)
     say(f"headwater: {line}")
     sys.exit(code)

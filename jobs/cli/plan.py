@@ -18,7 +18,7 @@ from jobs.cli.options import (
     Stores,
 )
 from jobs.cli.run import show_plan
-from jobs.screen import emit, say
+from jobs.screen import say
 
 if TYPE_CHECKING:
     from aggregations.run.start import Plan
@@ -40,9 +40,8 @@ def plan(
     """Show where `headwater run` would start, with the same checks and the same exit code; a run at work goes on.
 
     It takes no epoch, writes nothing and does not start Spark. With --json the plan is one line, as the first one of
-    `headwater run --json`; a run that is refused before there is a plan has the line `{"refused": REASON}` instead.
+    `headwater run --json`.
     """
-    from aggregations.errors import RunRefusedError
     from aggregations.spark.opening import plan_flow
     from jobs import settings
     from jobs.loading import load_flow
@@ -67,10 +66,6 @@ def plan(
                 planned=made.append,
             )
         )
-    except RunRefusedError as error:
-        if json and not made:  # refused before there was a plan, by what a store or the topic is
-            emit({"refused": str(error)})
-        raise
     finally:  # the plan of a run that is refused because of it is shown too
         for one in made[-1:]:
             show_plan(one, json=json)

@@ -226,7 +226,7 @@ class _Told:
 
     def __call__(self, line: dict[str, Any]) -> None:
         self.lines.append(line)
-        if line.get("done") or "plan" in line:
+        if line.get("done") or self._counter not in line:
             return
         count = line[self._counter]
         self._now = count if self._cumulative else self._now + count

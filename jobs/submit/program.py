@@ -24,11 +24,12 @@ def run(flow: "Flow[Any]", arguments: Sequence[str] | None = None) -> NoReturn:
     """
     from jobs.cli import fail, main
 
+    given = sys.argv[1:] if arguments is None else arguments
     try:
         reference = _reference(flow, sys._getframe(1).f_globals)
     except Exception as error:
-        fail(error)
-    main(["run", reference, *(sys.argv[1:] if arguments is None else arguments)])
+        fail(error, given)
+    main(["run", reference, *given])
     sys.exit(0)
 
 

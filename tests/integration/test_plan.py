@@ -123,7 +123,9 @@ def test_what_a_run_would_be_refused_for_ends_a_plan_with_the_same_code_and_word
     assert plan() == Exit.REFUSED
     captured = capsys.readouterr()
     assert "--accept beyond-end" in captured.err
-    assert [one["risk"] for one in json.loads(captured.out)["plan"]["findings"]] == ["beyond-end"]
+    planned, refused = map(json.loads, captured.out.splitlines())
+    assert [one["risk"] for one in planned["plan"]["findings"]] == ["beyond-end"]
+    assert "--accept beyond-end" in refused["refused"]
     assert plan("flow", "--accept", "no-such-risk") == Exit.USAGE
     assert plan("flow", "--dead-letters", "no-such-topic") == Exit.FAILED
 

@@ -88,7 +88,7 @@ class Life:
         for line in self._process.stdout:
             with suppress(json.JSONDecodeError):  # a killed process may tear its last line
                 told = json.loads(line)
-                if "plan" not in told and "done" not in told:
+                if not told.keys() & {"plan", "done", "refused"}:
                     self._on_line(told)
                     self.commits += 1
 

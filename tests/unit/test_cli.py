@@ -101,6 +101,47 @@ def test_an_error_is_one_line_on_standard_error(
     assert err == f"headwater: there is no module no_such_module in {tmp_path} nor on PYTHONPATH\n"
 
 
+WITH_JSON = [path.split()[1:] for path, parameter in PARAMETERS if parameter.name == "json"]
+
+
+@pytest.mark.parametrize("command", WITH_JSON, ids=" ".join)
+def test_every_command_that_is_refused_says_so_as_json_too(
+    command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HEADWATER_FAULT", "nowhere.after")
+    assert run(monkeypatch, *command, "--json") == Exit.USAGE
+    out, err = capsys.readouterr()
+    reason = json.loads(out)["refused"]
+    assert "no fault point 'nowhere'" in reason
+    assert err == f"headwater: {reason}\n"
+    assert run(monkeypatch, *command) == Exit.USAGE
+    assert capsys.readouterr().out == ""
+
+
+def test_a_run_that_is_unsafe_is_refused_as_json_too_and_a_failure_is_not(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    errors: list[Exception] = [RunRefusedError("the topic is compacted"), BrokerUnavailable("no answer", "start it")]
+
+    def fails(*_: object, **__: object) -> None:
+        raise errors.pop(0)
+
+    monkeypatch.setattr("aggregations.spark.opening.plan_flow", fails)
+    plan = ("plan", "jobs.demo.flow:flow", "--bootstrap", "b:1", "--json")
+    assert run(monkeypatch, *plan) == Exit.REFUSED
+    assert json.loads(capsys.readouterr().out) == {"refused": "the topic is compacted"}
+    assert run(monkeypatch, *plan) == Exit.FAILED
+    assert capsys.readouterr().out == ""
+
+
+def test_json_behind_a_double_dash_is_for_another_command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ("submit-command", "jobs.demo.flow:flow", "--deploy-mode", "nowhere", "--", "--json")
+    assert run(monkeypatch, *arguments) == Exit.USAGE
+    assert capsys.readouterr().out == ""
+
+
 def test_a_demo_that_is_stopped_inside_a_c_library_s_call_ends_with_the_signal_s_code_and_leaves_nothing(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

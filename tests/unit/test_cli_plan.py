@@ -4,13 +4,10 @@ import json
 
 import pytest
 
-from aggregations.errors import RunRefusedError
 from aggregations.run.start import PartitionPlan, Plan, Risk
-from jobs.cli.errors import Exit
 from jobs.cli.run import show_plan
 from persistence.findings import Finding
 from persistence.manifest import Growth
-from tests.support.cli import run
 
 
 @pytest.mark.parametrize("until", [None, {0: 70, 1: 50}])
@@ -31,14 +28,3 @@ def test_a_plan_with_all_that_it_can_have_is_one_line_of_json(until, capsys):
     assert told["lag"] == [30, 50]
     assert told["partitions"][0]["stores"] == {"aircraft": 40}
     assert [one["risk"] for one in told["findings"]] == ["grown-undrained"]
-
-
-def test_a_refusal_without_a_plan_is_a_line_of_json_too(monkeypatch, capsys):
-    def refuses(*_, **__):
-        raise RunRefusedError("the topic is compacted")
-
-    monkeypatch.setattr("aggregations.spark.opening.plan_flow", refuses)
-    assert run(monkeypatch, "plan", "jobs.demo.flow:flow", "--bootstrap", "b:1", "--json") == Exit.REFUSED
-    out, err = capsys.readouterr()
-    assert json.loads(out) == {"refused": "the topic is compacted"}
-    assert "headwater: the topic is compacted" in err
