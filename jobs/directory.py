@@ -51,10 +51,12 @@ class Directory:
     """The content of one `headwater.toml`; empty when there is no such file.
 
     Attributes:
-        kafka: The file, when it has a table `[kafka]`.
+        path: The file.
+        kafka: Its table `[kafka]`; None when it has none.
     """
 
-    kafka: Path | None = None
+    path: Path = Path(FILE)
+    kafka: Mapping[str, Any] | None = None
     _store: str = ""
     _flows: Mapping[str, FlowDefaults] = field(default_factory=dict)
 
@@ -78,7 +80,7 @@ class Directory:
         reader = _Reader(path, text)
         reader.check(table, {"store": str, "kafka": dict, "flows": dict})
         flows = {name: reader.flow(name, flow) for name, flow in table.get("flows", {}).items()}
-        return cls(path if "kafka" in table else None, reader.url(table, "store"), flows)
+        return cls(path, table.get("kafka"), reader.url(table, "store"), flows)
 
     def of(self, flow: str) -> FlowDefaults:
         """Settings of a flow in the file."""

@@ -36,22 +36,33 @@ _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h)?")
 _SECONDS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
-def kafka(bootstrap: str | None = None, root: Path = stack.DEFAULT_ROOT, file: Path | None = None) -> KafkaSettings:
+def kafka(
+    bootstrap: str | None = None,
+    root: Path = stack.DEFAULT_ROOT,
+    file: Path | None = None,
+    *,
+    directory: Directory | None = None,
+) -> KafkaSettings:
     """Return the Kafka settings: from `bootstrap`, the environment or a file, else of the local stack in `root`.
 
     Args:
         bootstrap: `host:port[,host:port...]`; it overrides the environment, which overrides the file.
         root: Directory of the local stack, which needs no settings.
         file: TOML file with a table `[kafka]`, see `KafkaSettings.load`. None: that of `headwater.toml`, if any.
+        directory: Content of `headwater.toml`, if it was read already.
 
     Raises:
         UsageError: None of them gives an address.
         DirectoryError: `headwater.toml` cannot be used.
         SettingsError: A setting cannot be used.
     """
-    file = file or Directory.load().kafka
+    table = None
+    if file is None:
+        directory = directory or Directory.load()
+        table = directory.kafka
+        file = directory.path if table is not None else None
     if bootstrap or file is not None or any(os.environ.get(name) for name in _ADDRESSES):
-        return KafkaSettings.load(bootstrap, file=file)
+        return KafkaSettings.load(bootstrap, file=file, table=table)
     running = stack.status(root)
     if running is None or running.find("kafka") is None:
         raise UsageError(
@@ -98,6 +109,7 @@ def of_flow(
     dead_letters: str | None = None,
     generation: int | None = None,
     env: Mapping[str, str] = os.environ,
+    directory: Directory | None = None,
 ) -> FlowSettings:
     """Return the settings of a flow: each from the first of these sources, its most specific entry first.
 
@@ -113,13 +125,14 @@ def of_flow(
         dead_letters: Value of `--dead-letters`.
         generation: Value of `--generation`.
         env: Environment.
+        directory: Content of `headwater.toml`, if it was read already.
 
     Raises:
         UsageError: Two URLs for one stage, or text that is not a URL.
         DirectoryError: `headwater.toml` cannot be used.
         FlowError: A stage that the flow does not have.
     """
-    file = Directory.load().of(flow.name)
+    file = (directory or Directory.load()).of(flow.name)
     origins: dict[str, str] = {}
 
     def first(name: str, *found: tuple[str, T | None]) -> T | None:

@@ -41,14 +41,16 @@ def discard(
     from jobs import settings
     from jobs.dead_letters.discard import discard as run
     from jobs.dead_letters.letters import Selection
+    from jobs.directory import Directory
     from jobs.loading import load_flow
 
     found = load_flow(flow)
-    chosen = settings.of_flow(found, store, generation=generation)
+    here = Directory.load()
+    chosen = settings.of_flow(found, store, generation=generation, directory=here)
     selection = Selection(frozenset(reason or ()), frozenset(stage or ()), frozenset(topic or ()), unproven=True)
     with progress("reading dead letters", unit="letters") as bar:
         result = run(
-            settings.kafka(bootstrap, file=kafka_settings),
+            settings.kafka(bootstrap, file=kafka_settings, directory=here),
             source,
             found,
             chosen.stores,

@@ -44,11 +44,13 @@ def plan(
     """
     from aggregations.spark.opening import plan_flow
     from jobs import settings
+    from jobs.directory import Directory
     from jobs.loading import load_flow
 
     found = load_flow(flow)
-    kafka = settings.kafka(bootstrap, root, kafka_settings)
-    chosen = settings.of_flow(found, store, dead_letters=dead_letters, generation=generation)
+    here = Directory.load()
+    kafka = settings.kafka(bootstrap, root, kafka_settings, directory=here)
+    chosen = settings.of_flow(found, store, dead_letters=dead_letters, generation=generation, directory=here)
     for line in chosen.lines():
         say(line)
     made: list[Plan] = []

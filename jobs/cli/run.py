@@ -80,13 +80,15 @@ def run(
     from aggregations.spark.opening import check_given
     from aggregations.spark.session import is_submitted, master_of
     from jobs import settings
+    from jobs.directory import Directory
     from jobs.loading import files_of, load_flow
     from jobs.stack import jars
     from jobs.stack.java import java
 
     found = load_flow(flow)
-    kafka = settings.kafka(bootstrap, root, kafka_settings)
-    chosen = settings.of_flow(found, store, dead_letters=dead_letters, generation=generation)
+    here = Directory.load()
+    kafka = settings.kafka(bootstrap, root, kafka_settings, directory=here)
+    chosen = settings.of_flow(found, store, dead_letters=dead_letters, generation=generation, directory=here)
     seconds = settings.seconds(trigger)
     connector: Sequence[Path] = ()
     if is_submitted():  # its JVM is there, with the connector and a log that are the submitter's

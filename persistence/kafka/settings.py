@@ -77,6 +77,7 @@ class KafkaSettings:
         bootstrap: str | None = None,
         *,
         file: Path | None = None,
+        table: Mapping[str, Any] | None = None,
         options: Mapping[str, str] | None = None,
         env: Mapping[str, str] | None = None,
     ) -> Self:
@@ -89,6 +90,7 @@ class KafkaSettings:
         Args:
             bootstrap: `host:port[,host:port...]`.
             file: TOML file with a table `[kafka]` of these names. It must not contain a secret.
+            table: That table of `file`, if it was read already.
             options: More settings by librdkafka's names.
             env: Environment; the process's own when None.
 
@@ -97,7 +99,7 @@ class KafkaSettings:
         """
         merged: dict[str, str] = {}
         for part in (
-            _from_file(file) if file else {},
+            _from_file(file, table) if file else {},
             _from_environment(os.environ if env is None else env),
             dict(options or {}),
         ):
@@ -139,14 +141,15 @@ class KafkaSettings:
         return {f"kafka.{name}": value for name, value in java.items()}
 
 
-def _from_file(path: Path) -> dict[str, str]:
+def _from_file(path: Path, table: Mapping[str, Any] | None) -> dict[str, str]:
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8")).get("kafka", {})
+        if table is None:
+            table = tomllib.loads(path.read_text(encoding="utf-8")).get("kafka", {})
     except tomllib.TOMLDecodeError as error:  # its text has the line and no value
         raise SettingsError(f"the settings file {path} is not valid TOML: {error}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"the settings file {path} cannot be read: {type(error).__name__}") from error
-    settings = dict(_flat(table))
+    settings = dict(_flat(table or {}))
     for name in settings:
         if is_secret(name) and not name.endswith(_FILE_SUFFIX):
             raise SettingsError(

@@ -4,10 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from aggregations.errors import FlowError
+from aggregations.errors import FlowError, RunRefusedError
 from jobs import settings
+from jobs.cli.errors import Exit
 from jobs.demo.flow import flow
 from jobs.directory import Directory, DirectoryError
+from persistence.kafka import KafkaSettings
 from tests.support.cli import run
 
 WHOLE = """
@@ -105,3 +107,20 @@ def test_a_stage_that_the_flow_does_not_have_is_refused(file: Path) -> None:
     file.write_text('[flows.flights.stores]\npilot = "redis://r"\n')
     with pytest.raises(FlowError, match="no stage 'pilot'"):
         settings.of_flow(flow)
+
+
+def test_a_command_that_needs_kafka_and_stores_reads_it_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[Path] = []
+
+    def counted(path: Path, *_: str, **__: str) -> str:
+        read.append(path)
+        return path.read_bytes().decode()
+
+    def planned(found: object, *, kafka: KafkaSettings, generation: int, **_: object) -> None:
+        assert (kafka.bootstrap, generation) == ("file:9092", 2)
+        raise RunRefusedError("seen")
+
+    monkeypatch.setattr(Path, "read_text", counted)
+    monkeypatch.setattr("aggregations.spark.opening.plan_flow", planned)
+    assert run(monkeypatch, "plan", "jobs.demo.flow:flow") == Exit.REFUSED
+    assert [path.name for path in read].count("headwater.toml") == 1
