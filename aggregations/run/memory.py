@@ -16,8 +16,9 @@ from aggregations.per_message.loop import MessageLoop
 from aggregations.per_message.stage import KeyState, StageOutcome
 from aggregations.per_message.steps import OutputMessage
 from aggregations.report import DeadLetter, Report
+from aggregations.run.begin import begin
 from aggregations.run.incarnations import Incarnations
-from aggregations.run.run import Run, begin
+from aggregations.run.run import Run
 from aggregations.run.snapshots import snapshots_of
 from aggregations.run.states import load_states, save_states
 from envelope.limits import MAX_OFFSET

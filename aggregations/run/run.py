@@ -1,7 +1,6 @@
-"""One run of a flow against its stores: epoch, manifests, start offsets, and the manifest after each batch."""
+"""One run of a flow against its stores: its epoch, its progress, and the manifest after each batch."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,20 +8,15 @@ import msgspec
 
 from aggregations.definition.flow import Flow, Stage
 from aggregations.per_message.ledger import Changes, Doubt, Entry, Ledger
-from aggregations.run.common import common
+from aggregations.run.acknowledged import Acknowledged
 from aggregations.run.growth import advance
 from aggregations.run.incarnations import Incarnations, merge_incarnations
-from aggregations.run.shapes import check_states
-from aggregations.run.start import LOSSES, Risk, check_marks, check_stores, refuse
-from persistence.cas import manifest_behind
 from persistence.commit.faults import EPOCH, FINISH, LEDGER, effect
 from persistence.commit.order import store_order
-from persistence.findings import Finding
 from persistence.growth import METADATA_MAX_AGE_SECONDS, Ends
 from persistence.manifest import Growth, Manifest, Progress
 from persistence.marks import Bucket, KnownMarks
 from persistence.protocol import FlowRef, StageRef, StateStore
-from persistence.registry import open_store
 
 Offsets = Mapping[tuple[str, int], int]
 """(topic, partition) to next offset."""
@@ -50,7 +44,7 @@ class Run:
         crashed: An earlier run did not end cleanly: it may have folded records that no manifest covers.
         doubt: Offset by topic and partition below which such a run may have folded records; see `ask_doubt`.
         known: Marks that buckets have acknowledged to this run.
-        since: First epoch whose marks count; see `Manifest.since`.
+        acknowledged: These marks, and the manifests that stores have acknowledged to this run.
     """
 
     flow: Flow[Any]
@@ -69,14 +63,14 @@ class Run:
     crashed: bool = False
     doubt: Doubt = field(default_factory=dict)
     known: KnownMarks = field(init=False)
-    since: int = 0
-    _saved: dict[str, tuple[int, int]] = field(default_factory=dict)
-    _marks: dict[str, Mapping[str, Mapping[str, str]]] = field(default_factory=dict)
+    acknowledged: Acknowledged = field(init=False)
     _former: Manifest | None = None  # of a topic that was created again, until a batch of the new one is folded
 
     def __post_init__(self) -> None:
         self.ledger = Ledger.of(self.ref.flow, self.ref.generation, self.manifest)
-        self.known = KnownMarks(self.ref, [stage.name for stage in self.flow.stages])
+        stages = [stage.name for stage in self.flow.stages]
+        self.known = KnownMarks(self.ref, stages)
+        self.acknowledged = Acknowledged(self.ref, stages, self.known)
 
     @property
     def source(self) -> str:
@@ -223,14 +217,11 @@ class Run:
         if former is not None and manifest.topic_ids == former.topic_ids:
             # Next to the former topic's id, offsets of the new topic would count as offsets of the former one.
             manifest = msgspec.structs.replace(manifest, positions=former.positions, growth=former.growth)
-        stages = [stage.name for stage in self.flow.stages]
-        # Marks of the stages here and downstream: an upstream stage that goes back with its manifest is filled again.
-        if commits:
-            self._marks[name] = self.known.acknowledged(stages[stages.index(name) :])
-        marks = self._marks.get(name, {})
-        marked = msgspec.structs.replace(self._of_store(name, manifest), marks=marks, since=self.since)
-        self.stores[name].save_manifest(self.ref, marked, after=self._saved.get(name, (0, 0)))
-        self._saved[name] = (manifest.epoch, manifest.batch)
+        held = self.acknowledged
+        marks = held.marks(name, commits=commits)
+        marked = msgspec.structs.replace(self.of_store(name, manifest), marks=marks, since=held.since)
+        self.stores[name].save_manifest(self.ref, marked, after=held.manifest(name))
+        held.saved(name, manifest)
 
     def check_progress(self) -> None:
         """Check before a batch is folded that no store went back as a whole.
@@ -242,65 +233,16 @@ class Run:
             StoreWentBack: The manifest in a store is older than the one that this run saved.
         """
         for name, store in self.distinct_stores():
-            found = store.load_manifest(self.ref)
-            at = (found.epoch, found.batch) if found is not None else (0, 0)
-            if at < self._saved.get(name, (0, 0)):
-                raise manifest_behind(self.ref, self._saved[name], at)
+            self.acknowledged.check_manifest(name, store.load_manifest(self.ref))
 
-    def _of_store(self, name: str, manifest: Manifest) -> Manifest:
+    def of_store(self, name: str, manifest: Manifest) -> Manifest:
+        """A manifest as the store of that name gets it: with the flow's definitions and the stages that it keeps."""
         kept = tuple(stage for stage, home in self.homes().items() if home == name)
         return msgspec.structs.replace(manifest, definitions=self.definitions(), kept=kept, earlier=self.earlier)
-
-    def _read(self, accept: Sequence[str]) -> None:
-        """Read the progress of each store.
-
-        Raises:
-            RunRefusedError: The stores are inconsistent with each other or the flow, and the risk is not accepted.
-        """
-        for _ in range(2):
-            # Upstream first, because an active run writes downstream first. If that run has only just begun, the first
-            # read may be older than its first manifest.
-            self.manifests = [(name, store.load_manifest(self.ref)) for name, store in self.distinct_stores()]
-            if all(manifest for _, manifest in self.manifests):
-                break
-        refuse(self._begin(), accept)
-        for stage in self._redefined():
-            check_states(stage, self.stage_ref(stage), self.stores[stage.name])
-        self.advanced(common([manifest for _, manifest in self.manifests], self.ref))
-
-    def _redefined(self) -> list[Stage]:
-        """Stages with another definition in a manifest; all of these definitions are noted as continued."""
-        found = [manifest for _, manifest in self.manifests if manifest is not None]
-        earlier: dict[str, tuple[str, ...]] = {}
-        redefined = []
-        for stage in self.flow.stages:
-            made = {one.definitions[stage.name] for one in found if stage.name in one.definitions}
-            if made - {stage.definition}:
-                redefined.append(stage)
-            made |= {definition for one in found for definition in one.earlier.get(stage.name, ())}
-            if made - {stage.definition}:
-                earlier[stage.name] = tuple(sorted(made - {stage.definition}))
-        self.earlier = earlier
-        return redefined
 
     def earlier_of(self, stage: Stage) -> Collection[str] | None:
         """Earlier definitions of a stage whose states are continued; None for any."""
         return None if self.accept_definition else self.earlier.get(stage.name, ())
-
-    def _note_stages(self) -> None:
-        """Write the flow's stages into every store whose manifest names other stages, before anything is folded.
-
-        Otherwise a half-written batch would not show which stages existed. For a new flow every store gets a manifest:
-        from then on a store without a manifest has lost it. An accepted loss is noted, too: the next run need not
-        accept it again, wherever this run crashes.
-        """
-        begun = any(manifest and manifest.begun for _, manifest in self.manifests)
-        for name, manifest in reversed(self.manifests):
-            if manifest is None and begun:
-                continue  # the risk is accepted: the store gets a manifest with the first positions
-            noted = self._of_store(name, msgspec.structs.replace(manifest or Manifest(0, 0, seen={}), epoch=self.epoch))
-            if manifest is None or _stages(manifest) != _stages(noted) or manifest.since != self.since:
-                effect(EPOCH, lambda name=name, noted=noted: self.save_manifest(name, noted))  # type: ignore[misc]
 
     def start_at(self, topic: str, topic_id: str, starts: Mapping[int, int], growth: Growth | None = None) -> None:
         """Start from these offsets of a topic, and write them into every store whose manifest differs.
@@ -326,7 +268,7 @@ class Run:
             incarnations=merge_incarnations(before.incarnations, {name: [one] for name, one in named.items()}),
             definitions=self.definitions(),
         )
-        self._save_everywhere(self.manifest)
+        self.save_everywhere(self.manifest)
 
     def note_growth(self) -> None:
         """Note a new growth in the manifests before anything of its batch is persisted.
@@ -340,9 +282,9 @@ class Run:
 
     def noting(self) -> Manifest:
         """The manifest with the growth that was detected since, between two batches."""
-        return self._changed(growth={} if self.growth is None else {self.source: self.growth})
+        return self.changed(growth={} if self.growth is None else {self.source: self.growth})
 
-    def _save_everywhere(self, manifest: Manifest) -> None:
+    def save_everywhere(self, manifest: Manifest) -> None:
         """Write a manifest outside of a commit, downstream store first."""
         for name, _ in reversed(self.distinct_stores()):
             effect(EPOCH, lambda name=name: self.save_manifest(name, manifest))  # type: ignore[misc]
@@ -353,40 +295,15 @@ class Run:
         Raises:
             StoreWentBack: A bucket lost writes that it acknowledged to this run, or to a bucket upstream of it.
         """
-        self._learn(buckets := self._buckets())
-        for held in buckets.values():
-            for one in held.values():
-                for stage, marks in one.downstream.items() if one.epoch == self.epoch else ():
-                    self.known.check(stage, marks)
+        self.acknowledged.check_buckets(self.buckets(), epoch=self.epoch)
 
-    def _buckets(self) -> dict[str, Mapping[str, Bucket]]:
+    def buckets(self) -> dict[str, Mapping[str, Bucket]]:
         """Every bucket of every stage whose store keeps marks."""
         return {
             stage.name: self.stores[stage.name].marks(self.stage_ref(stage))
             for stage in self.flow.stages
             if self.stores[stage.name].capabilities.marked
         }
-
-    def _learn(self, buckets: Mapping[str, Mapping[str, Bucket]]) -> None:
-        for stage, held in buckets.items():
-            self.known.learn(stage, {bucket: one.mark for bucket, one in held.items()})
-
-    def _begin(self) -> list[Finding]:
-        """Read manifests and buckets, and return findings about inconsistencies."""
-        found = [manifest for _, manifest in self.manifests if manifest is not None]
-        self.since = max((one.since for one in found), default=0)
-        self._saved = {name: (one.epoch, one.batch) for name, one in self.manifests if one is not None}
-        self._marks = {name: one.marks for name, one in self.manifests if one is not None}
-        self._learn(buckets := self._buckets())
-        homes = self.homes()
-        findings = [
-            *check_stores(self.flow.name, self.manifests, self.definitions(), homes),
-            *check_marks(self.flow.name, self.manifests, buckets, homes, self.since),
-        ]
-        if any(one.risk in LOSSES for one in findings):
-            # Used only if the risk is accepted: marks that were acknowledged before are then no longer checked.
-            self.since = self.epoch
-        return findings
 
     def advanced(self, manifest: Manifest | None) -> None:
         """Continue from a manifest that every store has."""
@@ -410,7 +327,7 @@ class Run:
         It is not noted before this run has read everything that an earlier run may have folded without a manifest.
         """
         if self.manifest is not None and not self.replays:
-            manifest = self._changed(clean=True)
+            manifest = self.changed(clean=True)
             for name, _ in reversed(self.distinct_stores()):
                 effect(FINISH, lambda name=name: self.save_manifest(name, manifest, commits=False))  # type: ignore[misc]
 
@@ -420,7 +337,7 @@ class Run:
 
     def rewrite_ledger(self, ledger: Ledger) -> None:
         """Write another ledger into every store, without changing the flow's progress."""
-        self._note(self._changed(**ledger.fields()))
+        self._note(self.changed(**ledger.fields()))
 
     def _note(self, manifest: Manifest) -> None:
         """Write a manifest with unchanged progress into every store, and continue from it."""
@@ -428,7 +345,7 @@ class Run:
             effect(LEDGER, lambda name=name: self.save_manifest(name, manifest, commits=False))  # type: ignore[misc]
         self.advanced(manifest)
 
-    def _changed(self, **changed: Any) -> Manifest:
+    def changed(self, **changed: Any) -> Manifest:
         """The current manifest with changed fields and the same progress."""
         before = self.manifest or Manifest(self.epoch, 0)
         fields = {"epoch": self.epoch, "definitions": self.definitions(), "clean": False, **changed}
@@ -442,84 +359,3 @@ class Run:
         """Close every store."""
         for _, store in self.distinct_stores():
             store.close()
-
-
-def begin(
-    flow: Flow[Any],
-    urls: Mapping[str, str],
-    *,
-    generation: int = 1,
-    accept: Sequence[str] = (),
-) -> Run:
-    """Begin a run: acquire an epoch, fence every older run, then read the progress of each store.
-
-    The epoch comes from the first stage's store and is installed in all stores before anything is loaded.
-
-    Args:
-        flow: The flow.
-        urls: URL of the store by stage name, from `bind`.
-        generation: Generation of the states.
-        accept: Names of risks taken on purpose; see `aggregations.run.start.Risk`.
-
-    Raises:
-        RunRefusedError: The stores do not fit together or to the flow, and that risk is not accepted.
-        Fenced: A newer run has begun meanwhile.
-    """
-    with _opened(flow, urls, generation, accept_definition=Risk.DEFINITION in accept) as run:
-        run.accept_disorder = Risk.GROWN_UNDRAINED in accept
-        run.accept_eviction = Risk.GROWTH_FULL in accept
-        ref, ordered = run.ref, run.distinct_stores()
-        authority = ordered[0][1]
-        above = max(store.installed_epoch(ref) for _, store in ordered)
-        run.epoch = effect(EPOCH, lambda: authority.acquire_epoch(ref, above=above))
-        for _, store in ordered[1:]:
-            effect(EPOCH, lambda store=store: store.install_epoch(ref, run.epoch))  # type: ignore[misc]
-        run._read(accept)
-        run._note_stages()
-        found = [manifest for _, manifest in run.manifests if manifest is not None]
-        run.crashed = not all(manifest.clean for manifest in found)
-        if any(manifest.clean for manifest in found):
-            run.advanced(run._changed())  # from here on the manifest does not count as clean
-            run._save_everywhere(run._changed())
-        run.growth = run.manifest.growth.get(run.source) if run.manifest else None
-    return run
-
-
-def look(flow: Flow[Any], urls: Mapping[str, str], *, generation: int = 1, accept: Sequence[str] = ()) -> Run:
-    """Open a flow's stores read-only, with the checks of `begin`. An active run is not affected.
-
-    It acquires no epoch and writes nothing.
-
-    Args:
-        flow: The flow.
-        urls: URL of the store by stage name, from `bind`.
-        generation: Generation of the states.
-        accept: Names of risks taken on purpose; see `aggregations.run.start.Risk`.
-
-    Raises:
-        RunRefusedError: The stores do not fit together or to the flow, and that risk is not accepted.
-    """
-    with _opened(flow, urls, generation) as run:
-        run._read(accept)
-        run.growth = run.manifest.growth.get(run.source) if run.manifest else None
-    return run
-
-
-@contextmanager
-def _opened(
-    flow: Flow[Any], urls: Mapping[str, str], generation: int, *, accept_definition: bool = False
-) -> Iterator[Run]:
-    """A run without an epoch, on open stores; they are closed when the block raises."""
-    with ExitStack() as stack:
-        handles: dict[str, StateStore] = {}
-        for url in dict.fromkeys(urls.values()):
-            handles[url] = open_store(url)
-            stack.callback(handles[url].close)
-        stores = {name: handles[url] for name, url in urls.items()}
-        yield Run(flow, FlowRef(flow.name, generation), stores, urls, 0, None, accept_definition)
-        stack.pop_all()
-
-
-def _stages(manifest: Manifest) -> tuple[object, ...]:
-    """The stages in a manifest: those of the flow, in order, those of its store, and earlier definitions."""
-    return list(manifest.definitions.items()), manifest.kept, manifest.earlier

@@ -10,7 +10,8 @@ from typing import Any
 from aggregations.definition.flow import Flow
 from aggregations.definition.operators import Publish, PublishStates
 from aggregations.errors import FlowError
-from aggregations.run.run import Run, begin, look
+from aggregations.run.begin import begin, look
+from aggregations.run.run import Run
 from aggregations.run.start import Broker, Plan, Risk, check_durability, plan, refuse
 from aggregations.spark.session import NEEDED
 from persistence.compaction import compaction

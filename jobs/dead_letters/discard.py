@@ -8,8 +8,9 @@ from typing import Any
 
 from aggregations.definition.element import Record
 from aggregations.definition.flow import Flow
+from aggregations.run.begin import begin, look
 from aggregations.run.discard import fill_holes
-from aggregations.run.run import Run, begin, look
+from aggregations.run.run import Run
 from envelope import EnvelopeError, Node, Tombstones
 from envelope.deadletter import DeadLetterHeaders
 from jobs.dead_letters.letters import Handled, Letters, Selection, StoredDeadLetter

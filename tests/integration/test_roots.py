@@ -13,8 +13,8 @@ from aggregations.definition.fields import Fields, count
 from aggregations.definition.flow import Flow
 from aggregations.definition.source import Json, Topic
 from aggregations.per_message.ledger import UnlistedError
+from aggregations.run.begin import begin
 from aggregations.run.binding import bind
-from aggregations.run.run import begin
 from aggregations.spark.job import Job, TaskReport
 from aggregations.spark.tasks import outcome_of, reading
 from envelope import Envelope, Hop, Verdict, encode

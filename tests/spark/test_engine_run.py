@@ -16,8 +16,8 @@ from aggregations.definition.flow import Flow
 from aggregations.definition.source import Topic
 from aggregations.errors import FlowError
 from aggregations.report import Report
+from aggregations.run.begin import begin
 from aggregations.run.binding import bind
-from aggregations.run.run import begin
 from aggregations.spark import batches, group_offsets, opening, run_flow
 from aggregations.spark.roots import RootEnds, ask_ends
 from jobs.stack import ports

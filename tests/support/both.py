@@ -8,9 +8,9 @@ from typing import Any
 from aggregations.definition.element import Record
 from aggregations.definition.flow import Flow, Stage
 from aggregations.report import DeadLetter
+from aggregations.run.begin import begin
 from aggregations.run.binding import bind
 from aggregations.run.memory import MemoryRunner
-from aggregations.run.run import begin
 from aggregations.run.states import load_states
 from aggregations.spark.columnar import ColumnarPath
 from aggregations.spark.job import Job

@@ -12,9 +12,9 @@ from aggregations.definition.fields import Fields, count, first, last, maximum, 
 from aggregations.definition.flow import Flow
 from aggregations.errors import DefinitionChangedError, FlowError
 from aggregations.per_message.stage import KeyState
+from aggregations.run.begin import begin, look
 from aggregations.run.binding import bind
 from aggregations.run.memory import MemoryRunner
-from aggregations.run.run import begin, look
 from aggregations.run.states import save_states
 from jobs.views import states as views
 from tests.support.both import Both

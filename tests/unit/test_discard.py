@@ -13,10 +13,10 @@ from aggregations.definition.fields import Fields, count
 from aggregations.definition.flow import Flow
 from aggregations.definition.source import Json, Topic
 from aggregations.report import DeadLetter as Died
+from aggregations.run.begin import begin
 from aggregations.run.binding import bind
 from aggregations.run.discard import fill_holes
 from aggregations.run.memory import MemoryRunner
-from aggregations.run.run import begin
 from envelope import Envelope, EnvelopeError, Hop, Node, Reason, Tombstones, encode
 from envelope.deadletter import DeadLetterHeaders, Form
 from jobs.dead_letters import discard as discarding

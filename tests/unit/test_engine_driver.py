@@ -14,8 +14,8 @@ from aggregations.definition.flow import Flow
 from aggregations.definition.source import Json, Topic
 from aggregations.errors import RunRefusedError, SharedKeyError, TasksLostError
 from aggregations.report import Report
+from aggregations.run.begin import begin
 from aggregations.run.binding import bind
-from aggregations.run.run import begin
 from aggregations.spark import batches
 from aggregations.spark.engine import Engine
 from aggregations.spark.job import Exclusion, Job, TaskReport

@@ -12,10 +12,10 @@ from aggregations.definition.flow import Flow
 from aggregations.definition.source import Json, Topic
 from aggregations.errors import DefinitionChangedError, FlowError, RunRefusedError
 from aggregations.per_message.ledger import Entry
+from aggregations.run.begin import begin, look
 from aggregations.run.binding import bind
 from aggregations.run.incarnations import Incarnations, merge_incarnations
 from aggregations.run.memory import MemoryRunner
-from aggregations.run.run import begin, look
 from aggregations.run.states import state_of, writes_of
 from envelope import Verdict
 from persistence import memory as memory_store

@@ -13,9 +13,9 @@ from aggregations.definition.flow import END_OF_FLOW, Flow
 from aggregations.definition.source import Json, Topic
 from aggregations.per_message.dead_letters import RejectedRecord
 from aggregations.per_message.ledger import UnlistedError
+from aggregations.run.begin import begin
 from aggregations.run.binding import bind
 from aggregations.run.memory import MemoryRunner
-from aggregations.run.run import begin
 from aggregations.run.states import load_states
 from aggregations.spark import tasks
 from aggregations.spark.blocks import Kind, pack, route_of, unpack

@@ -10,9 +10,9 @@ from aggregations.definition.element import Record
 from aggregations.definition.fields import Fields, count, total
 from aggregations.definition.flow import Flow
 from aggregations.definition.source import Json, Topic
+from aggregations.run.begin import begin
 from aggregations.run.binding import bind
 from aggregations.run.memory import MemoryRunner
-from aggregations.run.run import begin
 from aggregations.spark.job import Job
 from aggregations.spark.messages import MessagePath
 from aggregations.spark.path import Work

@@ -10,8 +10,8 @@ from aggregations.definition.fields import Fields, count
 from aggregations.definition.flow import Flow
 from aggregations.errors import RunRefusedError
 from aggregations.per_message.ledger import Entry
+from aggregations.run.begin import begin
 from aggregations.run.memory import MemoryRunner
-from aggregations.run.run import begin
 from persistence.cas import manifest_behind
 from persistence.commit.faults import Fault, FaultOutcome, Injector, use
 from persistence.errors import StoreWentBack, Terminal, Transient

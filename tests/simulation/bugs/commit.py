@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from aggregations.run import common, memory, run, start
+from aggregations.run import begin, common, memory, run, start
 from aggregations.run.start import Broker, Plan, check_stores, plan
 from persistence import cas
 from persistence import memory as memory_store
@@ -125,7 +125,7 @@ BUGS: Mapping[str, tuple[str, Sequence[Patch]]] = {
     "maximum-of-manifests": ("a run starts where the most advanced store is", [(common, "minimum", _maximum)]),
     "wiped-upstream-accepted": (
         "an upstream store that has nothing of a flow under way is filled with what comes",
-        [(run, "check_stores", _upstream_may_be_empty)],
+        [(begin, "check_stores", _upstream_may_be_empty)],
     ),
     "first-start-taken-for-a-loss": (
         "a store without a manifest is refused though the first start died before it wrote one",
@@ -136,7 +136,7 @@ BUGS: Mapping[str, tuple[str, Sequence[Patch]]] = {
         [(run.Run, "superseded", lambda _: False)],
     ),
     "added-stage-accepted": ("a stage is added to a flow that has begun", [(start, "_added", lambda *_: [])]),
-    "lost-store-accepted": ("a downstream store that lost data is accepted", [(run, "check_stores", lambda *_: [])]),
+    "lost-store-accepted": ("a downstream store that lost data is accepted", [(begin, "check_stores", lambda *_: [])]),
     "incarnation-ignored": (
         "a topic that was created again is read on from the old offset",
         [(driver, "plan", _same_topic)],

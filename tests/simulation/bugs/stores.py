@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from aggregations.run import run
+from aggregations.run import begin
 from aggregations.run.start import check_marks
 from persistence import marks
 from persistence import memory as memory_store
@@ -37,11 +37,11 @@ def _of_one_life(self: Mark, other: Mark) -> bool:
 BUGS: Mapping[str, tuple[str, Sequence[Patch]]] = {
     "marks-not-compared": (
         "a start does not ask whether parts of stores went back",
-        [(run, "check_marks", lambda *_: [])],
+        [(begin, "check_marks", lambda *_: [])],
     ),
     "marks-of-manifests-forgotten": (
         "a start compares only what buckets upstream say of those downstream",
-        [(run, "check_marks", _without_manifests)],
+        [(begin, "check_marks", _without_manifests)],
     ),
     "marks-not-kept-upstream": (
         "states do not say what was acknowledged downstream of them",

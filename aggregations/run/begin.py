@@ -1,0 +1,162 @@
+"""Begins a run of a flow on its stores, or opens them read-only: acquires the epoch and reads and checks the manifests."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import msgspec
+
+from aggregations.definition.flow import Flow, Stage
+from aggregations.run.common import common
+from aggregations.run.run import Run
+from aggregations.run.shapes import check_states
+from aggregations.run.start import LOSSES, Risk, check_marks, check_stores, refuse
+from persistence.commit.faults import EPOCH, effect
+from persistence.findings import Finding
+from persistence.manifest import Manifest
+from persistence.protocol import FlowRef, StateStore
+from persistence.registry import open_store
+
+
+def begin(
+    flow: Flow[Any],
+    urls: Mapping[str, str],
+    *,
+    generation: int = 1,
+    accept: Sequence[str] = (),
+) -> Run:
+    """Begin a run: acquire an epoch, fence every older run, then read the progress of each store.
+
+    The epoch comes from the first stage's store and is installed in all stores before anything is loaded.
+
+    Args:
+        flow: The flow.
+        urls: URL of the store by stage name, from `bind`.
+        generation: Generation of the states.
+        accept: Names of risks taken on purpose; see `aggregations.run.start.Risk`.
+
+    Raises:
+        RunRefusedError: The stores do not fit together or to the flow, and that risk is not accepted.
+        Fenced: A newer run has begun meanwhile.
+    """
+    with _opened(flow, urls, generation, accept_definition=Risk.DEFINITION in accept) as run:
+        run.accept_disorder = Risk.GROWN_UNDRAINED in accept
+        run.accept_eviction = Risk.GROWTH_FULL in accept
+        ref, ordered = run.ref, run.distinct_stores()
+        authority = ordered[0][1]
+        above = max(store.installed_epoch(ref) for _, store in ordered)
+        run.epoch = effect(EPOCH, lambda: authority.acquire_epoch(ref, above=above))
+        for _, store in ordered[1:]:
+            effect(EPOCH, lambda store=store: store.install_epoch(ref, run.epoch))  # type: ignore[misc]
+        _read(run, accept)
+        _note_stages(run)
+        found = [manifest for _, manifest in run.manifests if manifest is not None]
+        run.crashed = not all(manifest.clean for manifest in found)
+        if any(manifest.clean for manifest in found):
+            run.advanced(run.changed())  # from here on the manifest does not count as clean
+            run.save_everywhere(run.changed())
+    return run
+
+
+def look(flow: Flow[Any], urls: Mapping[str, str], *, generation: int = 1, accept: Sequence[str] = ()) -> Run:
+    """Open a flow's stores read-only, with the checks of `begin`. An active run is not affected.
+
+    It acquires no epoch and writes nothing.
+
+    Args:
+        flow: The flow.
+        urls: URL of the store by stage name, from `bind`.
+        generation: Generation of the states.
+        accept: Names of risks taken on purpose; see `aggregations.run.start.Risk`.
+
+    Raises:
+        RunRefusedError: The stores do not fit together or to the flow, and that risk is not accepted.
+    """
+    with _opened(flow, urls, generation) as run:
+        _read(run, accept)
+    return run
+
+
+@contextmanager
+def _opened(
+    flow: Flow[Any], urls: Mapping[str, str], generation: int, *, accept_definition: bool = False
+) -> Iterator[Run]:
+    """A run without an epoch, on open stores; they are closed when the block raises."""
+    with ExitStack() as stack:
+        handles: dict[str, StateStore] = {}
+        for url in dict.fromkeys(urls.values()):
+            handles[url] = open_store(url)
+            stack.callback(handles[url].close)
+        stores = {name: handles[url] for name, url in urls.items()}
+        yield Run(flow, FlowRef(flow.name, generation), stores, urls, 0, None, accept_definition)
+        stack.pop_all()
+
+
+def _read(run: Run, accept: Sequence[str]) -> None:
+    """Read the progress of each store.
+
+    Raises:
+        RunRefusedError: The stores are inconsistent with each other or the flow, and the risk is not accepted.
+    """
+    for _ in range(2):
+        # Upstream first, because an active run writes downstream first. If that run has only just begun, the first
+        # read may be older than its first manifest.
+        run.manifests = [(name, store.load_manifest(run.ref)) for name, store in run.distinct_stores()]
+        if all(manifest for _, manifest in run.manifests):
+            break
+    refuse(_findings(run), accept)
+    for stage in _redefined(run):
+        check_states(stage, run.stage_ref(stage), run.stores[stage.name])
+    run.advanced(common([manifest for _, manifest in run.manifests], run.ref))
+    run.growth = run.manifest.growth.get(run.source) if run.manifest else None
+
+
+def _findings(run: Run) -> list[Finding]:
+    """Read manifests and buckets, and return findings about inconsistencies."""
+    run.acknowledged.learn(run.manifests, buckets := run.buckets())
+    homes = run.homes()
+    findings = [
+        *check_stores(run.flow.name, run.manifests, run.definitions(), homes),
+        *check_marks(run.flow.name, run.manifests, buckets, homes, run.acknowledged.since),
+    ]
+    if any(one.risk in LOSSES for one in findings):
+        # Used only if the risk is accepted: marks that were acknowledged before are then no longer checked.
+        run.acknowledged.since = run.epoch
+    return findings
+
+
+def _redefined(run: Run) -> list[Stage]:
+    """Stages with another definition in a manifest; all of these definitions are noted as continued."""
+    found = [manifest for _, manifest in run.manifests if manifest is not None]
+    earlier: dict[str, tuple[str, ...]] = {}
+    redefined = []
+    for stage in run.flow.stages:
+        made = {one.definitions[stage.name] for one in found if stage.name in one.definitions}
+        if made - {stage.definition}:
+            redefined.append(stage)
+        made |= {definition for one in found for definition in one.earlier.get(stage.name, ())}
+        if made - {stage.definition}:
+            earlier[stage.name] = tuple(sorted(made - {stage.definition}))
+    run.earlier = earlier
+    return redefined
+
+
+def _note_stages(run: Run) -> None:
+    """Write the flow's stages into every store whose manifest names other stages, before anything is folded.
+
+    Otherwise a half-written batch would not show which stages existed. For a new flow every store gets a manifest:
+    from then on a store without a manifest has lost it. An accepted loss is noted, too: the next run need not
+    accept it again, wherever this run crashes.
+    """
+    begun = any(manifest and manifest.begun for _, manifest in run.manifests)
+    for name, manifest in reversed(run.manifests):
+        if manifest is None and begun:
+            continue  # the risk is accepted: the store gets a manifest with the first positions
+        noted = run.of_store(name, msgspec.structs.replace(manifest or Manifest(0, 0, seen={}), epoch=run.epoch))
+        if manifest is None or _stages(manifest) != _stages(noted) or manifest.since != run.acknowledged.since:
+            effect(EPOCH, lambda name=name, noted=noted: run.save_manifest(name, noted))  # type: ignore[misc]
+
+
+def _stages(manifest: Manifest) -> tuple[object, ...]:
+    """The stages in a manifest: those of the flow, in order, those of its store, and earlier definitions."""
+    return list(manifest.definitions.items()), manifest.kept, manifest.earlier
