@@ -1,1 +1,1 @@
-"""What a stage has folded, kept by a store: protocols, state records, stores and the order of the commit."""
+"""State storage: the store contract, state records, stores and the order of the commit."""

@@ -19,13 +19,11 @@ def compaction(policies: Mapping[str, str | None]) -> list[Finding]:
     found = []
     for topic, policy in policies.items():
         if policy is None:
-            what = f"this user may not read the settings of topic {topic}, so it may be compacted"
+            what = f"this user may not read the settings of topic {topic}, so the topic may be compacted"
             remedy = "Grant DescribeConfigs on it (kafka-acls), or make sure that its cleanup.policy is delete"
             found.append(Finding(_UNKNOWN, what, remedy))
         elif "compact" in policy.split(","):
             what = f"topic {topic} is compacted (cleanup.policy={policy}): a record is deleted when its key comes again, read or not"
-            remedy = (
-                "Read a topic whose cleanup.policy is delete, or go on if every record is read before it is compacted"
-            )
+            remedy = "Read a topic whose cleanup.policy is delete, or continue if every record is read before it is compacted"
             found.append(Finding(COMPACTED_SOURCE, what, remedy, unsafe=True))
     return found

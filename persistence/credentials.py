@@ -30,7 +30,7 @@ class Secret:
         try:
             return self.file.read_text(encoding="utf-8").strip()
         except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "it is no text"
+            reason = error.strerror if isinstance(error, OSError) else "it is not text"
             raise InvalidUrl(f"the file {self.file} cannot be read: {reason}", "Write the secret to it") from error
 
 

@@ -58,7 +58,7 @@ class Transient(StoreError):
     histories then drop what the store already holds.
     """
 
-    usual_remedy = "The batch is tried again; if it goes on, look at the store's own log"
+    usual_remedy = "The batch is retried; if this persists, check the log of the store"
 
 
 class Terminal(StoreError):
@@ -107,7 +107,7 @@ class Conflict(StoreError):
         keys: Keys whose states had changed, in the order of the call.
     """
 
-    usual_remedy = "The batch is loaded afresh and folded again; if it goes on, another program writes these states"
+    usual_remedy = "The batch is loaded and folded again; if this persists, another program writes these states"
 
     def __init__(self, keys: tuple[bytes, ...], at: FlowRef | StageRef | None = None) -> None:
         count = "1 state has" if len(keys) == 1 else f"{len(keys)} states have"

@@ -41,6 +41,6 @@ def is_drained(growth: Growth, positions: Mapping[int, int], partitions: Iterabl
 def undrained(topic: str, before: int, now: int) -> str:
     """Describe a growth in which the order of a key cannot be kept."""
     return (
-        f"topic {topic} grew from {before} to {now} partitions before it was read to its end, and nobody knows any more in "
-        "which order the records of a key were written"
+        f"topic {topic} grew from {before} to {now} partitions before it was read to its end, so the order in which the "
+        "records of a key were written is lost"
     )

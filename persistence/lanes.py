@@ -1,13 +1,14 @@
 """Lanes in a state record: grouped under the name of their group, each with its distinguishing partitions.
 
 `at` are the partitions after the root's that are part of the lane's name. `held` are the root offsets of the
-positions. Where there are many of them, `steps` has the first one, then the step from each to the next, and -n stands
-for n steps of 1. `index` has a column for
-each component behind the root offset: one value where all are the same, else one a position. Where positions differ in
-length, because only some messages had an event id, `ragged` has one list a position instead.
+positions. If there are many, `steps` replaces `held`: the first offset, then the difference from each to the next;
+-n stands for n differences of 1. `index` has one column for each component after the root offset: one value if all
+are equal, otherwise one per position. If positions differ in length, because only some messages had an event id,
+`ragged` has one list per position instead.
 
-RetiredLanes lanes, which have a floor and nothing else, stand together, a column for each component: `at` as above in its
-first column, every other column as one value where all are the same, else as the lowest one and what each has above it.
+Retired lanes, which have only a floor, are stored together, one column per component. The first column of `at` is
+encoded like `steps`. Every other column is one value if all are equal, otherwise the lowest value and the difference
+of each from it.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -26,9 +27,9 @@ from persistence.seal import DamagedError
 Column: TypeAlias = int | str | list[int | str]
 
 _MANY = 64
-"""Histories with more positions than this are written as steps. For fewer the saved bytes are not worth the time."""
+"""Histories with more positions than this are written as steps. With fewer, the saved bytes are not worth the time."""
 _LONGEST_RUN = 1 << 20
-"""No history holds this many positions."""
+"""Limit of steps of 1 in a row; no history holds this many positions."""
 
 
 class LaneRecord(msgspec.Struct, omit_defaults=True, gc=False):
@@ -128,7 +129,7 @@ def _history(lane: LaneRecord) -> History:
     try:
         held = tuple(zip(offsets, *columns, strict=True))
     except ValueError:
-        raise DamagedError("a lane's positions do not fit together") from None
+        raise DamagedError("a lane's positions are inconsistent") from None
     return History(held, floor, lane.used, lane.wide, any(map(is_loose, held)))
 
 
@@ -147,7 +148,7 @@ def _offsets(steps: list[int]) -> list[int]:
     """The inverse of `_steps`."""
     if min(steps) < 0:
         if steps[0] < 0 or min(steps) < -_LONGEST_RUN:
-            raise DamagedError("a lane's positions are impossible")
+            raise DamagedError("a lane's positions are invalid")
         steps = list(chain.from_iterable([1] * -step if step < 0 else [step] for step in steps))
     return list(accumulate(steps))
 
@@ -173,4 +174,4 @@ def _floors(block: RetiredLanes) -> Iterator[tuple[tuple[int, ...], Position]]:
         floors = list(zip(*(_absolute(one, count) for one in block.floor), strict=True))
         return iter(list(zip(partitions, floors, strict=True)))
     except ValueError:
-        raise DamagedError("the floors of retired lanes do not fit together") from None
+        raise DamagedError("the floors of retired lanes are inconsistent") from None

@@ -105,7 +105,7 @@ def _resolve(url: str) -> tuple[ModuleType, str]:
     try:
         scheme = urlsplit(url).scheme
     except ValueError as error:
-        raise InvalidUrl("a store's URL cannot be read", "An IPv6 address is written redis://[::1]:6379") from error
+        raise InvalidUrl("the URL of a store is invalid", "Write an IPv6 address as redis://[::1]:6379") from error
     target = _targets.get(scheme) or _entry_point(scheme)
     if target is None:
         raise InvalidUrl(f"no store has the scheme {scheme!r} (in {redact(url)})", f"Known are: {', '.join(schemes())}")
@@ -116,7 +116,9 @@ def _resolve(url: str) -> tuple[ModuleType, str]:
         ours = module.startswith("persistence.")
         raise Terminal(
             f"the store {scheme}:// needs a package that is not installed ({error.name or error})",
-            "Install headwater again: its dependencies are not complete" if ours else f"Install what has {module}",
+            "Install headwater again: its dependencies are incomplete"
+            if ours
+            else f"Install the distribution that contains {module}",
         ) from error
 
 

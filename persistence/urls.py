@@ -36,7 +36,7 @@ def options(url: str, known: Mapping[str, Callable[[str], Any]]) -> dict[str, An
         try:
             read[name] = known[name](text)
         except ValueError as error:
-            raise InvalidUrl(f"{redact(url)}: the value of {name!r} is not possible", "See the store's docs") from error
+            raise InvalidUrl(f"{redact(url)}: the value of {name!r} is invalid", "See the store's docs") from error
     return read
 
 

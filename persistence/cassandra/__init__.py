@@ -1,4 +1,4 @@
-"""States in Apache Cassandra (4.0 or newer): one row per state, a bucket of them per partition."""
+"""States in Apache Cassandra (4.0 or newer): one row per state, one partition per bucket."""
 
 from persistence.cassandra.ddl import apply_schema, schema
 from persistence.cassandra.preflight import RISKS, preflight

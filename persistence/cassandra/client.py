@@ -1,4 +1,4 @@
-"""A handle's connections: one session and one set of prepared statements a process, opened when they are needed."""
+"""A handle's connections: one session and one set of prepared statements per process, opened on first use."""
 
 import os
 import threading
@@ -23,15 +23,15 @@ At = FlowRef | StageRef | None
 
 _PAGE_ROWS: Final = 100
 _PAGE_BYTES: Final = 4 << 20
-"""A page is cut so that it has about this many bytes of the largest state seen on the page before."""
+"""Target size of a page, estimated from the largest state of the previous page."""
 
 _GRAVITY: Final = (Fenced, Corrupt, Terminal, Transient, Conflict)
-"""Which error of several a call ends in."""
+"""Order of severity: if several tasks fail, the call raises the most severe error."""
 
 
 @dataclass(frozen=True, slots=True)
 class Live:
-    """What a process holds open."""
+    """Open connections of a process."""
 
     cluster: Any
     session: Any
@@ -40,7 +40,7 @@ class Live:
 
 
 class Client:
-    """Executes statements for one handle. Safe to share between threads and to inherit by a fork."""
+    """Executes statements for one handle. Safe for threads and across forks."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -56,18 +56,18 @@ class Client:
         self._connecting = threading.Lock()
 
     def retried(self, action: Callable[[], T]) -> T:
-        """Call `action`, again while it ends in `Transient`, for `retry_for` seconds.
+        """Call `action`, and retry it for `retry_for` seconds while it raises `Transient`.
 
-        For reads, and for transactions that do no harm when they run twice.
+        For reads, and for transactions that are safe to run twice.
         """
         return self._retrying(action)
 
     def live(self, at: At) -> Live:
-        """The open connections; connects when there are none, and retries as `retried` does.
+        """The open connections; connects if there are none, with the retries of `retried`.
 
         Raises:
             Transient: No host can be reached.
-            Terminal: The keyspace or its tables are missing, or the login is refused.
+            Terminal: The keyspace or its tables are missing, or the login was refused.
         """
         if (live := self._live) is not None:
             return live
@@ -82,13 +82,13 @@ class Client:
 
         Args:
             at: For the errors.
-            statement: What `Statements` made.
-            serial: Read at the serial consistency, which first ends whatever transaction is under way.
+            statement: A statement from `Statements`.
+            serial: Read at the serial consistency, which first completes a transaction in progress.
         """
         return self._execute(at, statement, None, serial=serial)[0]
 
     def applied(self, at: At, statement: Any) -> tuple[bool, dict[str, Any]]:
-        """Execute a transaction once: whether it took effect, and if not the first row's columns that it asked for."""
+        """Execute a transaction once; return whether it took effect, and the columns of the first row returned."""
         live = self.live(at)
         try:
             result = live.session.execute(statement)
@@ -97,12 +97,12 @@ class Client:
             raise translate(error, self.settings.place, at) from error
 
     def pages(self, at: At, statement: Any, size: Callable[[Row], int], *, serial: bool = False) -> Iterator[list[Row]]:
-        """Execute a read and yield its pages, each tried again as `retried` does.
+        """Execute a read and yield its pages, each with the retries of `retried`.
 
         Args:
             at: For the errors.
-            statement: What `Statements` made.
-            size: Bytes of a row, to keep the next page in bounds.
+            statement: A statement from `Statements`.
+            size: Returns the bytes of a row, to limit the size of the next page.
             serial: As in `rows`.
         """
         state: bytes | None = None
@@ -116,12 +116,12 @@ class Client:
             statement.fetch_size = min(max(_PAGE_BYTES // max(largest, 1), 1), 10 * _PAGE_ROWS)
 
     def together(self, at: At, tasks: Sequence[Callable[[], T]]) -> list[T]:
-        """Run tasks side by side and return what they return, in order.
+        """Run tasks in parallel and return their results in order.
 
-        When this returns or raises, none of them runs any more, so that nothing is written later.
+        When this method returns or raises, all tasks have ended, so nothing is written later.
 
         Raises:
-            StoreError: The gravest that a task ended in.
+            StoreError: The most severe error of the tasks.
         """
         if len(tasks) == 1:
             return [tasks[0]()]
@@ -130,7 +130,7 @@ class Client:
         try:
             futures.extend(pool.submit(task) for task in tasks)
             wait(futures, return_when=FIRST_EXCEPTION)
-        except RuntimeError as error:  # the pool takes no task any more
+        except RuntimeError as error:  # the pool is shut down
             raise Transient("the store was closed by another thread", at=at) from error
         finally:
             for future in futures:
@@ -142,8 +142,8 @@ class Client:
         return [future.result() for future in futures]
 
     def close(self) -> None:
-        """Let go of the connections; the next use opens new ones."""
-        live, self._live = self._live, None  # without the lock: who holds it waits for the network
+        """Close the connections; the next use opens new ones."""
+        live, self._live = self._live, None  # without the lock: a thread that has it may wait for the network
         if live is not None:
             live.pool.shutdown(wait=False, cancel_futures=True)
             disconnect(live.cluster)
@@ -186,7 +186,7 @@ def _rank(error: BaseException) -> int:
 
 
 _clients: weakref.WeakSet[Client] = weakref.WeakSet()
-_inherited: list[Live] = []  # kept, since the driver closes what is collected
+_inherited: list[Live] = []  # referenced, because the driver closes connections that are garbage collected
 
 
 def _after_fork_in_child() -> None:

@@ -1,4 +1,4 @@
-"""The tables, and how they come into being: never by themselves, only by `headwater schema apply`."""
+"""The tables. Only `headwater schema apply` creates them."""
 
 from collections.abc import Callable
 from typing import Any, Final
@@ -44,17 +44,17 @@ CREATE TABLE IF NOT EXISTS {keyspace}.state (
 
 TABLES: Final = ("flow", "state")
 _ADDED: Final = {"mark": "bigint STATIC", "downstream": "text STATIC"}
-"""Columns of `state` that tables of an earlier version lack."""
+"""Columns of `state` that were added in later versions."""
 
 _APPLY_TIMEOUT: Final = 60.0
-"""Seconds for one statement: a cluster agrees on a change of its schema in seconds, a busy one in tens of them."""
+"""Seconds for one statement: nodes agree on a schema change in seconds; in a busy cluster, in tens of seconds."""
 
 
 def schema(url: str) -> list[str]:
-    """Return the CQL statements, in order, that make the store at `url` usable. Connects to nothing.
+    """Return the CQL statements, in order, that create the schema of the store at `url`. Opens no connection.
 
     Raises:
-        Terminal: The URL cannot be read.
+        Terminal: The URL is invalid.
     """
     settings = Settings.parse(url)
     names = {"keyspace": settings.keyspace, "replication": settings.replication.cql()}
@@ -62,22 +62,22 @@ def schema(url: str) -> list[str]:
 
 
 def apply_schema(url: str, progress: Callable[[str], object] = lambda _line: None) -> list[str]:
-    """Create what of the keyspace and its tables is missing; what exists stays as it is.
+    """Create the keyspace, tables and columns that are missing; existing ones are not changed.
 
-    To be run by one operator at a time, before any flow: Cassandra versions before 6 do not order schema
+    Only one operator may run it at a time, before any flow: Cassandra versions before 6 do not order schema
     changes of two clients.
 
     Args:
-        url: The store's URL; its option `replication` says how many copies a new keyspace has.
-        progress: Told each step.
+        url: The store's URL; its option `replication` sets the number of copies of a new keyspace.
+        progress: Called with a line for each step.
 
     Returns:
-        What was created, for example `table fleet.state`; empty when everything was there.
+        Names of the created parts, for example `table fleet.state`; empty if nothing was missing.
 
     Raises:
-        Terminal: The cluster has fewer nodes than `replication` asks for, or refuses, or has tables
-            of these names that are not these.
-        Transient: It cannot be reached.
+        Terminal: The cluster has fewer nodes than `replication` requires, refuses a statement, or has other
+            tables under these names.
+        Transient: The cluster cannot be reached.
     """
     settings = Settings.parse(url)
     progress(f"connecting to {settings.place}")
@@ -98,9 +98,9 @@ def apply_schema(url: str, progress: Callable[[str], object] = lambda _line: Non
         if not cluster.control_connection.wait_for_schema_agreement(wait_time=_APPLY_TIMEOUT):
             raise Terminal(
                 f"the nodes of {settings.place} do not agree on the schema",
-                "Look at `nodetool describecluster`, then run `headwater schema apply` again",
+                "Check `nodetool describecluster`, then run `headwater schema apply` again",
             )
-        Statements(session, settings.keyspace)  # can they be used, whoever made them?
+        Statements(session, settings.keyspace)  # fails if the tables cannot be used
         return missing
     except DRIVER_ERRORS as error:
         raise translate(error, settings.place) from error
@@ -110,7 +110,7 @@ def apply_schema(url: str, progress: Callable[[str], object] = lambda _line: Non
 
 
 def _missing(keyspace: str, cluster: Any) -> list[str]:
-    """What `apply_schema` is going to create."""
+    """The parts that `apply_schema` will create."""
     there = cluster.metadata.keyspaces.get(keyspace)
     tables = [f"table {keyspace}.{name}" for name in TABLES if there is None or name not in there.tables]
     tables += [f"column {keyspace}.state.{column}" for column in _lacking(keyspace, cluster)]
@@ -118,14 +118,14 @@ def _missing(keyspace: str, cluster: Any) -> list[str]:
 
 
 def _lacking(keyspace: str, cluster: Any) -> list[str]:
-    """Columns that the table of states has not, where it exists."""
+    """Columns missing in the table of states, if the table exists."""
     there = cluster.metadata.keyspaces.get(keyspace)
     table = there.tables.get("state") if there else None
     return [column for column in _ADDED if table is not None and column not in table.columns]
 
 
 def _check_nodes(replication: Replication, cluster: Any) -> None:
-    """A keyspace with more copies than nodes can be created, and then no quorum is ever met."""
+    """Refuse more copies than nodes: Cassandra creates such a keyspace, but a quorum may be impossible."""
     nodes: dict[str, int] = {}
     for host in cluster.metadata.all_hosts():
         nodes[host.datacenter] = nodes.get(host.datacenter, 0) + 1
@@ -133,6 +133,6 @@ def _check_nodes(replication: Replication, cluster: Any) -> None:
     for dc, copies in wanted.items():
         if copies > nodes.get(dc, 0):
             raise Terminal(
-                f"{copies} replicas are requested in data center {dc}, which has {nodes.get(dc, 0)} nodes",
-                f"Give the number, for example ?replication={max(nodes.get(dc, 1), 1)}",
+                f"{copies} replicas are requested in data centre {dc}, which has {nodes.get(dc, 0)} nodes",
+                f"Set the number in the URL, for example ?replication={max(nodes.get(dc, 1), 1)}",
             )

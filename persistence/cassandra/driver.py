@@ -1,4 +1,4 @@
-"""How the driver must be set up so that nothing is sent twice, and how its connections survive a fork."""
+"""Configures the driver so that it sends nothing twice, and handles forks."""
 
 import os
 import socket
@@ -25,7 +25,7 @@ try:
 except DependencyException as error:
     raise Terminal(
         "the Cassandra driver has no event loop for this Python",
-        "Install a wheel of cassandra-driver, they bring libev; to build it, install libev's headers first",
+        "Install a wheel of cassandra-driver, which includes libev; to build it, install libev's headers first",
     ) from error
 
 from cassandra.connection import ConnectionBusy, ConnectionException, ProtocolError
@@ -40,21 +40,21 @@ DRIVER_ERRORS: Final = (
     ProtocolError,
     OSError,
 )
-"""What a request may raise; the driver's errors have no common class. Anything else is a bug and passes."""
+"""Errors that a request may raise; the driver has no common base class. Any other error is a bug and not caught."""
 
 _PROTOCOL: Final = 5
-"""Native protocol of Cassandra 4.0 and newer; frames have checksums from this version on."""
+"""Native protocol of Cassandra 4.0 and newer, the first whose frames have checksums."""
 
 _HEARTBEAT: Final = 5.0
-"""Seconds of silence before a connection is asked whether it lives, and seconds that it has to answer."""
+"""Seconds of silence before a heartbeat is sent, and seconds to wait for its answer."""
 
 
 def connect(settings: Settings) -> tuple[Any, Any]:
-    """Open connections; return (cluster, session). The session has no keyspace: statements name theirs.
+    """Open connections; return (cluster, session). The session has no keyspace: statements name it.
 
     Raises:
-        DRIVER_ERRORS: No host can be reached, or each refuses.
-        Terminal: A secret or a certificate cannot be read, or there is no such data centre.
+        DRIVER_ERRORS: No host can be reached, or all refuse.
+        Terminal: A secret or a certificate cannot be read, or the data centre does not exist.
     """
     cluster = Cluster(
         settings.hosts,
@@ -64,12 +64,12 @@ def connect(settings: Settings) -> tuple[Any, Any]:
         ssl_context=_ssl_context(settings.tls) if settings.tls else None,
         connect_timeout=settings.connect_timeout,
         control_connection_timeout=settings.timeout,
-        # A connection whose packets are dropped on the way is given up after ten seconds, not after a minute.
+        # If packets are dropped, a connection fails after ten seconds instead of a minute.
         idle_heartbeat_interval=_HEARTBEAT,
         idle_heartbeat_timeout=_HEARTBEAT,
-        # The driver's own gives up after 64 tries and waits up to ten minutes between them.
+        # The default policy gives up after 64 attempts and waits up to ten minutes between them.
         reconnection_policy=ExponentialReconnectionPolicy(0.2, 10.0, max_attempts=None),
-        # Without it a conditional batch of some kilobytes waits 40 ms for an acknowledgement.
+        # Without it a conditional batch of several kilobytes waits 40 ms for an acknowledgement.
         sockopts=[(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)],
     )
     try:
@@ -85,15 +85,15 @@ def connect(settings: Settings) -> tuple[Any, Any]:
 
 
 def disconnect(cluster: Any) -> None:
-    """Close all connections of `cluster` without waiting: a reconnection under way may take seconds to give up."""
+    """Close all connections of `cluster` without waiting: a reconnection in progress may take seconds to fail."""
     threading.Thread(target=cluster.shutdown, name="headwater-cassandra-close", daemon=True).start()
 
 
 def forget(cluster: Any) -> None:
-    """Make a child process, after a fork, leave its parent's connections alone.
+    """Stop the driver from cleaning up the parent's connections in a forked child.
 
-    The driver cleans them up when the child connects or ends. That takes locks which a thread of the
-    parent may have held when it forked, and wakes the parent's event loop.
+    The driver would clean them up when the child connects or ends. The cleanup takes locks that a thread of the
+    parent may have held during the fork, and wakes the parent's event loop.
     """
     from cassandra import cluster as driver
 
@@ -107,13 +107,13 @@ def forget(cluster: Any) -> None:
         libev._global_loop = None
 
 
-_inherited: list[Any] = []  # kept, since libev would end the loop that it shares with the parent
+_inherited: list[Any] = []  # referenced, because libev would otherwise end the loop shared with the parent
 
 
 def _profile(settings: Settings) -> Any:
     return ExecutionProfile(
         load_balancing_policy=TokenAwarePolicy(DCAwareRoundRobinPolicy(settings.dc)),
-        # A repeated write may overtake a newer one: whether to repeat is decided by reading back.
+        # A repeated write may overwrite a newer one, so the store reads back before it repeats a write.
         retry_policy=FallthroughRetryPolicy(),
         speculative_execution_policy=NoSpeculativeExecutionPolicy(),
         consistency_level=ConsistencyLevel.name_to_value[settings.consistency.upper()],
@@ -128,13 +128,13 @@ def _check_datacentre(cluster: Any, settings: Settings) -> None:
     known = {host.datacenter for host in cluster.metadata.all_hosts() if host.datacenter}
     if settings.dc and known and settings.dc not in known:
         raise Terminal(
-            f"{settings.place} has no data centre of the name that the URL's dc gives",
-            f"Say ?dc= one of {', '.join(sorted(known))}",
+            f"{settings.place} has no data centre with the name given in the option dc",
+            f"Set ?dc= to one of {', '.join(sorted(known))}",
         )
 
 
 def serial_level(settings: Settings) -> int:
-    """The driver's number of the serial consistency."""
+    """The driver's constant for the serial consistency."""
     return int(ConsistencyLevel.name_to_value[settings.serial_consistency.upper()])
 
 
@@ -143,7 +143,8 @@ def _login(settings: Settings) -> Any:
         return None
     if settings.password is None:
         raise Terminal(
-            f"{settings.place}: a user without a password", "Name it: ?password_file=/run/secrets/x or ?password_env=X"
+            f"{settings.place}: a user without a password",
+            "Add ?password_file=/run/secrets/x or ?password_env=X to the URL",
         )
     return PlainTextAuthProvider(settings.username, settings.password.read())
 
@@ -156,10 +157,10 @@ def _ssl_context(tls: Tls) -> ssl.SSLContext:
             password = tls.key_password.read() if tls.key_password else None
             context.load_cert_chain(tls.certificate, tls.key, password)
     except (OSError, ssl.SSLError) as error:
-        # Its text names no file; ours does, and quotes nothing of it.
+        # The error names no file; this text names the files without quoting them.
         files = ", ".join(str(path) for path in (tls.authority, tls.certificate, tls.key) if path)
         reason = getattr(error, "reason", None) or error.strerror or type(error).__name__
         raise Terminal(
-            f"TLS cannot be set up from {files}: {reason}", "Give PEM files and the key's password"
+            f"TLS cannot be set up from {files}: {reason}", "Use PEM files, and give the password of the key"
         ) from error
     return context

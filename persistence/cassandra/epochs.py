@@ -1,4 +1,4 @@
-"""Which run may write: an epoch is installed in the flow's partition first, then as the fence of every bucket."""
+"""Installs an epoch: first in the flow's partition, then as the fence of every bucket."""
 
 from persistence.cas import check_epoch, check_is_epoch
 from persistence.cassandra.fences import Fences
@@ -9,10 +9,10 @@ from persistence.names import FlowRef, StageRef
 
 
 class Epochs:
-    """Installs epochs, and lets stages begin.
+    """Installs epochs, and registers stages.
 
-    Both are ordered by the flow's partition: a stage that becomes known before an epoch is installed is in the list of
-    those whose fences are raised then; one that would become known after it finds its own epoch refused.
+    The flow's partition orders both. If a stage is registered before an epoch is installed, the installation raises
+    its fences. If it is registered after, the registration is refused, because its epoch is lower.
     """
 
     def __init__(self, flows: Flows, fences: Fences, settings: Settings) -> None:
@@ -21,7 +21,7 @@ class Epochs:
         self._layout = Layout(settings.buckets, settings.mode)
 
     def acquire(self, flow: FlowRef, above: int) -> int:
-        """Install an epoch that is higher than the installed one and than `above`, and return it."""
+        """Install and return an epoch higher than the installed one and than `above`."""
         found = self._flows.installed_epoch(flow)
         while True:
             epoch = max(found, above) + 1
@@ -29,14 +29,14 @@ class Epochs:
             if applied:
                 self._fence(flow, epoch, found)
                 return epoch
-            # Another run was faster, or the answer to this run's write was lost: then the number is skipped.
+            # Another run installed it, or the answer to this run's write was lost; that number is skipped.
             found = now
 
     def install(self, flow: FlowRef, epoch: int) -> None:
         """Install `epoch`.
 
         Raises:
-            Fenced: A higher one is installed.
+            Fenced: A higher epoch is installed.
         """
         check_is_epoch(flow, epoch)
         found, before = self._flows.installed_epoch(flow), 0
@@ -46,15 +46,15 @@ class Epochs:
             found = epoch if applied else now
         if found > epoch:
             raise Fenced.by(flow, epoch, found)
-        # Also when it was installed already: who did it may have died before the last fence was raised.
+        # Even if it was installed already: that process may have died before the last fence was raised.
         self._fence(flow, epoch, before)
 
     def begin(self, stage: StageRef, epoch: int) -> Layout:
-        """The layout of a stage that is about to be written to; the first writer decides it.
+        """The layout of a stage before a write; the first writer sets it.
 
         Raises:
             Fenced: A higher epoch is installed.
-            Terminal: The epoch is not known here, or the stage began in the other mode.
+            Terminal: The store does not know the epoch, or the stage uses the other mode.
         """
         layout = self._flows.layout(stage)
         while layout is None:
@@ -66,8 +66,8 @@ class Epochs:
             layout = self._flows.layout(stage)
         if layout.mode != self._layout.mode:
             raise Terminal(
-                f"the stage began with mode={layout.mode}, the URL says mode={self._layout.mode}",
-                f"Say mode={layout.mode}, or rebuild the flow into a new generation: the modes order writes by "
+                f"the stage was created with mode={layout.mode}, the URL has mode={self._layout.mode}",
+                f"Set mode={layout.mode}, or rebuild the flow into a new generation: the modes order writes by "
                 "different clocks",
                 at=stage,
             )

@@ -31,30 +31,30 @@ from persistence.names import FlowRef, StageRef
 
 SCHEMA_REMEDY: Final = "Create the keyspace and its tables: headwater schema apply URL"
 FOREIGN_REMEDY: Final = (
-    "The tables are not those of this version: choose another keyspace, or add the columns that "
-    "`headwater schema print` has and they have not"
+    "The tables are not those of this version: choose another keyspace, or add the missing columns, which "
+    "`headwater schema print` shows"
 )
 
-_LOGIN = "Check the user in the URL and the secret behind password_file or password_env"
-_RIGHTS = "GRANT SELECT and MODIFY on the keyspace to this user (CREATE too for `headwater schema apply`)"
-_REACH = "Check that the cluster runs, the hosts and ports of the URL, and its option tls"
+_LOGIN = "Check the user in the URL and the secret in password_file or password_env"
+_RIGHTS = "GRANT SELECT and MODIFY on the keyspace to this user (and CREATE for `headwater schema apply`)"
+_REACH = "Check that the cluster runs, and the hosts, ports and option tls of the URL"
 _REPLICAS = "Start the nodes that are down; a quorum of each state's copies must be up"
-_BUSY = "The cluster is slow or overloaded: look at its log; raise timeout only if that is known to be normal"
+_BUSY = "The cluster is slow or overloaded: check its log; raise timeout only if this is normal for it"
 _TLS = (
-    "Check tls_ca and tls_cert; certificates must name the nodes' IP addresses, or say tls_hostname=ignore "
+    "Check tls_ca and tls_cert; certificates must contain the nodes' IP addresses, or set tls_hostname=ignore "
     "to trust every certificate of that authority"
 )
 _VERSION = "headwater needs Cassandra 4.0 or newer"
 
-# How a server says that keyspace, table or column is missing; it has no code of its own for it.
+# Texts of a server for a missing keyspace, table or column; there is no error code for them.
 _MISSING = ("does not exist", "unconfigured table")
 _FOREIGN = ("Undefined column", "Unknown identifier")
-# TLS errors that will not pass, by OpenSSL's names; the driver wraps them in an OSError.
+# TLS errors that a retry does not fix, by OpenSSL's names; the driver wraps them in an OSError.
 _TLS_ERRORS = ("CERTIFICATE_VERIFY_FAILED", "WRONG_VERSION_NUMBER", "_ALERT_")
 
 
 def translate(error: BaseException, place: str, at: FlowRef | StageRef | None = None) -> StoreError:
-    """Return the store error that stands for `error`. It quotes no bound value: the driver's texts have none."""
+    """Return the store error for `error`. It quotes no bound value, since the driver's texts contain none."""
     if isinstance(error, StoreError):
         return error
     if isinstance(error, NoHostAvailable):
@@ -78,7 +78,7 @@ def translate(error: BaseException, place: str, at: FlowRef | StageRef | None = 
         return Transient(what, _BUSY, at=at)
     if isinstance(error, OverloadedErrorMessage):
         return Transient(what, _BUSY, at=at)
-    # Left are lost connections and codes that say "not now": bootstrapping, truncating, an unknown outcome.
+    # The others are temporary: lost connections, and codes for bootstrapping, truncating or an unknown outcome.
     return Transient(what, at=at)
 
 
@@ -91,7 +91,7 @@ def _schema_remedy(text: str) -> str:
 
 
 def _no_host(error: Any, place: str, at: FlowRef | StageRef | None) -> StoreError:
-    """Every host was tried: if one of them gave a reason that will not pass, that one counts."""
+    """The error after every host failed: a permanent reason of one host takes precedence."""
     causes = list(error.errors.values()) if isinstance(error.errors, dict) else list(error.errors or ())
     translated = [translate(cause, place, at) for cause in causes if isinstance(cause, Exception)]
     for one in translated:
@@ -102,13 +102,13 @@ def _no_host(error: Any, place: str, at: FlowRef | StageRef | None) -> StoreErro
 
 
 def _reason(error: BaseException) -> str:
-    """Short text of an error: what the server said, else its kind."""
+    """Short text of an error: the server's message, or else the error's type."""
     if isinstance(error, OperationTimedOut):
         return "a request was not answered in time"
     if isinstance(error, ErrorMessage):
         return f"{error.summary}: {error.message}"
     if isinstance(error, (Unavailable, ReadTimeout, WriteTimeout, ReadFailure, WriteFailure)):
         counts = [getattr(error, name, None) for name in ("received_responses", "required_responses")]
-        told = f", {counts[0]} of {counts[1]} copies answered" if None not in counts else ""
-        return f"{type(error).__name__}{told}"
+        answered = f", {counts[0]} of {counts[1]} copies answered" if None not in counts else ""
+        return f"{type(error).__name__}{answered}"
     return f"{type(error).__name__}: {error}".rstrip(": ")

@@ -1,16 +1,16 @@
-"""The fence of a bucket: the one epoch whose runs may write there.
+"""The fence of a bucket: the only epoch that may write there.
 
-The installed epoch stands in the flow's partition; a transaction on a bucket cannot see it. So every
-bucket has a copy, the fence, as a static column, and each conditional write compares it in the
-step that writes. Installing an epoch raises the fence of every bucket of every stage: when
-that has returned, a write of an older run that is still on its way, however late, finds the
-fence raised and changes nothing (the transactions of one partition are in one order).
+The installed epoch is in the flow's partition, where a transaction on a bucket cannot read it. So every
+bucket stores a copy, the fence, in a static column, and each conditional write compares it in the same
+step. Installing an epoch raises the fence of every bucket of every stage. After that, a write of an older
+run, however late it arrives, finds the raised fence and changes nothing (Cassandra orders the transactions
+of a partition).
 
-A writer that finds a lower fence than its own epoch (a stage that has just begun, or an install that
-died half-way) raises it itself, after a look at the installed epoch. Between that look and the raise
-a newer epoch may be installed; but then its fence is in the bucket or will be, and fences only rise.
+If a writer finds a fence lower than its own epoch (the stage is new, or an installation did not complete),
+it reads the installed epoch and then raises the fence itself. A newer epoch may be installed between the
+two steps, but then its fence is or will be in the bucket, and fences only rise.
 
-A bucket that had a fence and has none was emptied, and its states are gone with it: that stops the flow.
+If the fence of a bucket has disappeared, the bucket was emptied and its states are lost: the flow stops.
 """
 
 from functools import partial
@@ -31,13 +31,13 @@ class Fences:
         self._flows = flows
 
     def raise_all(self, stage: StageRef, buckets: int, epoch: int, before: int) -> None:
-        """Raise the fences of a stage, those that are higher excepted.
+        """Raise the fences of a stage; higher fences stay.
 
         Args:
             stage: The stage.
-            buckets: How many it has.
+            buckets: Its number of buckets.
             epoch: The new fence.
-            before: What they most likely are, below `epoch`; a wrong guess costs a second round.
+            before: Their probable current value, below `epoch`; a wrong guess costs a second round.
 
         Raises:
             Terminal: A bucket was emptied.
@@ -45,7 +45,7 @@ class Fences:
         self._client.together(stage, [partial(self._raise, stage, bucket, epoch, before) for bucket in range(buckets)])
 
     def check(self, stage: StageRef, bucket: int, epoch: int, *, serial: bool = True) -> bool:
-        """Whether a writer of `epoch` may write; raise the fence to it if that is all that is missing.
+        """Whether a writer of `epoch` may write; raise the fence if it is lower than the installed `epoch`.
 
         Args:
             stage: The stage.
@@ -54,11 +54,11 @@ class Fences:
             serial: Read the fence at the serial consistency.
 
         Returns:
-            True when the fence is the epoch now.
+            Whether the fence now is the epoch.
 
         Raises:
             Fenced: A higher epoch is installed.
-            Terminal: The writer's epoch is not known here, or the bucket was emptied.
+            Terminal: The store does not know the writer's epoch, or the bucket was emptied.
         """
         fence = self._read(stage, bucket, serial=serial)
         if fence > epoch:
@@ -71,7 +71,7 @@ class Fences:
         return self._raise(stage, bucket, epoch, fence) == epoch
 
     def _raise(self, stage: StageRef, bucket: int, epoch: int, found: int) -> int:
-        """Raise one fence and return what it is then."""
+        """Raise one fence and return its new value."""
         while found < epoch:
             statement = self._client.live(stage).statements.set_fence(stage, bucket, epoch, found)
             applied, now = self._client.retried(
@@ -83,18 +83,18 @@ class Fences:
         return found
 
     def _check_present(self, stage: StageRef, bucket: int) -> None:
-        """Whether a bucket has no fence because its stage has just begun."""
-        # In this order: the fence may have been set after the look that found none.
+        """Refuse a bucket without a fence, unless its stage is new."""
+        # Read the layout first: another writer may have set the fence since it was found missing.
         layout = self._flows.layouts(stage.flow_ref).get(stage.stage)
         if layout and layout.fenced and not self._read(stage, bucket, serial=True):
             raise Terminal(
-                f"bucket {bucket} has been emptied: its fence is gone, and its states with it",
+                f"bucket {bucket} has been emptied: its fence and its states are missing",
                 "Restore the table from a copy, or rebuild the flow into a new generation (`headwater run --generation`)",
                 at=stage,
             )
 
     def _read(self, stage: StageRef, bucket: int, *, serial: bool) -> int:
-        """A bucket's fence, 0 when there is none."""
+        """A bucket's fence, 0 if it has none."""
         statement = self._client.live(stage).statements.fence(stage, bucket)
         rows = self._client.retried(lambda: self._client.rows(stage, statement, serial=serial))
         return (rows[0][0] if rows else None) or 0

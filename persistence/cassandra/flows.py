@@ -15,12 +15,12 @@ from persistence.names import FlowRef, StageRef
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How the states of a stage are kept, from its first write on, whatever a later URL says.
+    """How the states of a stage are stored. The first write sets it; later URLs do not change it.
 
     Attributes:
-        buckets: Partitions that they are spread over.
+        buckets: Number of partitions for the states.
         mode: How they are written.
-        fenced: Every bucket has got its fence; one without has been emptied since.
+        fenced: Every bucket has had its fence; a bucket without one has been emptied since.
     """
 
     buckets: int
@@ -36,21 +36,21 @@ class Flows:
         self._layouts: dict[StageRef, Layout] = {}
 
     def installed_epoch(self, flow: FlowRef) -> int:
-        """The installed epoch, 0 when there is none."""
+        """The installed epoch, 0 if there is none."""
         return self._read(flow)[0]
 
     def set_epoch(self, flow: FlowRef, epoch: int, found: int) -> tuple[bool, int]:
-        """Install `epoch` if the installed one is `found`: (whether it was, the installed one if not)."""
+        """Install `epoch` if the installed one is `found`; return whether it was, and the installed one if not."""
         applied, now = self._write(flow, self._client.live(flow).statements.set_epoch(flow, epoch, found))
         return applied, now.get("epoch") or 0
 
     def load_manifest(self, flow: FlowRef) -> Manifest | None:
-        """The manifest, None when there is none."""
+        """The manifest, None if there is none."""
         text = self._read(flow)[1]
         return None if text is None else decode_manifest(text.encode(), flow)
 
     def save_manifest(self, flow: FlowRef, manifest: Manifest, after: tuple[int, int]) -> None:
-        """Replace the manifest on condition of the epoch and of the manifest that it follows."""
+        """Replace the manifest if the epoch and the previous manifest match."""
         wanted = encode_manifest(manifest).decode()
         while True:
             epoch, found = self._read(flow)
@@ -58,20 +58,20 @@ class Flows:
             check_manifest(flow, manifest, newest, epoch, after)
             if found == wanted:
                 return
-            # Sent again after a lost answer it finds `wanted` and changes nothing; the next turn sees that.
+            # Sent again after a lost answer, it finds `wanted` and changes nothing; the next iteration detects that.
             statement = self._client.live(flow).statements.set_manifest(flow, wanted, manifest.epoch, found)
             if self._write(flow, statement)[0]:
                 return
 
     def layout(self, stage: StageRef) -> Layout | None:
-        """How a stage is laid out, None when it has never been written to."""
+        """The layout of a stage, None if it has never been written to."""
         if stage not in self._layouts:
             for name, layout in self.layouts(stage.flow_ref).items():
                 self._layouts[stage.flow_ref.stage(name)] = layout
         return self._layouts.get(stage)
 
     def layouts(self, flow: FlowRef) -> dict[str, Layout]:
-        """The layout of every stage that has been written to, as it stands now."""
+        """The current layout of every stage that has been written to."""
         statement = self._client.live(flow).statements.stages(flow)
         rows = self._client.retried(lambda: self._client.rows(flow, statement, serial=True))
         return {
@@ -79,13 +79,13 @@ class Flows:
         }
 
     def add_stage(self, stage: StageRef, layout: Layout, epoch: int) -> tuple[bool, int]:
-        """Make a stage known if it is not and `epoch` is installed: (whether it was, the installed epoch if not)."""
+        """Register a new stage if `epoch` is installed; return whether it is, and the installed epoch if not."""
         statement = self._client.live(stage).statements.add_stage(stage, layout.buckets, layout.mode, epoch)
         applied, now = self._write(stage, statement)
         return applied, now.get("epoch") or 0
 
     def set_fenced(self, stage: StageRef, epoch: int) -> None:
-        """Note that every bucket has its fence. Where a newer epoch is installed, its run notes it."""
+        """Record that every bucket has its fence. If a newer epoch is installed, its run records it."""
         self._write(stage, self._client.live(stage).statements.set_fenced(stage, epoch))
 
     def _read(self, flow: FlowRef) -> tuple[int, str | None]:

@@ -1,9 +1,9 @@
-"""Whether transactions of a node are linearizable. Fencing and conditional writes rest on it.
+"""Checks whether the transactions of a node are linearizable. Fencing and conditional writes depend on it.
 
-With Paxos v1 they are not while ranges move (a node joins, leaves or is replaced): a transaction can be forgotten or seen
-by some only. Paxos v2 (Cassandra 4.1) repairs them over a change of the ring. Serial reads, which end a transaction
-that is under way, were not linearizable with other transactions before CASSANDRA-12126 (3.0.24, 3.11.10, 4.0), and can
-be made so again by settings for upgrades.
+With Paxos v1 they are not while ranges move (a node joins, leaves or is replaced): a transaction can be lost, or be
+visible to some nodes only. Paxos v2 (Cassandra 4.1) repairs transactions when the ring changes. Serial reads complete
+a transaction in progress. Before CASSANDRA-12126 (3.0.24, 3.11.10, 4.0) they were not linearizable with other
+transactions, and settings for upgrades can restore that behaviour.
 """
 
 import re
@@ -15,7 +15,7 @@ from persistence.findings import Finding
 
 PAXOS_RISKS: Final = frozenset({"paxos-v1", "paxos-repair", "serial-reads"})
 SERIAL_READS: Final = "cassandra.unsafe.disable-serial-reads-linearizability"
-"""System property that undoes CASSANDRA-12126, in 3.0, 3.11 and 4.0. From 4.1 on it is a variant of `paxos_variant`."""
+"""System property that undoes CASSANDRA-12126, in 3.0, 3.11 and 4.0. Since 4.1 it is a value of `paxos_variant`."""
 
 _V2: Final = (4, 1)
 _VERSION: Final = re.compile(r"(\d+)\.(\d+)(?:\.(\d+))?(-?)")
@@ -23,13 +23,13 @@ _VERSION: Final = re.compile(r"(\d+)\.(\d+)(?:\.(\d+))?(-?)")
 
 @dataclass(frozen=True, slots=True)
 class PaxosNode:
-    """What one node says of itself.
+    """What one node reports about itself.
 
     Attributes:
-        version: Its `release_version`; empty when it does not say.
-        settings: Its configuration, as far as it is shown.
-        hidden: It shows none of it.
-        serial_reads: Value of the property `SERIAL_READS`, empty when it is not set; None when it is not shown.
+        version: Its `release_version`; empty if unknown.
+        settings: Its configuration, as far as the node shows it.
+        hidden: The node shows no configuration.
+        serial_reads: Value of the property `SERIAL_READS`, empty if it is not set; None if the node does not show it.
     """
 
     version: str = ""
@@ -39,7 +39,7 @@ class PaxosNode:
 
     @property
     def number(self) -> tuple[int, int, int] | None:
-        """Version as numbers, a pre-release below its release; None when it is not known."""
+        """Version as numbers, a pre-release below its release; None if unknown."""
         found = _VERSION.match(self.version)
         if found is None:
             return None
@@ -48,19 +48,19 @@ class PaxosNode:
 
 
 def of_paxos(name: str, node: PaxosNode, keyspace: str) -> Iterator[Finding]:
-    """What makes transactions of one node unsafe.
+    """Findings about unsafe transactions of one node.
 
     Args:
         name: Its name, for the texts.
-        node: What it says.
-        keyspace: Where the store is.
+        node: What the node reports.
+        keyspace: Keyspace of the store.
     """
     variant, number = node.settings.get("paxos_variant", ""), node.number
     if variant.startswith("v1") or (number and number[:2] < _V2):
         yield Finding(
             "paxos-v1",
             f"{name} (Cassandra {node.version or 'of an unknown version'}) uses Paxos v1, whose transactions are not "
-            "linearizable while ranges move between nodes: a run that was replaced may then still write",
+            "linearizable while ranges move between nodes: a replaced run may then still write",
             "Set paxos_variant: v2 on all nodes (Cassandra 4.1 and newer); accept it only if no node joins, leaves or is "
             "replaced while flows run",
             unsafe=True,
@@ -69,7 +69,7 @@ def of_paxos(name: str, node: PaxosNode, keyspace: str) -> Iterator[Finding]:
         yield Finding(
             "serial-reads",
             f"{name} (Cassandra {node.version or 'of an unknown version'}) does not make serial reads linearizable "
-            "(CASSANDRA-12126): what is read back after a lost answer may be undone later",
+            "(CASSANDRA-12126): a write that is read back after a lost answer may be undone later",
             f"Upgrade to 4.1 or newer with paxos_variant: v2, and do not set {SERIAL_READS}",
             unsafe=True,
         )
@@ -88,7 +88,7 @@ _SKIPPED_KEYSPACES: Final = "skip_paxos_repair_on_topology_change_keyspaces"
 
 
 def unread(node: PaxosNode) -> list[str]:
-    """Names of what a node does not show and what decides here: an unknown setting is none that can be relied on."""
+    """Names of the relevant settings that a node does not show. Safety cannot rely on an unknown setting."""
     number = node.number
     names = [] if number else ["release_version"]
     if node.hidden or "commitlog_sync" not in node.settings:
@@ -101,7 +101,7 @@ def unread(node: PaxosNode) -> list[str]:
 
 
 def _lacks_12126(number: tuple[int, int, int]) -> bool:
-    """Whether a version is older than the correction: 3.0.24, 3.11.10, 4.0."""
+    """Whether a version is older than the fix in 3.0.24, 3.11.10 and 4.0."""
     if number[:2] == (3, 0):
         return number[2] < 24
     if number[:2] == (3, 11):

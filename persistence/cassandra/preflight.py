@@ -1,4 +1,4 @@
-"""What about a cluster can cost states, found before a flow runs on it."""
+"""Checks before a flow runs whether a cluster can lose states."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
@@ -26,7 +26,7 @@ RISKS: Final = frozenset(
         *PAXOS_RISKS,
     }
 )
-"""Names of what can be unsafe about a cluster."""
+"""Risks that a cluster can have."""
 _SETTINGS: Final = "SELECT name, value FROM system_views.settings WHERE name IN ({})"
 _PROPERTIES: Final = "SELECT value FROM system_views.system_properties WHERE name = '{}'"
 _VERSION: Final = "SELECT release_version FROM system.local"
@@ -44,11 +44,11 @@ _UNITS: Final = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 
 
 def preflight(url: str) -> list[Finding]:
-    """Look at the cluster at `url` and return what should be changed before a flow runs there; nothing is written.
+    """Inspect the cluster at `url` and return what should be changed before a flow runs there; nothing is written.
 
     Raises:
-        Transient: It cannot be reached.
-        Terminal: The keyspace or its tables are missing, the login is refused, or the URL is wrong.
+        Transient: The cluster cannot be reached.
+        Terminal: The keyspace or its tables are missing, the login was refused, or the URL is invalid.
     """
     settings = Settings.parse(url)
     client = Client(settings)
@@ -66,12 +66,12 @@ def preflight(url: str) -> list[Finding]:
 
 
 def commitlog_sync(client: Client) -> list[str]:
-    """How each node that is connected syncs its commit log: `batch`, `group`, `periodic`, or `unknown`."""
+    """How each connected node syncs its commit log: `batch`, `group`, `periodic`, or `unknown`."""
     return [node.settings.get("commitlog_sync", "unknown") for node in nodes_of(client).values()]
 
 
 def nodes_of(client: Client) -> dict[str, PaxosNode]:
-    """What each node that is connected says of itself, as far as it matters here."""
+    """What each connected node reports about itself, as far as it is relevant here."""
     names = ", ".join(f"'{name}'" for name in _VIEWED)
     found: dict[str, PaxosNode] = {}
     for host in client.live(None).session.get_pool_state():
@@ -88,7 +88,7 @@ def nodes_of(client: Client) -> dict[str, PaxosNode]:
 
 
 def _ask(client: Client, host: Any, query: str) -> list[Any] | None:
-    """The rows that one node answers: each speaks for itself only. None where it has no such table, or this user no right."""
+    """The rows that one node returns about itself. None if it has no such table, or this user has no right to it."""
     try:
         return list(client.live(None).session.execute(SimpleStatement(query), host=host))
     except DRIVER_ERRORS as error:
@@ -103,7 +103,7 @@ def _of_keyspace(keyspace: Any, settings: Settings) -> Iterator[Finding]:
     if not keyspace.durable_writes:
         yield Finding(
             "no-commitlog",
-            f"the keyspace {name} has durable_writes = false: what is acknowledged is only in memory",
+            f"the keyspace {name} has durable_writes = false: acknowledged writes are only in memory",
             f"ALTER KEYSPACE {name} WITH durable_writes = true",
             unsafe=True,
         )
@@ -112,7 +112,7 @@ def _of_keyspace(keyspace: Any, settings: Settings) -> Iterator[Finding]:
         if lifetime:
             yield Finding(
                 "expiring-states",
-                f"rows of {name}.{table} expire after {lifetime} s, epochs and manifests with them",
+                f"rows of {name}.{table} expire after {lifetime} s, epochs and manifests included",
                 f"ALTER TABLE {name}.{table} WITH default_time_to_live = 0",
                 unsafe=True,
             )
@@ -136,15 +136,15 @@ def _of_datacentres(hosts: Any, strategy: Any, settings: Settings) -> Iterator[F
     if len(nodes) > 1 and not settings.dc:
         yield Finding(
             "any-dc",
-            f"the cluster has {len(nodes)} data centres and the URL does not say which one is local",
-            f"Say ?dc= one of {', '.join(sorted(nodes))}",
+            f"the cluster has {len(nodes)} data centres and the URL does not name the local one",
+            f"Set ?dc= to one of {', '.join(sorted(nodes))}",
         )
     if len([dc for dc in nodes if copies.get(dc)]) > 1 and settings.serial_consistency == "local_serial":
         yield Finding(
             "local-serial",
-            "transactions are serial within one data centre, and several have copies: two runs in different ones "
-            "would not fence each other",
-            "Run every flow in one data centre, or use ?serial_consistency=serial&consistency=quorum",
+            "transactions are serial within one data centre only, and several have copies: two runs in different data "
+            "centres would not fence each other",
+            "Run each flow in one data centre only, or set ?serial_consistency=serial&consistency=quorum",
             unsafe=True,
         )
 
@@ -157,14 +157,14 @@ def _of_nodes(nodes: Mapping[str, PaxosNode], settings: Settings) -> Iterator[Fi
                 "hidden-settings",
                 f"this user, or this version of Cassandra ({node.version or 'unknown'}), does not show these settings of "
                 f"{name}: {', '.join(unknown)}",
-                "GRANT SELECT ON KEYSPACE system_views, or check them there by hand and accept it",
+                "GRANT SELECT ON KEYSPACE system_views, or check the settings on the node and accept this risk",
                 unsafe=True,
             )
         if node.settings.get("commitlog_sync") == "periodic":
             yield Finding(
                 "commitlog-periodic",
-                f"{name} writes its commit log to disk only from time to time (commitlog_sync: periodic): when all "
-                "copies of a state lose power, what they acknowledged in the last seconds is gone",
+                f"{name} writes its commit log to disk only periodically (commitlog_sync: periodic): if all "
+                "copies of a state lose power, the writes acknowledged in the last seconds are lost",
                 "Set commitlog_sync: group (and commitlog_sync_group_window: 5ms) in cassandra.yaml, restart the node",
                 unsafe=True,
             )
@@ -176,16 +176,16 @@ def _of_limits(node: str, values: Mapping[str, str], settings: Settings) -> Iter
     if batch is not None and settings.batch_bytes > batch:
         yield Finding(
             "batch-size",
-            f"batches may have {settings.batch_bytes} bytes, {node} has batch_size_fail_threshold {batch}",
-            f"Say ?batch_bytes={batch} or less",
+            f"batches may have {settings.batch_bytes} bytes, and {node} has batch_size_fail_threshold {batch}",
+            f"Set ?batch_bytes={batch} or less",
         )
     mutation = _bytes(values, "max_mutation_size")
-    # A transaction keeps its proposal beside the row, so a state passes the limit twice in one mutation.
+    # A transaction stores its proposal in addition to the row, so a mutation contains the state twice.
     if mutation is not None and 2 * settings.max_value_bytes > mutation:
         yield Finding(
             "mutation-size",
-            f"states may have {settings.max_value_bytes} bytes, {node} takes mutations of {mutation}",
-            f"Say ?max_value_bytes={mutation // 2} or less",
+            f"states may have {settings.max_value_bytes} bytes, and {node} accepts mutations of {mutation} bytes",
+            f"Set ?max_value_bytes={mutation // 2} or less",
         )
 
 
@@ -193,14 +193,14 @@ def _of_mode(settings: Settings) -> Iterator[Finding]:
     if settings.mode == TIMESTAMP:
         yield Finding(
             "timestamp-mode",
-            "mode=timestamp: a run that was held up can still write for a moment after a newer one has taken over",
-            "Use it only where a second run can never start; otherwise leave the option out",
+            "mode=timestamp: a delayed run can still write for a moment after a newer run has taken over",
+            "Use it only if a second run can never start; otherwise remove the option",
             unsafe=True,
         )
 
 
 def _copies(strategy: Any, datacentres: set[str]) -> dict[str, int]:
-    """Copies of each state per data centre; for a strategy that does not know data centres, the same in each."""
+    """Copies of each state per data centre; for a strategy without data centres, the same number in each."""
     per_dc = getattr(strategy, "dc_replication_factors", None)
     if per_dc is not None:
         return dict(per_dc)
@@ -208,7 +208,7 @@ def _copies(strategy: Any, datacentres: set[str]) -> dict[str, int]:
 
 
 def _bytes(values: Mapping[str, str], name: str) -> int | None:
-    """A size among the settings: `50KiB` under its name, or a number of KiB under the older one."""
+    """A size in the settings: `50KiB` under its name, or a number of KiB under its older name."""
     if (text := values.get(name)) is not None:
         for unit, factor in sorted(_UNITS.items(), key=lambda pair: -len(pair[0])):
             if text.endswith(unit):

@@ -1,4 +1,4 @@
-"""Where a Cassandra store is and how it is used: what its URL says. It holds no secret, only where secrets are."""
+"""The settings in the URL of a Cassandra store. They contain no secret, only the places where secrets are kept."""
 
 import re
 from collections.abc import Callable
@@ -16,15 +16,15 @@ DEFAULT_PORT: Final = 9042
 CONDITIONAL: Final = "conditional"
 """Every write is a lightweight transaction: condition and effect are one step. The default."""
 TIMESTAMP: Final = "timestamp"
-"""Plain writes `USING TIMESTAMP`: cheaper, and with the hole that `persistence.cassandra.states` describes."""
+"""Plain writes `USING TIMESTAMP`: cheaper, with the gap described in `persistence.cassandra.states`."""
 
 _KEYSPACE = re.compile(r"[a-z][a-z0-9_]{0,47}\Z")
-_EXAMPLE = "Write cassandra://host:9042/keyspace, several hosts with commas between them"
+_EXAMPLE = "Write cassandra://host:9042/keyspace, or several hosts separated by commas"
 
 
 @dataclass(frozen=True, slots=True)
 class Replication:
-    """How many copies a keyspace keeps: per data centre, or `everywhere` the same number in each."""
+    """Number of copies in a keyspace: per data centre, or `everywhere`, the same number in each."""
 
     everywhere: int = 0
     datacentres: tuple[tuple[str, int], ...] = ()
@@ -55,11 +55,11 @@ class Tls:
     """How connections are encrypted.
 
     Attributes:
-        authority: PEM file of the certificate authority; None trusts what the system trusts.
-        certificate: PEM file of this client's own certificate, where nodes ask for one.
+        authority: PEM file of the certificate authority; None trusts the system's authorities.
+        certificate: PEM file of this client's certificate, if nodes require one.
         key: PEM file of its key.
-        key_password: Where the key's password is.
-        check_hostname: Each node's certificate must name its IP address: that is how the driver knows nodes.
+        key_password: Where the key's password is kept.
+        check_hostname: Each node's certificate must contain its IP address, by which the driver connects.
     """
 
     authority: Path | None = None
@@ -71,29 +71,29 @@ class Tls:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """One store.
+    """Settings of one store.
 
     Attributes:
         hosts: Contact points, (address, port).
-        keyspace: It has the tables of `persistence.cassandra.ddl`.
-        dc: Local data centre; empty takes that of the first contact point.
-        consistency: Of reads, and of a transaction's commit.
-        serial_consistency: Of a transaction's Paxos rounds and of reads after an unknown outcome.
-        mode: `CONDITIONAL` or `TIMESTAMP`. A stage keeps the mode that it began with.
-        buckets: Partitions that the states of a stage are spread over. Fewer make fuller batches: 16 were
-            twice as fast as 32 in calls of 2,500 states. More keep partitions small: Cassandra likes
-            them below 100 MB, 200,000 states of 500 bytes. A stage keeps what it began with.
-        batch_bytes: Most bytes of one conditional batch. A server refuses some batches above its
-            `batch_size_fail_threshold`, 50 KiB unless configured.
-        max_value_bytes: Longest state that is accepted.
-        concurrency: Buckets that one call reads or writes at a time.
-        timeout: Seconds until one request counts as unanswered.
+        keyspace: Keyspace with the tables of `persistence.cassandra.ddl`.
+        dc: Local data centre; empty for that of the first contact point.
+        consistency: Consistency of reads, and of a transaction's commit.
+        serial_consistency: Consistency of a transaction's Paxos rounds and of reads after an unknown outcome.
+        mode: `CONDITIONAL` or `TIMESTAMP`. A stage keeps the mode of its first write.
+        buckets: Number of partitions for the states of a stage. Fewer make fuller batches: 16 were
+            twice as fast as 32 in calls of 2,500 states. More keep partitions small: Cassandra recommends
+            less than 100 MB, 200,000 states of 500 bytes. A stage keeps its first number.
+        batch_bytes: Maximum bytes of one conditional batch. A server refuses some batches above its
+            `batch_size_fail_threshold`, 50 KiB by default.
+        max_value_bytes: Longest accepted state.
+        concurrency: Buckets that one call reads or writes in parallel.
+        timeout: Seconds until a request counts as unanswered.
         connect_timeout: Seconds to open a connection.
-        retry_for: Seconds for which a call tries again what may work on the next try.
+        retry_for: Seconds for which a call retries temporary errors.
         replication: Used by `headwater schema apply` when it creates the keyspace.
-        username: Name to log in with; empty logs in nowhere.
-        password: Where its password is.
-        tls: None for a plain connection.
+        username: Login name; empty for no login.
+        password: Where its password is kept.
+        tls: None for an unencrypted connection.
     """
 
     hosts: tuple[tuple[str, int], ...]
@@ -116,7 +116,7 @@ class Settings:
 
     @property
     def place(self) -> str:
-        """Where it is, for messages."""
+        """Hosts and keyspace, for messages."""
         return f"cassandra://{','.join(f'{host}:{port}' for host, port in self.hosts)}/{self.keyspace}"
 
     @classmethod
@@ -124,26 +124,26 @@ class Settings:
         """Read `cassandra://[user@]host[:port][,host[:port]...]/keyspace[?options]`.
 
         Raises:
-            InvalidUrl: No host, no keyspace, an option that is unknown or impossible, or a password
-                in the URL itself. The text shows no value.
+            InvalidUrl: Host or keyspace is missing, an option is unknown or invalid, or the URL contains
+                a password. The text shows no value.
         """
         parts = urlsplit(url)
         user, _, hosts = parts.netloc.rpartition("@")
         if ":" in user:
             raise InvalidUrl(
-                f"{redact(url)} has a password in it, where logs and process lists show it",
+                f"{redact(url)} contains a password, which logs and process lists would show",
                 "Name a file or a variable instead: user@host and ?password_file=/run/secrets/x or ?password_env=NAME",
             )
         keyspace = parts.path.strip("/")
         if not _KEYSPACE.match(keyspace):
             raise InvalidUrl(
-                f"{redact(url)} names no keyspace: 1 to 48 of a-z 0-9 _, a dead letter first",
+                f"{redact(url)} names no keyspace: 1 to 48 of a-z 0-9 _, beginning with a letter",
                 f"{_EXAMPLE}; `headwater schema apply` creates the keyspace",
             )
         try:
             addresses = tuple(_address(host) for host in hosts.split(","))
         except ValueError as error:
-            raise InvalidUrl(f"{redact(url)} has a host that cannot be one", _EXAMPLE) from error
+            raise InvalidUrl(f"{redact(url)} has an invalid host", _EXAMPLE) from error
         given = options(url, _OPTIONS)
         return cls(
             addresses, keyspace, username=unquote(user), password=referred(url, given, "password"),
@@ -152,7 +152,7 @@ class Settings:
 
 
 def _address(text: str) -> tuple[str, int]:
-    # A single authority, so that IPv6 in brackets and the port are read as in any URL.
+    # Parsed as the authority of a URL, for IPv6 in brackets and the port.
     parts = urlsplit(f"//{text}")
     if not parts.hostname:
         raise ValueError
@@ -167,7 +167,7 @@ def _tls(url: str, given: dict[str, Any]) -> Tls | None:
         referred(url, given, "tls_key_password"), check_hostname,
     )  # fmt: skip
     if tls != Tls() and wanted is False:
-        raise InvalidUrl(f"{redact(url)} says tls=off and how to use TLS", "Keep one of them")
+        raise InvalidUrl(f"{redact(url)} contains tls=off and other TLS options", "Keep one of them")
     return tls if wanted or tls != Tls() else None
 
 

@@ -1,9 +1,9 @@
-"""The CQL of the store, prepared once a session. Tables are named with their keyspace.
+"""The CQL of the store, prepared once per session. Table names include the keyspace.
 
-A prepared statement that relies on `USE` cannot be prepared again by the driver after a server's restart.
+After a server restart, the driver cannot prepare statements again that rely on `USE`.
 """
 
-# ruff: noqa: S608 - what stands in the texts is the keyspace, which is a plain name, and constants
+# ruff: noqa: S608 - only constants and the keyspace, a plain name, are inserted into the texts
 
 from collections.abc import Iterable
 from typing import Any, Final
@@ -24,8 +24,8 @@ class Statements:
     """Statements with their values bound, ready to be executed.
 
     Args:
-        session: The driver's session; every statement is prepared now.
-        keyspace: Where the tables are.
+        session: The driver's session; every statement is prepared immediately.
+        keyspace: Keyspace of the tables.
 
     Raises:
         InvalidRequest: The keyspace or a table is missing.
@@ -54,11 +54,11 @@ class Statements:
         self._put = prepare(f"UPDATE {state} USING TIMESTAMP ? SET {_STATE} {_BUCKET} AND key = ?")
 
     def flow(self, flow: FlowRef) -> Any:
-        """(epoch, manifest) of a flow; no row when nothing is known of it."""
+        """(epoch, manifest) of a flow; no row for an unknown flow."""
         return self._flow.bind((flow.flow, flow.generation))
 
     def stages(self, flow: FlowRef) -> Any:
-        """(stage, buckets, mode, fenced) of each stage written to; one row of None when only the flow is known."""
+        """(stage, buckets, mode, fenced) of each stage written to; one row of None if the flow has no stage."""
         return self._stages.bind((flow.flow, flow.generation))
 
     def set_epoch(self, flow: FlowRef, epoch: int, found: int) -> Any:
@@ -66,35 +66,35 @@ class Statements:
         return self._set_epoch.bind((epoch, flow.flow, flow.generation, found or None))
 
     def set_manifest(self, flow: FlowRef, manifest: str, epoch: int, found: str | None) -> Any:
-        """Replace the manifest if it is still `found` and `epoch` still the installed one."""
+        """Replace the manifest if it is still `found` and `epoch` is still the installed one."""
         return self._set_manifest.bind((manifest, flow.flow, flow.generation, epoch, found))
 
     def add_stage(self, stage: StageRef, buckets: int, mode: str, epoch: int) -> Any:
-        """Make a stage known if it is not and `epoch` is the installed one."""
+        """Register a new stage if `epoch` is the installed one."""
         return self._add_stage.bind((buckets, mode, stage.flow, stage.generation, stage.stage, epoch))
 
     def set_fenced(self, stage: StageRef, epoch: int) -> Any:
-        """Note that every bucket of a stage has a fence, if `epoch` is the installed one."""
+        """Record that every bucket of a stage has a fence, if `epoch` is the installed one."""
         return self._set_fenced.bind((stage.flow, stage.generation, stage.stage, epoch))
 
     def fence(self, stage: StageRef, bucket: int) -> Any:
-        """(fence,) of a bucket; no row when it is untouched."""
+        """(fence,) of a bucket; no row for an unused bucket."""
         return self._fence.bind(_bucket(stage, bucket))
 
     def set_fence(self, stage: StageRef, bucket: int, epoch: int, found: int) -> Any:
-        """Let only writers of `epoch` into the bucket, if until now it were those of `found`."""
+        """Raise the fence of a bucket to `epoch` if it is still `found`."""
         return self._set_fence.bind((epoch, *_bucket(stage, bucket), found or None))
 
     def states(self, stage: StageRef, bucket: int, keys: list[bytes]) -> Any:
-        """The states of these keys of one bucket: (key, version, epoch, batch, value)."""
+        """The states of these keys in one bucket: (key, version, epoch, batch, value)."""
         return self._states.bind((*_bucket(stage, bucket), keys))
 
     def bucket(self, stage: StageRef, bucket: int) -> Any:
-        """All states of a bucket; one row of None when it has a fence and no state."""
+        """All states of a bucket; one row of None if it has a fence and no state."""
         return self._bucket.bind(_bucket(stage, bucket))
 
     def mark(self, stage: StageRef, bucket: int) -> Any:
-        """(mark, downstream) of a bucket; no row when it is untouched."""
+        """(mark, downstream) of a bucket; no row for an unused bucket."""
         return self._marks.bind(_bucket(stage, bucket))
 
     def replace(
@@ -122,7 +122,7 @@ class Statements:
     def put(
         self, stage: StageRef, bucket: int, writes: Iterable[tuple[Write, int]], *, epoch: int, batch: int, note: str
     ) -> Any:
-        """All writes, unconditionally, each with its timestamp: an older one leaves a newer state as it is."""
+        """All writes, unconditionally, each with its timestamp: an older write does not replace a newer state."""
         place, mark = _bucket(stage, bucket), mark_of(epoch, batch)
         putting = (
             self._put.bind((timestamp, write.expected + 1, epoch, batch, write.value, *place, write.key))
@@ -132,7 +132,7 @@ class Statements:
 
 
 def mark_of(epoch: int, batch: int) -> int:
-    """The mark that a save of this batch leaves."""
+    """The mark after a save of this batch."""
     return (epoch << _EPOCH_BITS) + batch
 
 
@@ -141,7 +141,7 @@ def _bucket(stage: StageRef, bucket: int) -> tuple[str, int, str, int]:
 
 
 def _together(statements: Iterable[Any]) -> Any:
-    """A batch, which is atomic because all of it is of one partition."""
+    """A batch; it is atomic because all its statements are for one partition."""
     batch = BatchStatement(BatchType.UNLOGGED)
     for statement in statements:
         batch.add(statement)

@@ -1,25 +1,27 @@
 """Reading and writing the states of one bucket.
 
-In the conditional mode a batch of writes is one transaction (one Paxos round) on one partition. It carries the expected
-version of every row and the bucket's fence, and takes effect as a whole or not at all. (One version a bucket, compared
-alone, would do as well and was no faster: it makes writers of different rows refuse each other, so that each
-must read the rows again, or have the bucket for itself.) A writer of other rows of the bucket is never in the way.
+In the conditional mode, a batch of writes is one transaction (one Paxos round) on one partition. It compares the
+expected version of every row and the bucket's fence, and takes effect as a whole or not at all. Writers of different
+rows of a bucket do not conflict. (A single version per bucket would also work, but was no faster: writers of different
+rows would conflict, and would have to read the rows again or have the bucket to themselves.)
 
-In the timestamp mode a batch is written without a condition, after versions and fence have been read and found
-right, with the epoch in the upper and the version in the lower half of each cell's timestamp. The latest write then
-is the one of the newest epoch and highest version, whenever it arrives. **What that does not prevent:** a run that is
-delayed between its check and its write, while a newer run takes over, still replaces states that the newer run
-has not yet written. If such a state is upstream and holds elements whose downstream state the newer run had
-already replaced, the newer run treats those elements as duplicates, and they stay missing downstream. Two
-writers of one epoch that write a state at once may mix their values. And a row that somebody deletes by hand
-stays deleted, since the server's clock is far ahead of these timestamps. The mark of a bucket is looked at before the
-write, and may go back between the two. So the mode is for flows of which only one
-run can ever be alive, and is never chosen by itself.
+In the timestamp mode, a batch is written without a condition, after versions and fence have been read and found
+correct. The timestamp of each cell has the epoch in the upper half and the version in the lower half, so the write of
+the newest epoch and highest version wins, whenever it arrives. **The mode has these gaps:**
 
-A bucket's mark is epoch and batch of the newest save, a static column that each batch of writes raises and compares. It
-proves that a bucket went back behind a whole batch. It does not prove that it lost a part of one: several batches of
-writes, of several tasks, leave the same mark; nor that a row went back by itself, as when the replicas that had a write
-all lost it and the mark was written again since.
+- A run that is delayed between its check and its write, while a newer run takes over, still replaces states that the
+  newer run has not yet written. If such a state is upstream and holds elements whose downstream state the newer run
+  had already replaced, the newer run treats those elements as duplicates, and they stay missing downstream.
+- Two writers of one epoch that write a state at the same time may mix their values.
+- A row that is deleted manually stays deleted, since the server's clock is far ahead of these timestamps.
+- The mark of a bucket is checked before the write, and the bucket may go back between the two.
+
+So the mode is only for flows that can never have two runs at a time, and is never chosen automatically.
+
+A bucket's mark is the epoch and batch of the newest save, in a static column that each batch of writes compares and
+raises. It detects that a bucket lost a whole batch. It does not detect that a bucket lost a part of a batch, since the
+writes of a batch, from several tasks, leave the same mark. Nor does it detect that a single row went back, for
+example if all replicas with a write lost it and the mark has been written again since.
 """
 
 from collections.abc import Sequence
@@ -37,9 +39,10 @@ from persistence.names import StageRef
 from persistence.protocol import Stored, Write
 
 _KEYS: Final = 100
-"""Keys of one read, about a page of it."""
+"""Keys per read, about one page."""
 _ROUNDS: Final = 20
-"""How often in a row a refused transaction is found to be in order. More than once needs a race at each turn."""
+"""Consecutive attempts whose transaction is refused although the check before it passed. A second refusal needs a
+second race."""
 
 _EPOCH_BITS: Final = 32
 """A timestamp is epoch << 32 | version."""
@@ -55,7 +58,7 @@ class States:
         self._conditional = client.settings.mode == CONDITIONAL
 
     def load(self, stage: StageRef, bucket: int, keys: Sequence[bytes], *, serial: bool = False) -> dict[bytes, Stored]:
-        """The states that exist among `keys`, all of which are of this bucket."""
+        """The states that exist among `keys`, which all belong to this bucket."""
         found: dict[bytes, Stored] = {}
         for start in range(0, len(keys), _KEYS):
             statement = self._client.live(stage).statements.states(stage, bucket, list(keys[start : start + _KEYS]))
@@ -64,7 +67,7 @@ class States:
         return found
 
     def bucket(self, stage: StageRef, bucket: int, *, serial: bool = True) -> Bucket:
-        """What stands beside the states of a bucket."""
+        """The mark and notes of a bucket."""
         statement = self._client.live(stage).statements.mark(stage, bucket)
         rows = self._client.retried(lambda: self._client.rows(stage, statement, serial=serial))
         mark, note = rows[0] if rows else (None, None)
@@ -88,9 +91,9 @@ class States:
 
         Raises:
             Fenced: A higher epoch is installed, or has written one of the states.
-            StoreWentBack: The bucket does not hold the mark that is known of it.
-            Terminal: The epoch is not known here.
-            Transient: What became of a batch is not known.
+            StoreWentBack: The bucket does not hold its known mark.
+            Terminal: The store does not know this epoch.
+            Transient: The outcome of a batch is unknown.
         """
         changed: list[bytes] = []
         for part in bounded(writes, max(self._limit - len(note), 1)):
@@ -102,7 +105,7 @@ class States:
 
 
 class _Batch:
-    """One batch on its way: written, refused, unanswered, read back, written again, until it is known to be there."""
+    """A batch in progress: sent, read back after a refusal or a lost answer, and sent again until it is written."""
 
     def __init__(
         self,
@@ -120,11 +123,11 @@ class _Batch:
         self._stage, self._bucket, self._writes = stage, bucket, list(writes)
         self._epoch, self._batch = epoch, batch
         self._known, self._note = known, note
-        # A transaction checks by itself; a plain write is checked before.
+        # A transaction includes the check; before a plain write, the check is separate.
         self._checked = states._conditional
 
     def write(self) -> None:
-        """Write it; after a refusal or an unknown outcome read back before anything is sent again."""
+        """Write it; after a refusal or an unknown outcome, read back before sending anything again."""
         self._client.retried(self._attempt)
 
     def _attempt(self) -> None:
@@ -136,10 +139,10 @@ class _Batch:
             self._checked = False
             if self._send():
                 return
-        raise Transient("other writers are always faster", at=self._stage)
+        raise Transient(f"other writers changed the states during {_ROUNDS} attempts in a row", at=self._stage)
 
     def _send(self) -> bool:
-        """Send what is left once; whether it took effect."""
+        """Send the remaining writes once; return whether they took effect."""
         return effect(write_of(self._stage.stage), self._execute)
 
     def _execute(self) -> bool:
@@ -156,13 +159,13 @@ class _Batch:
         return True
 
     def _check(self) -> None:
-        """Leave in `_writes` what is still to be written, as `persistence.cas` decides.
+        """Keep in `_writes` only what must still be written, by the rules of `persistence.cas`.
 
-        Serial reads finish a transaction that was accepted and not finished. Plain writes leave none.
+        Serial reads complete a transaction that was accepted and not finished. Plain writes leave none.
         """
         stage, serial = self._stage, self._states._conditional
         held = self._states.load(stage, self._bucket, [write.key for write in self._writes], serial=serial)
-        # After the states: if the fence still is this run's epoch, no newer run had written before the read.
+        # After the states: if the fence is still this run's epoch, no newer run had written before the read.
         allowed = self._states._fences.check(stage, self._bucket, self._epoch, serial=serial)
         if str(self._bucket) in self._known:
             mark = self._states.bucket(stage, self._bucket, serial=serial).mark
@@ -173,7 +176,7 @@ class _Batch:
 
 
 def value_bytes(row: Row) -> int:
-    """Bytes of a row's value, the size that matters for a page."""
+    """Bytes of a row's value, which dominates the size of a page."""
     return len(row[4] or b"")
 
 
@@ -181,7 +184,7 @@ def stored(stage: StageRef, row: Row) -> Stored:
     """The state in a row.
 
     Raises:
-        Corrupt: A column is missing, as after a write by another program.
+        Corrupt: A column is missing, for example after a write by another program.
     """
     key, version, epoch, batch, value = row
     if version is None or epoch is None or batch is None or value is None:

@@ -19,18 +19,18 @@ from persistence.marks import NONE, Acknowledged, Bucket, Mark, Marks, encode_do
 from persistence.protocol import Capabilities, FlowRef, Manifest, StageRef, Stored, Write
 
 MAX_KEY_BYTES: Final = 65_535
-"""Cassandra's limit of a clustering column."""
+"""Cassandra's limit for a clustering column."""
 
 
 class CassandraStore:
     """Keeps states in a Cassandra cluster, safe for many processes and machines.
 
-    Acknowledged is what a quorum of the copies has accepted. Whether it also survives a loss of power
-    depends on the nodes' `commitlog_sync`, which `capabilities` asks for: with `periodic`, Cassandra's
+    A write is acknowledged when a quorum of the copies has accepted it. Whether it also survives a loss of power
+    depends on the nodes' `commitlog_sync`, which `capabilities` queries: with `periodic`, Cassandra's
     default, a node loses up to the last ten seconds.
 
     Args:
-        settings: What the URL says.
+        settings: The settings of the URL.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -92,7 +92,7 @@ class CassandraStore:
         self._check_sizes(stage, writes)
         layout = self._epochs.begin(stage, epoch)
         lanes = list(writes_by_bucket(writes, layout.buckets).items())
-        # Tasks of one flow save at the same time: in one order they would all wait for the same bucket.
+        # Tasks of one flow save at the same time; in the same order, they would all wait for the same bucket.
         random.shuffle(lanes)
         save = partial(
             self._states.save,
@@ -124,7 +124,7 @@ class CassandraStore:
         for bucket in range(layout.buckets if layout else 0):
             statement = self._client.live(stage).statements.bucket(stage, bucket)
             for page in self._client.pages(stage, statement, value_bytes):
-                # A bucket with a fence and no state is a row without a key.
+                # A bucket with a fence and no state returns a row without a key.
                 yield from ((row[0], stored(stage, row)) for row in page if row[0] is not None)
 
     def close(self) -> None:
@@ -135,13 +135,13 @@ class CassandraStore:
         for write in writes:
             if len(write.key) > MAX_KEY_BYTES:
                 raise Terminal(
-                    f"a key of {len(write.key)} bytes, Cassandra takes {MAX_KEY_BYTES}", "Use a shorter key",
+                    f"a key of {len(write.key)} bytes, Cassandra's limit is {MAX_KEY_BYTES}", "Use a shorter key",
                     at=stage, key=write.key,
                 )  # fmt: skip
             if len(write.value) > limit:
                 raise Terminal(
                     f"a state of {len(write.value)} bytes, the limit is {limit}",
-                    "Keep less in the state; up to 8 MiB the URL's max_value_bytes can raise the limit",
+                    "Keep less in the state, or raise the limit with the URL's max_value_bytes, up to 8 MiB",
                     at=stage,
                     key=write.key,
                 )
@@ -153,11 +153,11 @@ class CassandraStore:
 
 
 def open_store(url: str) -> CassandraStore:
-    """Open `cassandra://[user@]host[:port][,host[:port]...]/keyspace`; `Settings` has the options.
+    """Open `cassandra://[user@]host[:port][,host[:port]...]/keyspace`; `Settings` documents the options.
 
-    Nothing is connected yet: the first call does, in each process that uses the handle.
+    The first call connects, in each process that uses the handle.
 
     Raises:
-        Terminal: The URL cannot be read.
+        Terminal: The URL is invalid.
     """
     return CassandraStore(Settings.parse(url))

@@ -1,4 +1,4 @@
-"""States in Redis or Valkey. `persistence.redis.layout` says under which names, `open_store` how to reach it."""
+"""States in Redis or Valkey. `persistence.redis.layout` documents the names of the keys, `open_store` the URLs."""
 
 from persistence.redis.preflight import preflight
 from persistence.redis.settings import RISKS

@@ -1,4 +1,4 @@
-"""Sends calls to the servers that hold their keys: pipelined, retried within bounds, and awaited."""
+"""Sends calls to the servers that store their keys: pipelined, with bounded retries."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -20,10 +20,10 @@ from persistence.redis.settings import Settings
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One command to the server that has a key. It must be safe to send again.
+    """One command to the server that stores a key. It must be safe to send again.
 
     Attributes:
-        key: Decides which server it goes to.
+        key: Determines the server.
         command: The command.
     """
 
@@ -32,12 +32,12 @@ class Call:
 
 
 def script_call(script: Script, keys: Sequence[bytes], arguments: Sequence[bytes | int] = ()) -> Call:
-    """The call of a script. All keys lie in one slot; the script decides on what it finds, so it may be sent again."""
+    """The call of a script. All its keys are in one slot. It is safe to send again: the script checks what is stored."""
     return Call(keys[0], ("EVALSHA", script.sha, len(keys), *keys, *arguments))
 
 
 class _AgainError(Exception):
-    """Some calls have no answer yet."""
+    """Some calls are still unanswered."""
 
     def __init__(self, meaning: Meaning) -> None:
         super().__init__(meaning.what)
@@ -45,10 +45,10 @@ class _AgainError(Exception):
 
 
 class Caller:
-    """Sends calls, whatever their commands do.
+    """Sends calls.
 
-    A call whose answer was lost is sent again. That is how the store reads back: the script sees in one
-    atomic step whether the first one took effect, even if that one arrives later still.
+    A call whose answer was lost is sent again. This is how the store reads back: in one atomic step, the script
+    finds whether the call took effect before, even if the first copy arrives after the second.
     """
 
     def __init__(self, nodes: Nodes, settings: Settings) -> None:
@@ -60,15 +60,15 @@ class Caller:
         """Return the answers of the calls, in order.
 
         Args:
-            calls: The calls; those of one server go out together.
+            calls: The calls; those to one server are sent together.
             at: For the errors.
-            writes: Wait until the replicas and disks that the settings ask for have the writes.
-            point: Fault point of what goes to one server; empty for none.
+            writes: Wait until the replicas and disks required by the settings have the writes.
+            point: Fault point of each exchange with a server; empty for none.
 
         Raises:
-            Transient: The answer of a call did not come within the bounds; it did or did not take effect.
+            Transient: A call was not answered in time; it did or did not take effect.
             Terminal: A server refused a call, or the replicas or disks did not acknowledge.
-            Corrupt: A key is of another type than ours.
+            Corrupt: A key is of an unexpected type.
         """
         answers: dict[int, Any] = {}
         try:
@@ -89,7 +89,7 @@ class Caller:
         return [answers[i] for i in range(len(calls))]
 
     def _try(self, calls: Sequence[Call], answers: dict[int, Any], waits: Sequence[Command], point: str) -> None:
-        """Run what has no answer yet; raise when something is left."""
+        """Run the calls that have no answer yet; raise if some are left."""
         left: Exception | Meaning | None = None
         try:
             todo = [(self._nodes.of(call.key), i) for i, call in enumerate(calls) if i not in answers]
@@ -128,10 +128,10 @@ class Caller:
 
 
 def _exchange(node: Server, calls: Sequence[Call], waits: Sequence[Command]) -> tuple[list[Any], Meaning | None]:
-    """Answers, and what is missing when too few replicas or disks acknowledged."""
+    """The answers, and an error if too few replicas or disks acknowledged."""
     got = node.exchange([*(call.command for call in calls), *waits])
     if any(isinstance(reply, redis.NoScriptError) for reply in got[: len(calls)]):
-        # Those were not executed; the others, sent again, find that they were.
+        # These were not executed. The others were, and find that when they are sent again.
         node.exchange([("SCRIPT", "LOAD", script.text) for script in ALL])
         got = node.exchange([*(call.command for call in calls), *waits])
     return got[: len(calls)], next(filter(None, map(_short, waits, got[len(calls) :])), None)
@@ -154,8 +154,8 @@ def _short(wait: Command, reply: Any) -> Meaning | None:
     if all(g >= w for g, w in zip(got, wanted, strict=True)):
         return None
     return Meaning(
-        f"the write is done, but {wait[0]} was answered {got}, not {list(wanted)}: too few replicas or disks have it",
-        "Look at the replicas and the append-only file, then start the flow again",
+        f"the write is done, but {wait[0]} returned {got} instead of {list(wanted)}: too few replicas or disks have it",
+        "Check the replicas and the append-only file, then start the flow again",
         Terminal,
     )
 
@@ -165,7 +165,7 @@ def _placed(error: StoreError, at: FlowRef | StageRef) -> StoreError:
 
 
 def chunks(sizes: Iterable[int], most: int, most_bytes: int) -> list[slice]:
-    """Divide things of these sizes, in order, into runs of at most `most` things and about `most_bytes` bytes."""
+    """Divide items of these sizes, in order, into slices of at most `most` items and about `most_bytes` bytes."""
     runs, start, total, i = [], 0, 0, -1
     for i, size in enumerate(sizes):
         if i > start and (i - start >= most or total + size > most_bytes):

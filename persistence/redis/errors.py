@@ -1,6 +1,6 @@
 """Converts errors of Redis and redis-py to store errors.
 
-A reply's text may quote arguments of the command, so only its code is passed on.
+The text of a reply may quote arguments of the command, so only its code is used.
 """
 
 import re
@@ -13,14 +13,14 @@ from persistence.errors import Corrupt, StoreError, Terminal, Transient
 
 @dataclass(frozen=True, slots=True)
 class Meaning:
-    """What an error stands for.
+    """Meaning of an error.
 
     Attributes:
         what: What happened.
         remedy: What to do.
-        kind: The store error it becomes when trying again did not help.
-        again: Trying again may help. The scripts decide on what they find, so it does no harm
-            even where the first try took effect.
+        kind: The store error to raise when retries did not help.
+        again: A retry may help. It is safe even if the first attempt took effect, since the scripts
+            check what is stored.
     """
 
     what: str
@@ -34,53 +34,55 @@ class Meaning:
 
 
 _LOST = Meaning(
-    "the server cannot be reached, or its answer did not come in time",
-    "Check that it runs, the URL and the network; raise the options timeout and retry_for if it is slow",
+    "the server cannot be reached, or did not answer in time",
+    "Check the server, the URL and the network; if the server is slow, raise the options timeout and retry_for",
 )
 _UNTRUSTED = Meaning(
     "the server's certificate is not trusted",
-    "Name the authority that signed it with ssl_ca_certs, and the server as the certificate names it",
+    "Give the authority that signed it in ssl_ca_certs, and use the host name that the certificate contains",
     Terminal,
     again=False,
 )
 _NO_DATABASE = Meaning(
-    "the server does not have the database that the URL names",
-    "Correct the number at the end of the URL, or leave it out",
+    "the server does not have the database given in the URL",
+    "Correct or remove the number at the end of the URL",
     Terminal,
     again=False,
 )
-_WAITS = "It ends by itself; raise the option retry_for if it takes longer"
+_WAITS = "This is temporary; raise the option retry_for if it takes longer"
 
 _CODES = {
     "LOADING": Meaning("the server is still reading its data (LOADING)", _WAITS),
     "READONLY": Meaning(
-        "the server is a replica (READONLY)", "Name the primary, or use redis+sentinel:// or redis+cluster://"
+        "the server is a replica (READONLY)", "Use the primary's address, or redis+sentinel:// or redis+cluster://"
     ),
     "OOM": Meaning(
         "the server has no memory left (OOM)",
-        "Raise maxmemory or move other data away, then start the flow again",
+        "Raise maxmemory or move other data elsewhere, then start the flow again",
         Terminal,
     ),
     "MISCONF": Meaning(
         "the server cannot write to its disk and refuses writes (MISCONF)",
-        "Look at the server's log and disk, then start the flow again",
+        "Check the server's log and disk, then start the flow again",
         Terminal,
     ),
     "MOVED": Meaning("the cluster is moving slots (MOVED)", _WAITS),
     "ASK": Meaning("the cluster is moving slots (ASK)", _WAITS),
     "TRYAGAIN": Meaning("the cluster is moving slots (TRYAGAIN)", _WAITS),
-    "CLUSTERDOWN": Meaning("the cluster does not serve all slots (CLUSTERDOWN)", "Look at `redis-cli cluster info`"),
-    "MASTERDOWN": Meaning("the replica has lost its primary (MASTERDOWN)", "Look at the primary"),
-    "NOREPLICAS": Meaning("too few replicas are connected (NOREPLICAS)", "Look at min-replicas-to-write and replicas"),
-    "BUSY": Meaning("the server is busy with a script (BUSY)", _WAITS),
-    "NOSCRIPT": Meaning(
-        "the server forgets its scripts (NOSCRIPT)", "Something runs SCRIPT FLUSH all the time: end it"
+    "CLUSTERDOWN": Meaning("the cluster does not serve all slots (CLUSTERDOWN)", "Check `redis-cli cluster info`"),
+    "MASTERDOWN": Meaning("the replica has lost its primary (MASTERDOWN)", "Check the primary"),
+    "NOREPLICAS": Meaning(
+        "too few replicas are connected (NOREPLICAS)", "Check min-replicas-to-write and the replicas"
     ),
-    "NOAUTH": Meaning("the server wants a password", "Put user and password into the URL", Terminal, again=False),
-    "WRONGPASS": Meaning("user or password is wrong", "Correct the URL", Terminal, again=False),
+    "BUSY": Meaning("the server is running a script (BUSY)", _WAITS),
+    "NOSCRIPT": Meaning(
+        "the server keeps losing its scripts (NOSCRIPT)", "Find and stop the client that runs SCRIPT FLUSH"
+    ),
+    "NOAUTH": Meaning("the server requires a password", "Add user and password to the URL", Terminal, again=False),
+    "WRONGPASS": Meaning("the user or password is wrong", "Correct the URL", Terminal, again=False),
     "NOPERM": Meaning(
-        "the user may not run a command or touch a key (NOPERM)",
-        "Grant it +@read +@write +@scripting +info +config|get on the prefix's keys",
+        "the user may not run a command or access a key (NOPERM)",
+        "Grant it +@read +@write +@scripting +info +config|get on the keys of the prefix",
         Terminal,
         again=False,
     ),
@@ -88,8 +90,8 @@ _CODES = {
         "the server is part of a cluster", "Use redis+cluster:// instead of redis://", Terminal, again=False
     ),
     "WRONGTYPE": Meaning(
-        "a key is of another type: another program has written it",
-        "Delete it if it is not of headwater, or choose another prefix",
+        "a key has another type: another program has written it",
+        "Delete it if it does not belong to headwater, or choose another prefix",
         Corrupt,
         again=False,
     ),
@@ -115,7 +117,7 @@ _CLASSES = {
 
 
 def meaning_of(error: Exception) -> Meaning:
-    """What `error`, raised by redis-py or by the socket, stands for."""
+    """The meaning of `error`, which redis-py or the socket raised."""
     if isinstance(error, redis.AuthenticationError):
         return _CODES["NOAUTH" if "Authentication required" in str(error) else "WRONGPASS"]
     if code := _CLASSES.get(type(error)):
@@ -131,7 +133,7 @@ def meaning_of(error: Exception) -> Meaning:
     code = str(error).partition(" ")[0]
     return Meaning(
         f"the server refused a command ({code if code.isupper() else type(error).__name__})",
-        "Redis 6.2 or later, or Valkey, with Lua scripts allowed is needed; see the server's log",
+        "headwater needs Redis 6.2 or later, or Valkey, with Lua scripts enabled; see the server's log",
         Terminal,
         again=False,
     )

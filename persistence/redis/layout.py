@@ -2,22 +2,22 @@
 
 With the default prefix, for flow `fleet`, generation 1, stage `aircraft`, the state of key `N14228`:
 
-| key | type | holds |
+| key | type | content |
 |---|---|---|
-| `hw:{fleet:1}` | hash | `epoch`, `buckets`, `manifest` (JSON), `manifest_head` (epoch and batch of it) |
+| `hw:{fleet:1}` | hash | `epoch`, `buckets`, `manifest` (JSON), `manifest_head` (its epoch and batch) |
 | `hw:{fleet:1:5}` | hash | `epoch`, `buckets` of bucket 5, and by stage `mark:aircraft` and `downstream:aircraft` (JSON) |
-| `hw:{fleet:1:5}:aircraft` | hash | the head of each state by key: `N14228` has `7 3 12`, version, epoch and batch |
+| `hw:{fleet:1:5}:aircraft` | hash | the head of each state by key: `N14228` is `7 3 12`, version, epoch and batch |
 | `hw:{fleet:1:5}:aircraft:N14228` | string | the state record, JSON |
 
-A key's bucket is its CRC-32 (as of zlib) modulo the number of buckets. What is in braces decides about the
-cluster slot, so a bucket lies on one node and one script can replace many of its states. A bucket's own hash is
-the fence: it is checked in the script that writes. Read a state with
-`redis-cli GET 'hw:{fleet:1:5}:aircraft:N14228'`; do not write one.
+A key's bucket is its CRC-32 (as in zlib) modulo the number of buckets. The part in braces determines the
+cluster slot, so a bucket is on one node and one script can replace many of its states. A bucket's own hash is
+the fence, which the script that writes checks. Read a state with
+`redis-cli GET 'hw:{fleet:1:5}:aircraft:N14228'`; never write one.
 
-A state is not a hash of its own. A script pays for every command, once to run it and once to write it to the
-append-only file, and only strings and the fields of one hash can be written many at a time: a conditional write
-costs 2 times an MSET this way, and 3 to 4 times with a hash for each state. The heads also tell a state that was
-evicted, expired or deleted from one that never was.
+A state is not a hash of its own. A script pays for every command twice, to run it and to write it to the
+append-only file, and one command can write many strings, or many fields of one hash. So a conditional write
+costs 2 times an MSET; with a hash for each state it would cost 3 to 4 times. The heads also distinguish a state
+that was evicted, expired or deleted from a state that never existed.
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Servers, and how to find the server that holds a key. Nothing here sends a command twice."""
+"""Servers, and how to find the server that stores a key. Nothing here sends a command twice."""
 
 import threading
 from collections.abc import Iterable, Sequence
@@ -20,7 +20,7 @@ LOST = (redis.ConnectionError, redis.TimeoutError, OSError)
 
 
 class Server:
-    """One server, by a pool of connections to it. Safe for threads and across forks."""
+    """One server, with a pool of connections. Safe for threads and across forks."""
 
     def __init__(self, pool: ConnectionPool) -> None:
         self._pool = pool
@@ -28,24 +28,24 @@ class Server:
     def exchange(self, commands: Sequence[Command]) -> list[Any]:
         """Send commands over one connection at once and return their answers in order.
 
-        An error that the server answered stands in place of the answer.
+        An error reply is returned in place of the answer.
 
         Raises:
             redis.ConnectionError: The connection, or an answer, was lost.
-            redis.TimeoutError: An answer did not come in time.
+            redis.TimeoutError: An answer took too long.
             OSError: The connection was lost.
         """
         connection: Any = self._pool.get_connection()
         complete = False
         try:
             for command in commands:
-                # One by one: the server works on the first while the next is packed.
+                # One by one: the server executes the first while the next is packed.
                 connection.send_packed_command(connection.pack_command(*command))
             answers = [_read(connection) for _ in commands]
             complete = True
         finally:
             if not complete:
-                # Answers may still come: this connection must never be used again.
+                # Answers may still arrive: this connection must never be used again.
                 connection.disconnect()
             self._pool.release(connection)
         return answers
@@ -66,7 +66,7 @@ class Nodes(Protocol):
     """All servers of one store."""
 
     def of(self, key: bytes) -> Server:
-        """The server that has a key."""
+        """The server that stores a key."""
         ...
 
     def primaries(self) -> list[Server]:
@@ -74,7 +74,7 @@ class Nodes(Protocol):
         ...
 
     def forget(self) -> None:
-        """Look anew where the servers are before the next use: something has moved or failed."""
+        """Locate the servers again before the next use, because something has moved or failed."""
         ...
 
     def close(self) -> None:
@@ -83,7 +83,7 @@ class Nodes(Protocol):
 
 
 class Single:
-    """One server, or the one that the sentinels name as the primary whenever a connection is made."""
+    """One server, or the primary that the sentinels report when a connection is opened."""
 
     def __init__(self, pool: ConnectionPool) -> None:
         self._node = Server(pool)
@@ -95,7 +95,7 @@ class Single:
         return [self._node]
 
     def forget(self) -> None:
-        """Drop the connections: the sentinels are asked again."""
+        """Drop the connections; the next one asks the sentinels again."""
         self._node.close()
 
     def close(self) -> None:
@@ -103,7 +103,7 @@ class Single:
 
 
 class Cluster:
-    """The primaries of a cluster, by slot, as `CLUSTER SLOTS` of any of them says."""
+    """The primaries of a cluster by slot, from the `CLUSTER SLOTS` of any node."""
 
     def __init__(self, place: Endpoint, settings: Settings) -> None:
         self._place = place
@@ -151,7 +151,7 @@ class Cluster:
     def _map(self, ranges: Iterable[Any], asked: str) -> list[Server | None]:
         slots: list[Server | None] = [None] * 16384
         for low, high, primary, *_ in ranges:
-            # A node that does not know its own address leaves it empty: it is the one that was asked.
+            # A node that does not know its own address leaves it empty; this is the node that answered.
             node = self._node(primary[0].decode() if primary[0] else asked, int(primary[1]))
             slots[low : high + 1] = [node] * (high + 1 - low)
         return slots
@@ -163,7 +163,7 @@ class Cluster:
 
 
 def connect(place: Endpoint, settings: Settings) -> Nodes:
-    """Return the servers at a place. Nothing is sent yet."""
+    """Return the servers of an endpoint. Nothing is sent yet."""
     if place.kind == "cluster":
         return Cluster(place, settings)
     if place.kind == "single":
@@ -211,7 +211,7 @@ def _common(settings: Settings) -> dict[str, Any]:
     return {
         "socket_timeout": settings.timeout,
         "socket_connect_timeout": settings.connect_timeout,
-        # redis-py would send a command again by itself, and has executed one twice.
+        # By default redis-py retries commands by itself, which has executed a command twice.
         "retry": Retry(NoBackoff(), 0),
         "protocol": 2,
     }

@@ -17,11 +17,11 @@ class Facts:
 
     Attributes:
         server: Name and version.
-        role: master or slave, in its own words.
+        role: master or slave, as reported.
         aof: It writes an append-only file.
-        fsync: always, everysec or no; empty when it does not say.
-        policy: What it throws out when memory is full.
-        replicas: Replicas that are connected to it.
+        fsync: always, everysec or no; empty if it is not reported.
+        policy: Its maxmemory-policy.
+        replicas: Number of connected replicas.
     """
 
     server: str
@@ -33,33 +33,33 @@ class Facts:
 
     @property
     def synced(self) -> bool:
-        """Whether an answer means that the write is on disk."""
+        """Whether an acknowledged write is on disk."""
         return self.aof and self.fsync == "always"
 
 
 def preflight(url: str) -> list[Finding]:
-    """Look at the servers at `url` and return what should be changed before a flow runs there; nothing is written.
+    """Inspect the servers at `url` and return what should be changed before a flow runs there; nothing is written.
 
     Raises:
-        Transient: One cannot be reached.
-        Terminal: One refuses to answer, or the URL is wrong.
+        Transient: A server cannot be reached.
+        Terminal: A server refuses to answer, or the URL is invalid.
     """
     place, settings = read_place(url), read_settings(url)
     nodes = connect(place, settings)
     try:
         found = [finding for facts in facts_of(nodes, settings) for finding in findings(facts, place, settings)]
-        # What the URL accepts is only told.
+        # Risks that the URL accepts are reported, not refused.
         return [replace(one, unsafe=one.unsafe and one.risk not in settings.accept) for one in found]
     finally:
         nodes.close()
 
 
 def facts_of(nodes: Nodes, settings: Settings) -> list[Facts]:
-    """What each primary says of itself.
+    """Facts that each primary reports.
 
     Raises:
-        Transient: One cannot be reached.
-        Terminal: One refuses to answer.
+        Transient: A server cannot be reached.
+        Terminal: A server refuses to answer.
     """
     try:
         return [_ask(node) for node in nodes.primaries()]
@@ -68,23 +68,23 @@ def facts_of(nodes: Nodes, settings: Settings) -> list[Facts]:
 
 
 def is_durable(facts: Facts, settings: Settings) -> bool:
-    """Whether what one server acknowledges is on its disk."""
+    """Whether the writes that a server acknowledges are on its disk."""
     waited = settings.waitaof is not None and settings.waitaof[0] > 0
-    # Valkey answers WAITAOF without an fsync under everysec.
+    # With everysec, Valkey answers WAITAOF without an fsync.
     return facts.synced or (facts.aof and waited and not facts.server.startswith("valkey"))
 
 
 def findings(facts: Facts, place: Endpoint, settings: Settings) -> Iterator[Finding]:
-    """What is wrong with one server, for the flows of a URL."""
+    """Findings about one server, given the settings of a URL."""
     who = f"the server {settings.url} ({facts.server})"
     if facts.role == "slave":
         yield Finding(
             "replica",
             f"{who} is a replica",
-            "Name the primary, or use redis+sentinel:// or redis+cluster://",
+            "Use the primary's address, or redis+sentinel:// or redis+cluster://",
             unsafe=True,
         )
-    # volatile-* throws out only keys that expire, which ours never do.
+    # volatile-* evicts only keys with an expiry, and headwater sets none.
     if facts.policy.startswith("allkeys"):
         yield Finding(
             "eviction",
@@ -95,7 +95,7 @@ def findings(facts: Facts, place: Endpoint, settings: Settings) -> Iterator[Find
     if not facts.aof:
         yield Finding(
             "no-aof",
-            f"{who} has no append-only file: a crash loses what it acknowledged",
+            f"{who} has no append-only file: a crash loses acknowledged writes",
             "Set `appendonly yes` and `appendfsync always`",
             unsafe=True,
         )
@@ -103,8 +103,8 @@ def findings(facts: Facts, place: Endpoint, settings: Settings) -> Iterator[Find
         shards = place.kind == "cluster"
         yield Finding(
             "fsync",
-            f"{who} acknowledges before the write is on disk (appendfsync {facts.fsync or 'unknown'}): after a crash "
-            "of its machine the last writes are missing, and "
+            f"{who} acknowledges a write before it is on disk (appendfsync {facts.fsync or 'unknown'}): a crash "
+            "of its machine loses the last writes, and "
             + (
                 "the other nodes of the cluster keep theirs"
                 if shards
@@ -116,9 +116,9 @@ def findings(facts: Facts, place: Endpoint, settings: Settings) -> Iterator[Find
     if facts.replicas and not settings.wait and not (settings.waitaof and settings.waitaof[1]):
         yield Finding(
             "unwaited-replicas",
-            f"{who} has {facts.replicas} replicas and acknowledges a write before one of them has it: a failover to one "
-            "that lags behind loses what was acknowledged",
-            "Say ?wait=1, or more where several replicas may be promoted",
+            f"{who} has {facts.replicas} replicas and acknowledges a write before any of them has it: a failover to a "
+            "lagging replica loses acknowledged writes",
+            "Add ?wait=1 to the URL, or a higher number if several replicas may be promoted",
             unsafe=True,
         )
 
@@ -133,7 +133,7 @@ def _ask(node: Server) -> Facts:
         server=f"{name} {said.get('valkey_version') or said.get('redis_version', '')}".strip(),
         role=said.get("role", ""),
         aof=said.get("aof_enabled") == "1",
-        # Managed servers refuse CONFIG: then nothing is known of it.
+        # Managed servers refuse CONFIG; the settings are then unknown.
         fsync=fsync[1].decode() if isinstance(fsync, list) and len(fsync) > 1 else "",
         policy=said.get("maxmemory_policy", ""),
         replicas=int(said.get("connected_slaves", "0")),

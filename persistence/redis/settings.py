@@ -12,24 +12,24 @@ from persistence.urls import options, redact, seconds
 
 _OPTIONS = ("timeout", "connect_timeout", "retry_for", "buckets", "prefix", "wait", "waitaof", "wait_timeout", "accept")
 RISKS = frozenset({"eviction", "no-aof", "replica", "fsync", "unwaited-replicas"})
-"""Names of what can be unsafe about a server."""
+"""Risks that a server can have."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a URL asks for, besides where the server is.
+    """The options of a URL.
 
     Attributes:
         timeout: Seconds to wait for an answer.
         connect_timeout: Seconds to wait for a connection.
-        retry_for: Seconds to go on trying while a server is unreachable, loading or failing over.
-        buckets: Buckets of a flow that is new to the store; later ones keep what they have.
+        retry_for: Seconds to retry while a server is unreachable, loading or failing over.
+        buckets: Buckets of a flow that is new to the store; an existing flow keeps its number.
         prefix: First part of every key.
         wait: Replicas that must have a write before it counts as done (WAIT).
-        waitaof: (1 if the server itself must have it on disk, replicas that must) (WAITAOF); None for none.
+        waitaof: (1 if the server itself must have it on disk, number of replicas that must) (WAITAOF); None for neither.
         wait_timeout: Seconds to wait for them.
-        accept: Risks that the preflight shall not refuse.
-        password: Where the password is, when the URL does not have it.
+        accept: Risks that a run accepts.
+        password: Where the password is kept, if the URL does not contain it.
         sentinel_password: The same for the sentinels.
         client: Options for redis-py: TLS, names, passwords.
         url: The URL without secrets, for errors.
@@ -51,14 +51,14 @@ class Settings:
 
     def __post_init__(self) -> None:
         if self.wait_timeout >= self.timeout and (self.wait or self.waitaof):
-            raise InvalidUrl("the options do not fit", "wait_timeout must be shorter than timeout")
+            raise InvalidUrl("wait_timeout is not shorter than timeout", "Raise timeout or lower wait_timeout")
 
 
 def read_settings(url: str) -> Settings:
     """Read the options of a URL.
 
     Raises:
-        InvalidUrl: One is unknown or has an impossible value.
+        InvalidUrl: An option is unknown or its value is invalid.
     """
     known: dict[str, Callable[[str], Any]] = {
         "timeout": seconds,
@@ -85,21 +85,21 @@ def read_settings(url: str) -> Settings:
     read = options(url, known)
     password, sentinel = referred(url, read, "password"), referred(url, read, "sentinel_password")
     if (password and urlsplit(url).password) or (sentinel and "sentinel_password" in read):
-        raise InvalidUrl(f"{redact(url)} has a password in it and says where else it is", "Keep one of them")
+        raise InvalidUrl(f"{redact(url)} contains a password and also names where it is kept", "Keep one of them")
     own = {name: read.pop(name) for name in _OPTIONS if name in read}
     return Settings(**own, password=password, sentinel_password=sentinel, client=tuple(read.items()), url=redact(url))
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Endpoint:
-    """Where the servers are.
+    """Address of the servers.
 
     Attributes:
         kind: single, sentinel or cluster.
         tls: Whether connections are encrypted.
-        hosts: Host and port of the server, or of the sentinels or nodes to ask first.
+        hosts: Host and port of the server, or of the sentinels or nodes to contact first.
         socket: Path of a unix socket instead.
-        service: Name under which the sentinels know the primary.
+        service: The sentinels' name of the primary.
         db: Database number.
         username: User.
         password: Password.
@@ -116,10 +116,10 @@ class Endpoint:
 
 
 def read_place(url: str) -> Endpoint:
-    """Read where a URL points to.
+    """Read the address in a URL.
 
     Raises:
-        InvalidUrl: It cannot be read.
+        InvalidUrl: The URL is invalid.
     """
     parts = urlsplit(url)
     base, _, variant = parts.scheme.partition("+")
@@ -133,9 +133,9 @@ def read_place(url: str) -> Endpoint:
         service = path.pop(0) if kind == "sentinel" else ""
         db = int(path[0]) if path and variant != "unix" else 0
     except (ValueError, IndexError):
-        raise InvalidUrl(f"{redact(url)} cannot be read", _SHAPES) from None
+        raise InvalidUrl(f"{redact(url)} is invalid", _SHAPES) from None
     if kind == "cluster" and db:
-        raise InvalidUrl(f"{redact(url)}: a cluster has no databases", "Leave the number out")
+        raise InvalidUrl(f"{redact(url)}: a cluster has no databases", "Remove the number")
     return Endpoint(
         kind=kind,
         tls=base == "rediss",
@@ -166,7 +166,7 @@ def _count(text: str) -> int:
 
 
 def _buckets(text: str) -> int:
-    # 16,384 is the number of slots of a cluster.
+    # A cluster has 16,384 slots.
     if not 1 <= (number := int(text)) <= 16384:
         raise ValueError
     return number

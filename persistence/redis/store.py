@@ -1,4 +1,4 @@
-"""The Redis store: one key a state, one script for many states of a bucket."""
+"""The Redis store: one key per state, one script for many states of a bucket."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn
@@ -27,16 +27,16 @@ from persistence.redis.scripts import ACQUIRE, INSTALL, LOAD, MANIFEST, SAVE, SC
 from persistence.redis.settings import read_place, read_settings
 
 _BUCKETS = {"single": 1, "sentinel": 1, "cluster": 64}
-"""Buckets of a flow whose URL says nothing. With `appendfsync always` a server syncs its disk once a script, so
-one server wants few and full ones; a cluster wants some buckets for each of its nodes."""
+"""Default number of buckets. With `appendfsync always` a server syncs its disk once per script, so a single
+server needs few and full buckets; a cluster needs several per node."""
 _KEYS = 2500
-"""States of one script: about 8 ms in which the server does nothing else."""
+"""States per script: about 8 ms in which the server does nothing else."""
 _BYTES = 4 << 20
 _UNTOUCHED = Mark()
 
 
 class RedisStore:
-    """Keeps states in Redis or Valkey: a server, a primary behind sentinels, or a cluster.
+    """Keeps states in Redis or Valkey: a server, a primary with sentinels, or a cluster.
 
     Args:
         url: See `open_store`.
@@ -53,7 +53,7 @@ class RedisStore:
 
     @property
     def capabilities(self) -> Capabilities:
-        """Asks the servers once; `durable` and `ordered_durability` depend on how they are set up."""
+        """Asks the servers once; `durable` and `ordered_durability` depend on their settings."""
         facts = self.facts()
         return Capabilities(
             durable=all(is_durable(one, self._settings) for one in facts),
@@ -64,11 +64,11 @@ class RedisStore:
         )
 
     def facts(self) -> list[Facts]:
-        """What each primary says of itself, asked once.
+        """Facts that each primary reports, asked once.
 
         Raises:
-            Transient: One cannot be reached.
-            Terminal: One refuses to answer.
+            Transient: A server cannot be reached.
+            Terminal: A server refuses to answer.
         """
         if self._facts is None:
             self._facts = facts_of(self._nodes, self._settings)
@@ -82,7 +82,7 @@ class RedisStore:
             above = self._install(flow, epoch, buckets)
             if above <= epoch:
                 return epoch
-            # Buckets know a higher one: the flow's own hash was lost, or another run begins now.
+            # Buckets have a higher one: the flow's own hash was lost, or another run is starting.
 
     def install_epoch(self, flow: FlowRef, epoch: int) -> None:
         check_is_epoch(flow, epoch)
@@ -148,7 +148,7 @@ class RedisStore:
         marks: dict[str, Mark] = {}
         for (bucket, part), answer in zip(parts, answers, strict=True):
             if isinstance(answer, bytes):
-                # Of several scripts of one bucket the last one's is the newest, unless the bucket went back between them.
+                # The last script of a bucket returns its newest mark, unless the bucket went back between two scripts.
                 note_mark(stage, marks, str(bucket), Mark.parse(answer.decode()))
             elif answer[0] == b"BEHIND":
                 raise behind(stage, str(bucket), known[str(bucket)].short, Mark.parse(answer[1].decode()).short)
@@ -194,18 +194,18 @@ class RedisStore:
     def scan(self, stage: StageRef) -> Iterator[tuple[bytes, Stored]]:
         for bucket in range(self._bucket_count(stage.flow_ref) or 0):
             heads = self._layout.heads(stage, bucket)
-            seen: set[bytes] = set()  # HSCAN may tell a key twice while the hash grows
+            seen: set[bytes] = set()  # HSCAN may return a key twice while the hash grows
             process, cursor = b"", b"0"
             while True:
                 call = script_call(SCAN, [heads], [cursor, _KEYS])
                 (answer,) = self._caller.run([call], stage)
                 if cursor != b"0" and answer[0] != process:
-                    # A cursor means nothing to another process, which hashes with another seed: after a restart or a
-                    # failover it would leave keys out. The bucket is told from its beginning again.
+                    # A cursor is valid only in the process that returned it, since each process hashes with its own
+                    # seed. After a restart or a failover it would skip keys, so the scan of the bucket starts again.
                     cursor = b"0"
                     continue
-                process, cursor, told = answer
-                fresh = [key for key in dict.fromkeys(told[::2]) if key not in seen]
+                process, cursor, pairs = answer
+                fresh = [key for key in dict.fromkeys(pairs[::2]) if key not in seen]
                 seen.update(fresh)
                 yield from self.load(stage, fresh).items()
                 if cursor == b"0":
@@ -215,13 +215,13 @@ class RedisStore:
         self._nodes.close()
 
     def _refuse_unsafe(self) -> None:
-        """Every run begins with it: servers that may lose states by themselves are not used unless told to."""
+        """Refuse servers that may lose states, unless the URL accepts the risk. Every run begins with this check."""
         for finding in (finding for facts in self.facts() for finding in findings(facts, self._place, self._settings)):
             if finding.unsafe and finding.risk not in self._settings.accept:
-                raise Terminal(finding.what, f"{finding.remedy}, or take the risk with ?accept={finding.risk}")
+                raise Terminal(finding.what, f"{finding.remedy}, or accept the risk with ?accept={finding.risk}")
 
     def _install(self, flow: FlowRef, epoch: int, buckets: int) -> int:
-        """Install an epoch in every bucket; return the highest that is installed then."""
+        """Install an epoch in every bucket; return the highest installed epoch."""
         if self._settings.buckets not in (None, buckets):
             raise _other_buckets(flow, buckets)
         calls = [script_call(INSTALL, [self._layout.bucket(flow, b)], [epoch, buckets]) for b in range(buckets)]
@@ -237,7 +237,7 @@ class RedisStore:
         return self._settings.buckets or _BUCKETS[self._place.kind]
 
     def _bucket_count(self, flow: FlowRef) -> int | None:
-        """Buckets of a flow; None when no run of it has begun in this store."""
+        """Number of buckets of a flow; None if it has never run in this store."""
         if flow not in self._buckets:
             count = self._ask(flow, "buckets")
             if count is None:
@@ -264,20 +264,20 @@ def open_store(url: str) -> RedisStore:
     | option | default | |
     |---|---|---|
     | `timeout`, `connect_timeout` | 5 | seconds |
-    | `retry_for` | 15 | seconds to go on trying while a server is unreachable, loading or failing over |
-    | `buckets` | 1, in a cluster 64 | of a flow that is new here |
+    | `retry_for` | 15 | seconds to retry while a server is unreachable, loading or failing over |
+    | `buckets` | 1, in a cluster 64 | number of buckets of a flow that is new here |
     | `prefix` | hw | first part of every key |
     | `wait` | 0 | replicas that must have each write (WAIT) |
     | `waitaof` | | `1` or `1,N`: the server's disk, and N replicas' disks, must have it (WAITAOF) |
     | `wait_timeout` | 1 | seconds to wait for them |
-    | `accept` | | risks not to refuse: `eviction`, `no-aof`, `replica`, `fsync`, `unwaited-replicas` |
-    | `ssl_ca_certs`, `ssl_certfile`, `ssl_keyfile`, `ssl_cert_reqs` | | as redis-py has them |
-    | `password_file`, `password_env` | | the file or variable that has the password |
+    | `accept` | | risks to accept: `eviction`, `no-aof`, `replica`, `fsync`, `unwaited-replicas` |
+    | `ssl_ca_certs`, `ssl_certfile`, `ssl_keyfile`, `ssl_cert_reqs` | | as in redis-py |
+    | `password_file`, `password_env` | | the file or variable that contains the password |
     | `sentinel_username`, `sentinel_password_file`, `sentinel_password_env` | | the same for the sentinels |
     | `client_name` | | |
 
     Raises:
-        Terminal: The URL cannot be read.
+        Terminal: The URL is invalid.
     """
     return RedisStore(url)
 
@@ -290,7 +290,7 @@ def _by_bucket(keys: Sequence[bytes], things: Sequence[Any], buckets: int) -> di
 
 
 def _refused(stage: StageRef, writes: Sequence[Write], answer: Sequence[Any], epoch: int) -> list[bytes]:
-    """The changed keys of a script that wrote nothing, or the error that it stands for."""
+    """The changed keys of a script that wrote nothing; raise if it returned an error."""
     kind, *rest = answer
     if kind == b"CONFLICT":
         return [writes[i].key for i in rest]
@@ -302,7 +302,7 @@ def _refused(stage: StageRef, writes: Sequence[Write], answer: Sequence[Any], ep
         )
     if kind == b"DAMAGED":
         raise (
-            Corrupt("the state's head is gone or cannot be read", at=stage, key=writes[rest[0]].key)
+            Corrupt("the state's head is missing or cannot be read", at=stage, key=writes[rest[0]].key)
             if rest
             else Corrupt("the mark of a bucket cannot be read", at=stage)
         )
@@ -321,9 +321,9 @@ def _stored(stage: StageRef, key: bytes, head: bytes | None, value: bytes | None
     try:
         version, epoch, batch = map(int, (head or b"").split())
     except ValueError:
-        raise Corrupt("the state's head is gone or cannot be read", at=stage, key=key) from None
+        raise Corrupt("the state's head is missing or cannot be read", at=stage, key=key) from None
     return Stored(version, epoch, batch, value)
 
 
 def _other_buckets(flow: FlowRef, buckets: int) -> Terminal:
-    return Terminal(f"the flow has {buckets} buckets here", "Leave the option buckets out", at=flow)
+    return Terminal(f"the flow has {buckets} buckets in this store", "Remove the option buckets", at=flow)

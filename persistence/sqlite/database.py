@@ -1,4 +1,4 @@
-"""One SQLite file, opened as it must be: per process, in WAL mode, with a bounded wait for its lock."""
+"""A connection to one SQLite file: one per process, in WAL mode, with a bounded wait for its lock."""
 
 import os
 import sqlite3
@@ -14,7 +14,7 @@ from persistence.names import FlowRef, StageRef
 from persistence.sqlite.errors import translate
 
 SCHEMA = 2
-_APPLICATION_ID = 0x68647772  # "hdwr", in the file's header: `file` and foreign programs can tell whose it is
+_APPLICATION_ID = 0x68647772  # "hdwr", in the file's header: identifies the file to `file` and to other programs
 
 _DDL = """
 CREATE TABLE flow (
@@ -54,7 +54,7 @@ _UPGRADES = {
         "ALTER TABLE stage ADD COLUMN downstream BLOB",
     )
 }
-"""What makes the next schema of one."""
+"""Statements that upgrade a schema to the next one."""
 
 _databases: weakref.WeakSet["Database"] = weakref.WeakSet()
 _inherited: list[sqlite3.Connection] = []
@@ -80,9 +80,9 @@ class Database:
 
     @contextmanager
     def reading(self, at: FlowRef | StageRef) -> Iterator[sqlite3.Connection]:
-        """The connection, for statements that are consistent one by one.
+        """The connection, for statements that each see a consistent state by themselves.
 
-        A file that does not exist reads as an empty one and is not created.
+        A missing file reads as empty and is not created.
         """
         with self._lock, self._translated(at):
             if self._connection is None and self._identity() is None:
@@ -93,10 +93,10 @@ class Database:
 
     @contextmanager
     def writing(self, at: FlowRef | StageRef) -> Iterator[sqlite3.Connection]:
-        """The connection within one write transaction: committed at the end, rolled back on any error."""
+        """The connection within one write transaction, committed at the end and rolled back on any error."""
         with self._lock, self._translated(at):
             connection = self._open()
-            # IMMEDIATE: the lock is waited for here. A transaction that began by reading would
+            # IMMEDIATE waits for the lock here. A transaction that began with a read would
             # fail at its first write if another process had written in between.
             connection.execute("BEGIN IMMEDIATE")
             try:
@@ -127,7 +127,7 @@ class Database:
             self._connection = self._connect()
             self._file = self._identity()
         elif self._identity() != self._file:
-            # The open file is an unlinked one: what is written to it would be gone with the process.
+            # The open file is unlinked: writes to it would be lost when the process ends.
             raise Terminal(
                 f"{self.path} was deleted or replaced while it was open", "Start the flow again; it compares manifests"
             )
@@ -138,7 +138,7 @@ class Database:
             stat = os.stat(self.path)
         except FileNotFoundError:
             return None
-        except OSError as error:  # not the same as a file that does not exist: it may be full of states
+        except OSError as error:  # unlike a missing file, this one may contain states
             raise Terminal(
                 f"{self.path} cannot be opened: {error.strerror}", "Check the path and its rights"
             ) from error
@@ -155,13 +155,13 @@ class Database:
             self.path, timeout=self._busy_timeout, isolation_level=None, check_same_thread=False
         )
         try:
-            # In one transaction: between two looks another process may create what is looked for.
+            # In one transaction: between two queries another process may create the tables.
             connection.execute("BEGIN")
             fresh = self._check_owner(connection)
             connection.execute("COMMIT")
             self._set_wal(connection)
             connection.execute(f"PRAGMA synchronous = {self._synchronous}")
-            # A few batches of states: fewer checkpoints, each of which writes and syncs the file itself.
+            # In pages, a few batches of states: each checkpoint writes and syncs the database file.
             connection.execute("PRAGMA wal_autocheckpoint = 4000")
             if fresh:
                 self._create(connection)
@@ -173,7 +173,7 @@ class Database:
         return connection
 
     def _check_owner(self, connection: sqlite3.Connection) -> bool:
-        """Whether the file is empty; refuse one that is not ours or is newer."""
+        """Whether the file is empty; refuse a file of another application or of a newer version."""
         (owner,) = connection.execute("PRAGMA application_id").fetchone()
         schema = _schema(connection)
         if owner == _APPLICATION_ID and schema <= SCHEMA:
@@ -188,7 +188,7 @@ class Database:
         return True
 
     def _set_wal(self, connection: sqlite3.Connection) -> None:
-        """Switch to WAL. SQLite does not wait for another writer here, so this does."""
+        """Switch to WAL. SQLite does not wait for other writers here, so this method does."""
         end = time.monotonic() + self._busy_timeout
         while True:
             try:
@@ -204,7 +204,7 @@ class Database:
     def _create(self, connection: sqlite3.Connection) -> None:
         """Create the tables, all or none: an error closes the connection, which rolls back."""
         connection.execute("BEGIN IMMEDIATE")
-        if self._check_owner(connection):  # else another process was faster
+        if self._check_owner(connection):  # otherwise another process has created them
             for statement in _DDL.split(";\n"):
                 connection.execute(statement)
             connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
@@ -212,7 +212,7 @@ class Database:
         connection.execute("COMMIT")
 
     def _upgrade(self, connection: sqlite3.Connection) -> None:
-        """Bring a file of an older schema up to this one; whoever comes second finds it done."""
+        """Upgrade a file of an older schema; a second process finds it upgraded."""
         connection.execute("BEGIN IMMEDIATE")
         for schema in range(_schema(connection), SCHEMA):
             for statement in _UPGRADES[schema]:
@@ -223,7 +223,7 @@ class Database:
     def forked(self) -> None:
         """Forget the parent's connection in a child process.
 
-        SQLite forbids its use and even its closing there, so it is kept until the child ends.
+        SQLite forbids the child to use or close it, so it is kept until the child ends.
         """
         self._lock = threading.RLock()
         if self._connection is not None:
@@ -232,7 +232,7 @@ class Database:
 
 
 def _empty() -> sqlite3.Connection:
-    """A database in memory with the tables and nothing in them."""
+    """A database in memory with empty tables."""
     connection = sqlite3.connect(":memory:", isolation_level=None)
     connection.executescript(_DDL)
     return connection

@@ -24,9 +24,9 @@ from persistence.sqlite.database import Database
 from persistence.urls import choice, options, redact, seconds
 
 _PARAMETERS = 512
-"""Keys per SELECT. Larger ones are no faster; Python keeps 128 statements prepared."""
+"""Keys per SELECT. More are no faster; Python caches 128 prepared statements."""
 _PAGE = 1000
-"""States per step of a scan, about 300 KB."""
+"""States per page of a scan, about 300 KB."""
 
 _BUCKET = "0"
 
@@ -47,17 +47,17 @@ _NEXT_PAGE = _FIRST_PAGE.replace(">=", ">")
 class SqliteStore:
     """Keeps states in one SQLite file, safe for several processes of one machine.
 
-    `synchronous=full` (the default) makes what is acknowledged survive a loss of power: one fsync
-    a call. With `normal` the last calls may be lost then, never an earlier one without a
-    later one. With `off` the file may be damaged by a loss of power. A killed process loses nothing
-    in any of them. The file must be on a local disk: WAL does not work on network shares.
+    With `synchronous=full` (the default), acknowledged writes survive a loss of power, at one fsync per
+    call. With `normal`, a loss of power may lose the last calls, but never an earlier call without the
+    later ones. With `off`, it may damage the file. With any of them, a killed process loses nothing.
+    The file must be on a local disk: WAL does not work on network shares.
 
-    On two cores and a virtual disk, 200,000 to 260,000 conditional writes a second with `full` and 260,000 to
-    280,000 with `normal` (300 bytes, 2,500 states a call, benchmarks/stores.py). Writers take turns; one that is
-    frozen in the middle of a call keeps the others waiting, up to `busy_timeout`.
+    On two cores and a virtual disk: 200,000 to 260,000 conditional writes a second with `full`, 260,000 to
+    280,000 with `normal` (300 bytes, 2,500 states a call, benchmarks/stores.py). Writers take turns; a writer
+    that is frozen in the middle of a call blocks the others, up to `busy_timeout`.
 
     Args:
-        path: The file. The first write creates it and its directory when they are missing; reading creates nothing.
+        path: The file. The first write creates it and its directory if they are missing; reading creates nothing.
         synchronous: SQLite's `synchronous`: full, normal or off.
         busy_timeout: Seconds to wait for another process's write to end, before `Transient`.
     """
@@ -135,7 +135,7 @@ class SqliteStore:
             connection.execute("SAVEPOINT before")
             todo = writes
             if _replace(connection, number, writes, epoch, batch) < len(writes):
-                # Rare: something is a retry or has changed. Which, is decided on what is there.
+                # Rare: some writes are retries, or their states have changed. The stored states decide which.
                 connection.execute("ROLLBACK TO before")
                 stored = _read(connection, stage, [write.key for write in writes])
                 todo = resolve(stage, writes, stored, epoch=epoch, batch=batch)
@@ -168,7 +168,7 @@ class SqliteStore:
             )
 
     def scan(self, stage: StageRef) -> Iterator[tuple[bytes, Stored]]:
-        # By pages and not by one open statement: a slow reader would keep the write-ahead log growing.
+        # By pages: while one statement stays open, a slow reader makes the write-ahead log grow.
         page = self._page(_FIRST_PAGE, stage, b"")
         while page:
             yield from page
@@ -189,7 +189,7 @@ def open_store(url: str) -> SqliteStore:
     Options: `synchronous` (full, normal, off) and `busy_timeout` (seconds).
 
     Raises:
-        Terminal: The URL has no path or an option that is not known.
+        Terminal: The URL has no path, or an unknown option.
     """
     parts = urlsplit(url)
     path = unquote(parts.netloc + parts.path)
@@ -217,14 +217,14 @@ def _find_stage(connection: sqlite3.Connection, stage: StageRef) -> int | None:
 
 
 def _bucket(connection: sqlite3.Connection, stage: StageRef) -> Bucket:
-    """What stands beside the states of a stage: a file goes back as a whole, so it is one bucket of one life."""
+    """The mark and notes of a stage. A file goes back as a whole, so it is one bucket with one life."""
     row = connection.execute("SELECT mark, downstream FROM stage WHERE id = ?", (_find_stage(connection, stage),))
     mark, note = row.fetchone() or (0, None)
     return bucket_of_parts(Mark(mark), note)
 
 
 def _stage_number(connection: sqlite3.Connection, stage: StageRef) -> int:
-    """The number of a stage, given now if it has none. Its flow has an epoch, so it is known."""
+    """The number of a stage, assigned if it has none. Its flow has an epoch, so the flow exists."""
     number = _find_stage(connection, stage)
     if number is None:
         (number,) = connection.execute(
@@ -235,11 +235,11 @@ def _stage_number(connection: sqlite3.Connection, stage: StageRef) -> int:
 
 
 def _replace(connection: sqlite3.Connection, number: int, writes: Sequence[Write], epoch: int, batch: int) -> int:
-    """Apply the writes whose condition holds and return how many that were."""
+    """Apply the writes whose condition holds and return their number."""
     rows = [(epoch, batch, write.value, number, write.key, write.expected) for write in writes]
     added = connection.executemany(_INSERT, [row for row in rows if not row[5]]).rowcount
     changed = connection.executemany(_UPDATE, [row for row in rows if row[5]]).rowcount
-    return max(added, 0) + max(changed, 0)  # -1 when there was nothing to do
+    return max(added, 0) + max(changed, 0)  # -1 if there was nothing to do
 
 
 def _read(connection: sqlite3.Connection, stage: StageRef, keys: Sequence[bytes]) -> dict[bytes, Stored]:
@@ -247,7 +247,7 @@ def _read(connection: sqlite3.Connection, stage: StageRef, keys: Sequence[bytes]
     states: dict[bytes, Stored] = {}
     for start in range(0, len(keys), _PARAMETERS):
         part = keys[start : start + _PARAMETERS]
-        # Padded to a power of two: ten statements in all, so that they stay prepared.
+        # Padded to a power of two: only ten different statements, which stay in the cache.
         size = 1 << (len(part) - 1).bit_length()
         marks = ",".join("?" * size)
         rows = connection.execute(

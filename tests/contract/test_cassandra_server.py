@@ -89,7 +89,7 @@ def test_tables_of_other_columns_are_refused_when_applied_and_when_used(cassandr
 
 @pytest.mark.parametrize("replication", ["3", "datacenter1:2", "nowhere:1"])
 def test_more_copies_than_nodes_are_refused_before_anything_is_made(cassandra_url, session, replication):
-    with pytest.raises(Terminal, match=r"replicas are requested in data center.*replication=1"):
+    with pytest.raises(Terminal, match=r"replicas are requested in data centre.*replication=1"):
         apply_schema(f"{cassandra_url}/too_many?replication={replication}")
     rows = session.execute("SELECT keyspace_name FROM system_schema.keyspaces")
     assert ("too_many",) not in list(rows)

@@ -76,7 +76,7 @@ def test_an_epoch_is_acquired_through_a_broken_connection(store, direct, proxy, 
 
 def test_a_server_that_stays_away_is_transient_with_a_remedy_and_no_secret(url, proxy, stage):
     store = open_store(f"{url}&retry_for=0.3".replace("redis://", "redis://:hunter2@"))
-    with proxy.refusing(), pytest.raises(Transient, match=r"cannot be reached.*Check that it runs") as caught:
+    with proxy.refusing(), pytest.raises(Transient, match=r"cannot be reached.*Check the server") as caught:
         store.load(stage, [b"k"])
     assert "hunter2" not in str(caught.value)
     store.close()

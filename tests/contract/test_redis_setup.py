@@ -56,7 +56,7 @@ def test_a_replica_is_refused_and_named(stage):
     with server(*DURABLE) as primary, server(*DURABLE, "--replicaof", "127.0.0.1", str(primary.port)) as replica:
         until(lambda: replica.client.info("replication")["master_link_status"] == "up")
         store = open_store(f"{replica.url}?retry_for=0.3")
-        with pytest.raises(Terminal, match=r"is a replica.*Name the primary"):
+        with pytest.raises(Terminal, match=r"is a replica.*Use the primary"):
             store.acquire_epoch(stage.flow_ref)
         assert [found.risk for found in preflight(replica.url)] == ["replica"]
         store.close()
@@ -75,7 +75,7 @@ def test_wait_counts_a_write_only_when_a_replica_has_it(stage):
             assert replica.client.get(state_name(stage)) == b"first"
             replica.signal(signal.SIGSTOP)
             try:
-                with pytest.raises(Terminal, match=r"WAIT was answered \[0\]"):
+                with pytest.raises(Terminal, match=r"WAIT returned \[0\]"):
                     store.save(stage, [Write(b"k", 1, b"second")], epoch=epoch, batch=1)
             finally:
                 replica.signal(signal.SIGCONT)
@@ -88,7 +88,7 @@ def test_wait_counts_a_write_only_when_a_replica_has_it(stage):
 def test_a_wrong_password_is_terminal_and_not_in_the_message(stage, tmp_path):
     with server(*DURABLE) as valkey:
         valkey.client.config_set("requirepass", "hunter2")
-        for login, says in (("", "wants a password"), (":hunter3@", "wrong")):
+        for login, says in (("", "requires a password"), (":hunter3@", "wrong")):
             store = open_store(valkey.url.replace("redis://", f"redis://{login}"))
             with pytest.raises(Terminal, match=says) as caught:
                 store.acquire_epoch(stage.flow_ref)
@@ -147,7 +147,7 @@ def frozen(replica):
 
 
 WAITS = pytest.mark.parametrize(
-    ("options", "answered"), [("wait=1", r"WAIT was answered \[0\]"), ("waitaof=1,1", r"WAITAOF was answered \[1, 0\]")]
+    ("options", "answered"), [("wait=1", r"WAIT returned \[0\]"), ("waitaof=1,1", r"WAITAOF returned \[1, 0\]")]
 )
 
 

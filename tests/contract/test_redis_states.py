@@ -33,9 +33,9 @@ def test_states_can_be_read_by_any_other_client(valkey, stage):
     [
         (lambda client, name, heads: client.delete(name), "disappeared: evicted, expired, deleted"),
         (lambda client, name, heads: (client.delete(name), client.rpush(name, "x")), "another type"),
-        (lambda client, name, heads: client.hdel(heads, "k"), "head is gone"),
-        (lambda client, name, heads: client.hset(heads, "k", "x"), "head is gone or cannot be read"),
-        (lambda client, name, heads: client.hset(heads, "k", "7 3"), "head is gone or cannot be read"),
+        (lambda client, name, heads: client.hdel(heads, "k"), "head is missing"),
+        (lambda client, name, heads: client.hset(heads, "k", "x"), "head is missing or cannot be read"),
+        (lambda client, name, heads: client.hset(heads, "k", "7 3"), "head is missing or cannot be read"),
     ],
     ids=["deleted", "type", "headless", "head", "short"],
 )

@@ -92,7 +92,7 @@ def fail_over(address, primary, replica):
 def test_replicas_that_nothing_waits_for_are_refused_by_name():
     with replicated() as (address, _, _):
         assert [(one.risk, one.unsafe) for one in preflight(address.url)] == [("unwaited-replicas", True)]
-        with closing(open_store(address.url)) as store, pytest.raises(Terminal, match=r"Say \?wait=1"):
+        with closing(open_store(address.url)) as store, pytest.raises(Terminal, match=r"Add \?wait=1"):
             store.acquire_epoch(FlowRef("refused"))
         for option in ("wait=1", "waitaof=1,1"):
             assert preflight(f"{address.url}?{option}") == []

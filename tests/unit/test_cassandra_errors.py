@@ -53,7 +53,7 @@ TERMINAL = {
         OSError(1, "[SSL: WRONG_VERSION_NUMBER] wrong version number"),
     ],
     "Cassandra 4.0": [NoHostAvailable("", {"127.0.0.1": cassandra.UnsupportedOperation("v5")})],
-    "hosts and ports": [cassandra.UnresolvableContactPoints({})],
+    "hosts, ports": [cassandra.UnresolvableContactPoints({})],
     "log": [code(protocol.SyntaxException, 0x2000, "no viable alternative")],
 }
 

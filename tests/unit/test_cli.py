@@ -219,8 +219,8 @@ def test_wrong_usage_ends_in_two(
             for url, said in (
                 ("foo://x", "no store has the scheme 'foo'"),
                 ("redis://host?nosuch=1", "has no option 'nosuch'"),
-                ("redis://host?buckets=many", "the value of 'buckets' is not possible"),
-                ("redis://[::1", "a store's URL cannot be read"),
+                ("redis://host?buckets=many", "the value of 'buckets' is invalid"),
+                ("redis://[::1", "the URL of a store is invalid"),
                 ("sqlite://", "names no file"),
             )
         ),

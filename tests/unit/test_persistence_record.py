@@ -144,7 +144,7 @@ def test_a_seal_that_does_not_hold_says_what_is_wrong_and_quotes_nothing(value, 
 
 
 def test_what_is_wrong_is_in_the_error_of_the_state():
-    with pytest.raises(Corrupt, match=r"the state cannot be read: a lane's positions do not fit together\. Restore"):
+    with pytest.raises(Corrupt, match=r"the state cannot be read: a lane's positions are inconsistent\. Restore"):
         read(sealed(lanes={LANE: [{"held": [1, 2, 3], "index": [[0, 1]]}]}))
 
 

@@ -37,7 +37,9 @@ def test_an_entry_point_is_found(monkeypatch, tmp_path):
 
 def test_a_missing_driver_says_what_to_install(monkeypatch):
     monkeypatch.setitem(registry._targets, "mine", "no_such_driver_at_all:open_store")
-    with pytest.raises(Terminal, match=r"no_such_driver_at_all.*Install what has no_such_driver_at_all"):
+    with pytest.raises(
+        Terminal, match=r"no_such_driver_at_all.*Install the distribution that contains no_such_driver_at_all"
+    ):
         registry.open_store("mine://x")
     monkeypatch.setitem(sys.modules, "redis", None)
     monkeypatch.delitem(sys.modules, "persistence.redis", raising=False)

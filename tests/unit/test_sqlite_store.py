@@ -171,7 +171,7 @@ def test_a_full_disk_is_terminal_and_nothing_of_the_call_is_written(store, path)
     with store._database.reading(FLOW) as connection:
         (pages,) = connection.execute("PRAGMA page_count").fetchone()
         connection.execute(f"PRAGMA max_page_count = {pages}")
-    with pytest.raises(Terminal, match="Make room"):
+    with pytest.raises(Terminal, match="Free space"):
         store.save(STAGE, [Write(b"%d" % i, 0, bytes(5000)) for i in range(50)], epoch=epoch, batch=4)
     assert [key for key, _ in store.scan(STAGE)] == [b"k"]
 

@@ -8,7 +8,7 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """A script and the name under which a server keeps it."""
+    """A script and its SHA-1, under which a server caches it."""
 
     name: str
     text: bytes

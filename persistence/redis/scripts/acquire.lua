@@ -1,6 +1,6 @@
 -- Take the next epoch of a flow.
 --
--- KEYS  1 the flow's hash      ARGV  1 a epoch to be above, 2 number of buckets for a new flow
+-- KEYS  1 the flow's hash      ARGV  1 an epoch to exceed, 2 number of buckets for a new flow
 -- Returns the epoch and the number of buckets.
 
 local epoch = math.max(tonumber(redis.call('HGET', KEYS[1], 'epoch') or '0'), tonumber(ARGV[1])) + 1

@@ -1,7 +1,7 @@
 -- Read states of one bucket.
 --
 -- KEYS  1 the heads of the stage in this bucket, 2... states
--- Returns their heads and their values, nil where there is none.
+-- Returns their heads and their values, nil for a missing one.
 
 local KEYS, sub = KEYS, string.sub
 local first, keys = #KEYS[1] + 2, {}

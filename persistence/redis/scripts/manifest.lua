@@ -1,7 +1,7 @@
--- Replace a flow's manifest; within a epoch the batch never goes back.
+-- Replace a flow's manifest; within an epoch the batch never decreases.
 --
--- KEYS  1 the flow's hash      ARGV  1 epoch, 2 batch, 3 manifest, 4 epoch and 5 batch of the one that is known to be there
--- The same again changes nothing, so it may be sent again after a lost answer.
+-- KEYS  1 the flow's hash      ARGV  1 epoch, 2 batch, 3 manifest, 4 epoch and 5 batch of the manifest known to be stored
+-- A repeated call changes nothing, so it may be sent again after a lost answer.
 
 local mine, batch = tonumber(ARGV[1]), tonumber(ARGV[2])
 local installed = redis.call('HGET', KEYS[1], 'epoch') or '0'

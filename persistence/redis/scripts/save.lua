@@ -1,15 +1,15 @@
--- Replace states of one bucket, each on condition of its version. All or none.
+-- Replace states of one bucket, each only if its version matches. All or none.
 --
 -- KEYS  1 the bucket, 2 the heads of the stage in this bucket, 3... states
 -- ARGV  1 epoch, 2 batch, 3 count and 4 life of the mark that the bucket is known to have reached (0 for none),
---       5 what stages downstream have acknowledged, then for each state: expected version, value
--- Returns the bucket's mark: "COUNT LIFE:BEGIN LIFE:BEGIN ...", newest life first, as persistence.marks has it.
+--       5 marks that stages downstream have acknowledged, then for each state: expected version, value
+-- Returns the bucket's mark: "COUNT LIFE:BEGIN LIFE:BEGIN ...", newest life first, as in persistence.marks.
 --
--- Everything is validated before anything is written: a script that fails half way is not undone.
--- Found applied already (same version, epoch, batch and value) counts as done. So the script may be
--- sent again after a lost answer: it reads back and decides in one atomic step.
+-- Everything is validated before anything is written, since Redis does not roll back a script that fails.
+-- A write that was applied before (same version, epoch, batch and value) counts as done. So the script may
+-- be sent again after a lost answer: it reads back and decides in one atomic step.
 
-local KEYS, ARGV = KEYS, ARGV -- a local is reached much faster than a global, and this is the hot path
+local KEYS, ARGV = KEYS, ARGV -- access to a local is much faster than to a global, and this is the hot path
 local call, match, sub = redis.call, string.match, string.sub
 local epoch, tail = ARGV[1], ' ' .. ARGV[1] .. ' ' .. ARGV[2]
 local mine = tonumber(epoch)
@@ -38,7 +38,7 @@ for i = 1, n do keys[i] = sub(KEYS[i + 2], first) end
 local heads = call('HMGET', KEYS[2], unpack(keys))
 
 local changed, states, heads_after, m = {'CONFLICT'}, {}, {}, 0
-local versions, followings = {}, {} -- many states of a batch have the same head: each is read and made once
+local versions, followings = {}, {} -- many states of a batch have the same head: each is parsed and built once
 for i = 1, n do
   local head, expected, value = heads[i], ARGV[2 * i + 4], ARGV[2 * i + 5]
   local version = '0'
@@ -66,7 +66,7 @@ end
 if #changed > 1 then return changed end
 
 if m == 0 then
-  -- A write that WAIT can wait for, though all the states were done before.
+  -- All states were written before; this write gives WAIT something to wait for.
   call('HSET', KEYS[1], 'epoch', epoch)
   return mark
 end
