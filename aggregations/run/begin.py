@@ -8,9 +8,10 @@ import msgspec
 
 from aggregations.definition.flow import Flow, Stage
 from aggregations.run.common import common
+from aggregations.run.consistency import check_marks, check_stores
+from aggregations.run.risks import LOSSES, Risk, refuse
 from aggregations.run.run import Run
 from aggregations.run.shapes import check_states
-from aggregations.run.start import LOSSES, Risk, check_marks, check_stores, refuse
 from persistence.commit.faults import EPOCH, effect
 from persistence.findings import Finding
 from persistence.manifest import Manifest
@@ -33,7 +34,7 @@ def begin(
         flow: The flow.
         urls: URL of the store by stage name, from `bind`.
         generation: Generation of the states.
-        accept: Names of risks taken on purpose; see `aggregations.run.start.Risk`.
+        accept: Names of risks taken on purpose; see `aggregations.run.risks.Risk`.
 
     Raises:
         RunRefusedError: The stores do not fit together or to the flow, and that risk is not accepted.
@@ -67,7 +68,7 @@ def look(flow: Flow[Any], urls: Mapping[str, str], *, generation: int = 1, accep
         flow: The flow.
         urls: URL of the store by stage name, from `bind`.
         generation: Generation of the states.
-        accept: Names of risks taken on purpose; see `aggregations.run.start.Risk`.
+        accept: Names of risks taken on purpose; see `aggregations.run.risks.Risk`.
 
     Raises:
         RunRefusedError: The stores do not fit together or to the flow, and that risk is not accepted.

@@ -66,7 +66,7 @@ class MemoryRunner:
         flow: The flow.
         stores: URL of the store by stage name, from `run.bind`.
         topic_ids: Current topic id by topic, for roots without a topic id.
-        accept: Names of accepted risks; see `aggregations.run.start.Risk`.
+        accept: Names of accepted risks; see `aggregations.run.risks.Risk`.
         ends: Current end offset by partition. A crashed run may have folded records below them; without them, any
             record.
         whole: Returns the end offset by partition of the whole topic. Without it only the partitions of the

@@ -16,7 +16,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from aggregations.definition.flow import Flow
 from aggregations.errors import FlowError, RunRefusedError, TasksLostError
 from aggregations.report import Report
-from aggregations.run.start import Plan
+from aggregations.run.plan import Plan
 from aggregations.spark.action import first_line
 from aggregations.spark.batches import Batches
 from aggregations.spark.checkpoint import Checkpoint
@@ -72,7 +72,7 @@ def run_flow(
         dead_letters: Dead-letter topic. Without one the first record that cannot be used ends the run.
         group: Consumer group whose offsets show the flow's progress to lag tools; the flow's name when None.
         generation: Generation of the states.
-        accept: Names of accepted risks; see `aggregations.run.start.Risk`.
+        accept: Names of accepted risks; see `aggregations.run.risks.Risk`.
         until_caught_up: Stop at the current ends of the partitions.
         trigger_seconds: Persist interval: at most one batch in this time, in seconds.
         max_records: Maximum number of records of one batch; 0 for no limit.

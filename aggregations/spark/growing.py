@@ -10,7 +10,8 @@ import time
 from collections.abc import Iterable
 
 from aggregations.run.growth import describe
-from aggregations.run.start import grown, refuse
+from aggregations.run.plan import grown
+from aggregations.run.risks import refuse
 from aggregations.spark.opening import Opening
 from persistence.growth import is_drained
 from persistence.manifest import Growth

@@ -11,8 +11,10 @@ from aggregations.definition.flow import Flow
 from aggregations.definition.operators import Publish, PublishStates
 from aggregations.errors import FlowError
 from aggregations.run.begin import begin, look
+from aggregations.run.consistency import check_durability
+from aggregations.run.plan import Broker, Plan, plan
+from aggregations.run.risks import Risk, refuse
 from aggregations.run.run import Run
-from aggregations.run.start import Broker, Plan, Risk, check_durability, plan, refuse
 from aggregations.spark.session import NEEDED
 from persistence.compaction import compaction
 from persistence.kafka import KafkaSettings, Topics

@@ -21,7 +21,7 @@ from jobs.cli.run import show_plan
 from jobs.screen import say
 
 if TYPE_CHECKING:
-    from aggregations.run.start import Plan
+    from aggregations.run.plan import Plan
 
 
 def plan(

@@ -30,7 +30,7 @@ from jobs.screen import Bar, emit, progress, say, steps, table, write
 
 if TYPE_CHECKING:
     from aggregations.report import Report
-    from aggregations.run.start import Plan
+    from aggregations.run.plan import Plan
 
 
 def run(

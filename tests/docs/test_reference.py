@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from aggregations.run.start import Risk
+from aggregations.run.risks import Risk
 from envelope import Reason, Verdict
 from jobs.cli.errors import Exit
 from persistence.cassandra.settings import Replication

@@ -6,7 +6,8 @@ from typing import Any
 from aggregations.definition.element import Record
 from aggregations.definition.flow import Flow
 from aggregations.run.memory import MemoryRunner
-from aggregations.run.start import Broker, plan, refuse
+from aggregations.run.plan import Broker, plan
+from aggregations.run.risks import refuse
 from persistence.commit.faults import effect
 from persistence.commit.steps import CommitStep
 from tests.simulation.faults import Crash

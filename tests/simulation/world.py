@@ -9,7 +9,7 @@ from aggregations import report
 from aggregations.definition.element import Record
 from aggregations.definition.flow import Flow
 from aggregations.errors import RunRefusedError
-from aggregations.run.start import Risk
+from aggregations.run.risks import Risk
 from envelope import Node, Reason, decode
 from envelope.deadletter import DeadLetterHeaders
 from envelope.dedup.lineage import died_in

@@ -16,7 +16,7 @@ from typer.main import get_command
 
 from aggregations.errors import RunRefusedError
 from aggregations.report import Report
-from aggregations.run.start import Plan
+from aggregations.run.plan import Plan
 from envelope import Histories, Tombstones
 from jobs.cli import app
 from jobs.cli.errors import Exit

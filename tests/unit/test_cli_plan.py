@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from aggregations.run.start import PartitionPlan, Plan, Risk
+from aggregations.run.plan import PartitionPlan, Plan
+from aggregations.run.risks import Risk
 from jobs.cli.run import show_plan
 from persistence.findings import Finding
 from persistence.manifest import Growth

@@ -8,7 +8,7 @@ import pytest
 from aggregations.run.binding import bind
 from aggregations.run.growth import advance, describe, merge
 from aggregations.run.memory import MemoryRunner
-from aggregations.run.start import Risk
+from aggregations.run.risks import Risk
 from envelope import GrowthFullError, Histories, Standing
 from envelope.dedup import history as histories
 from persistence.manifest import Growth

@@ -7,7 +7,9 @@ import msgspec
 import pytest
 
 from aggregations.errors import DefinitionChangedError, RunRefusedError
-from aggregations.run.start import Broker, PartitionPlan, Plan, Risk, check_durability, check_stores, plan, refuse
+from aggregations.run.consistency import check_durability, check_stores
+from aggregations.run.plan import Broker, PartitionPlan, Plan, plan
+from aggregations.run.risks import Risk, refuse
 from persistence.findings import Finding
 from persistence.manifest import Growth, Manifest, Progress
 from persistence.protocol import Capabilities

@@ -4,8 +4,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from aggregations.run import begin, common, memory, run, start
-from aggregations.run.start import Broker, Plan, check_stores, plan
+from aggregations.run import begin, common, consistency, memory, run
+from aggregations.run.consistency import check_stores
+from aggregations.run.plan import Broker, Plan, plan
 from persistence import cas
 from persistence import memory as memory_store
 from persistence.commit.faults import effect
@@ -135,7 +136,7 @@ BUGS: Mapping[str, tuple[str, Sequence[Patch]]] = {
         "a woken older run sets the consumer group's offsets",
         [(run.Run, "superseded", lambda _: False)],
     ),
-    "added-stage-accepted": ("a stage is added to a flow that has begun", [(start, "_added", lambda *_: [])]),
+    "added-stage-accepted": ("a stage is added to a flow that has begun", [(consistency, "_added", lambda *_: [])]),
     "lost-store-accepted": ("a downstream store that lost data is accepted", [(begin, "check_stores", lambda *_: [])]),
     "incarnation-ignored": (
         "a topic that was created again is read on from the old offset",

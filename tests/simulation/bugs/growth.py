@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from aggregations.run import growth, run
-from aggregations.run.start import Plan, plan
+from aggregations.run.plan import Plan, plan
 from jobs.republish import growing
 from jobs.republish.growth import Note, Readable, judge
 from tests.simulation import driver

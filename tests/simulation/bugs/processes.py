@@ -7,7 +7,7 @@ from typing import Any
 
 from confluent_kafka import OFFSET_END, OFFSET_INVALID, KafkaError, TopicPartition
 
-from aggregations.run.start import Plan, plan
+from aggregations.run.plan import Plan, plan
 from envelope.hops import HopWriter
 from jobs.republish import input as reading
 from jobs.republish import processor, service, worker

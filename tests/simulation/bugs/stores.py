@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from aggregations.run import begin
-from aggregations.run.start import check_marks
+from aggregations.run.consistency import check_marks
 from persistence import marks
 from persistence import memory as memory_store
 from persistence.marks import KnownMarks, Mark

@@ -1,0 +1,197 @@
+"""Where a run starts: compares the manifests with the broker and the consumer group. Pure.
+
+The manifests are the source of truth for progress; the group's offsets are shown but never used. Anything that makes
+it unsafe to resume is a finding with the name of a risk.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from aggregations.run.growth import advance, describe
+from aggregations.run.risks import Risk, unsafe
+from persistence.findings import Finding
+from persistence.growth import undrained
+from persistence.manifest import Growth, Manifest
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionPlan:
+    """Where one partition starts, and the facts used to decide it.
+
+    Attributes:
+        partition: Partition.
+        start: Offset to start at; None for the partition's beginning.
+        stores: Next offset by store; None when the manifest does not name the partition.
+        group: Committed offset of the consumer group; None when there is none.
+        low: First offset in the log.
+        high: End of the log.
+    """
+
+    partition: int
+    start: int | None
+    stores: Mapping[str, int | None]
+    group: int | None
+    low: int
+    high: int
+
+    @property
+    def first(self) -> int:
+        """Offset that is read first."""
+        return self.low if self.start is None else self.start
+
+    @property
+    def lag(self) -> int:
+        """Number of offsets to read."""
+        return max(self.high - self.first, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The start of a run.
+
+    Attributes:
+        topic: Topic that is read.
+        topic_id: Its current id.
+        partitions: Plan of each partition of the topic.
+        findings: Reasons why the run is unsafe.
+        growth: The current growth of the topic; None when there is none.
+        waiting: Partitions that are read after the others are drained.
+    """
+
+    topic: str
+    topic_id: str
+    partitions: Sequence[PartitionPlan] = ()
+    findings: Sequence[Finding] = field(default_factory=tuple)
+    growth: Growth | None = None
+    waiting: Collection[int] = ()
+
+    @property
+    def starts(self) -> dict[int, int]:
+        """Offset that is read first, by partition, for the partitions that do not wait."""
+        return {one.partition: one.first for one in self.partitions if one.partition not in self.waiting}
+
+    def lines(self) -> list[str]:
+        """The plan as text, one partition a line."""
+        lines = [f"topic {self.topic} (id {self.topic_id or 'unknown'})"]
+        for one in self.partitions:
+            start = "its beginning" if one.start is None else f"{one.start}"
+            start += ", once the others are drained" if one.partition in self.waiting else ""
+            known = ", ".join(f"{name} {'-' if at is None else at}" for name, at in one.stores.items())
+            group = "-" if one.group is None else one.group
+            lines.append(
+                f"  partition {one.partition}: starts at {start}; manifests: {known or '-'}; group {group}; "
+                f"log {one.low} to {one.high}; {one.lag} to read"
+            )
+        if self.growth is not None:
+            lines.append(f"  {describe(self.topic, self.growth)}")
+        return lines
+
+
+@dataclass(frozen=True, slots=True)
+class Broker:
+    """The broker's facts about the source topic.
+
+    Attributes:
+        topic: Its name.
+        topic_id: Its current id; empty when the broker gives none.
+        marks: First and end offset by partition.
+        group: Committed offset by partition.
+        clock_ms: Time of the query, in milliseconds since 1970.
+    """
+
+    topic: str
+    topic_id: str
+    marks: Mapping[int, tuple[int, int]]
+    group: Mapping[int, int] = field(default_factory=dict)
+    clock_ms: int = 0
+
+
+def plan(
+    flow: str,
+    start: Manifest | None,
+    manifests: Sequence[tuple[str, Manifest | None]],
+    broker: Broker,
+    *,
+    publishes: bool = False,
+) -> Plan:
+    """Decide where each partition starts.
+
+    Args:
+        flow: Name of the flow.
+        start: Common manifest of all stores; None for a flow that never ran.
+        manifests: (first stage of the store, its manifest), upstream first.
+        broker: The broker's facts about the topic.
+        publishes: The flow publishes elements, which must keep the order of each key.
+    """
+    known_id = start.topic_ids.get(broker.topic) if start else None
+    findings, progress = [], start.positions.get(broker.topic, {}) if start else {}
+    if known_id and broker.topic_id and known_id != broker.topic_id:
+        findings.append(recreated(flow, broker.topic, known_id, broker.topic_id))
+        start, progress = None, {}
+    partitions = []
+    for partition, (low, high) in sorted(broker.marks.items()):
+        offset = progress[partition].next_offset if partition in progress else None
+        place = f"{broker.topic}:{partition}"
+        if offset is not None and offset < low:
+            findings.append(
+                unsafe(
+                    Risk.LOST_RECORDS,
+                    f"flow {flow}: {place} is folded up to {offset} and its log begins at {low}: {low - offset} offsets were "
+                    "deleted unread",
+                    "Restore them from a copy of the topic, or accept the loss",
+                )
+            )
+            offset = low
+        if offset is not None and offset > high:
+            findings.append(
+                unsafe(
+                    Risk.BEYOND_END,
+                    f"flow {flow}: {place} is folded up to {offset} and its log ends at {high}: the broker lost records, or "
+                    "this is another cluster",
+                    "Correct the address, or accept to continue at the end",
+                )
+            )
+            offset = high
+        stores = {
+            name: manifest.positions[broker.topic][partition].next_offset
+            if manifest and partition in manifest.positions.get(broker.topic, {})
+            else None
+            for name, manifest in manifests
+        }
+        partitions.append(PartitionPlan(partition, offset, stores, broker.group.get(partition), low, high))
+    before = start.growth.get(broker.topic) if start else None
+    growth = advance(
+        before,
+        known=len(progress),
+        now=len(broker.marks),
+        clock_ms=broker.clock_ms,
+        max_age_ms=0,
+        positions={},
+        ends=None,
+    )
+    waiting: Collection[int] = ()
+    if publishes and growth is not None and len(progress) < len(broker.marks):
+        if before is not None and before.partitions_now == growth.partitions_now:
+            waiting = broker.marks.keys() - progress.keys()  # as in the previous run
+        elif any(one.lag for one in partitions):
+            findings.append(grown(flow, broker.topic, growth))
+    return Plan(broker.topic, broker.topic_id, partitions, findings, growth, sorted(waiting))
+
+
+def grown(flow: str, topic: str, growth: Growth) -> Finding:
+    """The order of what is published cannot be kept."""
+    return unsafe(
+        Risk.GROWN_UNDRAINED,
+        f"flow {flow}: {undrained(topic, growth.partitions_before, growth.partitions_now)}",
+        "Accept it if readers of what the flow publishes need no order, or if their history= is larger than the unread "
+        "records of a key",
+    )
+
+
+def recreated(flow: str, topic: str, known: str, now: str) -> Finding:
+    """The topic that the flow reads was replaced by another topic of the same name."""
+    return unsafe(
+        Risk.TOPIC_RECREATED,
+        f"flow {flow}: topic {topic} has id {now}, the flow read {known}: it was created again",
+        "If that was meant, accept it: the new topic is folded from its beginning",
+    )
