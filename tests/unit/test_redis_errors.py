@@ -86,12 +86,12 @@ def answering(answer: bytes) -> Iterator[int]:
 @pytest.mark.parametrize(
     ("answer", "says"),
     [
-        (b"", "its answer did not come in time"),
+        (b"", "did not answer in time"),
         (b"-READONLY You can't write against a read only replica.\r\n", "replica"),
         (b"-OOM command not allowed when used memory > 'maxmemory'.\r\n", "memory"),
         (b"-WRONGPASS invalid username-password pair\r\n", "password is wrong"),
         (b"-ERR DB index is out of range\r\n", "does not have the database"),
-        (b"-NOAUTH Authentication required.\r\n", "wants a password"),
+        (b"-NOAUTH Authentication required.\r\n", "requires a password"),
     ],
 )
 def test_an_error_names_the_server_s_url_without_its_password(answer, says):
