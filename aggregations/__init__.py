@@ -8,8 +8,9 @@ Importing this package does not import Spark; the first access to `run_flow` doe
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from aggregations.definition.aggregates import count, first, last, maximum, mean, minimum, total
 from aggregations.definition.element import Element, Record
-from aggregations.definition.fields import Fields, count, first, last, maximum, mean, minimum, total
+from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Flow
 from aggregations.definition.folds import Fold
 from aggregations.definition.source import Json, Raw, Topic

@@ -19,7 +19,8 @@ import uuid
 from itertools import pairwise
 from pathlib import Path
 
-from aggregations.definition.fields import Fields, count, maximum, total
+from aggregations.definition.aggregates import count, maximum, total
+from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Flow
 from aggregations.definition.source import Topic
 from aggregations.run.binding import bind

@@ -7,7 +7,9 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from aggregations.definition.fields import INT64, Fields, Mean, Total
+from aggregations.definition.aggregates import Mean, Total
+from aggregations.definition.fields import Fields
+from aggregations.definition.values import INT64
 from envelope import EnvelopeError
 
 # Half of the 64-bit range: a sum of absolute values below it cannot have left the range on the way,

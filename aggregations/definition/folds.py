@@ -3,7 +3,7 @@
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from aggregations.definition.element import Element
-from aggregations.definition.fields import INT64, is_utf8
+from aggregations.definition.values import INT64, is_utf8
 from envelope import EnvelopeError, Reason
 
 S = TypeVar("S")

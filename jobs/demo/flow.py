@@ -11,7 +11,8 @@ from typing import Any, Final
 
 import polars as pl
 
-from aggregations.definition.fields import Fields, count, maximum, total
+from aggregations.definition.aggregates import count, maximum, total
+from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Flow
 from aggregations.definition.source import Topic
 from envelope import Tombstones

@@ -8,7 +8,8 @@ from contextlib import closing, contextmanager, suppress
 import pytest
 from redis.crc import key_slot
 
-from aggregations.definition.fields import Fields, count
+from aggregations.definition.aggregates import count
+from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Flow
 from aggregations.errors import RunRefusedError
 from aggregations.run.memory import MemoryRunner

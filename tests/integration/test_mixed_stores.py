@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from aggregations.definition.fields import Fields, count, total
+from aggregations.definition.aggregates import count, total
+from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Flow
 from aggregations.errors import RunRefusedError
 from aggregations.run.memory import MemoryRunner

@@ -8,7 +8,8 @@ import polars as pl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aggregations.definition.fields import FieldAggregate, Fields, count, first, last, maximum, mean, minimum, total
+from aggregations.definition.aggregates import FieldAggregate, count, first, last, maximum, mean, minimum, total
+from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Flow
 from aggregations.definition.source import Topic
 from tests.messages import Every

@@ -10,8 +10,9 @@ from typing import Any, NoReturn
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from aggregations.definition.aggregates import count, total
 from aggregations.definition.element import Record
-from aggregations.definition.fields import Fields, count, total
+from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Flow
 from aggregations.definition.source import Json, Topic
 from aggregations.run.binding import bind

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from aggregations.definition.aggregates import count, total
 from aggregations.definition.element import Element
-from aggregations.definition.fields import Fields, count, total
+from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Flow
 from aggregations.definition.source import Json, Topic
 

@@ -7,7 +7,8 @@ from collections import defaultdict
 import pytest
 from confluent_kafka import Producer
 
-from aggregations.definition.fields import Fields, count, total
+from aggregations.definition.aggregates import count, total
+from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Flow
 from aggregations.definition.source import Json, Topic
 from aggregations.errors import RunRefusedError

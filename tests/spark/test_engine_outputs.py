@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from aggregations.definition.fields import Fields, count, total
+from aggregations.definition.aggregates import count, total
+from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Flow
 from aggregations.definition.source import Json, Topic
 from envelope import decode, position_order

@@ -11,8 +11,9 @@ from typing import Any, Literal
 
 import polars as pl
 
+from aggregations.definition.aggregates import count, maximum, total
 from aggregations.definition.element import Element
-from aggregations.definition.fields import Fields, count, maximum, total
+from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Flow
 from aggregations.definition.source import Topic
 from envelope.dedup.history import HISTORY

@@ -4,8 +4,9 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
+from aggregations.definition.aggregates import count
 from aggregations.definition.element import Record
-from aggregations.definition.fields import Fields, count
+from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Flow
 from aggregations.definition.source import Json, Topic
 from aggregations.run.memory import MemoryRunner

@@ -9,7 +9,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
-from aggregations.definition.fields import Fields, count, maximum, total
+from aggregations.definition.aggregates import count, maximum, total
+from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Flow
 from aggregations.definition.source import Json, Topic
 from jobs.republish.record import InputRecord, OutputRecord

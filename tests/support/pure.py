@@ -8,8 +8,9 @@ from typing import Any
 import polars as pl
 import pyarrow as pa
 
+from aggregations.definition.aggregates import count, total
 from aggregations.definition.element import Element, Record
-from aggregations.definition.fields import Fields, count, total
+from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Flow
 from aggregations.definition.source import Json, Topic
 from aggregations.run.binding import bind

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from aggregations.definition.fields import Fields, count, first, last, maximum, mean, minimum, total
+from aggregations.definition.aggregates import count, first, last, maximum, mean, minimum, total
+from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Flow
 from aggregations.errors import DefinitionChangedError, FlowError
 from aggregations.per_message.stage import KeyState

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from aggregations.definition.aggregates import count, mean
 from aggregations.definition.element import Record
-from aggregations.definition.fields import Fields, count, mean
+from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Flow
 from aggregations.definition.source import Json, Topic
 from aggregations.run.binding import bind

@@ -8,7 +8,8 @@ import pytest
 
 from aggregations.columns import Decoder
 from aggregations.columns.first import may_be_copies
-from aggregations.definition.fields import Fields, count, first, last, maximum, minimum, total
+from aggregations.definition.aggregates import count, first, last, maximum, minimum, total
+from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Flow
 from aggregations.definition.source import Json, Topic
 from aggregations.per_message.ledger import Reading

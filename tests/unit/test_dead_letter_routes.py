@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from aggregations.definition.aggregates import count
 from aggregations.definition.element import Element, Record
-from aggregations.definition.fields import Fields, count
+from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Flow
 from aggregations.definition.source import Json, Topic
 from aggregations.per_message.ledger import LISTED, Changes, Entry

@@ -13,7 +13,8 @@ import polars as pl
 import pytest
 
 from aggregations.definition import fingerprint as canonical
-from aggregations.definition.fields import Fields, count, total
+from aggregations.definition.aggregates import count, total
+from aggregations.definition.fields import Fields
 from aggregations.definition.fingerprint import describe_callable, describe_object
 from aggregations.definition.flow import Flow
 from aggregations.definition.operators import Aggregate

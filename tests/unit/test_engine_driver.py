@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from aggregations.definition.fields import Fields, count
+from aggregations.definition.aggregates import count
+from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Flow
 from aggregations.definition.source import Json, Topic
 from aggregations.errors import RunRefusedError, SharedKeyError, TasksLostError

@@ -8,7 +8,8 @@ import polars as pl
 import pytest
 
 from aggregations.columns.fold import unfit_rows
-from aggregations.definition.fields import Fields, count, first, last, maximum, mean, minimum, total
+from aggregations.definition.aggregates import count, first, last, maximum, mean, minimum, total
+from aggregations.definition.fields import Fields
 from aggregations.errors import FlowError
 from envelope import EnvelopeError, Reason
 

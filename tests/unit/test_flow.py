@@ -5,7 +5,8 @@ import pickle
 import polars as pl
 import pytest
 
-from aggregations.definition.fields import Fields, count, last, total
+from aggregations.definition.aggregates import count, last, total
+from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Filter, FlatMap, Flow, Map, Publish
 from aggregations.definition.source import Topic
 from aggregations.errors import FlowError

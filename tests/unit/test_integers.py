@@ -5,7 +5,8 @@ import math
 import polars as pl
 import pytest
 
-from aggregations.definition.fields import Fields, total
+from aggregations.definition.aggregates import total
+from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Flow
 from aggregations.definition.integers import select_exact
 from aggregations.definition.source import Topic

@@ -5,8 +5,9 @@ from dataclasses import replace
 
 import pytest
 
+from aggregations.definition.aggregates import count, last
 from aggregations.definition.element import Record
-from aggregations.definition.fields import Fields, count, last
+from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Flow
 from aggregations.definition.source import Topic
 from envelope import Hop, decode

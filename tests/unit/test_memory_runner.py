@@ -5,8 +5,9 @@ from collections import Counter
 import polars as pl
 import pytest
 
+from aggregations.definition.aggregates import count, total
 from aggregations.definition.element import Record
-from aggregations.definition.fields import Fields, count, total
+from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Flow
 from aggregations.errors import FlowError
 from aggregations.run.memory import MemoryRunner

@@ -5,7 +5,8 @@ import json
 import polars as pl
 import pytest
 
-from aggregations.definition.fields import Fields, count, maximum, total
+from aggregations.definition.aggregates import count, maximum, total
+from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Flow
 from aggregations.definition.source import Json, Topic
 from aggregations.errors import FlowError

@@ -8,7 +8,8 @@ import pickle
 import polars as pl
 import pytest
 
-from aggregations.definition.fields import Fields, count
+from aggregations.definition.aggregates import count
+from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Flow
 from envelope import EnvelopeError, Reason
 from envelope.raised import Raised

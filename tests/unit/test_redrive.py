@@ -9,8 +9,9 @@ import pytest
 
 from aggregations.columns import Decoder
 from aggregations.columns.batch import redriven as redriven_row
+from aggregations.definition.aggregates import count, total
 from aggregations.definition.element import Record
-from aggregations.definition.fields import Fields, count, total
+from aggregations.definition.fields import Fields
 from aggregations.definition.flow import END_OF_FLOW, Flow
 from aggregations.definition.source import Json, RecordDecoder, Topic
 from aggregations.run.binding import bind

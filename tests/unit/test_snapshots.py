@@ -5,8 +5,9 @@ import itertools
 import polars as pl
 import pytest
 
+from aggregations.definition.aggregates import count, mean, total
 from aggregations.definition.element import Record
-from aggregations.definition.fields import Fields, count, mean, total
+from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Flow
 from aggregations.definition.source import Json, Topic
 from aggregations.run.binding import bind

@@ -6,8 +6,9 @@ import uuid
 import polars as pl
 import pytest
 
+from aggregations.definition.aggregates import count, total
 from aggregations.definition.element import Record
-from aggregations.definition.fields import Fields, count, total
+from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Flow
 from aggregations.definition.source import Json, Topic
 from aggregations.run.begin import begin

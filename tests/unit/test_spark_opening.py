@@ -7,7 +7,8 @@ from importlib import import_module
 
 import pytest
 
-from aggregations.definition.fields import Fields, count
+from aggregations.definition.aggregates import count
+from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Flow
 from aggregations.definition.source import Topic
 from aggregations.errors import FlowError

@@ -6,7 +6,8 @@ from typing import Any
 import polars as pl
 import pytest
 
-from aggregations.definition.fields import Fields, count
+from aggregations.definition.aggregates import count
+from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Flow
 from aggregations.definition.source import Json, Topic
 from aggregations.spark.blocks import Block, Kind, unpack

@@ -4,7 +4,8 @@ from collections import Counter
 
 import pytest
 
-from aggregations.definition.fields import Fields, count, last, total
+from aggregations.definition.aggregates import count, last, total
+from aggregations.definition.fields import Fields
 from aggregations.per_message.stage import Arrival
 from envelope import Route, Siblings, Standing, Verdict
 from envelope.dedup import history as histories

@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from aggregations.definition.fields import Fields, count, total
+from aggregations.definition.aggregates import count, total
+from aggregations.definition.fields import Fields
 from aggregations.per_message.cause import Cause
 from aggregations.per_message.stage import KeyState, fold_stage
 from envelope import EnvelopeError, Histories, History, HolesFullError, Reason, Route, Siblings

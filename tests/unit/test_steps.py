@@ -5,7 +5,8 @@ from typing import Any
 import polars as pl
 import pytest
 
-from aggregations.definition.fields import Fields, count
+from aggregations.definition.aggregates import count
+from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Aggregate, Divert, Filter, FlatMap, Map, Publish
 from aggregations.per_message.ledger import Ledger
 from aggregations.per_message.steps import apply_steps, arrive

@@ -6,7 +6,8 @@ from contextlib import suppress
 
 import pytest
 
-from aggregations.definition.fields import Fields, count
+from aggregations.definition.aggregates import count
+from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Flow
 from aggregations.errors import RunRefusedError
 from aggregations.per_message.ledger import Entry
