@@ -1,6 +1,6 @@
-"""Creates the topics of the example and puts flights into the first one, and a record that is none.
+"""Creates the topics of the example, then produces flights and one malformed record.
 
-python fill.py [FLIGHTS]     into the local stack, or where HEADWATER_KAFKA_BOOTSTRAP says
+python fill.py [FLIGHTS]     to the local stack, or to the broker in HEADWATER_KAFKA_BOOTSTRAP
 """
 
 import sys
@@ -17,4 +17,4 @@ with AcknowledgedProducer(broker) as producer:
     producer.send_many("flights.raw", records)
     producer.send("flights.raw", b"no flight")
     producer.flush()
-print(f"{len(records):,} flights and one record of nonsense in flights.raw")
+print(f"{len(records):,} flights and one malformed record in flights.raw")

@@ -1,4 +1,4 @@
-"""The fast path in plain numpy and polars: records to columns, columns to verdicts, verdicts to histories."""
+"""The fast path in numpy and polars: from records to columns, to verdicts, to histories."""
 
 from aggregations.columns.batch import Batch, Rejection
 from aggregations.columns.decode import Decoder

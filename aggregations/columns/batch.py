@@ -19,11 +19,11 @@ from envelope.dedup.lineage import Redriven
 
 
 class Rejection(NamedTuple):
-    """A record that was refused.
+    """A rejected record.
 
     Attributes:
         row: Its row in the input.
-        error: Why, with the chain where that could be read.
+        error: The reason, with the chain if it could be read.
     """
 
     row: int
@@ -32,7 +32,7 @@ class Rejection(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """Kafka's columns of a batch, without gaps between the values."""
+    """Kafka's columns of a batch, contiguous in memory."""
 
     key: pa.BinaryArray
     value: pa.BinaryArray
@@ -69,21 +69,21 @@ class Inputs:
 
     @property
     def timestamp_us(self) -> npt.NDArray[np.int64]:
-        """Timestamps in microseconds, held within 64 bits."""
+        """Timestamps in microseconds, clamped to 64 bits."""
         return np.clip(self.timestamp_ms, -MAX_TIMESTAMP_MS, MAX_TIMESTAMP_MS) * 1000
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The records of a batch that could be read.
+    """The readable records of a batch.
 
     Attributes:
-        frame: One row a record, in order of arrival: the payload's columns, then those of
+        frame: One row per record, in order of arrival: the payload's columns, then those of
             `schema.SYSTEM`, then the position: `_p0`, `_p1`, …
         signatures: By the codes of column `_signature`.
         rejected: The records that are not in `frame`, by row.
-        siblings: The source's policy; it says whether event ids are part of positions.
-        skipped: Number of tombstones that are left out, neither in `frame` nor rejected.
+        siblings: The source's policy, which determines whether event ids are part of positions.
+        skipped: Number of skipped tombstones, neither in `frame` nor rejected.
     """
 
     frame: pl.DataFrame
@@ -98,7 +98,7 @@ class Batch:
         return position_arrays(self.frame)
 
     def standing(self, row: int, *, rekeyed: bool) -> Standing:
-        """Where the message in row `row` of `frame` stands, as the pure code has it before a ledger is asked."""
+        """The standing of the message in row `row` of `frame`, as in the pure code before the ledger is consulted."""
         named = self.frame.row(row, named=True)
         return standing(named, self.signatures, rekeyed=rekeyed, siblings=self.siblings)
 
@@ -118,7 +118,7 @@ def standing(
     rekeyed: bool,
     siblings: Siblings = Siblings.EVENT_ID,
 ) -> Standing:
-    """Return the standing of a row of a frame, by name of its system and position columns, before a ledger is asked."""
+    """Return the standing of a row, given by its system and position columns, before the ledger is consulted."""
     signature = signatures[row[schema.SIGNATURE]]
     place = signature.place(rekeyed=rekeyed, keyless=row[schema.KEY] is None)
     position = tuple(row[schema.position(component)] for component in range(signature.width))
@@ -131,7 +131,7 @@ def standing(
 
 
 def redriven(row: Mapping[str, Any], signatures: Sequence[Signature]) -> Redriven | None:
-    """How the record of a row came back from the dead-letter topic; None when it did not."""
+    """How the record of a row was redriven from the dead-letter topic; None if it was not."""
     signature = signatures[row[schema.SIGNATURE]]
     back = signature.back
     return None if back is None else back._replace(offset=row[schema.position(signature.width)])

@@ -1,7 +1,7 @@
-"""Kafka's records, a batch at a time, to columns: the fast reader of a `Topic`.
+"""The fast reader of a `Topic`: converts batches of Kafka records to columns.
 
-What it accepts it accepts by vectorised checks of every rule that `RecordDecoder` has. Whatever fails one
-goes through `RecordDecoder` itself, which then accepts it or says why not: the two cannot disagree.
+It accepts records by vectorised checks of every rule of `RecordDecoder`. A record that fails a check goes
+through `RecordDecoder` itself, which accepts or rejects it, so the two readers cannot disagree.
 """
 
 from collections.abc import Mapping, Sequence
@@ -41,7 +41,7 @@ _ENVELOPE_COLUMNS = frozenset(
 
 @dataclass(slots=True)
 class _Part:
-    """Some rows of a batch, read.
+    """Some rows of a batch after reading.
 
     Attributes:
         rows: Their numbers in the input, ascending.
@@ -62,7 +62,7 @@ class _Part:
 
 @dataclass(slots=True)
 class _Codes:
-    """The signatures of one batch, numbered."""
+    """The numbered signatures of one batch."""
 
     known: Signatures
     numbers: dict[Way, int] = field(default_factory=dict)
@@ -83,7 +83,7 @@ class Decoder:
 
     Args:
         topic: The source.
-        topic_ids: Current topic id by topic, for roots that do not name theirs.
+        topic_ids: Current topic id by topic, for roots without a topic id.
         columns: The payload columns needed; None for all.
     """
 
@@ -109,7 +109,7 @@ class Decoder:
                 and `timestamp` (timestamp, or int64 milliseconds), in order of arrival.
 
         Returns:
-            The columns of what `RecordDecoder` would accept, and what it would say of the rest.
+            The columns of the records that `RecordDecoder` would accept, and its errors for the others.
         """
         inputs = Inputs.of(records)
         codes = _Codes(self._signatures)
@@ -146,9 +146,9 @@ class Decoder:
         )
 
     def _parsed(self, rows: Ints, values: pa.BinaryArray) -> tuple[Ints, pa.RecordBatch]:
-        """Parse envelopes; rows that the reference parser would refuse are left out."""
+        """Parse envelopes, without the rows that the reference parser would reject."""
         try:
-            # In this order: on some lengths that are impossible the columnar parser does not raise, it panics.
+            # In this order: for some invalid lengths the columnar parser panics instead of raising.
             if self._structure.all_valid(values):
                 return rows, self._envelopes.array_to_record_batch(values)
         except ValueError:
@@ -158,14 +158,14 @@ class Decoder:
         try:
             return rows, self._envelopes.array_to_record_batch(values)
         except ValueError:
-            # Not expected where the structure is right: the other reader is to decide.
+            # Not expected if the structure is valid; the other reader decides.
             return rows[:0], self._envelopes.array_to_record_batch(values[:0])
 
     def _acceptable(self, batch: pa.RecordBatch, rows: Ints, inputs: Inputs, plain: Mask) -> Mask:
-        """Which of the parsed envelopes keep all rules that concern neither hops nor payload."""
+        """Which of the parsed envelopes satisfy all rules except those of hops and payload."""
         good = seal.spans(batch.column("payload"))[1] <= self.topic.limits.payload_bytes
-        good &= batch.column("format").to_numpy(zero_copy_only=False) == FORMAT  # it may come twice
-        # The last bytes may look like a checksum and be part of another field.
+        good &= batch.column("format").to_numpy(zero_copy_only=False) == FORMAT  # the field may be repeated
+        # The last bytes may look like a checksum but belong to another field.
         checksum = pc.fill_null(batch.column("checksum"), 0).to_numpy(zero_copy_only=False)
         good &= plain[rows] | (checksum == seal.stored(inputs.value)[rows])
         if plain.any():
@@ -182,7 +182,7 @@ class Decoder:
     def _bare(self, inputs: Inputs, codes: _Codes) -> _Part:
         lengths = seal.spans(inputs.value)[1]
         usual = (lengths > 0) & (lengths <= self.topic.limits.payload_bytes)
-        usual &= ~seal.begins(inputs.value, HEAD)  # maybe redriven: the other reader is to decide
+        usual &= ~seal.begins(inputs.value, HEAD)  # possibly redriven: the other reader decides
         rows, values = _filtered(inputs.value, usual)
         nameless = pl.repeat("", len(rows), eager=True, dtype=pl.String)
         return self._part(rows, Hops.none(len(rows)), values, inputs.timestamp_us[rows], nameless, inputs, codes)
@@ -197,7 +197,7 @@ class Decoder:
         inputs: Inputs,
         codes: _Codes,
     ) -> _Part:
-        """Put together what can be read and is no loop."""
+        """Combine the rows that can be read and are not part of a loop."""
         columns, read = self._payloads(payloads)
         route_codes, routes = hops.routes(_taken(inputs.topic, rows), inputs.partition[rows])
         signature_codes = np.array([codes.of(route) for route in routes], np.int64)[route_codes]
@@ -215,7 +215,7 @@ class Decoder:
                 rejected.append(Rejection(row, error))
         positions = [_position(one) for _, one in read]
         width = max(map(len, positions), default=1)
-        # Tombstones come here only as rejections: no flow of columns gets them.
+        # Tombstones reach this point only as rejections: flows on columns do not process them.
         columns = {name: [one.columns[name] for _, one in read if one.columns is not None] for name in self.schema}
         return _Part(
             rows=np.array([row for row, _ in read], np.int64),
@@ -252,7 +252,7 @@ def _frame(part: _Part, inputs: Inputs, signatures: Sequence[Signature]) -> pl.D
 
 
 def _positions(hops: Hops, codes: Ints, signatures: Sequence[Signature], own_offsets: Ints) -> list[Ints]:
-    """Position components by row; a loop has none behind its root offset."""
+    """Position components by row; a loop has only its root offset."""
     positions = [hops.root_offsets(own_offsets)]
     # The last entry is for the code of a loop: -1.
     widths = np.array([*(0 if one.pass_through else one.width for one in signatures), 0])[codes]
@@ -284,7 +284,7 @@ def _filtered(values: pa.BinaryArray, mask: Mask) -> tuple[Ints, pa.BinaryArray]
 
 
 def _without(part: _Part, payload_read: Mask, placed: Mask) -> _Part:
-    """Leave out the rows whose payload could not be read, which have no columns, and those that have no place."""
+    """Drop the rows whose payload could not be read, which have no columns, and the rows without a place."""
     kept = payload_read & placed
     return _Part(
         rows=part.rows[kept],
@@ -297,7 +297,7 @@ def _without(part: _Part, payload_read: Mask, placed: Mask) -> _Part:
 
 
 def _taken(array: pa.Array, rows: Ints) -> pa.Array:
-    """The values of some rows, which ascend."""
+    """The values of some rows, in ascending order of rows."""
     return array if len(rows) == len(array) else array.take(pa.array(rows))
 
 

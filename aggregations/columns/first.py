@@ -1,4 +1,4 @@
-"""Which rows may be copies of what was read before: `aggregations.per_message.ledger.Reading` for whole columns."""
+"""Finds rows that may be copies of earlier records: `aggregations.per_message.ledger.Reading` for whole columns."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -20,7 +20,7 @@ class Unread(NamedTuple):
     Attributes:
         own: Its coordinates.
         key: Its key.
-        error: Why, with the chain where that could be read.
+        error: The reason, with the chain if it could be read.
         lineage: Its lineage, with the root's topic id.
     """
 
@@ -38,7 +38,7 @@ def may_be_copies(
     Args:
         frame: Rows of one topic-partition in order of offsets, with the system and position columns.
         signatures: By the codes of `_signature`.
-        seen: Highest position read before, by route; None when nothing can be proven.
+        seen: Highest position read before, by route; None if nothing can be proven.
         doubt: Offsets below which records may have been folded before.
 
     Returns:
@@ -87,13 +87,13 @@ def unread_may_be_copy(
     doubt: Doubt,
     read: dict[str, Position],
 ) -> bool:
-    """Whether a record that could not be read may be a copy; its position is taken into `read`.
+    """Whether a record that could not be read may be a copy; adds its position to `read`.
 
     Args:
         one: The record, its chain with the root's topic id.
-        frame: The rows that could be read.
+        frame: The readable rows.
         signatures: By the codes of `_signature`.
-        seen: Highest position read before, by route; None when nothing can be proven.
+        seen: Highest position read before, by route; None if nothing can be proven.
         doubt: Offsets below which records may have been folded before.
         read: Highest position by route of this batch.
     """
@@ -115,7 +115,7 @@ def unread_may_be_copy(
 
 
 def _rising(positions: Sequence[Ints], before: Position | None) -> tuple[Mask, int]:
-    """Rows above all rows in front of them and above `before`, and the number of the highest row."""
+    """Rows above all earlier rows and above `before`, and the number of the highest row."""
     if before is not None:
         positions = [np.concatenate(([int(at)], component)) for at, component in zip(before, positions, strict=True)]
     rank = _ranks(positions)
@@ -128,7 +128,7 @@ def _rising(positions: Sequence[Ints], before: Position | None) -> tuple[Mask, i
 
 
 def _ranks(positions: Sequence[Ints]) -> Ints:
-    """Numbers in the order of the positions, equal for equal positions."""
+    """Ranks in the order of the positions, equal for equal positions."""
     if len(positions) == 1:
         return positions[0]
     spans = [int(component.max()) - int(component.min()) + 1 for component in positions]

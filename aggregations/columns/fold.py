@@ -1,4 +1,4 @@
-"""`Fields` over whole columns: the aggregates of a batch per key, joined to the states."""
+"""`Fields` over whole columns: aggregates a batch per key and joins the results to the states."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,23 +12,23 @@ from aggregations.definition.fields import Fields
 from aggregations.definition.values import INT64
 from envelope import EnvelopeError
 
-# Half of the 64-bit range: a sum of absolute values below it cannot have left the range on the way,
-# and the rounding of the estimate in floating point is far smaller than the other half.
+# Half of the 64-bit range: if the sum of absolute values is below it, no intermediate sum left the range.
+# The rounding error of the floating-point estimate is far smaller than the other half.
 _SAFE = 2.0**62
-# No names of fields, which are columns of the same frame.
+# Not valid as names of fields, which are columns of the same frame.
 CODE = "\0code"
 _PLACE = "\0place"
-_SIZE = "\0size"  # behind the name of a field, as the next one
+_SIZE = "\0size"  # appended to the name of a field, like the next one
 _BATCH = "\0batch"
 _WITHIN_64_BITS = frozenset({pl.Int8, pl.Int16, pl.Int32, pl.Int64, pl.UInt8, pl.UInt16, pl.UInt32, pl.UInt64})
 
 
 def unfit_rows(fields: Fields, inputs: pl.DataFrame, rows: int) -> npt.NDArray[np.bool_]:
-    """Rows with a value that a field refuses: NaN, infinite or beyond 64 bits. Their keys are folded message by message.
+    """Rows with a value that a field rejects: NaN, infinite or beyond 64 bits. Their keys are folded message by message.
 
     Args:
         fields: The fold.
-        inputs: Its inputs; without any column when no field reads one.
+        inputs: Its inputs; without columns if no field reads one.
         rows: Number of rows.
     """
     bad = np.zeros(rows, np.bool_)
@@ -53,7 +53,7 @@ def fold_fields(
     Args:
         fields: The fold.
         rows: Column `CODE` (the key's number) and the inputs of the fields; sorted by key, position and lane.
-        at: Position and lane of every row; needed when a field is ordered.
+        at: Position and lane of every row; required if a field is ordered.
         states: State by key number; keys without one are missing.
 
     Returns:
@@ -116,12 +116,12 @@ def _partials(fields: Fields, rows: pl.DataFrame) -> pl.DataFrame:
             places = pl.col(_PLACE).filter(known)
             if field.by is not None:
                 by = pl.col(f"{name}.by").filter(known)
-                # A stable sort keeps the order of positions among equals.
+                # A stable sort keeps the order of equal positions.
                 places = places.sort_by(by, maintain_order=True)
             aggregates.append((places.first() if field.kind == "first" else places.last()).alias(f"{name}{_BATCH}"))
             continue
         if isinstance(field, Total | Mean) and not dtype.is_float():
-            # What does not fit is null here, and too large for the sum of sizes to be safe.
+            # A value that does not fit is null here, and also too large for the sum of sizes to be safe.
             casts += [value.cast(pl.Int64, strict=False), value.cast(pl.Float64).abs().alias(f"{name}{_SIZE}")]
             aggregates.append(pl.col(f"{name}{_SIZE}").sum())
         elif dtype == pl.Float32:

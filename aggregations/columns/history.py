@@ -25,17 +25,17 @@ def fold_histories(
     batch: int = 0,
     evict: bool = True,
 ) -> tuple[dict[int, Histories], int]:
-    """Return the histories with the folded messages held.
+    """Return the histories with the folded messages added.
 
     Args:
         judged: Verdicts of the batch.
-        keys: As `judge` had them; so are lanes, positions, places and histories.
+        keys: Key of every message, as in `judge`; so are lanes, positions, places and histories.
         lanes: Number of each message's lane.
         positions: Components of its position.
         places: Lanes and their groups.
         histories: Histories of each key's state before the batch.
         fold: The messages folded; none of a key that is left to the pure code.
-        size: Positions remembered per lane; None for 32, and 1,024 where records without a key come.
+        size: Positions remembered per lane; None for 32, or 1,024 for records without a key.
         most_lanes: Lanes with a history per state.
         batch: Number of the batch.
         evict: See `Histories.folding`.
@@ -45,7 +45,7 @@ def fold_histories(
         retired to their floor.
 
     Raises:
-        GrowthFullError: A lane that evicts nothing is full.
+        GrowthFullError: A lane that does not evict is full.
     """
     folded = judged.order[fold[judged.order]]
     keyless = np.zeros(len(folded), np.bool_)
@@ -81,9 +81,9 @@ def _highest(
     size: int | None,
     evict: bool,
 ) -> Iterator[tuple[int, str, tuple[Position, ...], bool, int]]:
-    """Every lane that has folded rows: key, name, its highest positions, ascending, whether it is wide, and how wide.
+    """Yield, for every lane with folded rows: key, name, highest positions (ascending), whether it is wide, and its size.
 
-    One position more than a history holds is enough: what lies below can neither be held nor be the floor.
+    One position more than a history holds is enough: lower ones can neither be held nor become the floor.
 
     Args:
         keys: Key of every message.
@@ -92,8 +92,8 @@ def _highest(
         places: Lanes by number.
         histories: Histories of each key before the batch.
         rows: Folded rows, by key and position.
-        keyless: Whether each of them came over a record without a key.
-        size: Positions remembered per lane, if the stage says so.
+        keyless: Whether a record without a key is in the lineage of each of them.
+        size: Positions remembered per lane, if the stage sets it.
         evict: See `Histories.folding`.
     """
     if not len(rows):
@@ -127,7 +127,7 @@ def _highest(
 
 
 def _adding(history: History | None, positions: tuple[Position, ...], size: int, batch: int, *, wide: bool) -> History:
-    """`History.adding` for ascending positions with every index that the history does not hold."""
+    """`History.adding` for ascending positions with every index, which the history does not hold."""
     history = history or History()
     highest = history.highest
     if history.loose or (highest is not None and positions[0] <= highest):

@@ -1,4 +1,4 @@
-"""The hops of a batch as flat arrays, and the route of every row as a number."""
+"""The hops of a batch as flat arrays, and the number of every row's route."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,12 +18,12 @@ from envelope.limits import MAX_OFFSET, check_topic
 Ints = npt.NDArray[np.int64]
 
 _WIDE = 1 << 40
-"""Codes are combined by multiplication up to here, then numbered anew."""
+"""Codes are combined by multiplication up to this product, then renumbered."""
 
 
 @dataclass(frozen=True, slots=True)
 class Coded:
-    """Values as numbers: `codes[i]` is the place of row i's value in `values`."""
+    """Values as codes: `codes[i]` is the index of row i's value in `values`."""
 
     codes: Ints
     values: Sequence[Any]
@@ -43,7 +43,7 @@ def combined(parts: Sequence[tuple[Ints, int]], rows: int) -> tuple[Ints, Ints]:
         rows: Length of every array.
 
     Returns:
-        One code a row, from 0 without gaps, and for each code a row that has it.
+        One code per row, from 0 without gaps, and for each code a row with it.
     """
     codes, size = np.zeros(rows, np.int64), 1
     for part, most in parts:
@@ -66,16 +66,16 @@ def _dense(codes: Ints) -> tuple[Ints, int]:
 
 @dataclass(frozen=True, slots=True)
 class Hops:
-    """Hops of all rows, one behind the other. Row i has `counts[i]` of them, from `starts[i]` on.
+    """Hops of all rows in one sequence. Row i has `counts[i]` hops, starting at `starts[i]`.
 
     Attributes:
         starts: First hop of every row.
-        counts: Hops of every row.
-        offsets: Offset of every hop; -1 where it has none.
-        indices: Fan-out index of every hop; `NO_INDEX` where it has none.
-        codes: Kind of every hop: all of it but offset and index.
+        counts: Number of hops of every row.
+        offsets: Offset of every hop; -1 if it has none.
+        indices: Fan-out index of every hop; `NO_INDEX` if it has none.
+        codes: Kind of every hop: everything except offset and index.
         kinds: The kinds, by code.
-        sound: Whether the hops of a row are possible ones.
+        sound: Whether the hops of a row are valid.
     """
 
     starts: Ints
@@ -88,12 +88,12 @@ class Hops:
 
     @classmethod
     def of(cls, chains: pa.ListArray, limits: Limits) -> "Hops":
-        """Take apart a column of chains.
+        """Flatten a column of chains.
 
         Args:
-            chains: List of structs with the fields of the schema's `Hop`, as far as they are in a `HopKind`,
+            chains: Lists of structs with those fields of the schema's `Hop` that are in a `HopKind`,
                 and `offset`.
-            limits: Limits of a chain's length and of topic names.
+            limits: Limits for the length of a chain and of topic names.
         """
         bounds = chains.offsets.to_numpy().astype(np.int64)
         starts, counts = bounds[:-1] - bounds[0], np.diff(bounds)
@@ -113,7 +113,7 @@ class Hops:
 
     @classmethod
     def none(cls, rows: int) -> "Hops":
-        """Return the hops of rows that have none."""
+        """Return the hops of rows without hops."""
         zero = np.zeros(rows, np.int64)
         return cls(zero, zero, zero[:0], zero[:0], zero[:0], (), np.ones(rows, np.bool_))
 
@@ -141,19 +141,19 @@ class Hops:
         return codes, routes
 
     def root_offsets(self, own: Ints) -> Ints:
-        """Return the root's offset of every row; `own` where it has no hop."""
+        """Return the root's offset of every row; `own` for a row without hops."""
         return np.where(self.counts > 0, self._at(0, self.offsets), own)
 
     def indices_at(self, depth: int, rows: Ints) -> Ints:
-        """Return the fan-out index of hop `depth` of some rows that have it."""
+        """Return the fan-out index of hop `depth` of rows that have this hop."""
         return self.indices[self.starts[rows] + depth]
 
     def offsets_at(self, depth: int, rows: Ints) -> Ints:
-        """Return the offset of hop `depth` of some rows that have it."""
+        """Return the offset of hop `depth` of rows that have this hop."""
         return self.offsets[self.starts[rows] + depth]
 
     def _at(self, depth: int, of_hops: Ints) -> Ints:
-        """Values of hop `depth` by row; -1 where a row has no such hop."""
+        """Values of hop `depth` by row; -1 for a row without this hop."""
         deep = self.counts > depth
         if deep.all():
             return of_hops[self.starts + depth]

@@ -1,10 +1,10 @@
-"""Verdicts for a whole batch: the rule of `envelope.Histories`, most of it in numpy.
+"""Verdicts for a whole batch: the rule of `envelope.Histories`, mostly in numpy.
 
-With a batch in the order of (key, position, lane), every message may be judged by the histories as they were
-before the batch and by what the batch accepted before it (see `Histories.judge`). So a message above
-everything that its key's group of lanes holds is new unless it comes twice, which neighbours show. Only the
-rest needs a look into a history. Keys for which arrays do not say all are left to the pure code: those with
-holes or late folds, with exotic messages, or with one position in two lanes of a group.
+If a batch is in the order of (key, position, lane), each message can be judged by the histories from before
+the batch and by the messages accepted earlier in the batch (see `Histories.judge`). So a message above everything
+that its key's state holds in its group of lanes is new, unless it is a copy of its neighbour. Only the other messages
+need a lookup in a history. Keys that arrays cannot fully describe are left to the pure code: keys with holes or
+late folds, with exotic messages, or with one position in two lanes of a group.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from envelope import Histories, History, Position, Verdict
 from envelope.dedup.history import KNOWN_LANES, Group, healed_lane, is_healed
 
 VERDICTS: Final = tuple(Verdict)
-"""Verdicts by their number in `Judged.verdicts`."""
+"""The verdicts; `Judged.verdicts` contains their indices."""
 
 _NUMBER: Final = {verdict: np.uint8(number) for number, verdict in enumerate(VERDICTS)}
 _NOWHERE: Final = -3
@@ -29,13 +29,13 @@ _NOWHERE: Final = -3
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """Decisions about a batch at one stage.
+    """Verdicts of a batch at one stage.
 
     Attributes:
         order: Rows in the order in which they are folded, key by key.
-        verdicts: Number of each row's verdict in `VERDICTS`.
+        verdicts: Index of each row's verdict in `VERDICTS`.
         fold: Whether each row is folded.
-        pure: Rows whose key the pure code must judge as a whole: for them the rest says nothing.
+        pure: Rows whose key the pure code must judge as a whole; the other attributes are meaningless for them.
     """
 
     order: Ints
@@ -52,7 +52,7 @@ def judge(
     histories: Sequence[Histories],
     exotic: Mask,
 ) -> Judged:
-    """Decide about every message of a batch, in order of arrival.
+    """Judge every message of a batch, in order of arrival.
 
     Args:
         keys: Number of each message's key, from 0.
@@ -60,7 +60,7 @@ def judge(
         positions: Components of its position; `schema.MISSING` where it is shorter.
         places: Lanes and their groups, by number.
         histories: Histories of the state of each key, by number.
-        exotic: Messages whose standing these arrays do not say, or that need the pure code for another reason.
+        exotic: Messages whose standing these arrays cannot express, or that need the pure code for another reason.
     """
     lanes, places = distinct_lanes(lanes, places)
     order = fold_order(keys, positions, lanes, places)
@@ -84,7 +84,7 @@ def judge(
 
 
 def _holds_one(histories: Histories, late: list[str]) -> bool:
-    """Whether a state remembers late folds of the batch's groups, or of any group where that is sooner seen."""
+    """Whether a state may hold late folds of the batch's groups. May test for any group instead, if that is cheaper."""
     lanes = histories.lanes
     if len(lanes) < 2:
         return False
@@ -102,7 +102,7 @@ class _Sorted:
     histories: Sequence[Histories]
 
     def repeats(self) -> tuple[Mask, Mask]:
-        """Whether each row has key and position of the row before it, and whether it has its lane as well."""
+        """Whether each row has the key and position of the row before it, and whether it also has its lane."""
         same = np.zeros(len(self.keys), np.bool_)
         same[1:] = self.keys[1:] == self.keys[:-1]
         for component in self.positions:
@@ -114,16 +114,16 @@ class _Sorted:
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """What the states hold where the batch has messages. A pair is a key and a lane.
+    """What the states hold for the keys and lanes of the batch. A pair is a key and a lane.
 
     Attributes:
         pair_of: Pair of every row.
         keys: Key of every pair.
         own: History of each pair's lane.
-        absent: Whether its state does not have that lane.
-        groups: What its key's state holds in the lane's group, where other lanes may hold something.
+        absent: Whether its key's state lacks that lane.
+        groups: What its key's state holds in the lane's group, if other lanes may hold something.
         highest: Root offset of the highest position that the lane has or another lane of the group holds.
-        floor: Root offset below which the lane's floor is and no lane of the group holds anything.
+        floor: Root offset such that the lane's floor is below it and no lane of the group holds anything below it.
         loose: Keys with a lane that holds positions without an index.
     """
 
@@ -171,7 +171,7 @@ def _held(batch: _Sorted) -> _Held:
 
 
 def _crowded(batch: _Sorted, held: _Held) -> Ints:
-    """Keys that may have no room for all of their new lanes."""
+    """Keys whose state may not have room for all their new lanes."""
     lanes = np.fromiter((len(one.lanes) for one in batch.histories), np.int64, len(batch.histories))
     if int(lanes.max(initial=0)) + len(batch.places) <= KNOWN_LANES:
         return np.zeros(0, np.int64)
@@ -184,9 +184,9 @@ def _offset(position: Position | None) -> int:
 
 
 def _look_up(batch: _Sorted, held: _Held, verdicts: npt.NDArray[np.uint8], fold: Mask, exotic: Mask) -> None:
-    """Decide about the rows that are not above all that is held, except repeats, and exotic ones.
+    """Judge the rows that are not above everything held, except repeats and exotic messages.
 
-    The position of an exotic one may have a number where a position that is held has an event id.
+    The position of an exotic message may contain a number where a held position has an event id.
     """
     offsets = batch.positions[0]
     rows = np.flatnonzero(fold & ~exotic & (offsets <= held.highest[held.pair_of]))
@@ -217,7 +217,7 @@ def _decide(own: History | None, group: Group | None, position: Position) -> Ver
 
 
 def _repeat(repeats: Mask, verdicts: npt.NDArray[np.uint8], fold: Mask) -> None:
-    """A repeat of what was folded is a duplicate in the batch; of anything else, what that is."""
+    """The repeat of a folded row is a duplicate in the batch; any other repeat gets the verdict of the repeated row."""
     if not repeats.any():
         return
     rows = np.arange(len(repeats))
@@ -226,7 +226,7 @@ def _repeat(repeats: Mask, verdicts: npt.NDArray[np.uint8], fold: Mask) -> None:
 
 
 def _new_lanes(batch: _Sorted, held: _Held, verdicts: npt.NDArray[np.uint8], fold: Mask) -> None:
-    """Mark the first folded message of a lane that its state does not have, where there are other lanes."""
+    """Mark the first folded message of each lane that is new to a state with other lanes."""
     if not held.absent.any():
         return
     folded = np.flatnonzero(fold)
@@ -240,14 +240,14 @@ def _new_lanes(batch: _Sorted, held: _Held, verdicts: npt.NDArray[np.uint8], fol
 
 
 def _first(numbers: Ints, rows: Ints, size: int) -> Ints:
-    """For each number the first of the rows that have it; -1 where none has."""
+    """For each number, the first row with it; -1 if there is none."""
     found = np.full(size, -1, np.int64)
     found[numbers[::-1]] = rows[::-1]
     return found
 
 
 def _across_lanes(batch: _Sorted, same: Mask, repeats: Mask) -> Ints:
-    """Keys that have one position in several lanes of one group."""
+    """Keys with the same position in several lanes of one group."""
     crossing = same & ~repeats
     if not crossing.any():
         return np.zeros(0, np.int64)
@@ -260,7 +260,7 @@ def _across_lanes(batch: _Sorted, same: Mask, repeats: Mask) -> Ints:
     crossed = np.zeros(int(runs[-1]) + 1, np.bool_)
     crossed[runs[crossing]] = True
     rows = np.flatnonzero(crossed[runs])
-    # By run and group; within them the order is by lane, and stays.
+    # Sort by run and group; the order by lane within them stays.
     group = groups[batch.lanes]
     rows = rows[np.lexsort((group[rows], runs[rows]))]
     here, before = rows[1:], rows[:-1]

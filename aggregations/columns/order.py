@@ -1,4 +1,4 @@
-"""Sorting and numbering of a batch: many columns as one number wherever they fit into 63 bits."""
+"""Sorting and numbering of a batch. Columns are combined into one number if they fit into 63 bits."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -25,7 +25,7 @@ def fold_order(keys: Ints, positions: Sequence[Ints], lanes: Ints, places: Seque
 
 
 def sorted_rows(columns: Sequence[Ints]) -> Ints:
-    """Return the rows in the order of the columns, the first one first. Equal rows stay in order."""
+    """Return the rows in the order of the columns, the first column first. The sort is stable."""
     rows = len(columns[0])
     packed = np.zeros(rows, np.int64)
     if rows < 2:
@@ -44,7 +44,7 @@ def sorted_rows(columns: Sequence[Ints]) -> Ints:
     needed = (rows - 1).bit_length()
     if bits + needed > _BITS:
         return np.argsort(packed, kind="stable")
-    # With the row's number in the lowest bits, sorting values is sorting rows, and several times as fast.
+    # With the row number in the lowest bits, sorting values sorts rows, several times as fast.
     packed = (packed << needed) | np.arange(rows)
     packed.sort()
     return packed & ((1 << needed) - 1)
@@ -54,7 +54,7 @@ def numbered(values: Ints, bound: int) -> tuple[Ints, Ints]:
     """Number distinct values, which are at least 0 and below `bound`.
 
     Returns:
-        The distinct values, ascending, and for each row the place of its value among them.
+        The distinct values, ascending, and for each row the index of its value among them.
     """
     if bound > 4 * len(values) + 1024:
         distinct, numbers = np.unique(values, return_inverse=True)
@@ -65,7 +65,7 @@ def numbered(values: Ints, bound: int) -> tuple[Ints, Ints]:
 
 
 def distinct_lanes(lanes: Ints, places: Sequence[Lane]) -> tuple[Ints, list[Lane]]:
-    """Number lanes so that each has one number. Two routes may lead to one lane."""
+    """Renumber lanes so that each has one number, since two routes may lead to one lane."""
     names = [place.lane for place in places]
     if len(set(names)) == len(names):
         return lanes, list(places)
@@ -75,7 +75,7 @@ def distinct_lanes(lanes: Ints, places: Sequence[Lane]) -> tuple[Ints, list[Lane
 
 
 def positions_of(positions: Sequence[Ints], rows: Ints) -> list[Position]:
-    """Return the positions of some rows as the pure code has them."""
+    """Return the positions of some rows as in the pure code."""
     components = [component[rows] for component in positions]
     whole = zip(*(component.tolist() for component in components), strict=True)
     if any((component == MISSING).any() for component in components[1:]):

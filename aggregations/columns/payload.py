@@ -18,23 +18,23 @@ from aggregations.definition.payloads import Json, Payload, Protobuf, Raw, decod
 from aggregations.definition.protobuf import trimmed
 
 PayloadColumns: TypeAlias = Callable[[pa.BinaryArray], tuple[pl.DataFrame, Mask]]
-"""Payloads in; the columns of those that could be read, and which these are, out."""
+"""Takes payloads; returns the columns of those that could be read, and which these are."""
 
 
 def payload_columns(payload: Payload, columns: frozenset[str] | None, *, checked: bool) -> PayloadColumns:
     """Return the function that reads payloads.
 
-    It gives what `payload.reader(columns)` gives value by value, with the types of `payload.schema`.
+    It returns the results of `payload.reader(columns)` for each value, with the types of `payload.schema`.
 
     Args:
         payload: Kind of the payloads.
         columns: The columns needed; None for all.
-        checked: `Structure` has seen the payloads, within their envelopes.
+        checked: `Structure` has checked the payloads, within their envelopes.
     """
     schema = {name: kind for name, kind in payload.schema.items() if columns is None or name in columns}
     match payload:
         case Json():
-            # What is no JSON object is refused even where no column is needed.
+            # A value that is not a JSON object is rejected even if no column is needed.
             return _json(payload, columns, schema)
         case Protobuf():
             return _protobuf(payload, columns, schema, None if checked else Structure.of_payload(payload.type, columns))
@@ -73,7 +73,7 @@ def _protobuf(
             valid = structure.valid(payloads)
             with suppress(ValueError):
                 return parse(payloads.filter(pa.array(valid))), valid
-        # Not expected where the structure is right: the other reader is to decide.
+        # Not expected if the structure is valid; the other reader decides.
         return parse(payloads[:0]), ~_all(payloads)
 
     return read
@@ -110,7 +110,7 @@ def _json(payload: Json, columns: frozenset[str] | None, schema: dict[str, pl.Da
 
 
 def _series(name: str, values: list[object], kind: pl.DataType) -> pl.Series:
-    """Values that msgspec read, as a column."""
+    """A column of values that msgspec has read."""
     if not kind.is_nested():
         return pl.Series(name, values, dtype=kind)
     make = plain(kind)

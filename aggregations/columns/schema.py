@@ -1,4 +1,4 @@
-"""Names of the engine's own columns: all of them begin with an underscore, no payload column does."""
+"""Names of the engine's own columns. They begin with an underscore, and payload columns do not."""
 
 from typing import Final
 
@@ -15,9 +15,9 @@ EVENT_ID: Final = "_event_id"
 SIGNATURE: Final = "_signature"
 EXOTIC: Final = "_exotic"
 AGAIN: Final = "_again"
-"""It may be a copy (`Element.again`). Boolean; there only where a row is one, null for false."""
+"""The row may be a copy (`Element.again`). Boolean, null for false; present only if a row may be one."""
 LATE: Final = "_late"
-"""`Element.route` of what a stage of this flow folded late, as text. String; there only where a row has one."""
+"""`Element.route`, as text, of a message that a stage of this flow folded late. String; present only if a row has one."""
 
 SYSTEM: Final[dict[str, pl.DataType]] = {
     ROW: pl.UInt32(),
@@ -31,11 +31,11 @@ SYSTEM: Final[dict[str, pl.DataType]] = {
     SIGNATURE: pl.UInt32(),
     EXOTIC: pl.Boolean(),
 }
-"""System columns and their types. Behind them stand the position columns."""
+"""System columns and their types. The position columns follow them."""
 
 MISSING: Final = -2
-"""Stands in an array for a position component that is not there: below every index, and below `NO_INDEX`, so that
-a shorter position comes before a longer one that begins with it, as with tuples."""
+"""Represents a missing position component in an array. It is below every index and below `NO_INDEX`, so that, as with
+tuples, a shorter position sorts before a longer one that begins with it."""
 
 
 def position(component: int) -> str:

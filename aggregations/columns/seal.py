@@ -1,4 +1,4 @@
-"""Heads, tails and checksums of many envelopes at once."""
+"""Checks heads, tails and checksums of many envelopes at once."""
 
 from typing import Any, Final
 
@@ -26,7 +26,7 @@ _TABLE: Final = _table()
 
 
 def spans(array: pa.BinaryArray) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
-    """Return starts and lengths of the values, and the bytes that they lie in. A null has no length."""
+    """Return starts and lengths of the values, and the buffer that contains them. The length of a null is 0."""
     _, offsets, data = array.buffers()
     if len(array) == 0 or data is None:
         return np.zeros(len(array), np.int64), np.zeros(len(array), np.int64), np.zeros(0, np.uint8)
@@ -38,16 +38,16 @@ def spans(array: pa.BinaryArray) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.
 
 
 def intact(values: pa.BinaryArray, most_bytes: int) -> tuple[Mask, Mask]:
-    """Find the values whose head, tail and checksum are in order.
+    """Find the values with a valid head, tail and checksum.
 
     Args:
         values: Serialized envelopes.
-        most_bytes: The limit of a whole message.
+        most_bytes: The size limit of a whole message.
 
     Returns:
-        Two masks: sealed ones with the right checksum; and ones that claim no seal at their head, which hold
-        only if no field of theirs claims one either. What is in neither may still be good: framed, or of
-        another writer's order of fields.
+        Two masks: values with a seal and the right checksum; and values without a seal at their head, which are
+        valid only if no other field announces a seal. A value in neither mask may still be valid: framed, or with
+        the field order of another writer.
     """
     starts, lengths, data = spans(values)
     fits = (lengths > 2) & (lengths <= most_bytes)
@@ -64,7 +64,7 @@ def intact(values: pa.BinaryArray, most_bytes: int) -> tuple[Mask, Mask]:
 
 
 def stored(values: pa.BinaryArray) -> npt.NDArray[np.uint32]:
-    """Return the last four bytes of each value as a number: the checksum, if it ends in one. 0 where it is shorter."""
+    """Return the last four bytes of each value as a number: the checksum, if it ends with one. 0 for shorter values."""
     starts, lengths, data = spans(values)
     if not len(data):
         return np.zeros(len(values), np.uint32)
@@ -84,7 +84,7 @@ def _bytes_at(
     at: Any,
     wanted: bytes,
 ) -> Mask:
-    """Whether each value has `wanted` at `at`; false where it is too short for it."""
+    """Whether each value contains `wanted` at `at`; false for shorter values."""
     room = (lengths >= at + len(wanted)) & (at >= 0)
     if not len(data):
         return np.zeros(len(starts), np.bool_)
@@ -101,10 +101,10 @@ def _last_four(ends: npt.NDArray[np.int64], data: npt.NDArray[np.uint8]) -> npt.
 
 
 def _checksums_match(values: pa.BinaryArray, ends: npt.NDArray[np.int64], data: npt.NDArray[np.uint8]) -> Mask:
-    """Whether each checksum is that of the bytes before it.
+    """Whether each checksum matches the bytes before it.
 
-    The CRC of the whole value is computed in C, without cutting it. It must be what the stored checksum becomes
-    when tag and checksum are added to it: that step cannot lead from two checksums to one.
+    The CRC of the whole value is computed in C, without slicing it. It is compared with the stored checksum extended
+    by tag and checksum. The extension maps different checksums to different results, so the comparison is exact.
     """
     whole = np.fromiter(map(google_crc32c.value, values.to_pylist()), np.uint32, len(values))
     stored = _last_four(ends, data)

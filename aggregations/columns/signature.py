@@ -1,7 +1,7 @@
-"""What many records share: one signature for all that came the same way.
+"""One signature for all records with the same route.
 
-Lane and group of a message depend on names, partitions and flags of its hops, not on offsets. A batch has
-few different ones, so the pure code runs once for each.
+Lane and group of a message depend on the names, partitions and flags of its hops, not on offsets. A batch has
+few different routes, so the pure code runs once for each.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ from envelope import EnvelopeError, Hop, Lineage, Node, Route
 from envelope.dedup.lineage import NO_INDEX, Redriven
 
 HopKind: TypeAlias = tuple[str, int, str, bool, bool, bool, str, str, bool]
-"""Of a hop: topic, partition, via, rekeyed, pass-through, whether it has an index, topic id, cluster, keyless."""
+"""Kind of a hop: topic, partition, via, rekeyed, pass-through, whether it has an index, topic id, cluster, keyless."""
 Way: TypeAlias = tuple[str, int, tuple[HopKind, ...]]
 """Own topic and partition, and the steps before."""
 
@@ -23,12 +23,12 @@ _MOST_CACHED: Final = 1 << 16
 
 
 class Lane(NamedTuple):
-    """Where messages of one signature stand at a stage.
+    """Lane of one signature's messages at a stage.
 
     Attributes:
         lane: Name of the lane.
         group: Name of its group.
-        wide: Records without a key came this way.
+        wide: The route contains records without a key.
     """
 
     lane: str
@@ -38,22 +38,22 @@ class Lane(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """What a route means.
+    """Properties of a route.
 
     Attributes:
-        kept: Where it stands at a stage with the record's own key.
-        rekeyed: Where it stands at a stage with another key.
-        route: How it came, before a ledger is asked.
-        pass_through: It came by a retry or redrive route, or was healed upstream.
+        kept: Lane at a stage with the record's own key.
+        rekeyed: Lane at a stage with another key.
+        route: The route, before the ledger is consulted.
+        pass_through: The record arrived by a retry or redrive route, or was healed upstream.
         missing: A fan-out index is missing.
-        edges: Which hops are counted: those that are not pass-through.
+        edges: Which hops count: those that are not pass-through.
         topic: Root topic.
-        topic_id: Root topic's id; empty when unknown.
+        topic_id: Root topic's id; empty if unknown.
         partition: Root partition.
-        cluster: Root topic's cluster; empty when there is only one.
-        chained: It has a chain: its root is another record than itself.
-        back: How it came back from the dead-letter topic, without the offset at which it died; None when it did not.
-        died: Number of the hop at which it died.
+        cluster: Root topic's cluster; empty if there is only one.
+        chained: The record has a chain: its root is another record.
+        back: How it was redriven, without the offset at which it was rejected; None if it was not redriven.
+        died: Number of the hop at which it was rejected.
     """
 
     kept: Lane
@@ -72,30 +72,30 @@ class Signature:
 
     @property
     def width(self) -> int:
-        """Components of a position, without an event id."""
+        """Number of position components, without an event id."""
         return 1 + len(self.edges)
 
     @property
     def components(self) -> int:
-        """Position columns that it fills: behind a redriven one's position stands the offset at which it died."""
+        """Number of position columns: after the position, a redriven record has the offset at which it was rejected."""
         return self.width + (self.back is not None)
 
     @property
     def exotic(self) -> bool:
-        """Whether whole numbers do not say all about its messages' standing."""
+        """Whether integers cannot fully express the standing of its messages."""
         return self.pass_through or self.missing
 
     def place(self, *, rekeyed: bool, keyless: bool = False) -> Lane:
-        """Where it stands; `keyless` says that the record itself has no key."""
+        """Its lane; `keyless` means that the record itself has no key."""
         place = self.rekeyed if rekeyed else self.kept
         return place._replace(wide=True) if keyless and self.edges else place
 
 
 class Signatures:
-    """Signatures of routes, remembered from batch to batch.
+    """Signatures of routes, cached across batches.
 
     Args:
-        topic_ids: Current topic id by topic, for roots that do not name theirs.
+        topic_ids: Current topic id by topic, for roots without a topic id.
         cluster: Cluster of the source topic.
     """
 
@@ -105,10 +105,10 @@ class Signatures:
         self._known: dict[Way, Signature | None] = {}
 
     def of(self, route: Way) -> Signature | None:
-        """Return the signature of a route; None when it is a loop."""
+        """Return the signature of a route; None for a loop."""
         if route not in self._known:
             if len(self._known) >= _MOST_CACHED:
-                # Whoever writes ever new names must not fill the memory.
+                # Producers that keep writing new names must not fill the memory.
                 self._known.clear()
             self._known[route] = self._make(route)
         return self._known[route]

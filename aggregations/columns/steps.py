@@ -1,4 +1,4 @@
-"""A flow's vectorised steps over frames."""
+"""Applies a flow's vectorised steps to frames."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,17 +17,17 @@ FAILURES: Mapping[int, tuple[Reason, str]] = {
     TRANSFORM_FAILED: (Reason.TRANSFORM_FAILED, CANNOT),
     OVERFLOW: (Reason.OVERFLOW, LEFT_64_BITS),
 }
-"""Why an expression has no result for a row."""
+"""Reasons why an expression has no result for a row."""
 
 
 @dataclass(slots=True)
 class Stepped:
-    """What steps left of a frame.
+    """A frame after some steps.
 
     Attributes:
-        frame: The rows that are still there.
-        rejected: Rows taken out, as frames of what they were, with reason and detail.
-        filtered: Number of rows that a filter left out.
+        frame: The remaining rows.
+        rejected: Rejected rows, as frames before the rejecting step, with reason and detail.
+        filtered: Number of rows that filters removed.
     """
 
     frame: pl.DataFrame
@@ -44,7 +44,7 @@ class Stepped:
         return others
 
     def reject(self, bad: npt.NDArray[np.bool_], reason: Reason, detail: str) -> None:
-        """Take out the rows of the mask."""
+        """Reject the rows of the mask."""
         if bad.any():
             self.rejected.append((self.keep(~bad), reason, detail))
 
@@ -67,7 +67,7 @@ def apply_columns(steps: Sequence[Step], frame: pl.DataFrame) -> Stepped:
 
 
 def evaluated(stepped: Stepped, wanted: Mapping[str, pl.Expr]) -> pl.DataFrame:
-    """Evaluate expressions for every row; rows for which one cannot be are rejected."""
+    """Evaluate expressions for every row; reject the rows for which an evaluation fails."""
     found, failed = evaluate_columns(stepped.frame, wanted)
     if failed.any():
         found = found.filter(pl.Series(failed == 0))
@@ -81,8 +81,8 @@ def evaluate_columns(frame: pl.DataFrame, wanted: Mapping[str, pl.Expr]) -> tupl
     """Evaluate expressions for every row.
 
     Returns:
-        The columns of `wanted`, and for every row 0 or the number in `FAILURES` of why it cannot be evaluated;
-        what is in the columns of these rows has no meaning.
+        The columns of `wanted`, and for every row 0 or the number of the reason in `FAILURES` why it cannot be
+        evaluated; the columns of such rows have no meaning.
     """
     failed = np.zeros(frame.height, np.uint8)
     if not wanted:
@@ -95,7 +95,7 @@ def evaluate_columns(frame: pl.DataFrame, wanted: Mapping[str, pl.Expr]) -> tupl
         return values, failed
     _find_bad(frame, wanted, failed, 0)
     good = np.flatnonzero(failed == 0)
-    # Every row was tried, alone or with others: it raises no more.
+    # Every row was tried, alone or with others, so this cannot raise.
     values, overflow = select_exact(frame[good], wanted)
     if overflow is not None:
         failed[good[overflow.to_numpy()]] = OVERFLOW
@@ -120,7 +120,7 @@ def _select(frame: pl.DataFrame, wanted: Mapping[str, pl.Expr]) -> tuple[pl.Data
 
 
 def _find_bad(frame: pl.DataFrame, wanted: Mapping[str, pl.Expr], failed: npt.NDArray[np.uint8], start: int) -> None:
-    """Mark the rows that fail, by halving."""
+    """Mark the rows that fail, by bisection."""
     if _select(frame, wanted) is not None:
         return
     if frame.height == 1:

@@ -1,8 +1,8 @@
-"""Whether values are valid protobuf, asked of the reference parser for a whole batch in one call.
+"""Checks with the reference parser whether values are valid protobuf, a whole batch in one call.
 
-The columnar parser forgives what the reference parser refuses: groups that end as another group, packed
-fields cut off within a number. So that both paths refuse the same, a batch is parsed once more, as one
-message, and the result is thrown away.
+The columnar parser accepts some values that the reference parser rejects: groups that end as another group, packed
+fields truncated within a number. So that both paths reject the same records, a batch is parsed once more, as one
+message, and the result is discarded.
 """
 
 from typing import Any
@@ -22,8 +22,8 @@ class Structure:
 
     Args:
         file: A file with a message "Row": the type.
-        envelope: It is the envelope: a field that came with another wire type than the schema says is an error, as it
-            is to the codec, and not just one that is not known.
+        envelope: The type is the envelope. As in the codec, a field whose wire type differs from the schema is then an
+            error, not an unknown field.
     """
 
     def __init__(self, file: FileProto, *, envelope: bool = False) -> None:
@@ -32,7 +32,7 @@ class Structure:
 
     @classmethod
     def of_payload(cls, payload: MessageType, columns: frozenset[str] | None) -> "Structure":
-        """Check messages of a payload type, as far as `columns` need it."""
+        """Check messages of a payload type, as far as `columns` require."""
         file = new_file()
         add_message(file, "Row", payload.descriptor(), columns)
         return cls(file)
@@ -44,18 +44,18 @@ class Structure:
         row = add_message(file, "Row", pb.Envelope.DESCRIPTOR)
         if payload is not None:
             inner = add_message(file, "Payload", payload.descriptor(), columns)
-            # On the wire, bytes and a message are the same.
+            # On the wire, bytes and messages are encoded the same way.
             for field in row.field:
                 if field.name == "payload":
                     field.type, field.type_name = field.TYPE_MESSAGE, f".{file.package}.{inner.name}"
         return cls(file, envelope=True)
 
     def all_valid(self, values: pa.BinaryArray) -> bool:
-        """Whether every value parses, if each one is known to be whole.
+        """Whether every value parses, provided that each is complete.
 
-        Messages one behind the other parse as one message, and an error in one of them is an error of all.
-        Only a value that ends within a field or a group could be completed by the next one: such a one the
-        columnar parser must have refused before.
+        Concatenated messages parse as one message, and an error in one of them is an error of the whole.
+        Only a value that ends within a field or a group could be completed by the next value; the columnar
+        parser must have rejected such values before.
         """
         starts, lengths, _ = spans(values)
         if not len(values):
@@ -64,7 +64,7 @@ class Structure:
         return self._parses(data.to_pybytes())
 
     def valid(self, values: pa.BinaryArray) -> Mask:
-        """Return which values parse, tried one by one."""
+        """Return which values parse, checked one by one."""
         return np.fromiter((self._parses(value) for value in values.to_pylist()), np.bool_, len(values))
 
     def _parses(self, value: bytes) -> bool:
@@ -74,12 +74,12 @@ class Structure:
             return False
         if not self._envelope:
             return True
-        # Hops with fields that are not known at all are rare: 0.2 us a hop to see that there is none.
+        # Hops with unknown fields are rare; detecting that there are none costs 0.2 us per hop.
         odd = any(map(len, map(UnknownFieldSet, message.chain)))
         return not _misread(message, pb.Envelope) and not (odd and any(_misread(hop, pb.Hop) for hop in message.chain))
 
 
 def _misread(message: Message, kind: type[Message]) -> bool:
-    """Whether what the parser did not know has a field that `kind` does know."""
+    """Whether the fields unknown to the parser include a field of `kind`."""
     unknown, known = UnknownFieldSet(message), kind.DESCRIPTOR.fields_by_number
     return any(unknown[i].field_number in known for i in range(len(unknown)))

@@ -1,4 +1,4 @@
-"""Column names and polars expressions: the vectorised way to say what a step does."""
+"""Column names and polars expressions: the vectorised way to define a step."""
 
 import json
 import warnings
@@ -15,7 +15,7 @@ Expression: TypeAlias = str | pl.Expr
 
 CANNOT = "an expression cannot be evaluated for it"
 
-# What a name may stand for, so that polars can plan an expression whose columns have no types yet.
+# Types to try for columns, so that polars can plan an expression whose columns have no types yet.
 _TRIED: tuple[Any, ...] = (
     pl.Int64,
     pl.String,
@@ -29,7 +29,7 @@ _TRIED: tuple[Any, ...] = (
     pl.Array(pl.Int64, 2),
     pl.Struct({"a": pl.Int64}),
 )
-# Nodes of a serialized expression that look at other rows, for what polars plans for none of these types.
+# Nodes of a serialized expression that read other rows, for expressions that polars plans for none of these types.
 _SEVERAL_ROWS = frozenset(
     """Agg Over History Explode Filter Slice Sort SortBy Gather Rolling RollingExpr RollingExprBy RollingFunction
     RollingFunctionBy Len Shift Diff PctChange CumSum CumProd CumMin CumMax CumCount CumulativeEval Rank Reverse Unique
@@ -37,24 +37,24 @@ _SEVERAL_ROWS = frozenset(
     ArgUnique ArgSort ArgMin ArgMax ArgWhere Mode TopK TopKBy BottomK Entropy EwmMean EwmStd EwmVar Histogram Hist Rle
     RleId SetSortedFlag Random Sample Head Tail IndexOf""".split()  # noqa: SIM905 - a list of words
 )
-# Python code inside an expression: its serialized form is a pickle, so the definition hash would not be stable.
+# Python code in an expression: its serialized form is a pickle, so the definition hash would not be stable.
 _PYTHON = frozenset({"AnonymousFunction", "PythonFunction", "PythonUdf", "Python"})
-# Below these, names are columns and values of the user.
+# Below these nodes, names are the user's columns and values.
 _NAMES = frozenset(
     {"Column", "Literal", "ListExpr", "StringExpr", "StructExpr", "ArrayExpr", "TemporalExpr", "BinaryNamespace"}
 )
 
 
 def parsed(of: Expression) -> pl.Expr:
-    """Return the expression as polars has it, unchecked."""
+    """Return the polars expression, unchecked."""
     return pl.col(of) if isinstance(of, str) else of
 
 
 def expression(of: Expression) -> pl.Expr:
-    """Return the expression, refusing one whose result for a row is not that row's alone.
+    """Return the polars expression. The result for a row must depend on that row alone.
 
     Raises:
-        FlowError: It gives several columns, has Python code in it, or aggregates, sorts, shifts or
+        FlowError: It returns several columns, contains Python code, or aggregates, sorts, shifts or
             filters: its result would depend on where a batch ends.
     """
     found = parsed(of)
@@ -66,17 +66,17 @@ def expression(of: Expression) -> pl.Expr:
         if node in _PYTHON:
             raise FlowError(f"{found} contains Python code; pass a plain function of the element instead")
         if node in _SEVERAL_ROWS:
-            raise FlowError(f"{found} looks at several rows ({node}); a step sees one row at a time")
+            raise FlowError(f"{found} reads several rows ({node}); a step gets one row at a time")
     if _filters_commute(found) is False:
-        raise FlowError(f"{found} needs several rows; a step sees one row at a time")
+        raise FlowError(f"{found} needs several rows; a step gets one row at a time")
     return found
 
 
 def _filters_commute(found: pl.Expr) -> bool | None:
-    """Whether polars itself would compute the expression behind a filter of rows instead of before it.
+    """Whether polars would push a filter of rows below the expression.
 
-    It does so exactly when each row's result depends on that row alone, and it knows every one of its
-    functions. None when it plans the expression for no type of column.
+    It does so exactly if each row's result depends on that row alone, and it has this knowledge of each of its
+    functions. None if it cannot plan the expression for any type of column.
     """
     for dtype in _TRIED:
         rows = pl.LazyFrame(schema={**dict.fromkeys(found.meta.root_names(), dtype), "_keep": pl.Boolean})
@@ -128,10 +128,10 @@ def columns_of(expressions: Iterable[pl.Expr]) -> frozenset[str]:
 
 
 def key_bytes(value: Any) -> bytes | None:
-    """The canonical bytes of a stage key: text as UTF-8, integers in decimal, bytes as they are.
+    """The canonical bytes of a stage key: text as UTF-8, integers in decimal, bytes unchanged.
 
     Raises:
-        FlowError: The key is of another type, or text that UTF-8 cannot hold.
+        FlowError: The key is of another type, or text that UTF-8 cannot encode.
     """
     if value is None or isinstance(value, bytes):
         return value

@@ -1,7 +1,7 @@
-"""Canonical text of Python code: what of a fold or a key function goes into a stage's definition hash.
+"""Canonical text of Python code: the part of a stage's definition hash for a fold or a key function.
 
-Comments, docstrings and layout are left out; arguments and what a function closes over are not. What the
-code calls elsewhere is not followed.
+It contains arguments and closure variables, but no comments, docstrings or layout. Functions that the code
+calls elsewhere are not included.
 """
 
 import ast
@@ -48,7 +48,7 @@ def _slots(kind: type) -> tuple[str, ...]:
 
 
 def _value(of: Any, within: frozenset[int]) -> str:
-    """Text of an argument or of what a function closes over: the same in every process."""
+    """Text of an argument or a closure variable, the same in every process."""
     if isinstance(of, _SCALARS):
         return f"{type(of).__name__}:{of!r}" if type(of) not in _SCALARS else repr(of)
     if id(of) in within:
@@ -93,23 +93,23 @@ class _Cell(Protocol):
 def _cell(cell: _Cell) -> Any:
     try:
         return cell.cell_contents
-    except ValueError:  # a name that is not bound yet
+    except ValueError:  # a variable that is not bound yet
         return None
 
 
 def _source_of_function(of: FunctionType) -> str:
-    # Two pieces of code are equal that stand in the same line of two files.
+    # Code objects compare equal if they are the same code in the same line of different files.
     return _source_of_code(of.__code__.co_filename, of.__code__)
 
 
-@lru_cache(maxsize=1 << 10)  # the source is found by parsing its whole file
+@lru_cache(maxsize=1 << 10)  # finding the source parses the whole file
 def _source_of_code(_file: str, code: CodeType) -> str:
     node = _node_of(code)
     return _bytecode(code) if node is None else _unparsed(node)
 
 
 def _node_of(code: CodeType) -> ast.AST | None:
-    """The function or lambda in its source file. None where there is no source."""
+    """The function or lambda in its source file. None if there is no source."""
     try:
         lines, _ = inspect.findsource(code)
         tree = _alone(lambda: ast.parse("".join(lines)))
@@ -140,7 +140,7 @@ def _first_line(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 
 
 def _lambdas(tree: ast.AST) -> Iterator[ast.Lambda]:
-    """Inner lambdas before the ones around them."""
+    """All lambdas, inner ones first."""
     found = [node for node in ast.walk(tree) if isinstance(node, ast.Lambda)]
     return iter(
         sorted(found, key=lambda node: (node.end_lineno or 0, node.end_col_offset or 0, -node.lineno, -node.col_offset))
@@ -154,7 +154,7 @@ def _within(body: ast.expr, place: tuple[int | None, int | None, int | None, int
 
 
 def _class(kind: type) -> str:
-    """Hash of the code of a class and of the bases that were written for it."""
+    """Hash of the code of a class and of its user-written bases."""
     if kind not in _classes:
         _classes[kind] = _hash(_class_text(kind))
     return _classes[kind]
@@ -166,7 +166,7 @@ def _class_text(kind: type) -> str:
         if one.__module__ in _NOT_OURS:
             continue
         try:
-            # The source of a class is found by parsing its module.
+            # Finding the source of a class parses its module.
             source = textwrap.dedent(_alone(lambda one=one: inspect.getsource(one)))  # type: ignore[misc]
             texts.append(_unparsed(_alone(lambda source=source: ast.parse(source))))  # type: ignore[misc]
         except (OSError, TypeError, SyntaxError):
@@ -176,10 +176,10 @@ def _class_text(kind: type) -> str:
 
 
 def _alone(parse: Callable[[], T]) -> T:
-    """Parse, and again where another thread parsed at that moment, as one that formats a traceback does.
+    """Parse, and retry if another thread parsed at the same time, for example to format a traceback.
 
-    CPython 3.11 counts the depth of syntax trees for all threads together, and raises SystemError when it does not
-    come out even (CPython issue 106905).
+    CPython 3.11 has one counter for the depth of syntax trees in all threads, and raises SystemError if the counter
+    does not return to its start (CPython issue 106905).
     """
     for _ in range(_PARSES - 1):
         with suppress(SystemError):
@@ -189,7 +189,7 @@ def _alone(parse: Callable[[], T]) -> T:
 
 
 def _unparsed(tree: ast.AST) -> str:
-    """Source text without comments, docstrings and layout, nearly the same in every version of Python."""
+    """Source text without comments, docstrings and layout; it is nearly the same in every version of Python."""
     for node in ast.walk(tree):
         body = getattr(node, "body", None)
         if isinstance(body, list) and body and isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
@@ -204,7 +204,7 @@ def _unparsed(tree: ast.AST) -> str:
 
 
 def _bytecode(code: CodeType) -> str:
-    """For code that was typed into an interpreter: it changes with the version of Python as well."""
+    """Text of code that was typed into an interpreter; it also changes with the version of Python."""
     inner = [_bytecode(one) if isinstance(one, CodeType) else repr(one) for one in code.co_consts]
     return f"{code.co_code.hex()} {code.co_names} {inner}"
 

@@ -1,8 +1,8 @@
-"""Whole numbers in expressions: computed in 64 bits, and what leaves them is found, never wrapped.
+"""Integers in expressions: computed in 64 bits; overflow is detected and never wraps.
 
-Polars computes in the type of its operands and wraps around silently: a product of two 32-bit columns, a difference
-of unsigned ones. Here every integer operation of an expression is computed in a wider type and brought back to a
-signed 64-bit integer; a row whose result does not fit is marked.
+Polars computes in the type of its operands and wraps silently: a product of two 32-bit columns, a difference
+of unsigned columns. This module computes every integer operation of an expression in a wider type and converts the
+result to a signed 64-bit integer; a row whose result does not fit is marked.
 """
 
 import io
@@ -25,11 +25,11 @@ _LOW, _HIGH, _UNSIGNED = -(2**63), 2**63 - 1, 2**64 - 1
 _OPERATIONS = frozenset({"Plus", "Minus", "Multiply", "FloorDivide", "Modulus"})
 _FUNCTIONS = frozenset({"Abs", "Negate", "Pow", "SumHorizontal", "MeanHorizontal"})
 _OF_LISTS = frozenset({"Sum", "Diff"})
-# The result of one sum, difference or quotient of these fits into 64 bits.
+# The sum, difference or quotient of two values of these types fits into 64 bits.
 _NARROW = frozenset({pl.Int8, pl.Int16, pl.Int32, pl.UInt8, pl.UInt16, pl.UInt32, pl.Boolean, pl.Null})
 _WIDER = frozenset({pl.Int128, getattr(pl, "UInt128", pl.Int128)})
-_HEIGHT, _OVERFLOW = "\0height", "\0overflow"  # no names of columns of a message
-# Beyond this estimate a power may leave even 128 bits.
+_HEIGHT, _OVERFLOW = "\0height", "\0overflow"  # not valid as names of a message's columns
+# Above this estimate a power may exceed even 128 bits.
 _POWER = 2.0**64
 
 
@@ -37,8 +37,9 @@ class Exact(NamedTuple):
     """An expression whose integers do not wrap.
 
     Attributes:
-        value: The expression; its integer operations give Int64, null in rows where one leaves it.
-        overflow: Boolean, never null: whether one did, in what the row's result depends on. None: it cannot be.
+        value: The expression; its integer operations return Int64, or null in rows where one overflows.
+        overflow: Boolean, never null: whether an operation overflowed that the row's result depends on. None if no
+            overflow is possible.
     """
 
     value: pl.Expr
@@ -48,10 +49,10 @@ class Exact(NamedTuple):
 def exact(of: pl.Expr, dtypes: Mapping[str, pl.DataType]) -> Exact:
     """Return the expression over columns of these types, computed in 64 bits.
 
-    Explicit casts stay polars'. `when(...).then(...).otherwise(...)` overflows where the chosen branch does.
+    Explicit casts are left to polars. `when(...).then(...).otherwise(...)` overflows if the chosen branch does.
 
     Raises:
-        FlowError: It computes with integers inside lists or structs, where a row's overflow cannot be found.
+        FlowError: It computes with integers inside lists or structs, where overflow cannot be detected.
     """
     if of.meta.is_column():
         return Exact(of)
@@ -63,18 +64,19 @@ def select_exact(frame: pl.DataFrame, wanted: Mapping[str, pl.Expr]) -> tuple[pl
     """Evaluate expressions for every row, in 64 bits.
 
     Returns:
-        One column per name of `wanted`, and Boolean: the rows in which an integer overflowed; None when there is none.
+        One column per name of `wanted`, and a Boolean column of the rows in which an integer overflowed; None if there
+        are none.
 
     Raises:
-        Exception: Whatever polars raises when it cannot evaluate one of them for a row, and `FlowError`.
+        Exception: Any error of polars if it cannot evaluate an expression for a row, and `FlowError`.
     """
     found = {name: exact(one, frame.schema) for name, one in wanted.items()}
     overflow = _either(*(one.overflow for one in found.values()))
-    # The extra column keeps the height where every expression is a literal.
+    # The extra column keeps the height if every expression is a literal.
     selection = [pl.int_range(pl.len()).alias(_HEIGHT), *(one.value.alias(name) for name, one in found.items())]
     if overflow is None:
         return frame.select(selection).drop(_HEIGHT), None
-    # Lazily: polars then computes once what a value and its overflow have in common.
+    # Lazily, so that polars computes common parts of a value and its overflow once.
     values = frame.lazy().select(*selection, overflow.alias(_OVERFLOW)).collect()
     mask = values.get_column(_OVERFLOW)
     return values.drop(_HEIGHT, _OVERFLOW), mask if mask.any() else None
@@ -99,7 +101,7 @@ class _Rewritten(NamedTuple):
 
 
 class _Rewriting:
-    """One expression, from its leaves up."""
+    """Rewrites one expression, from its leaves up."""
 
     def __init__(self, dtypes: Mapping[str, pl.DataType]) -> None:
         self._nothing = pl.DataFrame(schema=dtypes)
@@ -187,7 +189,7 @@ class _Rewriting:
         predicate, truthy, falsy = (self.of(body[name]) for name in ("predicate", "truthy", "falsy"))
         branches = truthy.tree, falsy.tree
         if all(_literal(one) is not None or self._dtype(one).is_integer() for one in branches):
-            # Polars gives a choice between literals another type in an empty frame, and wraps it when it is cast.
+            # In an empty frame, polars infers another type for a choice between literals, and wraps when it casts it.
             branches = _typed(branches[0]), _typed(branches[1])
         tree = {"Ternary": {"predicate": predicate.tree, "truthy": branches[0], "falsy": branches[1]}}
         if truthy.overflow is None and falsy.overflow is None:
@@ -201,7 +203,7 @@ class _Rewriting:
         return _Rewritten(tree, _either(predicate.overflow, chosen))
 
     def _whole(self, *dtypes: pl.DataType) -> bool:
-        """Whether all operands are whole numbers."""
+        """Whether all operands are integers."""
         if any(dtype.is_nested() and _has_integers(dtype) for dtype in dtypes):
             raise _inside()
         whole = all(dtype.is_integer() or dtype in (pl.Boolean, pl.Null) for dtype in dtypes)
@@ -222,7 +224,7 @@ def _narrow(dtypes: Iterable[pl.DataType]) -> bool:
 
 
 def _operands(trees: Iterable[Tree], dtypes: Iterable[pl.DataType], *, narrow: bool) -> list[_Operand]:
-    """Operands in a type in which the operation does not wrap."""
+    """Operands, cast to a type in which the operation does not wrap."""
     found = []
     for tree, dtype in zip(trees, dtypes, strict=True):
         value = _expression(tree)
@@ -236,7 +238,7 @@ def _operands(trees: Iterable[Tree], dtypes: Iterable[pl.DataType], *, narrow: b
 
 
 def _narrowed(tree: Tree, overflow: pl.Expr | None, *, safe: bool) -> _Rewritten:
-    """Bring the result of an operation back to Int64."""
+    """Convert the result of an operation to Int64."""
     if safe:
         return _Rewritten(tree, overflow)
     wide = _expression(tree)
@@ -245,7 +247,7 @@ def _narrowed(tree: Tree, overflow: pl.Expr | None, *, safe: bool) -> _Rewritten
 
 
 def _computes(tree: Tree) -> bool:
-    """Whether there is an operation in it that may wrap."""
+    """Whether it contains an operation that may wrap."""
     if isinstance(tree, dict):
         for name, below in tree.items():
             if name == "op" and below in _OPERATIONS:
@@ -259,14 +261,14 @@ def _computes(tree: Tree) -> bool:
 
 
 def _chooses(tree: Tree) -> bool:
-    """Whether there is a choice between values in it."""
+    """Whether it contains a choice between values."""
     if isinstance(tree, dict):
         return "Ternary" in tree or any(_chooses(below) for name, below in tree.items() if name != "Literal")
     return isinstance(tree, list) and any(map(_chooses, tree))
 
 
 def _literal(tree: Tree) -> int | None:
-    """An integer that was written without a type."""
+    """The value of an integer literal without a type."""
     match tree:
         case {"Literal": {"Dyn": {"Int": int(number)}}}:
             return number
@@ -288,7 +290,7 @@ def _may_wrap(function: Tree) -> bool:
 
 
 def _named(function: Tree) -> tuple[str, Tree]:
-    """Name of a function, and what it is given besides its inputs."""
+    """Name of a function, and its options."""
     if isinstance(function, dict) and len(function) == 1:
         return next(iter(function.items()))
     return str(function), None
@@ -311,9 +313,9 @@ def _expression(tree: Tree) -> pl.Expr:
     try:
         return pl.Expr.deserialize(io.StringIO(json.dumps(tree)), format="json")
     except pl.exceptions.ComputeError as error:
-        # JSON has neither.
+        # JSON supports neither.
         raise FlowError(
-            "an expression computes with integers and has NaN or infinity written in it; use is_nan() or is_infinite()"
+            "an expression computes with integers and contains NaN or infinity; use is_nan() or is_infinite()"
         ) from error
 
 

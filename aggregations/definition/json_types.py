@@ -1,4 +1,4 @@
-"""Types of JSON columns: what a person may declare, how msgspec reads it, and how it looks as plain Python."""
+"""Types of JSON columns: their declarations, how msgspec reads them, and their plain Python values."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -9,17 +9,17 @@ import msgspec
 import polars as pl
 
 Plain: TypeAlias = Callable[[Any], Any]
-"""Makes lists and dictionaries of what msgspec read."""
+"""Converts a value that msgspec has read to lists and dictionaries."""
 
 MAX_DEPTH: Final = 500
 """Deepest nesting of a document, undeclared fields included.
 
-msgspec reads as deep as the interpreter's stack has room, which differs from caller to caller: half of the usual
-1,000 is there for all of them.
+The depth that msgspec can read depends on the free stack of the interpreter, which differs between callers. Half of
+the usual 1,000 is available to all of them.
 """
 
 SHALLOW_BYTES: Final = 2 * MAX_DEPTH
-"""A document of no more bytes than this cannot be too deep: each level takes two."""
+"""A document of at most this many bytes cannot be too deep, since each level takes two."""
 
 _BITS: dict[type[pl.DataType], int] = {
     pl.Int8: 8,
@@ -36,14 +36,14 @@ _TOKENS = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{}]', re.DOTALL)
 
 
 def json_type(name: str, declared: Any) -> pl.DataType:
-    """Return the polars type of what a person declares.
+    """Return the polars type of a declaration.
 
     Args:
-        name: Where it is declared, such as `lines[].article`, for the error.
+        name: Place of the declaration, such as `lines[].article`, for the error.
         declared: A polars type, a Python type, `[item]` for a list or `{"field": type}` for an object.
 
     Raises:
-        TypeError: It, or a type within it, cannot be read from JSON.
+        TypeError: The type, or a type within it, cannot be read from JSON.
     """
     if isinstance(declared, list) and len(declared) == 1:
         return pl.List(json_type(f"{name}[]", declared[0]))
@@ -62,13 +62,13 @@ def json_type(name: str, declared: Any) -> pl.DataType:
         case pl.DataType() if type(dtype) in _BITS or type(dtype) in _SCALARS:
             return dtype
     raise TypeError(
-        f"column {name!r}: {declared!r} cannot be read from JSON; use an integer, Float64, String, Boolean, a list of one "
-        "of them ([str]) or an object ({'field': str})"
+        f"column {name!r}: {declared!r} cannot be read from JSON; use an integer, Float64, String, Boolean, a list of these "
+        "([str]) or an object ({'field': str})"
     )
 
 
 def struct_of(fields: Sequence[tuple[str, pl.DataType]]) -> type[msgspec.Struct]:
-    """A type that msgspec reads an object into: one attribute a field, `f0` and so on, None where it is missing."""
+    """The type into which msgspec reads an object: one attribute per field, `f0` and so on, None if it is missing."""
     return msgspec.defstruct(
         "Columns",
         [(f"f{i}", _annotation(kind) | None, None) for i, (_, kind) in enumerate(fields)],
@@ -78,7 +78,7 @@ def struct_of(fields: Sequence[tuple[str, pl.DataType]]) -> type[msgspec.Struct]
 
 
 def plain(kind: pl.DataType) -> Plain | None:
-    """Return what makes plain lists and dictionaries of a value of this type; None where it is plain already."""
+    """Return the conversion of values of this type to plain lists and dictionaries; None if they are already plain."""
     if isinstance(kind, pl.List | pl.Array):
         inner = plain(_dtype(kind.inner))
         return None if inner is None else lambda items: None if items is None else [inner(one) for one in items]
@@ -99,7 +99,7 @@ def plain(kind: pl.DataType) -> Plain | None:
 
 
 def is_too_deep(document: bytes) -> bool:
-    """Whether a document nests deeper than `MAX_DEPTH`, brackets within text left out."""
+    """Whether a document nests deeper than `MAX_DEPTH`, not counting brackets within text."""
     if len(document) <= SHALLOW_BYTES or document.count(b"[") + document.count(b"{") <= MAX_DEPTH:
         return False
     depth = 0
@@ -133,6 +133,6 @@ def _list_of(kind: pl.DataType) -> Any:
 
 
 def _dtype(of: Any) -> pl.DataType:
-    """A type within a type that `json_type` returned."""
+    """A type nested in a type that `json_type` returned."""
     assert isinstance(of, pl.DataType)
     return of

@@ -1,7 +1,7 @@
-"""A protobuf message class as columns: which fields can be columns, and a descriptor of just those.
+"""A protobuf message class as columns: the fields that can be columns, and a descriptor with only those.
 
-The trimmed message keeps names and wire format of the original and leaves out what no column needs, so
-that neither reader spends time on it.
+The trimmed message has the names and wire format of the original, without the fields that no column needs, so
+that neither reader spends time on them.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,7 +14,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
-# The stubs know two kinds of descriptors, of which one is used at run time.
+# The stubs have two kinds of descriptors; only one is used at run time.
 Descriptor: TypeAlias = Any
 Field: TypeAlias = Any
 FileProto: TypeAlias = descriptor_pb2.FileDescriptorProto
@@ -44,11 +44,11 @@ _PACKAGE = "headwater.columns"
 
 @dataclass(frozen=True, slots=True)
 class MessageType:
-    """A protobuf message type by value: equal by content and picklable, whatever module its class came from.
+    """A protobuf message type by value: compared by content and picklable, independent of the module of its class.
 
     Attributes:
         full_name: Full name of the message.
-        files: Serialized file descriptors, each behind the ones it imports.
+        files: Serialized file descriptors, each after the files that it imports.
     """
 
     full_name: str
@@ -67,21 +67,21 @@ class MessageType:
     def schema(self) -> dict[str, pl.DataType]:
         """Column name to polars type.
 
-        An enum is its number, a message a struct, a repeated field a list. A field with presence is null when
-        it is not set, any other has its default. Each member of a oneof is a column of its own.
+        An enum is its number, a message a struct, a repeated field a list. An unset field is null if the field has
+        presence; otherwise it has its default. Each member of a oneof is a column of its own.
 
-        Not supported, and therefore no columns: maps, groups, messages that contain themselves.
+        Not supported, and therefore not columns: maps, groups, messages that contain themselves.
         """
         return {field.name: kind for field, kind in _columns(self.descriptor(), ())}
 
 
 @lru_cache(maxsize=256)
 def trimmed(of: MessageType, columns: frozenset[str] | None = None) -> type[Message]:
-    """Return a message class with just the fields of `columns`, of all of them for None.
+    """Return a message class with only the fields of `columns`; all fields for None.
 
     "chain.topic" keeps that one field of the messages in `chain`; "chain" keeps them whole. An enum becomes an
-    int32 and `required` becomes `optional`, which the wire does not tell apart. Text that is not UTF-8 is
-    refused in every syntax.
+    int32 and `required` becomes `optional`; the wire format is the same. Text that is not UTF-8 is
+    rejected in every syntax.
     """
     file = new_file()
     add_message(file, "Columns", of.descriptor(), columns)
@@ -115,7 +115,7 @@ def reader(of: Descriptor) -> Callable[[Message], dict[str, object]]:
 
 
 def new_file() -> FileProto:
-    """Return an empty file for message types of our own."""
+    """Return an empty file for generated message types."""
     return FileProto(name="headwater/columns.proto", package=_PACKAGE, syntax="proto3")
 
 
@@ -133,7 +133,7 @@ def add_message(
     columns: frozenset[str] | None = None,
     within: tuple[str, ...] = (),
 ) -> MessageProto:
-    """Add to `file` a message `name` with those fields of `of` that can be columns and are in `columns`."""
+    """Add to `file` a message `name` with the fields of `of` that can be columns and are in `columns`."""
     message = file.message_type.add(name=name)
     for field, _ in _columns(of, within):
         inner_columns = _below(columns, field.name)
@@ -155,7 +155,7 @@ def add_message(
 
 
 def _below(columns: frozenset[str] | None, field: str) -> frozenset[str] | None:
-    """The columns within `field`: None for all of it, none at all when it is not wanted."""
+    """The columns within `field`: None for all of it, an empty set if it is not wanted."""
     if columns is None or field in columns:
         return None
     return frozenset(column.removeprefix(f"{field}.") for column in columns if column.startswith(f"{field}."))

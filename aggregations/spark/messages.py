@@ -1,4 +1,4 @@
-"""The per-message path: the same pure code as the in-memory runner, in Spark's tasks."""
+"""The per-message path: runs the pure code of the in-memory runner in Spark's tasks."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -18,7 +18,7 @@ from persistence.protocol import Write
 
 
 class MessagePath:
-    """Works on lists of `Arrival`."""
+    """Processes lists of `Arrival`."""
 
     def read(self, work: Work, batches: Iterable[pa.RecordBatch]) -> list[Arrival]:
         loop = _loop(work)
@@ -55,7 +55,7 @@ class MessagePath:
 
 
 class _Failures(Failures):
-    """Items of one record may be in several tasks."""
+    """Failures of records whose items may be in several tasks."""
 
     def __init__(self, work: Work) -> None:
         self._work = work
@@ -90,7 +90,7 @@ def records_of(batches: Iterable[pa.RecordBatch], topic_ids: dict[str, str]) -> 
     """Rows of Spark's Kafka source as records.
 
     Args:
-        batches: Columns key, value, topic, partition, offset, timestamp (microseconds) and maybe headers.
+        batches: Columns key, value, topic, partition, offset, timestamp (microseconds) and optionally headers.
         topic_ids: Current topic id by topic.
     """
     for batch in batches:

@@ -1,4 +1,4 @@
-"""What happened, found out without the engine: the topics read record by record, the states compared with the truth."""
+"""Checks the results without the engine: reads the topics record by record and compares the states with the truth."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ from persistence.kafka import BrokerUnavailable, KafkaSettings, Topics, assign
 Coordinates: TypeAlias = tuple[str, int, int]
 """Topic, partition, offset."""
 Dead: TypeAlias = dict[Coordinates, tuple[str, bytes | None]]
-"""Dead letters: where the record was, the reason code, its value."""
+"""Dead letters: the record's coordinates, its reason code, its value."""
 OnProgress: TypeAlias = Callable[[int], None]
 
 _SCHEMA: Final = {
@@ -39,12 +39,12 @@ _SLICE_SECONDS: Final = 0.2  # a call waits this long for the last records of a 
 
 @dataclass(slots=True)
 class Scan:
-    """Everything in a topic of the demo.
+    """The content of a topic of the demo.
 
     Attributes:
         records: Number of records.
-        legs: One row per readable leg; empty for another topic.
-        unusable: What must be in the dead-letter topic.
+        legs: One row per readable leg; empty for other topics.
+        unusable: The records that must be in the dead-letter topic.
     """
 
     records: int = 0
@@ -53,17 +53,17 @@ class Scan:
 
     @property
     def resent(self) -> int:
-        """Messages that say of themselves that they are a copy: same root, same place among its outputs."""
+        """Number of messages that are copies: same root, and same position among its outputs."""
         return self.legs.height - self.legs.select("root_partition", "root_offset", "index").n_unique()
 
 
 def read(
     kafka: KafkaSettings, topic: str, progress: OnProgress = lambda done: None
 ) -> Iterator[tuple[int, int, Received]]:
-    """Yield partition, offset and record of everything that a topic has now, each partition in order.
+    """Yield partition, offset and record of everything that a topic contains now, each partition in order.
 
     Raises:
-        BrokerUnavailable: The broker stopped answering on the way.
+        BrokerUnavailable: The broker stopped answering.
     """
     ends = {partition: marks.high for (_, partition), marks in Topics(kafka).marks([topic]).items() if marks.high}
     consumer = Consumer(
@@ -77,7 +77,7 @@ def read(
             waited = 0.0 if found else waited + _SLICE_SECONDS
             if waited > _FETCH_SECONDS:
                 raise BrokerUnavailable(
-                    f"reading {topic}: no record arrived for {_FETCH_SECONDS:g} s", "Look at its log"
+                    f"reading {topic}: no record arrived for {_FETCH_SECONDS:g} s", "Check the broker's log"
                 )
             for record in found:
                 partition, offset = record.partition(), record.offset()
@@ -95,14 +95,14 @@ def read(
 def scan(
     kafka: KafkaSettings, topic: str, nonsense: Mapping[bytes | None, Reason], progress: OnProgress, *, legs: bool
 ) -> Scan:
-    """Read a topic as anybody could who knows the schemas.
+    """Read a topic with nothing but the schemas.
 
     Args:
-        kafka: Where it is.
+        kafka: Address of the broker.
         topic: The topic.
-        nonsense: Reason by value of what was put there to be refused.
-        progress: Told how many records were read.
-        legs: Its other records are legs in envelopes.
+        nonsense: Reason code by value, for the malformed records in the topic.
+        progress: Called with the number of records read.
+        legs: The other records are legs in envelopes.
     """
     result = Scan()
     rows: list[tuple[Any, ...]] = []
@@ -135,7 +135,7 @@ def _fields(leg: Leg) -> tuple[Any, ...]:
 
 
 def dead_letters(kafka: KafkaSettings, topic: str) -> Dead:
-    """Read the dead-letter topic; a record that was sent there twice, as a crash may cause, counts once."""
+    """Read the dead-letter topic. A record that a crash caused to be sent twice counts once."""
     found: Dead = {}
     for _, _, record in read(kafka, topic):
         letter = DeadLetterHeaders.read(cast(Headers, record.headers() or ()))
@@ -146,7 +146,7 @@ def dead_letters(kafka: KafkaSettings, topic: str) -> Dead:
 
 
 def naive(legs: pl.DataFrame) -> dict[str, dict[str, Any]]:
-    """What a consumer that adds up every message it is given has for each carrier."""
+    """The totals per carrier of a consumer that adds up every message it receives."""
     departed, cancelled = pl.col("event") == Leg.EVENT_DEPARTED, pl.col("event") == Leg.EVENT_CANCELLED
     found = (
         legs.filter(pl.col("tail").is_not_null())
@@ -176,7 +176,7 @@ def differences(truth: Mapping[str, Mapping[str, Any]], found: Mapping[str, Any]
 
 
 def unaccounted(due: Mapping[Coordinates, tuple[str, bytes | None]], found: Dead) -> list[str]:
-    """Compare the dead letters that must be there with those that are: place, reason and bytes."""
+    """Compare the expected dead letters with those found: coordinates, reason and bytes."""
     lines = []
     for place in sorted({**due, **found}):
         want, have = due.get(place), found.get(place)

@@ -1,4 +1,4 @@
-"""The demo's processes: the command line, started anew, and killed where it is told to be."""
+"""The demo's processes: they run the command line, and are killed at fault points."""
 
 import contextlib
 import json
@@ -18,23 +18,23 @@ _GRACE_SECONDS: Final = 20.0
 
 
 class DemoError(RuntimeError):
-    """A part of the demo did not do what it was started for; the text says where to look."""
+    """A part of the demo failed; the text names the log to check."""
 
 
 def run(
     name: str, arguments: Sequence[str], home: Path, *, fault: str = "", on_line: Callable[[dict[str, Any]], None]
 ) -> None:
-    """Run `headwater ARGUMENTS` as a process of its own until it ends.
+    """Run `headwater ARGUMENTS` in a separate process until it ends.
 
     Args:
-        name: What it is called in messages and in the name of its log.
-        arguments: Command and options; what it writes to standard output is JSON lines.
-        home: Its directory; its log goes there.
-        fault: Where it must kill itself (`HEADWATER_FAULT`); empty when it must not.
+        name: Its name in messages and in the name of its log.
+        arguments: Command and options; its standard output must be JSON lines.
+        home: Directory for its log.
+        fault: Fault point at which it must kill itself (`HEADWATER_FAULT`); empty for none.
         on_line: Called with each line.
 
     Raises:
-        DemoError: It ended otherwise than it should: it failed, or it was not killed.
+        DemoError: It failed, or was not killed at the fault point.
     """
     scratch = home / "tmp"
     scratch.mkdir(exist_ok=True)
@@ -53,7 +53,7 @@ def run(
     try:
         assert child.stdout is not None
         for line in child.stdout:
-            # The last line of a killed process may be torn.
+            # The last line of a killed process may be incomplete.
             with contextlib.suppress(json.JSONDecodeError):
                 on_line(json.loads(line))
         os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
@@ -66,16 +66,16 @@ def run(
 
 
 def _environment(fault: str) -> dict[str, str]:
-    """The environment without settings of another Kafka, and with our packages in reach."""
+    """The environment without settings for another Kafka, and with headwater on the import path."""
     ours = {name: value for name, value in os.environ.items() if not name.startswith(ENV_PREFIX) and name != SPEC}
     found = [str(Path(jobs.__file__).parents[1]), *filter(None, [ours.get("PYTHONPATH")])]
     return {**ours, "PYTHONPATH": os.pathsep.join(found), **({SPEC: fault} if fault else {})}
 
 
 def _end(child: "subprocess.Popen[str]") -> int:
-    """End the process, if it runs, and what it started; return its exit code.
+    """End the process, if it is running, and its children; return its exit code.
 
-    Its process group is its own for as long as it is not reaped, so nobody else's process can be hit.
+    Until the process is reaped, its process group id cannot be reused, so no other process can be hit.
     """
     if os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:
         child.terminate()
@@ -88,4 +88,4 @@ def _end(child: "subprocess.Popen[str]") -> int:
 
 def _last_line(log: Path) -> str:
     lines = log.read_text(errors="replace").strip().splitlines()
-    return lines[-1] if lines else "it said nothing"
+    return lines[-1] if lines else "no output"

@@ -1,4 +1,4 @@
-"""The flights of 2013, as messages, and what every aircraft and every carrier must come to."""
+"""The flights of 2013 as messages, and the expected totals of every aircraft and carrier."""
 
 from importlib.resources import files
 from typing import Any, Final
@@ -9,7 +9,7 @@ from persistence.kafka import Message
 
 ALL: Final = 336_776
 FIELDS: Final = ("legs", "air_minutes", "dep_delay", "arr_delay", "worst_delay", "cancelled")
-"""What is added up, per aircraft and per carrier."""
+"""The totals per aircraft and per carrier."""
 _COLUMNS: Final = [
     "time_hour", "carrier", "flight", "tailnum", "origin", "dest",
     "dep_time", "dep_delay", "arr_time", "arr_delay", "air_time",
@@ -23,7 +23,7 @@ def load(count: int) -> pl.DataFrame:
 
 
 def messages(flights: pl.DataFrame) -> list[Message]:
-    """Return each flight as a JSON object under its tail number; the key is null where there is none."""
+    """Return each flight as a JSON object with its tail number as the key; the key is null if it has none."""
     values = flights.select(value=pl.struct(pl.all()).struct.json_encode())["value"]
     return [
         {"value": value.encode(), "key": None if tail is None else tail.encode()}
@@ -32,12 +32,12 @@ def messages(flights: pl.DataFrame) -> list[Message]:
 
 
 def expected(flights: pl.DataFrame, by: str) -> dict[str, dict[str, Any]]:
-    """Return the truth: straight from the table, without a stream.
+    """Return the expected totals, computed from the table without a stream.
 
-    A flight without a tail number is nobody's and counts nowhere.
+    A flight without a tail number counts nowhere.
 
     Args:
-        flights: What was produced.
+        flights: The produced flights.
         by: `tailnum` or `carrier`.
 
     Returns:

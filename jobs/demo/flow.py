@@ -1,7 +1,7 @@
-"""What the demo runs: the republisher's transform and the flow.
+"""The republisher's transform and the flow of the demo.
 
-`headwater republish jobs.demo.flow:legs --from flights.raw --to flights.legs ...` and
-`headwater run jobs.demo.flow:flow ...` are what `headwater demo` starts as processes of their own.
+`headwater demo` starts `headwater republish jobs.demo.flow:legs --from flights.raw --to flights.legs ...` and
+`headwater run jobs.demo.flow:flow ...` as separate processes.
 """
 
 from collections.abc import Iterator
@@ -23,20 +23,20 @@ RAW: Final = "flights.raw"
 LEGS: Final = "flights.legs"
 DEAD: Final = "flights.dead"
 VIA: Final = "timetable"
-"""Name of the republisher, part of every message's path."""
+"""Name of the republisher, which is part of every message's chain."""
 
 _TYPE: Final = Leg.DESCRIPTOR.full_name
 
 
 def legs(record: InputRecord) -> Iterator[OutputRecord]:
-    """What happened to one flight: it was cancelled, or it departed and, unless it was lost on the way, arrived."""
+    """The legs of one flight: a cancellation, or a departure and, if the flight has an arrival time, an arrival."""
     flight = record.data
     if flight["dep_time"] is None:
         yield _output(flight, event=Leg.EVENT_CANCELLED)
         return
     yield _output(flight, event=Leg.EVENT_DEPARTED, dep_delay=flight["dep_delay"])
     if flight["arr_time"] is not None:
-        # A diverted flight arrives without a delay and without a time in the air.
+        # The arrival of a diverted flight has no delay and no time in the air.
         yield _output(flight, event=Leg.EVENT_ARRIVED, arr_delay=flight["arr_delay"], air_minutes=flight["air_time"])
 
 

@@ -1,4 +1,4 @@
-"""Where a run of the demo keeps its things."""
+"""Directory, stores and generation of a run of the demo."""
 
 import shutil
 import sys
@@ -17,12 +17,12 @@ from persistence.registry import open_store
 
 @contextmanager
 def directory(*, keep: bool) -> Iterator[Path]:
-    """A fresh directory; deleted at the end, unless it shall be kept or holds the logs of what went wrong."""
+    """A new directory. It is deleted at the end, unless `keep` is set or it contains the logs of an error."""
     home = Path(tempfile.mkdtemp(prefix="headwater-demo-"))
     try:
         yield home
     finally:
-        # What is on its way out is an error that the logs in it explain, or the person who stopped it.
+        # An `Exception` is an error that the logs explain; other exceptions come from the user who stopped the demo.
         if keep or (isinstance(sys.exception(), Exception) and any(home.iterdir())):
             say(f"logs and states: {home}")
         else:
@@ -34,10 +34,10 @@ KINDS: Final = {"redis": ("redis", "redis"), "cassandra": ("cassandra", "cassand
 
 
 def prepared(store: str | None, home: Path) -> tuple[str, int]:
-    """Return what to keep the states in, a URL or a key of `KINDS`, and a generation in which it has none yet.
+    """Return the store of the states, a URL or a key of `KINDS`, and a generation that is new to it.
 
     Raises:
-        UsageError: The store lives in the memory of one process.
+        UsageError: The store is in the memory of one process.
         StoreError: It cannot be opened.
     """
     if store is None:
@@ -46,7 +46,7 @@ def prepared(store: str | None, home: Path) -> tuple[str, int]:
         return store, 1
     with closing(open_store(store)) as opened:
         if not opened.capabilities.shared:
-            raise UsageError("--store: the demo's processes are several, the store must be one that they can share")
+            raise UsageError("--store: the demo runs several processes and needs a store that they can share")
     return store, int(time.time())
 
 
@@ -55,7 +55,7 @@ def bound(store: str, servers: StackState) -> dict[str, str]:
 
     Args:
         store: A URL, or a key of `KINDS`.
-        servers: What runs.
+        servers: The running servers.
     """
     urls = [_started(kind, servers) for kind in KINDS[store]] if store in KINDS else [store, store]
     return dict(zip(("aircraft", "carrier"), urls, strict=True))

@@ -1,4 +1,4 @@
-"""Records that nobody can use, put among the good ones to see that each ends where it should, and why."""
+"""Malformed records among the good ones. Each must become a dead letter with the right reason code."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -13,9 +13,9 @@ class Nonsense:
     """A record that must end in the dead-letter topic.
 
     Attributes:
-        topic: Where it is produced to.
+        topic: Topic that it is produced to.
         value: Its value.
-        reason: Reason code that it must be filed under.
+        reason: Expected reason code.
         key: Its key.
     """
 
@@ -26,7 +26,7 @@ class Nonsense:
 
 
 def in_raw() -> list[Nonsense]:
-    """Records that the republisher cannot use."""
+    """Records that the republisher must reject."""
     return [
         Nonsense(RAW, None, Reason.EMPTY),
         Nonsense(RAW, b"", Reason.EMPTY),
@@ -44,7 +44,7 @@ def in_raw() -> list[Nonsense]:
 
 
 def in_legs() -> list[Nonsense]:
-    """Records that the flow cannot use."""
+    """Records that the flow must reject."""
     good = encode(_envelope())
     return [
         Nonsense(LEGS, None, Reason.EMPTY),
@@ -83,7 +83,7 @@ def _envelope(
 ) -> Envelope:
     return Envelope(
         payload=payload or leg.SerializeToString(),
-        # Not of flights.raw: a root beyond its end is refused before anything else is looked at.
+        # Not of flights.raw: a root beyond its end is rejected before any other check.
         chain=chain or (_hop("nonsense.raw"),),
         payload_type=payload_type,
         destination=destination,
@@ -91,5 +91,5 @@ def _envelope(
 
 
 def _hop(topic: str) -> Hop:
-    # An offset that no run of the demo reaches: what the root of real messages is, stays theirs.
+    # An offset that no run of the demo reaches, so that it is not the root of a real message.
     return Hop(topic, 0, 1 << 40, via="nonsense", index=0)

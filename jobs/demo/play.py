@@ -1,4 +1,4 @@
-"""The play: produce, republish with a crash, aggregate with two, and look at what came of it."""
+"""Runs the demo: produces, republishes with one crash, aggregates with two, and checks the results."""
 
 import random
 import time
@@ -26,28 +26,28 @@ _REPUBLISH_BATCHES: Final = 12
 _JOB_BATCHES: Final = 8
 
 REPUBLISHER_CRASH: Final = "republish:commit.before"
-"""Everything of a batch is produced and acknowledged, nothing of it is committed: all of it is sent again."""
+"""The outputs of a batch are acknowledged, its offsets are not committed: the whole batch is sent again."""
 JOB_CRASHES: Final = ("persist:aircraft.before@3", "manifest.before@2")
-"""The carriers' states are written and the aircraft's are not; all states are written and the manifest is not."""
+"""First: the carriers' states are written, the aircraft's are not. Second: all states are written, the manifest is not."""
 
 
 @dataclass(slots=True)
 class Result:
-    """What came of it.
+    """Results of the demo.
 
     Attributes:
         flights: Flights produced.
-        nonsense: Unusable records put among them and among the legs.
+        nonsense: Malformed records produced among flights and legs.
         messages: Records in the topic that the job read.
-        resent: Copies among them.
-        crashes: Where a process killed itself.
+        resent: Number of copies in that topic.
+        crashes: Fault points at which a process killed itself.
         records: Records in the batches that the job committed.
         verdicts: Count per stage and verdict, over all of those.
-        dead_letters: Count per reason code of what is in the dead-letter topic.
+        dead_letters: Count per reason code in the dead-letter topic.
         keys: Number of states per stage.
-        mismatches: One line for each key and dead letter that is not as it should be.
+        mismatches: One line for each key or dead letter that is wrong.
         carriers: States of the carriers.
-        naive: What a consumer that adds up everything would have had.
+        naive: Totals of a consumer that adds up every message.
         generation: Generation of the states.
         phases: Seconds per phase.
     """
@@ -69,7 +69,7 @@ class Result:
 
     @property
     def exact(self) -> bool:
-        """Whether every aircraft, every carrier and every dead letter is as it should be."""
+        """Whether every aircraft, every carrier and every dead letter is correct."""
         return not self.mismatches
 
     @property
@@ -83,15 +83,15 @@ def play(count: int, store: str, home: Path, *, generation: int = 1) -> Result:
 
     Args:
         count: Flights, at most `flights.ALL`.
-        store: URL of the store, or `redis`, `cassandra` or `mixed` (aircraft in Redis, carriers in Cassandra) for
-            servers that are started for it.
+        store: URL of the store; or `redis`, `cassandra` or `mixed` (aircraft in Redis, carriers in Cassandra) to start
+            servers for it.
         home: An empty directory for servers, logs and Spark's own files.
         generation: Generation of the states, new to the store.
 
     Raises:
-        DemoError: A process did not do what it was started for.
+        DemoError: A process failed, or was not killed at its fault point.
         StackError: The broker did not start.
-        JarsUnavailable: Jars could not be fetched.
+        JarsUnavailable: Jars could not be downloaded.
     """
     result = Result(count, generation=generation)
     table = flights.load(count)
@@ -142,20 +142,20 @@ def _republish(kafka: KafkaSettings, home: Path, result: Result) -> None:
         *("--dead-letters", DEAD, "--batch", str(max(total // _REPUBLISH_BATCHES, 1)), "--until-caught-up"),
         *("--bootstrap", kafka.bootstrap, "--json"),
     ]
-    # A republisher reads at least a thousand records between two commits: of few flights it takes few batches.
+    # A republisher reads at least a thousand records between two commits, so few flights make few batches.
     crash = f"{REPUBLISHER_CRASH}@{min(max(total // 5000, 1), 4)}"
     with progress("republisher", total, "records") as bar:
-        told = _Told(bar, "consumed", cumulative=True)
-        children.run("republisher, killed", arguments, home, fault=crash, on_line=told)
+        reports = _Reports(bar, "consumed", cumulative=True)
+        children.run("republisher, killed", arguments, home, fault=crash, on_line=reports)
         result.crashes.append(crash)
-        told.resolve()
-        # Meanwhile somebody writes to the topic what does not belong there.
+        reports.resolve()
+        # Malformed records are written directly to the topic.
         bad = nonsense.in_legs()
         with AcknowledgedProducer(kafka) as producer:
             producer.send_many(LEGS, [Message(value=one.value, key=one.key) for one in bad])
             producer.flush()
         result.nonsense += len(bad)
-        children.run("republisher", arguments, home, on_line=told)
+        children.run("republisher", arguments, home, on_line=reports)
 
 
 def _aggregate(kafka: KafkaSettings, stores: Mapping[str, str], home: Path, result: Result) -> None:
@@ -166,17 +166,17 @@ def _aggregate(kafka: KafkaSettings, stores: Mapping[str, str], home: Path, resu
         *(text for stage, url in stores.items() for text in ("--store", f"{stage}={url}")),
         *_accepted(stores),
         *("--dead-letters", DEAD, "--max-records", str(max(total // _JOB_BATCHES, 1)), "--until-caught-up"),
-        # Three runs of some seconds: a JVM that compiles quickly needs half the time of one that compiles well.
+        # The three runs take seconds: the JVM's fast compiler (C1) alone halves their time.
         *("--conf", "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1"),
         *("--bootstrap", kafka.bootstrap, "--json"),
     ]
     with progress("aggregation", total, "records") as bar:
-        told = _Told(bar, "records", cumulative=False)
+        reports = _Reports(bar, "records", cumulative=False)
         for number, fault in enumerate((*JOB_CRASHES, ""), start=1):
-            children.run(f"job {number}", arguments, home, fault=fault, on_line=told)
+            children.run(f"job {number}", arguments, home, fault=fault, on_line=reports)
             if fault:
                 result.crashes.append(fault)
-    for line in told.lines:
+    for line in reports.lines:
         if "batch" in line:
             result.records += line["records"]
             for stage, counts in line["verdicts"].items():
@@ -184,7 +184,7 @@ def _aggregate(kafka: KafkaSettings, stores: Mapping[str, str], home: Path, resu
 
 
 def _accepted(stores: Mapping[str, str]) -> tuple[str, ...]:
-    """One Cassandra node on one machine: there is no second one to copy to."""
+    """Accepted risks: a local Cassandra has one node, so there is no second copy."""
     alone = any("replication-1" in risks(url) for url in stores.values())
     return ("--accept", "replication-1") if alone else ()
 
@@ -214,8 +214,8 @@ def _check(kafka: KafkaSettings, stores: Mapping[str, str], table: pl.DataFrame,
         result.mismatches.append(f"{result.messages} messages, {result.records} in committed batches")
 
 
-class _Told:
-    """Keeps what a process tells about itself, and moves the bar."""
+class _Reports:
+    """Collects the reports of a process, and updates the progress bar."""
 
     def __init__(self, bar: Bar, counter: str, *, cumulative: bool) -> None:
         self.lines: list[dict[str, Any]] = []
@@ -233,7 +233,7 @@ class _Told:
         self._bar(self._before + self._now)
 
     def resolve(self) -> None:
-        """Another process goes on where this one ended."""
+        """Prepare for the next process, which resumes where this one ended."""
         self._before += self._now
         self._now = 0
 

@@ -1,4 +1,4 @@
-"""What the demo says at its end: to a person, or as one JSON object."""
+"""The demo's final report: for a person, or as one JSON object."""
 
 from collections import Counter
 from typing import Any, Final
@@ -38,7 +38,7 @@ def show(result: Result) -> None:
     write(f"\nInjected among {result.flights:,} flights:")
     write(f"  {len(result.crashes)} processes killed (SIGKILL): {', '.join(result.crashes)}")
     write(f"  {result.resent:,} of {result.messages:,} messages sent again by the republisher after its crash")
-    write(f"  {result.nonsense} records of nonsense, and the flights without a tail number")
+    write(f"  {result.nonsense} malformed records, and the flights without a tail number")
     write("\nDropped, and why (copies from the republisher, and the job's own replays after its crashes):")
     dropped = [
         (stage, verdict.value, counts[verdict.value])
@@ -51,7 +51,7 @@ def show(result: Result) -> None:
         ["stage", "reason", "messages"],
         left=["stage", "reason"],
     )
-    write("\nCarriers, beside what a consumer that adds up every message would have counted:")
+    write("\nCarriers, compared with a consumer that adds up every message (naive):")
     table(
         (_carrier(result, carrier) for carrier in sorted(result.carriers)),
         ["carrier", "legs", "naive", "minutes in the air", "naive", "delay", "naive", "worst", "cancelled", "naive"],
@@ -72,7 +72,7 @@ def _carrier(result: Result, carrier: str) -> list[Any]:
     mine, naive = result.carriers[carrier], result.naive.get(carrier, {})
     cells: list[Any] = [carrier]
     for name in _SHOWN:
-        # The worst delay stays what it is when a message comes twice.
+        # A repeated message does not change the worst delay.
         cells += [mine[name]] if name == "worst_delay" else [mine[name], naive.get(name)]
     return cells
 

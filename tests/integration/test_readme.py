@@ -43,7 +43,7 @@ def test_the_lines_under_run_it_lead_to_numbers(tmp_path: Path) -> None:
             said[" ".join(command.split()[:2])] = done.stdout
     finally:
         subprocess.run(["bash", "-c", "headwater stack down"], cwd=here, env=environment, check=False)
-    assert said["python fill.py"] == "5,000 flights and one record of nonsense in flights.raw\n"
+    assert said["python fill.py"] == "5,000 flights and one malformed record in flights.raw\n"
     assert "vectorised" in said["headwater describe"]
     assert re.search(r"^UA +\d{3}", said["headwater inspect"], re.MULTILINE)
     assert re.search(r"^flights\.raw .* 1$", said["headwater redrive"], re.MULTILINE)

@@ -198,7 +198,7 @@ def test_wrong_usage_ends_in_two(
         (["inspect", "jobs.demo.flow:flow"], "has the stages aircraft, carrier: give --stage"),
         (["inspect", "jobs.demo.flow:flow", "--stage", "pilot"], "has no stage 'pilot'"),
         (["inspect", "jobs.demo.flow:flow", "--stage", "carrier", "--store", "memory://m"], "in the memory of its"),
-        (["demo", "--store", "memory://m"], "one that they can share"),
+        (["demo", "--store", "memory://m"], "a store that they can share"),
         (
             ["republish", "jobs.demo.flow:flow", "--from", "a", "--to", "b", "--via", "v", "--bootstrap", "b:1"],
             "jobs.demo.flow:flow is not a function but a Flow",
