@@ -7,6 +7,7 @@ import uuid
 from urllib.parse import urlsplit
 
 import pytest
+from cassandra import ConsistencyLevel
 
 from persistence.cassandra import apply_schema, open_store, preflight, schema
 from persistence.cassandra.buckets import bucket_of
@@ -113,6 +114,43 @@ def test_states_and_manifests_can_be_read_in_cqlsh(opened, keyspace, session, st
     (row,) = flow
     assert row[:5] == ("aircraft", 8, "conditional", True, epoch)
     assert row[5].startswith('{"epoch":')
+
+
+def test_what_decides_is_read_at_the_serial_consistency_and_states_are_not(opened, keyspace, stage):
+    store = opened(keyspace, "buckets=1")
+    reads = {}
+
+    def listen(request):
+        text = getattr(getattr(request.query, "prepared_statement", None), "query_string", "")
+        if text.startswith("SELECT"):
+            what = text.removeprefix("SELECT ").partition(f" FROM {keyspace}.")[0]
+            reads.setdefault(what, set()).add(ConsistencyLevel.is_serial(request.message.consistency_level))
+
+    store._client.live(stage).session.add_request_init_listener(listen)
+    epoch = begun(store, stage)
+    store.save(stage, [Write(b"N14228", 1, b"2")], epoch=epoch, batch=4)
+    with pytest.raises(Conflict):
+        store.save(stage, [Write(b"N14228", 1, b"3")], epoch=epoch, batch=5)
+    store.save_manifest(stage.flow_ref, Manifest(epoch=epoch, batch=4))
+    store.marks(stage)
+    states = "key, version, epoch, batch_number, value"
+    decisive = ("epoch, manifest", "stage, buckets, mode, fenced", "fence", "mark, downstream", states)
+    assert reads == {what: {True} for what in decisive}
+    reads.clear()
+    store.load(stage, [b"N14228"])
+    assert reads == {states: {False}}
+
+
+def test_in_timestamp_mode_epoch_and_version_are_the_timestamp_of_a_state(opened, keyspace, session, stage):
+    store = opened(keyspace, "buckets=1&mode=timestamp")
+    epoch = begun(store, stage)
+    store.save(stage, [Write(b"N14228", 1, b"2")], epoch=epoch, batch=4)
+    times = session.execute(
+        f"SELECT writetime(value), writetime(mark) FROM {keyspace}.state "
+        "WHERE flow = %s AND generation = 1 AND stage = 'aircraft' AND bucket = 0",
+        (stage.flow,),
+    )
+    assert list(times) == [((epoch << 32) + 2, (epoch << 32) + 4)]
 
 
 def test_a_stage_keeps_the_buckets_it_began_with(opened, keyspace, stage):

@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Callable, Iterator
 
 import pytest
-from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
 
 from envelope import Reason
 from envelope.deadletter import DeadLetterHeaders, Form
@@ -154,6 +154,21 @@ def test_a_topic_that_is_not_there_is_refused_with_the_remedy(kafka: str, topics
             producer.flush()
 
 
+def test_records_for_a_topic_that_was_deleted_meanwhile_are_an_error_although_none_is_queued(
+    kafka: str, topics: Topics
+) -> None:
+    name = f"gone-{uuid.uuid4().hex}"
+    topics.create(name)
+    with AcknowledgedProducer(KafkaSettings(kafka), topic_metadata_propagation_max_ms=500) as producer:
+        producer.send_many(name, [Outgoing(value=b"v")])
+        producer.flush()
+        topics.delete([name])
+        while not producer._producer.list_topics(name, timeout=10).topics[name].error:
+            pass
+        with pytest.raises(BrokerRefused, match=rf"producing to {name}.*2 records are to be sent again"):
+            producer.send_many(name, [Outgoing(value=b"v"), Outgoing(value=b"v")])
+
+
 def test_creating_twice_changes_nothing_and_creating_again_gives_another_id(topics: Topics) -> None:
     name = f"twice-{uuid.uuid4().hex}"
     first = topics.create(name, 3, {"retention.ms": "-1"})
@@ -165,6 +180,20 @@ def test_creating_twice_changes_nothing_and_creating_again_gives_another_id(topi
     assert again.topic_id != first.topic_id
     assert len(again.topic_id) == 22
     topics.delete([name])
+
+
+def test_marks_end_before_an_open_transaction_and_ends_after_it(
+    settings: KafkaSettings, topic: Callable[..., str], topics: Topics
+) -> None:
+    name = topic()
+    producer = Producer(settings.client(transactional_id=uuid.uuid4().hex))
+    producer.init_transactions(20)
+    producer.begin_transaction()
+    producer.produce(name, b"v")
+    producer.flush(20)
+    assert topics.marks([name]) == {(name, 0): Watermarks(0, 0)}
+    assert topics.ends([name]) == {(name, 0): 1}
+    producer.abort_transaction(20)
 
 
 def test_added_partitions_are_seen(topic: Callable[..., str], topics: Topics) -> None:

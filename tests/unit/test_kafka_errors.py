@@ -1,10 +1,11 @@
 """Kafka's errors, sorted by what the caller does next."""
 
 import pickle
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError
+from confluent_kafka import KafkaError, KafkaException, Producer
 
 from persistence.kafka import (
     AcknowledgedProducer,
@@ -74,6 +75,62 @@ def test_what_waited_too_long_is_dropped_and_the_producer_goes_on() -> None:
             with pytest.raises(BrokerUnavailable, match=rf"no acknowledgement within 0\.5 s.*{count} records"):
                 producer.flush(0.5)
         producer.flush(0.5)
+
+
+def test_what_waits_is_dropped_although_no_new_client_can_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    clients: list[Producer] = []
+
+    def connected(config: dict[str, Any]) -> Producer:
+        if clients:
+            raise KafkaException(KafkaError(KafkaError._CRIT_SYS_RESOURCE))
+        clients.append(Producer(config))
+        return clients[0]
+
+    monkeypatch.setattr("persistence.kafka.producer.Producer", connected)
+    with AcknowledgedProducer(KafkaSettings("127.0.0.1:1")) as producer:
+        producer.send("orders", b"value")
+        with pytest.raises(BrokerError, match="setting up the producer"):
+            producer.flush(0)
+        # Sent later, it could arrive after records that another process has produced since.
+        assert len(clients[0]) == 0
+
+
+class Slow:
+    """A client whose broker acknowledges one record a minute, and its clock."""
+
+    def __init__(self, config: object) -> None:
+        self.now = 0.0
+        self.left = 0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def poll(self, seconds: float) -> int:
+        return 0
+
+    def produce(self, *record: object, headers: object) -> None:
+        self.left += 1
+
+    def purge(self) -> None:
+        self.left = 0
+
+    def flush(self, seconds: float) -> int:
+        self.now += 60 if self.left else 0
+        self.left = max(self.left - 1, 0)
+        return self.left
+
+
+@pytest.mark.parametrize(("timeout", "records", "ends"), [(None, 50, True), (100.0, 2, True), (100.0, 4, False)])
+def test_flush_waits_as_long_as_acknowledgements_arrive_unless_it_is_told_how_long(
+    monkeypatch: pytest.MonkeyPatch, timeout: float | None, records: int, ends: bool
+) -> None:
+    monkeypatch.setattr("persistence.kafka.producer.Producer", Slow)
+    producer = AcknowledgedProducer(KafkaSettings("k:1"), delivery_timeout=100)
+    monkeypatch.setattr("persistence.kafka.producer.time", producer._producer)
+    for _ in range(records):
+        producer.send("orders", b"value")
+    with nullcontext() if ends else pytest.raises(BrokerUnavailable, match="no acknowledgement within 100 s"):
+        producer.flush(timeout)
 
 
 def test_settings_cannot_let_a_producer_leave_records_out(monkeypatch: pytest.MonkeyPatch) -> None:
