@@ -5,7 +5,9 @@ Duplicate detection: `Histories`, `Verdict`.
 """
 
 from envelope.codec import append_hop, decode, encode, encode_hop
-from envelope.dedup.history import Decision, GrowthFullError, Histories, History, HolesFullError, in_order
+from envelope.dedup.eviction import GrowthFullError
+from envelope.dedup.histories import Decision, Histories, HolesFullError, in_order
+from envelope.dedup.history import History
 from envelope.dedup.lanes import group_of
 from envelope.dedup.lineage import Edge, Lineage, Node, Position, Route, Siblings, Standing, position_order
 from envelope.dedup.verdict import Verdict

@@ -8,7 +8,9 @@ from aggregations.columns.judge import Judged
 from aggregations.columns.order import Ints, Mask, distinct_lanes, numbered, positions_of
 from aggregations.columns.signature import Lane
 from envelope import Histories, History, Position
-from envelope.dedup.history import GROWTH, LANES, check_full, names_partition, retire, width_of
+from envelope.dedup.eviction import GROWTH, LANES, check_full, retire
+from envelope.dedup.history import width_of
+from envelope.dedup.lanes import names_partition
 
 
 def fold_histories(

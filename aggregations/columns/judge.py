@@ -17,7 +17,9 @@ import numpy.typing as npt
 from aggregations.columns.order import Ints, Mask, distinct_lanes, fold_order, numbered, positions_of
 from aggregations.columns.signature import Lane
 from envelope import Histories, History, Position, Verdict
-from envelope.dedup.history import KNOWN_LANES, Group, healed_lane, is_healed
+from envelope.dedup.histories import Group
+from envelope.dedup.lanes import healed_lane, is_healed
+from envelope.dedup.room import KNOWN_LANES
 
 VERDICTS: Final = tuple(Verdict)
 """The verdicts; `Judged.verdicts` contains their indices."""

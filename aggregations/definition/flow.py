@@ -36,7 +36,7 @@ from aggregations.definition.operators import (
 from aggregations.definition.source import Topic
 from aggregations.errors import FlowError
 from envelope import EnvelopeError, Tombstones
-from envelope.dedup.history import LANES
+from envelope.dedup.eviction import LANES
 from envelope.limits import check_topic
 
 __all__ = [

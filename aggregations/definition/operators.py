@@ -14,7 +14,7 @@ from aggregations.definition.fingerprint import describe_callable, describe_obje
 from aggregations.definition.folds import Fold
 from aggregations.definition.integers import select_exact
 from aggregations.errors import FlowError
-from envelope.dedup.history import LANES
+from envelope.dedup.eviction import LANES
 
 Predicate: TypeAlias = Expression | Callable[[Element[Any]], bool]
 Key: TypeAlias = Expression | Callable[[Element[Any]], str | bytes | int | None]

@@ -30,8 +30,8 @@ from envelope import (
     Verdict,
     in_order,
 )
-from envelope.dedup.history import Room
 from envelope.dedup.lineage import Redriven
+from envelope.dedup.room import Room
 from envelope.raised import Raised
 
 _HELD = frozenset({Verdict.DUPLICATE, Verdict.DUPLICATE_IN_BATCH})

@@ -1,4 +1,7 @@
-"""Names of lanes: a group, and the partitions after the root's that distinguish the lanes of that group."""
+"""Names of lanes: a group, and the partitions after the root's that distinguish the lanes of that group.
+
+Each group has one more lane, for the positions that were folded late.
+"""
 
 import re
 from functools import lru_cache
@@ -39,6 +42,22 @@ def lane_of(group: str, partitions: tuple[int, ...]) -> str:
     if (name := _named(group, partitions)) is None:
         raise HopsMissingError(f"a lane has {len(partitions)} partitions behind the root's, and its group fewer hops")
     return name
+
+
+def healed_lane(group: str) -> str:
+    """Lane that remembers the positions of a group that were folded late. No other lane begins with "!"."""
+    return f"!{group}"
+
+
+def is_healed(lane: str) -> bool:
+    """Whether a lane remembers positions that were folded late, out of the order of their path."""
+    return lane.startswith("!")
+
+
+def names_partition(lane: str) -> bool:
+    """Whether a lane's name contains the partition that its messages are consumed from."""
+    _, behind, last = lane.rpartition(">")
+    return not behind or ":" in last
 
 
 def _named(group: str, partitions: tuple[int, ...]) -> str | None:

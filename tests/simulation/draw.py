@@ -3,7 +3,7 @@
 from dataclasses import replace
 from random import Random
 
-from envelope.dedup.history import LANES
+from envelope.dedup.eviction import LANES
 from tests.simulation.topology import FINAL, OUT, Processor, Spec, StageSpec
 
 _DISORDER = 512

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from envelope import HolesFullError, Reason
-from envelope.dedup.history import HOLES
+from envelope.dedup.histories import HOLES
 from jobs.dead_letters import redrive as redriving
 from jobs.dead_letters.redrive import redrive
 from tests.messages import Leg

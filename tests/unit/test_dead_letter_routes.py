@@ -19,7 +19,7 @@ from aggregations.run.binding import bind
 from aggregations.run.memory import MemoryRunner
 from envelope import Envelope, Hop, decode, encode
 from envelope.deadletter import DeadLetterHeaders, Form
-from envelope.dedup import history as histories
+from envelope.dedup import history
 from jobs.dead_letters.redrive import redriven
 from persistence.commit import faults
 from persistence.commit.faults import Fault, Injector
@@ -319,7 +319,7 @@ def test_what_a_crashed_run_folded_late_is_remembered_until_all_of_it_is_replaye
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The replay comes in several batches, and something else is folded late between them."""
-    monkeypatch.setattr(histories, "HEALED", 8)
+    monkeypatch.setattr(history, "HEALED", 8)
     broken, store = {"now": True}, url()
     flow = parsing(lambda element: broken["now"] and element["v"] < 0).aggregate("carriers", "c", Fields(n=count()))
     records = [leg(n, v=-1 if n < 20 else 1) for n in range(100)]

@@ -10,7 +10,7 @@ from aggregations.run.growth import advance, describe, merge
 from aggregations.run.memory import MemoryRunner
 from aggregations.run.risks import Risk
 from envelope import GrowthFullError, Histories, Standing
-from envelope.dedup import history as histories
+from envelope.dedup import histories
 from persistence.manifest import Growth
 from tests.support.growing import MAX_AGE, Legs, flow
 from tests.support.pure import fresh_store

@@ -19,7 +19,11 @@ from envelope import (
     in_order,
 )
 from envelope.dedup import history as history_module
-from envelope.dedup.history import HEALED, HISTORY, LANES, WIDE, Group, Room
+from envelope.dedup import room as room_module
+from envelope.dedup.eviction import LANES
+from envelope.dedup.histories import Group
+from envelope.dedup.history import HEALED, HISTORY, WIDE
+from envelope.dedup.room import Room
 
 
 def at(*position: int | str, lane: str = "a:0#i", group: str | None = None, **fields: Any) -> Standing:
@@ -362,7 +366,7 @@ def test_what_is_folded_and_what_is_dropped_is_the_same_for_a_verdict_however_it
 
 
 def test_siblings_are_counted_by_root_and_those_that_are_held_count_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(history_module, "SIBLINGS", 3)
+    monkeypatch.setattr(room_module, "SIBLINGS", 3)
     histories = folded(Histories(), sibling(7, "a"), sibling(7, "b"), sibling(9, "a"))
     room = Room(histories)
     assert [room.take(sibling(7, "c")), room.take(sibling(8, "a")), room.take(sibling(9, "b"))] == [None] * 3
@@ -372,7 +376,7 @@ def test_siblings_are_counted_by_root_and_those_that_are_held_count_as_well(monk
 
 
 def test_the_lanes_that_a_batch_opens_count_with_those_that_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(history_module, "KNOWN_LANES", 3)
+    monkeypatch.setattr(room_module, "KNOWN_LANES", 3)
     histories, _ = Histories().folding([at(1, lane="a"), at(1, lane="b")])
     room = Room(histories)
     assert [room.take(at(2, lane=lane)) for lane in ("a", "c", "c")] == [None] * 3

@@ -8,7 +8,7 @@ from aggregations.definition.aggregates import count, last, total
 from aggregations.definition.fields import Fields
 from aggregations.per_message.stage import Arrival
 from envelope import Route, Siblings, Standing, Verdict
-from envelope.dedup import history as histories
+from envelope.dedup import history
 from tests.support.pure import element
 from tests.support.stages import LANE, again, arrival, fold, stage, verdicts
 
@@ -99,7 +99,7 @@ def test_while_the_topic_grows_no_position_is_evicted_and_the_next_fold_of_the_k
 
 @pytest.mark.parametrize(("replays", "held"), [(True, ((1, 0), (2, 0))), (False, ((2, 0),))])
 def test_late_folds_are_forgotten_only_when_no_run_that_crashed_may_have_folded_them(monkeypatch, replays, held):
-    monkeypatch.setattr(histories, "HEALED", 1)
+    monkeypatch.setattr(history, "HEALED", 1)
     first = fold([arrival(1, route=Route.MISSING)], batch=1, replays=replays)
     second = fold([arrival(2, route=Route.MISSING)], again(first), batch=2, replays=replays)
     assert second.states[b"k"].histories.lanes[f"!{LANE}"].held == held

@@ -7,7 +7,7 @@ from typing import Any
 
 from aggregations.per_message.ledger import Ledger
 from envelope import Decision, Histories, History, Lineage, Route, Siblings, Standing, Verdict
-from envelope.dedup import history as histories
+from envelope.dedup import history
 from envelope.dedup.lineage import Edge
 from tests.simulation.patch import Patch, original
 
@@ -139,12 +139,12 @@ BUGS: Mapping[str, tuple[str, Sequence[Patch]]] = {
     "history-evicts-highest": ("a full history keeps its lowest positions", [(History, "adding", _lowest_kept)]),
     "siblings-split": (
         "a history counts siblings without an index one by one",
-        [(histories, "_cut", _counted)],
+        [(history, "_cut", _counted)],
     ),
     # Worlds are small: two positions stand for the thirty-two of other lanes.
     "keyless-narrow": (
         "lanes through records without a key have narrow histories",
-        [(histories, "WIDE", 2)],
+        [(history, "WIDE", 2)],
     ),
     "positions-as-text": ("positions are ordered as text", [(History, "adding", _sorted_as_text)]),
     "lane-retired-to-nothing": (
