@@ -1,7 +1,7 @@
 """`headwater`, the command line.
 
-Commands import what they need when they run, so that `headwater --help` answers at once. Data goes to standard
-output, everything that is said about it to standard error.
+Commands import what they need when they run, so that `headwater --help` is fast. Data goes to standard
+output, messages about it to standard error.
 """
 
 import logging
@@ -71,7 +71,7 @@ def common(
     debugging = bool(os.environ.get(DEBUG))
     lines = LogLines()
     if not debugging:
-        # What client libraries say of connections they mend by themselves; what they cannot becomes an error of ours.
+        # Client libraries log errors that they recover from; other errors are reported as headwater's own.
         lines.addFilter(lambda record: record.name != "headwater.kafka" or record.levelno >= logging.ERROR)
         lines.addFilter(lambda record: not record.name.startswith("cassandra."))
     level = logging.INFO if debugging else logging.WARNING
@@ -79,7 +79,7 @@ def common(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line; an error that can be expected is one line and an exit code, no stack trace.
+    """Run the command line. An expected error is reported as one line and an exit code, without a stack trace.
 
     Args:
         arguments: Command and options; None for those of the process.
@@ -93,9 +93,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def fail(error: Exception, arguments: Sequence[str]) -> NoReturn:
-    """Say what went wrong, and end the process.
+    """Report the error, and end the process.
 
-    A refused command writes its reason to standard output too if its arguments ask for JSON.
+    A refused command also writes its reason to standard output if its arguments include `--json`.
     """
     code, line = explain(error)
     if code in (Exit.USAGE, Exit.REFUSED) and "--json" in takewhile("--".__ne__, arguments):

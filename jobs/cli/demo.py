@@ -1,4 +1,4 @@
-"""`headwater demo`: the proof."""
+"""`headwater demo`: a complete example that checks itself."""
 
 from typing import Annotated
 
@@ -18,19 +18,19 @@ def demo(
         str | None,
         typer.Option(
             metavar="URL|redis|cassandra|mixed",
-            help="Store of the states: a URL, or servers that are started for it (mixed: aircraft in Redis, carriers in "
+            help="Store of the states: a URL, or servers to start for the demo (mixed: aircraft in Redis, carriers in "
             "Cassandra). Without it: a SQLite file that is deleted at the end.",
             show_default=False,
         ),
     ] = None,
     keep: Annotated[
-        bool, typer.Option("--keep", help="Keep states and logs at the end, and say where they are.")
+        bool, typer.Option("--keep", help="Keep states and logs at the end, and show where they are.")
     ] = False,
     json: Json = False,
 ) -> None:
-    """Run real flights through a republisher and an aggregation that are killed on the way, and check every number.
+    """Run real flights through a republisher and an aggregation, kill both several times, and check every number.
 
-    A broker is started for it and ended with it; nothing else needs to run. The exit code is 1 when a number is
+    The command starts and stops its own broker; nothing else needs to run. The exit code is 1 if a number is
     not exact.
     """
     from jobs.demo.home import directory, prepared

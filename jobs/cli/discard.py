@@ -1,4 +1,4 @@
-"""`headwater discard`: give dead letters up."""
+"""`headwater discard`: gives up dead letters."""
 
 from typing import Annotated
 
@@ -23,7 +23,9 @@ from jobs.screen import progress
 def discard(
     flow: FlowName,
     source: Letters,
-    apply: Annotated[bool, typer.Option("--apply", help="Do it. Without it: show what would be given up.")] = False,
+    apply: Annotated[
+        bool, typer.Option("--apply", help="Discard them. Without it: show what would be discarded.")
+    ] = False,
     reason: Reasons = None,
     stage: Stages = None,
     topic: Topics = None,
@@ -33,10 +35,10 @@ def discard(
     kafka_settings: KafkaFile = None,
     json: Json = False,
 ) -> None:
-    """Fill the holes that a flow's dead letters left in its states, and fold nothing: for dead letters never to be redriven.
+    """Fill the holes of a flow's dead letters without folding them, because they will never be redriven.
 
-    Stop the flow first: this takes its epoch as a run does. The dead letters stay in their topic; one that is redriven
-    afterwards is not folded any more. The exit code is 4 when the key of some dead letters cannot be found.
+    Stop the flow first: like a run, this command takes its epoch. The dead letters stay in their topic; one that is
+    redriven afterwards is not folded. The exit code is 4 if the key of some dead letters cannot be found.
     """
     from jobs import settings
     from jobs.dead_letters.discard import discard as run
@@ -63,7 +65,7 @@ def discard(
         result,
         done="discarded",
         written="written",
-        unusable="cannot be given up, their key is not known: {}",
+        unusable="cannot be discarded, because their key is unknown: {}",
         apply=apply,
         json=json,
         no_hole=result.no_hole,

@@ -1,4 +1,4 @@
-"""Exit codes, and which error ends in which."""
+"""Exit codes, and the errors that they stand for."""
 
 import traceback
 from enum import IntEnum
@@ -16,15 +16,15 @@ class Exit(IntEnum):
 
 
 def explain(error: Exception) -> tuple[Exit, str]:
-    """Return the exit code of an error, and the line that a person sees.
+    """Return the exit code of an error, and the line to show.
 
-    Errors of ours name the remedy themselves. Of any other only type and place are shown: its text may
-    quote what a stream holds.
+    headwater's own errors name the remedy. For other errors only type and place are shown, because their text may
+    quote data of a stream.
     """
     for code, kinds in _expected().items():
         if isinstance(error, kinds):
             return code, " ".join(str(error).split())
-    if isinstance(error, OSError) and error.strerror:  # its text has a path at most, nothing that a stream holds
+    if isinstance(error, OSError) and error.strerror:  # its text contains at most a path, no data of a stream
         place = f" ({error.filename})" if error.filename else ""
         return Exit.FAILED, f"{error.strerror}{place}; `headwater --debug ...` shows where it came from"
     where = traceback.extract_tb(error.__traceback__)[-1]

@@ -1,14 +1,14 @@
-"""`headwater faults`: where every effect can be made to fail, and how."""
+"""`headwater faults`: the points where a fault can be injected, and the outcomes."""
 
 from jobs.cli.options import Json
 from jobs.screen import emit, table, write
 
 
 def faults(json: Json = False) -> None:
-    """List the fault points, and the ends that an effect can be given there.
+    """List the fault points, and the outcomes that can be injected there.
 
-    HEADWATER_FAULT=POINT.OUTCOME[@N] gives the N-th effect at a point that end; several have commas between them. STAGE
-    and STORE stand for a name; a point without its name stands for each of its kind.
+    HEADWATER_FAULT=POINT.OUTCOME[@N] injects an outcome at the N-th effect of a point; separate several with commas.
+    STAGE and STORE stand for a name; a point without a name matches all names.
     """
     from persistence.commit.faults import FaultOutcome, known_points
 

@@ -1,4 +1,4 @@
-"""What the commands about dead letters say when they are through."""
+"""The reports of the commands for dead letters."""
 
 from typing import TYPE_CHECKING
 
@@ -12,19 +12,19 @@ if TYPE_CHECKING:
 
 
 def show(result: "Handled", *, done: str, written: str, unusable: str, apply: bool, json: bool, **more: int) -> None:
-    """Write what became of the letters: one JSON object, or a table and lines for people.
+    """Write the result: one JSON object, or a table and lines for people.
 
     Args:
-        result: What was found and done.
-        done: What is done with a dead letter; the name of its counts in the JSON object.
-        written: What is done to apply it.
-        unusable: What is wrong with dead letters that cannot be used; `{}` in it stands for their counts by reason.
-        apply: Whether it was applied.
+        result: The counts.
+        done: Name of the action, and of its counts in the JSON object.
+        written: Verb for applying the action.
+        unusable: Text about dead letters that cannot be handled; `{}` in it stands for their counts by reason.
+        apply: Whether the action was applied.
         json: Write the JSON object.
         more: Further numbers for it.
 
     Raises:
-        typer.Exit: Code 4: some dead letters cannot be used.
+        typer.Exit: Code 4: some dead letters cannot be handled.
     """
     rows = [(*of, count, result.before[of]) for of, count in sorted(result.done.items())]
     names = ("topic", "stage", "reason", "count", "redriven_before")[: 5 if result.before else 4]

@@ -1,4 +1,4 @@
-"""`headwater new`: a project to begin with."""
+"""`headwater new`: creates a project."""
 
 import os
 import shlex
@@ -12,14 +12,12 @@ from jobs.screen import emit, write
 
 
 def new(
-    directory: Annotated[
-        Path, typer.Argument(metavar="DIR", help="Where to write the project: a directory that is empty or new.")
-    ],
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory of the project: empty or new.")],
     json: Json = False,
 ) -> None:
-    """Write a project that runs at once: a flow, a republisher, a producer of sample data, tests and a Makefile.
+    """Create a project that is ready to run: a flow, a republisher, a producer of sample data, tests and a Makefile.
 
-    `make test` runs it in memory, `make run` on a Kafka of this machine that `headwater stack up` starts.
+    `make test` runs it in memory, `make run` on a local Kafka that `headwater stack up` starts.
     """
     from jobs.new import create
 

@@ -1,4 +1,4 @@
-"""Options that several commands share, and the flow that they are about."""
+"""Options shared by several commands."""
 
 from pathlib import Path
 from typing import Annotated, TypeAlias
@@ -21,12 +21,12 @@ KafkaFile: TypeAlias = Annotated[
     typer.Option(
         "--kafka-settings",
         metavar="FILE",
-        help="TOML file whose table [kafka] says how to reach Kafka; the environment (HEADWATER_KAFKA_*) wins over it. Without it: headwater.toml.",
+        help="TOML file with the Kafka settings in its table [kafka]; the environment (HEADWATER_KAFKA_*) overrides it. Without it: headwater.toml.",
         show_default=False,
     ),
 ]
 Root: TypeAlias = Annotated[
-    Path, typer.Option("--root", metavar="DIRECTORY", help="Where the local stack keeps its data.")
+    Path, typer.Option("--root", metavar="DIRECTORY", help="Directory of the local stack's data.")
 ]
 Stores: TypeAlias = Annotated[
     list[str] | None,
@@ -42,7 +42,7 @@ Group: TypeAlias = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        help="Consumer group whose offsets tell lag tools how far the flow is. Without it: the flow's name.",
+        help="Consumer group whose offsets show the flow's progress to lag tools. Without it: the flow's name.",
         show_default=False,
     ),
 ]
@@ -50,7 +50,7 @@ Accept: TypeAlias = Annotated[
     list[str] | None,
     typer.Option(
         metavar="RISK",
-        help="Accept a risk that the run is refused for; the refusal names it. May be repeated.",
+        help="Accept a risk for which the run is refused; the refusal names it. May be repeated.",
         show_default=False,
     ),
 ]
@@ -66,7 +66,7 @@ DeadLetters: TypeAlias = Annotated[
     str | None,
     typer.Option(
         metavar="TOPIC",
-        help="Where records go that cannot be used. Without it: headwater.toml, else the first one ends the run.",
+        help="Topic for rejected records. Without it: headwater.toml; without both, the first rejected record ends the run.",
         show_default=False,
     ),
 ]
@@ -75,7 +75,7 @@ Generation: TypeAlias = Annotated[
     typer.Option(
         min=1,
         metavar="N",
-        help="Number of the complete set of states; a rebuild writes a new one. Without it: headwater.toml, then 1.",
+        help="Number of the set of states; a rebuild writes a new one. Without it: headwater.toml, then 1.",
         show_default=False,
     ),
 ]
@@ -90,7 +90,7 @@ Stages: TypeAlias = Annotated[
 ]
 Topics: TypeAlias = Annotated[
     list[str] | None,
-    typer.Option("--topic", metavar="TOPIC", help="Only what died in it; may be repeated.", show_default=False),
+    typer.Option("--topic", metavar="TOPIC", help="Only records of this topic; may be repeated.", show_default=False),
 ]
 Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Write JSON lines to standard output.")]
 STACK_ROOT = Path(".headwater/stack")

@@ -37,9 +37,9 @@ def plan(
     master: Annotated[str, typer.Option(metavar="URL", help="Spark's master.")] = "local[2]",
     json: Json = False,
 ) -> None:
-    """Show where `headwater run` would start, with the same checks and the same exit code; a run at work goes on.
+    """Show where `headwater run` would start, with the same checks and the same exit code. An active run continues.
 
-    It takes no epoch, writes nothing and does not start Spark. With --json the plan is one line, as the first one of
+    It takes no epoch, writes nothing and does not start Spark. With --json the plan is one line, like the first line of
     `headwater run --json`.
     """
     from aggregations.spark.opening import plan_flow
@@ -68,6 +68,6 @@ def plan(
                 planned=made.append,
             )
         )
-    finally:  # the plan of a run that is refused because of it is shown too
+    finally:  # also shows the plan if the run is refused because of it
         for one in made[-1:]:
             show_plan(one, json=json)

@@ -1,4 +1,4 @@
-"""`headwater redrive`: dead letters back to where they died."""
+"""`headwater redrive`: sends dead letters back to their topics."""
 
 from typing import Annotated
 
@@ -19,13 +19,13 @@ def redrive(
     topic: Topics = None,
     application: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="Only of this flow or republisher; may be repeated.", show_default=False),
+        typer.Option(metavar="NAME", help="Only from this flow or republisher; may be repeated.", show_default=False),
     ] = None,
     unproven: Annotated[
         bool,
         typer.Option(
             "--unproven",
-            help="Include records that came back as unproven, below the floor: you know that they were never folded.",
+            help="Include records rejected as unproven, below the floor: you assert that they were never folded.",
         ),
     ] = False,
     mend: Annotated[
@@ -40,9 +40,9 @@ def redrive(
     kafka_settings: KafkaFile = None,
     json: Json = False,
 ) -> None:
-    """Bring dead letters back to the topics where they died: each is folded once, also when it is redriven twice.
+    """Send dead letters back to their topics. Each is folded once, even if it is redriven twice.
 
-    The exit code is 4 when some cannot go back as they are (damaged, trimmed, no envelope): mend them.
+    The exit code is 4 if some cannot be redriven unchanged (damaged, trimmed, not an envelope): use --mend.
     """
     from jobs import settings
     from jobs.dead_letters.letters import Selection
@@ -65,7 +65,7 @@ def redrive(
         result,
         done="redriven",
         written="produced",
-        unusable="cannot go back as they are: {}; see --mend",
+        unusable="cannot be redriven unchanged: {}; see --mend",
         apply=apply,
         json=json,
     )

@@ -21,7 +21,7 @@ def republish(
         typer.Argument(
             metavar="MODULE:FUNCTION",
             help="The transform: gets a record, returns None, an OutputRecord, or several. "
-            "jobs.republish.record:identity passes every record on unchanged.",
+            "jobs.republish.record:identity forwards every record unchanged.",
         ),
     ],
     source: Annotated[list[str], typer.Option("--from", metavar="TOPIC", help="Topic to read; may be repeated.")],
@@ -31,7 +31,7 @@ def republish(
     ],
     via: Annotated[
         str,
-        typer.Option(metavar="NAME", help="Name of this republisher: part of every message's path, do not change it."),
+        typer.Option(metavar="NAME", help="Name of this republisher: part of every message's chain, do not change it."),
     ],
     group: Annotated[
         str | None, typer.Option(metavar="NAME", help="Consumer group. Without it: the name.", show_default=False)
@@ -40,35 +40,37 @@ def republish(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Name of this process within the group (static membership): after a crash it has its partitions "
-            "again at once, without the group waiting for the session to time out.",
+            help="Name of this process within the group (static membership): after a crash it gets its partitions "
+            "back immediately, without waiting for the session to time out.",
             show_default=False,
         ),
     ] = None,
     kind: Annotated[
-        str, typer.Option("--input", metavar="KIND", help=f"What the topics to read hold: {_KINDS}.")
+        str, typer.Option("--input", metavar="KIND", help=f"Format of the topics to read: {_KINDS}.")
     ] = "envelope",
     tombstones: Annotated[
         str,
-        typer.Option(metavar="POLICY", help="Records without a value: skip, or dead_letter to file them as empty."),
+        typer.Option(metavar="POLICY", help="Records without a value: skip, or dead_letter to reject them as empty."),
     ] = "skip",
     dead_letters: Annotated[
         str | None,
         typer.Option(
             metavar="TOPIC",
-            help="Topic for records that cannot be used. Without it, the first one ends the service.",
+            help="Topic for rejected records. Without it, the first rejected record ends the service.",
             show_default=False,
         ),
     ] = None,
     until_caught_up: Annotated[
         bool, typer.Option("--until-caught-up", help="Stop at the current ends of the partitions.")
     ] = False,
-    batch: Annotated[int, typer.Option(metavar="N", min=1, help="Most records between two commits.")] = 50_000,
+    batch: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Maximum number of records between two commits.")
+    ] = 50_000,
     topic_wait: Annotated[
         str,
         typer.Option(
             metavar="DURATION",
-            help="How long to wait for a topic that does not exist, or is deleted meanwhile: 5m, 0 for not at all, forever.",
+            help="How long to wait for a topic that does not exist or was deleted: 5m, 0 for no wait, forever.",
         ),
     ] = "5m",
     metadata_max_age: MetadataMaxAge = METADATA_MAX_AGE,
@@ -76,7 +78,7 @@ def republish(
         list[str] | None,
         typer.Option(
             metavar="RISK",
-            help="Accept a risk that the run is refused for; the refusal names it. May be repeated.",
+            help="Accept a risk for which the run is refused; the refusal names it. May be repeated.",
             show_default=False,
         ),
     ] = None,
@@ -85,13 +87,13 @@ def republish(
     root: Root = STACK_ROOT,
     json: Json = False,
 ) -> None:
-    """Read topics, transform each record, and write what comes out with one hop more in its chain.
+    """Read topics, transform each record, and write the results with one more hop in their chains.
 
-    It keeps no state: after a crash it sends again what it had not committed, under the same chain and index, so
-    that a flow recognises the copies. Ctrl-C or SIGTERM ends it when what is under way is committed.
+    It keeps no state: after a crash it sends uncommitted records again, with the same chain and index, so
+    that a flow recognises the copies. Ctrl-C or SIGTERM ends it after it has committed the records in flight.
 
-    With --json one line is written per commit, one a minute while a topic is waited for, one when the growth of a topic begins,
-    changes or ends, and one, with `"done": true`, at the end.
+    With --json it writes one line per commit, one per minute while it waits for a topic, one when the growth of a topic
+    begins, changes or ends, and one, with `"done": true`, at the end.
     """
     from jobs import settings
     from jobs.loading import load
@@ -139,7 +141,7 @@ def republish(
 
 
 def _unread(kafka: "KafkaSettings", topics: list[str], group: str) -> int | None:
-    """Records that the group has not committed; None while a topic is away."""
+    """Number of records that the group has not committed; None while a topic is missing."""
     from persistence.kafka import TopicMissing, Topics
 
     broker = Topics(kafka)

@@ -41,10 +41,13 @@ def run(
     ] = False,
     dead_letters: DeadLetters = None,
     trigger: Annotated[
-        str, typer.Option(metavar="DURATION", help="Persist interval: one batch in this time, as 500ms, 1s or 1m.")
+        str,
+        typer.Option(
+            metavar="DURATION", help="Persist interval: at most one batch in this time, such as 500ms, 1s or 1m."
+        ),
     ] = "1s",
     max_records: Annotated[
-        int, typer.Option(metavar="N", min=0, help="Most records of one batch; 0 for no limit.")
+        int, typer.Option(metavar="N", min=0, help="Maximum number of records per batch; 0 for no limit.")
     ] = 1_000_000,
     group: Group = None,
     generation: Generation = None,
@@ -57,7 +60,7 @@ def run(
         str | None,
         typer.Option(
             metavar="URL",
-            help="Spark's master. Without it: what spark-submit was given, then local[2].",
+            help="Spark's master. Without it: that of spark-submit, then local[2].",
             show_default=False,
         ),
     ] = None,
@@ -65,7 +68,7 @@ def run(
         list[str] | None,
         typer.Option(
             metavar="NAME=VALUE",
-            help="Spark setting; may be repeated. Those given to spark-submit win.",
+            help="Spark setting; may be repeated. Settings of spark-submit win.",
             show_default=False,
         ),
     ] = None,
@@ -73,7 +76,7 @@ def run(
 ) -> None:
     """Fold a topic into the states of a flow, exactly once in effect, until it is stopped (Ctrl-C, SIGTERM).
 
-    With --json one line is written for where it starts, one per batch, and one with `"done": true` for the whole
+    With --json it writes one line for its start, one per batch, and one with `"done": true` for the whole
     run.
     """
     from aggregations.spark import run_flow
@@ -91,11 +94,11 @@ def run(
     chosen = settings.of_flow(found, store, dead_letters=dead_letters, generation=generation, directory=here)
     seconds = settings.seconds(trigger)
     connector: Sequence[Path] = ()
-    if is_submitted():  # its JVM is there, with the connector and a log that are the submitter's
+    if is_submitted():  # spark-submit has started the JVM, with its own connector and log
         spark = settings.pairs(conf or (), "--conf")
     else:
         spark = settings.spark(conf or ())
-        # `run_flow` asks it too, but what is wrong with the options is said before what is wrong with Java.
+        # `run_flow` also checks this; here, errors in the options are reported before errors of Java.
         at = master_of(master, spark)
         check_given(found, chosen.stores, accept or (), at, conf=spark, dead_letters=chosen.dead_letters)
         java()
@@ -105,7 +108,7 @@ def run(
     on_signals(stop.set, "stopping after this batch; once more to stop now")
     began = time.monotonic()
     with progress(f"flow {found.name}", unit="records") as bar:
-        told = _Told(bar, bounded=until_caught_up, json=json)
+        reports = _Reports(bar, bounded=until_caught_up, json=json)
         report = run_flow(
             found,
             kafka=kafka,
@@ -122,8 +125,8 @@ def run(
             modules=files_of(flow),
             master=master,
             conf=spark,
-            progress=told.batch,
-            planned=told.plan,
+            progress=reports.batch,
+            planned=reports.plan,
             stop=stop,
         )
     if json:
@@ -133,10 +136,9 @@ def run(
 
 
 def describe(flow: FlowName) -> None:
-    """Draw a flow, one step a line, with the path that each takes: vectorised or per message.
+    """Draw a flow, one step per line, with the path of each: vectorised or per message.
 
-    To standard error it writes the stores, generation and dead-letter topic that the commands use here, and where each
-    was set.
+    Standard error shows the stores, generation and dead-letter topic that the commands use here, with their origins.
     """
     from jobs import settings
     from jobs.loading import load_flow
@@ -164,7 +166,7 @@ def as_json(report: "Report") -> dict[str, Any]:
 
 
 def show_plan(plan: "Plan", *, json: bool) -> None:
-    """Say where a run starts, and with `json` write it as one line."""
+    """Show where a run starts; with `json`, write it as one line."""
     if json:
         growth = None if plan.growth is None else msgspec.structs.asdict(plan.growth)
         emit({"plan": {**asdict(plan), "growth": growth, "lag": [one.lag for one in plan.partitions]}})
@@ -172,8 +174,8 @@ def show_plan(plan: "Plan", *, json: bool) -> None:
         say(line)
 
 
-class _Told:
-    """What is said while a flow runs: where it starts, then each batch."""
+class _Reports:
+    """Shows the progress of a flow: its start, then each batch."""
 
     def __init__(self, bar: Bar, *, bounded: bool, json: bool) -> None:
         self._bar = bar
@@ -199,7 +201,7 @@ class _Told:
 def _show(report: "Report") -> None:
     say(f"{report.records:,} records in {report.batches:,} batches")
     rows = [(stage, verdict, count) for stage, counts in report.verdicts.items() for verdict, count in counts.items()]
-    rows += [(stage, "came without a key", count) for stage, count in report.keyless.items()]
+    rows += [(stage, "without a key", count) for stage, count in report.keyless.items()]
     rows += [("tombstones", "skipped", report.tombstones)] if report.tombstones else []
     rows += [("dead letters", reason, count) for reason, count in report.reasons.items()]
     if rows:

@@ -1,4 +1,4 @@
-"""`headwater schema`: the tables of a store that does not create them by itself."""
+"""`headwater schema`: the tables of a store that does not create them automatically."""
 
 from typing import Annotated
 
@@ -19,7 +19,7 @@ StoreUrl = Annotated[
 
 @app.command("print")
 def print_(url: StoreUrl, json: Json = False) -> None:
-    """Write the statements that make the store usable, in order, for somebody else to run. Connects to nothing."""
+    """Write the statements that create the store's tables, in order, without connecting to it."""
     from persistence.registry import schema
 
     statements = schema(url)
@@ -33,9 +33,9 @@ def print_(url: StoreUrl, json: Json = False) -> None:
 
 @app.command()
 def apply(url: StoreUrl, json: Json = False) -> None:
-    """Create what is missing; what exists stays as it is. One operator at a time, before any flow.
+    """Create missing tables; existing ones are not changed. Only one operator may run it at a time, before any flow.
 
-    The URL's `replication` says how many copies a new keyspace keeps.
+    The URL's `replication` sets the number of copies of a new keyspace.
     """
     from persistence.registry import apply_schema, schema
 
@@ -47,7 +47,7 @@ def apply(url: StoreUrl, json: Json = False) -> None:
     elif created:
         say(f"created {', '.join(created)}")
     else:
-        say("everything was there" if needed else _NOTHING)
+        say("nothing was missing" if needed else _NOTHING)
 
 
-_NOTHING = "nothing to apply: this store creates what it needs by itself"
+_NOTHING = "nothing to apply: this store creates what it needs"

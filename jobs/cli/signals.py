@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: once to end in order, twice to end."""
+"""Ctrl-C and SIGTERM: the first ends the program in order, the second immediately."""
 
 import signal
 import sys
@@ -9,7 +9,7 @@ from jobs.screen import say
 
 
 def on_signals(stop: Callable[[], None], line: str) -> None:
-    """Call `stop` and say `line` at the first Ctrl-C or SIGTERM; the second one ends the process as usual."""
+    """At the first Ctrl-C or SIGTERM, call `stop` and show `line`; the second ends the process as usual."""
 
     def ask(number: int, frame: object) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -23,10 +23,10 @@ def on_signals(stop: Callable[[], None], line: str) -> None:
 
 @contextmanager
 def exit_on_sigterm() -> Iterator[None]:
-    """Let SIGTERM raise `SystemExit` as long as the block runs, so that what was started is ended on the way out.
+    """Make SIGTERM raise `SystemExit` while the block runs, so that child processes are ended.
 
-    The block is left by `SystemExit` also when the signal came inside a call of a C library, out of which it came as
-    another exception.
+    The block is left by `SystemExit` even if the signal arrived in a call of a C library that raised another exception
+    for it.
     """
     received: list[int] = []
 

@@ -22,13 +22,13 @@ app = typer.Typer(
 @app.command()
 def up(
     kafka: Annotated[bool, typer.Option(help="Start Kafka.")] = True,
-    redis: Annotated[bool, typer.Option("--redis", help="Start Redis, or Valkey where there is none.")] = False,
+    redis: Annotated[bool, typer.Option("--redis", help="Start Redis, or Valkey if Redis is not installed.")] = False,
     cassandra: Annotated[bool, typer.Option("--cassandra", help="Start Cassandra.")] = False,
     heap: Annotated[int, typer.Option(metavar="MIB", min=128, help="Java heap of each Java server.")] = 512,
     root: Root = STACK_ROOT,
     json: Json = False,
 ) -> None:
-    """Start the servers that do not run yet, and wait until they serve."""
+    """Start the servers that are not running, and wait until they are ready."""
     from jobs import stack
 
     with steps("stack") as step:
@@ -38,7 +38,7 @@ def up(
 
 @app.command()
 def down(root: Root = STACK_ROOT, json: Json = False) -> None:
-    """Stop every server of the stack. Data and ports stay, for the next `up`."""
+    """Stop every server of the stack. The next `up` uses the same data and ports."""
     from jobs import stack
 
     stopped = stack.down(root)
@@ -50,7 +50,7 @@ def down(root: Root = STACK_ROOT, json: Json = False) -> None:
 
 @app.command()
 def status(root: Root = STACK_ROOT, json: Json = False) -> None:
-    """Show the servers that run. The exit code is 1 when none does."""
+    """Show the running servers. The exit code is 1 if there are none."""
     from jobs import stack
 
     state = stack.status(root)

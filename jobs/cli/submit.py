@@ -1,4 +1,4 @@
-"""`headwater submit-command`: a flow for spark-submit."""
+"""`headwater submit-command`: the spark-submit command for a flow."""
 
 import shlex
 from typing import Annotated, Any
@@ -28,14 +28,14 @@ def submit_command(
     ] = None,
     jars: Annotated[
         bool,
-        typer.Option("--jars", help="Use the connector's jars from the cache instead of letting Spark fetch them."),
+        typer.Option("--jars", help="Use the connector's jars from the cache instead of letting Spark download them."),
     ] = False,
     json: Json = False,
 ) -> None:
-    """Print the line by which spark-submit runs a flow. All options of `headwater run` are taken: OPTIONS of it follow FLOW.
+    """Print the spark-submit command that runs a flow. It takes all options of `headwater run`, after FLOW.
 
-    --master and --conf become spark-submit's own, whose settings win. What follows a `--` is for `run` alone. Nothing
-    is submitted. The exit code is 2 when the flow could not run there.
+    --master and --conf become options of spark-submit, whose settings win. Arguments after `--` are for `run` alone.
+    Nothing is submitted. The exit code is 2 if the flow could not run there.
     """
     from aggregations.spark.opening import check_given
     from aggregations.spark.session import DEFAULT_MASTER
@@ -51,8 +51,8 @@ def submit_command(
     master = given["master"] or DEFAULT_MASTER
     if deploy_mode == "cluster" and master.startswith(("local", "spark://")):
         raise UsageError(
-            f"--deploy-mode cluster: Spark runs no Python driver on the machines of {master}; leave it out, or name "
-            "another --master (yarn, k8s://...)"
+            f"--deploy-mode cluster: Spark does not run Python drivers on the machines of {master}; remove the option, or "
+            "give another --master (yarn, k8s://...)"
         )
     settings.seconds(given["trigger"])
     conf = settings.pairs(given["conf"] or (), "--conf")
@@ -75,12 +75,12 @@ def submit_command(
         say("every worker needs headwater and its packages; see docs/reference.md, Running on a cluster")
     if deploy_mode == "cluster":
         say(
-            "HEADWATER_* variables and headwater.toml are not there where the driver runs: give options or a settings file"
+            "HEADWATER_* variables and headwater.toml are not available to the driver there: use options or a settings file"
         )
 
 
 def _options_of_run(context: typer.Context, flow: str) -> tuple[dict[str, Any], list[str]]:
-    """What the rest of the command line says to `run`: values by name, and the options that go on to it."""
+    """The options of `run` in the rest of the command line: values by name, and the options to pass on."""
     from typer.main import get_command
 
     from jobs.cli import app
@@ -98,7 +98,7 @@ def _options_of_run(context: typer.Context, flow: str) -> tuple[dict[str, Any], 
 
 
 def _texts(option: Any, value: Any) -> list[str]:
-    """An option as it is written."""
+    """An option as text of the command line."""
     name = option.opts[0]
     if value is True:
         return [name]

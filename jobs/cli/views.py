@@ -1,4 +1,4 @@
-"""`headwater inspect`: what a stage's store keeps."""
+"""`headwater inspect`: the stored states of a stage."""
 
 from collections.abc import Iterable
 from itertools import islice
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def inspect(
     flow: FlowName,
     stage: Annotated[
-        str | None, typer.Option(metavar="NAME", help="The stage; may be left out where there is only one.")
+        str | None, typer.Option(metavar="NAME", help="The stage; optional if the flow has only one.")
     ] = None,
     key: Annotated[
         list[str] | None,
@@ -34,8 +34,8 @@ def inspect(
 ) -> None:
     """Show the states of a stage: a table, or with --json one line per key with its version, lanes and holes.
 
-    Standard error says which store was read; nothing is created there. The exit code is 1 when it has no state of the
-    stage, or none of a key that was asked for.
+    Standard error shows which store was read; nothing is created there. The exit code is 1 if it has no state of the
+    stage, or no state of a requested key.
     """
     from jobs import settings
     from jobs.loading import load_flow

@@ -140,7 +140,7 @@ class Letters:
         while True:
             message = consumer.poll(_SECONDS)
             if message is None:
-                raise BrokerUnavailable(f"reading {place}: no answer", "Try again; doing it twice does no harm")
+                raise BrokerUnavailable(f"reading {place}: no answer", "Run the command again; that is safe")
             error = message.error()
             if error is not None:
                 if error.name() == "_PARTITION_EOF":

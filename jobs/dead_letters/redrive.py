@@ -154,7 +154,7 @@ class _Back:
         try:
             self._topics.check_rights(write=[self._dead_letters])
         except BrokerRefused as error:
-            _LOG.warning("what is redriven is not noted: %s", error)
+            _LOG.warning("the notes of redriven dead letters cannot be written: %s", error)
             return False
         return True
 
@@ -207,12 +207,14 @@ def redriven(
     if mend is not None:
         return _rebuilt(value, _mended(mend, key, value), letter, key, hops)
     if not value:
-        # Of no value, or no bytes, in an envelope around it: neither would be refused as what it was.
+        # An envelope around a missing or empty value would be rejected for another reason than the value itself.
         raise EnvelopeError(Reason.EMPTY, "a record without a value cannot carry a chain; mend it into a payload")
     if not _is_envelope(value, letter):
         if letter.reason is Reason.NOT_AN_ENVELOPE:
-            # Inside another envelope it would be read as a payload.
-            raise EnvelopeError(Reason.NOT_AN_ENVELOPE, "it would die again; mend it into an envelope or a payload")
+            # Within another envelope it would be read as a payload.
+            raise EnvelopeError(
+                Reason.NOT_AN_ENVELOPE, "it would be rejected again; mend it into an envelope or a payload"
+            )
         return encode(Envelope(value, chain=hops, key=key))
     old = decode(value)
     if _came_back(old.chain):

@@ -1,4 +1,4 @@
-"""A new project: files to begin with, copied from the folder `template` as they are there."""
+"""Creates a new project by copying the folder `template`."""
 
 from importlib.resources import files
 from importlib.resources.abc import Traversable
@@ -8,7 +8,7 @@ from typing import Final
 from jobs.environment import UsageError
 
 _RENAMED: Final = {"gitignore": ".gitignore"}
-"""A `.gitignore` in the template would be one of this repository."""
+"""Renamed, because a `.gitignore` in the template would apply to this repository."""
 
 
 def template() -> dict[str, Traversable]:
@@ -21,21 +21,21 @@ def create(directory: Path) -> list[str]:
     """Write a new project.
 
     Args:
-        directory: Where to. It is created, with its parents, if it does not exist.
+        directory: Directory of the project; created, with its parents, if it does not exist.
 
     Returns:
         Names of the files.
 
     Raises:
-        UsageError: The directory is not empty, or nothing can be written there.
+        UsageError: The directory is not empty, or cannot be written.
     """
     found = template()
     try:
         directory.mkdir(parents=True, exist_ok=True)
         if any(directory.iterdir()):
-            raise UsageError(f"{directory} is not empty: name an empty or a new directory")
+            raise UsageError(f"{directory} is not empty: choose an empty or a new directory")
         for name, file in found.items():
             (directory / name).write_bytes(file.read_bytes())
     except OSError as error:
-        raise UsageError(f"cannot write to {directory}: {error.strerror}; name another directory") from error
+        raise UsageError(f"cannot write to {directory}: {error.strerror}; choose another directory") from error
     return [*found]

@@ -272,7 +272,7 @@ def test_a_store_without_a_schema_says_so(monkeypatch: pytest.MonkeyPatch, capsy
         assert run(monkeypatch, "schema", verb, "sqlite://states.db") == 0
         out, err = capsys.readouterr()
         assert out == ""
-        assert err.endswith("this store creates what it needs by itself\n")
+        assert err.endswith("this store creates what it needs\n")
 
 
 def test_every_fault_point_and_outcome_is_listed(

@@ -56,7 +56,7 @@ def test_a_directory_that_is_not_empty_is_left_as_it_is(
     (tmp_path / "mine.py").write_text("mine")
     assert run(monkeypatch, "new", str(tmp_path)) == Exit.USAGE
     out, err = capsys.readouterr()
-    assert (out, err) == ("", f"headwater: {tmp_path} is not empty: name an empty or a new directory\n")
+    assert (out, err) == ("", f"headwater: {tmp_path} is not empty: choose an empty or a new directory\n")
     assert [path.name for path in tmp_path.iterdir()] == ["mine.py"]
 
 
@@ -69,7 +69,7 @@ def test_a_place_where_no_directory_can_be_is_named(
     out, err = capsys.readouterr()
     assert out == ""
     assert err.startswith(f"headwater: cannot write to {tmp_path / place}: ")
-    assert err.endswith("; name another directory\n")
+    assert err.endswith("; choose another directory\n")
 
 
 @pytest.mark.parametrize("name", [Path(name).stem for name in FILES if name.endswith(".py")])

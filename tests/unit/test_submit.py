@@ -125,8 +125,11 @@ def test_what_is_installed_or_in_a_package_is_not_sent() -> None:
         (["--master", "yarn"], "Spark's workers (yarn) may run on others"),
         (["--store", "memory://m"], "is local to one process"),
         (["--deploy-mode", "clustered"], "--deploy-mode clustered: write client or cluster"),
-        (["--deploy-mode", "cluster"], "Spark runs no Python driver on the machines of local[2]"),
-        (["--store", "redis://r", "--master", "spark://h:7077", "--deploy-mode", "cluster"], "leave it out, or name"),
+        (["--deploy-mode", "cluster"], "Spark does not run Python drivers on the machines of local[2]"),
+        (
+            ["--store", "redis://r", "--master", "spark://h:7077", "--deploy-mode", "cluster"],
+            "remove the option, or give",
+        ),
         (["--trigger", "soon"], "'soon' is not a duration"),
         (["--conf", "spark"], "--conf: write NAME=VALUE"),
         (["--accept", "everything"], "unknown risk everything"),

@@ -1,4 +1,4 @@
-"""The republisher: takes orders apart into order lines. JSON in, envelopes out.
+"""The republisher: splits orders into order lines. JSON in, envelopes out.
 
 headwater republish republisher:order_lines --from shop.orders --input json --to shop.lines --via order-lines
 """
@@ -12,8 +12,8 @@ from jobs.republish import InputRecord, OutputRecord
 def order_lines(record: InputRecord) -> Iterator[OutputRecord]:
     """One message for every line of an order, keyed by its product.
 
-    The same order must give the same lines in the same order whenever it is read: their number tells them apart.
-    An order that this function cannot read raises, and goes to the dead-letter topic.
+    Reading an order again must give the same lines in the same sequence, since their numbers identify them.
+    If this function raises, the order goes to the dead-letter topic.
     """
     order = record.data
     for line in order["lines"]:

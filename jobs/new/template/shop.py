@@ -1,4 +1,4 @@
-"""The flow: what was sold of every product, and what every customer bought.
+"""The flow: sales per product, and purchases per customer.
 
 headwater describe shop:flow
 headwater run shop:flow --dead-letters shop.dead --until-caught-up
@@ -13,21 +13,21 @@ from aggregations import Element, Fields, Flow, Json, Topic, count, maximum, tot
 
 
 class Purchases:
-    """A fold in plain Python: cents spent, and pieces of each product. Use one where `Fields` has no word for it."""
+    """A fold in plain Python, for aggregates that `Fields` does not offer: cents spent, and pieces of each product."""
 
     def zero(self) -> dict[str, Any]:
-        """The state of a customer who has bought nothing. A state is what JSON can hold."""
+        """The state of a customer without purchases. A state may be any JSON value."""
         return {"cents": 0, "pieces": {}}
 
     def fold(self, state: dict[str, Any], line: Element[Any]) -> dict[str, Any]:
-        """The state with one order line more."""
+        """The state after one more order line."""
         product = line["product"]
         state["cents"] += line["cents"]
         state["pieces"][product] = state["pieces"].get(product, 0) + line["pieces"]
         return state
 
     def result(self, state: dict[str, Any]) -> dict[str, Any]:
-        """What readers see: the state, with the product bought most."""
+        """The result for readers: the state and the product bought most."""
         pieces = state["pieces"]
         return {**state, "favourite": max(sorted(pieces), key=lambda product: pieces[product])}
 

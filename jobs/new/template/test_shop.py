@@ -1,4 +1,4 @@
-"""The republisher and the flow in this process, without Kafka and Spark: the rules are the same."""
+"""Tests the republisher and the flow in this process, without Kafka and Spark, by the same rules."""
 
 import json
 import uuid
@@ -25,13 +25,13 @@ BOB = {"customer": "bob", "lines": [{"product": "milk", "pieces": 2, "price_cent
 
 
 def republished(order: object, offset: int) -> list[Outgoing]:
-    """What the republisher sends for the order at this offset of shop.orders."""
+    """The messages that the republisher sends for the order at this offset of shop.orders."""
     record = InputRecord("shop.orders", 0, offset, b"", json.dumps(order).encode())
     return PROCESSOR.process(record, HopWriter("shop.orders", 0, via=VIA))
 
 
 def folded(messages: Iterable[Outgoing]) -> MemoryRunner:
-    """A runner with a store of its own that has read these messages from shop.lines."""
+    """A runner with its own store that has read these messages from shop.lines."""
     runner = MemoryRunner(flow, bind(flow, {}, f"memory://{uuid.uuid4()}"))
     runner.process(Record("shop.lines", 0, offset, sent.key, sent.value) for offset, sent in enumerate(messages))
     return runner
