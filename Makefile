@@ -19,7 +19,7 @@ SLOW := $(wildcard tests/simulation tests/spark tests/integration tests/contract
 TLA := .headwater/tla-checker-0.24.0
 STUBS := envelope/v1/envelope:envelope demo/v1/leg:jobs/demo
 
-.PHONY: help demo test check lint tests-fast tests-slow coverage docs prove soak mutants fuzz model lock proto clean java
+.PHONY: help demo test check lint tests-fast tests-slow coverage docs bench prove soak mutants fuzz model lock proto clean java
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*  ## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*  ## (.*)/  make \1\t\2/' | expand -t 16
@@ -54,6 +54,9 @@ coverage: $(READY)  ## lines and branches that unit and property tests reach; fa
 	$(BIN)/coverage run -m pytest --no-header -q -n 2 $(FAST)
 	$(BIN)/coverage combine -q
 	$(BIN)/coverage report
+
+bench: $(READY) java  ## headwater beside Kafka Streams and others, results checked; ARGS='--only headwater,kafka-streams --keys 10000 --json'
+	@$(BIN)/python -m benchmarks $(ARGS)
 
 prove: $(READY)  ## simulated worlds, every schedule of faults, planted bugs; ARGS='--seeds 2000 --schedules 50000 --json'
 	@$(BIN)/python -m tests.simulation prove $(ARGS)

@@ -11,13 +11,11 @@ of its own is started and its CPU counted. Memory is the most that each process 
 import argparse
 import json
 import os
-import random
 import statistics
 import tempfile
 import time
 import uuid
 from itertools import pairwise
-from pathlib import Path
 
 from aggregations.definition.aggregates import count, maximum, total
 from aggregations.definition.fields import Fields
@@ -28,16 +26,14 @@ from aggregations.run.states import state_of
 from aggregations.spark import run_flow
 from aggregations.spark.kafka_source import CONSUMER
 from aggregations.spark.session import session
-from envelope import Envelope, Hop, append_hop, encode
+from benchmarks import processes
+from benchmarks.workload import PARTITIONS, Workload, fill
 from jobs import stack
 from jobs.demo.leg_pb2 import Leg
 from jobs.stack import jars
-from persistence.kafka import AcknowledgedProducer, KafkaSettings, Topics
+from persistence.kafka import KafkaSettings, Topics
 from persistence.protocol import FlowRef
 from persistence.registry import open_store
-
-PARTITIONS = 4
-TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def flow_of(topic):
@@ -52,94 +48,25 @@ def flow_of(topic):
     )
 
 
-def fill(settings, topic, events, keys, resent):
-    """Produce the envelopes; return the number of unique ones."""
-    rng = random.Random(7)
-    bodies = []
-    for key in range(keys):
-        tail = f"N{key:05d}"
-        leg = Leg(tail=tail, carrier=f"C{key % 16:02d}", arr_delay=key % 90, air_minutes=key % 400)
-        bodies.append(
-            (
-                tail.encode(),
-                encode(Envelope(leg.SerializeToString(), key=tail.encode(), event_id="", destination=topic)),
-            )
-        )
-    producer = AcknowledgedProducer(settings)
-    unique, messages, lately = 0, [], []
-    for _ in range(events):
-        if lately and rng.random() < resent:
-            messages.append(rng.choice(lately))
-        else:
-            key, body = bodies[rng.randrange(keys)]
-            # One root partition a key, as a topic keyed by it would have.
-            hop = Hop("raw", sum(key) % PARTITIONS, unique, via="wrap", index=0, count=1, topic_id="AAAA")
-            message = {"key": key, "value": append_hop(body, hop)}
-            messages.append(message)
-            lately.append(message)
-            if len(lately) > 2000:
-                lately = lately[1000:]
-            unique += 1
-        if len(messages) >= 20_000:
-            producer.send_many(topic, messages)
-            messages = []
-    producer.send_many(topic, messages)
-    producer.flush()
-    producer.close()
-    return unique
-
-
-def cpu(pid):
-    """CPU seconds of a process and of its children that have ended."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return 0.0
-    return sum(int(fields[i]) for i in (11, 12, 13, 14)) / TICKS
-
-
-def children(pid):
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal():
-            try:
-                if (entry / "stat").read_text().rpartition(")")[2].split()[1] == str(pid):
-                    found.append(int(entry.name))
-            except OSError:
-                continue
-    return found
-
-
-def peak(pid):
-    """The most resident memory that a process ever had, in MB."""
-    try:
-        status = Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return 0
-    found = status.partition("VmHWM:")[2].split()  # a process that has ended has none
-    return int(found[0]) // 1024 if found else 0
-
-
-def processes(servers):
+def parts_of(servers):
     """Process ids by part: servers, the driver's JVM, workers and the daemon that forks them."""
-    mine = [child for child in children(os.getpid()) if child not in servers.values()]
-    jvms = [child for child in mine if "java" in Path(f"/proc/{child}/cmdline").read_text()][:1]
-    below = [child for jvm in jvms for child in children(jvm)]
-    workers = below + [worker for daemon in below for worker in children(daemon)]
-    return {**{name: [pid] for name, pid in servers.items()}, "jvm": jvms, "workers": workers}
+    found = {name: [pid] for name, pid in servers.items()} | {"jvm": [], "workers": []}
+    for child in processes.children(os.getpid()):
+        if child not in servers.values():
+            for part, pids in processes.parts(child).items():
+                found.setdefault(part, []).extend(pids)
+    return found
 
 
 def spent(servers):
     """CPU seconds so far by part."""
     times = os.times()
-    parts = {part: sum(cpu(pid) for pid in pids) for part, pids in processes(servers).items()}
-    return {**parts, "driver": times.user + times.system}
+    return processes.spent(parts_of(servers)) | {"driver": times.user + times.system}
 
 
 def memory(servers):
     """Peak resident MB by part; of workers, which share much of theirs, the largest."""
-    parts = {part: max(map(peak, pids), default=0) for part, pids in processes(servers).items()}
-    return {**parts, "driver": peak(os.getpid())}
+    return processes.memory(parts_of(servers)) | {"driver": processes.peak(os.getpid())}
 
 
 def bare(spark, settings, topic, batch):
@@ -185,7 +112,7 @@ def main():
         Topics(settings).create(topic, PARTITIONS)
         Topics(settings).create(f"{topic}.dlq", 1)
         begin = time.perf_counter()
-        unique = fill(settings, topic, args.events, args.keys, args.resent)
+        unique = fill(settings, topic, Workload(args.events, args.keys, args.resent), lambda done: None).unique
         say(f"filled with {args.events:,} envelopes, {unique:,} unique, in {time.perf_counter() - begin:.0f} s")
         own = {
             "sqlite": f"sqlite://{tempfile.mkdtemp()}/bench.db",

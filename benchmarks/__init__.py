@@ -1,0 +1,1 @@
+"""headwater beside its peers: `python -m benchmarks`, and smaller measurements as scripts of their own."""

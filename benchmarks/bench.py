@@ -1,0 +1,160 @@
+"""Fill the topics, let every system take its turn, round by round."""
+
+import os
+import platform
+import shutil
+import tempfile
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import redis
+
+from benchmarks.measure import RunFailed, measure
+from benchmarks.peers.base import Peer, PeerUnavailable, Task
+from benchmarks.report import Subject
+from benchmarks.workload import PARTITIONS, Filled, Workload, fill
+from jobs import stack
+from jobs.screen import progress, say
+from persistence.kafka import KafkaSettings, Topics
+
+BATCHES: Final = 6
+"""A micro-batch holds at most this part of a topic, so that the second half of it is several batches."""
+HEAP_MB: Final = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to measure.
+
+    Attributes:
+        peers: The systems.
+        events: Records of each topic.
+        slow_events: Records of the topics of slow systems.
+        keys: Numbers of keys, a topic each.
+        resent: Share of re-sent records.
+        seed: Seed of the draw.
+        rounds: Runs of each system.
+        batch: Most records of a micro-batch.
+    """
+
+    peers: Sequence[Peer]
+    events: int
+    slow_events: int
+    keys: Sequence[int]
+    resent: float
+    seed: int
+    rounds: int
+    batch: int
+
+
+def bench(plan: Plan, logs: Path) -> list[Subject]:
+    """Measure every system at every number of keys.
+
+    Args:
+        plan: What to measure.
+        logs: Directory for the logs of runs that failed.
+
+    Raises:
+        StackError: A server did not start.
+    """
+    with tempfile.TemporaryDirectory(prefix="headwater-bench-") as temporary:
+        work = Path(temporary)
+        reasons = {peer: _prepared(peer, work) for peer in plan.peers}
+        stores = {peer.store for peer, reason in reasons.items() if not reason}
+        with stack.ephemeral(redis="redis" in stores, cassandra="cassandra" in stores, heap_mb=HEAP_MB) as servers:
+            found = []
+            for number, keys in enumerate(plan.keys):
+                found += _at(plan, f"t{number}", keys, reasons, servers, work, logs)
+            return found
+
+
+def environment() -> dict[str, Any]:
+    """Return what the figures depend on: the machine and the interpreter."""
+    cores = {line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")}
+    return {
+        "cpu": ", ".join(sorted(line.partition(":")[2].strip() for line in cores)),
+        "cores": len(os.sched_getaffinity(0)),
+        "system": platform.platform(),
+        "python": platform.python_version(),
+    }
+
+
+def _prepared(peer: Peer, work: Path) -> str:
+    """Prepare a system; return why it cannot run, empty if it can."""
+    try:
+        peer.prepare(work)
+    except PeerUnavailable as error:
+        say(f"{peer.name} is left out: {error}")
+        return str(error)
+    return ""
+
+
+def _at(
+    plan: Plan, topic: str, keys: int, reasons: Mapping[Peer, str], servers: stack.StackState, work: Path, logs: Path
+) -> list[Subject]:
+    """Measure every system at one number of keys."""
+    settings = KafkaSettings(servers.kafka)
+    amounts = {peer: min(plan.slow_events, plan.events) if peer.slow else plan.events for peer in plan.peers}
+    subjects = {
+        peer: Subject(peer.name, peer.store, peer.guarantee, keys, amounts[peer], unavailable=reason)
+        for peer, reason in reasons.items()
+    }
+    able = [peer for peer, reason in reasons.items() if not reason]
+    filled: dict[int, Filled] = {}
+    for number, events in enumerate(sorted({amounts[peer] for peer in able})):
+        filled[events] = _filled(settings, f"{topic}{number}", Workload(events, keys, plan.resent, plan.seed))
+    for number in range(plan.rounds):
+        for peer in able:
+            if subjects[peer].failed:
+                continue
+            title = f"round {number + 1} of {plan.rounds}: {peer.name} on {peer.store}, {keys:,} keys"
+            with _home(work) as home, progress(title, amounts[peer], "events") as bar:
+                task = _task(peer, filled[amounts[peer]], servers, home, plan.batch)
+                try:
+                    subjects[peer].runs.append(measure(peer, task, _pids(peer, servers), bar))
+                except RunFailed as error:
+                    kept = logs / f"{task.run}.log"
+                    shutil.copy(home / "log", kept)
+                    subjects[peer].failed = f"{error} (log: {kept})"
+                    say(f"{peer.name} on {peer.store}: {subjects[peer].failed}")
+    Topics(settings).delete([one.topic for one in filled.values()])
+    return list(subjects.values())
+
+
+def _filled(settings: KafkaSettings, topic: str, workload: Workload) -> Filled:
+    Topics(settings).create(topic, PARTITIONS)
+    title = (
+        f"{workload.events:,} envelopes of {workload.keys:,} keys, {workload.resent:.0%} re-sent, seed {workload.seed}"
+    )
+    with progress(title, workload.events, "events") as bar:
+        filled = fill(settings, topic, workload, bar)
+    say(f"{filled.unique:,} unique events, {filled.bytes_per_event:.0f} bytes each")
+    return filled
+
+
+def _task(peer: Peer, filled: Filled, servers: stack.StackState, home: Path, batch: int) -> Task:
+    server = servers.find(peer.store)
+    address = server.address if server else ""
+    if peer.store == "redis":  # the states of the run before are in nobody's way
+        with redis.Redis.from_url(address) as client:
+            client.flushall()
+    most = max(1_000, filled.workload.events // BATCHES)
+    run = f"{peer.name}-{peer.store}-{uuid.uuid4().hex[:6]}"
+    return Task(run, filled, servers.kafka, address, home, min(batch, most))
+
+
+def _pids(peer: Peer, servers: stack.StackState) -> dict[str, int]:
+    return {server.name: server.pid for server in servers.servers if server.name in ("kafka", peer.store)}
+
+
+@contextmanager
+def _home(work: Path) -> Iterator[Path]:
+    home = Path(tempfile.mkdtemp(dir=work))
+    try:
+        yield home
+    finally:
+        shutil.rmtree(home, ignore_errors=True)

@@ -1,0 +1,1 @@
+"""The systems that are compared, each in processes of its own."""

@@ -1,0 +1,59 @@
+"""headwater by its own command line, as a user runs it."""
+
+import polars as pl
+
+from aggregations.run.states import state_of
+from benchmarks.peers.base import HEAP, Peer, PeerUnavailable, Task, module
+from benchmarks.workload import COLUMNS
+from jobs.stack import jars
+from persistence.protocol import FlowRef
+from persistence.registry import open_store
+
+
+class Headwater(Peer):
+    """`headwater run --until-caught-up` on one store."""
+
+    name = "headwater"
+
+    def __init__(self, store: str) -> None:
+        self.store = store
+
+    def prepare(self, work):
+        """Fetch the Kafka connector of Spark."""
+        try:
+            jars.kafka_connector()
+        except jars.JarsUnavailable as error:
+            raise PeerUnavailable(str(error)) from error
+
+    def command(self, task: Task) -> list[str]:
+        """The command line, until the end of the topic."""
+        options = {
+            "--store": self._url(task),
+            "--bootstrap": task.bootstrap,
+            "--group": task.run,
+            "--dead-letters": f"{task.run}-dlq",
+            "--max-records": str(task.batch),
+            "--conf": f"spark.driver.memory={HEAP.removeprefix('-Xmx')}",
+        }
+        given = [word for pair in options.items() for word in pair]
+        return module("jobs.cli", "run", "benchmarks.peers.flow:flow", "--until-caught-up", *given)
+
+    def environment(self, task: Task) -> dict[str, str]:
+        return {"BENCH_TOPIC": task.topic, "BENCH_RUN": task.run}
+
+    def topics(self, task: Task) -> dict[str, int]:
+        return {f"{task.run}-dlq": 1}
+
+    def result(self, task: Task) -> pl.DataFrame:
+        """Read every state through the store's own interface."""
+        stage = FlowRef(task.run).stage("keys")
+        rows: dict[str, list] = {column: [] for column in COLUMNS}
+        for key, stored in open_store(self._url(task)).scan(stage):
+            fold = state_of(stored, stage, key).fold
+            rows["key"].append(key.decode())
+            for field in ("count", "sum", "max"):
+                rows[field].append(fold[field])
+        return pl.DataFrame(rows, schema=COLUMNS)
+
+    def _url(self, task: Task) -> str:
+        return task.server or f"{self.store}://{task.home}/states.db"

@@ -1,0 +1,24 @@
+"""Every system by name, in the order in which they take turns."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+from benchmarks.peers.base import Peer
+from benchmarks.peers.headwater import Headwater
+from benchmarks.peers.kafka_streams import KafkaStreams, KafkaStreamsCassandra, KafkaStreamsSink
+
+_SYSTEMS: Final[Mapping[str, Callable[[Sequence[str]], Sequence[Peer]]]] = {
+    Headwater.name: lambda stores: [Headwater(store) for store in stores],
+    KafkaStreams.name: lambda stores: [KafkaStreams()],
+    KafkaStreamsSink.name: lambda stores: [KafkaStreamsSink()],
+    KafkaStreamsCassandra.name: lambda stores: [KafkaStreamsCassandra()],
+}
+
+NAMES: Final = tuple(_SYSTEMS)
+STORES: Final = ("sqlite", "redis", "cassandra")
+"""Stores that headwater can be measured on."""
+
+
+def chosen(only: Sequence[str], stores: Sequence[str]) -> list[Peer]:
+    """Return the systems of these names; headwater once for each store."""
+    return [peer for name in NAMES if name in only for peer in _SYSTEMS[name](stores)]
