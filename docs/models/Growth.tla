@@ -1,22 +1,23 @@
 ------------------------------- MODULE Growth -------------------------------
 (* A topic gets more partitions while a flow lags.
 
-   One key. Its events go to partition 1 until its producer has heard of the
-   growth, and to partition After from then on: a new one, 3, or, where the
-   count is no multiple of the old one, an old one, 2. The flow reads the
-   partitions in any interleaving, so that an event behind the growth can come
-   before those in front of it.
+   There is one key. Its events go to partition 1 until its producer learns of
+   the growth, and then to partition After: to the new partition 3 or, if the
+   new count is not a multiple of the old one, to the old partition 2. The flow
+   reads the partitions in any interleaving, so an event from after the growth
+   can be read before events from before it.
 
-   From first sight of the new count until every partition is read to its end
-   as of five minutes later, the state evicts no position. By then every
-   producer has refreshed its metadata. The count is asked for after the range
-   of a batch is taken and before it is folded: a record that went elsewhere
-   because of the growth is never folded before the growth is seen.           *)
+   When the flow first sees the new count, its states stop evicting positions.
+   Five minutes later, when every producer has refreshed its metadata, the flow
+   takes the ends of all partitions; eviction resumes when it has read up to
+   them. The flow queries the count after it has taken the range of a batch and
+   before it folds the batch, so a record that the growth sent to another
+   partition is never folded before the growth is seen.                       *)
 EXTENDS Naturals, Sequences, FiniteSets
 
 CONSTANTS
     N,       \* events of the key
-    W,       \* positions that a window holds
+    W,       \* positions that a history holds
     After,   \* partition that the key moves to
     Broken   \* "none", or the name of a broken variant
 
@@ -27,10 +28,10 @@ Greatest(S) == CHOOSE x \in S : \A y \in S : x >= y
 VARIABLES
     log,       \* partition -> its events
     sent,      \* events sent
-    topic,     \* "small", "grown", "known": to the producer
-    state,     \* the key's: [n, held, floor]
-    man        \* manifest: [next: how far each partition is read; seen: the growth; phase: "rest", "settling" for five
-               \* minutes, "draining" to the ends]
+    topic,     \* "small", "grown", "known" to the producer
+    state,     \* the key's state: [n, held, floor]
+    man        \* manifest: [next: how far each partition is read; seen: whether the growth was seen; phase: "rest",
+               \* "settling" for five minutes, "draining" to the ends]
 
 vars == <<log, sent, topic, state, man>>
 
@@ -49,7 +50,7 @@ Send ==
 Grow == topic = "small" /\ topic' = "grown" /\ UNCHANGED <<log, sent, state, man>>
 Hear == topic = "grown" /\ topic' = "known" /\ UNCHANGED <<log, sent, state, man>>
 
-(* What the manifest says once the count was asked for. *)
+(* The manifest after the count was queried. *)
 Sight(m) ==
     IF topic = "small" \/ m.seen THEN m
     ELSE IF Broken = "evicts_while_new_partitions_wait" THEN [m EXCEPT !.seen = TRUE, !.phase = "rest", !.ends = Ends]
@@ -64,7 +65,7 @@ Fold(s, e, evicts) ==
              keep  == IF evicts THEN {x \in every : Cardinality({y \in every : y > x}) < W} ELSE every
          IN  [n |-> [s.n EXCEPT ![e] = @ + 1], held |-> keep, floor |-> Greatest({s.floor} \cup (every \ keep))]
 
-(* New partitions are read where the growth is seen; in the variant, behind what stood in the old ones. *)
+(* New partitions are read once the growth is seen; in the variant, after the records then in the old ones. *)
 Readable(p) ==
     /\ p < 3 \/ man.seen
     /\ (Broken = "evicts_while_new_partitions_wait" /\ p = 3) => \A q \in 1..2 : man.next[q] >= man.ends[q]
@@ -77,16 +78,16 @@ Read ==
             /\ man' = Drained([m EXCEPT !.next[p] = @ + 1])
     /\ UNCHANGED <<log, sent, topic>>
 
-(* A batch without a record of this key, or a look by a clock. *)
+(* A batch without a record of this key, or a periodic query of the count. *)
 Look == man' = Drained(Sight(man)) /\ UNCHANGED <<log, sent, topic, state>>
 
-(* Five minutes after first sight. *)
+(* Five minutes after the growth was first seen. *)
 Settle ==
     /\ man.phase = "settling" /\ topic = "known"
     /\ man' = Drained([man EXCEPT !.phase = "draining", !.ends = Ends])
     /\ UNCHANGED <<log, sent, topic, state>>
 
-(* The run ends and another starts: it knows what the manifest says. *)
+(* Broken variant: the run ends, and the next one does not resume the growth. *)
 Restart ==
     /\ Broken = "forgotten_at_a_restart" /\ man.seen
     /\ man' = [man EXCEPT !.phase = "rest"]
@@ -98,9 +99,9 @@ Spec == Init /\ [][Next]_vars
 ------------------------------------------------------------------------------
 Above == INSTANCE Once WITH times <- <<state.n>>
 
-(* Exactly once: what was read is folded. *)
+(* Exactly once: every event that was read is folded. *)
 ReadIsFolded == \A p \in Partitions : \A i \in 1..man.next[p] : state.n[log[p][i]] = 1
 
-(* And the state does not grow for ever: once all is read to the ends, the next fold cuts the window. *)
+(* The state does not grow without bound: when all partitions are read to the ends, the next fold evicts again. *)
 Rests == (man.phase = "draining") => \E p \in Partitions : man.next[p] < man.ends[p]
 =============================================================================

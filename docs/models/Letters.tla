@@ -1,25 +1,25 @@
 ------------------------------ MODULE Letters -------------------------------
 (* Dead letters, redrive, holes, the ledger of the manifest, and healed elements.
 
-   One flow of two stages reads one log; each stage has one key, so that every
-   event moves every window. `next` is the state of the next flow, which reads
-   the outputs as they are published. Another flow on the same log is `Other`.
+   One flow of two stages reads one log. Each stage has one key, so every
+   event moves every history. `next` is the state of the next flow, which reads
+   the outputs as they are published. `Other` is another flow on the same log.
 
-   The events Bad can fail, in one of the ways Codes; a batch draws which, as
-   if new code had been deployed before it or the failure had been transient.
-   Nothing is written before the whole batch is folded in memory. Then it is
-   written step by step, and a crash leaves what is on disk.                  *)
+   The events in Bad can fail in one of the ways in Codes. Each batch draws the
+   way, as if new code had been deployed before it or the failure were
+   transient. Nothing is written before the whole batch is folded in memory.
+   Then it is written step by step, and a crash keeps the steps written.      *)
 EXTENDS Naturals, FiniteSets, Sequences
 
 CONSTANTS
     N,        \* events, first delivered in the order 1..N
     Bad,      \* events that can fail
     Codes,    \* ways in which they fail: subset of {"map", "fold1", "map2", "fold2"}
-    W,        \* positions that a window holds
+    W,        \* positions that a history holds
     H,        \* healed positions that a state remembers
-    Copies,   \* plain copies that the republisher sends, of events in Bad
-    Redrives, \* letters redriven while the code may still fail
-    Crashes,  \* crashes
+    Copies,   \* number of plain copies that the republisher sends, of events in Bad
+    Redrives, \* number of dead letters redriven while the code may still fail
+    Crashes,  \* number of crashes
     Broken    \* "none", or the name of a broken variant
 
 Events == 1..N
@@ -27,24 +27,25 @@ Least(S) == CHOOSE x \in S : \A y \in S : x <= y
 Greatest(S) == CHOOSE x \in S : \A y \in S : x >= y
 
 VARIABLES
-    log,        \* the topic: [e: event, stage: where the letter died or 0, at: offset at which it died or 0]
+    log,        \* the topic: [e: event, stage: that rejected the dead letter, or 0, at: offset of the rejection, or 0]
     crashes,    \* crashes so far
     s1, s2,     \* states on disk, by stage
     next,       \* state of the next flow
     man,        \* manifest on disk
-    dlt,        \* letters in the dead-letter topic: [e, stage, at]
-    unproven    \* <<stage, event>> sent back as UNPROVEN; stage 3 is the next flow
+    dlt,        \* dead letters in their topic: [e, stage, at]
+    unproven    \* <<stage, event>> rejected as UNPROVEN; stage 3 is the next flow
 
 vars == <<log, crashes, s1, s2, next, man, dlt, unproven>>
 
-Empty == [n |-> [e \in Events |-> 0],        \* how often each event is folded: what the states must get right
-          held |-> {}, floor |-> 0,          \* the window
+Empty == [n |-> [e \in Events |-> 0],        \* how often each event is folded: the result to verify
+          held |-> {}, floor |-> 0,          \* the history
           holes |-> {}, doubted |-> {},      \* dead letters; those whose event later stages may hold
-          healed |-> {}, healedFloor |-> 0]  \* what was folded by a letter, a hole or a mark
+          healed |-> {}, healedFloor |-> 0]  \* positions folded because of a redrive, a hole or a mark
 
 (* dead: the ledger by <<stage, position>>; coords: the ledger by offset; seen: the highest position read.
-   Written before anything of a batch is published, and kept until one of its attempts commits: `begun`, the
-   offset behind it; `sure` and `unsure`, who died in it, by <<stage, position>> or by offset.               *)
+   Three fields are written before anything of a batch is published, and kept until an attempt at it commits:
+   `begun`, the offset after the batch; `sure` and `unsure`, its rejected records, by <<stage, position>> or by
+   offset.                                                                                                      *)
 NoManifest == [next |-> 1, seen |-> 0, dead |-> {}, coords |-> {}, sure |-> {}, unsure |-> {}, begun |-> 1]
 ------------------------------------------------------------------------------
 (* One state *)
@@ -52,8 +53,8 @@ NoManifest == [next |-> 1, seen |-> 0, dead |-> {}, coords |-> {}, sure |-> {}, 
 Below(s, e) == e <= s.floor
 Holds(s, e) == e \in s.held \/ e \in s.healed
 
-(* Fold e and remember it in the window. What came with a mark goes to the healed positions too, even if it
-   is above the floor: the rest of the batch may push it out of the window before stage 1 is persisted.     *)
+(* Fold e and add it to the history. An event with a mark is also added to the healed positions, even above the
+   floor: the rest of the batch may push it out of the history before stage 1 is persisted.                     *)
 Fold(s, e, mark) ==
     LET held   == IF Below(s, e) THEN s.held ELSE s.held \cup {e}
         gone   == IF Cardinality(held) > W THEN {Least(held)} ELSE {}
@@ -66,9 +67,9 @@ Fold(s, e, mark) ==
                   !.healed = healed \ lost, !.healedFloor = Greatest({@} \cup lost),
                   !.holes = @ \ {e}, !.doubted = @ \ {e}]
 
-(* Judge e at a stage. kind: "plain"; "letter", at the stage where it died, `at` an offset; "healed", certainly
-   not passed on before; "retried", perhaps passed on before. The answer is "drop", "unproven", or the mark
-   with which it goes on once it is folded.                                                                  *)
+(* Judge e at a stage. kind: "plain"; "letter", redriven to the stage that rejected it, `at` the offset of the
+   rejection; "healed", certainly not passed on before; "retried", possibly passed on before. The result is
+   "drop", "unproven", or the mark with which it is passed on after it is folded.                            *)
 Judge(s, stage, e, kind, at, ledger, coords) ==
     IF Holds(s, e) THEN "drop"
     ELSE IF e \in s.holes THEN (IF e \in s.doubted THEN "retried" ELSE "healed")
@@ -86,10 +87,10 @@ Judge(s, stage, e, kind, at, ledger, coords) ==
            [] kind = "retried" -> IF Below(s, e) THEN "unproven" ELSE "retried"
 ------------------------------------------------------------------------------
 (* One batch, folded in memory. b is what it will write.
-   sure: nobody can have folded the event before, at this stage or a later one. *)
+   sure: neither this stage nor a later one can have folded the event before. *)
 
-(* A death at a stage is in doubt where an earlier attempt may have folded the event there or behind it. It has not
-   if the event died in that attempt too, no later than here.                                                      *)
+(* A rejection at a stage is in doubt if an earlier attempt may have folded the event at that stage or a later one.
+   It has not if that attempt also rejected the event, at this stage or an earlier one.                            *)
 Doubt(o, e, stage) ==
     /\ Broken # "replay_taken_for_the_first_attempt"
     /\ o < man.begun
@@ -107,7 +108,7 @@ InFold(b, stage, o, e, sure) ==
               !.sure = IF sure THEN @ \cup {<<stage, e>>} ELSE @,
               !.unsure = IF sure THEN @ ELSE @ \cup {o}]
 
-(* The entry of an event that the state holds has done its work. *)
+(* The ledger entry of an event that the state holds is no longer needed. *)
 Settled(b, s, stage, e) == IF Holds(s, e) THEN [b EXCEPT !.dead = @ \ {<<stage, e>>}] ELSE b
 
 Stage2(b, o, e, kind, at, how) ==
@@ -134,7 +135,7 @@ Stage1(b, o, e, kind, at, how, first) ==
          THEN Keyless(folded, 2, o, e, mark = "healed" \/ (first /\ ~Doubt(o, e, 2)))
          ELSE Stage2(folded, o, e, mark, 0, how)
 
-(* Above everything that was read: the first delivery. *)
+(* An event above everything read before is a first delivery. *)
 First(L, o) == L[o].stage = 0 /\ L[o].e > man.seen /\ \A p \in man.next..(o - 1) : L[p].e < L[o].e
 
 RECURSIVE Batch(_, _, _, _)
@@ -149,7 +150,7 @@ Batch(b, L, todo, how) ==    \* in the order of positions
 Loaded == [s1 |-> s1, s2 |-> s2, dead |-> man.dead \cup man.sure, coords |-> man.coords \cup man.unsure,
            dlt |-> {}, sure |-> {}, unsure |-> {}, unproven |-> {}, out |-> <<>>]
 
-(* The next flow folds in its window. A mark tells it not to drop silently what is below its floor. *)
+(* The next flow folds by its own history. It rejects an event with a mark below its floor instead of dropping it. *)
 RECURSIVE Reads(_, _)
 Reads(s, out) ==
     IF out = <<>> THEN s
@@ -182,8 +183,8 @@ Redrive ==
     /\ \E d \in dlt : log' = Append(log, Redriven(d))
     /\ UNCHANGED <<crashes, s1, s2, next, man, dlt, unproven>>
 
-(* One attempt at a batch. It is folded in memory; then it is written in five steps, and `steps` of them are taken:
-   1  its dead letters are sent, and the manifest is told where it ends and who died in it;
+(* One attempt at a batch. It is folded in memory and then written in five steps, `steps` of which are taken:
+   1  its dead letters are sent, and its end and its rejected records are written to the manifest;
    2  its outputs are published;
    3  stage 2 is persisted;
    4  stage 1 is persisted;
@@ -193,8 +194,8 @@ Attempt(to, how, steps) ==
     LET b == Batch(Loaded, log, man.next..(to - 1), how)
         begun == Greatest({man.begun, to})
         settled == [man EXCEPT !.dead = b.dead, !.coords = b.coords]
-        told == IF Broken = "deaths_not_written_ahead" THEN [man EXCEPT !.begun = begun]
-                ELSE [man EXCEPT !.begun = begun, !.sure = @ \cup b.sure, !.unsure = @ \cup b.unsure]
+        ahead == IF Broken = "deaths_not_written_ahead" THEN [man EXCEPT !.begun = begun]
+                 ELSE [man EXCEPT !.begun = begun, !.sure = @ \cup b.sure, !.unsure = @ \cup b.unsure]
     IN  /\ dlt' = dlt \cup b.dlt
         /\ unproven' = unproven \cup b.unproven \cup (IF steps >= 2 THEN Refused(next, b.out) ELSE {})
         /\ next' = IF steps >= 2 THEN Reads(next, b.out) ELSE next
@@ -204,7 +205,7 @@ Attempt(to, how, steps) ==
                     THEN [next |-> to, seen |-> Greatest({log[o].e : o \in 1..(to - 1)}),
                           dead |-> b.dead, coords |-> b.coords, sure |-> {}, unsure |-> {}, begun |-> begun]
                   ELSE IF Broken = "ledger_settled_before_the_states" /\ steps >= 3 THEN settled
-                  ELSE told
+                  ELSE ahead
 
 Commit == /\ \E to \in (man.next + 1)..(Len(log) + 1), how \in Codes \cup {"ok"} : Attempt(to, how, 5)
           /\ UNCHANGED <<log, crashes>>
@@ -220,8 +221,8 @@ Spec == Init /\ [][Next]_vars
 (* Above: at most once. *)
 Above == INSTANCE Once WITH times <- <<s1.n, s2.n, next.n>>
 
-(* And finally exactly once: from whatever is on disk, a run of mended code that reads the log to its end, and
-   then every letter one by one, has folded each event in each state, or has sent it back as unproven.       *)
+(* Finally exactly once: from any state on disk, a run of fixed code that reads the log to its end, and then every
+   dead letter one by one, has folded each event in each state, or has rejected it as unproven.                   *)
 RECURSIVE WithLetters(_, _)
 WithLetters(L, D) == IF D = {} THEN L ELSE LET d == CHOOSE x \in D : TRUE IN WithLetters(Append(L, Redriven(d)), D \ {d})
 
@@ -239,12 +240,12 @@ ExactOrUnproven ==
           /\ b.s2.n[e] = 1 \/ (b.s2.n[e] = 0 /\ {<<1, e>>, <<2, e>>} \cap said # {})
           /\ after.n[e] = 1 \/ (after.n[e] = 0 /\ {<<1, e>>, <<2, e>>, <<3, e>>} \cap said # {})
 
-(* Nothing is unproven in this flow unless a crash or a plain copy came, or more was healed than a state remembers. *)
+(* Nothing is unproven in this flow without a crash, a plain copy, or more healed positions than a state remembers. *)
 ExactWithoutCrash ==
     (crashes = 0 /\ Came(FALSE) = 0 /\ Cardinality(Bad) <= H) =>
       \A e \in Events : {<<1, e>>, <<2, e>>} \cap (unproven \cup Mended.unproven) = {}
 
-(* Another flow on this log, a new generation, an audit: the letters are not its own. *)
+(* Another flow on this log, a new generation, an audit: the dead letters are not its own. *)
 RECURSIVE Other(_, _)
 Other(s, o) ==
     IF o > Len(log) THEN s

@@ -1,31 +1,31 @@
 ------------------------------- MODULE Marks --------------------------------
-(* A store that goes back, and how it is noticed.
+(* Detecting a store that goes back.
 
-   A flow of two stages. The later stage's bucket is on a server that may come
-   back without its last saves: a failover to a replica that lags, or a file
-   that was not synced. It then has another run id. The earlier stage and the
-   manifest are on servers that keep their word.
+   A flow has two stages. The later stage's bucket is on a server that may
+   come back without its last saves, after a failover to a lagging replica or
+   with a file that was not synced. It then has another run id. The earlier
+   stage and the manifest are on servers that lose nothing.
 
-   The bucket keeps its mark in the same atomic write as the states: how many
-   saves have changed it, and under which run id each of them was made. The
-   mark of the last save that was acknowledged goes into the earlier stage's
-   save, and into the manifest. It is held if the bucket has a save of that
-   count, made under that run id. Every load and every save compares.         *)
+   The bucket stores its mark in the same atomic write as the states: the
+   number of saves that changed it, and the run id of each. The mark of the
+   last acknowledged save is written with the earlier stage's save and in the
+   manifest. The bucket holds a mark if its save of that number was made under
+   that run id. Every load and every save compares.                           *)
 EXTENDS Naturals, Sequences
 
 CONSTANTS
     Batches,    \* batches
-    Spare,      \* saves that no run of the flow was told of: of an older run, or by an operator
-    Failovers,  \* how often the server comes back, with all of its saves or without the last ones
+    Spare,      \* saves unknown to the runs of the flow: by an older run, or by an operator
+    Failovers,  \* how often the server comes back, with all its saves or without the last ones
     Broken      \* "none", or the name of a broken variant
 
 VARIABLES
-    saves,      \* the bucket: [id: run id, batch: what it added or 0, number: to tell saves apart; only the model knows it]
+    saves,      \* the bucket: [id: run id, batch: that it added, or 0, number: identifies a save in the model]
     id,         \* run id of its server
-    upstream,   \* the earlier stage: [batch: the last it holds, mark]
-    manifest,   \* [batch: the last that is committed, mark]
-    ack,        \* mark that the batch in hand was acknowledged
-    pc,         \* of the batch in hand: 0 none, 1 later stage persisted, 2 earlier stage persisted too
+    upstream,   \* the earlier stage: [batch: the last one it holds, mark]
+    manifest,   \* [batch: the last one committed, mark]
+    ack,        \* mark acknowledged to the current batch
+    pc,         \* progress of the current batch: 0 none, 1 later stage persisted, 2 earlier stage persisted too
     number, spare, refused
 
 vars == <<saves, id, upstream, manifest, ack, pc, number, spare, refused>>
@@ -51,7 +51,7 @@ Alarm == ~Held(manifest.mark) \/ (Broken # "marks_in_the_manifest_only" /\ ~Held
 Batch == manifest.batch + 1
 Has(b) == \E i \in 1..Len(saves) : saves[i].batch = b
 
-(* What the state holds is dropped: it makes no effective save. A batch that the earlier stage holds never arrives here. *)
+(* Events that the state holds are dropped, without a save. A batch that the earlier stage holds never arrives here. *)
 Changes == upstream.batch < Batch /\ ~Has(Batch)
 
 Persist2 ==
@@ -89,12 +89,12 @@ Next == Persist2 \/ Persist1 \/ Commit \/ Crash \/ SpareSave \/ ComesBack \/ Ref
 
 Spec == Init /\ [][Next]_vars
 ------------------------------------------------------------------------------
-(* A batch that the earlier stage holds is never sent again: if the later one lacks it, it is lost. *)
+(* A batch that the earlier stage holds is not passed on again: if the later stage lacks it, it is lost. *)
 Lost == \E b \in 1..upstream.batch : ~Has(b)
 
 LossNoticed == (pc = 0 /\ Lost) => Alarm
 
-(* An alarm tells of a save that was acknowledged and is gone. *)
+(* Every alarm is caused by an acknowledged save that is lost. *)
 Gone(m) == m.count > 0 /\ ~\E i \in 1..Len(saves) : saves[i].number = m.number
 NoFalseAlarm == (pc = 0 /\ Alarm) => (Gone(manifest.mark) \/ Gone(upstream.mark))
 =============================================================================

@@ -1,7 +1,7 @@
 -------------------------------- MODULE Once --------------------------------
-(* What the models below look like from above: times[s][e] is how often state s
-   has folded event e. Every event is folded at most once by every state, and
-   what is folded stays folded.                                               *)
+(* The specification that the other models refine: times[s][e] is how often
+   state s has folded event e. Every state folds every event at most once, and
+   a folded event stays folded.                                               *)
 EXTENDS Naturals
 
 VARIABLE times

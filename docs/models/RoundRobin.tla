@@ -1,21 +1,21 @@
 ----------------------------- MODULE RoundRobin -----------------------------
-(* A middle topic whose records have no key: a republisher spreads them over
-   the partitions as it likes, and a copy comes through another partition than
-   the first delivery.
+(* An intermediate topic whose records have no key: a republisher distributes
+   them over the partitions arbitrarily, and a copy may take another partition
+   than the first delivery.
 
-   The stage's key differs from the record's, so a lane contains the partition
-   of the middle topic, with a window of its own. A position that any lane of
-   the group holds is held. The republisher dies once before it commits, sends
-   its last R records again, and goes on; the flow reads the partitions in any
-   interleaving, so that up to Ahead new records come before the last copy.
-   All is folded once if a window holds R + Ahead positions, and not with one
-   less.                                                                       *)
+   The stage's key differs from the record's, so a lane includes the partition
+   of the intermediate topic and has its own history. A position counts as held
+   if any lane of the group holds it. The republisher crashes once before it
+   commits, sends its last R records again, and continues. The flow reads the
+   partitions in any interleaving, so up to Ahead new records are read before
+   the last copy. Every event is folded once if a history holds R + Ahead
+   positions, and not with one less.                                           *)
 EXTENDS Naturals, Sequences, FiniteSets
 
 CONSTANTS
-    R,      \* records that are sent again, at most
-    Ahead,  \* records sent behind them, at most
-    W,      \* positions that the window of a lane holds
+    R,      \* maximum number of records sent again
+    Ahead,  \* maximum number of records sent after them
+    W,      \* positions that the history of a lane holds
     Broken  \* "none", or the name of a broken variant
 
 N == R + Ahead + 1
@@ -23,9 +23,9 @@ Partitions == 1..2
 Greatest(S) == CHOOSE x \in S : \A y \in S : x >= y
 
 VARIABLES
-    log,    \* partition of the middle topic -> root offsets in it
+    log,    \* partition of the intermediate topic -> root offsets in it
     sent,   \* root offsets sent once
-    again,  \* root offset to be sent again next; 0: it has not died; N + 1: it is through
+    again,  \* next root offset to send again; 0: no crash yet; N + 1: all are sent again
     read,   \* how far each partition is read
     n,      \* root offset -> times folded
     lanes   \* partition -> [held, floor]
