@@ -14,6 +14,7 @@ from envelope.dedup.verdict import Verdict
 from envelope.errors import EnvelopeError, Reason
 from envelope.limits import DEFAULT_LIMITS, Limits
 from envelope.message import FORMAT, Envelope, Hop, Tombstones
+from envelope.partition import TopicPartition
 
 __all__ = [
     "DEFAULT_LIMITS",
@@ -34,6 +35,7 @@ __all__ = [
     "Siblings",
     "Standing",
     "Tombstones",
+    "TopicPartition",
     "Verdict",
     "History",
     "Histories",

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from envelope import TopicPartition
 from persistence.errors import Corrupt
 from persistence.names import FlowRef
 from persistence.seal import DamagedError, seal, unseal
@@ -137,7 +138,7 @@ def minimum(manifests: Sequence[Manifest | None]) -> Mapping[str, Mapping[int, i
     return start
 
 
-def ahead(upstream: Manifest | None, downstream: Manifest | None) -> list[tuple[str, int]]:
+def ahead(upstream: Manifest | None, downstream: Manifest | None) -> list[TopicPartition]:
     """Partitions of which the upstream manifest says that more is folded than the downstream manifest does.
 
     Manifests are written downstream-first, so a crash cannot cause this: the downstream
@@ -145,7 +146,7 @@ def ahead(upstream: Manifest | None, downstream: Manifest | None) -> list[tuple[
     records and would drop them. The flow is refused until it is rebuilt.
 
     Returns:
-        (topic, partition) pairs, sorted; empty when all is well.
+        These partitions, sorted; empty when all is well.
     """
     if upstream is None:
         return []
@@ -159,7 +160,7 @@ def ahead(upstream: Manifest | None, downstream: Manifest | None) -> list[tuple[
             above = _place(upstream, topic, partition, known)
             below = None if downstream is None else _place(downstream, topic, partition, known)
             if above is not None and above[1] > 0 and (below is None or above > below):
-                found.append((topic, partition))
+                found.append(TopicPartition(topic, partition))
     return sorted(found)
 
 

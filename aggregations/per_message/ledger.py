@@ -11,9 +11,9 @@ therefore knows what a crashed attempt left out.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias, cast
 
-from envelope import Lineage, Node, Position, Route, Standing, group_of, position_order
+from envelope import Lineage, Node, Position, Route, Standing, TopicPartition, group_of, position_order
 from envelope.dedup.lineage import Redriven, died_in, event_of
 from envelope.redrive import Redrive
 from persistence.manifest import Manifest
@@ -24,7 +24,7 @@ ROUTES: Final = 1_024
 """Maximum number of routes whose highest position is kept; a flow with more cannot prove a first delivery."""
 
 
-Doubt: TypeAlias = Mapping[tuple[str, int], int]
+Doubt: TypeAlias = Mapping[TopicPartition, int]
 """Offset by topic and partition below which a crashed attempt may have folded records."""
 
 
@@ -285,7 +285,8 @@ class Reading:
 
     def __init__(self, seen: Mapping[str, Position] | None, doubt: Doubt | None = None) -> None:
         self._seen = seen
-        self._doubt = doubt or {}
+        # Looked up for every record: a plain tuple is made in a tenth of the time.
+        self._doubt = cast("Mapping[tuple[str, int], int]", doubt or {})
         self._groups = frozenset(map(group_of, seen or ()))
         self.read: dict[str, Position] = {}
 

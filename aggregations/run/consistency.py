@@ -8,6 +8,7 @@ from itertools import pairwise
 from types import MappingProxyType
 
 from aggregations.run.risks import Risk, unsafe
+from envelope import TopicPartition
 from persistence.findings import Finding
 from persistence.manifest import Manifest, ahead
 from persistence.marks import Bucket, Mark
@@ -130,7 +131,7 @@ def _empty(manifests: Sequence[tuple[str, Manifest | None]]) -> list[str]:
     ]
 
 
-def _behind(manifests: Sequence[tuple[str, Manifest | None]]) -> list[tuple[str, str, list[tuple[str, int]]]]:
+def _behind(manifests: Sequence[tuple[str, Manifest | None]]) -> list[tuple[str, str, list[TopicPartition]]]:
     """(store, the store downstream of it that is behind, the partitions where it is behind)."""
     return [
         (up, down, places)

@@ -21,6 +21,7 @@ from aggregations.run.incarnations import Incarnations
 from aggregations.run.run import Run
 from aggregations.run.snapshots import snapshots_of
 from aggregations.run.states import load_states, save_states
+from envelope import TopicPartition
 from envelope.limits import MAX_OFFSET
 from persistence.commit.faults import DEAD_LETTER, effect
 from persistence.commit.order import commit
@@ -91,7 +92,7 @@ class MemoryRunner:
         *,
         topic_ids: Mapping[str, str] | None = None,
         accept: Sequence[str] = (),
-        ends: Mapping[tuple[str, int], int] | None = None,
+        ends: Mapping[TopicPartition, int] | None = None,
         whole: Ends | None = None,
         clock: Callable[[], float] = time.time,
         metadata_max_age: float = METADATA_MAX_AGE_SECONDS,
@@ -125,8 +126,8 @@ class MemoryRunner:
         while unlisted := batch.collector.unlisted():
             self.run.list_dead(unlisted)
             batch = self._fold(found, incarnations)  # redriven copies of listed dead letters may be in the same batch
-        ends = {(self.topic.name, partition): 0 for partition in self._whole()} if self._whole else {}
-        ends |= {(record.topic, record.partition): record.offset + 1 for record in batch.records.values()}
+        ends = {TopicPartition(self.topic.name, partition): 0 for partition in self._whole()} if self._whole else {}
+        ends |= {TopicPartition(record.topic, record.partition): record.offset + 1 for record in batch.records.values()}
         manifest = self.run.following(ends, consumed, incarnations.merged(), batch.collector.changes)
         commit(
             lambda: self._publish(batch),
@@ -172,7 +173,9 @@ class MemoryRunner:
         """Load and fold a batch, stage by stage, in memory."""
         run, flow = self.run, self.flow
         if self._ends is None:
-            run.doubted({(topic, partition): MAX_OFFSET for topic, partition, _ in found})
+            run.doubted(
+                {TopicPartition(*place): MAX_OFFSET for place in {(topic, partition) for topic, partition, _ in found}}
+            )
         collector = DeadLetterCollector(
             run.ledger, flow.stages[0].name, self.topic.siblings, self.topic_ids, flow.fronts
         )

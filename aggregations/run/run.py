@@ -11,15 +11,13 @@ from aggregations.per_message.ledger import Changes, Doubt, Entry, Ledger
 from aggregations.run.acknowledged import Acknowledged
 from aggregations.run.growth import advance
 from aggregations.run.incarnations import Incarnations, merge_incarnations
+from envelope import TopicPartition
 from persistence.commit.faults import EPOCH, FINISH, LEDGER, effect
 from persistence.commit.order import store_order
 from persistence.growth import METADATA_MAX_AGE_SECONDS, Ends
 from persistence.manifest import Growth, Manifest, Progress
 from persistence.marks import Bucket, KnownMarks
 from persistence.protocol import FlowRef, StageRef, StateStore
-
-Offsets = Mapping[tuple[str, int], int]
-"""(topic, partition) to next offset."""
 
 
 @dataclass(slots=True)
@@ -42,7 +40,7 @@ class Run:
         manifests: (first stage of the store, its manifest), upstream first, as they were when the run began.
         ledger: Dead letters without a hole, from `manifest`.
         crashed: An earlier run did not end cleanly: it may have folded records that no manifest covers.
-        doubt: Offset by topic and partition below which such a run may have folded records; see `ask_doubt`.
+        doubt: Offset by topic and partition below which such a run may have folded records; see `doubted`.
         known: Marks that buckets have acknowledged to this run.
         acknowledged: These marks, and the manifests that stores have acknowledged to this run.
     """
@@ -124,10 +122,14 @@ class Run:
         return self.growth != before
 
     @property
-    def start(self) -> dict[tuple[str, int], int]:
+    def start(self) -> dict[TopicPartition, int]:
         """Next offset per topic and partition."""
         positions = self.manifest.positions if self.manifest else {}
-        return {(topic, p): progress.next_offset for topic, parts in positions.items() for p, progress in parts.items()}
+        return {
+            TopicPartition(topic, partition): progress.next_offset
+            for topic, parts in positions.items()
+            for partition, progress in parts.items()
+        }
 
     @property
     def batch(self) -> int:
@@ -160,7 +162,7 @@ class Run:
 
     def following(
         self,
-        offsets: Offsets,
+        offsets: Mapping[TopicPartition, int],
         topic_ids: Mapping[str, str],
         incarnations: Mapping[str, tuple[str, ...]],
         changes: Changes | None = None,
@@ -317,7 +319,7 @@ class Run:
         read = bool(self.doubt) and all(start.get(place, 0) >= end for place, end in self.doubt.items())
         return self.crashed and not read
 
-    def doubted(self, ends: Offsets) -> None:
+    def doubted(self, ends: Mapping[TopicPartition, int]) -> None:
         """Doubt what a crashed run may have read: all records below the partitions' ends at the start of this run."""
         self.doubt = dict(ends) if self.crashed else {}
 

@@ -21,6 +21,7 @@ from aggregations.spark.job import Exclusion, Job, RecordAtStage, TaskReport
 from aggregations.spark.opening import Opening
 from aggregations.spark.retry import ATTEMPTS, StoppedError, may_pass, pause_seconds, worst
 from aggregations.spark.roots import ask_ends, check_source, ids_of
+from envelope import TopicPartition
 from envelope.dedup.history import width_of
 from persistence.commit.faults import effect
 from persistence.commit.steps import CommitStep
@@ -73,7 +74,7 @@ class Batches:
         self._spread = False
         self._warned = False
 
-    def commit_batch(self, rows: DataFrame, ends: Mapping[tuple[str, int], int]) -> None:
+    def commit_batch(self, rows: DataFrame, ends: Mapping[TopicPartition, int]) -> None:
         """Fold and persist a batch that ends at these next offsets, and write its manifest into every store."""
         report = self.fold(rows, ends)
         run = self._run
@@ -121,7 +122,7 @@ class Batches:
             except Transient as error:
                 self._pause(f"manifest of batch {manifest.batch}", attempt, error)
 
-    def fold(self, rows: DataFrame, ends: Mapping[tuple[str, int], int]) -> TaskReport:
+    def fold(self, rows: DataFrame, ends: Mapping[TopicPartition, int]) -> TaskReport:
         """Fold and persist a batch; the next attempt completes a half-written batch and repeats no completed write."""
         excluded: dict[RecordAtStage, Exclusion] = {}
         start = self._run.start
@@ -173,7 +174,7 @@ class Batches:
     def _try(
         self,
         rows: DataFrame,
-        read: Mapping[tuple[str, int], int],
+        read: Mapping[TopicPartition, int],
         partitions: int,
         attempt: int,
         excluded: Mapping[RecordAtStage, Exclusion],

@@ -14,6 +14,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from envelope import TopicPartition
+
 _PREFIX = "headwater-spark-"
 
 
@@ -42,14 +44,14 @@ class Checkpoint:
                 os.close(self._handle)
             # Another driver swept it before it was locked.
 
-    def ends(self, number: int) -> dict[tuple[str, int], int]:
+    def ends(self, number: int) -> dict[TopicPartition, int]:
         """Next offset of every topic and partition after a batch, including those without a record in it.
 
         Args:
             number: Spark's number of the batch, written down before it is delivered.
         """
         topics = json.loads((self.path / "offsets" / str(number)).read_text().splitlines()[-1])
-        return {(topic, int(part)): end for topic, parts in topics.items() for part, end in parts.items()}
+        return {TopicPartition(topic, int(part)): end for topic, parts in topics.items() for part, end in parts.items()}
 
     def __enter__(self) -> Self:
         return self

@@ -26,6 +26,7 @@ from aggregations.spark.kafka_source import read_topic
 from aggregations.spark.opening import Opening, check_given, open_run
 from aggregations.spark.retry import StoppedError
 from aggregations.spark.session import master_of, session, submitted
+from envelope import TopicPartition
 from persistence.commit.faults import effect
 from persistence.commit.steps import CommitStep
 from persistence.errors import StoreError
@@ -171,7 +172,7 @@ class Engine:
         self._stopping = threading.Event()
         self._failure: BaseException | None = None
         self._abandoned = False
-        self._done: queue.SimpleQueue[Mapping[tuple[str, int], int]] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[Mapping[TopicPartition, int]] = queue.SimpleQueue()
 
     def stream(self, *, until_caught_up: bool, trigger_seconds: float, max_records: int) -> Report:
         """Run the query, and a new one over more partitions when waiting partitions become readable; see `run_flow`."""
@@ -260,9 +261,7 @@ class Engine:
         except (BrokerError, RunRefusedError, StoreError) as error:
             self._failure = error
 
-    def _batch(
-        self, rows: DataFrame, ends: Callable[[], dict[tuple[str, int], int]], stopping: threading.Event
-    ) -> None:
+    def _batch(self, rows: DataFrame, ends: Callable[[], dict[TopicPartition, int]], stopping: threading.Event) -> None:
         """What foreachBatch calls."""
         next_one = time.monotonic() + self._interval
         try:
@@ -278,7 +277,7 @@ class Engine:
             self._failure = error
             raise RuntimeError("the batch was not committed; the driver has the reason") from None
 
-    def _commit(self, rows: DataFrame, ends: Mapping[tuple[str, int], int]) -> None:
+    def _commit(self, rows: DataFrame, ends: Mapping[TopicPartition, int]) -> None:
         """Commit a batch; its end offsets become the group's."""
         self.batches.commit_batch(rows, ends)
         self._done.put(ends)

@@ -5,6 +5,7 @@ import time
 from collections.abc import Mapping
 
 from aggregations.run.run import Run
+from envelope import TopicPartition
 from persistence.commit.faults import effect
 from persistence.commit.steps import CommitStep
 from persistence.errors import StoreError
@@ -34,7 +35,7 @@ class GroupOffsets:
         self._run = run
         self.written_at = 0.0
 
-    def write(self, offsets: Mapping[tuple[str, int], int]) -> None:
+    def write(self, offsets: Mapping[TopicPartition, int]) -> None:
         """Write next offsets by topic and partition."""
         self.written_at = time.monotonic()
         try:
@@ -44,14 +45,14 @@ class GroupOffsets:
 
     def write_reached(self) -> None:
         """Write the next offsets of the source that the manifest has."""
-        self.write({place: offset for place, offset in self._run.start.items() if place[0] == self._run.source})
+        self.write({place: offset for place, offset in self._run.start.items() if place.topic == self._run.source})
 
     def repeat(self, began: float) -> None:
         """Write them again if nothing was written for `OFFSETS_SECONDS`, counted from `began` at the earliest."""
         if time.monotonic() - max(self.written_at, began) >= OFFSETS_SECONDS:
             self.write_reached()
 
-    def _write(self, offsets: Mapping[tuple[str, int], int]) -> None:
+    def _write(self, offsets: Mapping[TopicPartition, int]) -> None:
         # The epoch is checked right before the write: a run that was frozen since its batch would set a newer run's
         # offsets back.
         if self._run.superseded():

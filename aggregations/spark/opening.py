@@ -16,6 +16,7 @@ from aggregations.run.plan import Broker, Plan, plan
 from aggregations.run.risks import Risk, refuse
 from aggregations.run.run import Run
 from aggregations.spark.session import NEEDED
+from envelope import TopicPartition
 from persistence.compaction import compaction
 from persistence.kafka import KafkaSettings, Topics
 from persistence.registry import preflight, risks
@@ -142,7 +143,7 @@ def open_run(
         if planned is not None:
             planned(decided)
         refuse(decided.findings, accept)
-        run.doubted({(source, partition): high for partition, (_, high) in broker.marks.items()})
+        run.doubted({TopicPartition(source, partition): high for partition, (_, high) in broker.marks.items()})
         if not only_looks:
             run.start_at(source, facts.topic_id, decided.starts, decided.growth)
         stack.pop_all()

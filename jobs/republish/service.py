@@ -6,7 +6,7 @@ import time
 from collections.abc import Collection, Sequence, Sized
 from typing import Any, Final
 
-from envelope import DEFAULT_LIMITS, Limits
+from envelope import DEFAULT_LIMITS, Limits, TopicPartition
 from jobs.republish.absence import TOPIC_WAIT_SECONDS, Absence, Unsafe, is_absence
 from jobs.republish.counts import OnStatistics, Statistics
 from jobs.republish.growing import Growing
@@ -235,7 +235,7 @@ class _Run:
         growing: Growing,
         producer: AcknowledgedProducer,
         max_bytes: dict[str, int],
-        ends: dict[tuple[str, int], int] | None,
+        ends: dict[TopicPartition, int] | None,
         roots: RootEnds | None,
         progress: OnStatistics | None,
     ) -> None:

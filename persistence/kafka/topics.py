@@ -4,8 +4,9 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, Final, TypeVar
 
+import confluent_kafka
 from confluent_kafka import (
     Consumer,
     ConsumerGroupTopicPartitions,
@@ -13,7 +14,6 @@ from confluent_kafka import (
     KafkaError,
     KafkaException,
     TopicCollection,
-    TopicPartition,
 )
 from confluent_kafka.admin import (
     AclOperation,
@@ -25,6 +25,7 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
+from envelope import TopicPartition
 from persistence.kafka.errors import (
     BrokerError,
     BrokerRefused,
@@ -36,8 +37,6 @@ from persistence.kafka.errors import (
 from persistence.kafka.settings import KafkaSettings
 
 T = TypeVar("T")
-Offsets: TypeAlias = dict[tuple[str, int], int]
-"""(topic, partition) -> next offset."""
 
 MAX_MESSAGE_BYTES: Final = 1_048_588
 """Kafka's own default of max.message.bytes."""
@@ -228,16 +227,16 @@ class Topics:
         """Return the number of partitions of each topic."""
         return {name: facts.partitions for name, facts in self.describe(names).items()}
 
-    def marks(self, names: Iterable[str]) -> dict[tuple[str, int], Watermarks]:
+    def marks(self, names: Iterable[str]) -> dict[TopicPartition, Watermarks]:
         """Return the ends of every partition of the topics, as a `read_committed` consumer sees them."""
-        parts = [(name, part) for name, count in self.partitions(names).items() for part in range(count)]
+        parts = [TopicPartition(name, part) for name, count in self.partitions(names).items() for part in range(count)]
         low = self._until(lambda: self._list_offsets(parts, OffsetSpec.earliest()))  # type: ignore[no-untyped-call]
         high = self._until(lambda: self._list_offsets(parts, OffsetSpec.latest()))  # type: ignore[no-untyped-call]
         return {part: Watermarks(low[part], high[part]) for part in parts}
 
-    def ends(self, names: Iterable[str]) -> dict[tuple[str, int], int]:
+    def ends(self, names: Iterable[str]) -> dict[TopicPartition, int]:
         """Return the offset that the next record of every partition of the topics will get."""
-        parts = [(name, part) for name, count in self.partitions(names).items() for part in range(count)]
+        parts = [TopicPartition(name, part) for name, count in self.partitions(names).items() for part in range(count)]
         return self._until(lambda: self._list_offsets(parts, OffsetSpec.latest(), committed=False))  # type: ignore[no-untyped-call]
 
     def max_message_bytes(self, names: Iterable[str], unknown: int = MAX_MESSAGE_BYTES) -> dict[str, int]:
@@ -263,7 +262,7 @@ class Topics:
                 found[resource.name] = str(config[setting].value)
         return found
 
-    def group_offsets(self, group: str, topics: Iterable[str] | None = None) -> Offsets:
+    def group_offsets(self, group: str, topics: Iterable[str] | None = None) -> dict[TopicPartition, int]:
         """Return the committed offsets of a consumer group; empty for one that has none.
 
         Args:
@@ -271,11 +270,17 @@ class Topics:
             topics: Topics to ask for; None for all that this user may see.
         """
         names = self.names() if topics is None else topics
-        parts = [TopicPartition(name, part) for name, count in self.partitions(names).items() for part in range(count)]
+        parts = [
+            confluent_kafka.TopicPartition(name, part)
+            for name, count in self.partitions(names).items()
+            for part in range(count)
+        ]
         found = self._until(lambda: self._committed(group, parts)) if parts else []
-        return {(part.topic, part.partition): part.offset for part in found if part.offset >= 0}
+        return {TopicPartition(part.topic, part.partition): part.offset for part in found if part.offset >= 0}
 
-    def _committed(self, group: str, parts: Sequence[TopicPartition]) -> list[TopicPartition]:
+    def _committed(
+        self, group: str, parts: Sequence[confluent_kafka.TopicPartition]
+    ) -> list[confluent_kafka.TopicPartition]:
         """Ask as a consumer that never joins its group.
 
         The admin client's own call ends the process (SIGSEGV) when the group's coordinator is not ready
@@ -314,7 +319,7 @@ class Topics:
             found = []
         return next((str(one.member_id) for one in found if one.group_instance_id == instance), None)
 
-    def alter_group_offsets(self, group: str, offsets: Mapping[tuple[str, int], int]) -> None:
+    def alter_group_offsets(self, group: str, offsets: Mapping[TopicPartition, int]) -> None:
         """Set committed offsets of a consumer group that has no running member.
 
         Raises:
@@ -322,24 +327,28 @@ class Topics:
         """
         if not offsets:
             return
-        parts = [TopicPartition(topic, part, offset) for (topic, part), offset in offsets.items()]
+        parts = [confluent_kafka.TopicPartition(topic, part, offset) for (topic, part), offset in offsets.items()]
         self._until(lambda: self._alter(group, parts))
 
-    def _alter(self, group: str, parts: Sequence[TopicPartition]) -> None:
+    def _alter(self, group: str, parts: Sequence[confluent_kafka.TopicPartition]) -> None:
         doing = f"setting the offsets of group {group}"
         asked = [ConsumerGroupTopicPartitions(group, list(parts))]
         (future,) = self._admin.alter_consumer_group_offsets(asked).values()
         # With a running member the call succeeds and every partition carries an error.
         _check_each(self._result(future, doing).topic_partitions, doing)
 
-    def _list_offsets(self, parts: Sequence[tuple[str, int]], at: OffsetSpec, *, committed: bool = True) -> Offsets:
+    def _list_offsets(
+        self, parts: Sequence[TopicPartition], at: OffsetSpec, *, committed: bool = True
+    ) -> dict[TopicPartition, int]:
         if not parts:
             return {}
-        asked = {TopicPartition(topic, part): at for topic, part in parts}
+        asked = {confluent_kafka.TopicPartition(topic, part): at for topic, part in parts}
         isolation = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
         futures = self._admin.list_offsets(asked, isolation_level=isolation)
         return {
-            (part.topic, part.partition): self._result(future, f"the end of {part.topic}:{part.partition}").offset
+            TopicPartition(part.topic, part.partition): self._result(
+                future, f"the end of {part.topic}:{part.partition}"
+            ).offset
             for part, future in futures.items()
         }
 
@@ -377,7 +386,7 @@ class Topics:
         self._connection = connection_trouble(error.str())
 
 
-def _check_each(parts: Iterable[TopicPartition], doing: str) -> None:
+def _check_each(parts: Iterable[confluent_kafka.TopicPartition], doing: str) -> None:
     for part in parts:
         if part.error:
             raise broker_error(part.error, f"{doing}, {part.topic}:{part.partition}") from KafkaException(part.error)

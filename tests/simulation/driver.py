@@ -8,6 +8,7 @@ from aggregations.definition.flow import Flow
 from aggregations.run.memory import MemoryRunner
 from aggregations.run.plan import Broker, plan
 from aggregations.run.risks import refuse
+from envelope import TopicPartition
 from persistence.commit.faults import effect
 from persistence.commit.steps import CommitStep
 from tests.simulation.faults import Crash
@@ -39,7 +40,9 @@ class Driver:
         self._cluster = cluster
         self.log = cluster.topics[self.topic]
         ids = {topic: log.topic_id for topic, log in cluster.topics.items()}
-        ends = {(self.topic, number): partition.high for number, partition in enumerate(self.log.partitions)}
+        ends = {
+            TopicPartition(self.topic, number): partition.high for number, partition in enumerate(self.log.partitions)
+        }
         self.runner = MemoryRunner(
             flow,
             stores,

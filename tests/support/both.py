@@ -16,7 +16,7 @@ from aggregations.spark.columnar import ColumnarPath
 from aggregations.spark.job import Job
 from aggregations.spark.path import Work
 from aggregations.spark.rows import Rows
-from envelope import Reason
+from envelope import Reason, TopicPartition
 from persistence.kafka import KafkaSettings
 from persistence.protocol import Write
 from tests.support.pure import fresh_store, table_of
@@ -91,7 +91,7 @@ class Both:
             run.list_dead(unlisted)
         for stage, found in reversed(writes):
             run.stores[stage.name].save(run.stage_ref(stage), found, epoch=run.epoch, batch=run.batch)
-        ends = {(one.topic, one.partition): one.offset + 1 for one in records}
+        ends = {TopicPartition(one.topic, one.partition): one.offset + 1 for one in records}
         manifest = run.following(ends, {self.topic: TOPIC_ID}, {}, work.collector.changes)
         for name, _ in run.distinct_stores():
             run.save_manifest(name, manifest)

@@ -22,12 +22,12 @@ from aggregations.spark.engine import Engine
 from aggregations.spark.job import Exclusion, Job, TaskReport
 from aggregations.spark.opening import Opening
 from aggregations.spark.retry import ATTEMPTS
-from envelope import Reason
+from envelope import Reason, TopicPartition
 from persistence.errors import Conflict, Corrupt, Fenced, Transient
 from persistence.kafka import BrokerUnavailable, KafkaSettings
 from tests.support.pure import fresh_store
 
-ENDS = {("legs", 0): 5, ("legs", 1): 7}
+ENDS = {TopicPartition("legs", 0): 5, TopicPartition("legs", 1): 7}
 CAUSE = Exclusion(Reason.FOLD_FAILED, "a fold", hole=True)
 A, B, C = (0, "legs", 0, 1), (0, "legs", 1, 2), (1, "legs", 0, 3)
 Outcome = tuple[TaskReport, Sequence[Exception]]
@@ -56,17 +56,17 @@ class Broker:
     """
 
     def __init__(self) -> None:
-        self.committed: list[tuple[str, Mapping[tuple[str, int], int]]] = []
+        self.committed: list[tuple[str, Mapping[TopicPartition, int]]] = []
         self.topic_id = "T1"
         self.count = 2
         self.fails: Exception | None = None
 
-    def alter_group_offsets(self, group: str, offsets: Mapping[tuple[str, int], int]) -> None:
+    def alter_group_offsets(self, group: str, offsets: Mapping[TopicPartition, int]) -> None:
         if self.fails is not None:
             raise self.fails
         self.committed.append((group, dict(offsets)))
 
-    def ends(self, _names: Sequence[str]) -> dict[tuple[str, int], int]:
+    def ends(self, _names: Sequence[str]) -> dict[TopicPartition, int]:
         return {}
 
     def partitions(self, names: Sequence[str]) -> dict[str, int]:

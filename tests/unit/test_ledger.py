@@ -3,7 +3,7 @@
 import pickle
 
 from aggregations.per_message.ledger import LISTED, ROUTES, Changes, Entry, Ledger, Reading, UnlistedError, merged
-from envelope import Hop, Lineage, Node, Route, Standing
+from envelope import Hop, Lineage, Node, Route, Standing, TopicPartition
 from envelope.dedup.lineage import Redriven
 from envelope.redrive import Redrive
 from persistence.manifest import Manifest
@@ -224,7 +224,7 @@ def test_what_is_no_first_delivery_by_itself_is_above_nothing_that_comes_behind_
 
 
 def test_below_the_ends_of_a_run_that_crashed_nothing_is_a_proven_first_delivery() -> None:
-    doubt = {("legs", 0): 10}
+    doubt = {TopicPartition("legs", 0): 10}
     assert [Reading({}, doubt).again(lineage(own, own), b"k") for own in (9, 10)] == [True, False]
     own = [Lineage.of([], Node("legs", partition, offset)) for partition, offset in ((0, 9), (0, 10), (1, 9))]
     assert [Reading({}, doubt).again(one, b"k") for one in own] == [True, False, False]

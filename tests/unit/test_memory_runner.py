@@ -11,7 +11,7 @@ from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Flow
 from aggregations.errors import FlowError
 from aggregations.run.memory import MemoryRunner
-from envelope import Reason
+from envelope import Reason, TopicPartition
 from persistence.commit import faults
 from persistence.commit.faults import Fault, Injector
 from persistence.errors import Transient
@@ -79,9 +79,9 @@ def test_after_a_crash_at_any_step_a_new_run_on_the_same_stores_is_exact(point, 
     with faults.use(Injector([Fault(point, outcome, 2)], crash)), pytest.raises((Crash, Transient)):
         for n in range(0, 10, 2):
             run = runner(fleet(), store)
-            run.process(records[run.run.start.get((TOPIC, 0), 0) :][: n + 2])
+            run.process(records[run.run.start.get(TopicPartition(TOPIC, 0), 0) :][: n + 2])
     run = runner(fleet(), store)
-    run.process(records[run.run.start.get((TOPIC, 0), 0) :])
+    run.process(records[run.run.start.get(TopicPartition(TOPIC, 0), 0) :])
     assert states(run, "carrier") == EXPECTED
 
 

@@ -18,7 +18,7 @@ from aggregations.run.binding import bind
 from aggregations.run.incarnations import Incarnations, merge_incarnations
 from aggregations.run.memory import MemoryRunner
 from aggregations.run.states import state_of, writes_of
-from envelope import Verdict
+from envelope import TopicPartition, Verdict
 from persistence import memory as memory_store
 from persistence import registry
 from persistence.commit import faults
@@ -325,44 +325,46 @@ def test_a_topic_of_whose_ids_no_order_is_known_goes_on():
 
 def test_the_next_manifest_never_goes_back_and_keeps_the_other_partitions():
     run = begin(flow(), bind(flow(), {}, fresh_store()))
-    run.advanced(run.following({("legs", 0): 5, ("legs", 1): 3}, {"legs": "T1"}, {}))
-    after = run.following({("legs", 0): 2}, {"legs": "T1"}, {})
+    run.advanced(run.following({TopicPartition("legs", 0): 5, TopicPartition("legs", 1): 3}, {"legs": "T1"}, {}))
+    after = run.following({TopicPartition("legs", 0): 2}, {"legs": "T1"}, {})
     assert {p: progress.next_offset for p, progress in after.positions["legs"].items()} == {0: 5, 1: 3}
     assert (after.batch, after.epoch) == (2, run.epoch)
 
 
 def test_a_partition_of_which_nothing_was_read_stands_at_its_beginning_in_the_next_manifest():
     run = begin(flow(), bind(flow(), {}, fresh_store()))
-    assert run.following({("legs", 0): 0}, {}, {}).positions == {"legs": {0: Progress(0)}}
+    assert run.following({TopicPartition("legs", 0): 0}, {}, {}).positions == {"legs": {0: Progress(0)}}
 
 
 @pytest.mark.parametrize("ids", [{}, {"legs": ""}])
 def test_the_next_manifest_keeps_the_partitions_of_a_topic_without_an_id(ids):
     run = begin(flow(), bind(flow(), {}, fresh_store()))
-    run.advanced(run.following({("legs", 0): 5}, {}, {}))
-    assert run.following({("legs", 1): 3}, ids, {}).positions == {"legs": {0: Progress(5), 1: Progress(3)}}
+    run.advanced(run.following({TopicPartition("legs", 0): 5}, {}, {}))
+    assert run.following({TopicPartition("legs", 1): 3}, ids, {}).positions == {
+        "legs": {0: Progress(5), 1: Progress(3)}
+    }
 
 
 def test_the_next_manifest_keeps_what_is_known_of_topics_that_the_batch_has_nothing_of():
     run = begin(flow(), bind(flow(), {}, fresh_store()))
-    run.advanced(run.following({("legs", 0): 5}, {"legs": "T1"}, {}))
-    after = run.following({("more", 0): 3}, {"more": "M"}, {})
+    run.advanced(run.following({TopicPartition("legs", 0): 5}, {"legs": "T1"}, {}))
+    after = run.following({TopicPartition("more", 0): 3}, {"more": "M"}, {})
     assert after.positions == {"legs": {0: Progress(5)}, "more": {0: Progress(3)}}
     assert after.topic_ids == {"legs": "T1", "more": "M"}
 
 
 def test_a_topic_created_again_starts_anew_in_the_next_manifest():
     run = begin(flow(), bind(flow(), {}, fresh_store()))
-    run.advanced(run.following({("legs", 0): 5, ("legs", 1): 3}, {"legs": "T1"}, {}))
-    after = run.following({("legs", 0): 2}, {"legs": "T2"}, {})
+    run.advanced(run.following({TopicPartition("legs", 0): 5, TopicPartition("legs", 1): 3}, {"legs": "T1"}, {}))
+    after = run.following({TopicPartition("legs", 0): 2}, {"legs": "T2"}, {})
     assert {p: progress.next_offset for p, progress in after.positions["legs"].items()} == {0: 2}
     assert after.topic_ids == {"legs": "T2"}
 
 
 def test_the_ids_of_a_consumed_topic_are_kept_in_order_of_age_though_it_is_nobodys_root():
     run = begin(flow(), bind(flow(), {}, fresh_store()))
-    run.advanced(run.following({("legs", 0): 5}, {"legs": "T1"}, {"raw": ("R",)}))
-    after = run.following({("legs", 0): 2}, {"legs": "T2"}, run.incarnations({}).merged())
+    run.advanced(run.following({TopicPartition("legs", 0): 5}, {"legs": "T1"}, {"raw": ("R",)}))
+    after = run.following({TopicPartition("legs", 0): 2}, {"legs": "T2"}, run.incarnations({}).merged())
     assert after.incarnations == {"raw": ("R",), "legs": ("T1", "T2")}
 
 
@@ -398,7 +400,7 @@ def test_a_look_shows_the_growth_that_the_run_at_work_has_noted():
     running.look(2, clock_ms=7, ends=None)
     running.advanced(running.noting())
     assert running.noting().growth == {}, "nothing was read yet, so nothing has grown"
-    running.advanced(running.following({("legs", 0): 1}, {"legs": "T"}, {}))
+    running.advanced(running.following({TopicPartition("legs", 0): 1}, {"legs": "T"}, {}))
     running.look(2, clock_ms=7, ends=None)
     for name, _ in running.distinct_stores():
         running.save_manifest(name, running.noting())
@@ -589,7 +591,7 @@ def test_a_growth_is_written_once_before_its_batch_and_its_end_goes_with_the_bat
         run.note_growth()
     assert watch.reached == {"ledger": 2}
     assert [one.growth for one in stored(run)] == [{"legs": Growth(1, 2, 7)}] * 2
-    assert run.following({("legs", 0): 6}, {"legs": "T1"}, {}).growth == {}
+    assert run.following({TopicPartition("legs", 0): 6}, {"legs": "T1"}, {}).growth == {}
 
 
 @pytest.mark.parametrize("outcome", ["error", "unanswered"])
@@ -609,7 +611,7 @@ def test_a_run_whose_last_batch_failed_does_not_say_that_it_ended_of_its_own_acc
     with faults.use(faults.Injector([faults.Fault.parse("manifest.error")])), pytest.raises(Transient):
         failed.process(legs(0))
     failed.close()
-    crashed = MemoryRunner(flow(), stores, ends={("legs", 0): 1})
+    crashed = MemoryRunner(flow(), stores, ends={TopicPartition("legs", 0): 1})
     assert crashed.run.crashed
     crashed.process(legs(0))
     crashed.close()

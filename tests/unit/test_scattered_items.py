@@ -21,7 +21,7 @@ from aggregations.spark import tasks
 from aggregations.spark.blocks import Kind, pack, route_of, unpack
 from aggregations.spark.job import Exclusion, Job, RecordAtStage, TaskReport
 from aggregations.spark.path import Work
-from envelope import Envelope, Hop, encode
+from envelope import Envelope, Hop, TopicPartition, encode
 from envelope.deadletter import DeadLetterHeaders, Form
 from jobs.dead_letters.redrive import redriven
 from persistence.kafka import KafkaSettings
@@ -115,7 +115,7 @@ class Tasks:
             frame = [batch for part in self._shuffled(frame) for batch in task(iter(part))]
         report, failures = self._outcome(frame)
         assert not failures
-        ends = {(one.topic, one.partition): one.offset + 1 for one in records}
+        ends = {TopicPartition(one.topic, one.partition): one.offset + 1 for one in records}
         manifest = self.run.following(ends, {"orders": "O"}, {}, report.changes)
         self.run.advanced(manifest)
 

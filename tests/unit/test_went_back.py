@@ -13,6 +13,7 @@ from aggregations.errors import RunRefusedError
 from aggregations.per_message.ledger import Entry
 from aggregations.run.begin import begin
 from aggregations.run.memory import MemoryRunner
+from envelope import TopicPartition
 from persistence.cas import manifest_behind
 from persistence.commit.faults import Fault, FaultOutcome, Injector, use
 from persistence.errors import StoreWentBack, Terminal, Transient
@@ -305,7 +306,7 @@ def test_between_two_batches_a_manifest_does_not_count_on_what_a_batch_saved_tha
     """That may go back with its store, and the replay saves it again."""
     _, down, urls = two
     run = begin(FLOW, urls)
-    run.advanced(run.following({("legs", 0): 1}, {"legs": "T1"}, {}))
+    run.advanced(run.following({TopicPartition("legs", 0): 1}, {"legs": "T1"}, {}))
     run.known.note("b", down.save(run.ref.stage("b"), [Write(b"k", 0, b"{}")], epoch=run.epoch, batch=2))
     write(run)
     assert down.load_manifest(run.ref).marks == {}

@@ -1,0 +1,15 @@
+"""A partition of a topic, as a key of offsets and of whatever else each partition has."""
+
+from typing import NamedTuple
+
+
+class TopicPartition(NamedTuple):
+    """A partition of a topic. It equals the plain tuple of both and has its hash.
+
+    Attributes:
+        topic: Name of the topic.
+        partition: Number of the partition.
+    """
+
+    topic: str
+    partition: int
