@@ -26,8 +26,8 @@ _NONE: Mapping[Node, Cause] = MappingProxyType({})
 class Collector(Protocol):
     """Receives the elements that are not passed on."""
 
-    def unread(self, own: Node, error: EnvelopeError, *, key: bytes | None, again: bool) -> None:
-        """A record that cannot be read."""
+    def unread(self, own: Node, error: EnvelopeError, *, key: bytes | None = None, again: bool = True) -> None:
+        """A record that cannot be read; key and `again` matter only if its chain can be."""
         ...
 
     def rejected(self, stage: str, one: Rejected) -> None:
@@ -118,9 +118,7 @@ class MessageLoop:
                 continue
             lineage = read.lineage.resolved(self.topic_ids)
             if read.chain and self.beyond_end(lineage.root):
-                self.collector.unread(
-                    own, EnvelopeError(Reason.ROOT_BEYOND_END, BEYOND_END), key=record.key, again=True
-                )
+                self.collector.unread(own, EnvelopeError(Reason.ROOT_BEYOND_END, BEYOND_END))
                 continue
             elements.append(read.element(record.headers, again=reading.again(lineage, record.key)))
         self.seen = reading.read

@@ -5,11 +5,14 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from redis import DataError
 
 from persistence.contract.processes import increment_with
 from persistence.errors import Conflict, Fenced, Transient
 from persistence.protocol import Stored, Write
 from persistence.redis import open_store
+from persistence.redis.nodes import connect
+from persistence.redis.settings import read_place, read_settings
 from tests.support.proxy import BREAKING, Fault
 from tests.support.stores import begun
 
@@ -46,6 +49,15 @@ def test_a_write_that_arrives_late_after_it_was_repeated_changes_nothing(url, di
     proxy.release()
     assert direct.load(stage, [b"k"]) == {b"k": Stored(3, epoch, 2, b"later")}
     store.close()
+
+
+def test_a_connection_on_which_answers_may_still_come_is_not_used_again(valkey):
+    nodes = connect(read_place(valkey.url), read_settings(valkey.url))
+    (server,) = nodes.primaries()
+    with pytest.raises(DataError):
+        server.exchange([("BLPOP", "nothing-comes", "1"), ("ECHO", object())])  # the second command cannot be sent
+    assert server.exchange([("ECHO", "own")]) == [b"own"]
+    nodes.close()
 
 
 def test_the_client_never_repeats_a_write_by_itself(url, proxy, stage, marker):

@@ -252,3 +252,18 @@ def test_a_letter_that_its_topic_does_not_take_is_counted_and_the_others_go_back
     group = (small, "", "fold_failed")
     assert (again.letters, again.foreign, again.done[group], again.before) == (3, 0, 2, {group: 2})
     assert (result.before, redrive(settings, dead, apply=True).before) == ({group: 0}, {group: 2})
+
+
+def test_letters_are_read_to_the_end_of_a_topic_whose_last_offset_is_no_record(
+    settings: KafkaSettings, topics: Topics, topic: Callable[..., str]
+) -> None:
+    dead = topic()
+    producer = Producer(settings.client(transactional_id=uuid.uuid4().hex))
+    producer.init_transactions(20)
+    producer.begin_transaction()
+    facts = DeadLetterHeaders(dead, 0, 0, Reason.FOLD_FAILED, application="fleet", form=Form.PAYLOAD)
+    producer.produce(dead, b"v", b"k", headers=facts.headers())
+    producer.commit_transaction(20)
+    while topics.marks([dead])[dead, 0].high < 2:  # the transaction's marker is an offset without a record
+        pass
+    assert redrive(settings, dead).letters == 1

@@ -1,6 +1,7 @@
 """`headwater new`: what it writes, where it refuses to, and what it says."""
 
 import json
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -50,14 +51,15 @@ def test_the_current_directory_will_do_when_it_is_empty(
     assert {path.name for path in tmp_path.iterdir()} == {*FILES}
 
 
+@pytest.mark.parametrize("make", [Path.touch, Path.mkdir])
 def test_a_directory_that_is_not_empty_is_left_as_it_is(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, make: Callable[[Path], None]
 ) -> None:
-    (tmp_path / "mine.py").write_text("mine")
+    make(tmp_path / "mine")
     assert run(monkeypatch, "new", str(tmp_path)) == Exit.USAGE
     out, err = capsys.readouterr()
     assert (out, err) == ("", f"headwater: {tmp_path} is not empty: choose an empty or a new directory\n")
-    assert [path.name for path in tmp_path.iterdir()] == ["mine.py"]
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
 
 @pytest.mark.parametrize("place", ["file", "file/shop"])

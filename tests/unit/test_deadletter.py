@@ -138,6 +138,10 @@ def test_a_dead_letter_is_never_larger_than_its_topic_takes(key, value, headers,
 def test_a_trimmed_dead_letter_keeps_the_explanation_where_key_and_headers_leave_room_for_it() -> None:
     read = DeadLetterHeaders.read(dead_letter_record(EXPLAINED, b"key", bytes(9000), HEADERS, 5000).headers)
     assert read == EXPLAINED
+    least = 256 + accounted([*HEADERS, *EXPLAINED.headers()]) + len(b"key") + 400
+    for max_bytes, kept in ((least, True), (least - 1, False)):
+        trimmed = dead_letter_record(EXPLAINED, b"key", bytes(9000), HEADERS, max_bytes)
+        assert ("hw-dlq-error-text" in dict(trimmed.headers)) is kept
 
 
 def test_an_exception_is_cut_and_is_utf8_whatever_its_text_is() -> None:

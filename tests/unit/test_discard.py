@@ -224,6 +224,17 @@ def test_both_letters_of_a_record_are_given_up_at_once(monkeypatch: pytest.Monke
         assert after.ledger.listed == {}
 
 
+def test_letters_of_another_generation_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    stores = bind(SPLIT, {}, f"memory://{uuid.uuid4()}")
+    with closing(MemoryRunner(SPLIT, stores, topic_ids={"legs": "L"})) as run:
+        run.process([leg(0, "A+B")])
+        lay(monkeypatch, run)
+    for generation, left in ((1, 0), (2, 2)):
+        result = discarding.discard(KafkaSettings("nowhere:1"), "dead", SPLIT, stores, generation=generation)
+        assert (result.letters, result.left, result.done.total()) == (2, left, 2 - left)
+        assert not result.no_hole
+
+
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [

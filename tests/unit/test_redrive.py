@@ -202,6 +202,15 @@ def test_a_letter_that_dies_each_time_can_go_back_for_ever_and_stands_where_it_d
     assert envelope == plain == (*decode(leg(1).value).chain, *back)
 
 
+def test_a_letter_that_waited_in_a_retry_topic_since_it_was_redriven_keeps_all_of_its_hops() -> None:
+    back = redrive_hops(Hop("legs", 0, 1), Hop("dead", 0, 0), Redrive(application="fleet"))
+    chain = (Hop("raw", 0, 5, via="kit"), *back, Hop("legs", 0, 7, via="fleet", pass_through=True))
+    facts = DeadLetterHeaders("legs.retry", 0, 3, Reason.TRANSFORM_FAILED, application="fleet", form=Form.ENVELOPE)
+    value = redriven_value(b"N1", encode(Envelope(b"{}", chain)), (), facts, Hop("dead", 0, 1))
+    again = redrive_hops(Hop("legs.retry", 0, 3), Hop("dead", 0, 1), Redrive(hole=facts.hole, application="fleet"))
+    assert decode(value).chain == (*chain, *again)
+
+
 def unless_broken(element: Any) -> Any:
     if BROKEN["until"]:
         raise ValueError

@@ -1,5 +1,7 @@
 """Notes of what was redriven: what they say is read back, whatever else is in the topic."""
 
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,6 +21,23 @@ def test_what_was_noted_is_counted_once_and_nothing_else(first, second, asked):
     for partition in range(3):
         offsets = {offset for at, offset in asked if at == partition}
         assert notes.count(partition, offsets) == sum((partition, offset) in noted for offset in offsets)
+
+
+def test_a_note_names_the_runs_of_each_partition_and_at_most_200():
+    [note] = notes_of([(4, 7), (3, 6), (3, 5)])
+    assert (note.value, note.headers) == (b'{"3": [[5, 6]], "4": [[7, 7]]}', [(HEADER, b"3")])
+    assert note.key == b"hw-dlq-redriven:3:5"
+    first, second = notes_of((1, offset) for offset in range(0, 402, 2))
+    assert (first.headers, second.headers) == ([(HEADER, b"200")], [(HEADER, b"1")])
+    assert second.value == b'{"1": [[400, 400]]}'
+
+
+def test_runs_that_overlap_count_once_and_what_lies_between_two_does_not():
+    notes = Notes()
+    for run in ([4, 9], [0, 5], [1, 2], [4, 6], [11, 12]):
+        notes.take([(HEADER, b"1")], json.dumps({"7": [run]}).encode())
+    assert [offset for offset in range(15) if notes.count(7, [offset])] == [*range(10), 11, 12]
+    assert notes.count(7, range(15)) == 12
 
 
 def test_a_note_is_a_few_bytes_however_many_follow_each_other():

@@ -240,6 +240,10 @@ def test_a_cloudevent_becomes_an_envelope_and_its_headers_go_with_it() -> None:
     assert out.headers == [("own", b"x")]
     got = decode(out.value)
     assert (got.event_id, got.payload_type, got.payload, got.chain) == ("s#1", "t", b"data", (my_hop(),))
+    assert got.event_time_us == 1_700_000_000_000_000
+    dated = [*headers, ("ce_time", b"1970-01-01T00:00:01Z")]
+    (out,) = through(processor(source=Source.of("legs", "cloudevents")), record(b"data", headers=dated))
+    assert decode(out.value).event_time_us == 1_000_000
     assert refused(processor(source=Source.of("legs", "cloudevents")), record(b"data")).reason is Reason.MISSING_FIELD
 
 
