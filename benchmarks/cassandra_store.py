@@ -26,7 +26,7 @@ from cassandra.concurrent import execute_concurrent_with_args
 
 from persistence.cassandra import apply_schema, open_store
 from persistence.cassandra.driver import connect
-from persistence.cassandra.settings import Settings
+from persistence.cassandra.settings import CassandraSettings
 from persistence.protocol import FlowRef, Write
 
 CONCURRENCY = 64
@@ -110,7 +110,7 @@ def main():
     args = parser.parse_args()
 
     apply_schema(args.url)
-    settings = Settings.parse(args.url)
+    settings = CassandraSettings.parse(args.url)
     keys = [b"N%07d" % i for i in range(args.keys)]
     random.Random(1).shuffle(keys)
     calls = [keys[i : i + args.call] for i in range(0, len(keys), args.call)]

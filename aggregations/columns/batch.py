@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from aggregations.columns import schema
+from aggregations.columns.arrays import Ints
 from aggregations.columns.signature import Signature
 from aggregations.definition.element import Record
 from aggregations.definition.source import MAX_TIMESTAMP_MS
@@ -37,9 +37,9 @@ class Inputs:
     key: pa.BinaryArray
     value: pa.BinaryArray
     topic: pa.StringArray
-    partition: npt.NDArray[np.int64]
-    offset: npt.NDArray[np.int64]
-    timestamp_ms: npt.NDArray[np.int64]
+    partition: Ints
+    offset: Ints
+    timestamp_ms: Ints
 
     @classmethod
     def of(cls, records: pa.RecordBatch | pa.Table) -> "Inputs":
@@ -68,7 +68,7 @@ class Inputs:
         )
 
     @property
-    def timestamp_us(self) -> npt.NDArray[np.int64]:
+    def timestamp_us(self) -> Ints:
         """Timestamps in microseconds, clamped to 64 bits."""
         return np.clip(self.timestamp_ms, -MAX_TIMESTAMP_MS, MAX_TIMESTAMP_MS) * 1000
 
@@ -93,7 +93,7 @@ class Batch:
     skipped: int = 0
 
     @property
-    def positions(self) -> list[npt.NDArray[np.int64]]:
+    def positions(self) -> list[Ints]:
         """Position components by row; `schema.MISSING` where a position is shorter."""
         return position_arrays(self.frame)
 
@@ -103,9 +103,9 @@ class Batch:
         return standing(named, self.signatures, rekeyed=rekeyed, siblings=self.siblings)
 
 
-def position_arrays(frame: pl.DataFrame) -> list[npt.NDArray[np.int64]]:
+def position_arrays(frame: pl.DataFrame) -> list[Ints]:
     """Position components by row; `schema.MISSING` where a position is shorter."""
-    arrays: list[npt.NDArray[np.int64]] = []
+    arrays: list[Ints] = []
     while (name := schema.position(len(arrays))) in frame.columns:
         arrays.append(frame.get_column(name).fill_null(schema.MISSING).to_numpy())
     return arrays
@@ -143,5 +143,5 @@ def _array(column: pa.Array | pa.ChunkedArray, kind: pa.DataType | None = None) 
     return column if kind is None or column.type == kind else column.cast(kind)
 
 
-def _numbers(column: pa.Array | pa.ChunkedArray) -> npt.NDArray[np.int64]:
+def _numbers(column: pa.Array | pa.ChunkedArray) -> Ints:
     return np.asarray(_array(column).to_numpy(zero_copy_only=False)).astype(np.int64, copy=False)

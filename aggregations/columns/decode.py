@@ -8,17 +8,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 from ptars import HandlerPool
 
 from aggregations.columns import schema, seal
+from aggregations.columns.arrays import Ints, Mask
 from aggregations.columns.batch import Batch, Inputs, Rejection
-from aggregations.columns.hops import Hops, Ints
+from aggregations.columns.hops import Hops
 from aggregations.columns.payload import payload_columns
-from aggregations.columns.seal import Mask
 from aggregations.columns.signature import Signature, Signatures, Way, way_of
 from aggregations.columns.structure import Structure
 from aggregations.definition.payloads import Protobuf
@@ -301,7 +300,7 @@ def _taken(array: pa.Array, rows: Ints) -> pa.Array:
     return array if len(rows) == len(array) else array.take(pa.array(rows))
 
 
-def _empty_or(texts: pa.StringArray, wanted: pa.StringArray | str) -> npt.NDArray[np.bool_]:
+def _empty_or(texts: pa.StringArray, wanted: pa.StringArray | str) -> Mask:
     return np.asarray(pc.or_(pc.equal(texts, ""), pc.equal(texts, wanted)).to_numpy(zero_copy_only=False))
 
 

@@ -7,8 +7,9 @@ import numpy as np
 import polars as pl
 
 from aggregations.columns import schema
+from aggregations.columns.arrays import Ints, Mask
 from aggregations.columns.batch import position_arrays
-from aggregations.columns.order import Ints, Mask, positions_of
+from aggregations.columns.order import positions_of
 from aggregations.columns.signature import Signature
 from aggregations.per_message.ledger import Doubt, Reading, highest
 from envelope import EnvelopeError, Lineage, Node, Position, group_of

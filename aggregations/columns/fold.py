@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
+from aggregations.columns.arrays import Mask
 from aggregations.definition.aggregates import Mean, Total
 from aggregations.definition.fields import Fields
 from aggregations.definition.values import INT64
@@ -23,7 +23,7 @@ _BATCH = "\0batch"
 _WITHIN_64_BITS = frozenset({pl.Int8, pl.Int16, pl.Int32, pl.Int64, pl.UInt8, pl.UInt16, pl.UInt32, pl.UInt64})
 
 
-def unfit_rows(fields: Fields, inputs: pl.DataFrame, rows: int) -> npt.NDArray[np.bool_]:
+def unfit_rows(fields: Fields, inputs: pl.DataFrame, rows: int) -> Mask:
     """Rows with a value that a field rejects: NaN, infinite or beyond 64 bits. Their keys are folded message by message.
 
     Args:

@@ -4,8 +4,9 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from aggregations.columns.arrays import Ints, Mask
 from aggregations.columns.judge import Judged
-from aggregations.columns.order import Ints, Mask, distinct_lanes, numbered, positions_of
+from aggregations.columns.order import distinct_lanes, numbered, positions_of
 from aggregations.columns.signature import Lane
 from envelope import Histories, History, Position
 from envelope.dedup.eviction import GROWTH, LANES, check_full, retire

@@ -5,17 +5,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from aggregations.columns.seal import Mask
+from aggregations.columns.arrays import Ints, Mask
 from aggregations.columns.signature import HopKind, Way
 from envelope import EnvelopeError, Limits
 from envelope.dedup.lineage import NO_INDEX
 from envelope.limits import MAX_OFFSET, check_topic
-
-Ints = npt.NDArray[np.int64]
 
 _WIDE = 1 << 40
 """Codes are combined by multiplication up to this product, then renumbered."""

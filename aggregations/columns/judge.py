@@ -14,7 +14,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from aggregations.columns.order import Ints, Mask, distinct_lanes, fold_order, numbered, positions_of
+from aggregations.columns.arrays import Ints, Mask
+from aggregations.columns.order import distinct_lanes, fold_order, numbered, positions_of
 from aggregations.columns.signature import Lane
 from envelope import Histories, History, Position, Verdict
 from envelope.dedup.histories import Group

@@ -4,14 +4,11 @@ from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
+from aggregations.columns.arrays import Ints
 from aggregations.columns.schema import MISSING
 from aggregations.columns.signature import Lane
 from envelope import Position
-
-Ints = npt.NDArray[np.int64]
-Mask = npt.NDArray[np.bool_]
 
 _BITS: Final = 63
 

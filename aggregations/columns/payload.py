@@ -11,7 +11,7 @@ import polars as pl
 import pyarrow as pa
 from ptars import HandlerPool
 
-from aggregations.columns.seal import Mask
+from aggregations.columns.arrays import Mask
 from aggregations.columns.structure import Structure
 from aggregations.definition.json_types import SHALLOW_BYTES, plain
 from aggregations.definition.payloads import Json, Payload, Protobuf, Raw, decoded

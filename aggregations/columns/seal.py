@@ -7,9 +7,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from aggregations.columns.arrays import Ints, Mask
 from envelope.codec import HEAD, SEAL_BYTES, SEAL_TAG
-
-Mask = npt.NDArray[np.bool_]
 
 _POLYNOMIAL: Final = 0x82F63B78
 """CRC32C, reflected (RFC 3720, appendix B.4)."""
@@ -25,7 +24,7 @@ def _table() -> npt.NDArray[np.uint32]:
 _TABLE: Final = _table()
 
 
-def spans(array: pa.BinaryArray) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
+def spans(array: pa.BinaryArray) -> tuple[Ints, Ints, npt.NDArray[np.uint8]]:
     """Return starts and lengths of the values, and the buffer that contains them. The length of a null is 0."""
     _, offsets, data = array.buffers()
     if len(array) == 0 or data is None:
@@ -78,8 +77,8 @@ def begins(values: pa.BinaryArray, head: bytes) -> Mask:
 
 
 def _bytes_at(
-    starts: npt.NDArray[np.int64],
-    lengths: npt.NDArray[np.int64],
+    starts: Ints,
+    lengths: Ints,
     data: npt.NDArray[np.uint8],
     at: Any,
     wanted: bytes,
@@ -94,13 +93,13 @@ def _bytes_at(
     return np.asarray(room)
 
 
-def _last_four(ends: npt.NDArray[np.int64], data: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint32]:
+def _last_four(ends: Ints, data: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint32]:
     """The four bytes before each end, little-endian."""
     first, second, third, fourth = (data[np.minimum(ends - 4 + i, len(data) - 1)].astype(np.uint32) for i in range(4))
     return np.asarray(first | second << 8 | third << 16 | fourth << 24, np.uint32)
 
 
-def _checksums_match(values: pa.BinaryArray, ends: npt.NDArray[np.int64], data: npt.NDArray[np.uint8]) -> Mask:
+def _checksums_match(values: pa.BinaryArray, ends: Ints, data: npt.NDArray[np.uint8]) -> Mask:
     """Whether each checksum matches the bytes before it.
 
     The CRC of the whole value is computed in C, without slicing it. It is compared with the stored checksum extended

@@ -11,6 +11,7 @@ from typing import Final, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from aggregations.columns.arrays import Ints, Mask
 from envelope import EnvelopeError, Hop, Lineage, Node, Route
 from envelope.dedup.lineage import NO_INDEX, Redriven
 
@@ -158,9 +159,9 @@ class Signatures:
 def lanes_of(
     signatures: Sequence[Signature],
     codes: npt.NDArray[np.integer],
-    rekeyed: npt.NDArray[np.bool_] | bool,
-    keyless: npt.NDArray[np.bool_] | bool = False,
-) -> tuple[npt.NDArray[np.int64], list[Lane]]:
+    rekeyed: Mask | bool,
+    keyless: Mask | bool = False,
+) -> tuple[Ints, list[Lane]]:
     """Number the lanes of a batch at a stage.
 
     Args:

@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from aggregations.columns.arrays import Mask
 from aggregations.definition.expressions import CANNOT, expression
 from aggregations.definition.flow import Divert, Filter, Map, Step
 from aggregations.definition.integers import LEFT_64_BITS, select_exact
@@ -34,7 +35,7 @@ class Stepped:
     rejected: list[tuple[pl.DataFrame, Reason, str]] = field(default_factory=list)
     filtered: int = 0
 
-    def keep(self, mask: npt.NDArray[np.bool_]) -> pl.DataFrame:
+    def keep(self, mask: Mask) -> pl.DataFrame:
         """Keep the rows of the mask; return the others."""
         if mask.all():
             return self.frame.clear()
@@ -43,7 +44,7 @@ class Stepped:
         self.frame = self.frame.filter(kept)
         return others
 
-    def reject(self, bad: npt.NDArray[np.bool_], reason: Reason, detail: str) -> None:
+    def reject(self, bad: Mask, reason: Reason, detail: str) -> None:
         """Reject the rows of the mask."""
         if bad.any():
             self.rejected.append((self.keep(~bad), reason, detail))
@@ -106,7 +107,7 @@ def evaluate_columns(frame: pl.DataFrame, wanted: Mapping[str, pl.Expr]) -> tupl
     return values[places], failed
 
 
-def _predicate(stepped: Stepped, of: object) -> npt.NDArray[np.bool_]:
+def _predicate(stepped: Stepped, of: object) -> Mask:
     assert isinstance(of, str | pl.Expr)
     found = evaluated(stepped, {"predicate": expression(of)})
     return found.get_column("predicate").fill_null(value=False).to_numpy()

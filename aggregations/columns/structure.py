@@ -12,7 +12,8 @@ import pyarrow as pa
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
-from aggregations.columns.seal import Mask, spans
+from aggregations.columns.arrays import Mask
+from aggregations.columns.seal import spans
 from aggregations.definition.protobuf import FileProto, MessageType, add_message, message_class, new_file
 from envelope import envelope_pb2 as pb
 

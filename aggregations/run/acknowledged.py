@@ -10,7 +10,7 @@ from persistence.protocol import FlowRef
 
 
 @dataclass(slots=True)
-class Acknowledged:
+class AcknowledgedWrites:
     """Manifests and marks that the stores of one run have acknowledged.
 
     Attributes:

@@ -8,7 +8,7 @@ import msgspec
 
 from aggregations.definition.flow import Flow, Stage
 from aggregations.per_message.ledger import Changes, Doubt, Entry, Ledger
-from aggregations.run.acknowledged import Acknowledged
+from aggregations.run.acknowledged import AcknowledgedWrites
 from aggregations.run.growth import advance
 from aggregations.run.incarnations import Incarnations, merge_incarnations
 from envelope import TopicPartition
@@ -61,14 +61,14 @@ class Run:
     crashed: bool = False
     doubt: Doubt = field(default_factory=dict)
     known: KnownMarks = field(init=False)
-    acknowledged: Acknowledged = field(init=False)
+    acknowledged: AcknowledgedWrites = field(init=False)
     _former: Manifest | None = None  # of a topic that was created again, until a batch of the new one is folded
 
     def __post_init__(self) -> None:
         self.ledger = Ledger.of(self.ref.flow, self.ref.generation, self.manifest)
         stages = [stage.name for stage in self.flow.stages]
         self.known = KnownMarks(self.ref, stages)
-        self.acknowledged = Acknowledged(self.ref, stages, self.known)
+        self.acknowledged = AcknowledgedWrites(self.ref, stages, self.known)
 
     @property
     def source(self) -> str:

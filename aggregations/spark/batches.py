@@ -16,9 +16,9 @@ from aggregations.per_message.ledger import Doubt, Entry, UnlistedError
 from aggregations.report import Report
 from aggregations.run.incarnations import merge_incarnations
 from aggregations.spark.action import Action
-from aggregations.spark.growing import Growing
 from aggregations.spark.job import Exclusion, Job, RecordAtStage, TaskReport
 from aggregations.spark.opening import Opening
+from aggregations.spark.partition_watch import PartitionWatch
 from aggregations.spark.retry import ATTEMPTS, StoppedError, may_pass, pause_seconds, worst
 from aggregations.spark.roots import ask_ends, check_source, ids_of
 from envelope import TopicPartition
@@ -54,7 +54,7 @@ class Batches:
         flow: Flow[Any],
         opening: Opening,
         spark: SparkSession,
-        growing: Growing,
+        growing: PartitionWatch,
         *,
         kafka: KafkaSettings,
         dead_letters: str | None,

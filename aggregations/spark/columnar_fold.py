@@ -15,6 +15,7 @@ import numpy.typing as npt
 import polars as pl
 
 from aggregations.columns import schema
+from aggregations.columns.arrays import Ints, Mask
 from aggregations.columns.batch import position_arrays, redriven, standing
 from aggregations.columns.fold import CODE, fold_fields, unfit_rows
 from aggregations.columns.history import fold_histories
@@ -36,8 +37,8 @@ _FIRST_SEEN = tuple(VERDICTS.index(one) for one in (Verdict.ACCEPTED, Verdict.LA
 class _Door(NamedTuple):
     """Arrivals as input of `aggregations.columns.judge`."""
 
-    lanes: npt.NDArray[np.int64]
-    positions: list[npt.NDArray[np.int64]]
+    lanes: Ints
+    positions: list[Ints]
     places: list[Lane]
 
 
@@ -49,7 +50,7 @@ class ColumnarFold:
         work: Work,
         stage: Stage,
         rows: Rows,
-        codes: npt.NDArray[np.int64],
+        codes: Ints,
         keys: list[bytes],
         found: Mapping[bytes, KeyState],
     ) -> None:
@@ -75,7 +76,7 @@ class ColumnarFold:
         door = self._door()
         blank = Histories()
         histories = [state.histories if (state := self.found.get(key)) else blank for key in self.keys]
-        exotic: npt.NDArray[np.bool_] = self.frame.get_column(schema.EXOTIC).to_numpy()
+        exotic: Mask = self.frame.get_column(schema.EXOTIC).to_numpy()
         uncommon_rows = exotic | self._excluded() | self._late() | self._listed(door)
         judged = judge(self.codes, door.lanes, door.positions, door.places, histories, uncommon_rows)
         uncommon = judged.pure | self._keys_with(self._refused(fields, inputs) & judged.fold)
@@ -99,12 +100,12 @@ class ColumnarFold:
             self.work.report.counts.keyless += Counter({self.stage.name: int(wide.sum())})
         return _Door(lanes, position_arrays(self.frame), places)
 
-    def _refused(self, fields: Fields, inputs: pl.DataFrame) -> npt.NDArray[np.bool_]:
+    def _refused(self, fields: Fields, inputs: pl.DataFrame) -> Mask:
         """Rows that the fold will reject."""
-        broken: npt.NDArray[np.bool_] = self.frame.get_column(BROKEN).to_numpy() != 0
+        broken: Mask = self.frame.get_column(BROKEN).to_numpy() != 0
         return broken | unfit_rows(fields, inputs, self.frame.height)
 
-    def _keys_with(self, rows: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+    def _keys_with(self, rows: Mask) -> Mask:
         """All rows of the keys that have one of these rows."""
         if not rows.any():
             return rows
@@ -113,7 +114,7 @@ class ColumnarFold:
         return keys[self.codes]
 
     def _folded(
-        self, fields: Fields, inputs: pl.DataFrame, door: "_Door", judged: Judged, fold: npt.NDArray[np.bool_]
+        self, fields: Fields, inputs: pl.DataFrame, door: "_Door", judged: Judged, fold: Mask
     ) -> tuple[dict[int, Any], list[int]]:
         """New states of the fold by key number, and keys with a total near its limit."""
         rows = judged.order[fold[judged.order]]
@@ -152,7 +153,7 @@ class ColumnarFold:
             before = self.found.get(key)
             self.states[key] = KeyState(new[code], now, before.version if before else 0)
 
-    def _count(self, verdicts: npt.NDArray[np.uint8], mask: npt.NDArray[np.bool_]) -> None:
+    def _count(self, verdicts: npt.NDArray[np.uint8], mask: Mask) -> None:
         """Count verdicts; first deliveries of a topic that was created again have their own verdict."""
         signature = self.frame.get_column(schema.SIGNATURE).to_numpy()
         incarnation = np.array([_incarnation(self.work, one) for one in self.rows.signatures], np.int64)[signature]
@@ -161,7 +162,7 @@ class ColumnarFold:
         mine = self.work.report.counts.verdicts.setdefault(self.stage.name, Counter())
         mine.update({VERDICTS[i].value: int(count) for i, count in enumerate(counts) if count})
 
-    def _one_by_one(self, rows: npt.NDArray[np.int64]) -> None:
+    def _one_by_one(self, rows: Ints) -> None:
         """Fold some keys by the pure code."""
         job = self.work.job
         arrivals = [self._arrival(row) for row in self.frame[rows].iter_rows(named=True)]
@@ -222,13 +223,13 @@ class ColumnarFold:
             frame = frame.with_columns(pl.Series(schema.LATE, routes, dtype=pl.String))
         return Rows(frame.filter(pl.Series(self.accepted)), self.rows.signatures)
 
-    def _late(self) -> npt.NDArray[np.bool_]:
+    def _late(self) -> Mask:
         """Rows that an earlier stage folded late."""
         if schema.LATE not in self.frame.columns:
             return np.zeros(self.frame.height, np.bool_)
         return self.frame.get_column(schema.LATE).is_not_null().to_numpy()
 
-    def _listed(self, door: "_Door") -> npt.NDArray[np.bool_]:
+    def _listed(self, door: "_Door") -> Mask:
         """Rows whose event may be listed as a dead letter: by the offset of its root."""
         mask = np.zeros(self.frame.height, np.bool_)
         groups = self.work.job.ledger.listed.get(self.stage.name, {})
@@ -238,7 +239,7 @@ class ColumnarFold:
                 mask |= (door.lanes == number) & np.isin(door.positions[0], roots)
         return mask
 
-    def _excluded(self) -> npt.NDArray[np.bool_]:
+    def _excluded(self) -> Mask:
         nodes = self.work.job.excluded_at(self.stage.index, hole=True)
         mask = np.zeros(self.frame.height, np.bool_)
         partition = self.frame.get_column(schema.PARTITION).to_numpy()

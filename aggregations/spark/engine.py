@@ -21,9 +21,9 @@ from aggregations.spark.action import first_line
 from aggregations.spark.batches import Batches
 from aggregations.spark.checkpoint import Checkpoint
 from aggregations.spark.group_offsets import GroupOffsets
-from aggregations.spark.growing import Growing
 from aggregations.spark.kafka_source import read_topic
 from aggregations.spark.opening import Opening, check_given, open_run
+from aggregations.spark.partition_watch import PartitionWatch
 from aggregations.spark.retry import StoppedError
 from aggregations.spark.session import master_of, session, submitted
 from envelope import TopicPartition
@@ -154,7 +154,7 @@ class Engine:
         self.run = opening.run
         self.kafka = kafka
         self._spark = spark
-        self._growing = Growing(opening, metadata_max_age)
+        self._growing = PartitionWatch(opening, metadata_max_age)
         self._offsets = GroupOffsets(group, opening.topics, opening.run)
         self.batches = Batches(
             flow,

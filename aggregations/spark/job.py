@@ -15,7 +15,7 @@ from aggregations.run.incarnations import merge_incarnations
 from aggregations.run.snapshots import snapshots_of
 from aggregations.run.states import read_states
 from aggregations.spark.clients import store_of
-from aggregations.spark.roots import RootEnds
+from aggregations.spark.roots import EndsByIncarnation
 from envelope import Node, Reason
 from envelope.raised import Raised
 from persistence.kafka import KafkaSettings
@@ -87,7 +87,7 @@ class Job:
     driver: int = 0
     excluded: Mapping[RecordAtStage, Exclusion] = field(default_factory=dict)
     attempt: int = 1
-    ends: RootEnds = field(default_factory=dict)
+    ends: EndsByIncarnation = field(default_factory=dict)
     asked: tuple[str, ...] = ()
     spread: bool = False
     one_partition: bool = False

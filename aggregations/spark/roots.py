@@ -15,17 +15,17 @@ from aggregations.spark.clients import topics_of
 from envelope import Node
 from persistence.kafka import BrokerRefused, KafkaSettings, Topics
 
-RootEnds = dict[tuple[str, str, int], int]
+EndsByIncarnation = dict[tuple[str, str, int], int]
 """(topic, topic id, partition) to the offset that the next record will get."""
 
 
-def ask_ends(topics: Topics, names: Iterable[str]) -> RootEnds:
+def ask_ends(topics: Topics, names: Iterable[str]) -> EndsByIncarnation:
     """Ends of the root topics that can be queried.
 
     Raises:
         BrokerUnavailable: No broker answers.
     """
-    ends: RootEnds = {}
+    ends: EndsByIncarnation = {}
     for name in names:
         try:
             topic_id = topics.topic_ids([name])[name]
@@ -36,7 +36,7 @@ def ask_ends(topics: Topics, names: Iterable[str]) -> RootEnds:
     return ends
 
 
-def ids_of(ends: RootEnds) -> dict[str, str]:
+def ids_of(ends: EndsByIncarnation) -> dict[str, str]:
     """Current id by topic."""
     return {topic: topic_id for topic, topic_id, _ in ends}
 

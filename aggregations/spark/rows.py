@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
 from aggregations.columns import schema
+from aggregations.columns.arrays import Ints
 from aggregations.columns.fold import CODE
 from aggregations.columns.signature import Signature
 
@@ -32,7 +32,7 @@ class Rows:
     signatures: list[Signature]
 
 
-def key_codes(frame: pl.DataFrame) -> tuple[npt.NDArray[np.int64], list[bytes]]:
+def key_codes(frame: pl.DataFrame) -> tuple[Ints, list[bytes]]:
     """Number of every row's key, and the keys by number."""
     keys = frame.select(STAGE_KEY).unique(maintain_order=True).with_row_index(CODE)
     codes = frame.select(STAGE_KEY).join(keys, on=STAGE_KEY, how="left", maintain_order="left").get_column(CODE)

@@ -7,28 +7,28 @@ import typer
 from jobs.cli.letters import show
 from jobs.cli.options import (
     Bootstrap,
+    DeadLetterTopic,
     FlowName,
     Generation,
     Json,
     KafkaFile,
-    Letters,
     Reasons,
+    RecordTopics,
     Stages,
     Stores,
-    Topics,
 )
 from jobs.screen import progress
 
 
 def discard(
     flow: FlowName,
-    source: Letters,
+    source: DeadLetterTopic,
     apply: Annotated[
         bool, typer.Option("--apply", help="Discard them. Without it: show what would be discarded.")
     ] = False,
     reason: Reasons = None,
     stage: Stages = None,
-    topic: Topics = None,
+    topic: RecordTopics = None,
     store: Stores = None,
     generation: Generation = None,
     bootstrap: Bootstrap = None,

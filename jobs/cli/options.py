@@ -79,7 +79,7 @@ Generation: TypeAlias = Annotated[
         show_default=False,
     ),
 ]
-Letters: TypeAlias = Annotated[str, typer.Option("--from", metavar="TOPIC", help="The dead-letter topic.")]
+DeadLetterTopic: TypeAlias = Annotated[str, typer.Option("--from", metavar="TOPIC", help="The dead-letter topic.")]
 Reasons: TypeAlias = Annotated[
     list[str] | None,
     typer.Option("--reason", metavar="CODE", help="Only this reason code; may be repeated.", show_default=False),
@@ -88,7 +88,7 @@ Stages: TypeAlias = Annotated[
     list[str] | None,
     typer.Option("--stage", metavar="NAME", help="Only from this stage; may be repeated.", show_default=False),
 ]
-Topics: TypeAlias = Annotated[
+RecordTopics: TypeAlias = Annotated[
     list[str] | None,
     typer.Option("--topic", metavar="TOPIC", help="Only records of this topic; may be repeated.", show_default=False),
 ]

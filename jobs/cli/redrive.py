@@ -5,18 +5,18 @@ from typing import Annotated
 import typer
 
 from jobs.cli.letters import show
-from jobs.cli.options import Bootstrap, Json, KafkaFile, Letters, Reasons, Stages, Topics
+from jobs.cli.options import Bootstrap, DeadLetterTopic, Json, KafkaFile, Reasons, RecordTopics, Stages
 from jobs.screen import progress
 
 
 def redrive(
-    source: Letters,
+    source: DeadLetterTopic,
     apply: Annotated[
         bool, typer.Option("--apply", help="Redrive them. Without it: show what would be redriven.")
     ] = False,
     reason: Reasons = None,
     stage: Stages = None,
-    topic: Topics = None,
+    topic: RecordTopics = None,
     application: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME", help="Only from this flow or republisher; may be repeated.", show_default=False),

@@ -12,7 +12,7 @@ import stamina
 
 from persistence.cassandra.driver import DRIVER_ERRORS, connect, disconnect, forget, serial_level
 from persistence.cassandra.errors import translate
-from persistence.cassandra.settings import Settings
+from persistence.cassandra.settings import CassandraSettings
 from persistence.cassandra.statements import Statements
 from persistence.errors import Conflict, Corrupt, Fenced, StoreError, Terminal, Transient
 from persistence.names import FlowRef, StageRef
@@ -42,7 +42,7 @@ class Live:
 class Client:
     """Executes statements for one handle. Safe for threads and across forks."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: CassandraSettings) -> None:
         self.settings = settings
         self._serial = serial_level(settings)
         self._live: Live | None = None

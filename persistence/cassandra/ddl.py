@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from persistence.cassandra.driver import DRIVER_ERRORS, connect, disconnect
 from persistence.cassandra.errors import translate
-from persistence.cassandra.settings import Replication, Settings
+from persistence.cassandra.settings import CassandraSettings, Replication
 from persistence.cassandra.statements import Statements
 from persistence.errors import Terminal
 
@@ -56,7 +56,7 @@ def schema(url: str) -> list[str]:
     Raises:
         Terminal: The URL is invalid.
     """
-    settings = Settings.parse(url)
+    settings = CassandraSettings.parse(url)
     names = {"keyspace": settings.keyspace, "replication": settings.replication.cql()}
     return [statement.format(**names) for statement in (_KEYSPACE, _FLOW, _STATE)]
 
@@ -79,7 +79,7 @@ def apply_schema(url: str, progress: Callable[[str], object] = lambda _line: Non
             tables under these names.
         Transient: The cluster cannot be reached.
     """
-    settings = Settings.parse(url)
+    settings = CassandraSettings.parse(url)
     progress(f"connecting to {settings.place}")
     cluster = None
     try:

@@ -17,7 +17,7 @@ from cassandra.policies import (
 )
 from cassandra.query import tuple_factory
 
-from persistence.cassandra.settings import Settings, Tls
+from persistence.cassandra.settings import CassandraSettings, Tls
 from persistence.errors import Terminal
 
 try:
@@ -49,7 +49,7 @@ _HEARTBEAT: Final = 5.0
 """Seconds of silence before a heartbeat is sent, and seconds to wait for its answer."""
 
 
-def connect(settings: Settings) -> tuple[Any, Any]:
+def connect(settings: CassandraSettings) -> tuple[Any, Any]:
     """Open connections; return (cluster, session). The session has no keyspace: statements name it.
 
     Raises:
@@ -110,7 +110,7 @@ def forget(cluster: Any) -> None:
 _inherited: list[Any] = []  # referenced, because libev would otherwise end the loop shared with the parent
 
 
-def _profile(settings: Settings) -> Any:
+def _profile(settings: CassandraSettings) -> Any:
     return ExecutionProfile(
         load_balancing_policy=TokenAwarePolicy(DCAwareRoundRobinPolicy(settings.dc)),
         # A repeated write may overwrite a newer one, so the store reads back before it repeats a write.
@@ -123,7 +123,7 @@ def _profile(settings: Settings) -> Any:
     )
 
 
-def _check_datacentre(cluster: Any, settings: Settings) -> None:
+def _check_datacentre(cluster: Any, settings: CassandraSettings) -> None:
     """Refuse a data centre that does not exist: the driver would find the cluster, but no host to send requests to."""
     known = {host.datacenter for host in cluster.metadata.all_hosts() if host.datacenter}
     if settings.dc and known and settings.dc not in known:
@@ -133,12 +133,12 @@ def _check_datacentre(cluster: Any, settings: Settings) -> None:
         )
 
 
-def serial_level(settings: Settings) -> int:
+def serial_level(settings: CassandraSettings) -> int:
     """The driver's constant for the serial consistency."""
     return int(ConsistencyLevel.name_to_value[settings.serial_consistency.upper()])
 
 
-def _login(settings: Settings) -> Any:
+def _login(settings: CassandraSettings) -> Any:
     if not settings.username:
         return None
     if settings.password is None:

@@ -2,8 +2,8 @@
 
 from persistence.cas import check_epoch, check_is_epoch
 from persistence.cassandra.fences import Fences
-from persistence.cassandra.flows import Flows, Layout
-from persistence.cassandra.settings import Settings
+from persistence.cassandra.flows import CassandraLayout, Flows
+from persistence.cassandra.settings import CassandraSettings
 from persistence.errors import Fenced, Terminal
 from persistence.names import FlowRef, StageRef
 
@@ -15,10 +15,10 @@ class Epochs:
     its fences. If it is registered after, the registration is refused, because its epoch is lower.
     """
 
-    def __init__(self, flows: Flows, fences: Fences, settings: Settings) -> None:
+    def __init__(self, flows: Flows, fences: Fences, settings: CassandraSettings) -> None:
         self._flows = flows
         self._fences = fences
-        self._layout = Layout(settings.buckets, settings.mode)
+        self._layout = CassandraLayout(settings.buckets, settings.mode)
 
     def acquire(self, flow: FlowRef, above: int) -> int:
         """Install and return an epoch higher than the installed one and than `above`."""
@@ -49,7 +49,7 @@ class Epochs:
         # Even if it was installed already: that process may have died before the last fence was raised.
         self._fence(flow, epoch, before)
 
-    def begin(self, stage: StageRef, epoch: int) -> Layout:
+    def begin(self, stage: StageRef, epoch: int) -> CassandraLayout:
         """The layout of a stage before a write; the first writer sets it.
 
         Raises:
@@ -77,7 +77,7 @@ class Epochs:
         for name, layout in self._flows.layouts(flow).items():
             self._fence_stage(flow.stage(name), layout, epoch, before)
 
-    def _fence_stage(self, stage: StageRef, layout: Layout, epoch: int, before: int) -> None:
+    def _fence_stage(self, stage: StageRef, layout: CassandraLayout, epoch: int, before: int) -> None:
         self._fences.raise_all(stage, layout.buckets, epoch, before)
         if not layout.fenced:
             self._flows.set_fenced(stage, epoch)

@@ -14,7 +14,7 @@ from persistence.names import FlowRef, StageRef
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class CassandraLayout:
     """How the states of a stage are stored. The first write sets it; later URLs do not change it.
 
     Attributes:
@@ -33,7 +33,7 @@ class Flows:
 
     def __init__(self, client: Client) -> None:
         self._client = client
-        self._layouts: dict[StageRef, Layout] = {}
+        self._layouts: dict[StageRef, CassandraLayout] = {}
 
     def installed_epoch(self, flow: FlowRef) -> int:
         """The installed epoch, 0 if there is none."""
@@ -63,22 +63,24 @@ class Flows:
             if self._write(flow, statement)[0]:
                 return
 
-    def layout(self, stage: StageRef) -> Layout | None:
+    def layout(self, stage: StageRef) -> CassandraLayout | None:
         """The layout of a stage, None if it has never been written to."""
         if stage not in self._layouts:
             for name, layout in self.layouts(stage.flow_ref).items():
                 self._layouts[stage.flow_ref.stage(name)] = layout
         return self._layouts.get(stage)
 
-    def layouts(self, flow: FlowRef) -> dict[str, Layout]:
+    def layouts(self, flow: FlowRef) -> dict[str, CassandraLayout]:
         """The current layout of every stage that has been written to."""
         statement = self._client.live(flow).statements.stages(flow)
         rows = self._client.retried(lambda: self._client.rows(flow, statement, serial=True))
         return {
-            name: Layout(buckets, mode, fenced is True) for name, buckets, mode, fenced in rows if buckets is not None
+            name: CassandraLayout(buckets, mode, fenced is True)
+            for name, buckets, mode, fenced in rows
+            if buckets is not None
         }
 
-    def add_stage(self, stage: StageRef, layout: Layout, epoch: int) -> tuple[bool, int]:
+    def add_stage(self, stage: StageRef, layout: CassandraLayout, epoch: int) -> tuple[bool, int]:
         """Register a new stage if `epoch` is installed; return whether it is, and the installed epoch if not."""
         statement = self._client.live(stage).statements.add_stage(stage, layout.buckets, layout.mode, epoch)
         applied, now = self._write(stage, statement)

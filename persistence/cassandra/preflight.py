@@ -10,7 +10,7 @@ from persistence.cassandra.ddl import TABLES
 from persistence.cassandra.driver import DRIVER_ERRORS
 from persistence.cassandra.errors import translate
 from persistence.cassandra.paxos import PAXOS_RISKS, SERIAL_READS, PaxosNode, of_paxos, unread
-from persistence.cassandra.settings import TIMESTAMP, Settings
+from persistence.cassandra.settings import TIMESTAMP, CassandraSettings
 from persistence.errors import Transient
 from persistence.findings import Finding
 
@@ -50,7 +50,7 @@ def preflight(url: str) -> list[Finding]:
         Transient: The cluster cannot be reached.
         Terminal: The keyspace or its tables are missing, the login was refused, or the URL is invalid.
     """
-    settings = Settings.parse(url)
+    settings = CassandraSettings.parse(url)
     client = Client(settings)
     try:
         cluster = client.live(None).cluster
@@ -98,7 +98,7 @@ def _ask(client: Client, host: Any, query: str) -> list[Any] | None:
         return None
 
 
-def _of_keyspace(keyspace: Any, settings: Settings) -> Iterator[Finding]:
+def _of_keyspace(keyspace: Any, settings: CassandraSettings) -> Iterator[Finding]:
     name = settings.keyspace
     if not keyspace.durable_writes:
         yield Finding(
@@ -118,7 +118,7 @@ def _of_keyspace(keyspace: Any, settings: Settings) -> Iterator[Finding]:
             )
 
 
-def _of_datacentres(hosts: Any, strategy: Any, settings: Settings) -> Iterator[Finding]:
+def _of_datacentres(hosts: Any, strategy: Any, settings: CassandraSettings) -> Iterator[Finding]:
     name = settings.keyspace
     nodes = {host.datacenter for host in hosts}
     copies = _copies(strategy, nodes)
@@ -149,7 +149,7 @@ def _of_datacentres(hosts: Any, strategy: Any, settings: Settings) -> Iterator[F
         )
 
 
-def _of_nodes(nodes: Mapping[str, PaxosNode], settings: Settings) -> Iterator[Finding]:
+def _of_nodes(nodes: Mapping[str, PaxosNode], settings: CassandraSettings) -> Iterator[Finding]:
     for name, node in sorted(nodes.items()):
         yield from of_paxos(name, node, settings.keyspace)
         if unknown := unread(node):
@@ -171,7 +171,7 @@ def _of_nodes(nodes: Mapping[str, PaxosNode], settings: Settings) -> Iterator[Fi
         yield from _of_limits(name, node.settings, settings)
 
 
-def _of_limits(node: str, values: Mapping[str, str], settings: Settings) -> Iterator[Finding]:
+def _of_limits(node: str, values: Mapping[str, str], settings: CassandraSettings) -> Iterator[Finding]:
     batch = _bytes(values, "batch_size_fail_threshold")
     if batch is not None and settings.batch_bytes > batch:
         yield Finding(
@@ -189,7 +189,7 @@ def _of_limits(node: str, values: Mapping[str, str], settings: Settings) -> Iter
         )
 
 
-def _of_mode(settings: Settings) -> Iterator[Finding]:
+def _of_mode(settings: CassandraSettings) -> Iterator[Finding]:
     if settings.mode == TIMESTAMP:
         yield Finding(
             "timestamp-mode",

@@ -70,7 +70,7 @@ class Tls:
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class CassandraSettings:
     """Settings of one store.
 
     Attributes:

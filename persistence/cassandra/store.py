@@ -11,7 +11,7 @@ from persistence.cassandra.client import Client
 from persistence.cassandra.epochs import Epochs
 from persistence.cassandra.fences import Fences
 from persistence.cassandra.flows import Flows
-from persistence.cassandra.settings import CONDITIONAL, Settings
+from persistence.cassandra.settings import CONDITIONAL, CassandraSettings
 from persistence.cassandra.statements import mark_of
 from persistence.cassandra.states import States, stored, value_bytes
 from persistence.errors import Conflict, Terminal
@@ -33,7 +33,7 @@ class CassandraStore:
         settings: The settings of the URL.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: CassandraSettings) -> None:
         self._client = Client(settings)
         self._flows = Flows(self._client)
         fences = Fences(self._client, self._flows)
@@ -153,11 +153,11 @@ class CassandraStore:
 
 
 def open_store(url: str) -> CassandraStore:
-    """Open `cassandra://[user@]host[:port][,host[:port]...]/keyspace`; `Settings` documents the options.
+    """Open `cassandra://[user@]host[:port][,host[:port]...]/keyspace`; `CassandraSettings` documents the options.
 
     The first call connects, in each process that uses the handle.
 
     Raises:
         Terminal: The URL is invalid.
     """
-    return CassandraStore(Settings.parse(url))
+    return CassandraStore(CassandraSettings.parse(url))

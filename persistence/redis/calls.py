@@ -15,7 +15,7 @@ from persistence.names import FlowRef, StageRef
 from persistence.redis.errors import Meaning, meaning_of
 from persistence.redis.nodes import LOST, Command, Nodes, Server
 from persistence.redis.scripts import ALL, Script
-from persistence.redis.settings import Settings
+from persistence.redis.settings import RedisSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Caller:
     finds whether the call took effect before, even if the first copy arrives after the second.
     """
 
-    def __init__(self, nodes: Nodes, settings: Settings) -> None:
+    def __init__(self, nodes: Nodes, settings: RedisSettings) -> None:
         self._nodes = nodes
         self._settings = settings
         self._waits = _waits(settings)
@@ -137,7 +137,7 @@ def _exchange(node: Server, calls: Sequence[Call], waits: Sequence[Command]) -> 
     return got[: len(calls)], next(filter(None, map(_short, waits, got[len(calls) :])), None)
 
 
-def _waits(settings: Settings) -> tuple[Command, ...]:
+def _waits(settings: RedisSettings) -> tuple[Command, ...]:
     milliseconds = int(settings.wait_timeout * 1000)
     waits: list[Command] = []
     if settings.wait:

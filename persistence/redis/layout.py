@@ -27,7 +27,7 @@ from persistence.names import FlowRef, StageRef
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class RedisLayout:
     """Key names under one prefix."""
 
     prefix: str = "hw"

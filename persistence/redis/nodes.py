@@ -12,7 +12,7 @@ from redis.retry import Retry
 from redis.sentinel import Sentinel
 
 from persistence.credentials import Secret
-from persistence.redis.settings import Endpoint, Settings
+from persistence.redis.settings import Endpoint, RedisSettings
 
 Command = Sequence[Any]
 LOST = (redis.ConnectionError, redis.TimeoutError, OSError)
@@ -105,7 +105,7 @@ class Single:
 class Cluster:
     """The primaries of a cluster by slot, from the `CLUSTER SLOTS` of any node."""
 
-    def __init__(self, place: Endpoint, settings: Settings) -> None:
+    def __init__(self, place: Endpoint, settings: RedisSettings) -> None:
         self._place = place
         self._settings = settings
         self._lock = threading.Lock()
@@ -162,7 +162,7 @@ class Cluster:
         return self._nodes[host, port]
 
 
-def connect(place: Endpoint, settings: Settings) -> Nodes:
+def connect(place: Endpoint, settings: RedisSettings) -> Nodes:
     """Return the servers of an endpoint. Nothing is sent yet."""
     if place.kind == "cluster":
         return Cluster(place, settings)
@@ -189,7 +189,7 @@ def connect(place: Endpoint, settings: Settings) -> Nodes:
     return Single(primary.connection_pool)
 
 
-def _pool(place: Endpoint, settings: Settings, host: str, port: int) -> ConnectionPool:
+def _pool(place: Endpoint, settings: RedisSettings, host: str, port: int) -> ConnectionPool:
     kind = UnixDomainSocketConnection if place.socket else SSLConnection if place.tls else Connection
     where = {"path": place.socket} if place.socket else {"host": host, "port": port}
     return ConnectionPool(
@@ -207,7 +207,7 @@ def _read_secret(kept: Secret | None, written: str | None) -> str | None:
     return kept.read() if kept else written
 
 
-def _common(settings: Settings) -> dict[str, Any]:
+def _common(settings: RedisSettings) -> dict[str, Any]:
     return {
         "socket_timeout": settings.timeout,
         "socket_connect_timeout": settings.connect_timeout,

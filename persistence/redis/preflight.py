@@ -8,7 +8,7 @@ from redis import exceptions as redis
 from persistence.findings import Finding
 from persistence.redis.errors import meaning_of
 from persistence.redis.nodes import LOST, Nodes, Server, connect
-from persistence.redis.settings import Endpoint, Settings, read_place, read_settings
+from persistence.redis.settings import Endpoint, RedisSettings, read_place, read_settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ def preflight(url: str) -> list[Finding]:
         nodes.close()
 
 
-def facts_of(nodes: Nodes, settings: Settings) -> list[Facts]:
+def facts_of(nodes: Nodes, settings: RedisSettings) -> list[Facts]:
     """Facts that each primary reports.
 
     Raises:
@@ -67,14 +67,14 @@ def facts_of(nodes: Nodes, settings: Settings) -> list[Facts]:
         raise meaning_of(error).error(settings.url) from None
 
 
-def is_durable(facts: Facts, settings: Settings) -> bool:
+def is_durable(facts: Facts, settings: RedisSettings) -> bool:
     """Whether the writes that a server acknowledges are on its disk."""
     waited = settings.waitaof is not None and settings.waitaof[0] > 0
     # With everysec, Valkey answers WAITAOF without an fsync.
     return facts.synced or (facts.aof and waited and not facts.server.startswith("valkey"))
 
 
-def findings(facts: Facts, place: Endpoint, settings: Settings) -> Iterator[Finding]:
+def findings(facts: Facts, place: Endpoint, settings: RedisSettings) -> Iterator[Finding]:
     """Findings about one server, given the settings of a URL."""
     who = f"the server {settings.url} ({facts.server})"
     if facts.role == "slave":

@@ -16,7 +16,7 @@ RISKS = frozenset({"eviction", "no-aof", "replica", "fsync", "unwaited-replicas"
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class RedisSettings:
     """The options of a URL.
 
     Attributes:
@@ -54,7 +54,7 @@ class Settings:
             raise InvalidUrl("wait_timeout is not shorter than timeout", "Raise timeout or lower wait_timeout")
 
 
-def read_settings(url: str) -> Settings:
+def read_settings(url: str) -> RedisSettings:
     """Read the options of a URL.
 
     Raises:
@@ -87,7 +87,9 @@ def read_settings(url: str) -> Settings:
     if (password and urlsplit(url).password) or (sentinel and "sentinel_password" in read):
         raise InvalidUrl(f"{redact(url)} contains a password and also names where it is kept", "Keep one of them")
     own = {name: read.pop(name) for name in _OPTIONS if name in read}
-    return Settings(**own, password=password, sentinel_password=sentinel, client=tuple(read.items()), url=redact(url))
+    return RedisSettings(
+        **own, password=password, sentinel_password=sentinel, client=tuple(read.items()), url=redact(url)
+    )
 
 
 @dataclass(frozen=True, slots=True, repr=False)

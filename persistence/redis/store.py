@@ -20,7 +20,7 @@ from persistence.marks import (
 )
 from persistence.protocol import Capabilities, FlowRef, StageRef, Stored, Write
 from persistence.redis.calls import Call, Caller, chunks, script_call
-from persistence.redis.layout import Layout, bucket_of
+from persistence.redis.layout import RedisLayout, bucket_of
 from persistence.redis.nodes import connect
 from persistence.redis.preflight import Facts, facts_of, findings, is_durable
 from persistence.redis.scripts import ACQUIRE, INSTALL, LOAD, MANIFEST, SAVE, SCAN
@@ -47,7 +47,7 @@ class RedisStore:
         self._place = read_place(url)
         self._nodes = connect(self._place, self._settings)
         self._caller = Caller(self._nodes, self._settings)
-        self._layout = Layout(self._settings.prefix)
+        self._layout = RedisLayout(self._settings.prefix)
         self._buckets: dict[FlowRef, int] = {}
         self._facts: list[Facts] | None = None
 

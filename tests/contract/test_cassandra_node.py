@@ -14,7 +14,7 @@ from jobs.stack import cassandra, process
 from persistence.cassandra import apply_schema, open_store, preflight
 from persistence.cassandra.driver import connect
 from persistence.cassandra.paxos import SERIAL_READS
-from persistence.cassandra.settings import Settings
+from persistence.cassandra.settings import CassandraSettings
 from persistence.errors import Terminal
 from persistence.protocol import FlowRef, Manifest, Stored, Write
 
@@ -103,7 +103,7 @@ def test_a_login_works_with_and_without_tls(node, opened, options):
 
 
 def test_a_connection_with_tls_is_encrypted(node):
-    cluster, session = connect(Settings.parse(node.url(f"tls_ca={node.home}/ca.pem")))
+    cluster, session = connect(CassandraSettings.parse(node.url(f"tls_ca={node.home}/ca.pem")))
     rows = session.execute("SELECT ssl_enabled FROM system_views.clients")
     assert (True,) in list(rows)
     cluster.shutdown()
@@ -135,7 +135,7 @@ def test_a_host_name_may_be_left_unchecked(node, opened):
 
 
 def test_a_user_without_rights_is_told_which_and_sees_no_settings(node, opened, tmp_path):
-    cluster, session = connect(Settings.parse(node.url()))
+    cluster, session = connect(CassandraSettings.parse(node.url()))
     session.execute("CREATE ROLE reader WITH PASSWORD = 'read' AND LOGIN = true")
     session.execute("GRANT SELECT ON KEYSPACE own TO reader")
     cluster.shutdown()

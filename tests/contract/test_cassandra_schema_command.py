@@ -8,7 +8,7 @@ import pytest
 from jobs.cli.errors import Exit
 from persistence.cassandra import open_store
 from persistence.cassandra.driver import connect
-from persistence.cassandra.settings import Settings
+from persistence.cassandra.settings import CassandraSettings
 from persistence.protocol import FlowRef
 from tests.support.cli import run
 
@@ -18,7 +18,7 @@ def url(cassandra_url):
     """A keyspace that is not there yet, dropped afterwards."""
     name = f"command_{uuid.uuid4().hex[:12]}"
     yield f"{cassandra_url}/{name}?replication=1"
-    cluster, session = connect(Settings.parse(f"{cassandra_url}/{name}"))
+    cluster, session = connect(CassandraSettings.parse(f"{cassandra_url}/{name}"))
     session.execute(f"DROP KEYSPACE IF EXISTS {name}", timeout=60)
     cluster.shutdown()
 
@@ -31,7 +31,7 @@ def headwater(monkeypatch, capsys, *arguments):
 
 
 def test_apply_creates_what_is_missing_says_so_and_the_store_works(url, monkeypatch, capsys):
-    keyspace = Settings.parse(url).keyspace
+    keyspace = CassandraSettings.parse(url).keyspace
     code, out, _ = headwater(monkeypatch, capsys, "schema", "apply", url, "--json")
     assert code == Exit.DONE
     assert json.loads(out) == {"created": [f"keyspace {keyspace}", f"table {keyspace}.flow", f"table {keyspace}.state"]}
@@ -46,7 +46,7 @@ def test_apply_creates_what_is_missing_says_so_and_the_store_works(url, monkeypa
 def test_what_print_shows_is_all_that_a_store_needs(url, cassandra_url, monkeypatch, capsys):
     code, out, _ = headwater(monkeypatch, capsys, "schema", "print", url)
     assert code == Exit.DONE
-    cluster, session = connect(Settings.parse(url))
+    cluster, session = connect(CassandraSettings.parse(url))
     for statement in out.split(";\n"):
         if statement.strip():
             session.execute(statement, timeout=60)

@@ -12,7 +12,7 @@ from cassandra import ConsistencyLevel
 from persistence.cassandra import apply_schema, open_store, preflight, schema
 from persistence.cassandra.buckets import bucket_of
 from persistence.cassandra.driver import connect
-from persistence.cassandra.settings import Settings
+from persistence.cassandra.settings import CassandraSettings
 from persistence.errors import Conflict, Corrupt, Fenced, Terminal
 from persistence.protocol import FlowRef, Manifest, Progress, Stored, Write
 
@@ -20,7 +20,7 @@ from persistence.protocol import FlowRef, Manifest, Progress, Stored, Write
 @pytest.fixture(scope="module")
 def session(cassandra_url):
     """A connection of somebody else, for looking and for damaging."""
-    cluster, session = connect(Settings.parse(f"{cassandra_url}/any"))
+    cluster, session = connect(CassandraSettings.parse(f"{cassandra_url}/any"))
     yield session
     cluster.shutdown()
 

@@ -17,7 +17,7 @@ from persistence.errors import StoreWentBack, Terminal, Transient
 from persistence.names import FlowRef
 from persistence.protocol import Manifest, Write
 from persistence.redis import open_store, preflight
-from persistence.redis.layout import Layout, bucket_of
+from persistence.redis.layout import RedisLayout, bucket_of
 from tests.support.pure import bare, leg
 from tests.support.redis_server import DURABLE, cluster, server, until
 
@@ -179,9 +179,9 @@ def test_a_manifest_that_went_back_alone_is_noticed_by_the_run_that_wrote_it(val
     with closing(open_store(f"{valkey.url}?buckets=4")) as store:
         epoch = store.acquire_epoch(flow)
         store.save_manifest(flow, Manifest(epoch, 1))
-        older = valkey.client.dump(Layout().flow(flow))
+        older = valkey.client.dump(RedisLayout().flow(flow))
         store.save_manifest(flow, Manifest(epoch, 2), after=(epoch, 1))
-        valkey.client.restore(Layout().flow(flow), 0, older, replace=True)
+        valkey.client.restore(RedisLayout().flow(flow), 0, older, replace=True)
         with pytest.raises(StoreWentBack, match="batch 2 was acknowledged, the store has epoch 1, batch 1"):
             store.save_manifest(flow, Manifest(epoch, 3), after=(epoch, 2))
 
@@ -194,7 +194,7 @@ def lost_node():
         urls = {"aircraft": url, "carrier": url}
         run = MemoryRunner(FLOW, urls)
         run.process(legs(0, 90))
-        layout, ref = Layout(), FlowRef(FLOW.name)
+        layout, ref = RedisLayout(), FlowRef(FLOW.name)
         victim = _owner(nodes, layout.bucket(ref, bucket_of(b"UA", 64)))
         assert victim is not _owner(nodes, layout.flow(ref))
         file, copy = victim.directory / "appendonlydir", victim.directory / "older"

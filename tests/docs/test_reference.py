@@ -12,12 +12,10 @@ import pytest
 from aggregations.run.risks import Risk
 from envelope import Reason, Verdict
 from jobs.cli.errors import Exit
-from persistence.cassandra.settings import Replication
-from persistence.cassandra.settings import Settings as CassandraSettings
+from persistence.cassandra.settings import CassandraSettings, Replication
 from persistence.errors import Terminal
 from persistence.kafka.settings import _JAVA_NAMES, _LOGIN_MODULES
-from persistence.redis.settings import RISKS
-from persistence.redis.settings import Settings as RedisSettings
+from persistence.redis.settings import RISKS, RedisSettings
 from persistence.registry import open_store, schemes
 from tests.simulation.stores import SCHEME as SIMULATED
 

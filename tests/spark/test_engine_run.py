@@ -19,7 +19,7 @@ from aggregations.report import Report
 from aggregations.run.begin import begin
 from aggregations.run.binding import bind
 from aggregations.spark import batches, group_offsets, opening, run_flow
-from aggregations.spark.roots import RootEnds, ask_ends
+from aggregations.spark.roots import EndsByIncarnation, ask_ends
 from jobs.stack import ports
 from persistence.commit.faults import SPEC, Fault, FaultOutcome, Injector, NoFaults, use
 from persistence.errors import Fenced, Terminal
@@ -135,7 +135,7 @@ def test_a_run_that_is_told_to_stop_before_it_tries_again_leaves_the_batch_to_th
 def test_a_broker_that_does_not_answer_a_batch_is_asked_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     sent, flow, away = legs(30), fleet(world.topic), [BrokerUnavailable("no leader", "Wait")]
 
-    def ask(topics: Topics, names: Iterable[str]) -> RootEnds:
+    def ask(topics: Topics, names: Iterable[str]) -> EndsByIncarnation:
         if away:
             raise away.pop()
         return ask_ends(topics, names)

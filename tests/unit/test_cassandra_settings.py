@@ -3,21 +3,21 @@ from pathlib import Path
 import pytest
 
 from persistence.cassandra import schema
-from persistence.cassandra.settings import Replication, Settings, Tls
+from persistence.cassandra.settings import CassandraSettings, Replication, Tls
 from persistence.credentials import Secret
 from persistence.errors import Terminal
 from persistence.registry import open_store
 
 
 def test_a_url_names_hosts_ports_and_keyspace():
-    settings = Settings.parse("cassandra://a.example:9142,b.example,[::1]:9043/fleet")
+    settings = CassandraSettings.parse("cassandra://a.example:9142,b.example,[::1]:9043/fleet")
     assert settings.hosts == (("a.example", 9142), ("b.example", 9042), ("::1", 9043))
     assert settings.keyspace == "fleet"
-    assert settings == Settings(settings.hosts, "fleet")
+    assert settings == CassandraSettings(settings.hosts, "fleet")
 
 
 def test_options_are_read():
-    settings = Settings.parse(
+    settings = CassandraSettings.parse(
         "cassandra://h/ks?dc=paris&consistency=quorum&serial_consistency=serial&mode=timestamp&buckets=64"
         "&batch_bytes=20000&max_value_bytes=4000000&concurrency=2&timeout=3&connect_timeout=1.5&retry_for=9"
         "&replication=paris:3,oslo:2"
@@ -51,7 +51,7 @@ def test_a_url_without_hosts_or_keyspace_is_refused_with_an_example(url):
         Terminal,
         match=r"^cassandra:.* (names no keyspace.*|has an invalid host)\. Write cassandra://host:9042/keyspace",
     ):
-        Settings.parse(url)
+        CassandraSettings.parse(url)
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_a_url_without_hosts_or_keyspace_is_refused_with_an_example(url):
 )
 def test_an_impossible_option_is_refused_without_quoting_it(option):
     with pytest.raises(Terminal) as caught:
-        Settings.parse(f"cassandra://h/ks?{option}")
+        CassandraSettings.parse(f"cassandra://h/ks?{option}")
     name, _, value = option.partition("=")
     assert name in str(caught.value)
     assert f"={value}" not in str(caught.value)
@@ -93,7 +93,7 @@ def test_a_password_in_the_url_is_refused_and_not_shown():
 
 def test_secrets_are_named_by_file_or_variable_and_read_late(tmp_path, monkeypatch):
     file = tmp_path / "password"
-    settings = Settings.parse(f"cassandra://ap%40p@h/ks?password_file={file}")
+    settings = CassandraSettings.parse(f"cassandra://ap%40p@h/ks?password_file={file}")
     assert settings.username == "ap@p"
     assert settings.password == Secret(file=file)
     with pytest.raises(Terminal, match=f"{file} cannot be read"):
@@ -102,7 +102,7 @@ def test_secrets_are_named_by_file_or_variable_and_read_late(tmp_path, monkeypat
     assert settings.password.read() == "hunter2"
 
     monkeypatch.delenv("HW_TEST_PASSWORD", raising=False)
-    settings = Settings.parse("cassandra://app@h/ks?password_env=HW_TEST_PASSWORD")
+    settings = CassandraSettings.parse("cassandra://app@h/ks?password_env=HW_TEST_PASSWORD")
     with pytest.raises(Terminal, match="HW_TEST_PASSWORD is not set"):
         settings.password.read()
     monkeypatch.setenv("HW_TEST_PASSWORD", "hunter2")
@@ -112,7 +112,7 @@ def test_secrets_are_named_by_file_or_variable_and_read_late(tmp_path, monkeypat
 
 def test_two_places_for_one_secret_are_refused():
     with pytest.raises(Terminal, match="both password_file and password_env"):
-        Settings.parse("cassandra://app@h/ks?password_file=/x&password_env=Y")
+        CassandraSettings.parse("cassandra://app@h/ks?password_file=/x&password_env=Y")
 
 
 def test_a_user_without_a_password_is_refused_when_it_connects():
@@ -129,19 +129,19 @@ def test_a_file_that_is_no_certificate_is_named_and_not_quoted(tmp_path):
 
 
 def test_tls_is_off_unless_it_is_asked_for():
-    assert Settings.parse("cassandra://h/ks").tls is None
-    assert Settings.parse("cassandra://h/ks?tls=off").tls is None
-    assert Settings.parse("cassandra://h/ks?tls=on").tls == Tls()
-    assert Settings.parse("cassandra://h/ks?tls_ca=/ca.pem&tls_hostname=ignore").tls == Tls(
+    assert CassandraSettings.parse("cassandra://h/ks").tls is None
+    assert CassandraSettings.parse("cassandra://h/ks?tls=off").tls is None
+    assert CassandraSettings.parse("cassandra://h/ks?tls=on").tls == Tls()
+    assert CassandraSettings.parse("cassandra://h/ks?tls_ca=/ca.pem&tls_hostname=ignore").tls == Tls(
         authority=Path("/ca.pem"), check_hostname=False
     )
-    assert Settings.parse(
+    assert CassandraSettings.parse(
         "cassandra://h/ks?tls_cert=/c.pem&tls_key=/k.pem&tls_key_password_env=KEY&tls_hostname=check"
     ).tls == Tls(certificate=Path("/c.pem"), key=Path("/k.pem"), key_password=Secret(variable="KEY"))
     with pytest.raises(Terminal, match="names both tls_key_password_file and tls_key_password_env"):
-        Settings.parse("cassandra://h/ks?tls_key_password_env=KEY&tls_key_password_file=/k")
+        CassandraSettings.parse("cassandra://h/ks?tls_key_password_env=KEY&tls_key_password_file=/k")
     with pytest.raises(Terminal, match=r"^cassandra://h/ks\?.*tls=off.*\. Keep one of them"):
-        Settings.parse("cassandra://h/ks?tls=off&tls_ca=/ca.pem")
+        CassandraSettings.parse("cassandra://h/ks?tls=off&tls_ca=/ca.pem")
 
 
 def test_the_schema_is_printed_without_a_server():

@@ -4,8 +4,8 @@ from persistence.credentials import Secret
 from persistence.errors import Terminal
 from persistence.names import FlowRef
 from persistence.redis.calls import chunks
-from persistence.redis.layout import Layout, bucket_of
-from persistence.redis.settings import RISKS, Settings, read_place, read_settings
+from persistence.redis.layout import RedisLayout, bucket_of
+from persistence.redis.settings import RISKS, RedisSettings, read_place, read_settings
 
 STAGE = FlowRef("fleet").stage("aircraft")
 
@@ -74,10 +74,10 @@ def test_a_url_that_cannot_be_read_says_how_to_write_it(url):
 
 
 def test_options_have_defaults_and_can_be_set():
-    assert read_settings("redis://h") == Settings()
+    assert read_settings("redis://h") == RedisSettings()
     assert read_settings(
         "redis://h?timeout=2&retry_for=0.5&buckets=8&prefix=mine&wait=2&waitaof=1,2&accept=eviction,no-aof&ssl_ca_certs=/ca"
-    ) == Settings(
+    ) == RedisSettings(
         timeout=2.0,
         retry_for=0.5,
         buckets=8,
@@ -96,12 +96,14 @@ def test_every_option_has_its_place(tmp_path):
         f"redis://h?connect_timeout=1&sentinel_password_file={tmp_path}/s&"
         + "&".join(f"{a}={b}" for a, b in tls + names)
     )
-    assert kept == Settings(connect_timeout=1, sentinel_password=Secret(file=tmp_path / "s"), client=(*tls, *names))
+    assert kept == RedisSettings(
+        connect_timeout=1, sentinel_password=Secret(file=tmp_path / "s"), client=(*tls, *names)
+    )
 
 
 def test_the_limits_of_an_option_are_possible_values():
-    assert read_settings("redis://h?buckets=1&wait=0&waitaof=0") == Settings(buckets=1, wait=0, waitaof=(0, 0))
-    assert read_settings("redis://h?buckets=16384&wait=1&waitaof=0,1&prefix=X") == Settings(
+    assert read_settings("redis://h?buckets=1&wait=0&waitaof=0") == RedisSettings(buckets=1, wait=0, waitaof=(0, 0))
+    assert read_settings("redis://h?buckets=16384&wait=1&waitaof=0,1&prefix=X") == RedisSettings(
         buckets=16384, wait=1, waitaof=(0, 1), prefix="X"
     )
     assert read_settings("redis://h?accept=eviction,no-aof,replica,fsync,unwaited-replicas").accept == RISKS
@@ -145,11 +147,11 @@ def test_an_impossible_option_is_refused(option):
 
 
 def test_key_names_are_the_documented_ones():
-    layout = Layout()
+    layout = RedisLayout()
     assert layout.flow(FlowRef("fleet")) == b"hw:{fleet:1}"
     assert layout.bucket(FlowRef("fleet", 2), 5) == b"hw:{fleet:2:5}"
     assert layout.heads(STAGE, 5) == b"hw:{fleet:1:5}:aircraft"
-    assert Layout("mine").heads(STAGE, 0) == b"mine:{fleet:1:0}:aircraft"
+    assert RedisLayout("mine").heads(STAGE, 0) == b"mine:{fleet:1:0}:aircraft"
 
 
 def test_buckets_are_those_of_crc_32():

@@ -19,7 +19,7 @@ from persistence.manifest import Growth
 _LOG = logging.getLogger("headwater.spark")
 
 
-class Growing:
+class PartitionWatch:
     """Watches the source's partitions for one run.
 
     Args:
