@@ -1,5 +1,6 @@
 """Fill the topics, let every system take its turn, round by round."""
 
+import math
 import os
 import platform
 import shutil
@@ -22,7 +23,9 @@ from jobs.screen import progress, say
 from persistence.kafka import KafkaSettings, Topics
 
 BATCHES: Final = 6
-"""A micro-batch holds at most this part of a topic, so that the second half of it is several batches."""
+"""A topic is at least this many micro-batches, so that the second half of it is several."""
+_SLACK: Final = 16
+"""Records more than a share of the topic: Spark rounds down per partition, and a batch would be left with the rest."""
 HEAP_MB: Final = 1024
 
 
@@ -142,9 +145,13 @@ def _task(peer: Peer, filled: Filled, servers: stack.StackState, home: Path, bat
     if peer.store == "redis":  # the states of the run before are in nobody's way
         with redis.Redis.from_url(address) as client:
             client.flushall()
-    most = max(1_000, filled.workload.events // BATCHES)
     run = f"{peer.name}-{peer.store}-{uuid.uuid4().hex[:6]}"
-    return Task(run, filled, servers.kafka, address, home, min(batch, most))
+    return Task(run, filled, servers.kafka, address, home, batch_size(filled.workload.events, batch))
+
+
+def batch_size(events: int, most: int) -> int:
+    """Return the records of a micro-batch: equal parts of the topic, at least `BATCHES` of them, of at most about `most`."""
+    return math.ceil(events / max(BATCHES, math.ceil(events / most))) + _SLACK
 
 
 def _pids(peer: Peer, servers: stack.StackState) -> dict[str, int]:

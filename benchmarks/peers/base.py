@@ -67,7 +67,7 @@ class Peer(ABC):
     name: ClassVar[str]
     store: str
     guarantee: ClassVar[str] = EXACTLY_ONCE
-    slow: ClassVar[bool] = False
+    slow: bool = False
 
     def prepare(self, work: Path) -> None:  # noqa: B027 - most need nothing
         """Fetch and compile what it needs, before anything is timed.
@@ -91,8 +91,10 @@ class Peer(ABC):
         """Return the topics to create for a run, with their partitions; their names begin with `Task.run`."""
         return {}
 
-    def finish(self, task: Task, child: "subprocess.Popen[bytes]") -> None:  # noqa: B027 - most end by themselves
-        """Tell a process that runs on by itself to write its result and to end, now that all is committed."""
+    def finish(self, task: Task, child: "subprocess.Popen[bytes]") -> None:
+        """Tell a process that waits for it to end, now that all is committed and measured."""
+        assert child.stdin is not None
+        child.stdin.close()
 
     def result(self, task: Task) -> pl.DataFrame:
         """Return the states after the process has ended: columns of `COLUMNS`."""

@@ -1,11 +1,14 @@
 """headwater by its own command line, as a user runs it."""
 
+from pathlib import Path
+
 import polars as pl
 
 from aggregations.run.states import state_of
 from benchmarks.peers.base import HEAP, Peer, PeerUnavailable, Task, module
 from benchmarks.workload import COLUMNS
 from jobs.stack import jars
+from persistence.cassandra import apply_schema
 from persistence.protocol import FlowRef
 from persistence.registry import open_store
 
@@ -17,8 +20,9 @@ class Headwater(Peer):
 
     def __init__(self, store: str) -> None:
         self.store = store
+        self.slow = store == "cassandra"
 
-    def prepare(self, work):
+    def prepare(self, work: Path) -> None:
         """Fetch the Kafka connector of Spark."""
         try:
             jars.kafka_connector()
@@ -27,6 +31,8 @@ class Headwater(Peer):
 
     def command(self, task: Task) -> list[str]:
         """The command line, until the end of the topic."""
+        if self.store == "cassandra":
+            apply_schema(self._url(task))
         options = {
             "--store": self._url(task),
             "--bootstrap": task.bootstrap,
@@ -56,4 +62,6 @@ class Headwater(Peer):
         return pl.DataFrame(rows, schema=COLUMNS)
 
     def _url(self, task: Task) -> str:
+        if self.store == "cassandra":
+            return f"{task.server}/{task.run.replace('-', '_')}?replication=1"
         return task.server or f"{self.store}://{task.home}/states.db"

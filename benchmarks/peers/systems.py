@@ -6,12 +6,16 @@ from typing import Final
 from benchmarks.peers.base import Peer
 from benchmarks.peers.headwater import Headwater
 from benchmarks.peers.kafka_streams import KafkaStreams, KafkaStreamsCassandra, KafkaStreamsSink
+from benchmarks.peers.python_loop import PythonLoop
+from benchmarks.peers.spark_pandas_state import SparkPandasState
 
 _SYSTEMS: Final[Mapping[str, Callable[[Sequence[str]], Sequence[Peer]]]] = {
     Headwater.name: lambda stores: [Headwater(store) for store in stores],
     KafkaStreams.name: lambda stores: [KafkaStreams()],
     KafkaStreamsSink.name: lambda stores: [KafkaStreamsSink()],
     KafkaStreamsCassandra.name: lambda stores: [KafkaStreamsCassandra()],
+    PythonLoop.name: lambda stores: [PythonLoop()],
+    SparkPandasState.name: lambda stores: [SparkPandasState()],
 }
 
 NAMES: Final = tuple(_SYSTEMS)

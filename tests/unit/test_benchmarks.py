@@ -11,7 +11,9 @@ import pytest
 
 from benchmarks import __main__ as command
 from benchmarks import workload
+from benchmarks.bench import batch_size
 from benchmarks.measure import Difference, Mark, Run, compare
+from benchmarks.peers import python_loop
 from benchmarks.peers.base import AT_LEAST_ONCE, EXACTLY_ONCE
 from benchmarks.peers.systems import NAMES, chosen
 from benchmarks.plot import svg
@@ -80,6 +82,19 @@ def test_the_same_seed_draws_the_same_events_and_another_seed_others() -> None:
     one, again, other = ([*draw(Workload(500, 10, 0.05, seed), "t0", Oracle(10))] for seed in (7, 7, 8))
     assert one == again
     assert one != other
+
+
+def test_the_python_loop_leaves_out_copies() -> None:
+    oracle, states = Oracle(20), defaultdict[bytes, python_loop.State](lambda: [0, 0, None, {}])
+    for message in draw(Workload(2000, 20, 0.3), "t0", oracle):
+        python_loop.fold(states, set(), message["key"], message["value"])
+    found = table(*((key.decode(), *state[:3]) for key, state in states.items()))
+    assert compare(found, oracle.result()) == Difference()
+
+
+def test_micro_batches_are_equal_parts_with_nothing_left_for_another() -> None:
+    assert [batch_size(events, 500_000) for events in (600, 3_000_000, 9_000_000)] == [116, 500_016, 500_016]
+    assert batch_size(3_100_000, 500_000) == 442_874
 
 
 def test_an_exact_result_has_no_difference_in_whatever_order_it_is_read() -> None:
