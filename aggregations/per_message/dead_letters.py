@@ -73,17 +73,16 @@ class DeadLetterCollector:
     changes: Changes = field(default_factory=Changes)
     copies: Counter[str] = field(default_factory=Counter)
 
-    def unread(self, own: Node, error: EnvelopeError, *, key: bytes | None = None, again: bool = True) -> None:
+    def unread(self, own: Node, error: EnvelopeError, *, again: bool = True) -> None:
         """Collect a record that cannot be read.
 
         Args:
             own: Its coordinates, with its cluster.
             error: The error, with the chain if that could be read.
-            key: The record's key.
-            again: It may be a copy.
+            again: It may be a copy; matters only if the chain could be read.
         """
         if error.chain is not None:
-            element: Element[Any] = Element(None, key, own, error.chain, again=again)
+            element: Element[Any] = Element(None, None, own, error.chain, again=again)
             self.rejected("", Rejected.because(element, Cause.of(error)))
             return
         self._add(RejectedRecord(own, "", error.reason, error.detail))

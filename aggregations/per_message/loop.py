@@ -26,8 +26,8 @@ _NONE: Mapping[Node, Cause] = MappingProxyType({})
 class Collector(Protocol):
     """Receives the elements that are not passed on."""
 
-    def unread(self, own: Node, error: EnvelopeError, *, key: bytes | None = None, again: bool = True) -> None:
-        """A record that cannot be read; key and `again` matter only if its chain can be."""
+    def unread(self, own: Node, error: EnvelopeError, *, again: bool = True) -> None:
+        """A record that cannot be read; `again` matters only if its chain could be."""
         ...
 
     def rejected(self, stage: str, one: Rejected) -> None:
@@ -114,7 +114,7 @@ class MessageLoop:
                 read = decoder.decode(record)
             except EnvelopeError as error:
                 again = reading.again(Lineage.of(error.chain or (), own).resolved(self.topic_ids), record.key)
-                self.collector.unread(own, error, key=record.key, again=again)
+                self.collector.unread(own, error, again=again)
                 continue
             lineage = read.lineage.resolved(self.topic_ids)
             if read.chain and self.beyond_end(lineage.root):

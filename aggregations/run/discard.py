@@ -107,12 +107,10 @@ class _Filling:
                 count += 1
         self.counts[own] = count
 
-    def unread(
-        self, own: Node, error: EnvelopeError | None = None, *, key: bytes | None = None, again: bool = True
-    ) -> None:
+    def unread(self, own: Node, error: EnvelopeError | None = None, *, again: bool = True) -> None:
         """Remove the ledger entries of a record that cannot be read: found by its chain, else by its coordinates."""
         if error is not None and error.chain is not None:
-            self.rejected("", Rejected(Element(None, key, own, error.chain), error.reason, error.detail))
+            self.rejected("", Rejected(Element(None, None, own, error.chain), error.reason, error.detail))
             return
         if error is not None:
             self.errors[own] = error

@@ -105,7 +105,7 @@ def _first_deliveries(work: Work, rows: Rows, unread: Sequence[Unread]) -> Rows:
     again, read = may_be_copies(rows.frame, rows.signatures, seen, doubt)
     for one in unread:
         copy = unread_may_be_copy(one, rows.frame, rows.signatures, seen, doubt, read)
-        work.collector.unread(one.own, one.error, key=one.key, again=copy)
+        work.collector.unread(one.own, one.error, again=copy)
     work.collector.changes.seen = read
     if not again.any():
         return rows

@@ -41,7 +41,7 @@ def unreadable(*chain: Hop) -> EnvelopeError:
 
 def test_a_record_without_a_readable_chain_is_listed_where_it_died_and_its_letter_says_why() -> None:
     found = collector()
-    found.unread(OWN, unreadable(), key=b"k", again=False)
+    found.unread(OWN, unreadable(), again=False)
     assert list(found.dead.values()) == [RejectedRecord(OWN, "", Reason.BAD_PAYLOAD, "no JSON")]
     assert found.changes.added == {Entry("first", *DIED_AT)}
 
@@ -50,7 +50,7 @@ def test_an_unreadable_payload_is_listed_as_its_event_if_it_is_the_first_deliver
     """Of a possible copy nobody knows whether the event was folded: listed as its event, it would be folded again."""
     for again, entry in ((False, EVENT), (True, DIED_AT)):
         found = collector()
-        found.unread(OWN, unreadable(RAW), key=b"k", again=again)
+        found.unread(OWN, unreadable(RAW), again=again)
         assert found.changes.added == {Entry("first", *entry)}
         lineage = "raw:0:7 -> legs:0:3"
         assert list(found.dead.values()) == [RejectedRecord(OWN, "", Reason.BAD_PAYLOAD, "no JSON", lineage)]
