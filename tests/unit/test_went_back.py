@@ -57,6 +57,16 @@ def two():
     return open_store(up), open_store(down), {"a": up, "b": down}
 
 
+def gone_back(store, urls, *parts, accept=()):
+    """A run that has folded sixty legs, and whose store then went back to thirty: in these parts, or as a whole."""
+    runner = MemoryRunner(FLOW, urls, accept=accept)
+    runner.process(legs(0, 30))
+    copy = store.copy()
+    runner.process(legs(30, 60))
+    store.restore(copy, *[parts] if parts else [])
+    return runner
+
+
 def sums(runner):
     return {stage: sum(state["n"] for state in runner.results(stage).values()) for stage in ("a", "b")}
 
@@ -64,11 +74,7 @@ def sums(runner):
 @pytest.mark.parametrize("part", ["0", "1", "2"])
 def test_a_part_that_goes_back_under_a_run_ends_it_and_the_next_start_is_refused(one, part):
     store, urls = one
-    runner = MemoryRunner(FLOW, urls)
-    runner.process(legs(0, 30))
-    copy = store.copy()
-    runner.process(legs(30, 60))
-    store.restore(copy, [part])
+    runner = gone_back(store, urls, part)
     with pytest.raises(StoreWentBack, match=f"bucket {part} went back"):
         runner.process(legs(60, 90))
     with pytest.raises(RunRefusedError, match=rf"bucket {part}: save.*--accept store-went-back"):
@@ -77,22 +83,14 @@ def test_a_part_that_goes_back_under_a_run_ends_it_and_the_next_start_is_refused
 
 def test_a_part_that_goes_back_between_two_runs_is_refused_at_the_start(one):
     store, urls = one
-    runner = MemoryRunner(FLOW, urls)
-    runner.process(legs(0, 30))
-    copy = store.copy()
-    runner.process(legs(30, 60))
-    store.restore(copy, ["1"])
+    gone_back(store, urls, "1")
     with pytest.raises(RunRefusedError, match="a replay would not bring them back"):
         begin(FLOW, urls)
 
 
 def test_a_store_that_goes_back_as_a_whole_under_a_run_ends_it_and_the_next_one_folds_again(one):
     store, urls = one
-    runner = MemoryRunner(FLOW, urls)
-    runner.process(legs(0, 30))
-    copy = store.copy()
-    runner.process(legs(30, 60))
-    store.restore(copy)
+    runner = gone_back(store, urls)
     with pytest.raises(StoreWentBack):
         runner.process(legs(60, 90))
     again = MemoryRunner(FLOW, urls)
@@ -164,11 +162,7 @@ def test_a_crash_alone_is_never_taken_for_a_loss(two, point, outcome):
 
 def test_an_upstream_store_of_an_earlier_moment_is_no_loss(two):
     up, _, urls = two
-    runner = MemoryRunner(FLOW, urls)
-    runner.process(legs(0, 30))
-    copy = up.copy()
-    runner.process(legs(30, 60))
-    up.restore(copy)
+    gone_back(up, urls)
     again = MemoryRunner(FLOW, urls)
     assert again.run.start == {("legs", 0): 30}
     again.process(legs(30, 60))
@@ -177,11 +171,7 @@ def test_an_upstream_store_of_an_earlier_moment_is_no_loss(two):
 
 def test_what_is_behind_by_its_manifest_is_refused_once_and_by_that_name(two):
     _, down, urls = two
-    runner = MemoryRunner(FLOW, urls)
-    runner.process(legs(0, 30))
-    copy = down.copy()
-    runner.process(legs(30, 60))
-    down.restore(copy)
+    gone_back(down, urls)
     with pytest.raises(RunRefusedError, match="--accept downstream-behind") as refused:
         MemoryRunner(FLOW, urls)
     assert "store-went-back" not in str(refused.value)
@@ -192,11 +182,7 @@ def test_what_is_behind_by_its_manifest_is_refused_once_and_by_that_name(two):
 
 def test_a_loss_that_was_accepted_is_not_looked_for_again_and_a_new_one_is(one):
     store, urls = one
-    runner = MemoryRunner(FLOW, urls)
-    runner.process(legs(0, 30))
-    copy = store.copy()
-    runner.process(legs(30, 60))
-    store.restore(copy, ["1"])
+    gone_back(store, urls, "1")
     MemoryRunner(FLOW, urls, accept=["store-went-back"]).process(legs(60, 61))
     runner = MemoryRunner(FLOW, urls)
     copy = store.copy()
@@ -208,11 +194,7 @@ def test_a_loss_that_was_accepted_is_not_looked_for_again_and_a_new_one_is(one):
 
 def test_a_loss_is_accepted_once_also_where_that_run_dies_before_its_first_manifest(one):
     store, urls = one
-    runner = MemoryRunner(FLOW, urls)
-    runner.process(legs(0, 30))
-    copy = store.copy()
-    runner.process(legs(30, 60))
-    store.restore(copy, ["0"])
+    gone_back(store, urls, "0")
     runner = MemoryRunner(FLOW, urls, accept=["store-went-back"])
     with use(Injector([Fault("manifest", FaultOutcome.ERROR)])), pytest.raises(Transient):
         runner.process(legs(60, 90))
@@ -221,11 +203,7 @@ def test_a_loss_is_accepted_once_also_where_that_run_dies_before_its_first_manif
 
 def test_a_risk_that_is_accepted_without_need_forgets_nothing(one):
     store, urls = one
-    runner = MemoryRunner(FLOW, urls, accept=["store-went-back", "downstream-behind"])
-    runner.process(legs(0, 30))
-    copy = store.copy()
-    runner.process(legs(30, 60))
-    store.restore(copy, ["2"])
+    gone_back(store, urls, "2", accept=["store-went-back", "downstream-behind"])
     with pytest.raises(RunRefusedError):
         MemoryRunner(FLOW, urls)
 
@@ -291,11 +269,7 @@ def test_manifests_hold_the_marks_of_their_store_and_of_those_downstream(two):
 def test_a_loss_that_was_accepted_is_not_found_again_in_what_buckets_upstream_kept_of_it(one):
     """What is behind was acknowledged to an earlier run; the one at work was told to go on without it."""
     store, urls = one
-    runner = MemoryRunner(FLOW, urls)
-    runner.process(legs(0, 30))
-    copy = store.copy()
-    runner.process(legs(30, 60))
-    store.restore(copy, ["0"])
+    gone_back(store, urls, "0")
     accepted = MemoryRunner(FLOW, urls, accept=["store-went-back"])
     accepted.run.check_marks()
     accepted.process(legs(60, 90))

@@ -1,0 +1,169 @@
+"""Dead letters without a hole: what proves that they were not folded, also after a crash."""
+
+import pytest
+
+from aggregations.definition.aggregates import count
+from aggregations.definition.element import Record
+from aggregations.definition.fields import Fields
+from aggregations.per_message.ledger import LISTED, Changes, Entry
+from envelope.dedup import history
+from persistence.commit import faults
+from persistence.commit.faults import Fault, Injector
+from persistence.errors import Transient
+from tests.support.letters import FLEET, Sum, back, feed, leg, legs, parsing, runner, url
+
+
+@pytest.fixture(autouse=True)
+def _broken() -> None:
+    Sum.broken = True
+
+
+def test_letters_without_a_hole_are_folded_in_any_order_however_far_the_history_is() -> None:
+    broken = {"now": True}
+    run = runner(parsing(lambda element: broken["now"] and element["v"] < 0))
+    feed(run, [leg(n, v=-1 if n == 3 or 10 <= n < 50 else 1) for n in range(100)])
+    first, *others = run.dead_letters
+    broken["now"] = False
+    feed(run, [back(one, 100 + n, "parsing", n) for n, one in enumerate(others)])
+    assert run.results("counts") == {b"K": {"n": 99}}
+    for offset in (200, 201):
+        run.process([back(first, offset, "parsing", 60)])
+    assert run.results("counts") == {b"K": {"n": 100}}
+    assert run.run.ledger.listed == {}
+
+
+def test_a_plain_copy_of_a_letter_without_a_hole_takes_its_place() -> None:
+    broken = {"now": True}
+    run = runner(parsing(lambda element: broken["now"] and element["v"] < 0))
+    feed(run, [leg(n, v=-1 if n == 3 else 1) for n in range(100)])
+    [died] = run.dead_letters
+    broken["now"] = False
+    run.process([leg(100, 3, v=-1)])
+    assert run.results("counts") == {b"K": {"n": 100}}
+    feed(run, [leg(n) for n in range(101, 160)])
+    run.process([back(died, 160, "parsing")])
+    assert run.results("counts") == {b"K": {"n": 159}}
+
+
+def test_the_copy_of_a_folded_event_that_died_comes_back_unproven_and_is_folded_only_on_the_operator_s_word() -> None:
+    broken = {"now": False}
+    run = runner(parsing(lambda element: broken["now"]))
+    feed(run, [leg(n) for n in range(100)])
+    broken["now"] = True
+    run.process([leg(100, 3)])
+    [died] = run.dead_letters
+    broken["now"] = False
+    run.process([back(died, 101, "parsing")])
+    assert run.dead_letters[-1].reason == "unproven"
+    assert run.results("counts") == {b"K": {"n": 100}}
+    word = back(run.dead_letters[-1], 102, "parsing", 1, asserted=True)
+    run.process([word])
+    run.process([Record("legs", 0, 103, word.key, word.value, topic_id="T")])
+    assert run.results("counts") == {b"K": {"n": 101}}, "once, as the operator says that it was never folded"
+
+
+def test_two_copies_of_one_event_that_both_died_are_folded_once() -> None:
+    broken = {"now": True}
+    run = runner(parsing(lambda element: broken["now"] and element["v"] < 0))
+    feed(run, [leg(0), leg(1, v=-1), leg(2, 1, v=-1), *(leg(n) for n in range(3, 90))])
+    broken["now"] = False
+    run.process([back(run.dead_letters[1], 100, "parsing")])
+    run.process([back(run.dead_letters[0], 101, "parsing", 1)])
+    assert run.results("counts") == {b"K": {"n": 89}}
+
+
+def test_a_record_that_dies_only_in_an_attempt_that_crashes_is_not_lost() -> None:
+    """The attempt leaves it out and persists what comes behind it; the next run can take it."""
+    broken, store = {"now": True}, url()
+    flow = parsing(lambda element: broken["now"] and element["v"] < 0)
+    records = [leg(n, v=-1 if n == 3 else 1) for n in range(100)]
+    with faults.use(Injector([Fault.parse("manifest.error")])), pytest.raises(Transient):
+        runner(flow, store).process(records)
+    broken["now"] = False
+    run = runner(flow, store, ends={("legs", 0): 100})
+    run.process(records)
+    assert run.results("counts") == {b"K": {"n": 100}}
+
+
+def test_a_record_that_dies_only_after_an_attempt_folded_it_and_crashed_is_not_folded_twice() -> None:
+    broken, store = {"now": False}, url()
+    flow = parsing(lambda element: broken["now"] and element["v"] < 0)
+    records = [leg(n, v=-1 if n == 3 else 1) for n in range(100)]
+    with faults.use(Injector([Fault.parse("manifest.error")])), pytest.raises(Transient):
+        runner(flow, store).process(records)
+    broken["now"] = True
+    run = runner(flow, store, ends={("legs", 0): 100})
+    run.process(records)
+    [died] = run.dead_letters
+    broken["now"] = False
+    run.process([back(died, 100, "parsing")])
+    assert run.dead_letters[-1].reason == "unproven"
+    assert run.results("counts") == {b"K": {"n": 100}}
+
+
+def test_a_run_that_ends_before_it_has_read_what_a_crashed_one_folded_leaves_the_doubt_to_the_next() -> None:
+    broken, store = {"now": False}, url()
+    flow = parsing(lambda element: broken["now"] and element["v"] < 0)
+    records, ends = [leg(n, v=-1 if n == 50 else 1) for n in range(100)], {("legs", 0): 100}
+    with faults.use(Injector([Fault.parse("manifest.error")])), pytest.raises(Transient):
+        runner(flow, store).process(records)
+    short = runner(flow, store, ends=ends)
+    short.process(records[:10])
+    short.close()
+    broken["now"] = True
+    run = runner(flow, store, ends=ends)
+    run.process(records[10:])
+    [died] = run.dead_letters
+    broken["now"] = False
+    run.process([back(died, 100, "parsing")])
+    assert (run.dead_letters[-1].reason, run.results("counts")) == ("unproven", {b"K": {"n": 100}})
+    run.close()
+    assert not runner(flow, store).run.crashed
+
+
+def test_what_a_crashed_run_folded_late_is_remembered_until_all_of_it_is_replayed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The replay comes in several batches, and something else is folded late between them."""
+    monkeypatch.setattr(history, "HEALED", 8)
+    broken, store = {"now": True}, url()
+    flow = parsing(lambda element: broken["now"] and element["v"] < 0).aggregate("carriers", "c", Fields(n=count()))
+    records = [leg(n, v=-1 if n < 20 else 1) for n in range(100)]
+    run = runner(flow, store, ends={("legs", 0): 100})
+    feed(run, records).close()
+    broken["now"] = False
+    *letters, other = run.dead_letters
+    letters = letters[10:] + letters[:10]
+    redriven = [back(one, 100 + n, "parsing", n) for n, one in enumerate(letters)]
+    with faults.use(Injector([Fault.parse("persist:counts.error")])), pytest.raises(Transient):
+        runner(flow, store, ends={("legs", 0): 119}).process(redriven)
+    run = runner(flow, store, ends={("legs", 0): 120})
+    run.process(redriven[:5])
+    run.process([*redriven[5:10], back(other, 119, "parsing", 19)])
+    run.process(redriven[10:])
+    assert (run.results("counts"), run.results("carriers")) == ({b"K": {"n": 100}}, {b"UA": {"n": 100}})
+
+
+def test_a_run_that_ended_of_its_own_accord_leaves_no_doubt_and_one_that_crashed_does() -> None:
+    store = url()
+    first = feed(runner(FLEET, store), legs(bad=-1))
+    first.close()
+    second = runner(FLEET, store)
+    assert not second.run.crashed
+    assert runner(FLEET, store).run.crashed
+
+
+def test_letters_beyond_what_the_ledger_lists_come_back_unproven() -> None:
+    broken = {"now": True}
+    run = runner(parsing(lambda element: broken["now"] and element["v"] < 0))
+    full = Changes(added={Entry("counts", "!other:0#", (n,)) for n in range(LISTED)})
+    run.run.rewrite_ledger(run.run.ledger.changed(full))
+    feed(run, [leg(n, v=-1 if n == 3 else 1) for n in range(100)])
+    assert run.run.ledger.forgotten == {"counts": 1}
+    [died] = run.dead_letters
+    broken["now"] = False
+    run.process([back(died, 100, "parsing")])
+    assert run.dead_letters[-1].reason == "unproven"
+    run.process([back(run.dead_letters[-1], 101, "parsing", 1, asserted=True)])
+    run.process([back(run.dead_letters[-1], 102, "parsing", 1, asserted=True)])
+    assert run.results("counts") == {b"K": {"n": 100}}
