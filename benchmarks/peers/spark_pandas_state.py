@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from benchmarks.peers.base import HEAP, Peer, PeerUnavailable, Task, module
-from envelope import decode
+from envelope import TopicPartition, decode
 from jobs.demo.leg_pb2 import Leg
 from jobs.stack import jars
 from persistence.kafka import KafkaSettings, Topics
@@ -115,7 +115,9 @@ def job(bootstrap: str, topic: str, group: str, batch: str, result: str) -> None
             last = query.lastProgress
             ends = json.loads(last.json)["sources"][0]["endOffset"] if last else None
             if ends and ends != committed:
-                topics.alter_group_offsets(group, {(topic, int(part)): end for part, end in ends[topic].items()})
+                topics.alter_group_offsets(
+                    group, {TopicPartition(topic, int(part)): end for part, end in ends[topic].items()}
+                )
                 committed = ends
             if not active:
                 break

@@ -1,0 +1,105 @@
+"""What a command's callee returns or raises becomes an exit code and a message."""
+
+import json
+import logging
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aggregations.errors import RunRefusedError
+from aggregations.report import Report
+from jobs.cli.errors import Exit
+from jobs.dead_letters.discard import Discarded
+from jobs.dead_letters.letters import Handled
+from jobs.environment import DEBUG
+from jobs.republish.counts import Statistics
+from persistence.kafka import BrokerUnavailable
+from tests.support.cli import run
+from tests.support.commands import COMMANDS, Calls, Exact, plant, recorded_in
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Calls:
+    return recorded_in(tmp_path, monkeypatch)
+
+
+SEVERAL: Sequence[tuple[str, Any, Exit]] = [
+    ("headwater run", Report(), Exit.DONE),
+    ("headwater republish", Statistics(), Exit.DONE),
+    ("headwater redrive", Handled(letters=2), Exit.DONE),
+    ("headwater discard", Discarded(letters=2), Exit.DONE),
+    ("headwater demo", Exact(), Exit.DONE),
+    ("headwater demo", Exact(exact=False), Exit.FAILED),
+    ("headwater stack down", ["kafka"], Exit.DONE),
+]
+
+
+@pytest.mark.parametrize("words", [(), ("--json",)], ids=["people", "json"])
+@pytest.mark.parametrize(("path", "result", "code"), SEVERAL, ids=[f"{path} {code.name}" for path, _, code in SEVERAL])
+def test_a_result_becomes_an_exit_code(
+    path: str, result: Any, code: Exit, words: Sequence[str], calls: Calls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = COMMANDS[path]
+    plant(calls, command, monkeypatch, result)
+    monkeypatch.setattr("jobs.demo.report.show", lambda _: None)
+    monkeypatch.setattr("jobs.demo.report.as_json", lambda _: {})
+    assert run(monkeypatch, *command.words.split(), *words) == code
+
+
+@pytest.mark.parametrize("words", [(), ("--json",), ("--apply",)], ids=["people", "json", "applied"])
+@pytest.mark.parametrize("path", ["headwater redrive", "headwater discard"])
+def test_letters_that_cannot_be_used_are_differences(
+    path: str,
+    words: Sequence[str],
+    calls: Calls,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    result = (Handled if path == "headwater redrive" else Discarded)(letters=3)
+    result.unusable["truncated"] = 2
+    plant(calls, COMMANDS[path], monkeypatch, result)
+    assert run(monkeypatch, *COMMANDS[path].words.split(), *words) == Exit.DIFFERENCES
+    out, err = capsys.readouterr()
+    if "--json" in words:
+        assert json.loads(out)["unusable"] == {"truncated": 2}
+    else:
+        assert "2 " in err
+        assert ": 2 truncated" in err
+        assert "{" not in err
+
+
+@pytest.mark.parametrize("path", ["headwater redrive", "headwater discard"])
+def test_a_selection_that_no_dead_letter_matches_is_said(
+    path: str, calls: Calls, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = (Handled if path == "headwater redrive" else Discarded)(letters=3, left=3)
+    plant(calls, COMMANDS[path], monkeypatch, result)
+    assert run(monkeypatch, *COMMANDS[path].words.split(), "--reason", "empty") == Exit.DONE
+    assert "no dead letter matches the options given: 3 of 3 were left" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("error", "code"), [(RunRefusedError("no"), Exit.REFUSED), (BrokerUnavailable("no", "Try"), Exit.FAILED)]
+)
+@pytest.mark.parametrize("path", ["headwater run", "headwater republish", "headwater redrive", "headwater discard"])
+def test_what_a_callee_raises_becomes_an_exit_code(
+    path: str, error: Exception, code: Exit, calls: Calls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def raises(*_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(COMMANDS[path].callee, raises)
+    assert run(monkeypatch, *COMMANDS[path].words.split()) == code
+
+
+def test_debug_is_for_the_whole_process(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(DEBUG, "")
+    levels: list[Any] = []
+    monkeypatch.setattr(logging, "basicConfig", lambda **given: levels.append(given["level"]))
+    assert run(monkeypatch, "faults") == Exit.DONE
+    assert run(monkeypatch, "--debug", "faults") == Exit.DONE
+    assert levels == [logging.WARNING, logging.INFO]
+    assert os.environ[DEBUG] == "1"
