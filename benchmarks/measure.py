@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 import polars as pl
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from benchmarks import processes
 from benchmarks.peers.base import Peer, Task
@@ -35,7 +35,8 @@ class Mark:
     Attributes:
         seconds: Since the process was started.
         events: Events committed by then.
-        cpu: CPU seconds used by then, by part: those of the system, and `kafka` and the store's server.
+        cpu: CPU seconds used by then, by part: those of the system, and `kafka` and the store's server. Empty if
+            processes of the system had ended before they could be read.
     """
 
     seconds: float
@@ -89,13 +90,11 @@ class Run:
 
     @property
     def warm_cpu(self) -> dict[str, float] | None:
-        """CPU seconds for a million events from `half` to `last`, by part."""
+        """CPU seconds for a million events from `half` to `last`, by part; None when it is not known."""
         events = self.last.events - self.half.events
-        return (
-            {part: (self.last.cpu[part] - self.half.cpu.get(part, 0.0)) / events * 1e6 for part in self.last.cpu}
-            if events
-            else None
-        )
+        if not events or not self.half.cpu or not self.last.cpu:
+            return None
+        return {part: (used - self.half.cpu.get(part, 0.0)) / events * 1e6 for part, used in self.last.cpu.items()}
 
 
 def compare(found: pl.DataFrame, expected: pl.DataFrame) -> Difference:
@@ -152,13 +151,16 @@ class Committed:
     """Events that a consumer group has committed, as another program sees them."""
 
     def __init__(self, settings: KafkaSettings, group: str, topic: str) -> None:
+        Topics(settings, timeout=30).group_offsets(group, [topic])  # until the broker has a coordinator for the group
         self._consumer = Consumer(settings.client(group_id=group, enable_auto_commit=False))
         self._parts = [TopicPartition(topic, number) for number in range(PARTITIONS)]
+        self._last = 0
 
     def __call__(self) -> int:
-        """Ask the broker. The consumer never joins the group."""
-        found = self._consumer.committed(self._parts, timeout=30)
-        return sum(max(part.offset, 0) for part in found)
+        """Ask the broker, and return the last answer if it has none now. The consumer never joins the group."""
+        with contextlib.suppress(KafkaException):
+            self._last = sum(max(part.offset, 0) for part in self._consumer.committed(self._parts, timeout=10))
+        return self._last
 
     def __enter__(self) -> "Committed":
         return self
@@ -177,8 +179,9 @@ def _watch(
     log: Path,
 ) -> tuple[tuple[Mark, Mark, Mark], dict[str, int]]:
     first = half = None
-    before = {name: processes.cpu(pid) for name, pid in servers.items()}
+    before = processes.spent({name: [pid] for name, pid in servers.items()})
     seen, moved = 0, began
+    known: set[str] = set()
     while True:
         ended = child.poll() is not None  # asked first: it may commit and end between the two questions
         now = committed()
@@ -188,8 +191,10 @@ def _watch(
             progress(now)
             if first is None or (half is None and now * 2 >= events) or now >= events:
                 parts = processes.parts(child.pid)
-                server_cpu = {name: processes.cpu(pid) - before[name] for name, pid in servers.items()}
-                mark = Mark(seconds, now, processes.spent(parts) | server_cpu)
+                used = processes.spent(parts | {name: [pid] for name, pid in servers.items()})
+                whole = child.poll() is None and known <= set(parts)
+                known |= set(parts)
+                mark = Mark(seconds, now, {part: used[part] - before.get(part, 0.0) for part in used} if whole else {})
                 first = first or mark
                 half = half or (mark if now * 2 >= events else None)
                 if now >= events:

@@ -100,9 +100,9 @@ def ratios(subjects: Sequence[Subject]) -> dict[str, dict[str, float]]:
 
 def show(subjects: Sequence[Subject]) -> None:
     """Write the table to standard output."""
-    text = ["system", "store", "guarantee", "verified"]
+    text = ["system", "store", "guarantee", "of it", "verified"]
     columns = ["system", "store", "guarantee", "keys", "events", "events/s warm", "from start"]
-    columns += ["CPU-s/M", "broker", "store server", "first commit s", "verified"]
+    columns += ["CPU-s/M", "of it", "broker", "store server", "first commit s", "verified"]
     table([_row(subject) for subject in subjects], columns, left=text)
 
 
@@ -119,6 +119,7 @@ def _row(subject: Subject) -> list[object]:
         told.get("events_per_second"),
         told.get("from_start"),
         told.get("cpu_seconds_per_million"),
+        ", ".join(f"{part} {seconds}" for part, seconds in _own(parts).items()),
         parts.get("kafka"),
         store,
         told.get("first_commit_seconds"),

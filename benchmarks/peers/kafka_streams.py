@@ -2,13 +2,18 @@
 
 import subprocess
 from pathlib import Path
-from typing import Final
+from struct import Struct
+from typing import Any, Final
+
+import polars as pl
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, TopicPartition
 
 from benchmarks.peers.base import AT_LEAST_ONCE, HEAP, Peer, PeerUnavailable, Task
-from benchmarks.workload import PARTITIONS
+from benchmarks.workload import COLUMNS, PARTITIONS
 from jobs.stack import jars
 from jobs.stack.java import java
 from persistence.cassandra import apply_schema
+from persistence.kafka import KafkaSettings, Topics
 
 VERSION: Final = "4.3.1"
 STREAMS: Final = (f"org.apache.kafka:kafka-streams:{VERSION}", "org.slf4j:slf4j-simple:1.7.36@jar")
@@ -20,6 +25,9 @@ CASSANDRA_STORE: Final = (
 COMPILER: Final = ("org.eclipse.jdt:ecj:3.39.0",)
 """A compiler in a jar: a Java runtime is enough."""
 SOURCES: Final = Path(__file__).parents[1] / "kafka_streams"
+
+_FOLD: Final = Struct(">qqi")
+"""Count, sum and maximum at the beginning of a state: State.java."""
 
 SETTINGS: Final = {
     "processing.guarantee": "exactly_once_v2",
@@ -103,6 +111,29 @@ class KafkaStreamsSink(KafkaStreams):
 
     name = "kafka-streams-sink"
     sink = "sink"
+
+    def result(self, task: Task) -> pl.DataFrame:
+        """Read the last state of each key from the output topic, committed transactions only."""
+        settings = KafkaSettings(task.bootstrap)
+        topic = f"{task.run}-{self.sink}"
+        ends = {part: mark.high for (_, part), mark in Topics(settings).marks([topic]).items() if mark.high}
+        states: dict[bytes, bytes] = {}
+        consumer = Consumer(
+            settings.client(group_id=task.run, isolation_level="read_committed", enable_partition_eof=True)
+        )
+        consumer.assign([TopicPartition(topic, part, OFFSET_BEGINNING) for part in ends])
+        while ends:
+            records: list[Any] = consumer.consume(20_000, 1.0)
+            for record in records:
+                if (error := record.error()) is None:
+                    states[record.key()] = record.value()
+                elif error.code() == KafkaError._PARTITION_EOF:
+                    ends.pop(record.partition(), None)
+                else:
+                    raise KafkaException(error)
+        consumer.close()
+        rows = [(key.decode(), *_FOLD.unpack_from(state)) for key, state in states.items()]
+        return pl.DataFrame(rows, schema=COLUMNS, orient="row")
 
 
 class KafkaStreamsCassandra(KafkaStreams):
