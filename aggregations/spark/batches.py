@@ -206,9 +206,10 @@ class Batches:
             StoppedError: The run was stopped.
             Exception: The error, when this was the last attempt.
         """
-        if attempt == ATTEMPTS:
-            raise error
-        _LOG.warning("%s, attempt %d: %s", what, attempt, error)
+        if not self._stop.is_set():
+            if attempt == ATTEMPTS:
+                raise error
+            _LOG.warning("%s, attempt %d: %s", what, attempt, error)
         if self._stop.wait(pause_seconds(attempt)):
             _LOG.warning("stopped; the next run folds batch %d", self._run.batch)
             raise StoppedError

@@ -17,6 +17,7 @@ from aggregations.definition.flow import Flow
 from aggregations.errors import FlowError, RunRefusedError, TasksLostError
 from aggregations.report import Report
 from aggregations.run.plan import Plan
+from aggregations.run.run import Run
 from aggregations.spark.action import first_line
 from aggregations.spark.batches import Batches
 from aggregations.spark.checkpoint import Checkpoint
@@ -39,6 +40,8 @@ _LOG = logging.getLogger("headwater.spark")
 
 _LOOK_SECONDS = 1.0
 """Seconds between two checks of the number of partitions, when Spark does not read new partitions by itself."""
+_STOP_SECONDS = 5.0
+"""Seconds that a stop waits for the batch under way before it cancels the batch."""
 _POLLING = "spark.sql.streaming.pollingDelay"  # how long Spark waits when there is nothing to read
 _LEAST_POLLING_MS = 10
 
@@ -83,7 +86,8 @@ def run_flow(
         conf: Spark settings. They override the engine's; settings given to spark-submit override both.
         progress: Called after each batch with its report.
         planned: Called once with the plan: where each partition starts.
-        stop: Set it to end the run after the current batch; a batch that waits for a retry is left to the next run.
+        stop: Set it to end the run after the current batch. A batch that takes longer than 5 more seconds, or waits for
+            a retry, is left to the next run.
         metadata_max_age: Seconds for which producers of the source topic may not know of added partitions: the
             largest `metadata.max.age.ms` of all producers.
 
@@ -102,6 +106,7 @@ def run_flow(
     settings = {**(conf or {}), **submitted()}
     check_given(flow, stores, accept, master_of(master, settings), conf=settings, dead_letters=dead_letters)
     group = group or flow.name
+    stop = stop or threading.Event()
     opening = open_run(
         flow,
         kafka=kafka,
@@ -114,7 +119,9 @@ def run_flow(
     )
     try:
         polling = {_POLLING: f"{max(int(trigger_seconds * 1000), _LEAST_POLLING_MS)}ms", **(conf or {})}
-        with session(f"headwater {flow.name}", jars=jars, modules=modules, master=master, conf=polling) as spark:
+        with session(
+            f"headwater {flow.name}", jars=jars, modules=modules, master=master, conf=polling, stop=stop
+        ) as spark:
             engine = Engine(
                 flow,
                 opening,
@@ -123,14 +130,25 @@ def run_flow(
                 dead_letters=dead_letters,
                 group=group,
                 progress=progress,
-                stop=stop or threading.Event(),
+                stop=stop,
                 metadata_max_age=metadata_max_age,
             )
             return engine.stream(
                 until_caught_up=until_caught_up, trigger_seconds=trigger_seconds, max_records=max_records
             )
+    except StoppedError:  # while Spark started
+        _finish(opening.run)
+        return Report()
     finally:
         opening.run.close()
+
+
+def _finish(run: Run) -> None:
+    """Note that the run ended cleanly. If that fails, the next run doubts what this run may have read."""
+    try:
+        run.finish()
+    except StoreError as error:
+        _LOG.warning("end of the run: %s", error)
 
 
 class Engine:
@@ -182,7 +200,8 @@ class Engine:
                 starts, until_caught_up=until_caught_up, trigger_seconds=trigger_seconds, max_records=max_records
             )
             starts = {} if self._stop.is_set() else self._growing.widened()
-        self._finish()
+        if not self._abandoned:
+            _finish(self.run)
         return self.batches.total.counts
 
     def _query(
@@ -214,15 +233,6 @@ class Engine:
                 with suppress(Py4JError, ConnectionError):  # the JVM may have ended already
                     query.stop()
 
-    def _finish(self) -> None:
-        """Note that the run ended cleanly. If that fails, the next run doubts what this run may have read."""
-        if self._abandoned:
-            return
-        try:
-            self.run.finish()
-        except StoreError as error:
-            _LOG.warning("end of the run: %s", error)
-
     def _follow(self, query: StreamingQuery) -> None:
         """Commit group offsets as batches end, and periodically when none ends, until the query ends."""
         began = looked = time.monotonic()
@@ -234,8 +244,11 @@ class Engine:
                 self._offsets.write(self._done.get(timeout=0.1))
             except queue.Empty:
                 self._offsets.repeat(began)
-        with self._busy:  # a batch that has started is finished
-            self._stopping.set()
+        while not self._busy.acquire(timeout=_STOP_SECONDS):  # a batch that has started is finished
+            if self._stop.is_set():
+                self._spark.sparkContext.cancelJobGroup(str(query.runId))
+        self._stopping.set()
+        self._busy.release()
         # Not under the lock: Spark waits for a batch that waits for it.
         query.stop()
         while not self._done.empty():
@@ -269,13 +282,13 @@ class Engine:
                 if not stopping.is_set():
                     self._commit(rows, ends())
             self._stop.wait(max(next_one - time.monotonic(), 0.0))
+        # Nothing is raised into Spark, whose checkpoint is not read again: py4j would log a stack trace.
         except StoppedError:
             self._abandoned = True  # it may have persisted a part, which the next run must not treat as proven
-            raise RuntimeError("the batch was not committed: the run was stopped") from None
+            stopping.set()
         except BaseException as error:
-            # SystemExit would leave the query active forever, and an error's text would appear in Spark's logs.
             self._failure = error
-            raise RuntimeError("the batch was not committed; the driver has the reason") from None
+            stopping.set()
 
     def _commit(self, rows: DataFrame, ends: Mapping[TopicPartition, int]) -> None:
         """Commit a batch; its end offsets become the group's."""

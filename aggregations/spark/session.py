@@ -6,7 +6,9 @@ and of the engine, including the master, the name and the deploy mode.
 
 import logging
 import os
+import signal
 import sys
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -19,6 +21,7 @@ from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
 from aggregations.errors import FlowError
+from aggregations.spark.retry import StoppedError
 from persistence.kafka.settings import SECRET_NAMES
 
 DEFAULT_MASTER = "local[2]"
@@ -49,8 +52,11 @@ def session(
     modules: Sequence[Path] = (),
     master: str | None = None,
     conf: Mapping[str, str] | None = None,
+    stop: threading.Event | None = None,
 ) -> Iterator[SparkSession]:
     """The existing session, with the engine's settings while it is used; else a session that is started and stopped.
+
+    Signal handlers of this process stay as they are.
 
     Args:
         name: Name of the application, unless one was submitted.
@@ -58,9 +64,11 @@ def session(
         modules: Python files that workers import by name.
         master: Spark's master; None for the submitted one, else `DEFAULT_MASTER`.
         conf: Settings that override the engine's; submitted settings override both.
+        stop: Set it to end a start that is under way.
 
     Raises:
         FlowError: spark-submit was given no Kafka connector.
+        StoppedError: `stop` was set before the session had started.
     """
     theirs = submitted()
     wanted = _wanted(name, master, conf or {}, theirs)
@@ -72,12 +80,13 @@ def session(
     before = dict(os.environ)
     os.environ.update(_environment(before, wanted[_MASTER]))
     try:
-        if not theirs:
-            _launch(settings)
-        builder = SparkSession.builder
-        for key, value in settings.items():
-            builder = builder.config(key, value)
-        spark = builder.getOrCreate()
+        with _startable(stop or threading.Event()):
+            if not theirs:
+                _launch(settings)
+            builder = SparkSession.builder
+            for key, value in settings.items():
+                builder = builder.config(key, value)
+            spark = builder.getOrCreate()
         try:
             if "spark.log.level" not in theirs:
                 spark.sparkContext.setLogLevel("ERROR")
@@ -122,15 +131,48 @@ def _wanted(name: str, master: str | None, conf: Mapping[str, str], theirs: Mapp
     return {_NAME: name, _MASTER: DEFAULT_MASTER, **ours, **theirs}
 
 
-def _launch(settings: Mapping[str, str]) -> None:
-    """Start the JVM in its own session, so that a signal to this process group reaches only this process, which stops
-    Spark.
+@contextmanager
+def _startable(stop: threading.Event) -> Iterator[None]:
+    """Start Spark in the block, which takes ten seconds or more: a stop ends the JVM, and so the start.
 
-    The JVM still ends with this process, when its standard input is closed.
+    PySpark replaces the handler of SIGINT; it is put back.
+    """
+    handler = signal.getsignal(signal.SIGINT)
+    started = threading.Event()
+
+    def watch() -> None:
+        while not started.wait(0.1):
+            if stop.is_set() and (process := getattr(SparkContext._gateway, "proc", None)):
+                process.kill()
+                return
+
+    watcher = threading.Thread(target=watch, name="headwater-spark-start", daemon=True)
+    watcher.start()
+    try:
+        yield
+    except Exception:
+        if not stop.is_set():
+            raise
+        SparkContext._gateway = SparkContext._jvm = None  # of the JVM that was ended
+        raise StoppedError from None
+    finally:
+        started.set()
+        watcher.join()
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, handler)
+
+
+def _launch(settings: Mapping[str, str]) -> None:
+    """Start a JVM that no signal reaches: this process stops Spark. It ends with this process, when its standard input is closed.
+
+    A terminal sends signals to the process group, systemd sends SIGTERM to every process of a service.
     """
     if SparkContext._gateway is None:
         conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
-        SparkContext._ensure_initialized(gateway=launch_gateway(conf, {"start_new_session": True}))  # type: ignore[no-untyped-call]
+        gateway = launch_gateway(conf, {"start_new_session": True})  # type: ignore[no-untyped-call]
+        SparkContext._ensure_initialized(gateway=gateway)
+        signals = gateway.jvm.sun.misc
+        signals.Signal.handle(signals.Signal("TERM"), signals.SignalHandler.SIG_IGN)
 
 
 def _check_connector(spark: SparkSession) -> None:

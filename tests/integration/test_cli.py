@@ -61,6 +61,20 @@ def said(run: "subprocess.Popen[str]", code: int) -> str:
     return line
 
 
+def descendants(pid: int) -> list[int]:
+    """The process and all that it started."""
+    parents = [
+        tuple(map(int, line.split()))
+        for line in subprocess.run(
+            ["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True
+        ).stdout.splitlines()
+    ]
+    found = [pid]
+    for one in found:
+        found += [child for child, parent in parents if parent == one]
+    return found
+
+
 @pytest.fixture
 def fleet(kafka: str, topic: Callable[..., str], tmp_path: Path) -> list[str]:
     """A topic of legs and a module with a flow of it in the directory; the options to run it with."""
@@ -93,16 +107,20 @@ def test_a_flow_runs_goes_on_and_refuses_another_definition(fleet: list[str], tm
 
 
 @pytest.mark.spark
-def test_a_run_that_is_told_to_stop_finishes_its_batch_and_ends_well(fleet: list[str], tmp_path: Path) -> None:
+def test_a_run_whose_processes_are_all_told_to_stop_ends_well(fleet: list[str], tmp_path: Path) -> None:
     fleet.remove("--until-caught-up")
     run = headwater("run", "fleet:flow", *fleet, cwd=tmp_path)
     assert run.stdout is not None
     first = [json.loads(run.stdout.readline()) for _ in range(2)]
     assert [next(iter(line)) for line in first] == ["plan", "batch"]
-    run.send_signal(signal.SIGTERM)
-    lines = told(run)
-    assert lines[-1]["done"] is True
-    assert lines[-1]["records"] == sum(first[0]["plan"]["lag"])
+    for process in descendants(run.pid):  # as systemd does: Spark's JVM and the workers too
+        os.kill(process, signal.SIGTERM)
+    out, err = run.communicate()
+    assert run.returncode == 0, err
+    done = json.loads(out.splitlines()[-1])
+    assert (done["done"], done["records"]) == (True, sum(first[0]["plan"]["lag"]))
+    assert "stopping after this batch" in err
+    assert not [word for word in ("Traceback", "memory", "ERROR", "headwater: ") if word in err], err
 
 
 @pytest.mark.spark

@@ -16,15 +16,28 @@ from tests.support.spark import FAST
 pytestmark = pytest.mark.spark
 
 OWN = """
-import os
+import os, signal, threading
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
+from aggregations.spark.retry import StoppedError
 from aggregations.spark.session import session
 from tests.support.spark import FAST
+signal.signal(signal.SIGINT, lambda *_: print("interrupted"))
 before = dict(os.environ)
+stop = threading.Event()
+stop.set()
+try:
+    with session("stopped", master="local[1]", conf=FAST, stop=stop):
+        print("started")
+except StoppedError:
+    print("stopped")
 with session("own", master="local[1]", conf=FAST) as spark:
     assert spark.range(3).count() == 3
-    print("group", os.getpgid(spark.sparkContext._gateway.proc.pid) == os.getpgid(0))
+    jvm = spark.sparkContext._gateway.proc.pid
+    print("group", os.getpgid(jvm) == os.getpgid(0))
+    os.kill(jvm, signal.SIGTERM)
+    signal.raise_signal(signal.SIGINT)
+    assert spark.range(3).count() == 3
 assert dict(os.environ) == before
 assert SparkContext._active_spark_context is None
 print("restored")
@@ -72,9 +85,9 @@ def test_what_was_submitted_wins_over_the_program_and_that_over_the_engine(tmp_p
     )
 
 
-def test_a_session_of_our_own_leaves_nothing_behind_and_its_jvm_gets_no_signal_of_our_process_group() -> None:
+def test_a_session_of_our_own_can_be_stopped_while_it_starts_leaves_nothing_behind_and_no_signal_ends_its_jvm() -> None:
     ended = subprocess.run([sys.executable, "-c", OWN], capture_output=True, text=True, check=False)
-    assert ended.stdout.split() == ["group", "False", "restored"], ended.stderr
+    assert ended.stdout.split() == ["stopped", "group", "False", "interrupted", "restored"], ended.stderr
 
 
 def test_a_session_that_there_is_is_used_and_has_its_settings_back(spark: SparkSession) -> None:

@@ -267,8 +267,7 @@ def test_group_offsets_of_what_was_committed_go_out_although_the_run_failed_then
 ) -> None:
     driver = Driver(monkeypatch, flow(), (report(1), []), (TaskReport(), [Fenced("newer")]))
     driver.commit()
-    with pytest.raises(RuntimeError, match="the driver has the reason"):
-        driver.engine._batch(None, lambda: ENDS, driver.engine._stopping)  # type: ignore[arg-type]
+    driver.engine._batch(None, lambda: ENDS, driver.engine._stopping)  # type: ignore[arg-type]
     with pytest.raises(Fenced):
         driver.engine._follow(Query())  # type: ignore[arg-type]
     assert driver.broker.committed == [("lag", ENDS)]
@@ -284,8 +283,7 @@ def test_group_offsets_that_the_broker_refuses_end_nothing(monkeypatch: pytest.M
 def test_a_run_that_is_told_to_stop_does_not_wait_to_try_a_batch_again(monkeypatch: pytest.MonkeyPatch) -> None:
     driver = Driver(monkeypatch, flow(), (TaskReport(), [Transient("later")]))
     driver.stop.set()
-    with pytest.raises(RuntimeError, match="the run was stopped"):
-        driver.engine._batch(None, lambda: ENDS, driver.engine._stopping)  # type: ignore[arg-type]
+    driver.engine._batch(None, lambda: ENDS, driver.engine._stopping)  # type: ignore[arg-type]
     driver.engine._follow(Query())  # type: ignore[arg-type]
     assert driver.run.stores["carrier"].load_manifest(driver.run.ref).batch == driver.run.batch - 1
 
@@ -308,3 +306,44 @@ def test_partitions_that_were_added_are_seen_before_their_batch_is_folded_and_wr
     assert driver.run.manifest is not None
     growth = driver.run.manifest.growth["legs"]
     assert (growth.partitions_before, growth.partitions_now) == (2, 3)
+
+
+def test_a_batch_that_takes_longer_than_a_stop_waits_is_cancelled_and_left_to_the_next_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    driver = Driver(monkeypatch, flow())
+    cancelled: list[str] = []
+    under_way, ended = threading.Event(), threading.Event()
+
+    def cancel(group: str) -> None:
+        cancelled.append(group)
+        ended.set()
+
+    def execute(_rows: object, _job: Job) -> Outcome:
+        under_way.set()
+        driver.stop.set()
+        assert ended.wait(60)
+        return report(), [TasksLostError("the job was cancelled")]
+
+    monkeypatch.setattr("aggregations.spark.engine._STOP_SECONDS", 0.01)
+    monkeypatch.setattr(driver.engine.batches, "_action", SimpleNamespace(routes=2, execute=execute))
+    driver.engine._spark = SimpleNamespace(sparkContext=SimpleNamespace(cancelJobGroup=cancel))  # type: ignore[assignment]
+    query = SimpleNamespace(isActive=True, runId="run-1", stop=lambda: None, exception=lambda: None)
+    stopping = driver.engine._stopping
+    batch = threading.Thread(target=driver.engine._batch, args=(None, lambda: ENDS, stopping))
+    batch.start()
+    assert under_way.wait(60)
+    driver.engine._follow(query)  # type: ignore[arg-type]
+    batch.join()
+    assert set(cancelled) == {"run-1"}
+    assert driver.engine._abandoned
+    assert driver.run.stores["carrier"].load_manifest(driver.run.ref).batch == driver.run.batch - 1
+
+
+def test_a_batch_that_fails_raises_nothing_into_spark_and_no_batch_follows_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = Driver(monkeypatch, flow(), (report(), [Corrupt("a state")]))
+    for _ in range(2):
+        driver.engine._batch(None, lambda: ENDS, driver.engine._stopping)  # type: ignore[arg-type]
+    assert len(driver.jobs) == 1
+    with pytest.raises(Corrupt, match="a state"):
+        driver.engine._follow(Query())  # type: ignore[arg-type]
