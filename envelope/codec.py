@@ -272,7 +272,7 @@ def check_head(value: bytes, limits: Limits = DEFAULT_LIMITS) -> None:
     if value[1] != FORMAT:
         raise EnvelopeError(Reason.UNSUPPORTED_FORMAT, f"this code reads format {FORMAT}; upgrade headwater")
     if len(value) == 2:
-        raise EnvelopeError(Reason.TRUNCATED, "an envelope that ends behind its format version")
+        raise EnvelopeError(Reason.TRUNCATED, "an envelope that ends after its format version")
 
 
 def check_seal(value: bytes) -> None:

@@ -1,4 +1,4 @@
-"""`headwater.toml`: what the commands of one directory use when neither option nor environment says otherwise.
+"""`headwater.toml`: settings for the commands of one directory; options and the environment override them.
 
 ```toml
 store = "redis://redis:6379"              # for all flows of this directory
@@ -134,7 +134,7 @@ class _Reader:
         raise DirectoryError(f"{self._path}, line {self._line(path)}: {why}")
 
     def _line(self, path: tuple[str, ...]) -> int:
-        """The first line that has the last name of a key's path, behind the lines that have the names before it."""
+        """The first line with the last name of a key's path, after the lines with the names before it."""
         at = 0
         for name in path:
             written = re.compile(rf"""[^#=]*(?<![\w-])["']?{re.escape(name)}["']?\s*[\].=]""")

@@ -46,7 +46,7 @@ def load_flow(reference: str) -> "Flow[Any]":
         LoadError: It cannot be imported, or is not a flow.
         FlowError: Its definition cannot work.
     """
-    from aggregations.definition.flow import Flow  # here: a republisher loads functions and knows no flows
+    from aggregations.definition.flow import Flow  # here, because a republisher loads functions and needs no flows
 
     found = load(reference)
     if not isinstance(found, Flow):
@@ -58,9 +58,9 @@ def load_flow(reference: str) -> "Flow[Any]":
 
 
 def files_of(reference: str) -> list[Path]:
-    """Files that workers of other machines need for what `module:name` names: its module, where that is a file by itself.
+    """Files that workers on other machines need for `module:name`: its module, if that is a single file.
 
-    A package, and what is installed, has to be there as headwater has.
+    Packages and installed modules must be installed on the other machines, like headwater.
     """
     module = importlib.import_module(reference.partition(":")[0])
     if "." in module.__name__ or hasattr(module, "__path__") or not module.__file__:

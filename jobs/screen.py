@@ -29,10 +29,10 @@ class OutputError(RuntimeError):
 
 
 def write(text: str) -> None:
-    """Write a line, or several, of data to standard output, at once: another program may be waiting for it.
+    """Write one or more lines of data to standard output immediately: another program may be waiting for them.
 
-    When its reader has gone (`| head`), the process ends without a word, with the code of the SIGPIPE that ends other
-    programs there.
+    If the reader has closed the pipe (`| head`), the process ends silently with the exit code of SIGPIPE, like other
+    programs.
 
     Raises:
         OutputError: The output is closed or its device is full.
@@ -106,7 +106,7 @@ def progress(title: str, total: int | None = None, unit: str = "") -> Iterator[B
 
 @contextmanager
 def steps(title: str) -> Iterator[Any]:
-    """Show a thing without a measure; what is yielded takes a line for each step of it. Without steps nothing is said."""
+    """Show work without a measure. Yields a function that shows one line per step; without steps nothing is shown."""
     if not _is_terminal(sys.stderr):
         yield lambda line: say(f"{title}: {line}")
         return

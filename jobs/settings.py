@@ -174,7 +174,7 @@ def _given(texts: Sequence[str]) -> dict[str, str]:
 
 
 def _named(text: str) -> tuple[str, str]:
-    """`STAGE=URL` or `URL`; an `=` behind the `://` belongs to the URL."""
+    """`STAGE=URL` or `URL`; an `=` after the `://` belongs to the URL."""
     head, separator, tail = text.partition("://")
     stage, equals, scheme = head.rpartition("=")
     if not separator or not scheme or (equals and not stage):
@@ -197,10 +197,10 @@ def seconds(text: str) -> float:
 
 
 def patience(text: str) -> float:
-    """Read how long to wait: a duration as `seconds` reads it, `0` for not at all, `forever` for infinity.
+    """Read how long to wait: a duration as in `seconds`, `0` for no wait, `forever` for infinity.
 
     Raises:
-        UsageError: It is none.
+        UsageError: The text is none of these.
     """
     if text.strip() == "forever":
         return math.inf
@@ -223,13 +223,13 @@ def pairs(given: Sequence[str], option: str) -> dict[str, str]:
 
 
 def spark(given: Sequence[str] = ()) -> dict[str, str]:
-    """Return Spark settings for a flow that runs in this process: `NAME=VALUE` texts, and where it logs and scratches.
+    """Return Spark settings for a flow that runs in this process: `NAME=VALUE` texts, and its log and scratch files.
 
-    Spark's own log is silent unless `HEADWATER_SPARK_LOG_LEVEL` says otherwise, or a stack trace was asked for.
-    Its scratch files go where this process has its own, `TMPDIR`.
+    Spark's own log is off unless `HEADWATER_SPARK_LOG_LEVEL` sets another level, or stack traces are enabled.
+    Its scratch files are in the directory of this process's, `TMPDIR`.
 
     Raises:
-        UsageError: A text is no such pair.
+        UsageError: A text is not such a pair.
     """
     found = pairs(given, "--conf")
     if os.environ.get(DEBUG):

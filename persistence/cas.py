@@ -15,7 +15,7 @@ def check_distinct(stage: StageRef, writes: Sequence[Write]) -> None:
         ValueError: A key occurs twice.
     """
     if len({write.key for write in writes}) < len(writes):
-        raise ValueError(f"{stage}: a key comes twice in one save; each state is written once a batch")
+        raise ValueError(f"{stage}: a key occurs twice in one save; each state is written once per batch")
 
 
 def check_is_epoch(at: FlowRef | StageRef, epoch: int) -> None:

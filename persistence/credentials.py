@@ -25,7 +25,7 @@ class Secret:
         if self.file is None:
             value = os.environ.get(self.variable)
             if value is None:
-                raise InvalidUrl(f"the variable {self.variable} is not set", "Set it to the secret that it stands for")
+                raise InvalidUrl(f"the variable {self.variable} is not set", "Set it to the secret")
             return value
         try:
             return self.file.read_text(encoding="utf-8").strip()

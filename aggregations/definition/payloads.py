@@ -134,7 +134,7 @@ def payload_of(declared: object) -> Payload:
     """Return the payload kind for a declaration: a message class, `Json(...)` or `Raw()`.
 
     Raises:
-        TypeError: `declared` is none of them.
+        TypeError: It is none of them.
     """
     if isinstance(declared, Protobuf | Json | Raw):
         return declared

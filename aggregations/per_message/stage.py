@@ -379,8 +379,8 @@ def _outcome(
                 states[key] = replace(state, histories=state.histories.leaving_hole(standing))
             except HolesFullError as error:
                 raise HolesFullError(
-                    f"stage {stage.name}, {own} ({cause[0].value}): {error} (mend the flow and start it again, or give "
-                    "dead letters up with `headwater discard`)"
+                    f"stage {stage.name}, {own} ({cause[0].value}): {error} (fix the flow and start it again, or "
+                    "discard dead letters with `headwater discard`)"
                 ) from None
     decided = []
     for i, arrival in enumerate(arrivals):

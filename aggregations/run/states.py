@@ -44,7 +44,7 @@ def _state_of(stored: Stored, ref: StageRef, key: bytes, stage: Stage, earlier: 
             raise DefinitionChangedError(
                 f"{ref}: a state has definition {record.definition}, the flow has {stage.definition}. Rebuild into a new "
                 "generation (--generation). If both mean the same and source, siblings and co_partitioned are the same, "
-                "go on with --accept definition"
+                "continue with --accept definition"
             )
         state = continued(stage, state, ref, key)
     return KeyState(state, record.histories, stored.version)

@@ -56,7 +56,7 @@ class Action:
             frame.unpersist()
 
     def _persisted(self, frame: DataFrame, job: Job, stages: Sequence[Stage]) -> DataFrame:
-        """The frame with these stages persisted behind it, the last one first."""
+        """The frame, after which these stages are persisted, the last one first."""
         for stage in reversed(stages):
             frame = self._shuffled(frame).mapInArrow(persisting(job, stage), SCHEMA)
         return frame
@@ -75,8 +75,8 @@ def _collect(frame: DataFrame) -> tuple[TaskReport, list[Exception]]:
         text = error.java_exception.getMessage() if isinstance(error, Py4JJavaError) else str(error)
         return TaskReport(), [
             TasksLostError(
-                f"{first_line(text or '')}. Look at the workers' memory (a smaller --max-records needs less), "
-                "then at the broker"
+                f"{first_line(text or '')}. Check the workers' memory (a smaller --max-records needs less), "
+                "then the broker"
             )
         ]
     return outcome_of((row.kind, bytes(row.payload)) for row in rows)

@@ -228,7 +228,7 @@ class Engine:
                 if self._stop.is_set():  # the signal that stopped the run ended its JVM as well
                     self._abandoned = True
                     return
-                raise TasksLostError("Spark's JVM ended. Look at its memory (--conf spark.driver.memory=...)") from None
+                raise TasksLostError("Spark's JVM ended. Check its memory (--conf spark.driver.memory=...)") from None
             finally:
                 with suppress(Py4JError, ConnectionError):  # the JVM may have ended already
                     query.stop()
@@ -262,7 +262,7 @@ class Engine:
             self.batches.check_source()
             raise BrokerUnavailable(
                 f"Spark's query on {self.run.source} ended: {first_line(str(failed))}",
-                "If records were deleted meanwhile, start again to see which; else look at the broker",
+                "If records were deleted meanwhile, start again to see which; otherwise check the broker",
             )
 
     def _look(self) -> None:

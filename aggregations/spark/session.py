@@ -36,7 +36,7 @@ NEEDED = {
 }
 """Settings that exactness depends on; they cannot be overridden."""
 
-_GATEWAY = "PYSPARK_GATEWAY_PORT"  # where spark-submit tells the program that its JVM listens
+_GATEWAY = "PYSPARK_GATEWAY_PORT"  # the port of the JVM that spark-submit has started
 _NAME, _MASTER = "spark.app.name", "spark.master"
 _REDACTED = "spark.redaction.regex"
 _SECRETS = f"(?i:secret|password|token|access[.]?key|url|user|{SECRET_NAMES.removeprefix('(?i)')})"
@@ -197,7 +197,7 @@ def _running() -> SparkSession | None:
 
 @contextmanager
 def _lent(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
-    """Settings of a running session, as far as they can be changed there, put back as they were behind us."""
+    """Change the settings of a running session that can be changed, and restore them afterwards."""
     before = {key: spark.conf.get(key, None) for key in settings if key.startswith("spark.sql.")}
     try:
         for key in before:
@@ -231,7 +231,7 @@ def _modules_path() -> str:
 
 
 def _settings(jars: Sequence[Path], wanted: Mapping[str, str]) -> dict[str, str]:
-    """Ours, and what is wanted: the name, the master, and whatever wins over ours."""
+    """The engine's settings, and the wanted ones: the name, the master, and settings that win over the engine's."""
     checkpoint = "org.apache.spark.sql.execution.streaming."
     if tuple(int(part) for part in pyspark.__version__.split(".")[:2]) >= (4, 1):
         checkpoint += "checkpointing."
@@ -244,7 +244,7 @@ def _settings(jars: Sequence[Path], wanted: Mapping[str, str]) -> dict[str, str]
         "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
         "spark.sql.streaming.checkpointFileManagerClass": f"{checkpoint}FileSystemBasedCheckpointFileManager",
         "spark.sql.streaming.minBatchesToRetain": "2",
-        # One task has one core; a pool of its own for each of these only makes them wait for each other.
+        # One task has one core; with larger thread pools, tasks would only wait for each other.
         **{f"spark.executorEnv.{name}": os.environ.get(name, "1") for name in _POOLS},
     }
     if jars:
@@ -255,7 +255,7 @@ def _settings(jars: Sequence[Path], wanted: Mapping[str, str]) -> dict[str, str]
             "spark.executorEnv.PYTHONPATH": _modules_path(),
             "spark.driver.host": "127.0.0.1",
             "spark.driver.bindAddress": "127.0.0.1",
-            # Right for our checkpoint only because it is local and disposable.
+            # Safe for the checkpoint only because it is local and disposable.
             "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
         }
     # What the user wants redacted comes on top of what has to be.

@@ -204,10 +204,10 @@ def _persist(work: Work, stage: Stage, writes: Sequence[Write]) -> list[Block]:
     job = work.job
     if len({write.key for write in writes}) < len(writes):
         raise SharedKeyError(
-            f"flow {job.flow.name}, stage {stage.name}: a key was found in two partitions of {_topic(job)}. This run folds the "
-            "stage behind a shuffle from now on; after partitions were added nothing else is needed. If the topic is not "
+            f"flow {job.flow.name}, stage {stage.name}: a key was found in two partitions of {_topic(job)}. From now on this "
+            "run folds the stage after a shuffle. If partitions were added, nothing else is needed. If the topic is not "
             "partitioned by the stage's key, rebuild into a new generation (--generation) with co_partitioned=False; "
-            "in this generation it would fold copies a second time"
+            "this generation would fold copies a second time"
         )
     with work.timed("persist"):
         marks = effect(
@@ -268,13 +268,13 @@ def _guarded(job: Job, others: Sequence[Block], act: Callable[[Work], list[Block
 
 
 def _portable(error: BaseException) -> bytes:
-    """The error for the driver, with its place as a note: a traceback does not cross. Its type only if it cannot."""
+    """The pickled error for the driver, with its traceback as a note. If it cannot be pickled, only its type."""
     place = "In a task:\n" + "".join(traceback.format_tb(error.__traceback__)).rstrip()
     error.add_note(place)
     try:
         payload = dumps(error)
         loads(payload)
-    except Exception:  # somebody's own exception with odd arguments
+    except Exception:  # a user's exception with unusual arguments
         substitute = RuntimeError(f"{type(error).__name__} in a task, and the exception itself cannot be pickled")
         substitute.add_note(place)
         return dumps(substitute)

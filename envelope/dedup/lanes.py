@@ -40,7 +40,7 @@ def lane_of(group: str, partitions: tuple[int, ...]) -> str:
         HopsMissingError: The group has fewer hops than there are partitions.
     """
     if (name := _named(group, partitions)) is None:
-        raise HopsMissingError(f"a lane has {len(partitions)} partitions behind the root's, and its group fewer hops")
+        raise HopsMissingError(f"a lane has {len(partitions)} partitions after the root's, and its group fewer hops")
     return name
 
 

@@ -114,7 +114,7 @@ class Growing:
         elif now - self._unsure.setdefault(topic, now) >= _UNSURE_SECONDS:
             raise Unsafe(
                 f"group {self._group}: {undrained(topic, verdict.resolved, watch.counts[-1])}",
-                "Go on if readers of the target need no order, or if their history= is larger than the unread records of a "
+                "Continue if readers of the target need no order, or if their history= exceeds the unread records of a "
                 f"key (--accept {GROWN_UNDRAINED})",
             )
         return verdict
@@ -163,7 +163,7 @@ def _unread(places: Mapping[int, Committed], resolved: int, now: int) -> int | N
 def _describe(topic: str, growth: TopicGrowth, *, sure: bool) -> str:
     text = f"growth of topic {topic} from {growth.partitions_before} to {growth.partitions_now} partitions"
     if not sure:
-        return f"{text}, before it was read to its end: it is not read unless another member knows more"
+        return f"{text}, before it was read to its end: it is not read unless another member has seen more"
     if growth.unread is None:
         return f"{text}: new ones wait; ends are not taken yet, as producers may not know of them"
     return f"{text}: new ones wait until {growth.unread} offsets of the others are read"

@@ -1,4 +1,4 @@
-"""Flow files as programs: under Python, and given to `spark-submit` as they are.
+"""Flow files as programs, for Python and for `spark-submit`.
 
 ```python
 flow = Flow("fleet").source(...).aggregate(...)

@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 def run(flow: "Flow[Any]", arguments: Sequence[str] | None = None) -> NoReturn:
     """Run a flow as `headwater run` does, and end the process with its exit code.
 
-    The file is imported a second time, under its own name: Spark's workers import from it what the flow uses, and
-    its states have the same definition as under `headwater run`. So whatever it does by itself stands behind
-    `if __name__ == "__main__":`, as this call does, and the flow in front of it.
+    The file is imported a second time, under its own name, so that Spark's workers can import it, and its states have
+    the same definition as with `headwater run`. So define the flow at module level, and put this call and all other
+    actions under `if __name__ == "__main__":`.
 
     Args:
-        flow: The flow, a variable of the file that calls.
+        flow: The flow, a variable of the calling file.
         arguments: Options of `headwater run`; None for those of the command line.
     """
     from jobs.cli import fail, main

@@ -13,7 +13,7 @@ An effect that leaves the process (a produce, a write, an offset commit) runs as
 
 `HEADWATER_FAULT=persist:carrier.after@2,publish.error` kills the process when the states of stage
 `carrier` have been written for the second time, and fails the first publish. A point without a name
-(`persist`) stands for every point of its kind. "The process dies" means SIGKILL to the process in
+(`persist`) matches every point of its kind. "The process dies" means SIGKILL to the process in
 `HEADWATER_FAULT_PID` (for workers the engine sets it to the driver) and to the process itself.
 """
 
@@ -69,12 +69,12 @@ _POINTS = {
     CommitStep.MANIFEST.of("STORE"): CommitStep.MANIFEST.text,
     CommitStep.RETURN: CommitStep.RETURN.text,
     CommitStep.OFFSETS: CommitStep.OFFSETS.text,
-    FINISH: "a run that ends of its own accord says so in the manifests",
+    FINISH: "a run that ends cleanly notes this in the manifests",
     REPUBLISH_PRODUCE: "a republisher hands a batch of outputs to its producer",
     REPUBLISH_FLUSH: "a republisher waits until its outputs are acknowledged",
     REPUBLISH_DEAD_LETTER: "a republisher's dead letters are produced and acknowledged",
     REPUBLISH_COMMIT: "a republisher commits its input offsets",
-    REPUBLISH_NOTE: "a republisher commits what it knows of its partitions, without a batch",
+    REPUBLISH_NOTE: "a republisher commits the notes of its partitions, without a batch",
     REDRIVE_PRODUCE: "a redriven dead letter is handed to the producer",
     REDRIVE_FLUSH: "redriven dead letters are acknowledged",
 }
@@ -90,8 +90,8 @@ class FaultOutcome(Described):
 
     BEFORE = "before", "not applied; the process dies"
     AFTER = "after", "applied; the process dies"
-    ERROR = "error", "not applied; the caller is told so"
-    UNANSWERED = "unanswered", "applied; the caller is told that no answer came"
+    ERROR = "error", "not applied; the caller gets an error"
+    UNANSWERED = "unanswered", "applied; the caller gets an error, as if the answer was lost"
 
 
 @dataclass(frozen=True, slots=True)

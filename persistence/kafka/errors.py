@@ -52,7 +52,7 @@ _MISSING: Final = (
     KafkaError.UNKNOWN_TOPIC_ID,  # for a deleted topic, until the client has refreshed its metadata
 )
 _REFUSED: Final[dict[int, str]] = {
-    KafkaError._UNKNOWN_PARTITION: "The topic has fewer partitions than was thought: look at it with kafka-topics",
+    KafkaError._UNKNOWN_PARTITION: "The topic has fewer partitions than expected: check it with kafka-topics",
     KafkaError.TOPIC_AUTHORIZATION_FAILED: _RIGHTS,
     KafkaError.GROUP_AUTHORIZATION_FAILED: _RIGHTS,
     KafkaError.CLUSTER_AUTHORIZATION_FAILED: _RIGHTS,
@@ -61,12 +61,12 @@ _REFUSED: Final[dict[int, str]] = {
     KafkaError._SSL: _CREDENTIALS,
     KafkaError.MSG_SIZE_TOO_LARGE: "Raise max.message.bytes of the topic, or send smaller messages",
     KafkaError.TOPIC_EXCEPTION: "Topic names have 1 to 249 letters, digits, dots, underscores and dashes",
-    KafkaError.INVALID_PARTITIONS: "A topic's partitions can be added, never taken away",
-    KafkaError.UNKNOWN_MEMBER_ID: "The group has members that run: stop them first",
-    KafkaError.NON_EMPTY_GROUP: "The group has members that run: stop them first",
-    KafkaError.INCONSISTENT_GROUP_PROTOCOL: "Members of one group need one assignment strategy: "
-    "set partition.assignment.strategy alike, or use a group of its own",
-    KafkaError._GAPLESS_GUARANTEE: "Nothing is sent past a record that is refused. The text says why; if it is too large, "
+    KafkaError.INVALID_PARTITIONS: "Partitions can be added to a topic, but not removed",
+    KafkaError.UNKNOWN_MEMBER_ID: "The group has running members: stop them first",
+    KafkaError.NON_EMPTY_GROUP: "The group has running members: stop them first",
+    KafkaError.INCONSISTENT_GROUP_PROTOCOL: "Members of a group need the same assignment strategy: "
+    "set partition.assignment.strategy to the same value, or use another group",
+    KafkaError._GAPLESS_GUARANTEE: "Nothing is sent after a refused record. The text gives the reason; if it is too large, "
     "raise max.message.bytes of the topic, or send smaller messages",
     KafkaError._FATAL: "The client library gave up: start again, nothing is lost",
     KafkaError._INVALID_ARG: "Correct the setting; the names are librdkafka's",

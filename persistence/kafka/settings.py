@@ -153,7 +153,7 @@ def _from_file(path: Path, table: Mapping[str, Any] | None) -> dict[str, str]:
     for name in settings:
         if is_secret(name) and not name.endswith(_FILE_SUFFIX):
             raise SettingsError(
-                f"{name} stands in {path}: put the secret into a file of its own and name that in "
+                f"{path} contains the secret {name}: put it into a separate file and name the file in "
                 f"{name}{_FILE_SUFFIX}, or set {_env_name(name)}"
             )
     return settings

@@ -179,12 +179,10 @@ class Database:
         if owner == _APPLICATION_ID and schema <= SCHEMA:
             return False
         if owner == _APPLICATION_ID:
-            raise Terminal(f"{self.path} has schema {schema}, this code knows {SCHEMA}", "Upgrade headwater")
+            raise Terminal(f"{self.path} has schema {schema}, this code reads {SCHEMA}", "Upgrade headwater")
         (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
         if owner or tables:
-            raise Terminal(
-                f"{self.path} is a database of another application", "Choose a file of its own for the store"
-            )
+            raise Terminal(f"{self.path} is a database of another application", "Choose another file for the store")
         return True
 
     def _set_wal(self, connection: sqlite3.Connection) -> None:

@@ -32,7 +32,7 @@ def test_a_conflict_names_the_changed_keys_in_the_order_of_the_call():
 def test_a_key_that_comes_twice_is_refused_by_name_of_the_stage():
     check_distinct(STAGE, [])
     check_distinct(STAGE, [Write(b"a", 0, b""), Write(b"b", 0, b"")])
-    with pytest.raises(ValueError, match="stage aircraft: a key comes twice in one save"):
+    with pytest.raises(ValueError, match="stage aircraft: a key occurs twice in one save"):
         check_distinct(STAGE, [Write(b"a", 0, b""), Write(b"b", 0, b""), Write(b"a", 1, b"")])
 
 

@@ -197,7 +197,7 @@ def test_a_database_of_another_program_is_left_alone(path):
     path.parent.mkdir(parents=True)
     run_sql(path, "CREATE TABLE theirs (x)")
     before = path.read_bytes()
-    with pytest.raises(Terminal, match=r"another application\. Choose a file of its own"):
+    with pytest.raises(Terminal, match=r"another application\. Choose another file"):
         open_store(f"sqlite://{path}").acquire_epoch(FLOW)
     assert path.read_bytes() == before
 
@@ -206,7 +206,7 @@ def test_a_file_of_a_newer_version_is_refused(store, path):
     put(store)
     store.close()
     run_sql(path, "PRAGMA user_version = 3")
-    with pytest.raises(Terminal, match=r"has schema 3, this code knows 2\. Upgrade"):
+    with pytest.raises(Terminal, match=r"has schema 3, this code reads 2\. Upgrade"):
         store.load(STAGE, [b"k"])
 
 
