@@ -26,7 +26,7 @@ class Driver:
         flow: The flow.
         cluster: The broker.
         stores: URL by stage.
-        accept: Risks taken on purpose.
+        accept: Accepted risks.
 
     Raises:
         RunRefusedError: Going on would be unsafe.
