@@ -43,6 +43,7 @@ def main(arguments: list[str] | None = None) -> int:
         options.rounds,
         options.batch,
     )
+    machine = environment()
     try:
         subjects = bench(plan, out)
     except (stack.StackError, JarsUnavailable, JavaUnavailable) as error:
@@ -50,12 +51,14 @@ def main(arguments: list[str] | None = None) -> int:
         return UNAVAILABLE
     except KeyboardInterrupt:
         return 130
-    ratio = ratios(subjects)
+    ratio = ratios(subjects, lambda one: one.warm)
     told = {
         "workload": {name: getattr(options, name) for name in ("events", "slow_events", "resent", "seed", "rounds")},
-        "machine": environment(),
+        "machine": machine,
         "systems": [subject.as_json() for subject in subjects],
         "ratio": ratio,
+        "ratio_from_start": ratios(subjects, lambda one: one.from_start),
+        "ratio_cpu": ratios(subjects, lambda one: one.cpu),
     }
     (out / "bench.json").write_text(json.dumps(told, indent=2) + "\n")
     (out / "bench.svg").write_text(svg(subjects))

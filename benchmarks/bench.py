@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,6 +17,7 @@ import redis
 
 from benchmarks.measure import RunFailed, measure
 from benchmarks.peers.base import Peer, PeerUnavailable, Task
+from benchmarks.peers.kafka_streams import VERSION
 from benchmarks.report import Subject
 from benchmarks.workload import PARTITIONS, Filled, Workload, fill
 from jobs import stack
@@ -76,13 +78,16 @@ def bench(plan: Plan, logs: Path) -> list[Subject]:
 
 
 def environment() -> dict[str, Any]:
-    """Return what the figures depend on: the machine and the interpreter."""
+    """Return what the figures depend on: the machine, how busy it is before, and versions."""
     cores = {line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")}
     return {
         "cpu": ", ".join(sorted(line.partition(":")[2].strip() for line in cores)),
         "cores": len(os.sched_getaffinity(0)),
         "system": platform.platform(),
+        "load_before": round(os.getloadavg()[0], 1),
         "python": platform.python_version(),
+        "pyspark": version("pyspark"),
+        "kafka_streams": VERSION,
     }
 
 

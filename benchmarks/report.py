@@ -1,6 +1,6 @@
 """From runs to one result: medians, ratios, JSON and a table."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, Final
@@ -54,6 +54,23 @@ class Subject:
         """Median events a second over the second half of the topic."""
         return _median(run.warm for run in self.runs)
 
+    @property
+    def from_start(self) -> float | None:
+        """Median events a second from the start of the process."""
+        return _median(run.from_start for run in self.runs)
+
+    @property
+    def cpu_by_part(self) -> dict[str, float]:
+        """Median CPU seconds per million events over the second half, by part; empty when not known."""
+        known = [run.warm_cpu for run in self.runs if run.warm_cpu is not None]
+        parts = dict.fromkeys(part for one in known for part in one)
+        return {part: median(one.get(part, 0.0) for one in known) for part in parts}
+
+    @property
+    def cpu(self) -> float | None:
+        """The sum of the system's own parts."""
+        return sum(_own(self.cpu_by_part).values()) if self.cpu_by_part else None
+
     def as_json(self) -> dict[str, Any]:
         """The figures: medians over the rounds, and the difference of the worst run."""
         told: dict[str, Any] = {
@@ -69,14 +86,13 @@ class Subject:
             told |= {"unavailable": self.unavailable} if self.unavailable else {"failed": self.failed}
         if not self.runs:
             return told
-        cpu = _medians([run.warm_cpu for run in self.runs])
         first_cpu = _median(sum(_own(run.first.cpu).values()) for run in self.runs)
         worst = max((run.difference for run in self.runs), key=lambda one: (one.keys, one.events))
         return told | {
             "events_per_second": _whole(self.warm),
-            "from_start": _whole(_median(run.from_start for run in self.runs)),
-            "cpu_seconds_per_million": _rounded(sum(_own(cpu).values())) if cpu else None,
-            "cpu_by_part": {part: _rounded(seconds) for part, seconds in cpu.items()},
+            "from_start": _whole(self.from_start),
+            "cpu_seconds_per_million": _rounded(self.cpu),
+            "cpu_by_part": {part: _rounded(seconds) for part, seconds in self.cpu_by_part.items()},
             "seconds": _rounded(_median(run.last.seconds for run in self.runs)),
             "first_commit_seconds": _rounded(_median(run.first.seconds for run in self.runs)),
             "first_commit_cpu_seconds": _rounded(first_cpu),
@@ -86,15 +102,16 @@ class Subject:
         }
 
 
-def ratios(subjects: Sequence[Subject]) -> dict[str, dict[str, float]]:
-    """Our warm rate by that of Kafka Streams: number of keys -> our store -> ratio; only where both were measured."""
+def ratios(subjects: Sequence[Subject], figure: Callable[[Subject], float | None]) -> dict[str, dict[str, float]]:
+    """A figure of ours by that of Kafka Streams: number of keys -> our store -> ratio; only where both were measured."""
     found: dict[str, dict[str, float]] = {}
     for other in subjects:
-        if other.system != REFERENCE or not other.warm:
-            continue
+        reference = figure(other) if other.system == REFERENCE else None
         for ours in subjects:
-            if ours.system == OURS and (ours.keys, ours.events) == (other.keys, other.events) and ours.warm:
-                found.setdefault(str(ours.keys), {})[ours.store] = round(ours.warm / other.warm, 2)
+            if reference and ours.system == OURS and (ours.keys, ours.events) == (other.keys, other.events):
+                value = figure(ours)
+                if value is not None:
+                    found.setdefault(str(ours.keys), {})[ours.store] = round(value / reference, 2)
     return found
 
 
@@ -142,12 +159,6 @@ def _own(cpu: Mapping[str, float]) -> dict[str, float]:
 def _median(numbers: Iterable[float | None]) -> float | None:
     known = [number for number in numbers if number is not None]
     return median(known) if known else None
-
-
-def _medians(each: Iterable[Mapping[str, float] | None]) -> dict[str, float]:
-    known = [one for one in each if one is not None]
-    parts = dict.fromkeys(part for one in known for part in one)
-    return {part: median(one.get(part, 0.0) for one in known) for part in parts}
 
 
 def _peaks(each: Sequence[Mapping[str, int]]) -> dict[str, int]:

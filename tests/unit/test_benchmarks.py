@@ -165,8 +165,11 @@ def test_ratios_are_given_by_number_of_keys_and_store() -> None:
         subject("kafka-streams", "rocksdb", run(1000.0)),
         subject("kafka-streams-sink", "rocksdb", run(10.0)),
     ]
-    assert ratios(subjects) == {"100": {"sqlite": 0.5, "redis": 0.25}}
-    assert ratios(subjects[:2]) == {}
+    assert ratios(subjects, lambda one: one.warm) == {"100": {"sqlite": 0.5, "redis": 0.25}}
+    assert ratios(subjects, lambda one: one.from_start) == {"100": {"sqlite": 0.67, "redis": 0.4}}
+    assert ratios(subjects, lambda one: one.cpu) == {"100": {"sqlite": 1.0, "redis": 1.0}}
+    assert ratios(subjects[:2], lambda one: one.warm) == {}
+    assert ratios([subject("headwater", "sqlite"), *subjects[2:]], lambda one: one.warm) == {}
 
 
 def test_the_plot_has_a_bar_for_each_rate_and_says_what_has_none() -> None:
