@@ -15,10 +15,10 @@ from tests.simulation.steps import draw_world
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run what the arguments say.
+    """Run the simulation given by the arguments.
 
     Returns:
-        0 when everything holds, 1 when something does not, 2 for arguments that make no sense.
+        0 if everything holds, 1 if something does not, 2 for invalid arguments.
     """
     options = _parser().parse_args(arguments)
     if options.command == "prove":
@@ -31,8 +31,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
-    parser.add_argument("--seed", type=int, help="run one seed, and shrink it when it fails")
-    parser.add_argument("--steps", help="numbers of the seed's steps to take, as the shrunk story gives them")
+    parser.add_argument("--seed", type=int, help="run one seed, and shrink it if it fails")
+    parser.add_argument("--steps", help="numbers of the seed's steps to take, as printed after shrinking")
     parser.add_argument("--world", type=int, help="run one schedule of faults in a small world")
     parser.add_argument("--faults", default="", help="its faults: NUMBER.END,NUMBER.END")
     parser.add_argument("--plant", choices=sorted(BUGS), help="with this bug planted")
@@ -40,9 +40,9 @@ def _parser() -> argparse.ArgumentParser:
     command = commands.add_parser("prove", help="many seeds, every schedule, every planted bug")
     command.add_argument("--seeds", type=int, default=1_000_000)
     command.add_argument("--schedules", type=int, default=1_000_000)
-    command.add_argument("--bugs", help="names of the planted bugs to look for; all of them when left out")
+    command.add_argument("--bugs", help="names of the planted bugs to search for; all by default")
     command.add_argument("--workers", type=int, default=2)
-    command.add_argument("--state", type=Path, default=Path(".headwater/prove.json"), help="where progress is kept")
+    command.add_argument("--state", type=Path, default=Path(".headwater/prove.json"), help="file of the progress")
     command.add_argument("--json", action="store_true", help="end with one JSON object")
     return parser
 

@@ -1,7 +1,7 @@
-"""A second flow of a world, with a store of its own: it folds once more what is in one of the topics.
+"""A second flow of a world, with its own store: it folds one of the topics again.
 
-Whatever the first flow or a republisher gives up and somebody redrives into that topic is a copy to it, and the other
-way round: neither folded nor a dead letter.
+For the second flow, redriven dead letters of the first flow or of a republisher are copies, and vice versa: they are
+neither folded nor dead letters.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -28,11 +28,11 @@ AUDIT = "audit"
 """Name of the second flow."""
 STAGES = ("a0", "a1")
 _OTHERS = 15
-"""Of as many ids and three, three are refused: in front of the first stage, by it, and by the second."""
+"""Out of this many ids plus three, three are rejected: before the first stage, by it, and by the second."""
 
 
 def refusal(payload: Payload) -> int:
-    """Which of the three places refuses a payload; a higher number for none."""
+    """Number of the place that rejects a payload; a higher number for none."""
     return _OTHERS + 3 if AUDIT in payload["fixed"] else _place(payload["id"])
 
 
@@ -41,7 +41,7 @@ def _place(name: str) -> int:
 
 
 class Refusing:
-    """Stands in front of the first stage."""
+    """A step before the first stage that rejects some elements."""
 
     def __call__(self, element: Element[Any]) -> Payload:
         payload: Payload = element.value
@@ -82,20 +82,20 @@ def flow_of(spec: Spec) -> Flow[Any]:
 
 
 class Audit:
-    """The second flow under way.
+    """The running second flow.
 
     Args:
         spec: The world.
         cluster: The broker.
         url: URL of its store.
         publish: Puts a dead letter of it into the dead-letter topic.
-        redriven: Who gave up what was redriven, by its place.
+        redriven: The reader that rejected a redriven record, by the record's place.
 
     Attributes:
-        letters: Its dead letters in their topic, but for ...
-        again: ... those of what came back and may have been folded, or has been mended once.
+        letters: Its dead letters in their topic, except ...
+        again: ... those of redriven records that may have been folded, or have been mended once.
         fixed: Ids of its dead letters that were redriven.
-        driver: What runs; None when nothing does.
+        driver: The active run; None if there is none.
     """
 
     def __init__(
@@ -121,11 +121,11 @@ class Audit:
 
     @property
     def lag(self) -> int:
-        """Records it has yet to read; at least one when it does not run."""
+        """Number of unread records; at least one if it is not running."""
         return self.driver.lag if self.driver else 1
 
     def committed(self, partition: int) -> int:
-        """Next offset of a partition, as its manifest has it."""
+        """Next offset of a partition in its manifest."""
         manifest = self._store.load_manifest(FlowRef(AUDIT))
         topic_id = self._cluster.topics[self.topic].topic_id
         if manifest is None or manifest.topic_ids.get(self.topic) != topic_id:
@@ -134,10 +134,10 @@ class Audit:
         return progress.next_offset if progress else 0
 
     def engine(self, limit: int) -> None:
-        """One batch; a failure of any kind ends the run.
+        """Fold one batch; any failure ends the run.
 
         Raises:
-            Violation: It refuses to start, or gives up what it can use.
+            Violation: It refuses to start, or rejects a valid record.
         """
         try:
             driver, self.driver = self.driver or self._start(), None
@@ -184,13 +184,13 @@ class Audit:
         return held
 
     def compare(self, reached: Collection[str]) -> None:
-        """Everything that ever was in the topic is folded once.
+        """Check that everything that was ever in the topic is folded once.
 
         Args:
-            reached: Ids that ever were in it.
+            reached: Ids that were ever in it.
 
         Raises:
-            Violation: Something is not.
+            Violation: An id is not folded once.
         """
         refused = {name: _place(name) for name in reached if name not in self.fixed}
         for number, stage in enumerate(STAGES):
@@ -206,5 +206,5 @@ class Audit:
                 raise Violation(f"{name} is no dead letter of the second flow, which refuses it")
 
     def close(self) -> None:
-        """Let its store go."""
+        """Release its store."""
         forget(self._url)

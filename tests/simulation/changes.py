@@ -1,4 +1,4 @@
-"""What may be changed in a flow that has begun. Each of it must be refused."""
+"""Changes of a flow that has begun. Each must be refused."""
 
 from dataclasses import replace
 from enum import StrEnum
@@ -13,13 +13,13 @@ from tests.simulation.topology import COLUMNS, FINAL, Spec
 class Change(StrEnum):
     """A change."""
 
-    STAGE = "one stage more"
-    PARTITIONING = "the consumed partition becomes part of lanes, or no part of them any more"
-    SOURCE = "siblings without an index are told apart by other means"
+    STAGE = "one more stage"
+    PARTITIONING = "the consumed partition becomes part of lanes, or is no longer part of them"
+    SOURCE = "siblings without an index are distinguished by other means"
 
 
 def changed(spec: Spec, change: Change | None) -> Flow[Any]:
-    """The flow of a world after a change, or as it is."""
+    """The flow of a world, with or without a change."""
     flow = spec.flow
     if change is Change.STAGE:
         return replace(spec, stages=(*spec.stages, replace(spec.stages[-1], name="added"))).flow

@@ -1,8 +1,7 @@
-"""The clients of the simulated broker, with as much of confluent-kafka's as a republisher uses.
+"""Clients of the simulated broker, with the part of confluent-kafka's interface that a republisher uses.
 
-`simulated_clients` puts them, and the simulated clock, where the republisher's modules and its producer have the real
-ones. Besides those clients three things are not real: `Topics`, which asks questions, `KafkaSettings`, and the thread
-that waits for a commit.
+`simulated_clients` replaces the clients and the clock in the republisher's modules and its producer. Besides the clients
+it replaces `Topics`, which queries the broker, `KafkaSettings`, and the thread that waits for a commit.
 """
 
 import logging
@@ -31,11 +30,11 @@ Place = tuple[str, int]
 """Topic and partition."""
 
 DELIVER = "deliver"
-"""The effect of one record that reaches its topic, within the flush."""
+"""The effect of one record being appended to its topic, within the flush."""
 _COMMIT, _COMMITTED = "coordinator:commit", "coordinator:committed"
 _CREATE_TIME = 1
 _MOST_BYTES = 1 << 20
-# What exactness rests on. Another broker would do otherwise with other settings, this one does not know them.
+# Settings that exactness depends on. A real broker behaves differently with others; this one ignores them.
 _CONSUMER = {"enable.auto.commit": False, "enable.auto.offset.store": False, "isolation.level": "read_committed"}
 _PRODUCER = {"enable.idempotence": True, "acks": "all"}
 _GAPLESS = {"enable.gapless.guarantee": True, "message.timeout.ms": 0}
@@ -52,21 +51,21 @@ class Sent(NamedTuple):
 
 @dataclass(slots=True)
 class Life:
-    """One life of a service: the broker it is connected to, and how much it may read. Stands in the place of `KafkaSettings`.
+    """One life of a service: its broker, and how much it may read. Replaces `KafkaSettings`.
 
     Attributes:
         cluster: The broker.
         deliver: Appends a record to its topic.
         allowed: Number of records that it may still read, by partition.
-        idle: How often it may look in vain, while something waits for its next try, until it is told to stop.
-        revoked: After how many looks some partitions go to another member, and come back; never when it is negative.
+        idle: Number of unsuccessful polls, while a record waits for a retry, after which it is stopped.
+        revoked: Number of polls after which some partitions go to another member, and come back; negative for never.
         reorders: Its producer may swap neighbours.
         place: Its place in its group.
-        places: Places that its group's partitions are dealt out to; one that has the group for itself has but one, and all
-            others count as gone when it comes.
-        options: What `KafkaSettings` has more.
-        stop: Tells the service to stop.
-        pause: Called once when there is nothing to read; returns when it is to look again.
+        places: Number of places among which the group's partitions are divided. It is one if the service is alone; all
+            other members then count as gone.
+        options: Further settings of `KafkaSettings`.
+        stop: Stops the service.
+        pause: Called once if there is nothing to read; returns when it should poll again.
     """
 
     cluster: Cluster
@@ -126,7 +125,7 @@ class SimulatedMessage:
 
 
 class SimulatedReport(SimulatedMessage):
-    """What a client says that is no record: an error, the end of a partition, a record that was not delivered."""
+    """A client's event other than a record: an error, the end of a partition, an undelivered record."""
 
     __slots__ = ("_error",)
 
@@ -141,8 +140,8 @@ class SimulatedReport(SimulatedMessage):
 class SimulatedConsumer:
     """A member of a consumer group, until another one takes its place.
 
-    Who was replaced is told so: a static member is fenced, any other one has lost its partitions and joins again.
-    What another member has it gets when that one gives it up, or has lost its own place.
+    A replaced member learns of it: a static member is fenced, any other one has lost its partitions and joins again.
+    It gets a partition of another member when that member releases it, or has lost its own place.
     """
 
     def __init__(self, config: Mapping[str, Any]) -> None:
@@ -177,7 +176,7 @@ class SimulatedConsumer:
         self._generation = readers.joined
         if self._alone:
             readers.members.clear()
-        self._alone = False  # who comes back finds others there
+        self._alone = False  # a member that rejoins finds others
         self._heartbeat()
 
     def _heartbeat(self) -> None:
@@ -194,7 +193,7 @@ class SimulatedConsumer:
         return f"{self._group}-{self._generation}"
 
     def _dealt(self) -> list[Place]:
-        """The partitions that are this member's, or will be when who has them gives them up."""
+        """The partitions of this member, including those that other members have yet to release."""
         logs = [self._cluster.topics[topic] for topic in self._topics]
         places = [(log.topic, number) for log in logs for number in range(len(log.partitions))]
         life, shift = self._life, self._readers.shift
@@ -221,17 +220,17 @@ class SimulatedConsumer:
         return self._look(count) or (self._waited(timeout) and self._look(count)) or []
 
     def _give_up(self, places: list[Place]) -> None:
-        """Partitions go to another member, and what is done of them is committed first."""
+        """Release partitions to another member, after committing their processed records."""
         if places:
             self._on_revoke(self, _parts(places))
             self._forget(places)
 
     def _forget(self, places: list[Place]) -> None:
         for one in places:
-            del self._positions[one]  # and it stays paused, as librdkafka's: whoever has it again finds it so
+            del self._positions[one]  # it stays paused, as in librdkafka, if the member gets it again
 
     def _waited(self, timeout: float) -> bool:
-        """Whether something may have come meanwhile."""
+        """Whether records may have arrived meanwhile."""
         life = self._life
         CLOCK.sleep(timeout)
         pause, life.pause = life.pause, None
@@ -252,7 +251,7 @@ class SimulatedConsumer:
                 continue
             end = self._cluster.topics[at[0]].partitions[at[1]].high
             if self._positions[at] > end:
-                # A topic that was created again is followed without a word; its end is before where this one is.
+                # A recreated topic is followed silently; its end is before the current position.
                 self._positions[at] = 0
             records = self._cluster.read(*at, self._positions[at], most)
             found += map(SimulatedMessage, records)
@@ -317,16 +316,16 @@ class SimulatedConsumer:
 
 
 class SimulatedTopics:
-    """What is known of topics; stands in the place of `persistence.kafka.Topics`."""
+    """Facts about topics. Replaces `persistence.kafka.Topics`."""
 
     def __init__(self, settings: Life, *, timeout: float = 10) -> None:
         self._cluster = settings.cluster
 
     def check(self) -> None:
-        """There is a broker."""
+        """Do nothing: there is always a broker."""
 
     def check_rights(self, *, read: Iterable[str], write: Iterable[str]) -> None:
-        """There are no rights."""
+        """Do nothing: rights are not simulated."""
 
     def max_message_bytes(self, names: Iterable[str]) -> dict[str, int]:
         return dict.fromkeys(names, _MOST_BYTES)
@@ -351,16 +350,16 @@ class SimulatedTopics:
         return {at: marks.high for at, marks in self.marks(names).items()}
 
     def static_member(self, group: str, instance: str) -> str | None:
-        """The last one that joined, until its session is over: a static member leaves no group."""
+        """The last member that joined, until its session ends: a static member does not leave its group."""
         member = self._cluster.readers[group].members.get(int(instance[-1]))
         gone = member is None or CLOCK.monotonic() - member.seen > SESSION_MS / 1000
         return None if member is None or gone else f"{group}-{member.generation}"
 
 
 class SimulatedProducer:
-    """A producer whose records stay in its queue until the flush: any number of them arrive when it dies there.
+    """A producer whose records stay in its queue until the flush; if it dies there, any number of them arrive.
 
-    Where its configuration allows for gaps, what fails is left out and what was sent behind it goes on.
+    If its configuration allows gaps, a failed record is skipped and later ones are sent.
     """
 
     def __init__(self, config: Mapping[str, Any]) -> None:
@@ -395,7 +394,7 @@ class SimulatedProducer:
         return 0
 
     def _ordered(self, queue: list[Sent]) -> list[Sent]:
-        """One partition after another, each time beginning with another one."""
+        """Order the queue by partition, each time beginning with another partition."""
         cluster, self._flushes = self._life.cluster, self._flushes + 1
         queue.sort(key=lambda sent: (cluster.place(sent.topic, sent.key) + self._flushes) % 3)
         if self._life.reorders:
@@ -413,7 +412,7 @@ def _demand(config: Mapping[str, Any], wanted: Mapping[str, object]) -> None:
 
 
 def _answered(point: str, action: Callable[[], T]) -> T:
-    """Ask the coordinator. What goes wrong is told as confluent-kafka tells it."""
+    """Send a request to the coordinator; errors are raised as in confluent-kafka."""
     try:
         return effect(point, action)
     except Transient as error:
@@ -429,12 +428,12 @@ def _marks(cluster: Cluster, topic: str) -> list[Watermarks]:
 
 
 TIMED = (absence, growing, reading, offsets, place, service, worker, producing)
-"""Modules that ask what time it is."""
+"""Modules that read the clock."""
 _PATCHES: Sequence[Patch] = (
     (reading, "Consumer", SimulatedConsumer),
     (producing, "Producer", SimulatedProducer),
     *((module, "Topics", SimulatedTopics) for module in (absence, reading, place, service)),
-    # A commit that is never answered is librdkafka's to have; here no thread has to wait for it.
+    # Only with librdkafka can a commit stay unanswered; here no thread has to wait for it.
     (offsets, "_within", lambda timeout, action: action()),
     *((module, "time", CLOCK) for module in TIMED),
     (logging.getLogger("headwater.republish"), "disabled", True),
@@ -443,7 +442,7 @@ _PATCHES: Sequence[Patch] = (
 
 @contextmanager
 def simulated_clients() -> Iterator[None]:
-    """Let republishers of this process meet the simulated broker until the block ends."""
+    """Connect republishers of this process to the simulated broker while the block runs."""
     CLOCK.reset()
     with patched(_PATCHES):
         yield

@@ -1,4 +1,4 @@
-"""What a seed draws: a world."""
+"""Draws a world from a seed."""
 
 from dataclasses import replace
 from random import Random
@@ -7,14 +7,14 @@ from envelope.dedup.eviction import LANES
 from tests.simulation.topology import FINAL, OUT, Processor, Spec, StageSpec
 
 _DISORDER = 512
-"""A history that is large enough for any disorder of a world."""
+"""A history large enough for any disorder in a world."""
 _FAILING = ("", "", "", "map", "filter", "flat_map", "key", "divert", "divert")
 
 
 def draw(random: Random) -> Spec:
     """Draw a world."""
     trouble = random.choice([""] * 10 + ["spread", *["retries"] * 3, "foreign", "reorders", "undrained"])
-    # A key that is kept all the way is the ordinary case, with rules of its own.
+    # A path that keeps the key is the ordinary case, with its own rules.
     kept_key = random.random() < 0.35
     roots, processors = _draw_processors(random, trouble, kept_key)
     topics = sorted({FINAL, *roots, *(processor.source for processor in processors)})
@@ -24,10 +24,10 @@ def draw(random: Random) -> Spec:
     # So is a flow that is keyed as its topic is, whatever the services before it did.
     stages = _draw_stages(random, kept_key or random.random() < 0.6)
     keyless = not growth and random.random() < 0.3
-    # What a service re-sends without a key goes to any partition; the first one that gives it a key ends that.
+    # Messages re-sent without a key go to any partition, until a service adds a key.
     scattered = keyless and any(one.rekey != "change" or one.spread for one in processors if one.source in roots)
-    # Where first deliveries rise in every lane, and no message ever changes its lane, the smallest history is enough:
-    # siblings without an index come in any order, but a history counts their roots.
+    # If first deliveries ascend in every lane, and no message changes its lane, the smallest history is enough:
+    # siblings without an index arrive in any order, but a history counts their roots.
     disorder = trouble not in ("", "foreign") or (bool(growth) and not kept_key) or scattered
     history = _DISORDER if disorder else random.choice([1, 1, 1, 2, 3, 32])
     spec = Spec(
@@ -58,13 +58,13 @@ def _draw_audit(random: Random, spec: Spec) -> str:
 
 
 def _draw_revival(random: Random, spec: Spec) -> bool:
-    # What comes late may come back unproven. Whether a stage that only counts has it nobody could tell an operator.
+    # Late messages may be unproven when redriven. For a stage that only counts, an operator could not decide them.
     known = all(stage.seen for stage in spec.stages) or spec.history == _DISORDER
     return known and random.random() < 0.7
 
 
 def _other(random: Random, spec: Spec) -> Spec:
-    """One processor is of another kind than ours, or writes without a key."""
+    """Make one processor another kind than headwater's, or make it write without a key."""
     ours = [one for one in spec.processors if not (one.plain or one.raw)]
     if not ours or spec.growth or spec.keyless:
         return spec
@@ -109,7 +109,7 @@ def _draw_processors(random: Random, trouble: str, kept_key: bool) -> tuple[tupl
         )
         for i, end in enumerate(ends)
     ]
-    # Two that leave a message as it is would make two of it that nothing but their paths could tell apart.
+    # Two that forward a message unchanged would make two messages that differ only in their paths.
     same = [one for one in processors if one.rekey == "keep" and one.fan == 1] if shape != "diamond" else []
     for one in same:
         if not (one.spread or one.retries or one.also) and random.random() < 0.5:
@@ -119,7 +119,7 @@ def _draw_processors(random: Random, trouble: str, kept_key: bool) -> tuple[tupl
 
 def _draw_stages(random: Random, kept_key: bool) -> tuple[StageSpec, ...]:
     count = random.choice([1, 2, 2, 3])
-    # What only counts refuses nothing, and whether it has a message nobody could tell an operator.
+    # A stage that only counts rejects nothing, and an operator could not find out whether it holds a message.
     counting = random.choice([0] * 6 + [1])
     return tuple(
         StageSpec(

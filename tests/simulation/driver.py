@@ -1,4 +1,4 @@
-"""The engine's driver: starts as the real one does, then runs batch after batch of the real runner."""
+"""The simulated driver of the engine: starts like the real one, then runs batches of the real runner."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,7 +16,7 @@ from tests.simulation.kafka import CLOCK, Cluster, Committed
 from tests.simulation.oracle import Violation
 
 METADATA_MAX_AGE = 20.0
-"""Seconds in which producers may not know of a new partition: some ten lives of services, of which some are patient."""
+"""Seconds for which producers may not know of a new partition: about ten lives of services."""
 
 
 class Driver:
@@ -29,7 +29,7 @@ class Driver:
         accept: Accepted risks.
 
     Raises:
-        RunRefusedError: Going on would be unsafe.
+        RunRefusedError: It would be unsafe to continue.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Driver:
 
     @property
     def lag(self) -> int:
-        """Records it has yet to read."""
+        """Number of unread records."""
         return sum(
             partition.high - max(partition.low, self.next.get(number, 0))
             for number, partition in enumerate(self.log.partitions)
@@ -71,7 +71,7 @@ class Driver:
         """Up to `limit` records of every partition but the slow one.
 
         Raises:
-            Crash: The topic was created again: the broker does not know its id any more.
+            Crash: The topic was created again: the broker no longer knows its id.
         """
         if self._cluster.topics[self.topic] is not self.log:
             raise Crash("the topic was created again while the engine ran")
@@ -83,7 +83,7 @@ class Driver:
         ]
 
     def advance(self, records: Sequence[Record]) -> None:
-        """Go on behind these records."""
+        """Advance the positions past these records."""
         for record in records:
             self.next[record.partition] = record.offset + 1
 
@@ -96,10 +96,10 @@ class Driver:
         effect(CommitStep.OFFSETS, self.commit)
 
     def commit(self) -> None:
-        """Tell the consumer group, unless a newer run does.
+        """Commit the consumer group's offsets, unless a newer run does.
 
         Raises:
-            Violation: A newer run has begun, and what it told may have been set back.
+            Violation: A newer run has begun, and its offsets may have been set back.
         """
         run = self.runner.run
         if run.superseded():

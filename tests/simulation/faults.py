@@ -1,4 +1,4 @@
-"""Deaths and interruptions: a fault at the nth effect of what runs next, and runs that can be paused at one."""
+"""Crashes and interruptions: a fault at the nth effect of the next run, and runs that can be suspended at an effect."""
 
 import threading
 from collections import Counter
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class Crash(BaseException):
-    """The process dies here. No code of the engine may catch it."""
+    """The simulated process dies here. No code of the engine may catch this."""
 
 
 class End(StrEnum):
@@ -24,26 +24,26 @@ class End(StrEnum):
     AFTER = "after"
     """Applied, and the process dies."""
     ERROR = "error"
-    """Not applied, and the process is told so."""
+    """Not applied, and the process gets an error."""
     UNANSWERED = "unanswered"
-    """Applied, and the process is told that it does not know."""
+    """Applied, and the process gets an error, as if the answer was lost."""
     PAUSE = "pause"
-    """The process stands still in front of it."""
+    """The process is suspended before it."""
 
 
 ENDS = (End.BEFORE, End.AFTER, End.ERROR, End.UNANSWERED)
 
 
 class Script:
-    """What happens to the effects of one process.
+    """The faults of one process.
 
     Args:
-        ends: End by number of the effect, from 0, or by kind of effect and the how many-th of it, from 0.
+        ends: End by number of the effect, from 0, or by kind of effect and its number within that kind, from 0.
 
     Attributes:
-        reached: The effects met, in order.
-        counts: Effects are counted though no fault is planned.
-        pause: Called where the process stands still; returns when it is woken.
+        reached: The effects so far, in order.
+        counts: Effects are counted even if no fault is planned.
+        pause: Called where the process is suspended; returns when it resumes.
     """
 
     def __init__(self, ends: Mapping[Any, End] | None = None) -> None:
@@ -54,7 +54,7 @@ class Script:
         self._kinds: Counter[str] = Counter()
 
     def effect(self, point: str, action: Callable[[], T]) -> T:
-        """Run an effect, or not."""
+        """Run an effect, or its fault."""
         if not self.counts:
             return action()
         kind, number = point.partition(":")[0], len(self.reached)
@@ -76,21 +76,21 @@ class Script:
 
 
 class Faults:
-    """Sends every effect to the script of the process that runs now."""
+    """Passes every effect to the script of the running process."""
 
     def __init__(self) -> None:
         self.script = Script()
 
     def effect(self, point: str, action: Callable[[], T]) -> T:
-        """Run an effect, or not."""
+        """Run an effect, or its fault."""
         return self.script.effect(point, action)
 
 
 class Process:
-    """Something that runs until it ends or stands still; one runs at a time.
+    """A simulated process, which runs until it ends or is suspended; one runs at a time.
 
     Args:
-        work: What it does, given the function that makes it stand still.
+        work: Its code; the argument is the function that suspends it.
     """
 
     def __init__(self, work: Callable[[Callable[[], None]], None]) -> None:
@@ -104,18 +104,18 @@ class Process:
         self._back.acquire()
 
     def wake(self) -> None:
-        """Let it go on until it ends or stands still again."""
+        """Resume it until it ends or is suspended again."""
         if not self.ended:
             self._go.release()
             self._back.acquire()
 
     def kill(self) -> None:
-        """Let it die where it stands."""
+        """Let it die where it is suspended."""
         self._killed = True
         self.wake()
 
     def raise_error(self) -> None:
-        """Raise what it ended with, if it did not simply die."""
+        """Raise the error that ended it, unless it was killed."""
         if self.error is not None and not isinstance(self.error, Crash):
             raise self.error
 

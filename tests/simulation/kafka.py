@@ -11,17 +11,17 @@ from envelope.headers import Headers
 from jobs.republish.growth import Note
 
 _BEGIN_NS = 1_000_000_000 * 10**9
-_MARKED = 7  # one offset in so many is no record
+_MARKED = 7  # one in this many offsets is not a record
 
 
 class Clock:
-    """Time that moves only when it is told to; stands in the place of the module `time`."""
+    """A clock that only the simulation advances. Replaces the module `time`."""
 
     def __init__(self) -> None:
         self.reset()
 
     def reset(self) -> None:
-        """Begin again."""
+        """Restart the clock."""
         self._ns = _BEGIN_NS
 
     def time_ns(self) -> int:
@@ -33,12 +33,12 @@ class Clock:
         return self._ns / 1e9
 
     def sleep(self, seconds: float) -> None:
-        """Go on by so much."""
+        """Advance the clock."""
         self._ns += round(seconds * 1e9)
 
 
 CLOCK = Clock()
-"""Of the world that runs. One runs at a time."""
+"""The clock of the running world. One runs at a time."""
 
 
 @dataclass(slots=True)
@@ -46,9 +46,9 @@ class Partition:
     """One partition.
 
     Attributes:
-        records: Every record since offset 0, deleted ones included: tests need what a broker forgets. None where an
-            offset is no record, as of a transaction's marker; one is never the last.
-        low: First offset that is still there.
+        records: Every record since offset 0, including deleted ones, which checks need. None for an offset without a
+            record, such as a transaction marker; the last one is always a record.
+        low: First offset that is not deleted.
     """
 
     records: list[Record | None] = field(default_factory=list)
@@ -68,8 +68,8 @@ class Log:
         topic: Its name.
         topic_id: Its id.
         partitions: Its partitions.
-        known: How many of them producers know of ...
-        learned_ns: ... until then.
+        known: Number of partitions that producers have seen ...
+        learned_ns: ... until this time.
     """
 
     topic: str
@@ -79,7 +79,7 @@ class Log:
     learned_ns: int = 0
 
     def records(self) -> Iterator[Record]:
-        """All records that are still there."""
+        """All records that are not deleted."""
         for partition in self.partitions:
             yield from (record for record in partition.records[partition.low :] if record)
 
@@ -89,8 +89,8 @@ class Committed(NamedTuple):
 
     Attributes:
         offset: The offset.
-        metadata: What was committed with it.
-        by_member: A member of the group committed it, and not who set it from outside.
+        metadata: The metadata committed with it.
+        by_member: A member of the group committed it, not a tool.
     """
 
     offset: int
@@ -99,12 +99,12 @@ class Committed(NamedTuple):
 
 
 class Member(NamedTuple):
-    """Who a group knows as its member at one of its places.
+    """The member of a group at one of its places.
 
     Attributes:
-        generation: How often the group had been joined then: who joined it earlier at this place is a member no more.
-        seen: When the coordinator heard of it last, in seconds.
-        has: Partitions that it has; nobody else gets them before it gives them up.
+        generation: Number of joins of the group at that time; members that joined earlier at this place are fenced.
+        seen: Time of its last request to the coordinator, in seconds.
+        has: Its partitions; no other member gets them before it releases them.
     """
 
     generation: int
@@ -114,10 +114,10 @@ class Member(NamedTuple):
 
 @dataclass(slots=True)
 class Group:
-    """Who reads together.
+    """A consumer group.
 
     Attributes:
-        joined: How often it was joined. The partitions are dealt out anew with every other time.
+        joined: Number of joins. Every second one reassigns the partitions.
         members: The member at each place.
     """
 
@@ -126,7 +126,7 @@ class Group:
 
     @property
     def shift(self) -> int:
-        """By how much the partitions have moved on from place to place."""
+        """Number of places by which the partitions have moved."""
         return self.joined // 2
 
 
@@ -135,7 +135,7 @@ class Cluster:
 
     Attributes:
         topics: Log by topic name.
-        groups: What is committed by (group, topic, partition).
+        groups: Committed offsets by (group, topic, partition).
         readers: The members of each group.
     """
 
@@ -147,12 +147,12 @@ class Cluster:
         self._keyless = 0
 
     def create(self, topic: str, partitions: int, *, late_commits: bool = False) -> Log:
-        """Create a topic; one that exists is deleted first, and gets another id.
+        """Create a topic; an existing one is deleted first. The new topic gets a new id.
 
         Args:
             topic: Its name.
             partitions: Number of its partitions.
-            late_commits: What members had committed of the old one comes in behind its deletion, and stays.
+            late_commits: The group's commits for the old topic arrive after its deletion, and stay.
         """
         self._created += 1
         log = self.topics[topic] = Log(topic, f"{topic}-{self._created}", [Partition() for _ in range(partitions)])
@@ -164,19 +164,19 @@ class Cluster:
 
         Args:
             topic: Their topic.
-            by: How many.
-            learned: Seconds until producers know of it.
+            by: Number of new partitions.
+            learned: Seconds until producers see them.
         """
         log = self.topics[topic]
         log.known, log.learned_ns = self._known(log), CLOCK.time_ns() + round(learned * 1e9)
         log.partitions += [Partition() for _ in range(by)]
 
     def _known(self, log: Log) -> int:
-        """Partitions that producers know of."""
+        """Number of partitions that producers have seen."""
         return log.known if CLOCK.time_ns() < log.learned_ns else len(log.partitions)
 
     def place(self, topic: str, key: bytes | None, partition: int | None = None) -> int:
-        """The partition of a record. Keys that differ in one digit are in different ones; without a key it is any."""
+        """The partition of a record. Keys that differ in one digit have different ones; without a key it is arbitrary."""
         wanted = partition if partition is not None else self._keyless if key is None else sum(key)
         return wanted % self._known(self.topics[topic])
 
@@ -195,16 +195,16 @@ class Cluster:
         return record
 
     def read(self, topic: str, partition: int, offset: int, limit: int) -> list[Record]:
-        """Records from `offset` on, or from the first one that is still there."""
+        """Records from `offset` on, or from the first one that is not deleted."""
         log = self.topics[topic].partitions[partition]
         rest = islice(log.records, max(offset, log.low), None)
         return list(islice((record for record in rest if record), limit))
 
     def commit(self, group: str, topic: str, partition: int, one: Committed) -> None:
-        """Keep an offset of a consumer group."""
+        """Store a committed offset of a consumer group."""
         self.groups[group, topic, partition] = one
 
     def committed(self, group: str, topic: str, partition: int) -> int:
-        """What a group has committed of a topic as it is now; 0 for nothing."""
+        """A group's committed offset of the current incarnation of a topic; 0 if there is none."""
         one = self.groups.get((group, topic, partition), Committed(0))
         return 0 if Note.read(one.metadata).topic_id not in ("", self.topics[topic].topic_id) else one.offset

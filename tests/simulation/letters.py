@@ -1,4 +1,4 @@
-"""Dead letters of a world, and their way back: the real one, from the bytes and headers of a dead letter."""
+"""Dead letters of a world, and their redrive by the real code, from the bytes and headers of a dead letter."""
 
 import msgspec
 
@@ -18,7 +18,7 @@ _encode_json = msgspec.json.Encoder().encode
 
 
 def record_of(letter: DeadLetter, flow: Flow[object]) -> DeadLetterRecord:
-    """The record that a flow's dead letter is in the dead-letter topic."""
+    """The record of a flow's dead letter in the dead-letter topic."""
     record = letter.record
     assert flow.topic is not None
     facts = dead.DeadLetterHeaders(
@@ -37,22 +37,22 @@ def record_of(letter: DeadLetter, flow: Flow[object]) -> DeadLetterRecord:
 
 
 def facts_of(letter: Record) -> dead.DeadLetterHeaders:
-    """What a record in a dead-letter topic says."""
+    """The facts in a record of a dead-letter topic."""
     facts = dead.DeadLetterHeaders.read(letter.headers)
     assert facts is not None
     return facts
 
 
 def brought_back(letter: Record, facts: dead.DeadLetterHeaders, *, mend: bool) -> Outgoing:
-    """A dead letter on its way back to where it died.
+    """The redriven message of a dead letter.
 
     Args:
         letter: The record in a dead-letter topic.
-        facts: What it says.
-        mend: Its payload is mended, for who gave it up; otherwise it goes back byte for byte.
+        facts: Its facts.
+        mend: Mend its payload for the reader that rejected it; otherwise redrive it byte for byte.
 
     Raises:
-        Violation: It cannot go back.
+        Violation: It cannot be redriven.
     """
     new = _encode_json(_mended(payload_of(letter.value), facts.application))
     place = Hop(letter.topic, letter.partition, letter.offset, topic_id=letter.topic_id)
@@ -73,7 +73,7 @@ def brought_back(letter: Record, facts: dead.DeadLetterHeaders, *, mend: bool) -
 
 
 def _mended(payload: Payload, application: str) -> Payload:
-    """The payload as an application can use it."""
+    """The payload after a fix for an application."""
     if application == FLOW:
         return {**payload, "bad": ""}
     return {**payload, "fixed": f"{payload['fixed']} {application}"}

@@ -1,4 +1,4 @@
-"""Steps in which stores lose what they had: all of it, a part, or what came after a copy."""
+"""Steps in which stores lose data: all of it, a part, or everything since a copy."""
 
 from collections.abc import Mapping
 from contextlib import suppress
@@ -20,19 +20,19 @@ _NOTHING = Copy({}, {}, {}, {})
 
 
 def snapshot(world: World, a: int, b: int, c: int) -> None:
-    """Somebody copies the stores."""
+    """Copy the stores."""
     world.copies.append({url: store.copy() for url, store in world.stores.items()})
 
 
 def restore(world: World, a: int, b: int, c: int) -> None:
-    """Stores go back to a copy, or to nothing; nobody runs meanwhile."""
+    """Restore stores to a copy, or empty them, while nothing runs."""
     upstream, *downstream = world.stores
     choices = list(world.copies)
     if world.replayable:
         choices.append(dict.fromkeys(world.stores, _NOTHING))
     recent = b % 3 == 0 and downstream
     if recent:
-        # The upstream store goes back by a batch or two; what it needs again is still there.
+        # The upstream store goes back by a batch or two; the records that it needs again are still in the topic.
         choices = [{url: store.copy() for url, store in world.stores.items()}]
         for _ in range(1 + c % 2):
             world.engine(1 + a % 10)
@@ -46,32 +46,32 @@ def restore(world: World, a: int, b: int, c: int) -> None:
     number = a % len(choices)
     copy = choices[number]
     if not recent:
-        # What was copied later belongs to a past that has not been.
+        # Later copies belong to a discarded history.
         del world.copies[number + 1 if number < len(world.copies) else 0 :]
-    # One store alone goes back first, to see that the start is refused if it must be.
+    # First only one store goes back, to check that the start is refused if necessary.
     some = [upstream] if recent or (b % 3 == 2 and downstream) else downstream if b % 3 == 1 else []
     newer = {url: world.stores[url].copy() for url in some}
     for url in some:
         world.stores[url].restore(copy[url])
     if not some or not _check_start(world, newer) or not recent:
-        # All of them: what a refusal says, and what the next start needs where manifests cannot tell.
+        # Then all of them: the remedy of a refusal, and also required if manifests cannot detect the loss.
         for url, store in world.stores.items():
             store.restore(copy[url])
         if copy[upstream] is _NOTHING:
-            # A first start dies between the first manifests of two stores, and is not taken for a loss.
+            # A first start that dies between the first manifests of two stores is not a loss.
             script = Script({("epoch", 2 + c % 2): ENDS[(c >> 3) % 4]})
             world.under(script, lambda: world.engine(1))
     world.watch.forget()
 
 
 def back(world: World, a: int, b: int, c: int) -> None:
-    """A part of one store goes back behind a run that knows of more; at the end all stores are as they were before."""
+    """Let a part of one store go back while a run has acknowledged more; at the end, restore all stores."""
     for process, _ in world.zombies:
         process.kill()
     world.zombies.clear()
     url, store = list(world.stores.items())[a % len(world.stores)]
     older = store.copy()
-    # Every other time the run dies before a manifest: only the buckets upstream then know what was acknowledged.
+    # Every other time the run dies before a manifest: only the upstream buckets then record what was acknowledged.
     script = Script({("manifest", (b >> 4) % 2): ENDS[c % 2]} if b & 1 else {})
     world.write(world.spec.roots[0], 4)
     for service in world.services:
@@ -101,7 +101,7 @@ def back(world: World, a: int, b: int, c: int) -> None:
 
 
 def _goes_on(world: World, driver: Driver, part: str, store: SimulatedStore) -> None:
-    """The run that was at work goes on: it writes nothing over what went back."""
+    """Let the active run continue, and check that it writes nothing over a part that went back."""
     refs = [_REF.stage(stage.name) for stage in world.spec.stages]
     known = {
         ref: driver.runner.run.known.of(ref.stage).get(part, Mark()) for ref in refs if world.home(ref.stage) is store
@@ -115,7 +115,7 @@ def _goes_on(world: World, driver: Driver, part: str, store: SimulatedStore) -> 
 
 
 def _misses(world: World) -> bool:
-    """Whether a state misses what one upstream of it holds, as after a crash between states and manifests."""
+    """Whether a state lacks events that an upstream state holds, as after a crash between states and manifests."""
     world.watch.forget()
     try:
         world.watch.check()
@@ -125,16 +125,16 @@ def _misses(world: World) -> bool:
 
 
 def _lost_holes(world: World, newer: Mapping[str, Copy]) -> bool:
-    """Whether stores that went back had holes which they have no more: the dead letters of those would find no place."""
+    """Whether stores that went back have lost holes: their dead letters would then be copies."""
     return any(copy.holes - world.stores[url].copy().holes for url, copy in newer.items())
 
 
 def _check_start(world: World, newer: Mapping[str, Copy]) -> bool:
-    """Whether the engine starts: exactly if each store has all that the other one's manifest or states count on.
+    """Whether the engine starts, which it must if and only if no store lacks data that the other one depends on.
 
     Args:
         world: The world.
-        newer: What the stores that went back had before.
+        newer: The content of the stores before they went back.
     """
     upstream, downstream = (store.load_manifest(_REF) for store in world.stores.values())
     lost = bool(ahead(upstream, downstream))

@@ -1,4 +1,4 @@
-"""What must come out: a plain fold of every logical message once, and what must hold after every step."""
+"""The expected results: a plain fold of every logical message once, and the invariants after every step."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -8,12 +8,12 @@ from tests.simulation.topology import Payload, Processor, Spec, emitted, kept, s
 
 
 class Violation(AssertionError):
-    """Something that must hold does not."""
+    """An invariant does not hold."""
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """What is folded at one stage because of one message."""
+    """An item that one stage folds because of one message."""
 
     id: str
     key: str
@@ -26,9 +26,9 @@ class Logical:
 
     Attributes:
         payload: Its payload.
-        items: Per stage that it reaches, what is folded there.
-        fails: Name of the stage that refuses it; it reaches none behind that one. Empty for none.
-        diverts: Name of the stage in front of which items of it are sent away, while the others go on. Empty for none.
+        items: The items folded, per stage that it reaches.
+        fails: Name of the stage that rejects it; it reaches no stage after that one. Empty for none.
+        diverts: Name of the stage before which some of its items are diverted. Empty for none.
     """
 
     payload: Payload
@@ -43,7 +43,7 @@ def logical(spec: Spec, payload: Payload, *, over: bool = False) -> Logical:
     Args:
         spec: The world.
         payload: Payload of the message.
-        over: Steps and folds refuse nothing any more.
+        over: Steps and folds no longer reject anything.
     """
     current = [payload] if not spec.filters or kept(payload) else []
     reached: list[tuple[Item, ...]] = []
@@ -72,7 +72,7 @@ def _any(items: Iterable[Payload], mark: str) -> bool:
 
 
 class Oracle:
-    """Knows every logical message of a world.
+    """Tracks every logical message of a world.
 
     Args:
         spec: The world.
@@ -82,9 +82,9 @@ class Oracle:
         events: Root events, in order.
         owners: Id of the logical message by id of an item.
         outputs: Place of every item that the flow produced.
-        letters: Ids met in the dead-letter topic, by stage; without those that came back unproven ...
+        letters: Ids found in the dead-letter topic, by stage, except those with reason `unproven` ...
         unproven: ... and those.
-        refused: Ids that republishers have to refuse, by dead-letter topic.
+        refused: Ids that republishers must reject, by dead-letter topic.
     """
 
     def __init__(self, spec: Spec) -> None:
@@ -102,7 +102,7 @@ class Oracle:
         self._allowed: list[set[tuple[str, str]]] = [set() for _ in spec.stages]
 
     def rooted(self, topic: str, payload: Payload) -> None:
-        """Note a root event and all that will come of it."""
+        """Note a root event and everything that results from it."""
         self.events.append(payload)
         for dead, name in self.spec.refused(topic, payload):
             self.refused[dead].add(name)
@@ -110,7 +110,7 @@ class Oracle:
             self._add(message)
 
     def revived(self, processor: Processor, payload: Payload) -> None:
-        """Note that what a republisher refused has been redriven, mended, and all that will come of it."""
+        """Note that a record rejected by a republisher was mended and redriven, and everything that results from it."""
         for output in processor.outputs(payload):
             topic = processor.target_of(output)
             for dead, name in self.spec.refused(topic, output):
@@ -120,16 +120,16 @@ class Oracle:
                     self._add(message)
 
     def is_cured(self, message: str) -> bool:
-        """Whether a message that was refused has been redriven, mended."""
+        """Whether a rejected message has been mended and redriven."""
         return message in self._mended
 
     def cured(self, message: str) -> None:
-        """Note that a message that was refused has been redriven, mended."""
+        """Note that a rejected message has been mended and redriven."""
         self._mended.add(message)
         self._add({**self.messages[message].payload, "bad": ""})
 
     def over(self) -> None:
-        """Note that steps and folds refuse nothing any more: of what they did refuse, copies or dead letters are folded."""
+        """Note that steps and folds no longer reject anything: copies or dead letters of rejected messages are folded."""
         self._over = True
         for message in [*self.messages.values()]:
             self._mended.add(message.payload["id"])
@@ -140,12 +140,12 @@ class Oracle:
 
         Args:
             message: The message.
-            stage: Stage that could not use it, or that it was on its way to; empty for the first.
+            stage: Stage that rejected it, or that it did not reach; empty for the first.
             reason: Reason code.
-            copy: It was redriven, and the flow did not give it up.
+            copy: It was redriven, and the flow had not rejected it.
 
         Raises:
-            Violation: The stage has no reason to refuse it.
+            Violation: The stage has no reason to reject it.
         """
         stage = stage or self.spec.stages[0].name
         if copy and not any(self.gave_up(message, one.name) for one in self.spec.stages):
@@ -172,23 +172,23 @@ class Oracle:
                 self.owners[item.id] = payload["id"]
 
     def published(self, item: str, identity: object) -> None:
-        """Note what the flow produced: any number of times, but each time as the same message.
+        """Note an output of the flow: it may be produced several times, but always as the same message.
 
         Raises:
-            Violation: One item stands in two places, or two items in one.
+            Violation: One item has two places, or two items have the same.
         """
         if self.outputs.setdefault(item, identity) != identity or self._places.setdefault(identity, item) != item:
             raise Violation(f"{item} is published at {identity}, and before at {self.outputs[item]}")
 
     def expected_outputs(self) -> set[str]:
-        """Ids of what comes out of the last stage."""
+        """Ids of the outputs of the last stage."""
         last = len(self.spec.stages) - 1
         return {
             item.id for message in self.messages.values() if len(message.items) > last for item in message.items[last]
         }
 
     def check_state(self, stage: int, key: str, seen: Mapping[str, int]) -> None:
-        """Nothing twice, nothing under a key where it does not belong.
+        """Check that nothing is folded twice, or under a wrong key.
 
         Raises:
             Violation: Something is.
@@ -201,32 +201,32 @@ class Oracle:
                 raise Violation(f"stage {name}, key {key}: {one} does not belong there")
 
     def check_passed_on(self, item: str, stage: int, held: Mapping[int, set[str]]) -> None:
-        """What a stage holds is folded, or a dead letter, at each stage behind it that it reaches.
+        """Check that an item held by a stage is folded, or a dead letter, at each later stage that it reaches.
 
         Raises:
-            Violation: It is at none of them.
+            Violation: It is neither.
         """
         message, made_of_it = self.owners[item], (f"{item}!", f"{item}^")
         found = self.messages[message]
         for later in range(stage + 1, len(self.spec.stages)):
             name = self.spec.stages[later].name
             if self.gave_up(message, name):
-                return  # it reaches no stage behind that one, unless it is redriven
+                return  # it reaches no stage after that one, unless it is redriven
             if later >= len(found.items):
                 raise Violation(f"downstream: {message} is no dead letter of stage {name}, which refuses it")
-            for one in found.items[later] if later in held else ():  # otherwise it only counts
+            for one in found.items[later] if later in held else ():  # otherwise the stage only counts
                 if one.id not in held[later] and (one.id == item or one.id.startswith(made_of_it)):
                     raise Violation(f"downstream: {one.id} is not held by stage {name}")
 
     def check_held(self, message: str, stage: int, held: Mapping[int, set[str]], why: str) -> None:
-        """A message is folded, or a dead letter, at a stage if it reaches it.
+        """Check that a message is folded, or a dead letter, at a stage that it reaches.
 
         Raises:
             Violation: It is neither.
         """
         found = self.messages[message]
         if any(self.gave_up(message, one.name) for one in self.spec.stages[: stage + 1]):
-            return  # it reaches no stage behind that one, unless it is redriven
+            return  # it reaches no stage after that one, unless it is redriven
         name = self.spec.stages[stage].name
         if stage == len(found.items):
             raise Violation(f"{why}: {message} is no dead letter of stage {name}, which refuses it")
@@ -241,7 +241,7 @@ class Oracle:
         return message in self.letters[stage] or message in self.unproven[stage]
 
     def states(self, stage: int) -> dict[str, object]:
-        """The states of a stage, as a plain fold of every message makes them."""
+        """The states of a stage after a plain fold of every message."""
         states: dict[str, dict[str, int]] = {}
         for message in self.messages.values():
             if stage >= len(message.items):

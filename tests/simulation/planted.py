@@ -1,4 +1,4 @@
-"""Bugs planted on purpose, each a patch of the real code at run time: what a proof is worth that does not find them."""
+"""Bugs planted on purpose, each a patch of the real code at run time. The simulation must find them."""
 
 from contextlib import AbstractContextManager
 
@@ -9,5 +9,5 @@ __all__ = ["BUGS", "planted"]
 
 
 def planted(name: str) -> AbstractContextManager[None]:
-    """Plant a bug until the block ends."""
+    """Plant a bug while the block runs."""
     return patched(BUGS[name][1])

@@ -1,4 +1,4 @@
-"""Many seeds, every schedule, every planted bug: in several processes, and resumable."""
+"""Runs many seeds, all schedules and all planted bugs, in several processes, resumably."""
 
 import gc
 import hashlib
@@ -24,22 +24,22 @@ from tests.simulation.shrink import outcome
 from tests.simulation.steps import draw_world
 
 SEEDS_PER_BUG = 300
-"""A planted bug that this many seeds do not find is not found."""
+"""Number of seeds within which a planted bug must be found."""
 _CHUNK = 20
 _SAVE_SECONDS = 10.0
 
 
 @dataclass(slots=True)
 class Proof:
-    """What was run, and what came of it.
+    """Progress and results.
 
     Attributes:
-        code: Digest of the code that this is true of.
+        code: Digest of the tested code.
         seeds: Seeds run, from 0 on.
         schedules: Schedules of faults run.
         units: Units of schedules run, in their order.
-        violations: What went wrong, each with the arguments that repeat it.
-        planted: Planted bugs looked for.
+        violations: Violations, each with the arguments that repeat it.
+        planted: Planted bugs that were searched for.
         found: Seed that found a planted bug, by its name.
     """
 
@@ -53,7 +53,7 @@ class Proof:
 
     @property
     def holds(self) -> bool:
-        """Nothing went wrong, and every planted bug was found."""
+        """Whether there was no violation, and every planted bug was found."""
         return not self.violations and len(self.found) >= self.planted
 
     def summary(self) -> dict[str, int]:
@@ -68,10 +68,10 @@ class Proof:
 
 
 class _Notes:
-    """Progress for people, and for the next call.
+    """Shows progress, and saves it for the next call.
 
     Args:
-        proof: What is under way.
+        proof: The progress.
         state: File to save it to.
     """
 
@@ -81,7 +81,7 @@ class _Notes:
         self._next = time.monotonic() + _SAVE_SECONDS
 
     def note(self, text: str) -> None:
-        """Show where it stands, and save now and then."""
+        """Show the progress, and save it from time to time."""
         if sys.stderr.isatty():
             print(f"\r{text:60}", end="", file=sys.stderr, flush=True)
         if time.monotonic() >= self._next:
@@ -104,15 +104,15 @@ def prove(seeds: int, schedules: int, *, bugs: Sequence[str], state: Path | None
 
     Args:
         seeds: Number of seeds.
-        schedules: Number of schedules of faults: at least as many are run, or all there are.
-        bugs: Names of the planted bugs to look for.
-        state: File to save progress to, and to go on from if it is of the same code.
+        schedules: Minimum number of schedules of faults, up to all of them.
+        bugs: Names of the planted bugs to search for.
+        state: File to save progress to, and to resume from if the code is the same.
         workers: Processes.
     """
     proof = _load(state)
     proof.planted = len(bugs)
     notes = _Notes(proof, state)
-    # Not forked: polars' threads would not come along.
+    # Not forked: polars' threads do not survive a fork.
     with multiprocessing.get_context("spawn").Pool(workers, collect_rarely) as pool:
         chunks = [range(start, min(start + _CHUNK, seeds)) for start in range(proof.seeds, seeds, _CHUNK)]
         for chunk, violations in zip(chunks, pool.imap(_seeds, chunks), strict=True):
@@ -138,15 +138,15 @@ def prove(seeds: int, schedules: int, *, bugs: Sequence[str], state: Path | None
 
 
 def collect_rarely() -> None:
-    """A quarter of the time went into collecting garbage, of which worlds leave little that is in cycles."""
+    """Collect garbage rarely: it took a quarter of the time, and worlds create few reference cycles."""
     gc.freeze()
     gc.set_threshold(50_000, 50, 100)
 
 
 def find(name: str) -> int | None:
-    """The first seed that finds a planted bug; None when none of the first worlds does.
+    """The first seed that finds a planted bug; None if none of the first worlds does.
 
-    Worlds that have nothing that the bug could meet are left out.
+    Worlds to which the bug does not apply are skipped.
     """
     matters = MATTERS.get(name)
     seeds = islice((seed for seed in count() if matters is None or matters(draw_world(seed, 0)[0])), SEEDS_PER_BUG)
@@ -168,7 +168,7 @@ def _load(state: Path | None) -> Proof:
 
 
 def _digest() -> str:
-    """Digest of every module that the simulation runs: another code proves anew."""
+    """Digest of every module that the simulation runs: after a change of the code, the proof starts over."""
     packages = (envelope, persistence, aggregations, republish, simulation)
     folders = [Path(package.__path__[0]) for package in packages]
     digest = hashlib.sha256()

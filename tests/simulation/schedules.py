@@ -1,4 +1,4 @@
-"""Every schedule of up to two faults in small worlds: each effect of everything, with each way to end."""
+"""Every schedule of up to two faults in small worlds: each effect of each process, with each outcome."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -12,7 +12,7 @@ from tests.simulation.topology import FLOW, Payload, Spec, event
 from tests.simulation.world import World
 
 WORLDS = 64
-"""Small worlds that are gone through: together they have more than a million schedules."""
+"""Number of small worlds: together they have more than a million schedules."""
 _EVENTS = 3
 _MOST_MESSAGES = 8
 _MOST_PASSAGES = 2
@@ -20,7 +20,7 @@ _MOST_ROUNDS = 40
 
 
 class First(NamedTuple):
-    """A first fault; every second one behind it belongs to the same unit of work.
+    """A first fault; all second faults after it belong to the same unit of work.
 
     Attributes:
         world: Number of the world.
@@ -34,11 +34,11 @@ class First(NamedTuple):
 
 
 class Unit(NamedTuple):
-    """What one unit of work came to.
+    """Result of one unit of work.
 
     Attributes:
-        schedules: Schedules run.
-        violations: Texts of those that failed, with what repeats them.
+        schedules: Number of schedules run.
+        violations: Texts of the failed ones, with the arguments that repeat them.
     """
 
     schedules: int
@@ -73,13 +73,13 @@ def _events(spec: Spec, number: int) -> Iterator[tuple[str, Payload]]:
 
 
 def run(spec: Spec, number: int, ends: Mapping[int, End]) -> int:
-    """Run a small world to its end under these faults.
+    """Run a small world to its end with these faults.
 
     Returns:
-        Number of effects met.
+        Number of effects.
 
     Raises:
-        Violation: It does not come out right.
+        Violation: An invariant does not hold.
     """
     script = Script(ends)
     script.counts = True
@@ -95,7 +95,7 @@ def run(spec: Spec, number: int, ends: Mapping[int, End]) -> int:
 
 
 def _round(world: World) -> bool:
-    """Everybody does a little; whether anything was left to do."""
+    """Let every process do a little; return whether anything was left to do."""
     busy = False
     for service in world.services:
         if service.lag():
@@ -113,7 +113,7 @@ def _round(world: World) -> bool:
 
 
 def units(worlds: int = WORLDS) -> list[First]:
-    """Every first fault, in an order in which any beginning is a fair sample."""
+    """Every first fault, in an order in which every prefix is a fair sample."""
     found = [
         First(number, place, end)
         for number in range(worlds)
@@ -125,7 +125,7 @@ def units(worlds: int = WORLDS) -> list[First]:
 
 
 def explore(first: First) -> Unit:
-    """Run one first fault alone, then with every second one."""
+    """Run one first fault alone, then with every second fault."""
     spec, ends = small_world(first.world), {first.place: first.end}
     violations: list[str] = []
 
@@ -144,7 +144,7 @@ def explore(first: First) -> Unit:
 
 
 def attempt(number: int, ends: Mapping[int, End]) -> str:
-    """What goes wrong in a small world under these faults; empty when nothing does."""
+    """The error in a small world with these faults; empty if there is none."""
     try:
         run(small_world(number), number, ends)
     except Exception as error:

@@ -1,4 +1,4 @@
-"""A republish service: lives of the real republisher, one after another, each with as much to read as a step gives it."""
+"""A republish service: successive lives of the real republisher, each with as many records to read as a step allows."""
 
 from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -21,10 +21,10 @@ from tests.simulation.oracle import Violation
 from tests.simulation.topology import OUT, Payload, Processor, digest
 
 RETRY_SECONDS = 2.0
-_LIFE_SECONDS = 0.2  # that pass between two lives
-_BATCH = 3  # records between two commits: most lives have several
+_LIFE_SECONDS = 0.2  # between two lives
+_BATCH = 3  # records between two commits: most lives commit several times
 _MAX_WAIT = 0.3
-_PATIENCE = 11  # looks in vain, a fifth of a second each, until it is stopped; only every fourth life has any
+_PATIENCE = 11  # unsuccessful polls, a fifth of a second each, until it is stopped; only every fourth life has any
 _EVERYTHING = 1000
 _encode_json = msgspec.json.Encoder().encode
 _decode_json = msgspec.json.Decoder(dict).decode
@@ -35,16 +35,16 @@ At = tuple[str, int, int]
 
 
 class Outgoing(NamedTuple):
-    """A message on its way to a topic.
+    """A message to be appended to a topic.
 
     Attributes:
         topic: The topic.
         key: Its key.
         value: Its envelope.
         headers: Its headers.
-        partition: Where to, whatever the key says; None for the key's partition.
+        partition: Its partition, whatever its key; None for the key's partition.
         redriven: Stage that it is redriven to; empty for none.
-        application: Who gave it up, if it is redriven.
+        application: The reader that rejected it, if it is redriven.
     """
 
     topic: str
@@ -56,23 +56,23 @@ class Outgoing(NamedTuple):
     application: str = ""
 
 
-@lru_cache(maxsize=1 << 12)  # a record is looked at again and again
+@lru_cache(maxsize=1 << 12)  # each record is read many times
 def payload_of(value: bytes | None) -> Payload:
-    """The payload of a record's value, not to be changed: of its envelope, or the value itself where there is none."""
+    """The payload of a record's value, read-only: from its envelope, or the value itself without one."""
     assert value is not None
     payload: Payload = _decode_json(value if value.startswith(b"{") else parse(value).payload)
     return payload
 
 
 def published(value: bytes) -> tuple[str, Standing]:
-    """Id of what a flow produced, and where it stands for whoever reads it."""
+    """Id of a flow's output, and its standing for a reader."""
     message = decode(value)
     name: str = _decode_json(message.payload)["id"]
     return name, Lineage.of(message.chain, Node(OUT, 0, 0)).standing(event_id=message.event_id)
 
 
 def rooted(payload: Payload, *, raw: bool = False) -> bytes:
-    """What a producer that is no republisher writes: an envelope, or the payload alone."""
+    """The value that a producer other than a republisher writes: an envelope, or the payload alone."""
     content = _encode_json(payload)
     return content if raw else encode(Envelope(content, event_id=payload["id"]))
 
@@ -82,14 +82,14 @@ class Service:
     """One instance of a republisher.
 
     Args:
-        processor: What it does.
+        processor: Its definition.
         cluster: The broker.
         deliver: Appends a message to its topic.
         reorders: Its producer may swap neighbours.
-        accept: Risks that it takes.
+        accept: Accepted risks.
 
     Attributes:
-        lives: How often it was started. What fails for a while fails in some lives and not in others.
+        lives: How often it was started. Temporary failures occur in some lives only.
     """
 
     processor: Processor
@@ -115,7 +115,7 @@ class Service:
         )
 
     def committed(self, topic: str, partition: int) -> int:
-        """What it has committed of a topic as it is now."""
+        """Its committed offset of the current incarnation of a topic."""
         return self.cluster.committed(self.processor.name, topic, partition)
 
     @property
@@ -133,13 +133,13 @@ class Service:
         self.cluster.commit(self.processor.name, topic, number, Committed(max(self.committed(topic, number) - back, 0)))
 
     def step(self, number: int, limit: int) -> None:
-        """Live for up to `limit` records of one partition, and as many that come back for another try."""
+        """Live for up to `limit` records of one partition, and as many to retry."""
         places = self.places
         chosen = places[number % len(places)]
         self._live(dict.fromkeys([chosen, *(one for one in places if one[0] != self.processor.source)], limit))
 
     def drain(self) -> None:
-        """Live until all that is there has been read, but for what waits for its next try."""
+        """Live until everything is read, except records that wait for a retry."""
         self._live(dict.fromkeys(self.places, _EVERYTHING), until_caught_up=True, batch_size=_EVERYTHING)
 
     def share(self, number: int, limit: int) -> None:
@@ -151,18 +151,18 @@ class Service:
         self._live(dict.fromkeys(self.places, limit))
 
     def wait(self, limit: int, pause: Callable[[], None]) -> None:
-        """Live for what is there, stand still, and go on with up to `limit` records that came meanwhile."""
+        """Live for the records that are there, pause, and resume with up to `limit` records that arrived meanwhile."""
         self._live(dict.fromkeys(self.places, limit), pause=pause)
 
     def check(self, reached: Mapping[str, Container[str]], redriven: Mapping[At, str]) -> None:
-        """What lies below a committed offset has gone where it belongs.
+        """Check that every record below a committed offset has reached its target.
 
         Args:
             reached: Ids that were ever in each topic.
-            redriven: Who gave up what the record there is: what others gave up is left out.
+            redriven: The reader that rejected a redriven record, by place; dead letters of other readers are skipped.
 
         Raises:
-            Violation: Something has not.
+            Violation: A record has not.
         """
         processor = self.processor
         for topic, number in self.places:
@@ -191,7 +191,7 @@ class Service:
         pause: Callable[[], None] | None = None,
         place: int = -1,
     ) -> None:
-        """Run the real republisher until it has read what it may, or dies. It is alone unless it has a place."""
+        """Run the real republisher until it has read its limit, or dies. It is alone unless it has a place."""
         processor = self.processor
         self.lives += 1
         CLOCK.sleep(_LIFE_SECONDS)
@@ -217,7 +217,7 @@ class Service:
             retry=RetryTopics(dict.fromkeys(processor.retry_topics, RETRY_SECONDS)),
             batch_size=batch_size,
             max_wait=_MAX_WAIT,
-            check_roots=not processor.plain,  # with it there is no short way
+            check_roots=not processor.plain,  # with it there is no fast path
             metadata_max_age=METADATA_MAX_AGE,
             accept=self.accept,
         )
@@ -231,7 +231,7 @@ class Service:
 
         def transform(record: Input) -> Iterator[OutputRecord]:
             payload: Payload = _decode_json(record.payload)
-            # What fails has made some of its outputs by then.
+            # A failing transform has already yielded some of its outputs.
             for output in processor.outputs(payload):
                 kept = record.key is None and output["k"] == payload["k"]
                 key = None if kept or processor.spread else output["k"].encode()
@@ -246,7 +246,7 @@ class Service:
         return transform
 
     def _sent(self, sent: Sent) -> None:
-        """The broker takes what the republisher's producer sends."""
+        """Append a record that the republisher's producer sends."""
         processor, (topic, key, value, headers) = self.processor, sent
         assert value is not None
         if topic in processor.targets and processor.foreign:
@@ -265,7 +265,7 @@ def _is_trouble(payload: Payload, life: int) -> bool:
 
 
 def _as_foreign(value: bytes) -> bytes:
-    """What a republisher that is not ours would have written: neither index nor topic id in its hop."""
+    """The value as another republisher would have written it: without index and topic id in its hop."""
     message = decode(value)
     *before, hop = message.chain
     return encode(replace(message, chain=(*before, replace(hop, index=None, count=None, topic_id=""))))

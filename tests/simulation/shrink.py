@@ -1,4 +1,4 @@
-"""Seeds run again: what goes wrong in one, and the shortest story that still does."""
+"""Runs a seed again, and finds the fewest steps that still fail."""
 
 from collections.abc import Callable, Sequence
 
@@ -7,7 +7,7 @@ from tests.simulation.world import World
 
 
 def outcome(seed: int, chosen: Sequence[int] | None = None) -> str:
-    """What goes wrong in a seed's world, with all or some of its steps; empty when nothing does."""
+    """The error in a seed's world, with all or some of its steps; empty if there is none."""
     spec, steps = draw_world(seed)
     try:
         World(spec).run([steps[number] for number in (range(len(steps)) if chosen is None else chosen)])
@@ -17,7 +17,7 @@ def outcome(seed: int, chosen: Sequence[int] | None = None) -> str:
 
 
 def shrink(count: int, fails: Callable[[Sequence[int]], bool]) -> list[int]:
-    """Leave out steps, in ever smaller runs, as long as it goes on failing.
+    """Remove steps, in ever smaller runs, as long as it still fails.
 
     Args:
         count: Number of steps.

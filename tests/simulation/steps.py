@@ -1,4 +1,4 @@
-"""What can happen in a world. A step is a kind and three numbers, taken modulo what there is: any step fits any world."""
+"""The steps of a world. A step is a kind and three numbers, which are taken modulo a size, so it fits any world."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,16 +25,16 @@ _MOST_PARTITIONS, _MOST_DRAINED = 6, 4
 
 
 POINTS = ("persist", "load", "manifest", "publish", "persist", "dead_letter", "manifest", "epoch", "return", "offsets")
-"""Kinds of effects of the engine; where most is at stake twice."""
+"""Kinds of effects of the engine; the most critical ones twice."""
 _EPOCH_EFFECTS = 5
-"""Most effects of a start: the epoch in two stores, their manifests, and the first of those with positions."""
+"""Maximum effects of a start: the epoch in two stores, their manifests, and the first manifests with positions."""
 SERVICE_POINTS = ("deliver", "republish", "coordinator", "deliver")
 """The same of a service."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step. Called with the world that it happens in."""
+    """One step. Call it with its world."""
 
     kind: str
     a: int
@@ -49,7 +49,7 @@ class Step:
 
 
 def draw_world(seed: int, steps: int = 80) -> tuple[Spec, list[Step]]:
-    """Draw a world and what happens in it."""
+    """Draw a world and its steps."""
     spec, random = draw(Random(f"world {seed}")), Random(f"steps {seed}")
     possible = {
         "grow": bool(spec.growth),
@@ -58,7 +58,7 @@ def draw_world(seed: int, steps: int = 80) -> tuple[Spec, list[Step]]:
         "share": any(processor.members > 1 for processor in spec.processors),
         "audit": bool(spec.audit),
         "mend": spec.mends,
-        # What a flow that lost its stores publishes once more, and an operator calls new, its readers take for new.
+        # If a flow that lost its stores publishes a message again, and an operator asserts it is new, its readers fold it.
         **dict.fromkeys(["snapshot", "restore"], spec.audit != OUT),
     }
     weights = [weight * possible.get(kind, True) for kind, (weight, _) in KINDS.items()]
@@ -67,12 +67,12 @@ def draw_world(seed: int, steps: int = 80) -> tuple[Spec, list[Step]]:
 
 
 def _produce(world: World, a: int, b: int, c: int) -> None:
-    """Producers write one to six events."""
+    """Let producers write one to six events."""
     world.write(world.spec.roots[b % len(world.spec.roots)], 1 + a % 6)
 
 
 def _republish(world: World, a: int, b: int, c: int) -> None:
-    """A service works on one partition; every other time it meets a fault at one of its effects."""
+    """Let a service process one partition; every other time with a fault at one of its effects."""
     if world.services:
         service = world.services[a % len(world.services)]
         script = Script({(SERVICE_POINTS[(c >> 3) % 4], (c >> 5) % 4): ENDS[c % 4]} if c & 4 else {})
@@ -80,7 +80,7 @@ def _republish(world: World, a: int, b: int, c: int) -> None:
 
 
 def _stale(world: World, a: int, b: int, c: int) -> None:
-    """A service stands still in front of one of its effects. When it goes on it may die after some records."""
+    """Suspend a service before one of its effects. After it resumes, it may die after some records."""
     if world.services:
         service = world.services[a % len(world.services)]
         ends: dict[Any, End] = {("republish", c % 4) if c & 4 else ("deliver", c % 4): End.PAUSE}
@@ -90,7 +90,7 @@ def _stale(world: World, a: int, b: int, c: int) -> None:
 
 
 def _share(world: World, a: int, b: int, c: int) -> None:
-    """Members of one group at once: one stands still with its partitions while others come and go; then it may go on."""
+    """Members of one group at once: one is suspended with its partitions while others join and leave; it may resume."""
     groups = [service for service in world.services if service.processor.members > 1]
     if not groups:
         return
@@ -107,18 +107,18 @@ def _share(world: World, a: int, b: int, c: int) -> None:
 
 
 def _deliver(world: World, a: int, b: int, c: int) -> None:
-    """It goes on."""
+    """Resume a suspended service."""
     world.go_on(a)
 
 
 def _rewind(world: World, a: int, b: int, c: int) -> None:
-    """A service's offset is set back; not while its topic grows, as who sets offsets takes the group's notes away."""
+    """Set a service's offset back; not while its topic grows, because setting offsets removes the group's notes."""
     if world.services and not world.services[a % len(world.services)].grows:
         world.services[a % len(world.services)].rewind(b, 1 + c % 30)
 
 
 def _engine(world: World, a: int, b: int, c: int) -> None:
-    """The engine folds a batch, or dies, or errs, at one of its effects."""
+    """Let the engine fold a batch, or die or fail at one of its effects."""
     ends: dict[int | tuple[str, int], End] = {}
     if b & 1:
         point = POINTS[(b >> 3) % len(POINTS)]
@@ -126,19 +126,19 @@ def _engine(world: World, a: int, b: int, c: int) -> None:
     if b % 8 == 6:
         ends["write", (b >> 3) % 6] = ENDS[(c >> 2) % 4]
     if b % 8 in (2, 3):
-        # Few batches have dead letters.
+        # Few batches contain dead letters.
         ends["dead_letter", 0] = ENDS[(c >> 2) % 4]
     script = Script(ends)
     world.under(script, lambda: world.engine(1 + a % 10))
 
 
 def _slow(world: World, a: int, b: int, c: int) -> None:
-    """One partition of the flow's topic lags behind from now on, or no longer."""
+    """Make one partition of the flow's topic lag from now on, or no longer."""
     world.slow = a % 6 - 2
 
 
 def _kill(world: World, a: int, b: int, c: int) -> None:
-    """The engine dies between two batches. Now and then somebody tries to start it with another definition."""
+    """Let the engine die between two batches. Sometimes an operator tries to start it with another definition."""
     world.driver = None
     if a % 3 == 0 and any(store.load_manifest(_REF) for store in world.stores.values()):
         change = list(Change)[(a >> 2) % len(Change)]
@@ -150,17 +150,17 @@ def _kill(world: World, a: int, b: int, c: int) -> None:
 
 
 def _zombie(world: World, a: int, b: int, c: int) -> None:
-    """The engine stands still in front of one of its effects."""
+    """Suspend the engine before one of its effects."""
     world.zombie(1 + a % 10, (POINTS[b % len(POINTS)], (b >> 8) % 2))
 
 
 def _wake(world: World, a: int, b: int, c: int) -> None:
-    """An engine that stood still goes on."""
+    """Resume a suspended engine."""
     world.wake(a)
 
 
 def _duel(world: World, a: int, b: int, c: int) -> None:
-    """The engine stands still with its writes in hand, another one takes over and works, the first one goes on."""
+    """Suspend the engine before its writes, let another one take over and work, then resume the first one."""
     waiting = len(world.zombies)
     world.zombie(1 + a % 10, [("persist", 0), ("write", 1), ("persist", 1), ("write", 3)][b % 4])
     for n in range(c % 3):
@@ -170,7 +170,7 @@ def _duel(world: World, a: int, b: int, c: int) -> None:
 
 
 def _grow(world: World, a: int, b: int, c: int) -> None:
-    """A topic gets a partition."""
+    """Add a partition to a topic."""
     if not world.spec.growth:
         return
     topic = _topic(world, a)
@@ -190,30 +190,30 @@ def _grow(world: World, a: int, b: int, c: int) -> None:
         if world.spec.growth != "undrained":
             for service in world.services:
                 if service.processor.source == topic.topic:
-                    world.serve(service.drain)  # it was there and looked
+                    world.serve(service.drain)  # a member runs and sees it
         if topic.topic == FINAL:
-            # Read again from before it grew, a key's records would come by two partitions at once.
+            # If it were read again from before the growth, a key's records would come from two partitions at once.
             world.replayable = False
             world.copies.clear()
 
 
 def _grow_behind(world: World, a: int, b: int, c: int) -> None:
-    """The flow's topic gets a partition while records lie unread in one that lags behind from then on.
+    """Add a partition to the flow's topic while another one has unread records, and lags from then on.
 
-    Producers learn of the new one later. The engine may have read everything before, may see the growth before they do,
-    and may die behind it.
+    Producers learn of the new one later. The engine may have read everything before, may see the growth before the
+    producers, and may die after it.
     """
     log = world.cluster.topics[FINAL]
     if len(log.partitions) >= _MOST_PARTITIONS:
         return
-    # What a topic was before a flow began to read it, nobody can say.
+    # Nothing records the number of partitions from before a flow began to read a topic.
     if c & 3:
         world.slow = -1
     world.engine(1000 if c & 3 else 1)
     if c & 256:
         _pass_on(world, 6 + a % 6)
     world.cluster.grow(FINAL, learned=METADATA_MAX_AGE * (b % 16) / 16)
-    # Nor what it was when a copy of the stores was made; and a dead letter may have died since, and come by a new partition.
+    # Nor from when a copy of the stores was made; and a record may be rejected since and redriven to a new partition.
     world.replayable = False
     world.copies.clear()
     if c & 12:
@@ -231,9 +231,9 @@ def _grow_behind(world: World, a: int, b: int, c: int) -> None:
 
 
 def _grow_source(world: World, service: Service, a: int, b: int, c: int) -> None:
-    """The topic of a service gets twice its partitions while records lie unread, and the service sees it.
+    """Double the partitions of a service's topic while records are unread, and let the service see it.
 
-    Producers learn of the new ones later. A growth that nobody sees, or during another one, would be refused.
+    Producers learn of the new ones later. A growth that no member sees, or during another one, would be refused.
     """
     log = world.cluster.topics[service.processor.source]
     world.resolve()
@@ -255,7 +255,7 @@ def _grow_source(world: World, service: Service, a: int, b: int, c: int) -> None
 
 
 def _pass_on(world: World, count: int, topic: str = FINAL) -> None:
-    """Events are written, and go as far as a topic."""
+    """Write events, and let services pass them on as far as a topic."""
     for root in world.spec.roots:
         world.write(root, count)
     ahead = {topic}
@@ -267,7 +267,7 @@ def _pass_on(world: World, count: int, topic: str = FINAL) -> None:
 
 
 def _recreate(world: World, a: int, b: int, c: int) -> None:
-    """A topic is deleted and created again; its records are all through, and a service may be waiting for more of them."""
+    """Delete a topic and create it again, after all its records are read; a service may be waiting for more."""
     if not world.spec.recreates:
         return
     world.resolve()
@@ -290,14 +290,14 @@ def _recreate(world: World, a: int, b: int, c: int) -> None:
 
 
 def _trim(world: World, a: int, b: int, c: int) -> None:
-    """Retention deletes what every reader has read."""
+    """Let retention delete the records that every reader has read."""
     log = _topic(world, a)
     for number, partition in enumerate(log.partitions):
         readers = [service for service in world.services if service.processor.source == log.topic]
         passed = [reader.committed(log.topic, number) for reader in readers]
         if log.topic == FINAL:
             manifests = [store.load_manifest(_REF) for store in world.stores.values()]
-            # A manifest of another incarnation says nothing about this one.
+            # A manifest of another incarnation is not about this one.
             same = all(one is None or one.topic_ids.get(FINAL) == log.topic_id for one in manifests)
             passed.append(minimum(manifests).get(FINAL, {}).get(number, 0) if same else 0)
         if world.audit and log.topic == world.audit.topic:
@@ -309,7 +309,7 @@ def _trim(world: World, a: int, b: int, c: int) -> None:
 
 
 def _redrive(world: World, a: int, b: int, c: int) -> None:
-    """Dead letters of the flow, of the second flow or of a republisher come back, most of them mended."""
+    """Redrive dead letters of the flow, of the second flow or of a republisher, most of them mended."""
     spec = world.spec
     others = [*([AUDIT] if spec.audit else []), *(one.name for one in spec.processors if one.refusing and spec.revives)]
     name = others[a % len(others)] if others and c % 2 else FLOW
@@ -322,15 +322,15 @@ def _redrive(world: World, a: int, b: int, c: int) -> None:
 
 
 def _mend(world: World, a: int, b: int, c: int) -> None:
-    """What the flow refused it takes from now on: at first of what services send again, then of its dead letters.
+    """Let the flow accept from now on what it rejected: first from services that send again, then from dead letters.
 
-    Dead letters without a hole, of records that were no proven first delivery, have to be redriven before that.
+    Dead letters without a hole, of records that were not proven first deliveries, must be redriven before.
     """
     if not world.spec.mends or OUTAGE.over:
         return
     world.resolve()
     for _ in range(2):
-        _pass_on(world, 12)  # nobody died meanwhile: what is refused now are first deliveries
+        _pass_on(world, 12)  # no process died meanwhile, so the records rejected now are first deliveries
         world.resolve()
     first = [letter for letter in world.letters if world.is_listed_where_it_died(letter)]
     OUTAGE.over = True
@@ -351,7 +351,7 @@ def _mend(world: World, a: int, b: int, c: int) -> None:
 
 
 def _audit(world: World, a: int, b: int, c: int) -> None:
-    """The second flow folds a batch, or dies, or errs, at one of its effects."""
+    """Let the second flow fold a batch, or die or fail at one of its effects."""
     if world.audit:
         audit = world.audit
         script = Script({(POINTS[(b >> 3) % len(POINTS)], (b >> 8) % 2): ENDS[c % 4]} if b & 1 else {})
@@ -386,4 +386,4 @@ KINDS: dict[str, tuple[int, Callable[[World, int, int, int], None]]] = {
     "audit": (8, _audit),
     "mend": (2, _mend),
 }
-"""Kind of step to how often it happens and what it does. A world has eighty steps."""
+"""Weight and function by kind of step. A world has eighty steps."""

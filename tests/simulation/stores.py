@@ -1,7 +1,7 @@
 """Stores of one simulated world: the memory store with copies, and with saves that may be applied in part.
 
-A store has several buckets and one more part for what is known of the flow; each can go back by itself, as the shards of
-a cluster can.
+A store has several buckets, and one more part for epochs and manifests. Each part can go back independently, like the
+shards of a cluster.
 """
 
 from collections.abc import Iterable, Sequence
@@ -25,7 +25,7 @@ SCHEME = "simulated"
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """What a store held at one moment."""
+    """The content of a store at one moment."""
 
     epochs: dict[Any, int]
     manifests: dict[Any, Manifest]
@@ -51,10 +51,10 @@ FLOW_PART = "flow"
 
 
 class SimulatedStore(MemoryStore):
-    """A memory store whose saves are not atomic: every write of one is an effect of its own, `write:STAGE`.
+    """A memory store whose saves are not atomic: every write of a save is a separate effect, `write:STAGE`.
 
     Attributes:
-        lives: How often it went back: each time another server serves it.
+        lives: Number of times it went back; each time it begins another life.
     """
 
     def __init__(self) -> None:
@@ -121,7 +121,7 @@ class SimulatedStore(MemoryStore):
         )
 
     def restore(self, copy: Copy, parts: Iterable[str] = (*BUCKETS, FLOW_PART)) -> None:
-        """Go back to a copy, or to nothing: the whole store, or some parts of it. A server that comes back so is a new one."""
+        """Restore the whole store, or some parts, to a copy, or empty them. This begins a new life of the server."""
         self.lives += 1
         for part in parts:
             if part == FLOW_PART:
@@ -136,7 +136,7 @@ class SimulatedStore(MemoryStore):
                 self._buckets.setdefault(ref, {})[part] = copy.buckets.get(ref, {}).get(part, Bucket())
 
     def stage(self, ref: StageRef) -> dict[bytes, Stored]:
-        """The states of a stage as they are."""
+        """The current states of a stage."""
         return self._stages.get(ref, {})
 
 
@@ -149,7 +149,7 @@ def open_store(url: str) -> SimulatedStore:
 
 
 def forget(url: str) -> None:
-    """Let a store go."""
+    """Release a store."""
     _open.pop(urlsplit(url).netloc, None)
 
 

@@ -1,4 +1,4 @@
-"""What a seed draws: topics, processors between them, and the flow at their end. All functions of content alone."""
+"""The topology of a world: topics, processors between them, and the flow at their end. All functions are pure."""
 
 import zlib
 from collections.abc import Iterator, Mapping
@@ -26,10 +26,10 @@ Payload = dict[str, Any]
 
 
 def digest(*texts: str) -> int:
-    """A number that depends on the texts alone.
+    """A number that depends only on the texts.
 
-    CRC-32 is linear: of texts that differ in one bit all results differ in the same bits, or in none of the lowest
-    ones. Behind the remainder of a prime they do not.
+    CRC-32 is linear: for texts that differ in one bit, all results differ in the same bits, or in none of the lowest
+    ones. The remainder by a prime avoids this.
     """
     return zlib.crc32("|".join(texts).encode()) % _PRIME
 
@@ -43,16 +43,16 @@ class Processor:
         source: Topic it reads.
         target: Topic it writes.
         rekey: `keep`, `change`, or `mixed`: by content.
-        fan: 1 for one output per input, else the most outputs; how many is a matter of content.
-        spread: It writes without a key, so to any partition, another one in every life.
+        fan: 1 for one output per input, otherwise the maximum; the content determines the number.
+        spread: It writes without a key, so to any partition, to another one in every life.
         foreign: It writes neither fan-out index nor topic id.
-        retries: Number of its retry topics. Some inputs go through them first, which ones differs from try to try.
-        refusing: Some inputs are refused, in every try.
-        plain: It passes everything on as it is.
+        retries: Number of its retry topics. Some inputs pass through them; which ones differs between attempts.
+        refusing: Some inputs are rejected in every attempt.
+        plain: It forwards everything unchanged.
         raw: It reads payloads without envelopes.
         static: Its members are static members of their group.
-        also: A second topic that it writes, which outputs is a matter of content; empty for none.
-        members: Members of its group that work at the same time.
+        also: A second topic that it writes; the content determines which outputs. Empty for none.
+        members: Number of simultaneous members of its group.
     """
 
     name: str
@@ -95,13 +95,13 @@ class Processor:
         return f"{self.name}.dead"
 
     def refuses(self, payload: Payload) -> bool:
-        """Whether an input is none that it can use."""
+        """Whether it rejects an input."""
         if not self.refusing or self.name in payload["fixed"].split():
             return False
         return digest(payload["id"], self.name, "refused") % 6 == 0
 
     def outputs(self, payload: Payload) -> list[Payload]:
-        """What it makes of an input that it can use."""
+        """Its outputs for an input that it accepts."""
         if self.plain:
             return [payload]
         source = payload["id"]
@@ -122,11 +122,11 @@ class StageSpec:
         name: Its name.
         key: Column that it is keyed by; `k` is the record's key.
         seen: Its fold remembers every id; otherwise it counts and sums.
-        flat: A flat-map stands in front of it.
+        flat: There is a flat-map before it.
         emits: It emits two items per element.
-        fails: What in front of it refuses some elements, before their key is known: a `map`, a `filter`, its `flat_map`,
-            its `key`, or a `divert` that sends them away one by one; empty for nothing.
-        emit_fails: What it emits for some elements cannot be made.
+        fails: What rejects some elements before it, when their key is not yet known: a `map`, a `filter`, its `flat_map`,
+            its `key`, or a `divert` for single items; empty for nothing.
+        emit_fails: Its `emit` fails for some elements.
     """
 
     name: str
@@ -139,12 +139,12 @@ class StageSpec:
 
     @property
     def bad_in_front(self) -> str:
-        """What marks a payload that is refused in front of it."""
+        """The mark of a payload that is rejected before it."""
         return f"!{self.name}"
 
     @property
     def bad_in_emit(self) -> str:
-        """What marks a payload for which it can emit nothing."""
+        """The mark of a payload for which its `emit` fails."""
         return f"^{self.name}"
 
 
@@ -160,16 +160,16 @@ class Spec:
         history: Positions remembered per lane; None for the default, which depends on the lane.
         lanes: Lanes with a history per state.
         split: Number of stages in the first store; all when it is the number of stages.
-        growth: Topics may get partitions: `drained` when nothing is under way, `undrained` at any time, or empty;
-            `lagging` the flow's topic at any time, others when nothing is under way.
-        recreates: Topics may be deleted and created again, when nothing is under way.
+        growth: Topics may get partitions: `drained` when nothing is in progress, `undrained` at any time, or empty;
+            `lagging` the flow's topic at any time, others when nothing is in progress.
+        recreates: Topics may be deleted and created again, when nothing is in progress.
         reorders: Services' producers may swap neighbours.
-        filters: The flow leaves some elements out.
-        publishes: The flow produces what comes out of its last stage to a topic.
-        keyless: Producers of the roots write no key, and services that keep the key pass none on.
+        filters: The flow filters out some elements.
+        publishes: The flow publishes the output of its last stage to a topic.
+        keyless: Producers of the roots write no key, and services that keep the key write none.
         audit: Topic that a second flow reads; empty for none.
-        revives: What republishers refuse is redriven to them.
-        mends: What the flow refuses it takes from some moment on: a copy may fill a hole before its dead letter comes back.
+        revives: Records that republishers reject are redriven to them.
+        mends: From some moment on the flow accepts what it rejected: a copy may fill a hole before the redriven record.
     """
 
     roots: tuple[str, ...]
@@ -190,7 +190,7 @@ class Spec:
     mends: bool = False
 
     def spreads(self, topic: str) -> bool:
-        """Whether a topic gets records without a key: any partition may be the next one."""
+        """Whether a topic gets records without a key, which may go to any partition."""
         return self.keyless or any(processor.spread and topic in processor.targets for processor in self.processors)
 
     @cached_property
@@ -222,7 +222,7 @@ class Spec:
         return flow.publish(OUT, key="g") if self.publishes else flow
 
     def is_raw(self, topic: str) -> bool:
-        """Whether a topic holds payloads without envelopes."""
+        """Whether a topic contains payloads without envelopes."""
         return any(processor.raw and processor.source == topic for processor in self.processors)
 
     def messages(self, topic: str, payload: Payload) -> Iterator[Payload]:
@@ -235,7 +235,7 @@ class Spec:
                     yield from self.messages(processor.target_of(output), output)
 
     def refused(self, topic: str, payload: Payload) -> Iterator[tuple[str, str]]:
-        """Dead-letter topic and id of what republishers refuse because of a message in `topic`."""
+        """Dead-letter topic and id of the messages that republishers reject because of a message in `topic`."""
         for processor in self.processors:
             if processor.source == topic:
                 if processor.refuses(payload):
@@ -256,10 +256,10 @@ class Marked:
 
 
 class Outage:
-    """Something that steps and folds need is away, until it is over. One world runs at a time.
+    """An outage of something that steps and folds need. One world runs at a time.
 
     Attributes:
-        over: Nothing is refused any more.
+        over: The outage is over; nothing is rejected any more.
     """
 
     def __init__(self) -> None:
@@ -267,11 +267,11 @@ class Outage:
 
 
 OUTAGE = Outage()
-"""Of the world that runs. No definition knows of it."""
+"""The outage of the running world; not part of any definition."""
 
 
 class Refuse:
-    """Refuses what is marked while the outage lasts, and leaves anything else as it is."""
+    """Rejects marked elements during the outage, and passes on all others unchanged."""
 
     def __init__(self, mark: str) -> None:
         self.mark = mark
@@ -284,7 +284,7 @@ class Refuse:
 
 
 class Keep:
-    """A filter that leaves nothing out, but raises for some elements."""
+    """A filter that drops nothing, but raises for some elements."""
 
     def __init__(self, refuse: Refuse) -> None:
         self.refuse = refuse
@@ -294,7 +294,7 @@ class Keep:
 
 
 class KeyOf:
-    """A key that some elements do not have: null, or none that can be found."""
+    """A key that is null or raises for some elements."""
 
     def __init__(self, column: str, refuse: Refuse) -> None:
         self.column = column
@@ -308,7 +308,7 @@ class KeyOf:
 
 
 class Split:
-    """The flat-map; of some elements it makes nothing but trouble."""
+    """The flat-map; it raises for some elements."""
 
     def __init__(self, refuse: Refuse | None) -> None:
         self.refuse = refuse
@@ -318,7 +318,7 @@ class Split:
 
 
 class Emit:
-    """What a stage emits."""
+    """The `emit` of a stage."""
 
     def __init__(self, refuse: Refuse | None) -> None:
         self.refuse = refuse
@@ -328,7 +328,7 @@ class Emit:
 
 
 class Seen:
-    """Counts how often each id was folded, and refuses messages that are bad for its stage."""
+    """Counts how often each id was folded, and rejects messages that are bad for its stage."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -349,7 +349,7 @@ def kept(payload: Payload) -> bool:
 
 
 def split(payload: Payload) -> list[Payload]:
-    """What the flat-map makes of it. What is bad is bad in the last item only."""
+    """The items of the flat-map. Only the last item of a bad payload is bad."""
     name, many = payload["id"], digest(payload["id"]) % 4
     return [
         {**payload, "id": f"{name}!{i}", "k": f"s{i}", "bad": payload["bad"] if i == many - 1 else ""}
@@ -358,7 +358,7 @@ def split(payload: Payload) -> list[Payload]:
 
 
 def emitted(payload: Payload) -> list[Payload]:
-    """What a stage that emits makes of it. What is bad is bad in the second item only."""
+    """The items that a stage emits. Only the second item of a bad payload is bad."""
     return [
         {**payload, "id": f"{payload['id']}^{i}", "g": f"{payload['g']}{i}", "bad": payload["bad"] if i else ""}
         for i in range(2)
@@ -370,7 +370,7 @@ def _kept(element: Element[Any]) -> bool:
 
 
 def event(spec: Spec, name: str) -> Payload:
-    """The event of that name. One in four is bad for a stage, in front of it, or for what it emits."""
+    """The event of that name. One in four is bad for a stage, before it, or for its `emit`."""
     stage = spec.stages[digest(name, "bad") % len(spec.stages)]
     marks = ("", stage.name, stage.bad_in_front, stage.bad_in_front, stage.bad_in_emit)
     return {

@@ -1,4 +1,4 @@
-"""What must hold after every step, checked for what has changed since the last one."""
+"""The invariants after every step, checked for everything that has changed since the last one."""
 
 from collections.abc import Sequence
 
@@ -13,15 +13,15 @@ _REF = FlowRef(FLOW)
 
 
 class Watch:
-    """Looks at the stores.
+    """Checks the stores.
 
     Args:
         spec: The world.
-        oracle: What may be in them.
+        oracle: The expected content.
         stores: Store of every stage.
 
     Attributes:
-        held: Ids held per stage; stages that only count are missing.
+        held: Ids held per stage, without stages that only count.
     """
 
     def __init__(self, spec: Spec, oracle: Oracle, stores: Sequence[SimulatedStore]) -> None:
@@ -32,7 +32,7 @@ class Watch:
         self.forget()
 
     def forget(self) -> None:
-        """Look at everything anew: a store went back."""
+        """Check everything again, because a store went back."""
         self.held: dict[int, set[str]] = {i: set() for i, stage in enumerate(self._spec.stages) if stage.seen}
         self._versions: dict[tuple[int, bytes], tuple[int, int]] = {}
         self._covered: dict[tuple[int, str, int], int] = {}
@@ -48,7 +48,7 @@ class Watch:
             Violation: One does not hold.
         """
         new = {i: self._changed(i) for i in self.held}
-        # An upstream state may hold only what every state downstream holds.
+        # An upstream state may hold only events that every downstream state holds.
         for i, ids in new.items():
             for one in ids:
                 self._oracle.check_passed_on(one, i, self.held)
@@ -72,7 +72,7 @@ class Watch:
         return new
 
     def _check_manifests(self) -> None:
-        """Every record below a manifest is in the states of its store."""
+        """Check that every record below a manifest is in the states of its store."""
         for i, store in enumerate(self._stores):
             manifest = store.load_manifest(_REF)
             if manifest is None or i not in self.held:
@@ -83,8 +83,8 @@ class Watch:
                 for offset in range(self._covered.get(at, 0), progress.next_offset):
                     message, redriven = self._names.get((topic_id, partition, offset), ("", ""))
                     if not message:
-                        continue  # no record has that offset
+                        continue  # there is no record at this offset
                     if redriven > self._spec.stages[i].name:
-                        continue  # it passes through; the record that died is the one to hold here
+                        continue  # it passes through; this stage holds the rejected record itself
                     self._oracle.check_held(message, i, self.held, f"manifest of {FINAL}:{partition}")
                 self._covered[at] = progress.next_offset

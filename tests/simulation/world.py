@@ -33,33 +33,33 @@ from tests.simulation.watch import Watch
 
 _ENDLESS = 200
 _NOTHING: tuple[object, ...] = (None, {}, {"n": 0, "s": 0})
-"""States of keys of which nothing was folded: a dead letter left its hole there."""
+"""States of keys for which nothing was folded: they contain only the hole of a dead letter."""
 _names = count()
 
 
 class World:
-    """A world under way.
+    """A running world.
 
     Args:
-        spec: What is in it.
+        spec: Its content.
 
     Attributes:
         cluster: The broker.
         services: The republishers.
         stores: Store by URL, upstream first.
-        oracle: What must come out.
-        watch: What must hold.
-        driver: The engine that runs; None when none does.
-        zombies: Engines that stand still in the middle of something, each with its script.
-        stale: Services that stand still in the middle of something, each with its script.
+        oracle: The expected results.
+        watch: The invariants.
+        driver: The active engine; None if there is none.
+        zombies: Suspended engines, each with its script.
+        stale: Suspended services, each with its script.
         copies: Copies of all stores.
-        audit: The second flow; None where there is none.
-        letters: The flow's dead letters in their topic, but for ...
-        again: ... those of what came back and may have been folded, or has been mended once.
-        redriven_at: Who gave up what was redriven, by its place.
-        slow: Partition of the flow's topic that lags behind; none when it is negative.
+        audit: The second flow; None if there is none.
+        letters: The flow's dead letters in their topic, except ...
+        again: ... those of redriven records that may have been folded, or have been mended once.
+        redriven_at: The reader that rejected a redriven record, by the record's place.
+        slow: Partition of the flow's topic that lags; negative for none.
         reached: Ids that were ever in each topic.
-        redriven: Number of dead letters redriven so far, in the order of their topic, by who gave them up.
+        redriven: Number of dead letters redriven so far, in the order of their topic, by the reader that rejected them.
         replayable: The flow's topic can be read again from its beginning.
     """
 
@@ -104,10 +104,10 @@ class World:
         return self.stores[self.urls[stage]]
 
     def run(self, steps: Iterable[Callable[["World"], object]]) -> None:
-        """Take steps, checking after each; then let everything get well and compare with the plain fold.
+        """Take steps with a check after each; then let everything recover, and compare with the plain fold.
 
         Raises:
-            Violation: Something that must hold does not; the text says what.
+            Violation: An invariant does not hold; the text says which.
         """
         OUTAGE.over = False
         with faults.use(self._faults), simulated_clients():
@@ -125,7 +125,7 @@ class World:
                 self.close()
 
     def close(self) -> None:
-        """Let threads and stores go."""
+        """Release threads and stores."""
         for process, _ in [*self.zombies, *self.stale]:
             process.kill()
         for url in self.stores:
@@ -157,14 +157,14 @@ class World:
         return record
 
     def _check_letters(self, output: Outgoing) -> None:
-        """Nobody passes on what another one gave up."""
+        """Check that no republisher passes on a dead letter of another one."""
         for hop in () if output.value.startswith(b"{") else decode(output.value).chain:
             owner = self.redriven_at.get((hop.topic_id, hop.partition, hop.offset), hop.via)
             if owner != hop.via and not hop.via.startswith("headwater."):
                 raise Violation(f"{hop.via} passes on what {owner} gave up, as a record of {output.topic}")
 
     def letters_of(self, application: str) -> list[Record]:
-        """Dead letters of who gave them up, in the order of their topic."""
+        """Dead letters of a reader, in the order of their topic."""
         if application == FLOW:
             return self.letters
         if self.audit and application == AUDIT:
@@ -177,7 +177,7 @@ class World:
 
         Args:
             letter: The dead letter.
-            mend: Mend it for who gave it up. What came back unproven is mended only if it was before.
+            mend: Mend it for the reader that rejected it. An unproven dead letter is mended only if it was before.
         """
         facts = facts_of(letter)
         name, unproven = payload_of(letter.value)["id"], facts.reason is Reason.UNPROVEN
@@ -185,7 +185,7 @@ class World:
             mend = mend and (not unproven or self.oracle.is_cured(name))
             if mend:
                 self.oracle.cured(name)
-                # A flow that lost its stores knows nothing of its earlier letters: another copy may have died since.
+                # A flow that lost its stores has no record of its earlier dead letters: it may have rejected another copy.
                 self.again += [
                     one
                     for one in self.letters
@@ -202,7 +202,7 @@ class World:
         self.deliver(output)
 
     def is_listed_where_it_died(self, letter: Record) -> bool:
-        """Whether the flow's ledger has a dead letter by the coordinates at which it died, and not by its event."""
+        """Whether the flow's ledger lists a dead letter by the coordinates of the rejection, and not by its event."""
         facts = facts_of(letter)
         assert self.driver is not None
         place = died_in(Node(facts.topic, facts.partition, facts.offset, facts.topic_id))
@@ -215,18 +215,18 @@ class World:
         return self.cluster.produce("dead", dead.key, dead.value, headers=dead.headers)
 
     def produce(self, topic: str, payload: Payload) -> None:
-        """A producer writes an event."""
+        """Let a producer write an event."""
         self.oracle.rooted(topic, payload)
         key = None if self.spec.keyless else payload["k"].encode()
         self.deliver(Outgoing(topic, key, rooted(payload, raw=self.spec.is_raw(topic))))
 
     def write(self, topic: str, count: int) -> None:
-        """A producer writes the next events of the world."""
+        """Let a producer write the next events of the world."""
         for _ in range(count):
             self.produce(topic, event(self.spec, f"e{len(self.oracle.events)}"))
 
     def under(self, script: Script, work: Callable[[], None]) -> None:
-        """Run some of the engine or of a service under a script of faults."""
+        """Run a part of the engine or of a service with a script of faults."""
         self._faults.script = script
         try:
             work()
@@ -234,15 +234,15 @@ class World:
             self._faults.script = Script()
 
     def start(self, change: Change | None = None) -> Driver:
-        """Start an engine: whatever else runs is fenced.
+        """Start an engine, which fences all others.
 
         Args:
-            change: What is another in its flow than before.
+            change: A change of its flow since the last start.
 
         Raises:
             RunRefusedError: It does not start.
         """
-        # To read a topic that was created again is what the operator of these worlds wants.
+        # The operator of these worlds accepts that a recreated topic is read.
         accept = [Risk.TOPIC_RECREATED] if self.spec.recreates else []
         flow, last = changed(self.spec, change), self.spec.stages[-1].name
         urls = {stage.name: self.urls.get(stage.name, self.urls[last]) for stage in flow.stages}
@@ -251,7 +251,7 @@ class World:
         return driver
 
     def engine(self, limit: int) -> None:
-        """One batch; a failure of any kind ends the engine.
+        """Fold one batch; any failure ends the engine.
 
         Raises:
             Violation: The engine refuses to start, or fails in a way that it must not.
@@ -268,18 +268,18 @@ class World:
             pass
 
     def zombie(self, limit: int, place: tuple[str, int]) -> None:
-        """Begin a batch that stands still in front of an effect."""
+        """Begin a batch that is suspended before an effect."""
         self._begin(lambda: self.engine(limit), Script({place: End.PAUSE}), self.zombies)
 
     def wake(self, number: int) -> None:
-        """Let an engine that stands still go on to its end. Another one may have taken over meanwhile."""
+        """Resume a suspended engine until it ends. Another one may have taken over meanwhile."""
         current = self.driver
         self._wake(number, self.zombies)
-        # Had it gone on unhindered it would be the engine again; it dies instead.
+        # If it has not been replaced, it would be the active engine again; it dies instead.
         self.driver = current
 
     def serve(self, life: Callable[[], None]) -> None:
-        """A service's life. Where faults are meant to happen it may die, and the next one goes on from what is committed."""
+        """One life of a service. With faults it may die; the next life resumes at the committed offsets."""
         ends = self._faults.script.ends
         try:
             life()
@@ -288,11 +288,11 @@ class World:
                 raise
 
     def stand_still(self, life: Callable[[], None], script: Script) -> None:
-        """Begin a service's life that stands still where the script says."""
+        """Begin a service's life that is suspended where the script says."""
         self._begin(lambda: self.serve(life), script, self.stale)
 
     def go_on(self, number: int) -> None:
-        """Let a service that stands still go on to its end. Another one may have its partitions meanwhile."""
+        """Resume a suspended service until it ends. Another one may have its partitions meanwhile."""
         self._wake(number, self.stale)
 
     def _begin(self, life: Callable[[], None], script: Script, among: list[tuple[Process, Script]]) -> None:
@@ -316,7 +316,7 @@ class World:
             process.raise_error()
 
     def sweep(self) -> None:
-        """Look at what engines produced, and put dead letters where they can be redriven from."""
+        """Check the engines' outputs, and put dead letters into their topic."""
         for number, (driver, letters_seen, outputs_seen) in enumerate(self._drivers):
             letters, outputs = driver.runner.dead_letters, driver.runner.outputs
             for output in outputs[outputs_seen:]:
@@ -332,18 +332,18 @@ class World:
                 self.oracle.died(message, letter.stage, letter.reason, copy=owner != FLOW)
                 (self.again if again else self.letters).append(self._publish_dead_letter(letter, driver.runner.flow))
             self._drivers[number] = (driver, len(letters), len(outputs))
-        if not self.zombies:  # what has ended does nothing any more
+        if not self.zombies:  # engines that have ended do nothing
             self._drivers = [one for one in self._drivers if one[0] is self.driver]
 
     def check(self) -> None:
-        """Check what must hold at any time."""
+        """Check the invariants."""
         self.sweep()
         self.watch.check()
         for service in self.services:
             service.check(self.reached, self.redriven_at)
 
     def resolve(self) -> None:
-        """Let everything under way come to its end, without faults.
+        """Let everything in progress end, without faults.
 
         Raises:
             Violation: It does not end.
@@ -368,7 +368,7 @@ class World:
         raise Violation("it does not come to an end")
 
     def redrive_again(self) -> None:
-        """Redrive what died once more, as the operator does who knows that it was never folded there."""
+        """Redrive records that were rejected again, as an operator who knows that they were never folded there."""
         letters, self.again = self.again, []
         for letter in letters:
             if self.oracle.is_missing(payload_of(letter.value)["id"], facts_of(letter).stage, self.watch.held):
@@ -380,7 +380,7 @@ class World:
                     self.bring_back(letter)
 
     def compare(self) -> None:
-        """Compare every state with the plain fold, and what was produced with what comes out of it.
+        """Compare every state with the plain fold, and the outputs with those of the plain fold.
 
         Raises:
             Violation: One differs.
@@ -419,6 +419,6 @@ def _difference(stage: str, key: str, expected: object, found: object) -> str:
 
 
 def _is_like(one: DeadLetterHeaders, other: DeadLetterHeaders) -> bool:
-    """Whether a dead letter is of another copy of a record that died at the same place of the flow."""
+    """Whether two dead letters are of copies of one record that was rejected at the same place of the flow."""
     same = (one.stage, one.reason) == (other.stage, other.reason)
     return same and (one.topic, one.partition, one.offset) != (other.topic, other.partition, other.offset)

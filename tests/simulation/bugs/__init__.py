@@ -1,4 +1,4 @@
-"""Bugs that are planted on purpose, by what they are bugs of."""
+"""Bugs that are planted on purpose, by area."""
 
 from collections.abc import Callable, Mapping, Sequence
 
