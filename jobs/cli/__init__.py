@@ -73,7 +73,7 @@ def common(
     if not debugging:
         # Client libraries log errors that they recover from; other errors are reported as headwater's own.
         lines.addFilter(lambda record: record.name != "headwater.kafka" or record.levelno >= logging.ERROR)
-        lines.addFilter(lambda record: not record.name.startswith("cassandra."))
+        lines.addFilter(lambda record: record.name.partition(".")[0] not in ("cassandra", "stamina"))
     level = logging.INFO if debugging else logging.WARNING
     logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s", handlers=[lines])
 

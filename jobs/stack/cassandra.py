@@ -64,7 +64,7 @@ _SUPPORTED: Final = 6
 def prepare(home: Path, *, heap_mb: int, progress: OnStep) -> Launch:
     """Write the node's configuration; a single node that forms its ring at once."""
     found = jars.cassandra(progress=lambda jar: progress(f"downloading {jar}"))
-    chosen = ports.remembered(home, ("client", "storage"))
+    chosen = ports.remembered(home, ("client", "storage"), progress)
     config, logging, data = home / "cassandra.yaml", home / "logback.xml", home / "data"
     data.mkdir(exist_ok=True)
     config.write_text(_YAML.format(**chosen, data=data), encoding="utf-8")

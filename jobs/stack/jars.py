@@ -5,6 +5,7 @@ directory appears by a rename, so that it is complete whenever it is there; a fi
 one process at a time run Ivy, whose own cache is not made for several.
 """
 
+import errno
 import fcntl
 import hashlib
 import os
@@ -12,6 +13,7 @@ import re
 import shutil
 import subprocess
 import tempfile
+import zipfile
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -78,13 +80,32 @@ def resolve(name: str, coordinates: Sequence[str], *, progress: OnDownload | Non
 def _cached(name: str, coordinates: Sequence[str], progress: OnDownload | None) -> list[Path]:
     digest = hashlib.sha256("\n".join(coordinates).encode()).hexdigest()[:12]
     done = cache_dir() / "jars" / f"{name}-{digest}"
-    if not done.is_dir():
+    if not _is_whole(done):
         module = _module(coordinates)
         done.parent.mkdir(parents=True, exist_ok=True)
         with _locked(cache_dir() / "jars.lock"):
-            if not done.is_dir():
+            if not _is_whole(done):
+                _drop_damaged(done, progress)
                 _retrieve(name, module, done, progress)
     return sorted(done.glob("*.jar"))
+
+
+def _is_whole(done: Path) -> bool:
+    """Whether a set of jars is there, and none is cut off: the directory of a zip file is at its end."""
+    jars = list(done.glob("*.jar"))
+    return bool(jars) and all(zipfile.is_zipfile(jar) for jar in jars)
+
+
+def _drop_damaged(done: Path, progress: OnDownload | None) -> None:
+    """Delete a damaged set, with its damaged jars in Ivy's cache, and what killed processes left."""
+    for jar in (*done.glob("*.jar"), *(cache_dir() / "ivy" / "cache").glob("**/*.jar")):
+        if not zipfile.is_zipfile(jar):
+            jar.unlink()
+            if progress is not None:
+                progress(f"{jar.name} again, it was damaged")
+    shutil.rmtree(done, ignore_errors=True)
+    for left in done.parent.glob(".*"):
+        shutil.rmtree(left, ignore_errors=True)
 
 
 def kafka_broker(*, progress: OnDownload | None = None) -> list[Path]:
@@ -104,6 +125,8 @@ def kafka_connector(*, progress: OnDownload | None = None) -> list[Path]:
     try:
         jars = resolve("spark-kafka", [f"{CONNECTOR}:{version}"], progress=progress)
     except JarsUnavailable as error:
+        if isinstance(error.__cause__, OSError):  # the cache's fault, not the version's
+            raise
         raise JarsUnavailable(
             f"{error}. Spark's Kafka connector {version} was looked for; headwater is tested with PySpark 4.0 "
             f"(pip install 'pyspark>=4.0,<4.1'), and {CONNECTOR_VERSION} names another version of the connector"
@@ -192,6 +215,8 @@ def _ivy(description: Path, into: Path, name: str, progress: OnDownload | None) 
             tail.append(line.strip())
             if progress is not None and (found := _DOWNLOADING.search(line)):
                 progress(found[1])
+    if any("No space left on device" in line for line in tail):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     if run.returncode != 0 or not any(into.iterdir()):
         raise JarsUnavailable(
             f"the jars of {name} could not be resolved ({_cause(tail)}): check that Maven Central can be reached, name "

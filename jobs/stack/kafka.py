@@ -84,7 +84,7 @@ def prepare(
         format_options: More options for formatting the storage, for example users of SCRAM (`--add-scram`).
     """
     found = jars.kafka_broker(progress=lambda jar: progress(f"downloading {jar}"))
-    chosen = ports.remembered(home, PORTS)
+    chosen = ports.remembered(home, PORTS, progress)
     configuration, logging, data = home / "server.properties", home / "log4j2.properties", home / "data"
     # Of a name that stands in the file twice Java takes the last.
     more = "".join(f"{name}={value}\n" for name, value in (properties or {}).items())

@@ -5,16 +5,16 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
 from jobs.stack import cassandra as cassandra_server
 from jobs.stack import kafka as kafka_server
-from jobs.stack import process
+from jobs.stack import ports, process
 from jobs.stack import redis as redis_server
 from jobs.stack.server import Launch, OnStep, Prepare
-from jobs.stack.state import ServerState, StackError, StackState
+from jobs.stack.state import ServerState, StackError, StackState, unusable
 
 DEFAULT_ROOT: Final = Path(".headwater/stack")
 _SERVERS: Final[dict[str, Prepare]] = {
@@ -52,13 +52,12 @@ def up(
         All servers that run in `root`.
 
     Raises:
-        StackError: A server did not start; what it said is quoted, and it is stopped.
+        StackError: A server did not start; what it said is quoted, and it is stopped. Or `root` cannot be used.
         JarsUnavailable: Its jars could not be fetched.
         JavaUnavailable: There is no Java 17 or newer.
     """
     say = progress or (lambda _line: None)
     root = root.absolute()
-    root.mkdir(parents=True, exist_ok=True)
     wanted = [name for name, asked in (("kafka", kafka), ("redis", redis), ("cassandra", cassandra)) if asked]
     with _locked(root):
         state = StackState.load(root)
@@ -76,7 +75,8 @@ def up(
         except BaseException:
             for server, _ in launched:
                 process.stop(server.pid, server.started, _STOP_SECONDS)
-            StackState.load(root).save()
+            with suppress(OSError):  # a file that still names them is harmless: they do not run
+                StackState.load(root).save()
             raise
         return state
 
@@ -85,7 +85,7 @@ def down(root: Path) -> list[str]:
     """Stop every server that was started in `root` and return their names; data and ports stay.
 
     Raises:
-        StackError: A server did not end, not even by SIGKILL.
+        StackError: A server did not end, not even by SIGKILL, or is another user's.
     """
     root = root.absolute()
     if not root.is_dir():
@@ -93,7 +93,12 @@ def down(root: Path) -> list[str]:
     with _locked(root):
         state = StackState.load(root)
         for server in reversed(state.servers):
-            process.stop(server.pid, server.started, _STOP_SECONDS)
+            try:
+                process.stop(server.pid, server.started, _STOP_SECONDS)
+            except PermissionError as error:
+                raise StackError(
+                    f"{server.name} (pid {server.pid}) runs as another user: stop it as that user"
+                ) from error
             if server.alive:
                 raise StackError(f"{server.name} (pid {server.pid}) does not stop: see {server.log}")
         StackState(root).save()
@@ -121,9 +126,14 @@ def ephemeral(
 
 @contextmanager
 def _locked(root: Path) -> Iterator[None]:
-    with (root / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+    """One process at a time works on the stack in `root`, which is created when missing."""
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        with (root / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+    except OSError as error:
+        raise unusable(root, error) from error
 
 
 def _launch(name: str, root: Path, heap_mb: int, say: OnStep) -> tuple[ServerState, Launch]:
@@ -141,12 +151,14 @@ def _wait(server: ServerState, launch: Launch) -> None:
     deadline = time.monotonic() + launch.ready_seconds
     while not launch.is_ready():
         if not server.alive:
-            raise StackError(f"{server.name} ended while it started: {_said(server)}")
+            held = ports.conflicts(Path(server.log).parent)
+            raise StackError(f"{server.name} ended while it started: {_said(server)}{held}")
         if time.monotonic() > deadline:
             raise StackError(f"{server.name} is not ready after {launch.ready_seconds:.0f} s: {_said(server)}")
         time.sleep(_POLL_SECONDS)
     if not server.alive:
-        raise StackError(f"something else answers at {server.address}, and {server.name} ended: {_said(server)}")
+        held = ports.conflicts(Path(server.log).parent)
+        raise StackError(f"something else answers at {server.address}, and {server.name} ended: {_said(server)}{held}")
 
 
 def _said(server: ServerState) -> str:

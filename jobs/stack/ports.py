@@ -1,32 +1,64 @@
 """Free ports on loopback, remembered so that a server keeps its address from one start to the next."""
 
 import json
+import os
 import random
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 LOOPBACK: Final = "127.0.0.1"
 _FILE: Final = "ports.json"
+_LISTENS: Final = "0A"
+"""State of a listening socket in Linux's tables."""
 _RANGE: Final = range(20_000, 32_000)
 """Below the range from which systems give ports to outgoing connections, so that none of those is in the way."""
 
 
-def remembered(home: Path, names: Sequence[str]) -> dict[str, int]:
+def remembered(home: Path, names: Sequence[str], progress: Callable[[str], None] | None = None) -> dict[str, int]:
     """Return a free port per name: the one that `home` remembers, else a new one."""
-    try:
-        ports = {str(name): int(port) for name, port in json.loads((home / _FILE).read_text()).items()}
-    except (FileNotFoundError, ValueError, AttributeError):
-        ports = {}
-    ports = {name: port for name, port in ports.items() if name in names and is_free(port)}
+    before = _load(home)
+    ports = {name: port for name, port in before.items() if name in names and is_free(port)}
     for name in names:
         while name not in ports:
             port = random.choice(_RANGE)
             if port not in ports.values() and is_free(port):
                 ports[name] = port
+        if progress is not None and (old := before.get(name, ports[name])) != ports[name]:
+            progress(f"port {old} is taken by {holder(old)}: using {ports[name]}, which clients must be told")
     (home / _FILE).write_text(json.dumps(ports))
     return ports
+
+
+def conflicts(home: Path) -> str:
+    """Which of the ports that `home` remembers other processes hold, once its server has ended; empty if none."""
+    held = [f"port {port} is taken by {holder(port)}" for port in _load(home).values() if not is_free(port)]
+    return f"; {', '.join(held)}: `headwater stack up` chooses another port, or end that process" if held else ""
+
+
+def holder(port: int) -> str:
+    """Which process listens on that port, as far as this user may know it: its id and name, else `another process`."""
+    sockets = set()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        with suppress(OSError):
+            for line in Path(table).read_text().splitlines()[1:]:
+                fields = line.split()
+                if fields[3] == _LISTENS and int(fields[1].rpartition(":")[2], 16) == port:
+                    sockets.add(f"socket:[{fields[9]}]")
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if any(os.readlink(descriptor) in sockets for descriptor in (process / "fd").iterdir()):
+                return f"process {process.name} ({(process / 'comm').read_text().strip()})"
+    return "another process"
+
+
+def _load(home: Path) -> dict[str, int]:
+    try:
+        return {str(name): int(port) for name, port in json.loads((home / _FILE).read_text()).items()}
+    except (FileNotFoundError, ValueError, AttributeError):
+        return {}
 
 
 def is_free(port: int) -> bool:

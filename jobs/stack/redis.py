@@ -10,7 +10,7 @@ from jobs.stack.state import StackError
 
 def prepare(home: Path, *, heap_mb: int, progress: OnStep) -> Launch:
     """Choose the server's program and its port; durable as the stores ask for it."""
-    port = ports.remembered(home, ("client",))["client"]
+    port = ports.remembered(home, ("client",), progress)["client"]
     data = home / "data"
     data.mkdir(exist_ok=True)
     command = (

@@ -16,6 +16,15 @@ class StackError(RuntimeError):
     """A server could not be started, reached or stopped; the text names the remedy."""
 
 
+def unusable(root: Path, error: OSError) -> StackError:
+    """The error of a stack's directory that cannot be read or written: a full disk, or missing rights."""
+    what = f" ({error.filename})" if error.filename else ""
+    return StackError(
+        f"the stack's directory {root} cannot be used: {error.strerror}{what}. Make room there, give this user the right "
+        "to read and write it, or choose another directory with --root"
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class ServerState:
     """One server that was started.
@@ -52,13 +61,15 @@ class StackState:
         """Return the servers of `root` that are alive; a missing file holds none.
 
         Raises:
-            StackError: The file is damaged.
+            StackError: The file is damaged or cannot be read.
         """
         path = root / _FILE
         try:
             text = path.read_text(errors="replace")
         except FileNotFoundError:
             return cls(root)
+        except OSError as error:
+            raise unusable(root, error) from error
         try:
             servers = tuple(ServerState(**server) for server in json.loads(text)["servers"])
         except (ValueError, KeyError, TypeError) as error:
@@ -73,10 +84,16 @@ class StackState:
         return cls(root, tuple(server for server in servers if server.alive))
 
     def save(self) -> None:
-        """Replace the file in one step."""
+        """Replace the file in one step; delete it if no server runs, which a full disk allows too."""
+        if not self.servers:
+            (self.root / _FILE).unlink(missing_ok=True)
+            return
         draft = self.root / f".{_FILE}.{os.getpid()}"
-        draft.write_text(json.dumps({"servers": [asdict(server) for server in self.servers]}, indent=2) + "\n")
-        draft.replace(self.root / _FILE)
+        try:
+            draft.write_text(json.dumps({"servers": [asdict(server) for server in self.servers]}, indent=2) + "\n")
+            draft.replace(self.root / _FILE)
+        finally:
+            draft.unlink(missing_ok=True)
 
     def having(self, server: ServerState) -> Self:
         """Return this state with `server` in it."""

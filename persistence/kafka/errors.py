@@ -130,4 +130,4 @@ def passes(error: KafkaError) -> bool:
 
 def connection_trouble(text: str) -> str:
     """Librdkafka's report about a connection, without the time that it spent in a state."""
-    return re.sub(r" \(after [^)]*\)", "", text)
+    return re.sub(r" \(after (?:[^()]|\([^()]*\))*\)", "", text)

@@ -1,4 +1,3 @@
-import json
 import os
 import subprocess
 import sys
@@ -59,7 +58,7 @@ def test_a_broker_that_cannot_start_is_one_line_with_what_it_said_and_leaves_no_
     (tmp_path / "kafka" / "data" / "meta.properties").write_text("version=1\nnode.id=7\ncluster.id=another\n")
     with pytest.raises(stack.StackError, match=r"kafka ended while it started: .*log: .*kafka\.log"):
         stack.up(tmp_path)
-    assert json.loads((tmp_path / "stack.json").read_text()) == {"servers": []}
+    assert not (tmp_path / "stack.json").exists()
 
 
 def test_creating_a_topic_twice_is_one_topic_and_creating_it_after_a_deletion_is_another(kafka: str) -> None:

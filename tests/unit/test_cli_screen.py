@@ -1,6 +1,7 @@
 import io
 import json
 import logging
+import subprocess
 import sys
 from itertools import count
 
@@ -72,3 +73,13 @@ def test_a_table_has_no_trailing_spaces_and_is_not_cut_without_a_terminal(
     lines = capsys.readouterr().out.splitlines()
     assert lines[2].split() == ["x" * 300, "1,234,567", "2.50"]
     assert not any(line.endswith(" ") for line in lines)
+
+
+def test_what_client_libraries_log_of_their_own_retries_is_not_shown() -> None:
+    code = (
+        "import logging; from jobs.cli import common; common()\n"
+        "for name in ('stamina', 'cassandra.pool', 'headwater.kafka', 'headwater.spark'):\n"
+        "    logging.getLogger(name).warning('again')"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stderr
+    assert shown == "WARNING headwater.spark: again\n"

@@ -1,5 +1,6 @@
 import re
 import tomllib
+import zipfile
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
@@ -40,17 +41,56 @@ def test_a_jar_alone_is_asked_for_without_what_it_needs() -> None:
     assert asked == [("with", "1.2", None), ("alone", "3", "false")]
 
 
+def fill(done: Path, *names: str) -> None:
+    """Put jars into a set's directory."""
+    done.mkdir(parents=True)
+    for name in names:
+        with zipfile.ZipFile(done / f"{name}.jar", "w") as jar:
+            jar.writestr("META-INF/MANIFEST.MF", "Manifest-Version: 1.0\n")
+
+
 def test_what_is_in_the_cache_is_listed_without_java(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def retrieve(name: str, module: str, done: Path, progress: jars.OnDownload | None) -> None:
-        done.mkdir()
-        (done / "b-1.jar").touch()
-        (done / "a-1.jar").touch()
+        fill(done, "b-1", "a-1")
 
     monkeypatch.setattr(jars, "_retrieve", retrieve)
     first = jars.resolve("x", ["g:a:1"])
     monkeypatch.setattr(jars, "_retrieve", lambda *_: pytest.fail("resolved again"))
     assert jars.resolve("x", ["g:a:1"]) == first
     assert [jar.name for jar in first] == ["a-1.jar", "b-1.jar"]
+
+
+@pytest.mark.parametrize("damage", ["cut", "empty", "all gone"])
+def test_a_set_with_a_damaged_jar_is_named_and_fetched_again(
+    damage: str, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jars, "_retrieve", lambda _name, _module, done, _progress: fill(done, "a-1", "b-1"))
+    first = jars.resolve("x", ["g:a:1"])
+    for kept in (first[0], cache / "ivy" / "cache" / "g" / "a-1.jar"):  # Ivy would copy its own again
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        kept.write_bytes(first[1].read_bytes()[:-30] if damage == "cut" else b"")
+    if damage == "all gone":
+        for jar in first:
+            jar.unlink()
+    (cache / "jars" / ".x-left").mkdir()  # of a process that was killed
+    said: list[str] = []
+    assert jars.resolve("x", ["g:a:1"], progress=said.append) == first
+    assert all(zipfile.is_zipfile(jar) for jar in first)
+    assert "a-1.jar again, it was damaged" in said
+    assert not list(cache.glob("ivy/**/*.jar"))
+    assert [path.name for path in (cache / "jars").iterdir()] == [first[0].parent.name]
+
+
+def test_a_disk_that_gets_full_while_jars_are_fetched_is_the_cache_s_error(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ivy = cache / "ivy.sh"
+    ivy.write_text("#!/bin/sh\necho 'java.io.IOException: No space left on device' >&2\nexit 1\n")
+    ivy.chmod(0o755)
+    monkeypatch.setattr(jars, "java", lambda: str(ivy))
+    with pytest.raises(jars.JarsUnavailable, match=rf"{cache} cannot be used: No space left.*Make room") as refused:
+        jars.kafka_connector()
+    assert "connector" not in str(refused.value)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from persistence.kafka import (
     TopicMissing,
     Topics,
 )
-from persistence.kafka.errors import broker_error
+from persistence.kafka.errors import broker_error, connection_trouble
 
 
 @pytest.mark.parametrize(
@@ -159,3 +159,9 @@ def test_a_setting_that_the_client_does_not_know_is_refused_and_no_secret_is_sho
     with pytest.raises(BrokerRefused, match="Correct the setting") as caught:
         AcknowledgedProducer(KafkaSettings("k:1", {"security.protocol": "hugo", "sasl.password": "hunter2"}))
     assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize("more", ["", ", 30 identical error(s) suppressed"])
+def test_trouble_with_a_connection_is_reported_without_its_time(more: str) -> None:
+    said = f"k:9092/bootstrap: Connection refused (after 0ms in state CONNECT{more})"
+    assert connection_trouble(said) == "k:9092/bootstrap: Connection refused"

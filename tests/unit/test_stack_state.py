@@ -1,14 +1,18 @@
+import errno
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from jobs import stack
-from jobs.stack import kafka, ports, process
+from jobs.stack import kafka, lifecycle, ports, process
+from jobs.stack.server import Launch
 from jobs.stack.state import ServerState, StackError, StackState
 
 SLEEPER = (sys.executable, "-c", "import signal; print('up', flush=True); signal.pause()")
@@ -118,3 +122,73 @@ def test_ports_are_remembered_while_they_are_free_and_chosen_anew_when_taken(tmp
 def test_a_torn_ports_file_is_written_anew(tmp_path: Path) -> None:
     (tmp_path / "ports.json").write_text('{"client": ')
     assert ports.remembered(tmp_path, ("client",))["client"] in range(20_000, 32_000)
+
+
+def test_a_taken_port_is_reported_with_its_holder_and_the_new_one(tmp_path: Path) -> None:
+    said: list[str] = []
+    first = ports.remembered(tmp_path, ("client",), said.append)["client"]
+    assert (said, ports.conflicts(tmp_path)) == ([], "")
+    with ports.socket.socket() as other:
+        other.bind((ports.LOOPBACK, first))
+        other.listen()
+        who = f"port {first} is taken by process {os.getpid()} \\("
+        assert re.match(rf"; {who}.*\): `headwater stack up` chooses another port", ports.conflicts(tmp_path))
+        second = ports.remembered(tmp_path, ("client",), said.append)["client"]
+    assert re.match(rf"{who}.*\): using {second}, ", said[0])
+
+
+def test_a_server_that_loses_its_port_while_it_starts_says_who_has_it(tmp_path: Path) -> None:
+    home = tmp_path / "redis"
+    home.mkdir()
+    port = ports.remembered(home, ("client",))["client"]
+    server = ServerState("redis", 1, "ended", f"redis://{ports.LOOPBACK}:{port}", str(home / "redis.log"))
+    with ports.socket.socket() as other:
+        other.bind((ports.LOOPBACK, port))
+        other.listen()
+        for is_ready in (True, False):
+            with pytest.raises(StackError, match=rf"redis.* ended.*port {port} is taken by process {os.getpid()} "):
+                lifecycle._wait(server, Launch((), server.address, lambda ready=is_ready: ready))  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("command", [stack.up, stack.down, stack.status])
+def test_a_directory_that_cannot_be_used_is_named_with_the_remedy(
+    command: Callable[[Path], object], tmp_path: Path
+) -> None:
+    root = tmp_path / "stack"
+    root.mkdir()
+    for name in ("lock", "stack.json"):
+        (root / name).mkdir()  # no right to open it, for whatever user
+    with pytest.raises(StackError, match=rf"directory {root} cannot be used: Is a directory .*choose another.*--root"):
+        command(root)
+
+
+def test_a_full_disk_leaves_no_draft_and_the_servers_that_were_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = started(tmp_path, SLEEPER)
+    StackState(tmp_path).having(server).save()
+
+    def fills(path: Path, text: str) -> None:
+        with path.open("w"), open("/dev/full", "w") as full:
+            full.write(text)
+
+    monkeypatch.setattr(Path, "write_text", fills)
+    with pytest.raises(OSError, match="No space left on device"):
+        StackState.load(tmp_path).having(server).save()
+    assert not list(tmp_path.glob(".stack.json*"))
+    assert stack.down(tmp_path) == ["kafka"]
+    assert not (tmp_path / "stack.json").exists()
+
+
+def test_a_server_of_another_user_is_not_reported_as_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = started(tmp_path, SLEEPER)
+    StackState(tmp_path).having(server).save()
+
+    def denied(_pid: int, _number: int) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    with monkeypatch.context() as other:
+        other.setattr(process.os, "kill", denied)
+        with pytest.raises(StackError, match=rf"kafka \(pid {server.pid}\) runs as another user"):
+            stack.down(tmp_path)
+    assert stack.down(tmp_path) == ["kafka"]
