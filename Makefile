@@ -1,4 +1,4 @@
-# Needs Python 3.11+, make and Java 17+. Everything else is fetched: packages into .venv, jars into the cache.
+# Needs Python 3.11+, make and Java 17+. Everything else is downloaded: packages into .venv, jars into the cache.
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
@@ -41,7 +41,7 @@ lint: $(READY)  ## format, lint, types and import direction
 tests-fast: $(READY)
 	$(PYTEST) -q -n 2 $(FAST)
 
-# Three files at a time, on two cores: servers and Spark on a few records wait more than they work.
+# Three files in parallel on two cores: with few records, servers and Spark mostly wait.
 tests-slow: $(READY) java
 	$(PYTEST) -q -n 3 --dist loadfile --no-loadscope-reorder --durations=15 $(SLOW)
 
@@ -55,7 +55,7 @@ coverage: $(READY)  ## lines and branches that unit and property tests reach; fa
 	$(BIN)/coverage combine -q
 	$(BIN)/coverage report
 
-bench: $(READY) java  ## headwater beside Kafka Streams and others, results checked; ARGS='--only headwater,kafka-streams --keys 10000 --json'
+bench: $(READY) java  ## headwater compared with Kafka Streams and others, results checked; ARGS='--only headwater,kafka-streams --keys 10000 --json'
 	@$(BIN)/python -m benchmarks $(ARGS)
 
 prove: $(READY)  ## simulated worlds, every schedule of faults, planted bugs; ARGS='--seeds 2000 --schedules 50000 --json'
@@ -64,7 +64,7 @@ prove: $(READY)  ## simulated worlds, every schedule of faults, planted bugs; AR
 soak: $(READY) java  ## real processes and servers, killed and disturbed for hours; resumable; ARGS='--minutes 30 --json'
 	@$(BIN)/python -m tests.soak $(ARGS)
 
-mutants: $(READY)  ## one change at a time in the core's code: does a test see it? ARGS='envelope.dedup.history.*', ARGS=report
+mutants: $(READY)  ## one change at a time in the core's code: does a test fail? ARGS='envelope.dedup.history.*', ARGS=report
 	$(BIN)/python -m tests.mutants $(ARGS)
 
 fuzz: $(READY)  ## a million damaged envelopes through the codec; ARGS='--executions 100000 --seed 7'
@@ -73,7 +73,7 @@ fuzz: $(READY)  ## a million damaged envelopes through the codec; ARGS='--execut
 model: $(TLA)/bin/tla  ## the rules as small TLA+ models, and broken variants that must fail; needs cargo; ARGS=Growth
 	$(PYTHON) -m tests.models --checker $(TLA)/bin/tla $(ARGS)
 
-lock: $(READY)  ## pin every dependency again; ARGS=--upgrade takes newer versions
+lock: $(READY)  ## pin every dependency again; ARGS=--upgrade for newer versions
 	$(BIN)/pip install -q 'uv>=0.9,<1'
 	$(BIN)/uv pip compile pyproject.toml --group dev --group docs --universal --python-version 3.11 --generate-hashes \
 	  --no-emit-index-url --no-annotate --no-header -q -o requirements.lock $(ARGS)

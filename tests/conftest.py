@@ -1,4 +1,4 @@
-"""Real servers for the tests that ask for one: started once a run, shared by all of its workers, ended with it."""
+"""Real servers for the tests that need one: started once per run, shared by its workers, and stopped at its end."""
 
 import os
 import shutil
@@ -20,10 +20,10 @@ from tests.support.spark import JAVA_OPTIONS
 _ROOT = "HEADWATER_TEST_STACK"
 _WORLDS = "tests/simulation/"
 
-# The same examples in every run; `--hypothesis-profile=explore` looks for new ones. A busy machine is no failure.
+# The same examples in every run; `--hypothesis-profile=explore` tries new ones. A busy machine is not a failure.
 settings.register_profile("pinned", derandomize=True, deadline=None, print_blob=True)
 settings.register_profile("explore", derandomize=False, deadline=None, print_blob=True, max_examples=2_000)
-# For `make mutants`: a failure is enough, whatever the smallest example is.
+# For `make mutants`: any failure is enough; examples are not shrunk.
 settings.register_profile(
     "mutants", derandomize=True, deadline=None, database=None, max_examples=25, phases=(Phase.explicit, Phase.generate)
 )
@@ -38,7 +38,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if not _is_worker(config):
         os.environ[STACK_JAVA_OPTIONS] = JAVA_OPTIONS
         root = os.environ[_ROOT] = tempfile.mkdtemp(prefix="headwater-tests-")
-        os.environ["SPARK_CONF_DIR"] = root  # of every Spark that a test, or a command in a test, starts
+        os.environ["SPARK_CONF_DIR"] = root  # for every Spark that a test, or a command in a test, starts
         Path(root, "spark-defaults.conf").write_text(f"spark.driver.defaultJavaOptions {JAVA_OPTIONS}\n")
 
 
@@ -50,7 +50,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Slow files first, and simulated worlds last: then no worker is busy when the others have ended."""
+    """Run slow files first and simulated worlds last, so that all workers end at about the same time."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: (item.nodeid.startswith(_WORLDS), item.path not in slow))
 
@@ -61,7 +61,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> "_Files | No
 
 
 class _Files(LoadFileScheduling):
-    """Hands out files, as their tests share servers; simulated worlds share nothing and are handed out one by one."""
+    """Distributes whole files, whose tests share servers; simulated worlds share nothing and are distributed singly."""
 
     def _split_scope(self, nodeid: str) -> str:
         return nodeid if nodeid.startswith(_WORLDS) else str(super()._split_scope(nodeid))
@@ -98,5 +98,5 @@ def redis_url(worker_id: str) -> str:
 
 @pytest.fixture(scope="session")
 def cassandra_url() -> str:
-    """URL of a Cassandra node, without a keyspace: tests that share it choose one of their own."""
+    """URL of a Cassandra node, without a keyspace: each test that shares it uses its own."""
     return _up(cassandra=True).cassandra

@@ -1,4 +1,4 @@
-"""What the tests of several stores share."""
+"""Fixtures for the tests of several stores."""
 
 import uuid
 from urllib.parse import urlsplit
@@ -20,7 +20,7 @@ def valkey():
 
 @pytest.fixture(scope="session")
 def keyspace(cassandra_url, worker_id):
-    """A keyspace for tests that use flows of their own and break nothing else."""
+    """A keyspace for tests that use their own flows and do not disturb others."""
     name = f"shared_{worker_id}"
     apply_schema(f"{cassandra_url}/{name}?replication=1")
     return name
@@ -38,7 +38,7 @@ def cassandra_store_url(cassandra_url, keyspace):
 
 @pytest.fixture
 def server_url(redis_store_url):
-    """URL of a store on the server that a module is about: Redis, where the module does not say another."""
+    """URL of a store on the server under test: Redis, unless the module overrides it."""
     return redis_store_url
 
 
@@ -52,7 +52,7 @@ def direct(server_url):
 
 @pytest.fixture
 def proxy(server_url):
-    """What stands before that server and breaks connections."""
+    """A proxy of that server that breaks connections."""
     server = urlsplit(server_url)
     proxy = Proxy((server.hostname, server.port))
     yield proxy
@@ -75,11 +75,11 @@ def store(url):
 
 @pytest.fixture
 def stage():
-    """A stage of a flow that nobody has used."""
+    """A stage of a new flow."""
     return FlowRef(f"fleet-{uuid.uuid4().hex}").stage("aircraft")
 
 
 @pytest.fixture
 def marker():
-    """Bytes that only one write carries."""
+    """Bytes that only one write contains."""
     return uuid.uuid4().hex.encode()

@@ -1,10 +1,10 @@
-"""Damaged envelopes by the million: whatever arrives, only `EnvelopeError` may come out of the codec.
+"""Fuzzes the codec with damaged envelopes: it may raise only `EnvelopeError`.
 
     python -m tests.fuzz.codec [--executions 1000000] [--seed N]
 
-Starts from valid envelopes and from the table of bad inputs, and changes bytes by a seeded generator. Half of
-the values get a right checksum again, so that the damage reaches the parser. What is read must survive being
-written and read again, and must take a hop.
+It starts from valid envelopes and from the table of bad inputs, and changes bytes by a seeded generator. Half of
+the values get a correct checksum again, so that the damage reaches the parser. A value that is read must be the same
+after writing and reading it again, and must accept another hop.
 """
 
 import argparse
@@ -102,7 +102,7 @@ def execute(value: bytes) -> str:
 
 
 def fuzz(executions: int, seed: int) -> Counter[str]:
-    """Run; the seed and the value are in the error when something else than an `EnvelopeError` comes out."""
+    """Run; if the codec raises another error than `EnvelopeError`, the error contains the seed and the value."""
     rng = random.Random(seed)
     values = corpus(rng)
     outcomes: Counter[str] = Counter()

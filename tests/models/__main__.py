@@ -1,14 +1,14 @@
-"""Check the models of the rules, `docs/models/*.tla`, and that their broken variants fail.
+"""Checks the models of the rules, `docs/models/*.tla`, and that their broken variants fail.
 
     python -m tests.models [--checker tla] [MODEL ...]
 
-What is checked of a model stands in its `.cfg`: constants and invariants, and in comments the other values for which
-it must hold and the variants that must fail, each with the invariant that shows it (`Above`: the refinement).
+The `.cfg` of a model lists what is checked: constants and invariants, and in comments other values for which
+it must hold, and variants that must fail, each with the violated invariant (`Above`: the refinement).
 
     \\* holds: After = 3
     \\* fails: Broken = "no_run_id" -> LossNoticed
 
-Exit code 1 if one of them does not end as it says.
+The exit code is 1 if a search ends differently.
 """
 
 import argparse
@@ -24,18 +24,18 @@ MODELS = Path(__file__).parents[2] / "docs" / "models"
 REFINED = "Above"
 """Instance of the abstract model in a model that is checked by refinement."""
 STATES = 5_000_000
-"""Far above what any model here needs: a search that ends at it is incomplete, and counts as failed."""
+"""Far above the size of any model here: a search that reaches it is incomplete, and counts as failed."""
 
 
 class Case(NamedTuple):
-    """One search of a model: with these constants it ends so."""
+    """One search of a model: constants, and the expected end."""
 
     constants: tuple[str, ...]
     expected: str
 
 
 class Outcome(NamedTuple):
-    """How a search ended: `ok`, the violated invariant, `Above`, or what else the checker says; states and seconds."""
+    """How a search ended: `ok`, the violated invariant, `Above`, or the checker's message; states and seconds."""
 
     end: str
     states: int
@@ -43,7 +43,7 @@ class Outcome(NamedTuple):
 
 
 def cases(config: str) -> list[Case]:
-    """Return the searches that a `.cfg` asks for: as it stands, then those of its comments."""
+    """Return the searches of a `.cfg`: its own values first, then those of its comments."""
     found = [Case((), "ok")]
     for kind, constants, end in re.findall(r"^\\\* (holds|fails): (.*?)(?: -> (\w+))?$", config, re.MULTILINE):
         if bool(end) != (kind == "fails"):
@@ -72,20 +72,20 @@ def search(checker: str, model: Path, constants: tuple[str, ...]) -> Outcome:
 
 
 def main() -> int:
-    """Check the models that are named, or all."""
+    """Check the named models, or all."""
     parser = argparse.ArgumentParser(prog="python -m tests.models", description=__doc__.partition("\n")[0])
     parser.add_argument("models", nargs="*", metavar="MODEL", help="names of models, such as Growth; default: all")
     parser.add_argument("--checker", default="tla", help="the binary of tla-checker; default: tla, on the path")
     args = parser.parse_args()
     found = shutil.which(args.checker)
     if found is None:
-        parser.error(f"{args.checker} is not there: make model builds it")
+        parser.error(f"{args.checker} was not found: make model builds it")
     checker = str(Path(found).resolve())
     wrong = 0
     for model in [MODELS / f"{name}.tla" for name in args.models] or sorted(MODELS.glob("*.tla")):
         config = model.with_suffix(".cfg")
         if not config.exists():
-            continue  # an abstract model: it is checked where others refine it
+            continue  # an abstract model is checked through the models that refine it
         for case in cases(config.read_text()):
             outcome = search(checker, model, case.constants)
             wrong += outcome.end != case.expected

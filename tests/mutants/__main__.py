@@ -1,7 +1,7 @@
 """`make mutants`: mutmut over the core, its modules named in pyproject.toml, and a report of what survived.
 
-Stop it at any time; it goes on where it was. A mutant is tried again when its function has changed, or
-when it survived without a known reason. Names or patterns try only these: `make mutants ARGS='envelope.dedup.history.*'`.
+It can be stopped at any time, and resumes. A mutant is tried again if its function has changed, or if
+it survived without a known reason. Names or patterns restrict it: `make mutants ARGS='envelope.dedup.history.*'`.
 """
 
 import ast
@@ -32,9 +32,9 @@ class Mutant:
 
     Attributes:
         name: mutmut's name for it; numbers change with the function.
-        module: Where it is.
-        code: mutmut's code for what became of it; None when it was not tried yet.
-        change: If it lives, function and what is changed; the same as long as that place is.
+        module: Its module.
+        code: mutmut's code for the result; None if it was not tried yet.
+        change: If it survives, function and change; stable as long as that code is the same.
         text: Only the words of a sentence differ.
     """
 
@@ -46,7 +46,7 @@ class Mutant:
 
 
 def mutants() -> Iterator[Mutant]:
-    """All mutants that there are."""
+    """All mutants."""
     for meta in sorted(ROOT.rglob("*.py.meta")):
         source = ast.parse(meta.with_suffix("").read_text())
         functions = {node.name: node for node in ast.walk(source) if isinstance(node, ast.FunctionDef)}
@@ -67,7 +67,7 @@ def _body(function: ast.FunctionDef) -> ast.Module:
 
 
 def difference(before: str, after: str) -> str:
-    """`old => new`, each with a little of what is around it."""
+    """`old => new`, each with some context."""
     old, new = " ".join(before.split()), " ".join(after.split())
     start = _alike(old, new)
     end = min(_alike(old[::-1], new[::-1]), min(len(old), len(new)) - start)
@@ -75,7 +75,7 @@ def difference(before: str, after: str) -> str:
 
 
 def _alike(one: str, other: str) -> int:
-    """Number of characters that both begin with."""
+    """Length of the common prefix."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
@@ -84,7 +84,7 @@ def _wordless(body: ast.Module) -> str:
 
 
 class _Wordless(ast.NodeTransformer):
-    """Empties every string that is a sentence, and writes SQL in capitals, which SQL does not tell apart."""
+    """Empties every string that is a sentence, and converts SQL to capitals, since SQL ignores case."""
 
     def visit_Constant(self, node: ast.Constant) -> ast.Constant:
         words = node.value.split() if isinstance(node.value, str) else []
@@ -94,13 +94,13 @@ class _Wordless(ast.NodeTransformer):
 
 
 def known() -> set[str]:
-    """The changes that `survivors.txt` gives a reason for."""
+    """The changes with a reason in `survivors.txt`."""
     lines = (line.strip() for line in KNOWN.read_text().splitlines())
     return {line for line in lines if line and not line.startswith("#")}
 
 
 def choose(patterns: list[str], listed: set[str]) -> None:
-    """Have mutmut try what was not tried yet, or lives without a reason, and matches one of the patterns if there are any."""
+    """Make mutmut try mutants that were not tried yet, or survive without a reason, and match a pattern, if any."""
     again = {one.name for one in mutants() if one.code in _OUT_OF_TIME or _kind(one, listed) in ("unknown", "untried")}
     for meta in ROOT.rglob("*.py.meta"):
         notes = json.loads(meta.read_text())
@@ -112,7 +112,7 @@ def choose(patterns: list[str], listed: set[str]) -> None:
 
 
 def report(listed: set[str]) -> bool:
-    """Print a line per module and every survivor without a reason; whether all is as it should be."""
+    """Print a line per module and every survivor without a reason; return whether the result is acceptable."""
     rows: dict[str, Counter[str]] = defaultdict(Counter)
     unknown, left = [], set(listed)
     for one in mutants():
@@ -147,7 +147,7 @@ def _kind(one: Mutant, listed: set[str]) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Run and report; 0 when enough is killed and every survivor has a reason."""
+    """Run and report; return 0 if enough mutants are killed and every survivor has a reason."""
     listed = known()
     if arguments != ["report"]:
         patterns = [] if any(ROOT.rglob("*.py.meta")) else arguments  # mutmut tries what is named even if it was tried

@@ -31,7 +31,7 @@ def record(topic: str, offset: int, key: bytes, value: bytes, partition: int = 0
 
 
 class Both:
-    """Two runs of one flow, on stores of their own; after every batch they must agree in everything that is kept.
+    """Two runs of one flow, each on its own store; after every batch they must agree in everything stored.
 
     Attributes:
         dead_letters: All dead letters so far.
@@ -69,13 +69,13 @@ class Both:
             keys = [key for key, _ in store.scan(self._run.stage_ref(stage))]
             found, wanted = load_states(self._run, stage, keys), self.memory.states(stage.name)
             assert found == wanted
-            # As text: 1, 1.0 and true are equal, and not the same.
+            # As text, because 1, 1.0 and true compare equal.
             assert {key: json.dumps(one.fold) for key, one in found.items()} == {
                 key: json.dumps(one.fold) for key, one in wanted.items()
             }
 
     def results(self, stage: str) -> dict[bytes, Any]:
-        """What readers see of every state of a stage."""
+        """The results of a stage by key."""
         return self.memory.results(stage)
 
     def reasons(self) -> list[tuple[int, Reason]]:

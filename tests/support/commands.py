@@ -1,4 +1,4 @@
-"""The commands with every option of theirs, what each option reaches, and a record of what a command calls."""
+"""The commands with all their options, the effect of each option, and a recorder of what a command calls."""
 
 import inspect
 import os

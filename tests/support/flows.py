@@ -1,6 +1,6 @@
-"""Flows of the engine's tests: each in columns and message by message, with the same answer.
+"""Flows of the engine's tests: each in columns and message by message, with the same results.
 
-They stand in a module of their own because Spark's workers import it: what they use is pickled by name.
+They are in a separate module because Spark's workers import it: functions and classes are pickled by name.
 """
 
 import os
@@ -42,7 +42,7 @@ class Totals:
 
 
 class Deadly(Totals):
-    """Ends the process that folds, once: a file is there until it does."""
+    """Kills the folding process once: a file exists until then."""
 
     def __init__(self, marker: str) -> None:
         self.marker = marker
@@ -130,7 +130,7 @@ def counted(source: str, path: Path) -> Flow[Any]:
 
 
 def totals(legs: Iterable[Any], key: str) -> dict[bytes, dict[str, Any]]:
-    """The truth: what `fleet` must have for every key, each leg given once."""
+    """The expected states of `fleet`, for legs without copies."""
     found: dict[bytes, dict[str, Any]] = {}
     for leg in legs:
         if leg.minutes > 0 and leg.tail:

@@ -1,4 +1,4 @@
-"""A topic that grows while a flow lags: a republisher that places by key, its records, and who reads them."""
+"""A topic that grows while a flow lags: a republisher that places records by key, its records, and their readers."""
 
 import json
 from dataclasses import dataclass, field
@@ -25,11 +25,11 @@ def flow(history: int = 4, stages: int = 1) -> Flow:
 
 @dataclass
 class Legs:
-    """The topic, as a broker has it.
+    """The topic in the broker.
 
     Attributes:
         partitions: Records by partition.
-        placing: Number of partitions that the producer knows of.
+        placing: Number of partitions that the producer has seen.
         written: Roots written so far, each with its key.
         now: The time in seconds.
     """
@@ -45,19 +45,19 @@ class Legs:
         return cls([[] for _ in range(partitions)], partitions)
 
     def grow(self, partitions: int, *, known: bool = True) -> None:
-        """Add partitions; a producer that does not know goes on as before."""
+        """Add partitions; a producer that has not seen them continues as before."""
         self.partitions += [[] for _ in range(partitions - len(self.partitions))]
         if known:
             self.placing = partitions
 
     def write(self, *keys: int) -> None:
-        """The republisher writes one event of each key."""
+        """Let the republisher write one event of each key."""
         for key in keys:
             self.written.append(key)
             self._send(len(self.written) - 1)
 
     def send_again(self, root: int) -> None:
-        """The republisher begins again at this root, as behind a crash."""
+        """Let the republisher begin again at this root, as after a crash."""
         for one in range(root, len(self.written)):
             self._send(one)
 
@@ -75,13 +75,13 @@ class Legs:
         return {number: len(log) for number, log in enumerate(self.partitions)}
 
     def start(self, of: Flow, stores: dict[str, str], **options: Any) -> MemoryRunner:
-        """A run that reads on where the manifest says."""
+        """Start a run that resumes at the manifest."""
         runner = MemoryRunner(of, stores, whole=self.ends, clock=lambda: self.now, metadata_max_age=MAX_AGE, **options)
         self.read = runner.run.positions
         return runner
 
     def fold(self, runner: MemoryRunner, **most: int) -> None:
-        """Fold one batch: up to so many records of each partition, as `p0=3`; all of the others."""
+        """Fold one batch: at most this many records of a partition, as `p0=3`, and all records of the others."""
         records = []
         for number, log in enumerate(self.partitions):
             begin = self.read.get(number, 0)
@@ -91,5 +91,5 @@ class Legs:
         runner.process(records)
 
     def expected(self) -> dict[bytes, dict[str, int]]:
-        """Every event once."""
+        """The expected states: every event once."""
         return {f"k{key}".encode(): {"n": self.written.count(key)} for key in set(self.written)}

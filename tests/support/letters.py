@@ -1,4 +1,4 @@
-"""Flows that give records up, and their dead letters as they come back."""
+"""Flows that reject records, and their redriven dead letters."""
 
 import json
 import uuid
@@ -19,7 +19,7 @@ LEGS = Topic("legs", Json({"k": str, "c": str, "v": int}))
 
 
 class Sum:
-    """Counts and adds up, and takes no 5000 as long as it is broken."""
+    """Counts and adds up; rejects 5000 as long as it is broken."""
 
     broken = True
 
@@ -57,7 +57,7 @@ def feed(run: MemoryRunner, records: list[Record]) -> MemoryRunner:
 
 
 def back(died: Died, offset: int, flow: str, letter: int = 0, *, asserted: bool = False, **facts: Any) -> Record:
-    """What a redrive produces for a dead letter."""
+    """The record that a redrive produces for a dead letter."""
     record = died.record
     told = DeadLetterHeaders(
         record.topic,

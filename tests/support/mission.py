@@ -25,12 +25,12 @@ PARTITIONS: Final = {ORDERS: 3, CUSTOMERS: 2, ITEMS: 3, SOLD: 2, ARTICLES: 2}
 
 
 def by_customer(record: InputRecord) -> OutputRecord:
-    """The order as it is, keyed by its customer."""
+    """The unchanged order, keyed by its customer."""
     return OutputRecord(key=json.loads(record.payload)["customer"].encode())
 
 
 def by_item(record: InputRecord) -> Iterator[OutputRecord]:
-    """One message for each of the order's items, of which it has none to three."""
+    """One message for each of the order's items, none to three."""
     order = json.loads(record.payload)
     for article, pieces in order["items"]:
         item = {"customer": order["customer"], "article": article, "pieces": pieces}
@@ -53,7 +53,7 @@ demand: Final[Flow[Any]] = Flow("demand").source(Topic(SOLD, _ITEM)).aggregate("
 
 
 def totals(orders: Iterable[dict[str, Any]], by: str) -> dict[bytes, dict[str, int]]:
-    """The truth: what the flows must have for every customer or article, each order given once."""
+    """The expected states for every customer or article, for orders without copies."""
     pieces: dict[bytes, list[int]] = defaultdict(list)
     for order in orders:
         for article, number in order["items"]:

@@ -1,4 +1,4 @@
-"""A TCP proxy that breaks connections where a test wants it: before a server saw a request, or after it did."""
+"""A TCP proxy that breaks connections at chosen points: before or after a server receives a request."""
 
 import socket
 import threading
@@ -10,17 +10,17 @@ _CHUNK = 1 << 16
 
 
 class Fault(Enum):
-    """What happens to the connection on which a chosen request comes by. Other connections go on."""
+    """What happens to the connection of a chosen request. Other connections are not affected."""
 
-    CUT_BEFORE = "the request is dropped and the connection reset: the server never sees all of it"
+    CUT_BEFORE = "the request is dropped and the connection reset: the server never gets all of it"
     CUT_AFTER = "the request is passed on; instead of the next answer the connection is reset"
     HOLD_BEFORE = "the request, and what follows on its connection, waits until `release`"
     HOLD_AFTER = "the request is passed on, its answer waits until `release`"
-    HALF_CLOSE = "the request is passed on, and the client is told that nothing more will come"
+    HALF_CLOSE = "the request is passed on, and the connection to the client is half closed: no answer follows"
 
 
 BREAKING = [Fault.CUT_BEFORE, Fault.CUT_AFTER, Fault.HALF_CLOSE]
-"""Faults after which the connection is of no use any more."""
+"""Faults after which the connection is unusable."""
 
 
 class Proxy:
@@ -42,10 +42,10 @@ class Proxy:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def arm(self, needle: bytes, fault: Fault, *, skip: int = 0) -> threading.Event:
-        """Let `fault` meet the next request with `needle` in it, or the one after `skip` of them.
+        """Apply `fault` to the next request that contains `needle`, or to the one after `skip` of them.
 
         Returns:
-            Set when it has met one.
+            An event that is set when the fault was applied.
         """
         armed = _Armed(needle, fault, skip)
         with self._lock:
@@ -62,19 +62,19 @@ class Proxy:
         return self._counts[needle]
 
     def release(self) -> None:
-        """Let go what `HOLD_BEFORE` and `HOLD_AFTER` keep."""
+        """Release the bytes held by `HOLD_BEFORE` and `HOLD_AFTER`."""
         for link in self._open_links():
             link.requests_free.set()
             link.answers_free.set()
 
     def cut(self) -> None:
-        """Reset every connection that is open."""
+        """Reset every open connection."""
         for link in self._open_links():
             link.reset()
 
     @contextmanager
     def refusing(self) -> Iterator[None]:
-        """Reset every connection, and each new one at once, as long as the block runs."""
+        """Reset every connection, and each new one immediately, while the block runs."""
         self._refusing = True
         try:
             self.cut()
@@ -83,7 +83,7 @@ class Proxy:
             self._refusing = False
 
     def close(self) -> None:
-        """End the proxy with all of its connections."""
+        """Close the proxy and all its connections."""
         self._refusing = True
         self._listener.close()
         self.cut()
@@ -116,8 +116,8 @@ class Proxy:
             self._links.discard(link)
 
     def judge(self, tail: bytes, data: bytes) -> Fault | None:
-        """The fault that `data`, which follows `tail`, meets."""
-        both = tail + data  # a needle may lie in two pieces
+        """The fault to apply to `data`, which follows `tail`."""
+        both = tail + data  # a needle may be split between them
         with self._lock:
             for armed in self._armed:
                 if armed.needle in both and armed.needle not in tail:
@@ -143,7 +143,7 @@ class _Armed:
 
 
 class _Link:
-    """One connection of a client, and the one to the server that stands for it."""
+    """One connection of a client, and its counterpart to the server."""
 
     def __init__(self, proxy: Proxy, client: socket.socket, server: socket.socket) -> None:
         self._proxy, self._client, self._server = proxy, client, server

@@ -51,7 +51,7 @@ def leg(offset: int, key: str | None = "N1", *, partition: int = 0, topic: str =
 
 
 def table_of(records: Sequence[Record]) -> pa.Table:
-    """Records as the columns that Spark's Kafka source gives, without headers."""
+    """Records as the columns of Spark's Kafka source, without headers."""
     return pa.table(
         {
             "key": pa.array([one.key for one in records], pa.binary()),
@@ -65,7 +65,7 @@ def table_of(records: Sequence[Record]) -> pa.Table:
 
 
 def batches_of(records: Sequence[Record]) -> list[pa.RecordBatch]:
-    """Records of one topic as they come to a task: the topic's name is not in them."""
+    """Records of one topic as a task gets them, without the topic's name."""
     batches: list[pa.RecordBatch] = table_of(records).drop_columns(["topic"]).to_batches()
     return batches
 
@@ -99,7 +99,7 @@ def hop(topic: str, partition: int, offset: int, index: int | None = 0, via: str
 
 
 def element(value: Any, offset: int = 0, *, key: bytes | None = b"N1", partition: int = 0, **fields: Any) -> Element:
-    """An element in front of a stage."""
+    """An element before a stage."""
     return Element(value, key, Node(TOPIC, partition, offset, TOPIC_ID), **fields)
 
 
@@ -109,5 +109,5 @@ def runner(flow: Flow, store: str | None = None) -> MemoryRunner:
 
 
 def states(run: MemoryRunner, stage: str) -> dict[str, Any]:
-    """What readers see of a stage, by text key."""
+    """The results of a stage, by text key."""
     return {key.decode(): state for key, state in run.results(stage).items()}

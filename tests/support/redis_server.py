@@ -1,4 +1,4 @@
-"""Redis servers of a test's own: started on a free port with its own directory, ended by their process id."""
+"""Redis servers for single tests: started on a free port with their own directory, ended by their process id."""
 
 import shutil
 import signal
@@ -95,7 +95,7 @@ def cluster(masters=3):
 
 
 def until(condition, seconds=20):
-    """Wait for something that the server does in its own time."""
+    """Wait until a condition of the server holds."""
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "the server did not get there in time"
@@ -119,7 +119,7 @@ def free_port():
 
 @contextmanager
 def encrypted(server, directory):
-    """A port that speaks TLS before a server, with a certificate of its own: yields the port and the CA file."""
+    """A TLS port for a server, with a new certificate: yields the port and the CA file."""
     key, certificate = str(directory / "key.pem"), str(directory / "cert.pem")
     subprocess.run(
         ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", key, "-out", certificate]
@@ -153,11 +153,11 @@ def encrypted(server, directory):
 
 
 class Answering:
-    """Stands before a server and answers some scripts itself, with an error, as a server in trouble would.
+    """A proxy of a server that answers some scripts itself, with an error.
 
     Attributes:
-        url: Where to reach it.
-        refused: How many scripts it has answered.
+        url: Its URL.
+        refused: Number of scripts that it has answered.
     """
 
     def __init__(self, server, error, times):

@@ -1,4 +1,4 @@
-"""Republishers in the tests: in this process and as processes, what goes in and what has to come out."""
+"""Republishers in the tests, in this process and as processes: their inputs and expected outputs."""
 
 import json
 import os
@@ -33,7 +33,7 @@ def produce(settings: KafkaSettings, topic: str, records: Sequence[tuple[bytes |
 
 
 def read_all(settings: KafkaSettings, topic: str) -> list[Any]:
-    """Every record that the topic holds now."""
+    """Every record that the topic contains now."""
     left = {(t, p): m.high for (t, p), m in Topics(settings).marks([topic]).items() if m.high > m.low}
     consumer = Consumer(settings.client(group_id=uuid.uuid4().hex, enable_auto_commit=False, enable_partition_eof=True))
     assign(consumer, [TopicPartition(t, p, OFFSET_BEGINNING) for t, p in left])
@@ -73,7 +73,7 @@ def outputs(settings: KafkaSettings, topic: str) -> dict[tuple, list[bytes]]:
 
 
 def expected(settings: KafkaSettings, topic: str) -> dict[tuple, Any]:
-    """What has to come out of the records of a topic, by root and index."""
+    """The expected outputs for the records of a topic, by root and index."""
     wanted: dict[tuple, Any] = {}
     for message in read_all(settings, topic):
         try:

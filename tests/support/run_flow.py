@@ -1,4 +1,4 @@
-"""A process of its own that runs a flow, for tests that kill it; see `runs.Run`."""
+"""Runs a flow in a separate process, for tests that kill it; see `runs.Run`."""
 
 import json
 import logging
@@ -33,7 +33,7 @@ def main(flow: str, arguments: Sequence[Any], kafka: str, **options: Any) -> Non
         kafka=KafkaSettings(kafka),
         until_caught_up=True,
         jars=jars.kafka_connector(),
-        # Workers of a JVM that was there before know nothing of this process's environment.
+        # Workers of an existing JVM do not have this process's environment.
         conf={**FAST, f"spark.executorEnv.{SPEC}": os.environ.get(SPEC, "")},
         progress=lambda _: print("batch", flush=True),
         **options,

@@ -1,4 +1,4 @@
-"""Runs of a flow as processes of their own, for tests that kill or freeze them."""
+"""Runs of a flow as separate processes, for tests that kill or freeze them."""
 
 import json
 import os
@@ -32,17 +32,17 @@ from tests.support.world import Sent, World, republished
 ROOT = Path(__file__).parents[2]
 
 Made = tuple[str, *tuple[Any, ...]]
-"""Name of the function of `flows` that makes a flow, and what it is called with: what another process can be told."""
+"""Name of the function in `flows` that makes a flow, and its arguments, to pass to another process."""
 
 
 ONE_NODE = ["replication-1"]
-"""What a Cassandra of one node cannot promise."""
+"""Risks of a Cassandra with one node."""
 BUCKETS = 2
 """Buckets of the stores, so that each has several keys of every batch. Redis and Cassandra divide keys alike."""
 
 
 def flow_of(made: Made) -> Flow[Any]:
-    """The flow that is made so."""
+    """The flow made by this function."""
     name, *arguments = made
     flow: Flow[Any] = getattr(flows, name)(*arguments)
     return flow
@@ -50,10 +50,10 @@ def flow_of(made: Made) -> Flow[Any]:
 
 @dataclass(frozen=True, slots=True)
 class Jvm:
-    """A JVM of Spark for one run after another: its start is most of what a run on a few records costs.
+    """A Spark JVM for successive runs: its start is most of the cost of a run on a few records.
 
-    A driver that is killed leaves in it what it would leave on the machines of a cluster: tasks under way, and a
-    query. The next driver ends what is left of them and starts Spark anew.
+    A driver that is killed leaves running tasks and a query in it, as it would on the machines of a cluster. The next
+    driver ends them and starts Spark again.
     """
 
     environment: Mapping[str, str]
@@ -86,12 +86,12 @@ def started_jvm(log: Path) -> Iterator[Jvm]:
 
 
 class Run:
-    """A run in a session of its own, so that all it started can be ended with it.
+    """A run in its own session, so that all its children can be ended with it.
 
     Args:
         world: Its topics and stores.
         made: How its flow is made.
-        fault: Where it dies, as in `HEADWATER_FAULT`.
+        fault: The fault that kills it, as in `HEADWATER_FAULT`.
         jvm: The JVM to run in; it starts its own without one.
         options: More arguments of `run_flow`.
     """
@@ -118,7 +118,7 @@ class Run:
             )
 
     def wait(self) -> int:
-        """Wait for its end, not for that of the JVM and the workers that it leaves behind, and return the exit code."""
+        """Wait until it ends, not for its JVM and workers, and return the exit code."""
         return self._process.wait(timeout=300)
 
     def await_batch(self) -> None:
@@ -127,12 +127,12 @@ class Run:
         assert self._process.stdout.readline() == b"batch\n", self.errors
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal to it and to all that it started and that is still there."""
+        """Send a signal to it and to all its remaining children."""
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, number)
 
     def end(self) -> None:
-        """End it, and all that it started."""
+        """End it and all its children."""
         self.signal(signal.SIGKILL)
         self._process.wait()
         assert self._process.stdout is not None
@@ -145,10 +145,10 @@ class Run:
 
 
 def commit_faults(flow: Flow[Any], stores: Iterable[str]) -> list[Fault]:
-    """A death at every step of a commit and at every stage, in the order of the steps.
+    """A kill at every step of a commit and at every stage, in the order of the steps.
 
-    What changes something outside of the process dies before that and behind it; to read, to fold and to return
-    change nothing, so one end each is enough.
+    Steps with an effect outside the process are killed before and after it. Reading, folding and returning have none,
+    so one kill each is enough.
 
     Args:
         flow: The flow.
@@ -170,7 +170,7 @@ def commit_faults(flow: Flow[Any], stores: Iterable[str]) -> list[Fault]:
 
 
 def store_faults(flow: Flow[Any], stores: Iterable[str]) -> list[Fault]:
-    """A death before and behind everything that a commit writes to stores, in the order of the steps."""
+    """A kill before and after everything that a commit writes to stores, in the order of the steps."""
     written = [
         *(CommitStep.PERSIST.of(stage.name) for stage in reversed(flow.stages)),
         *(CommitStep.MANIFEST.of(name) for name in reversed([*stores])),
@@ -195,18 +195,18 @@ def kill_everywhere(
     faults_of: Callable[[Flow[Any], Iterable[str]], list[Fault]] = commit_faults,
     **options: Any,
 ) -> None:
-    """Kill one run after another, each at the next of some steps of its commit, then let one come to its end.
+    """Kill successive runs, each at the next of some steps of its commit, then let one complete.
 
-    Every run has more to read: as many legs as the others, the last ones of the run before once more, and what
-    cannot be used. Each reads all that there is in one batch.
+    Every run has more to read: as many new legs as the others, the last ones of the previous run again, and malformed
+    records. Each reads everything in one batch.
 
     Args:
         world: Topics and stores.
         made: How the flow is made.
-        legs: All that is to be folded.
+        legs: All legs to fold.
         dead: Records that become dead letters.
-        jvm: Where Spark runs.
-        faults_of: Which steps, for a flow and its stores.
+        jvm: The JVM of Spark.
+        faults_of: The steps, for a flow and its stores.
         options: More arguments of `run_flow`.
     """
     flow = flow_of(made)
@@ -215,7 +215,7 @@ def kill_everywhere(
     started: list[Run] = []
     try:
         for n, fault in enumerate(faults):
-            # The republisher was killed as well: its last outputs come again.
+            # The republisher was also killed: it sends its last outputs again.
             world.send(republished(legs, range(max(0, size * n - 8), size * (n + 1))))
             world.send(dead)
             check_is_a_real_batch(world, flow)
@@ -263,10 +263,10 @@ def roots(views: Mapping[bytes, View]) -> set[tuple[int, int]]:
 
 
 def check_invariants(world: World, flow: Flow[Any]) -> None:
-    """What a store's manifest counts as folded its stages hold, and what a stage holds the one behind it holds."""
+    """Check that the stages hold everything below their store's manifest, and everything that upstream stages hold."""
     records = world.records()
     upstream: set[tuple[int, int]] = set()
-    # In this order: a task that outlived its driver may still write, a stage only after the one behind it.
+    # In this order: a task that outlives its driver may still write, a stage only after the stage downstream of it.
     for stage in flow.stages:
         ends = world.ends(flow, stage.name)
         counted = {

@@ -1,4 +1,4 @@
-"""A broker of a test's own that asks who is there and what they may do: SASL_SSL with SCRAM, mutual TLS, and ACLs."""
+"""A broker for single tests with authentication and authorization: SASL_SSL with SCRAM, mutual TLS, and ACLs."""
 
 import shutil
 import subprocess
@@ -27,12 +27,12 @@ _READY_SECONDS = 120.0
 
 @dataclass(frozen=True)
 class SecuredKafka:
-    """A broker that runs.
+    """A running broker.
 
     Attributes:
         bootstrap: Its SASL_SSL listener.
-        mutual: Its SSL listener, which asks clients for a certificate.
-        inside: Its plain listener, where everybody may do everything: for what a test prepares.
+        mutual: Its SSL listener, which requires a client certificate.
+        inside: Its plain listener without restrictions, for a test's preparations.
         authority: PEM file of the certificate authority.
     """
 
@@ -42,7 +42,7 @@ class SecuredKafka:
     authority: Path
 
     def environment(self, user: str, password_file: Path, mechanism: str = "SCRAM-SHA-512") -> dict[str, str]:
-        """What reaches it as `user`, in headwater's environment variables."""
+        """headwater's environment variables for a connection as `user`."""
         return {
             "HEADWATER_KAFKA_BOOTSTRAP": self.bootstrap,
             "HEADWATER_KAFKA_SECURITY_PROTOCOL": "SASL_SSL",
@@ -53,7 +53,7 @@ class SecuredKafka:
         }
 
     def certified(self, certificate: Path, key: Path, password_file: Path) -> dict[str, str]:
-        """What reaches its SSL listener as the name in a certificate, whose key has a password."""
+        """The environment variables for its SSL listener, with a certificate whose key has a password."""
         return {
             "HEADWATER_KAFKA_BOOTSTRAP": self.mutual,
             "HEADWATER_KAFKA_SECURITY_PROTOCOL": "SSL",
@@ -64,7 +64,7 @@ class SecuredKafka:
         }
 
     def allow(self, user: str, operation: AclOperation, kind: ResourceType, name: str) -> None:
-        """Give `user` one right to a topic or group, by its name's beginning."""
+        """Grant `user` one operation on topics or groups with this name prefix."""
         binding = AclBinding(
             kind,
             name,
@@ -81,13 +81,13 @@ class SecuredKafka:
 
 @contextmanager
 def secured_kafka(users: dict[str, str], trusted: Path) -> Iterator[SecuredKafka]:
-    """A broker in a temporary directory that ends, with its data, where the `with` block does.
+    """A broker in a temporary directory; it is stopped and its data deleted at the end of the `with` block.
 
-    Nobody has a right before `SecuredKafka.allow`.
+    Users have no rights before `SecuredKafka.allow`.
 
     Args:
         users: Password by name, for both kinds of SCRAM.
-        trusted: PEM file of the certificate that a client of the SSL listener must have.
+        trusted: PEM file of the certificate that clients of the SSL listener must use.
     """
     home = Path(tempfile.mkdtemp(prefix="headwater-secured-"))
     try:
@@ -126,7 +126,7 @@ def secured_kafka(users: dict[str, str], trusted: Path) -> Iterator[SecuredKafka
 
 
 def encrypted(key: Path, password: str) -> Path:
-    """The key with a password, in the way that Java 17 reads."""
+    """The key with a password, in a format that Java 17 can read."""
     made = key.with_suffix(".encrypted.pem")
     command = ["openssl", "pkcs8", "-topk8", "-in", str(key), "-out", str(made), "-v1", "PBE-SHA1-3DES"]
     subprocess.run([*command, "-passout", f"pass:{password}"], check=True, capture_output=True)

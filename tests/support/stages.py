@@ -1,4 +1,4 @@
-"""Short forms for tests of one stage: folds that can fail, arrivals, and what became of them."""
+"""Short forms for tests of one stage: folds that can fail, arrivals, and their outcomes."""
 
 import msgspec
 import pytest
@@ -56,7 +56,7 @@ def verdicts(outcome):
 
 
 def again(outcome, loaded=None):
-    """The states as the next batch loads them: through JSON, one version on."""
+    """The states as the next batch loads them: through JSON, with the next version."""
     saved = {
         key: KeyState(msgspec.json.decode(msgspec.json.encode(state.fold)), state.histories, state.version + 1)
         for key, state in outcome.states.items()

@@ -39,7 +39,7 @@ def one_stage():
 
 
 def stored(run):
-    """The manifests without what each store says of its stages."""
+    """The manifests without their data about stages."""
     found = [store.load_manifest(run.ref) for _, store in run.distinct_stores()]
     assert [list(one.definitions.items()) for one in found] == [list(run.definitions().items())] * len(found)
     assert [one.kept for one in found] == [("a",), ("b",)]

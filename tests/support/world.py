@@ -32,7 +32,7 @@ Headers = Sequence[tuple[str, bytes | None]]
 
 @dataclass(frozen=True)
 class Sent:
-    """A record as a test produces it; without a partition it goes where its key belongs."""
+    """A record to produce; without a partition, its key determines the partition."""
 
     value: bytes | None
     key: bytes | None = None
@@ -54,7 +54,7 @@ def legs(count: int, *, seed: int = 7, tails: int = 8) -> list[Any]:
 
 
 def alone(leg: Any, **sent: Any) -> Sent:
-    """A leg in an envelope that no republisher has seen: its root is its own record."""
+    """A leg in an envelope without hops: its root is its own record."""
     key = leg.tail.encode()
     return Sent(encode(Envelope(leg.SerializeToString(), key=key)), key, **sent)
 
@@ -116,9 +116,9 @@ class World:
         self._consumer.close()
 
     def send(self, messages: Iterable[Sent]) -> None:
-        """Produce and wait until all are in the log."""
+        """Produce and wait until all are acknowledged."""
         failed: list[KafkaError] = []
-        # A new one each time: it sees partitions that were added, and topics that were created again, at once.
+        # A new producer each time sees added partitions and recreated topics immediately.
         producer = Producer(
             {"bootstrap.servers": self.settings.bootstrap, "partitioner": "murmur2_random", "linger.ms": 1}
         )
@@ -142,7 +142,7 @@ class World:
         return bind(flow, {stage: f"sqlite:///{self.directory}/{name}.db" for stage, name in names.items()})
 
     def run(self, flow: Flow[Any], **options: Any) -> Report:
-        """Run the flow on Spark until it is caught up, in the session that there is."""
+        """Run the flow on Spark until it is caught up, in the existing session."""
         given = {"dead_letters": self.dead, "until_caught_up": True, **options}
         return run_flow(flow, kafka=self.settings, stores=self.stores(flow), **given)
 
@@ -151,7 +151,7 @@ class World:
         return {view.key: view for view in states(flow, stage, self.stores(flow))}
 
     def results(self, flow: Flow[Any], stage: str) -> dict[bytes, Any]:
-        """What readers see of every key of a stage."""
+        """The result of every key of a stage."""
         return {key: view.state for key, view in self.views(flow, stage).items() if view.state is not None}
 
     def records(self, topic: str = "") -> list[Record]:
@@ -174,7 +174,7 @@ class World:
         return sorted(found, key=lambda record: (record.partition, record.offset))
 
     def dead_letters(self) -> list[tuple[DeadLetterHeaders, Record]]:
-        """Everything in the dead-letter topic: the facts, and the record that carries them."""
+        """Everything in the dead-letter topic: the facts, and their record."""
         letters = []
         for record in self.records(self.dead):
             if Notes().take(record.headers, record.value):
@@ -185,7 +185,7 @@ class World:
         return letters
 
     def oracle(self, flow: Flow[Any], *batches: Sequence[Record]) -> MemoryRunner:
-        """The in-memory runner behind these batches; behind one batch of all that is in the topic when none is given."""
+        """The in-memory runner after these batches; by default after one batch of everything in the topic."""
         ends = {partition: marks.high for (_, partition), marks in self.topics.marks([self.topic]).items()}
         runner = MemoryRunner(
             flow,
@@ -208,7 +208,7 @@ class World:
         return oracle
 
     def _check_dead_letters(self, oracle: MemoryRunner) -> None:
-        """Every dead letter of the oracle is there, byte for byte; a crash may have written one twice."""
+        """Check that every dead letter of the oracle is in the topic, byte for byte; a crash may have written one twice."""
         wanted = {
             (str(one.record.node), one.stage, one.reason): (one.record.key, one.record.value, list(one.record.headers))
             for one in oracle.dead_letters
@@ -221,21 +221,21 @@ class World:
         same(found, wanted)
 
     def ends(self, flow: Flow[Any], stage: str = "") -> dict[int, int]:
-        """Next offset by partition, as the manifest in the store of a stage has it; empty without a manifest."""
+        """Next offset by partition in the manifest of a stage's store; empty without a manifest."""
         with closing(open_store(self.stores(flow)[stage or flow.stages[0].name])) as store:
             manifest = store.load_manifest(FlowRef(flow.name, 1))
         progress = manifest.positions.get(self.topic, {}) if manifest else {}
         return {partition: one.next_offset for partition, one in progress.items()}
 
     def manifest(self, flow: Flow[Any], stage: str = "") -> bytes:
-        """The manifest's bytes as they stand in the store of a stage, the first one's when there is no name."""
+        """The manifest's bytes in the store of a stage, by default of the first one."""
         with self._database(flow, stage) as connection:
             (manifest,) = connection.execute("SELECT manifest FROM flow WHERE name = ?", (flow.name,)).fetchone()
         assert isinstance(manifest, bytes)
         return manifest
 
     def restore(self, flow: Flow[Any], manifest: bytes, stage: str = "") -> None:
-        """Put an older manifest back, as if the run that wrote the newer ones had died before it could."""
+        """Restore an older manifest, as if the run had died before it wrote the newer ones."""
         with self._database(flow, stage) as connection, connection:
             connection.execute("UPDATE flow SET manifest = ? WHERE name = ?", (manifest, flow.name))
 
@@ -257,7 +257,7 @@ def same(found: Mapping[Any, Any], wanted: Mapping[Any, Any]) -> None:
 
 
 def held(histories: Histories) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """What histories hold, without the batch that last used them: that depends on where batches end."""
+    """The content of histories, without the batch that last used them, which depends on where batches end."""
     return {name: (lane.held, lane.floor) for name, lane in histories.lanes.items()}, histories.holes
 
 
