@@ -18,7 +18,7 @@ from benchmarks.workload import COLUMNS, PARTITIONS
 from persistence.kafka import KafkaSettings, Topics
 
 POLL_SECONDS: Final = 0.1
-STALL_SECONDS: Final = 300.0
+STALL_SECONDS: Final = 600.0
 """A run without a commit for this long has failed."""
 END_SECONDS: Final = 600.0
 """What a system may take to write its states out and to end."""

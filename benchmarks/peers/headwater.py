@@ -1,6 +1,8 @@
 """headwater by its own command line, as a user runs it."""
 
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 
@@ -31,8 +33,6 @@ class Headwater(Peer):
 
     def command(self, task: Task) -> list[str]:
         """The command line, until the end of the topic."""
-        if self.store == "cassandra":
-            apply_schema(self._url(task))
         options = {
             "--store": self._url(task),
             "--bootstrap": task.bootstrap,
@@ -41,6 +41,9 @@ class Headwater(Peer):
             "--max-records": str(task.batch),
             "--conf": f"spark.driver.memory={HEAP.removeprefix('-Xmx')}",
         }
+        if self.store == "cassandra":
+            apply_schema(self._url(task))
+            options["--accept"] = "replication-1"  # one node
         given = [word for pair in options.items() for word in pair]
         return module("jobs.cli", "run", "benchmarks.peers.flow:flow", "--until-caught-up", *given)
 
@@ -53,12 +56,13 @@ class Headwater(Peer):
     def result(self, task: Task) -> pl.DataFrame:
         """Read every state through the store's own interface."""
         stage = FlowRef(task.run).stage("keys")
-        rows: dict[str, list] = {column: [] for column in COLUMNS}
-        for key, stored in open_store(self._url(task)).scan(stage):
-            fold = state_of(stored, stage, key).fold
-            rows["key"].append(key.decode())
-            for field in ("count", "sum", "max"):
-                rows[field].append(fold[field])
+        rows: dict[str, list[Any]] = {column: [] for column in COLUMNS}
+        with closing(open_store(self._url(task))) as store:
+            for key, stored in store.scan(stage):
+                fold = state_of(stored, stage, key).fold
+                rows["key"].append(key.decode())
+                for field in ("count", "sum", "max"):
+                    rows[field].append(fold[field])
         return pl.DataFrame(rows, schema=COLUMNS)
 
     def _url(self, task: Task) -> str:
