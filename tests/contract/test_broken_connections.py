@@ -1,4 +1,4 @@
-"""What Redis and Cassandra have in common behind connections that break and deliver late: a write takes effect once."""
+"""Connections to Redis and Cassandra that break or deliver late: a write takes effect once."""
 
 from concurrent.futures import ThreadPoolExecutor
 

@@ -21,7 +21,7 @@ class TestCassandra(StoreContract):
 
 
 class TestCassandraWithTimestamps(StoreContract):
-    """The mode without transactions: what it cannot do it says, and the suite skips."""
+    """The mode without transactions. The suite skips the capabilities that it does not declare."""
 
     model_examples = 10
 

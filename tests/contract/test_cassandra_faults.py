@@ -77,7 +77,7 @@ def test_a_server_that_stays_away_is_transient_with_a_remedy_and_no_secret(url, 
             fresh.installed_epoch(stage.flow_ref)
         fresh.close()
     assert "SECRET" not in str(caught.value)
-    # A handle that was open before goes on when the server is back.
+    # A handle that was open before works again when the server is back.
     assert patient.load(stage, [b"k"]) == {b"k": Stored(1, epoch, 0, b"first")}
     patient.close()
     store.close()
@@ -128,7 +128,7 @@ def test_in_timestamp_mode_such_a_write_replaces_what_the_newer_run_has_not_writ
 
 
 class Unlucky:
-    """A store of which every third request or so meets a broken connection."""
+    """A store with a broken connection at about every third request."""
 
     def __init__(self, store, proxy, chance):
         self._store, self._proxy, self._chance = store, proxy, chance

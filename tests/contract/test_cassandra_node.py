@@ -1,4 +1,4 @@
-"""A node of this test's own, which asks for a login and offers TLS, and is killed."""
+"""A separate node that requires a login, offers TLS, and is killed."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""`headwater schema` on a real server: what it creates, what it says, and that a store works afterwards."""
+"""`headwater schema` on a real server: the tables, the output, and a store that works afterwards."""
 
 import json
 import uuid

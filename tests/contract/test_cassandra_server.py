@@ -19,7 +19,7 @@ from persistence.protocol import FlowRef, Manifest, Progress, Stored, Write
 
 @pytest.fixture(scope="module")
 def session(cassandra_url):
-    """A connection of somebody else, for looking and for damaging."""
+    """A separate connection, to inspect and damage the tables."""
     cluster, session = connect(CassandraSettings.parse(f"{cassandra_url}/any"))
     yield session
     cluster.shutdown()
@@ -221,7 +221,7 @@ def test_a_row_without_one_of_its_columns_is_corrupt_and_not_empty(opened, keysp
     for use in (
         lambda: store.load(stage, [b"N14228"]),
         lambda: list(store.scan(stage)),
-        # Of another version than there is, even where there is none: a writer has always loaded before.
+        # Of another version than the stored one, even if there is none: a writer has always loaded before.
         lambda: store.save(stage, [Write(b"N14228", 2, b"2")], epoch=epoch, batch=4),
     ):
         with pytest.raises(Corrupt, match=r"stage aircraft, key b'N14228'.*Restore"):
@@ -280,7 +280,7 @@ def test_states_that_are_emptied_beside_a_flow_that_is_not_stop_this_run_and_the
 def test_a_run_that_died_while_it_raised_the_fences_is_made_good_by_the_next_install(opened, keyspace, session, stage):
     store = opened(keyspace, "buckets=4")
     old = begun(store, stage, [b"%d" % i for i in range(20)])
-    # What is left when it dies after the first of its transactions: the epoch without the fences.
+    # The state after it dies following its first transaction: the epoch without the fences.
     session.execute(
         f"UPDATE {keyspace}.flow SET epoch = %s WHERE flow = %s AND generation = 1 IF epoch = %s",
         (old + 5, stage.flow, old),
@@ -356,7 +356,7 @@ for number in range(4):
     write(b"parent", [number])
     child = os.fork()
     if not child:
-        if number % 2:  # every other one never touches the store, and must end all the same
+        if number % 2:  # every second one never uses the store, and must also end
             write(b"child%d" % number, range(3))
         sys.exit(0)  # with all that Python runs at its end
     children.append(child)

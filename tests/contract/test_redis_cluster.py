@@ -1,4 +1,4 @@
-"""Redis as a cluster, and behind sentinels."""
+"""Redis as a cluster, and with sentinels."""
 
 import itertools
 

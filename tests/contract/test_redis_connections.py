@@ -1,4 +1,4 @@
-"""Redis behind connections that break, hang and deliver late: a write takes effect once."""
+"""Connections to Redis that break, hang or deliver late: a write takes effect once."""
 
 import random
 import threading

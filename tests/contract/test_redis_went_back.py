@@ -1,4 +1,4 @@
-"""Redis that loses what it acknowledged: a failover to a replica that lags behind, a node with an older file."""
+"""Redis that loses acknowledged writes: a failover to a lagging replica, a node with an older file."""
 
 import shutil
 import socket
@@ -32,7 +32,7 @@ def legs(first, last):
 
 
 class Address:
-    """One address before servers that take turns behind it, as a failover leaves it."""
+    """One address for servers that replace each other, as in a failover."""
 
     def __init__(self, to):
         self.to = to
@@ -67,7 +67,7 @@ def _pipe(one, other):
 
 @contextmanager
 def replicated():
-    """A primary behind an address, and its replica: address, primary, replica."""
+    """An address, its primary, and the replica."""
     with (
         server(*DURABLE) as primary,
         server(*DURABLE, "--replicaof", "127.0.0.1", str(primary.port)) as replica,
@@ -188,7 +188,7 @@ def test_a_manifest_that_went_back_alone_is_noticed_by_the_run_that_wrote_it(val
 
 @pytest.fixture
 def lost_node():
-    """A cluster of which one node, which has the carrier's state and not the manifest, comes back with an older file."""
+    """A cluster in which one node, with the carrier's state but not the manifest, returns with an older file."""
     with cluster() as nodes:
         url = f"redis+cluster://127.0.0.1:{nodes[0].port}?retry_for=30"
         urls = {"aircraft": url, "carrier": url}

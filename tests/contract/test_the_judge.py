@@ -131,7 +131,7 @@ class CountsRetries(MemoryStore):
 
 
 class MarksOnce(MemoryStore):
-    """One mark a batch, and says that each save has its own."""
+    """One mark per batch, although it declares one for each save."""
 
     def save(self, stage, writes, *, epoch, batch, **options):
         before = self.marks(stage)["0"]

@@ -68,7 +68,7 @@ def test_its_commands_exist_with_these_options(document: str, line: str) -> None
 
 
 def named() -> list[tuple[str, str]]:
-    """Every `headwater ...` between backticks in the documents, and in what the code says."""
+    """Every `headwater ...` between backticks in the documents and in the texts of the code."""
     code = [path for top in ("envelope", "persistence", "aggregations", "jobs") for path in (ROOT / top).rglob("*.py")]
     texts = [(name(path), re.sub(r'"\n\s*f?"', "", path.read_text())) for path in [*DOCUMENTS, *code]]
     return [(place, words) for place, text in texts for words in re.findall(r"(?<!`)`headwater ([^`]+)`(?!`)", text)]

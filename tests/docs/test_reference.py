@@ -26,7 +26,7 @@ DEFAULTS = {"cassandra": CassandraSettings, "redis": RedisSettings}
 
 
 def section(title: str) -> str:
-    """What stands under a heading, up to the next one."""
+    """The text under a heading, up to the next one."""
     _, body = re.split(rf"^#+ {title}$", PAGE, maxsplit=1, flags=re.MULTILINE)
     return re.split(r"^#+ ", body, maxsplit=1, flags=re.MULTILINE)[0]
 

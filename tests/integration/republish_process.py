@@ -1,4 +1,4 @@
-"""A republisher as a process of its own, for tests that kill it: arguments are JSON on the command line."""
+"""A republisher in a separate process, for tests that kill it; the arguments are JSON on the command line."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""The demo as a person runs it, on a broker of its own, with its three kills."""
+"""The demo as a user runs it, with its own broker and its three kills."""
 
 import json
 import os

@@ -214,7 +214,7 @@ def test_group_offsets_are_set_and_read_back(topic: Callable[..., str], topics: 
 
 @pytest.mark.parametrize("ask", ["alter_group_offsets('g', {('t', 1): 0})", "group_offsets('g')"])
 def test_a_new_broker_answers_for_a_group_although_its_coordinator_is_not_ready_yet(ask: str) -> None:
-    """In a process of its own: the admin client's call ended it, see `Topics._committed`."""
+    """In a separate process, because the admin client's call ended it: see `Topics._committed`."""
     with stack.ephemeral() as servers:
         code = f"""
 from persistence.kafka import KafkaSettings, Topics

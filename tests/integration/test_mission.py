@@ -199,7 +199,7 @@ def aggregator(rng: random.Random, kafka: str, flow: Flow[Any], stores: Mapping[
 
 
 def copies(settings: KafkaSettings, topic: str) -> int:
-    """Messages of a topic of which there was one before: same root, same place among its outputs."""
+    """Messages of a topic that are copies of an earlier one: same root, same position among its outputs."""
     places = []
     for _, _, record in audit.read(settings, topic):
         chain = decode(record.value()).chain

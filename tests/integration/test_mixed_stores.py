@@ -31,7 +31,7 @@ RECORDS = [record for batch in BATCHES for record in batch]
 
 
 class Crash(BaseException):
-    """Stands for SIGKILL."""
+    """Simulates SIGKILL."""
 
 
 def crash():

@@ -48,7 +48,7 @@ def test_a_new_project_counts_every_order_once_although_its_republisher_is_kille
             lines[line["product"]] += 1
             pieces[line["product"]] += line["pieces"]
             cents[order["customer"]] += line["pieces"] * line["price_cents"]
-    # How much it had sent before it was killed depends on the machine; all of that comes twice.
+    # The amount sent before the kill depends on the machine; all of it is sent twice.
     assert len(read_all(KafkaSettings(kafka), "shop.lines")) > lines.total()
     products, customers = shown("product"), shown("customer")
     assert {name: (state["lines"], state["pieces"]) for name, state in products.items()} == {

@@ -33,7 +33,7 @@ renamed = source.aggregate("aircraft", "tail", Fields(seen=count()))
 
 
 class Fleet:
-    """A topic of ten records, of which a run that is at work has folded some."""
+    """A topic of ten records, and an active run that has folded some of them."""
 
     def __init__(self, kafka: str, topic: str, directory: Path) -> None:
         self.settings, self.topic = KafkaSettings(kafka), topic

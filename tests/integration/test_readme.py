@@ -1,4 +1,4 @@
-"""The README's way from nothing to numbers, line by line as it stands there, on a real broker."""
+"""The commands of the README, line by line, on a real broker."""
 
 import os
 import re

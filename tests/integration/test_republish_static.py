@@ -94,7 +94,7 @@ def test_a_member_that_was_fenced_by_itself_takes_its_place_again(
             ghost.subscribe([source])
             while topics.static_member(group, "one") == first:
                 ghost.poll(0.1)
-            ghost.close()  # says nothing to the group: a static member does not leave
+            ghost.close()  # does not notify the group: a static member does not leave
         produce(settings, source, INPUTS[50:80])
         while topics.group_offsets(group, [source]) != {(source, 0): 80}:
             assert thread.is_alive()

@@ -1,4 +1,4 @@
-"""Kafka behind TLS, SCRAM and ACLs: everything works, what is refused says why, and the password shows nowhere."""
+"""Kafka with TLS, SCRAM and ACLs: everything works, refusals give the reason, and no password is shown."""
 
 import json
 import os

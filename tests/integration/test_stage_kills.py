@@ -17,7 +17,7 @@ from tests.support.world import Sent, World, alone
 pytestmark = [pytest.mark.spark, pytest.mark.integration, pytest.mark.slow]
 
 ROUTES = 2
-"""Tasks behind a shuffle: as many as the driver has threads, which is `local[2]` unless it is told otherwise."""
+"""Number of tasks after a shuffle: the driver's threads, by default those of `local[2]`."""
 HISTORY = 512
 """Longer than a lane becomes here, so that histories show every root that a state holds."""
 

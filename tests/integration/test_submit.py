@@ -1,4 +1,4 @@
-"""Flows given to the real spark-submit: executors are processes of their own, states in Redis, and a driver that dies."""
+"""Flows run by the real spark-submit, with executors as separate processes, states in Redis, and a driver that dies."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The project that `headwater new` writes, made by the installed wheel and used as its README says."""
+"""The project of `headwater new`, created by the installed wheel and used as its README describes."""
 
 import os
 import subprocess
@@ -18,7 +18,7 @@ def project(installed, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def used(installed, project: Path, *command: str) -> str:
-    """What a command says in the project, with the environment of the wheel first on PATH."""
+    """The output of a command in the project, with the environment of the wheel first on PATH."""
     path = f"{installed.home / 'bin'}{os.pathsep}{os.environ['PATH']}"
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"PATH": path}
     done = subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True, check=False)

@@ -1,4 +1,4 @@
-"""The vectorised steps and folds against the pure ones: the same states, verdicts and dead letters, whatever the values."""
+"""The vectorised steps and folds compared with the pure ones: same states, verdicts and dead letters for any values."""
 
 import math
 from collections.abc import Callable

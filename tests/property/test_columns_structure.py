@@ -1,4 +1,4 @@
-"""A batch checked as one message says the same as its values checked one by one."""
+"""A batch checked as one message gives the same result as its values checked one by one."""
 
 import pyarrow as pa
 from hypothesis import assume, example, given, settings

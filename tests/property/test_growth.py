@@ -24,7 +24,7 @@ def test_every_event_is_folded_once_however_the_topic_grows_and_the_flow_lags(pa
     legs, of = Legs.of(partitions), flow(history)
     at = bind(of, {}, fresh_store())
     runner = legs.start(of, at)
-    legs.fold(runner)  # what a topic was before it was first read, nobody can say
+    legs.fold(runner)  # nothing records the partitions of a topic before it was first read
     grown_at = None
     for kind, number in course:
         match kind:

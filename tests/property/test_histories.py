@@ -85,7 +85,7 @@ def outputs(record: Record, number: int, service: Service) -> Iterator[tuple[str
 
 @st.composite
 def courses(draw: st.DrawFn) -> tuple[str, list[list[Record]]]:
-    """What a topic holds at the end of a chain of services, each of which read some of its input again."""
+    """The content of a topic at the end of a chain of services that each read some of their input again."""
     messages = [
         (key, encode(Envelope(json.dumps({"id": f"e{n}", "k": key, "g": f"g{n % 2}", "x": x}).encode())))
         for n, (key, x) in enumerate(draw(events, label="events"))

@@ -23,7 +23,7 @@ def run(batches: list[list[Standing]], size: int = SIZE) -> tuple[list[tuple[Sta
     return log, histories
 
 
-# -1 stands for an index that is missing.
+# -1 represents a missing index.
 standings = st.builds(standing, st.sampled_from(LANES), st.integers(0, 12), st.integers(-1, 2), st.integers(-1, 1))
 batches = st.lists(st.lists(standings, max_size=8), max_size=8)
 

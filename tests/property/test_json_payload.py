@@ -185,7 +185,7 @@ def test_a_field_that_no_column_needs_is_not_looked_at() -> None:
 
 
 def nested(depth: int, more: bytes = b"") -> bytes:
-    """A document of this depth, in a field that nobody declared."""
+    """A document of this depth, in an undeclared field."""
     return b'{"order": "o1", "z": ' + more + b"[" * (depth - 1) + b"]" * (depth - 1) + b"}"
 
 

@@ -91,7 +91,7 @@ def service_of(cluster, processor=PASSAGE):
 
 
 def ids(cluster, topic):
-    """Ids in a topic, each once: what was read when a partition went and came back comes twice."""
+    """Ids in a topic, each once: records read while a partition moved and returned are there twice."""
     return list(dict.fromkeys(payload_of(record.value)["id"] for record in cluster.topics[topic].records()))
 
 
@@ -110,7 +110,7 @@ def test_the_end_of_a_partition_is_not_reached_while_its_records_wait_for_their_
     with simulated_clients():
         service.drain()
         assert broker.committed("p", "in", 0) == 3
-        service.drain()  # it is told of the end of the retry topic behind records that are not due
+        service.drain()  # it gets the end of the retry topic after records that are not due
         assert (broker.committed("p", "p.retry0", 0), ids(broker, "out")) == (0, [])
         CLOCK.sleep(RETRY_SECONDS)
         service.drain()
@@ -129,7 +129,7 @@ def test_a_life_that_waits_goes_back_to_what_waited(broker, monkeypatch):
     with simulated_clients():
         service.drain()
         service.lives = 4  # the fifth is one that is not stopped as soon as nothing comes
-        service.wait(9, due)  # holds two records, then a third one comes behind them
+        service.wait(9, due)  # holds two records, then a third one arrives after them
     assert (ids(broker, "out"), service.lag()) == (["e2/p.0", "e0/p.0", "e1/p.0", "e3/p.0"], 0)
 
 

@@ -1,4 +1,4 @@
-"""Partitions are added to the source of several members that lag, die and stand still: the order of each key is kept."""
+"""Partitions are added to the source of several members that lag, die or are suspended: each key keeps its order."""
 
 from collections import defaultdict
 from random import Random
@@ -37,7 +37,7 @@ def write(world, random):
 
 
 def live(world, random):
-    """A member works on what it gets, on one partition, or alone; or dies, or stands still."""
+    """A member works on its partitions, on one of them, or alone; or it dies, or is suspended."""
     service = world.services[0]
     number, limit = random.randrange(8), random.randint(1, 12)
     work = random.choice(
@@ -53,7 +53,7 @@ def live(world, random):
 
 
 def grow(world, random):
-    """Partitions are doubled behind a backlog while a member has them all; others may wake later."""
+    """Partitions are doubled during a backlog while one member has them all; others may resume later."""
     service, log = world.services[0], world.cluster.topics["r0"]
     if len(log.partitions) > 4 or service.grows:
         return  # a further growth during a growth is refused
@@ -80,7 +80,7 @@ def drawn(random):
 
 
 def out_of_order(world):
-    """Keys of which a record is at the target before an older one; what is there twice counts where it came first."""
+    """Keys with a record at the target before an older one; of copies, the first counts."""
     seen: defaultdict[bytes | None, list[int]] = defaultdict(list)
     for record in world.cluster.topics[FINAL].records():
         number, numbers = int(payload_of(record.value)["id"].partition("/")[0][1:]), seen[record.key]
@@ -157,7 +157,7 @@ def notes(cluster):
 
 
 def watched(cluster, *, by, unread=3):
-    """A life during which partitions are added, with records behind them in old and new ones."""
+    """A life during which partitions are added, with later records in old and new ones."""
 
     def grow():
         for number in range(4, 4 + unread):
@@ -223,7 +223,7 @@ def test_new_partitions_are_read_at_once_when_nothing_was_unread(broker):
 
 @pytest.mark.parametrize("by", [1, 2])
 def test_a_growth_that_no_order_can_be_kept_in_is_refused_and_can_be_accepted(broker, by):
-    """One that is no multiple, seen or not; and one that nobody saw."""
+    """A growth that is not a multiple, seen or not; and one that no member saw."""
     if by == 1:
         watched(broker, by=1)
     else:

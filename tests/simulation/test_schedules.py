@@ -40,7 +40,7 @@ def test_the_worlds_are_small_and_have_everything_in_them():
 
 def test_there_are_more_than_a_million_schedules(every_unit):
     reached = {number: run(small_world(number), number, {}) for number in range(WORLDS)}
-    # Behind a first fault there are about as many effects left as without it.
+    # After a first fault there are about as many effects left as without it.
     behind = sum((reached[first.world] - first.place - 1) * len(ENDS) for first in every_unit)
     assert len(every_unit) + behind > 1_000_000
 

@@ -1,4 +1,4 @@
-"""The Spark engine gives what the in-memory runner gives, whatever is replayed and wherever batches end."""
+"""The Spark engine gives the results of the in-memory runner, for any replay and any division into batches."""
 
 import random
 import sqlite3

@@ -1,4 +1,4 @@
-"""Dead letters after they died: back to their partition, or given up so that a state that is full of holes goes on."""
+"""Dead letters are redriven to their partition, or discarded so that a state with too many holes can continue."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""A key in two partitions of the topic it is said to be partitioned by, as after partitions were added."""
+"""A key in two partitions of a topic partitioned by that key, as after partitions were added."""
 
 import json
 import threading
@@ -81,7 +81,7 @@ def flights(source: str, path: str = "columns", history: int = 2) -> Flow:
 
 
 class Sender:
-    """Sends one round of legs after another, each behind the last."""
+    """Sends successive rounds of legs."""
 
     def __init__(self, world: World) -> None:
         self.world = world

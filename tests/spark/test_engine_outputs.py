@@ -1,4 +1,4 @@
-"""What a flow publishes can be folded again, by whatever key and in whatever batches its reader has."""
+"""The output of a flow can be folded again, by any key and in any batches of its reader."""
 
 from collections import defaultdict
 from collections.abc import Callable

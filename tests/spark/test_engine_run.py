@@ -47,7 +47,7 @@ def faults_in_workers(spark: SparkSession, spec: str) -> Iterator[None]:
 
 
 class StopAtFirstWarning(logging.Handler):
-    """Tells a run to stop while it waits to try something again."""
+    """Stops a run while it waits for a retry."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)

@@ -1,4 +1,4 @@
-"""Topics that grow or lose records under a whole chain: a republisher in front, the engine behind."""
+"""Topics that grow or lose records in a whole chain: a republisher, then the engine."""
 
 import time
 import uuid
@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.integration]
 
 
 def by_aircraft(record: InputRecord) -> OutputRecord:
-    """The leg as it is; the root topic is keyed by its carrier."""
+    """The unchanged leg; the root topic is keyed by its carrier."""
     return OutputRecord(key=leg_of(record.payload).tail.encode())
 
 

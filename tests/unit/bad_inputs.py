@@ -68,12 +68,12 @@ def reason(action: Callable[[], object]) -> Reason | None:
 
 
 def unsealed(tail: bytes) -> bytes:
-    """An envelope of another producer: a format version and whatever comes behind."""
+    """An envelope of another producer: a format version and arbitrary bytes after it."""
     return b"\x08\x01" + tail
 
 
 def sealed(body: bytes) -> bytes:
-    """Whatever it is, with the right checksum behind it."""
+    """Any bytes, followed by their correct checksum."""
     crc: int = google_crc32c.value(body)
     return body + SEAL_TAG + crc.to_bytes(4, "little")
 

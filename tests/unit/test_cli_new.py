@@ -1,4 +1,4 @@
-"""`headwater new`: what it writes, where it refuses to, and what it says."""
+"""`headwater new`: its files, its refusals, and its output."""
 
 import json
 from collections.abc import Callable

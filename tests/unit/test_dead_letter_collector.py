@@ -1,4 +1,4 @@
-"""What the ledger lists of a dead letter, and what its letter says: the one, or the event is lost or folded twice."""
+"""How the ledger lists a dead letter, and the facts in its headers. An error loses the event or folds it twice."""
 
 from typing import Any
 
@@ -47,7 +47,7 @@ def test_a_record_without_a_readable_chain_is_listed_where_it_died_and_its_lette
 
 
 def test_an_unreadable_payload_is_listed_as_its_event_if_it_is_the_first_delivery_and_where_it_died_if_not() -> None:
-    """Of a possible copy nobody knows whether the event was folded: listed as its event, it would be folded again."""
+    """The event of a possible copy may have been folded: if it were listed by its event, it would be folded again."""
     for again, entry in ((False, EVENT), (True, DIED_AT)):
         found = collector()
         found.unread(OWN, unreadable(RAW), again=again)
@@ -121,7 +121,7 @@ def test_what_dies_behind_a_stage_that_folded_it_late_stays_listed_although_that
 def test_a_redriven_record_that_dies_again_behind_a_stage_is_listed_where_it_died_first_if_nothing_proves_more() -> (
     None
 ):
-    """Its next letter says so, and would be a copy if it were listed anywhere else."""
+    """Its next dead letter has the same place, and would be a copy if it were listed under another one."""
     for stage in ("", "carrier"):
         found = rejected(redriven(Redrive(stage, hole=False, application="fleet"), route=Route.RETRIED))
         assert found.changes.added == {Entry("carrier", "!legs:0#T", (1,))}
@@ -159,7 +159,7 @@ def test_several_items_of_one_record_are_one_letter_and_a_letter_of_the_whole_re
 def decided(
     one: Element[Any], verdict: Verdict, reason: Reason | None, *listed: Entry, transit: bool = False
 ) -> Decided:
-    """What the stage `b` decided about an element that stands as `EVENT`, or as an item of it."""
+    """The decision of stage `b` about an element with the standing `EVENT`, or about an item of it."""
     lineage = one.lineage.resolved({"raw": "R"})
     standing = Standing(f"{EVENT[0]}:0", EVENT[0], (*EVENT[1], *one.indices), one.route)
     arrival = Arrival(one, b"K", standing, transit=transit, entries=listed, back=lineage.redriven)
@@ -253,7 +253,7 @@ def test_the_letters_that_tasks_find_are_one_for_each_record_and_stage() -> None
 
 
 def test_an_item_of_a_letter_comes_back_as_that_item_alone() -> None:
-    """A step in front of its flat-map rejects the record: what was missing of it stays missing, and no more."""
+    """A step before its flat-map rejects the record: its missing items stay missing, and no others."""
     items = [Entry("second", EVENT[0], (*EVENT[1], n)) for n in (3, 1)]
     found = rejected(redriven(Redrive("second", hole=False, application="fleet")), after=collector(*items))
     assert [one.items for one in found.dead.values()] == [((1,), (3,))]

@@ -73,7 +73,7 @@ def test_two_copies_of_one_event_that_both_died_are_folded_once() -> None:
 
 
 def test_a_record_that_dies_only_in_an_attempt_that_crashes_is_not_lost() -> None:
-    """The attempt leaves it out and persists what comes behind it; the next run can take it."""
+    """The attempt rejects it and persists later records; the next run can fold it."""
     broken, store = {"now": True}, url()
     flow = parsing(lambda element: broken["now"] and element["v"] < 0)
     records = [leg(n, v=-1 if n == 3 else 1) for n in range(100)]

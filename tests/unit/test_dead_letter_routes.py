@@ -1,4 +1,4 @@
-"""Every way on which a dead letter comes back: folded once by who gave it up, and by nobody else."""
+"""Every route of a redriven dead letter: it is folded once by the reader that rejected it, and by no other."""
 
 import json
 from dataclasses import replace

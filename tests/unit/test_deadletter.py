@@ -1,4 +1,4 @@
-"""A dead letter keeps its record byte for byte and says where it was and why."""
+"""A dead letter keeps its record byte for byte, with its coordinates and the reason."""
 
 from dataclasses import replace
 from hashlib import sha256
@@ -189,7 +189,7 @@ def accounted(headers) -> int:
 
 
 def room(max_bytes: int) -> int:
-    """What a record may have beside our headers once it has to be trimmed."""
+    """Size left for a record, besides headwater's headers, if it must be trimmed."""
     return max_bytes - 256 - accounted(LETTER.headers()) - 400
 
 

@@ -38,7 +38,7 @@ def test_every_aircraft_and_carrier_is_exact_although_a_part_is_sent_again(
     table: pl.DataFrame, runner: MemoryRunner
 ) -> None:
     once = republished(flights.messages(table))
-    sent = [*once[:1200], *once[700:]]  # a crash behind 1200 messages, of which 700 were committed
+    sent = [*once[:1200], *once[700:]]  # a crash after 1200 messages, 700 of them committed
     for batch in batches(records(sent), 97):
         runner.process(batch)
     truth = {"aircraft": "tailnum", "carrier": "carrier"}

@@ -1,4 +1,4 @@
-"""Giving dead letters up: their holes are filled under every key that has one, and nothing is folded."""
+"""Discarding dead letters: their holes are filled under every key that has one, and nothing is folded."""
 
 import json
 import uuid
@@ -68,7 +68,7 @@ def runner() -> MemoryRunner:
 
 
 def back(run: MemoryRunner) -> list[Record]:
-    """The dead letters as they would come back, each where it died."""
+    """The dead letters as they would be redriven, each to its place."""
     return back_of(run.dead_letters)
 
 

@@ -1,4 +1,4 @@
-"""Nothing leaves the process but through a fault point: read from the source, so that new code is asked too."""
+"""Every external effect goes through a fault point. The test reads the source, so it covers new code."""
 
 import ast
 from dataclasses import dataclass

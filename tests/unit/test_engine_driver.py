@@ -80,7 +80,7 @@ class Driver:
     """An engine whose actions have the outcomes given.
 
     Attributes:
-        jobs: What its tasks were told, by attempt.
+        jobs: The jobs of its tasks, by attempt.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, of: Flow[Any], *outcomes: Outcome, urls: Any = None) -> None:
@@ -90,7 +90,7 @@ class Driver:
         left = list(outcomes)
 
         def execute(_rows: object, job: Job) -> Outcome:
-            # The driver goes on with the same mapping.
+            # The driver continues with the same mapping.
             self.jobs.append(replace(job, excluded=dict(job.excluded)))
             return left.pop(0)
 

@@ -49,7 +49,7 @@ def test_what_is_filled_is_struck_and_everything_else_stays_listed() -> None:
 
 
 def test_an_entry_that_is_filled_and_added_in_one_batch_is_listed() -> None:
-    """It is filled by a copy of the batch and dies again further down."""
+    """It is filled by a copy in the batch, which a later stage rejects again."""
     assert listed(listing(entry(1)).changed(Changes({entry(1)}, {entry(1)}))) == {entry(1)}
 
 

@@ -191,7 +191,7 @@ def test_the_route_says_what_it_means_that_a_state_does_not_hold_the_message() -
 
 
 def test_an_event_id_stands_in_for_a_missing_index_alone() -> None:
-    """With an index, messages of one root that share an id by mistake are told apart all the same."""
+    """With an index, messages of one root that share an id by mistake are still distinguished."""
     foreign = Lineage.of([Hop("raw", 0, 7, via="rep")], OWN)
     assert by(event_id="e").position == (7, 0)
     assert foreign.standing(event_id="e").position == (7, -1, "e")
@@ -200,7 +200,7 @@ def test_an_event_id_stands_in_for_a_missing_index_alone() -> None:
 
 
 def test_a_redriven_record_comes_back_in_the_cluster_in_which_it_died() -> None:
-    """Who redrives knows no clusters: by another one, the copy would stand in another lane than its record."""
+    """A redrive does not know clusters: with another one, the copy would be in another lane than its record."""
     own = Node("legs", 0, 9, "T", "west")
     back = redrive_hops(Hop("legs", 0, 4, topic_id="T"), Hop("dead", 0, 0), Redrive("a", application="fleet"))
     died = Lineage.of([STEP], Node("legs", 0, 4, "T", "west"))

@@ -163,7 +163,7 @@ def test_a_letter_of_the_first_stage_is_folded_once_by_the_second_however_far_th
 
 
 def test_two_letters_of_one_event_are_folded_once():
-    """A service sent it twice, and each copy died before its key was known."""
+    """A service sent it twice, and each copy was rejected before its key was known."""
     mended = []
 
     def strict(element):

@@ -1,4 +1,4 @@
-"""How mutants that live are named and told apart."""
+"""How surviving mutants are named and distinguished."""
 
 import ast
 

@@ -93,7 +93,7 @@ def test_functions_get_plain_lists_and_dictionaries():
     for batch in BATCHES:
         run.process(batch)
     assert states(run, "article") == {"pear": {"lines": 1, "quantity": 3}, "plum": {"lines": 401, "quantity": 1604}}
-    # The line without an article has no key, and its order dies whole.
+    # The line without an article has no key, so its whole order is rejected.
     assert [(one.record.offset, one.reason) for one in run.dead_letters] == [
         (3, Reason.NULL_KEY),
         (4, Reason.BAD_PAYLOAD),

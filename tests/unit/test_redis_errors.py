@@ -63,7 +63,7 @@ def test_a_lost_connection_is_transient_and_tried_again(error):
 
 @contextmanager
 def answering(answer: bytes) -> Iterator[int]:
-    """A server that gives every command the same answer; returns its port. An empty answer is none at all."""
+    """A server that gives every command the same answer; returns its port. With an empty answer it does not answer."""
 
     def serve(client: socket.socket) -> None:
         requests = hiredis.Reader()

@@ -1,4 +1,4 @@
-"""What a Redis server says of itself, and which risks follow for the flows of a URL."""
+"""The facts that a Redis server reports, and the resulting risks for the flows of a URL."""
 
 from dataclasses import replace
 

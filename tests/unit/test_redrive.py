@@ -1,4 +1,4 @@
-"""Redriven records on their way through a flow: folded exactly once, at the stage where they died."""
+"""Redriven records in a flow: folded exactly once, at the stage that rejected them."""
 
 import json
 import uuid
@@ -34,7 +34,7 @@ def parse(element):
 
 
 class Bad:
-    """Counts, and takes no carrier `bad` as long as it is broken."""
+    """Counts; rejects the carrier `bad` as long as it is broken."""
 
     def zero(self) -> int:
         return 0
@@ -99,7 +99,7 @@ def test_a_record_with_a_hole_is_folded_below_the_floor_once_it_is_mended() -> N
     run.process([leg(0), leg(1, air=float("nan"))] + [leg(n) for n in range(2, 50)])
     [letter] = run.dead_letters
     assert letter.reason == "bad_payload" or letter.reason == "not_finite"
-    # JSON has no NaN, so it died in front of all stages and left no hole.
+    # JSON has no NaN, so it was rejected before all stages and left no hole.
     mended = leg(1)
     assert run.process([redriven(mended, 50, Redrive(letter.stage, letter.hole))]).verdicts["aircraft"] == {
         "redriven": 1

@@ -1,4 +1,4 @@
-"""Redriven records: where they stand, and that they are folded once."""
+"""Redriven records keep their standing and are folded once."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Notes of what was redriven: what they say is read back, whatever else is in the topic."""
+"""Notes of redriven dead letters are read back, whatever else is in the topic."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""What one member of a group of republishers knows: what it has committed, and how many partitions there are."""
+"""The knowledge of one member of a republisher group: its commits, and the number of partitions."""
 
 from types import SimpleNamespace
 from typing import Any, cast

@@ -1,4 +1,4 @@
-"""One run against its stores: its epoch, who is fenced, looks at a flow, and how a run ends."""
+"""One run on its stores: its epoch, fencing, read-only opening, and how a run ends."""
 
 import sys
 from collections import Counter
@@ -116,7 +116,7 @@ def test_a_run_knows_that_a_newer_one_has_taken_its_epoch():
 
 
 def test_a_look_during_another_run_s_first_start_sees_no_lost_store(monkeypatch):
-    """It asks the upstream store before the first manifest is there, and the downstream one when the run is at work."""
+    """It reads the upstream store before the first manifest exists, and the downstream one when the run is active."""
     stores, load = two_stores(), memory_store.MemoryStore.load_manifest
     first = iter([True])
 
@@ -150,7 +150,7 @@ def test_a_run_that_cannot_write_its_end_counts_as_crashed_and_is_closed_without
 
 
 def test_a_run_whose_last_batch_failed_does_not_say_that_it_ended_of_its_own_accord():
-    """What that batch persisted no manifest says: a record of it is no proven first delivery to the next run."""
+    """No manifest records what that batch persisted: for the next run, its records are not proven first deliveries."""
     stores = two_stores()
     failed = MemoryRunner(flow(), stores)
     with faults.use(faults.Injector([faults.Fault.parse("manifest.error")])), pytest.raises(Transient):

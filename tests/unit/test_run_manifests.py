@@ -96,7 +96,7 @@ def test_a_topic_without_an_id_leaves_no_id_behind():
 
 
 def test_the_growth_that_is_found_at_a_start_is_written_into_every_store_though_every_offset_is_known():
-    """A run that dies before its first manifest leaves it to the next: without it, histories would evict positions."""
+    """A run that dies before its first manifest passes the growth on: otherwise histories would evict positions."""
     stores = two_stores()
     starts, growth = {0: 5, 1: 0}, Growth(1, 2, 7)
     begin(flow(), stores).start_at("legs", "T1", starts)

@@ -55,7 +55,7 @@ def test_a_downstream_store_that_is_lost_after_the_first_batch_died_before_its_m
 
 
 def test_an_upstream_store_that_is_lost_is_refused_and_when_accepted_filled_with_what_the_topic_still_has():
-    """Its states would begin in the middle: whether all that it held is still in the topic, nobody can prove."""
+    """Its states would begin in the middle: nothing proves that all its records are still in the topic."""
     stores = two_stores()
     MemoryRunner(flow(), stores).process(legs(*range(10)))
     emptied = {**stores, "a": fresh_store()}

@@ -1,4 +1,4 @@
-"""States published as snapshots, of which the newest wins."""
+"""States published as snapshots; the newest one wins."""
 
 import itertools
 

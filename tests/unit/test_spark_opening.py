@@ -1,4 +1,4 @@
-"""What a run on Spark is refused for before anything is opened, and what Spark is told to hide."""
+"""Reasons to refuse a run on Spark before anything is opened, and the values that Spark redacts."""
 
 import ast
 import inspect

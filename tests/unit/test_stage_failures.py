@@ -240,7 +240,7 @@ def test_more_siblings_without_an_index_than_a_state_tells_apart_are_dead_letter
     states = again(outcome, again(first))
     assert len(states[b"k"].fold) == SIBLINGS
     assert len(states[b"k"].histories.holes[LANE]) == 1100 - SIBLINGS
-    # Behind as many roots as the history has there is room again, and what was refused comes back.
+    # After as many roots as the history holds, there is room again, and the rejected record is redriven.
     states = again(fold([one for root in range(8, 41) for one in siblings_of(root, 1)], states), states)
     back = fold([one.arrival for one in rejected], states)
     assert set(verdicts(back)) == {"redriven"}
@@ -273,14 +273,14 @@ def test_a_message_of_one_lane_more_than_a_state_knows_is_a_dead_letter():
 
 @pytest.mark.parametrize(("copied", "passed_on"), [(False, Route.MISSING), (True, Route.RETRIED)])
 def test_a_redriven_copy_that_comes_in_the_batch_in_which_its_record_dies_is_folded(copied, passed_on):
-    """Nobody has listed the record yet, so it comes as a copy of what this flow did not give up."""
+    """The record is not listed yet, so it counts as a copy of a record that this flow did not reject."""
     died = arrival(1, value="bad")
     died = replace(died, element=replace(died.element, again=copied))
     batch = [died, arrival(1, value="mended", own=100, route=Route.COPY), arrival(2, own=101, route=Route.COPY)]
     outcome = fold(batch)
     assert verdicts(outcome) == ["duplicate_in_batch", "redriven", "copy"]
     assert outcome.states[b"k"].fold == ["mended"]
-    # The stages behind fold it below their floors as well, if no attempt that crashed can have brought it to them.
+    # Later stages also fold it below their floors, if no crashed attempt can have passed it on to them.
     assert [one.route for one in outcome.decided[1].emitted] == [passed_on]
 
 

@@ -1,4 +1,4 @@
-"""Which states a stage keeps: those that JSON gives back, and none that a fold changed behind its back."""
+"""The states that a stage keeps: those that survive JSON, without later changes by the fold."""
 
 from collections import Counter
 
@@ -9,7 +9,7 @@ from tests.support.stages import InPlace, Log, again, arrival, fold, stage
 
 
 class Answer(Log):
-    """Returns what it was made with, whatever it is given."""
+    """Returns the value given to it at the start, for any input."""
 
     def __init__(self, answer):
         self.answer = answer

@@ -267,7 +267,7 @@ def test_manifests_hold_the_marks_of_their_store_and_of_those_downstream(two):
 
 
 def test_a_loss_that_was_accepted_is_not_found_again_in_what_buckets_upstream_kept_of_it(one):
-    """What is behind was acknowledged to an earlier run; the one at work was told to go on without it."""
+    """The missing writes were acknowledged to an earlier run; the active run was started without them on purpose."""
     store, urls = one
     gone_back(store, urls, "0")
     accepted = MemoryRunner(FLOW, urls, accept=["store-went-back"])
