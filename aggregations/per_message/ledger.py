@@ -51,7 +51,6 @@ class UnlistedError(Exception):
     """
 
     def __init__(self, entries: frozenset[Entry], beside: bool) -> None:
-        super().__init__(entries, beside)
         self.entries = entries
         self.beside = beside
 

@@ -189,7 +189,6 @@ class Run:
             topic_ids={**(before.topic_ids if before else {}), **topic_ids},
             # Even if a consumed topic is not a root topic, its ids must be in order of age.
             incarnations=merge_incarnations(incarnations, {topic: [one] for topic, one in topic_ids.items() if one}),
-            definitions=self.definitions(),
             **self.ledger.changed((changes or Changes()).resolved()).fields(),
             growth={} if self.growth is None else {self.source: self.growth},
         )
@@ -268,7 +267,6 @@ class Run:
             epoch=self.epoch,
             topic_ids={**before.topic_ids, **named},
             incarnations=merge_incarnations(before.incarnations, {name: [one] for name, one in named.items()}),
-            definitions=self.definitions(),
         )
         self.save_everywhere(self.manifest)
 
@@ -350,8 +348,7 @@ class Run:
     def changed(self, **changed: Any) -> Manifest:
         """The current manifest with changed fields and the same progress."""
         before = self.manifest or Manifest(self.epoch, 0)
-        fields = {"epoch": self.epoch, "definitions": self.definitions(), "clean": False, **changed}
-        return msgspec.structs.replace(before, **fields)
+        return msgspec.structs.replace(before, **{"epoch": self.epoch, "clean": False, **changed})
 
     def superseded(self) -> bool:
         """Whether a newer run has acquired an epoch; whatever this run still does no longer counts."""
