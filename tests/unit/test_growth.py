@@ -240,6 +240,13 @@ def test_a_growth_does_not_end_before_every_partition_was_read():
     assert advance(drained, positions={0: 5, 1: 0}, **asked) is None
 
 
+def test_a_key_in_two_partitions_is_a_growth_before_the_topic_was_first_read():
+    asked: dict[str, Any] = {"known": 0, "now": 4, "clock_ms": 7, "max_age_ms": 1000, "positions": {}, "ends": None}
+    assert advance(None, **asked) is None
+    assert advance(None, **asked, shared=True) == Growth(4, 4, 7)
+    assert advance(Growth(2, 4, 5), **asked, shared=True) == Growth(2, 4, 5)
+
+
 def test_what_stores_say_together_is_the_longest_growth():
     assert merge([]) is None
     assert merge([Growth(2, 4, 10, {0: 3, 1: 4}), Growth(1, 4, 20, {0: 5})]) == Growth(1, 4, 20, {0: 5, 1: 4})

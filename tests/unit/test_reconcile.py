@@ -7,12 +7,15 @@ import msgspec
 import pytest
 
 from aggregations.errors import DefinitionChangedError, RunRefusedError
-from aggregations.run.consistency import check_durability, check_stores
+from aggregations.run.consistency import check_durability, check_marks, check_stores
 from aggregations.run.plan import Broker, PartitionPlan, Plan, plan
 from aggregations.run.risks import Risk, refuse
 from persistence.findings import Finding
 from persistence.manifest import Growth, Manifest, Progress
+from persistence.marks import Bucket, Mark
 from persistence.protocol import Capabilities
+
+NOTHING = Bucket()
 
 
 def manifest(offset: int, topic_id: str = "one", **definitions: str) -> Manifest:
@@ -73,11 +76,39 @@ def test_a_store_without_a_manifest_is_a_risk_if_one_upstream_has_one_or_one_dow
     assert risks(check_stores("f", [("up", None), ("down", Manifest(1, 1))], {})) == ["store-empty"]
     assert check_stores("f", [("up", None), ("down", Manifest(1, 0))], {}) == []
     assert check_stores("f", [("up", None), ("down", None)], {}) == []
+    assert risks(check_stores("f", [("a", None), ("b", Manifest(1, 1)), ("c", Manifest(1, 0))], {})) == ["store-empty"]
 
 
 def test_stores_behind_an_empty_one_are_compared_as_well() -> None:
     stores = [("a", manifest(40)), ("b", None), ("c", manifest(60)), ("d", manifest(50))]
     assert risks(check_stores("f", stores, {})) == ["store-empty", "downstream-behind"]
+
+
+def lost(acknowledged: Manifest, held: dict[str, Bucket], *, since: int = 0, upstream: Bucket = NOTHING) -> list[str]:
+    """What is found lost of stage `s`, whose store has this manifest; a stage upstream has one bucket."""
+    buckets = {"up": {"0": upstream}, "s": held}
+    stores = [("up", Manifest(1, 1)), ("s", acknowledged)]
+    return [str(one) for one in check_marks("f", stores, buckets, {"up": "up", "s": "s"}, since)]
+
+
+def test_marks_count_from_the_epoch_on_at_which_a_loss_was_last_accepted() -> None:
+    acknowledged, behind = Manifest(3, 1, marks={"s": {"0": "7"}}), {"0": Bucket(Mark(6))}
+    assert lost(acknowledged, {"0": Bucket(Mark(7))}) == []
+    for since, found in ((3, 1), (4, 0)):
+        assert len(lost(acknowledged, behind, since=since)) == found
+        assert len(lost(Manifest(9, 1), behind, since=since, upstream=Bucket(Mark(1), 3, {"s": {"0": "7"}}))) == found
+    assert lost(acknowledged, behind, upstream=Bucket(Mark(1), 3, {"s": {"0": "6"}})) != []
+
+
+def test_at_most_five_buckets_that_lost_states_are_named_each_with_what_was_acknowledged_and_what_is_there() -> None:
+    marks = {"s": {str(bucket): "7 life" for bucket in range(6)}}
+    [finding] = lost(Manifest(3, 1, marks=marks), {"1": Bucket(Mark(6, (("life", 0),)))})
+    assert "flow f: 6 buckets of its stores lost states" in finding
+    places = finding.partition("(")[2].partition(")")[0].split("; ")
+    assert places == [
+        f"stage s, bucket {bucket}: save 7 life was acknowledged, the last is {'6 life' if bucket == 1 else 0}"
+        for bucket in range(5)
+    ]
 
 
 def test_states_of_another_definition_are_a_risk() -> None:
@@ -192,6 +223,10 @@ def test_at_most_five_partitions_that_are_behind_are_named() -> None:
         (
             lambda: check_stores("f", [("s", manifest(1, s="old"))], {"s": "new"}),
             r"flow f: stage s has definition new, the flow last ran with old\. Rebuild into",
+        ),
+        (
+            lambda: check_stores("f", [("s", manifest(1, a="x", b="y"))], {"b": "y", "a": "x"}),
+            r"flow f: its stages were in a different order before\. Rebuild into",
         ),
         (
             lambda: check_stores("f", [("s", manifest(1, s="x"))], {"s": "x", "t": "y"}),
