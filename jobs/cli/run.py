@@ -201,7 +201,7 @@ class _Reports:
 def _show(report: "Report") -> None:
     say(f"{report.records:,} records in {report.batches:,} batches")
     rows = [(stage, verdict, count) for stage, counts in report.verdicts.items() for verdict, count in counts.items()]
-    rows += [(stage, "without a key", count) for stage, count in report.keyless.items()]
+    rows += [(stage, "via a record without a key", count) for stage, count in report.keyless.items()]
     rows += [("tombstones", "skipped", report.tombstones)] if report.tombstones else []
     rows += [("dead letters", reason, count) for reason, count in report.reasons.items()]
     if rows:
