@@ -172,7 +172,8 @@ def _launch(settings: Mapping[str, str]) -> None:
         gateway = launch_gateway(conf, {"start_new_session": True})  # type: ignore[no-untyped-call]
         SparkContext._ensure_initialized(gateway=gateway)
         signals = gateway.jvm.sun.misc
-        signals.Signal.handle(signals.Signal("TERM"), signals.SignalHandler.SIG_IGN)
+        with suppress(Py4JError):  # under -Xrs Java handles no signals
+            signals.Signal.handle(signals.Signal("TERM"), signals.SignalHandler.SIG_IGN)
 
 
 def _check_connector(spark: SparkSession) -> None:
