@@ -6,25 +6,27 @@ Every system drains it in processes of its own and keeps count, sum and maximum 
 means: docs/performance.md.
 
 exit codes: 0 everything ran as it claims; 1 a system that claims exactly-once was not verified, or failed;
-2 wrong options; 3 a server or Java is missing, or no system could run
+2 wrong options; 3 a server or Java is missing, or no system could run; 130 interrupted by Ctrl-C, with the figures
+so far
 """
 
 import argparse
 import json
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.bench import Plan, bench, environment
 from benchmarks.peers.systems import NAMES, STORES, chosen
 from benchmarks.plot import svg
-from benchmarks.report import ratios, show
+from benchmarks.report import Subject, ratios, show
 from jobs import stack
 from jobs.screen import emit, say
 from jobs.stack.jars import JarsUnavailable
 from jobs.stack.java import JavaUnavailable
 
-OK, NOT_VERIFIED, USAGE, UNAVAILABLE = 0, 1, 2, 3
+OK, NOT_VERIFIED, USAGE, UNAVAILABLE, INTERRUPTED = 0, 1, 2, 3, 130
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -44,13 +46,15 @@ def main(arguments: list[str] | None = None) -> int:
         options.batch,
     )
     machine = environment()
+    subjects: list[Subject] = []
+    code = OK
     try:
-        subjects = bench(plan, out)
+        bench(plan, out, subjects)
     except (stack.StackError, JarsUnavailable, JavaUnavailable) as error:
         say(str(error))
         return UNAVAILABLE
     except KeyboardInterrupt:
-        return 130
+        code = INTERRUPTED
     ratio = ratios(subjects, lambda one: one.warm)
     told = {
         "workload": {name: getattr(options, name) for name in ("events", "slow_events", "resent", "seed", "rounds")},
@@ -68,9 +72,14 @@ def main(arguments: list[str] | None = None) -> int:
     else:
         show(subjects)
         for keys, stores in ratio.items():
-            shares = ", ".join(f"{store} {ratio}" for store, ratio in stores.items())
+            shares = ", ".join(f"{store} {one}" for store, one in stores.items())
             say(f"headwater by Kafka Streams, events/s warm, {int(keys):,} keys: {shares}")
-    if not any(subject.runs for subject in subjects) and all(subject.unavailable for subject in subjects):
+    return code or judged(subjects)
+
+
+def judged(subjects: Sequence[Subject]) -> int:
+    """Return the exit code for what was found."""
+    if all(subject.unavailable for subject in subjects):
         return UNAVAILABLE
     return NOT_VERIFIED if any(subject.breaks_its_claim for subject in subjects) else OK
 

@@ -15,14 +15,15 @@ from typing import Any, Final
 
 import redis
 
-from benchmarks.measure import RunFailed, measure
+from benchmarks.measure import BROKER_SECONDS, RunFailed, measure
 from benchmarks.peers.base import Peer, PeerUnavailable, Task
 from benchmarks.peers.kafka_streams import VERSION
 from benchmarks.report import Subject
 from benchmarks.workload import PARTITIONS, Filled, Workload, fill
 from jobs import stack
 from jobs.screen import progress, say
-from persistence.kafka import KafkaSettings, Topics
+from persistence.errors import StoreError
+from persistence.kafka import BrokerError, KafkaSettings, Topics
 
 BATCHES: Final = 6
 """A topic is at least this many micro-batches, so that the second half of it is several."""
@@ -56,12 +57,13 @@ class Plan:
     batch: int
 
 
-def bench(plan: Plan, logs: Path) -> list[Subject]:
+def bench(plan: Plan, logs: Path, subjects: list[Subject]) -> None:
     """Measure every system at every number of keys.
 
     Args:
         plan: What to measure.
         logs: Directory for the logs of runs that failed.
+        subjects: Gets a subject for each system and number of keys; what an interrupted benchmark has measured is there.
 
     Raises:
         StackError: A server did not start.
@@ -71,10 +73,16 @@ def bench(plan: Plan, logs: Path) -> list[Subject]:
         reasons = {peer: _prepared(peer, work) for peer in plan.peers}
         stores = {peer.store for peer, reason in reasons.items() if not reason}
         with stack.ephemeral(redis="redis" in stores, cassandra="cassandra" in stores, heap_mb=HEAP_MB) as servers:
-            found = []
             for number, keys in enumerate(plan.keys):
-                found += _at(plan, f"t{number}", keys, reasons, servers, work, logs)
-            return found
+                here = {peer: _subject(plan, peer, keys, reason) for peer, reason in reasons.items()}
+                subjects += here.values()
+                able = {peer: subject for peer, subject in here.items() if not subject.unavailable}
+                _at(plan, f"t{number}", able, servers, work, logs)
+
+
+def _subject(plan: Plan, peer: Peer, keys: int, unavailable: str) -> Subject:
+    events = min(plan.slow_events, plan.events) if peer.slow else plan.events
+    return Subject(peer.name, peer.store, peer.guarantee, keys, events, unavailable=unavailable)
 
 
 def environment() -> dict[str, Any]:
@@ -102,39 +110,39 @@ def _prepared(peer: Peer, work: Path) -> str:
 
 
 def _at(
-    plan: Plan, topic: str, keys: int, reasons: Mapping[Peer, str], servers: stack.StackState, work: Path, logs: Path
-) -> list[Subject]:
-    """Measure every system at one number of keys."""
+    plan: Plan, topic: str, subjects: Mapping[Peer, Subject], servers: stack.StackState, work: Path, logs: Path
+) -> None:
+    """Measure systems at one number of keys."""
     settings = KafkaSettings(servers.kafka)
-    amounts = {peer: min(plan.slow_events, plan.events) if peer.slow else plan.events for peer in plan.peers}
-    subjects = {
-        peer: Subject(peer.name, peer.store, peer.guarantee, keys, amounts[peer], unavailable=reason)
-        for peer, reason in reasons.items()
-    }
-    able = [peer for peer, reason in reasons.items() if not reason]
     filled: dict[int, Filled] = {}
-    for number, events in enumerate(sorted({amounts[peer] for peer in able})):
+    for number, (events, keys) in enumerate(sorted({(one.events, one.keys) for one in subjects.values()})):
         filled[events] = _filled(settings, f"{topic}{number}", Workload(events, keys, plan.resent, plan.seed))
     for number in range(plan.rounds):
-        for peer in able:
-            if subjects[peer].failed:
+        for peer, subject in subjects.items():
+            if subject.failed:
                 continue
-            title = f"round {number + 1} of {plan.rounds}: {peer.name} on {peer.store}, {keys:,} keys"
-            with _home(work) as home, progress(title, amounts[peer], "events") as bar:
-                task = _task(peer, filled[amounts[peer]], servers, home, plan.batch)
+            title = f"round {number + 1} of {plan.rounds}: {peer.name} on {peer.store}, {subject.keys:,} keys"
+            with _home(work) as home, progress(title, subject.events, "events") as bar:
+                task = _task(peer, filled[subject.events], servers, home, plan.batch)
                 try:
-                    subjects[peer].runs.append(measure(peer, task, _pids(peer, servers), bar))
-                except RunFailed as error:
-                    kept = logs / f"{task.run}.log"
-                    shutil.copy(home / "log", kept)
-                    subjects[peer].failed = f"{error} (log: {kept})"
-                    say(f"{peer.name} on {peer.store}: {subjects[peer].failed}")
-    Topics(settings).delete([one.topic for one in filled.values()])
-    return list(subjects.values())
+                    subject.runs.append(measure(peer, task, _pids(peer, servers), bar))
+                except (RunFailed, BrokerError, StoreError) as error:
+                    subject.failed = f"{error}{_kept(task, logs)}"
+                    say(f"{peer.name} on {peer.store}: {subject.failed}")
+    Topics(settings, timeout=BROKER_SECONDS).delete([one.topic for one in filled.values()])
+
+
+def _kept(task: Task, logs: Path) -> str:
+    """Keep the log of a run that failed, and say where."""
+    if not task.log.exists():
+        return ""
+    kept = logs / f"{task.run}.log"
+    shutil.copy(task.log, kept)
+    return f" (log: {kept})"
 
 
 def _filled(settings: KafkaSettings, topic: str, workload: Workload) -> Filled:
-    Topics(settings).create(topic, PARTITIONS)
+    Topics(settings, timeout=BROKER_SECONDS).create(topic, PARTITIONS)
     title = (
         f"{workload.events:,} envelopes of {workload.keys:,} keys, {workload.resent:.0%} re-sent, seed {workload.seed}"
     )

@@ -18,6 +18,8 @@ from benchmarks.workload import COLUMNS, PARTITIONS
 from persistence.kafka import KafkaSettings, Topics
 
 POLL_SECONDS: Final = 0.1
+BROKER_SECONDS: Final = 60.0
+"""What the broker may take for an answer while systems keep every core busy."""
 STALL_SECONDS: Final = 600.0
 """A run without a commit for this long has failed."""
 END_SECONDS: Final = 600.0
@@ -119,12 +121,11 @@ def measure(peer: Peer, task: Task, servers: Mapping[str, int], progress: Callab
         RunFailed: The system ended early, or committed nothing for `STALL_SECONDS`.
     """
     settings = KafkaSettings(task.bootstrap)
-    topics = Topics(settings)
+    topics = Topics(settings, timeout=BROKER_SECONDS)
     for topic, partitions in peer.topics(task).items():
         topics.create(topic, partitions)
     command = peer.command(task)
-    log = task.home / "log"
-    with log.open("wb") as out, Committed(settings, task.run, task.topic) as committed:
+    with task.log.open("wb") as out, Committed(settings, task.run, task.topic) as committed:
         began = time.perf_counter()
         child = subprocess.Popen(
             command,
@@ -135,10 +136,10 @@ def measure(peer: Peer, task: Task, servers: Mapping[str, int], progress: Callab
             start_new_session=True,
         )
         try:
-            marks, peak = _watch(child, committed, task.filled.workload.events, servers, began, progress, log)
+            marks, peak = _watch(child, committed, task.filled.workload.events, servers, began, progress, task.log)
             with contextlib.suppress(BrokenPipeError):
                 peer.finish(task, child)
-            _wait(child, log)
+            _wait(child, task.log)
         finally:
             if child.poll() is None:
                 processes.end(child.pid)
@@ -151,7 +152,9 @@ class Committed:
     """Events that a consumer group has committed, as another program sees them."""
 
     def __init__(self, settings: KafkaSettings, group: str, topic: str) -> None:
-        Topics(settings, timeout=30).group_offsets(group, [topic])  # until the broker has a coordinator for the group
+        Topics(settings, timeout=BROKER_SECONDS).group_offsets(
+            group, [topic]
+        )  # until the broker has a coordinator for the group
         self._consumer = Consumer(settings.client(group_id=group, enable_auto_commit=False))
         self._parts = [TopicPartition(topic, number) for number in range(PARTITIONS)]
         self._last = 0

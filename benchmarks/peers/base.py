@@ -47,6 +47,11 @@ class Task:
         return self.filled.topic
 
     @property
+    def log(self) -> Path:
+        """What the system writes to its terminal."""
+        return self.home / "log"
+
+    @property
     def output(self) -> Path:
         """Where a system that writes its result itself writes it: lines `key TAB count TAB sum TAB max`."""
         return self.home / "result.tsv"

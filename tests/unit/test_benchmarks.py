@@ -202,7 +202,7 @@ def test_the_command_ends_with_one_object_and_the_code_of_what_was_found(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(command, "bench", lambda plan, logs: subjects)
+    monkeypatch.setattr(command, "bench", lambda plan, logs, found: found.extend(subjects))
     monkeypatch.setattr(command.signal, "signal", lambda *_: None)
     assert command.main(["--json", "--out", str(tmp_path)]) == code
     (line,) = capsys.readouterr().out.splitlines()
@@ -213,6 +213,21 @@ def test_the_command_ends_with_one_object_and_the_code_of_what_was_found(
     assert (tmp_path / "bench.svg").read_text().startswith("<svg")
     assert command.main(["--out", str(tmp_path)]) == code
     assert subjects[0].system in capsys.readouterr().out
+
+
+def test_an_interrupted_benchmark_tells_what_it_has_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(plan: object, logs: Path, found: list[Subject]) -> None:
+        found += [subject("headwater", "sqlite", run()), subject("kafka-streams", "rocksdb")]
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "bench", interrupted)
+    monkeypatch.setattr(command.signal, "signal", lambda *_: None)
+    assert command.main(["--json", "--out", str(tmp_path)]) == command.INTERRUPTED
+    measured, other = json.loads(capsys.readouterr().out)["systems"]
+    assert (measured["verified"], measured["rounds"]) == (True, 1)
+    assert (other["verified"], other["rounds"]) == (False, 0)
 
 
 @pytest.mark.parametrize(
