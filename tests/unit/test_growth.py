@@ -250,6 +250,7 @@ def test_a_key_in_two_partitions_is_a_growth_before_the_topic_was_first_read():
 def test_what_stores_say_together_is_the_longest_growth():
     assert merge([]) is None
     assert merge([Growth(2, 4, 10, {0: 3, 1: 4}), Growth(1, 4, 20, {0: 5})]) == Growth(1, 4, 20, {0: 5, 1: 4})
+    assert merge([Growth(1, 3, 0, {0: 5, 2: 0}), Growth(1, 3, 0, {0: 3})]) == Growth(1, 3, 0, {0: 5, 2: 0})
     assert merge([Growth(2, 4, 10, {0: 3}), Growth(2, 8, 5)]) == Growth(2, 8, 10, None)
 
 
