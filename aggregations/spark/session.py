@@ -80,7 +80,8 @@ def session(
     before = dict(os.environ)
     os.environ.update(_environment(before, wanted[_MASTER]))
     try:
-        with _startable(stop or threading.Event()):
+        stop = stop or threading.Event()
+        with _startable(stop):
             if not theirs:
                 _launch(settings)
             builder = SparkSession.builder
@@ -88,6 +89,8 @@ def session(
                 builder = builder.config(key, value)
             spark = builder.getOrCreate()
         try:
+            if stop.is_set():  # at the last moment: the JVM may have been ended
+                raise StoppedError
             if "spark.log.level" not in theirs:
                 spark.sparkContext.setLogLevel("ERROR")
             if theirs:
