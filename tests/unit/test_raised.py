@@ -105,6 +105,45 @@ def test_the_log_has_exception_line_and_count_and_no_value(caplog):
     assert run.report.raised.total() == 3
 
 
+def raised_at(*places):
+    """Where an exception counts as raised that comes through a function in each of these (module, file), outermost first."""
+    call = None
+    for module, file in reversed(places):
+        scope = {"__name__": module, "inner": call}
+        exec(compile("def run():\n    " + ("inner()" if call else "raise ValueError"), file, "exec"), scope)
+        call = scope["run"]
+    with pytest.raises(ValueError) as caught:
+        call()
+    error = caught.value
+    while error.__traceback__.tb_frame.f_code.co_name != "run":
+        error.__traceback__ = error.__traceback__.tb_next
+    return Raised.of(error).at
+
+
+OWN, ENGINE, DECODER = ("fleet", "/srv/fleet.py"), ("aggregations.x", "/x/engine.py"), ("json.decoder", "/x/decoder.py")
+NUMPY, DEMO, COMMAND = (
+    ("numpy.core", "/v/site-packages/core.py"),
+    ("jobs.demo.flow", "/x/flow.py"),
+    ("jobs.cli", "/x/c.py"),
+)
+
+
+@pytest.mark.parametrize(
+    ("places", "at"),
+    [
+        ((ENGINE, OWN, ENGINE), "fleet.py:2 in run"),
+        ((OWN, ("routes", "C:\\jobs\\routes.py")), "routes.py:2 in run"),
+        ((ENGINE, OWN, NUMPY), "fleet.py:2 in run"),
+        ((OWN, DECODER), "fleet.py:2 in run"),
+        ((ENGINE, DECODER, NUMPY), "decoder.py:2 in run"),
+        ((ENGINE, DEMO, ENGINE), "flow.py:2 in run"),
+        ((COMMAND, ENGINE), ""),
+    ],
+)
+def test_the_line_is_the_innermost_of_the_user_or_else_the_outermost_of_a_library(places, at):
+    assert raised_at(*places) == at
+
+
 class Unspeakable(Exception):
     """Its text cannot be had."""
 
