@@ -126,7 +126,7 @@ def show(subjects: Sequence[Subject]) -> None:
 def _row(subject: Subject) -> list[object]:
     told = subject.as_json()
     parts = told.get("cpu_by_part", {})
-    store = sum(parts[name] for name in SERVERS[1:] if name in parts) if parts else None
+    store = next((parts[name] for name in SERVERS[1:] if name in parts), None)  # an embedded one is the system's own
     return [
         subject.system,
         subject.store,
