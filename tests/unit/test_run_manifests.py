@@ -141,7 +141,7 @@ def created_again():
     save(stores["b"], ref, manifest(50))
     save(stores["a"], ref, manifest(50))
     run = begin(flow(), stores)
-    run.start_at("legs", "T2", {0: 0})
+    run.start_at("legs", "T2", {0: 0}, Growth(1, 2, 7))
     return run, stores
 
 
@@ -159,6 +159,7 @@ def test_a_crash_between_two_stores_before_a_batch_of_the_topic_created_again_is
     run, stores = created_again()
     upstream = stored(run)[0]
     write(run)
-    assert [(one.positions, one.topic_ids) for one in stored(run)] == [(upstream.positions, {"legs": "T1"})] * 2
+    before = (upstream.positions, {"legs": "T1"}, {})
+    assert [(one.positions, one.topic_ids, one.growth) for one in stored(run)] == [before] * 2
     save(stores["a"], run.ref, upstream)  # as it was before the second write
     assert begin(flow(), stores).start == {("legs", 0): 50}
