@@ -65,7 +65,6 @@ class Run:
     _former: Manifest | None = None  # of a topic that was created again, until a batch of the new one is folded
 
     def __post_init__(self) -> None:
-        self.ledger = Ledger.of(self.ref.flow, self.ref.generation, self.manifest)
         stages = [stage.name for stage in self.flow.stages]
         self.known = KnownMarks(self.ref, stages)
         self.acknowledged = AcknowledgedWrites(self.ref, stages, self.known)

@@ -198,3 +198,10 @@ def test_a_store_that_cannot_be_opened_leaves_none_of_the_others_open(tmp_path, 
     with pytest.raises(Terminal):
         opening(flow(), {"a": first, "b": second.format(tmp_path)})
     assert sys.modules["tests.unit.test_run"].closed[-1:] == [first]
+
+
+@pytest.mark.parametrize("risk", [None, "definition", "grown-undrained", "growth-full"])
+def test_a_run_knows_which_risks_of_later_batches_were_accepted(risk):
+    run = begin(flow(), two_stores(), accept=[risk] if risk else [])
+    accepted = (run.accept_definition, run.accept_disorder, run.accept_eviction)
+    assert accepted == (risk == "definition", risk == "grown-undrained", risk == "growth-full")

@@ -91,7 +91,7 @@ def test_a_part_that_goes_back_between_two_runs_is_refused_at_the_start(one):
 def test_a_store_that_goes_back_as_a_whole_under_a_run_ends_it_and_the_next_one_folds_again(one):
     store, urls = one
     runner = gone_back(store, urls)
-    with pytest.raises(StoreWentBack):
+    with pytest.raises(StoreWentBack, match=r"^flow fleet, generation 1: the manifest went back"):
         runner.process(legs(60, 90))
     again = MemoryRunner(FLOW, urls)
     assert again.run.start == {("legs", 0): 30}
