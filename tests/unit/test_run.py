@@ -2,6 +2,7 @@
 
 import sys
 from collections import Counter
+from contextlib import closing
 
 import pytest
 
@@ -205,3 +206,14 @@ def test_a_run_knows_which_risks_of_later_batches_were_accepted(risk):
     run = begin(flow(), two_stores(), accept=[risk] if risk else [])
     accepted = (run.accept_definition, run.accept_disorder, run.accept_eviction)
     assert accepted == (risk == "definition", risk == "grown-undrained", risk == "growth-full")
+
+
+def test_a_look_says_whether_the_growth_has_changed_and_waits_as_long_as_producers_may_not_know_of_it():
+    stores = two_stores()
+    with closing(MemoryRunner(flow(), stores, topic_ids={"legs": "T"})) as before:
+        before.process([leg(0)])
+    run = begin(flow(), stores)
+    ends = {0: 9, 1: 9}
+    changes = [(1, 0, False), (2, 5_000, True), (2, 5_000, False), (2, 64_999, False), (2, 65_000, True)]
+    for partitions, clock_ms, changed in changes:
+        assert run.look(partitions, clock_ms=clock_ms, ends=lambda: ends, max_age_seconds=60) is changed
