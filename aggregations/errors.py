@@ -19,3 +19,7 @@ class TasksLostError(Exception):
 
 class SharedKeyError(Exception):
     """A key arrived in two partitions of a topic that is declared as partitioned by it; nothing was written for it."""
+
+
+class SparkEndedError(TasksLostError):
+    """Spark itself ended; no batch can be tried again."""

@@ -1,10 +1,9 @@
-"""Events a second of the Spark engine, what they cost, and its share of the bare JVM source in the same run.
+"""Events a second of the Spark engine, and what they cost.
 
     python benchmarks/engine.py [--events 2000000] [--keys 10000] [--resent 0.05] [--store sqlite|redis|URL] [--json]
 
-A topic of four partitions is filled with envelopes of one republish hop, part of them re-sent at new offsets. Spark
-reads it twice: straight from the Kafka source into `noop`, and through the engine (one stage, keyed as the topic is).
-Every batch but the first is warm. The sum of what was folded must be the number of unique inputs. With `redis` a server
+A topic of four partitions is filled with envelopes of one republish hop, part of them re-sent at new offsets. The
+engine reads it with a flow of one stage, keyed as the topic is. Every batch but the first is warm. The sum of what was folded must be the number of unique inputs. With `redis` a server
 of its own is started and its CPU counted. Memory is the most that each process ever had resident.
 """
 
@@ -24,13 +23,11 @@ from aggregations.definition.source import Topic
 from aggregations.run.binding import bind
 from aggregations.run.states import state_of
 from aggregations.spark import run_flow
-from aggregations.spark.kafka_source import CONSUMER
 from aggregations.spark.session import session
 from benchmarks import processes
 from benchmarks.workload import PARTITIONS, Workload, fill
 from jobs import stack
 from jobs.demo.leg_pb2 import Leg
-from jobs.stack import jars
 from persistence.kafka import KafkaSettings, Topics
 from persistence.protocol import FlowRef
 from persistence.registry import open_store
@@ -69,28 +66,6 @@ def memory(servers):
     return processes.memory(parts_of(servers)) | {"driver": processes.peak(os.getpid())}
 
 
-def bare(spark, settings, topic, batch):
-    """Events a second of warm batches from Kafka straight to noop."""
-    query = (
-        spark.readStream.format("kafka")
-        .options(
-            subscribe=topic, startingOffsets="earliest", maxOffsetsPerTrigger=batch, **CONSUMER, **settings.spark()
-        )
-        .load()
-        .writeStream.foreachBatch(lambda rows, number: rows.write.format("noop").mode("overwrite").save())
-        .option("checkpointLocation", tempfile.mkdtemp())
-        .trigger(availableNow=True)
-        .start()
-    )
-    query.awaitTermination()
-    rates = [
-        p["numInputRows"] / (p["durationMs"]["addBatch"] / 1000)
-        for p in query.recentProgress
-        if p["numInputRows"] > batch // 2
-    ]
-    return rates[1:]
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--events", type=int, default=2_000_000)
@@ -104,7 +79,7 @@ def main():
     conf = {"spark.driver.memory": "2g"}
     with (
         stack.ephemeral(kafka=True, redis=args.store == "redis", heap_mb=1024) as servers,
-        session("bench", jars=jars.kafka_connector(), conf=conf) as spark,
+        session("bench", conf=conf),
     ):
         settings = KafkaSettings(servers.kafka)
         pids = {one.name: one.pid for one in servers.servers}
@@ -120,8 +95,6 @@ def main():
         }
         url = own.get(args.store, args.store)
         flow = flow_of(topic)
-        source = bare(spark, settings, topic, args.batch)
-        say("bare JVM source:", ", ".join(f"{rate / 1000:.0f}k" for rate in source), "events/s")
         marks = [(time.perf_counter(), spent(pids), 0)]
 
         def note(report):
@@ -134,7 +107,6 @@ def main():
             dead_letters=f"{topic}.dlq",
             until_caught_up=True,
             max_records=args.batch,
-            jars=jars.kafka_connector(),
             conf=conf,
             progress=note,
         )
@@ -154,8 +126,6 @@ def main():
             "folded": folded,
             "verdicts": dict(report.verdicts["aircraft"]),
             "engine_events_per_second": [round(rate) for rate in rates],
-            "source_events_per_second": [round(rate) for rate in source],
-            "share_of_source": round(statistics.median(rates) / statistics.median(source), 2),
             "cpu_seconds_per_million": {**cost, "all": round(sum(cost.values()), 2)},
             "peak_resident_mb": memory(pids),
             "exact": True,

@@ -5,7 +5,7 @@ headwater run fleet:flow --until-caught-up --dead-letters flights.dead
 headwater inspect fleet:flow --stage carrier
 headwater submit-command fleet:flow --master spark://master:7077 --store redis://host
 
-It is also a program: `python fleet.py`, or `spark-submit --packages ... fleet.py`, with the options of `headwater run`.
+It is also a program: `python fleet.py`, or `spark-submit fleet.py`, with the options of `headwater run`.
 """
 
 import polars as pl

@@ -1,4 +1,4 @@
-"""What the stores of a run have acknowledged to it. A store that no longer has all of it went back."""
+"""What the stores of a run have acknowledged to it: a store that no longer has it went back."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

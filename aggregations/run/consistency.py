@@ -36,8 +36,8 @@ def check_stores(
         findings.append(
             unsafe(
                 Risk.STORE_EMPTY,
-                f"flow {flow}: the store of stage {', '.join(lost)} has nothing of the flow, and another store does: it was "
-                "emptied, or its URL is wrong",
+                f"flow {flow}: the store of stage {', '.join(lost)} has nothing of the flow, and another store has: it was "
+                "emptied, or its URL is another one's",
                 "Correct the URL, restore it, or rebuild into a new generation (--generation)",
             )
         )
@@ -194,13 +194,13 @@ def check_durability(stores: Sequence[tuple[str, Capabilities]]) -> list[Finding
     the store contains an earlier consistent cut of all its writes.
 
     Args:
-        stores: (first stage of the store, its capabilities), upstream first.
+        stores: (first stage of the store, what it can do), upstream first.
     """
     findings = [
         unsafe(
             Risk.NOT_DURABLE,
             f"the store of stage {down} may lose what it acknowledged, and the one of stage {up} is written right after it",
-            "Make it sync before it acknowledges (appendfsync always, commitlog_sync group), or keep both stages in it",
+            "Let it sync before it acknowledges (appendfsync always, commitlog_sync group), or keep both stages in it",
         )
         for (up, _), (down, capabilities) in pairwise(stores)
         if not capabilities.durable
@@ -211,7 +211,7 @@ def check_durability(stores: Sequence[tuple[str, Capabilities]]) -> list[Finding
             unsafe(
                 Risk.NOT_DURABLE,
                 f"the store of stage {first} may lose states that it acknowledged and keep what was written after them",
-                "Make it sync before it acknowledges (appendfsync always, commitlog_sync group, synchronous full)",
+                "Let it sync before it acknowledges (appendfsync always, commitlog_sync group, synchronous full)",
             )
         )
     return findings

@@ -179,19 +179,19 @@ def plan(
 
 
 def grown(flow: str, topic: str, growth: Growth) -> Finding:
-    """The finding for a growth in which the order of published messages cannot be kept."""
+    """The order of what is published cannot be kept."""
     return unsafe(
         Risk.GROWN_UNDRAINED,
         f"flow {flow}: {undrained(topic, growth.partitions_before, growth.partitions_now)}",
-        "Accept it if readers of the flow's output need no order, or if their history= is larger than the unread "
+        "Accept it if readers of what the flow publishes need no order, or if their history= is larger than the unread "
         "records of a key",
     )
 
 
 def recreated(flow: str, topic: str, known: str, now: str) -> Finding:
-    """The finding for a source topic that was replaced by another topic of the same name."""
+    """The topic that the flow reads was replaced by another topic of the same name."""
     return unsafe(
         Risk.TOPIC_RECREATED,
         f"flow {flow}: topic {topic} has id {now}, the flow read {known}: it was created again",
-        "If this was intended, accept it: the new topic is folded from its beginning",
+        "If that was meant, accept it: the new topic is folded from its beginning",
     )

@@ -25,7 +25,7 @@ class Risk(StrEnum):
     """A store contains nothing of the flow while another store does: the data of a downstream store stays missing, a
     store upstream of all others is filled again from the records that are still in the topic."""
     STAGE_ADDED = "stage-added"
-    """A stage was added to a flow that has run before, or bound to another store: it lacks everything that was folded before."""
+    """A stage was added to a flow that has run before, or bound to another store: it misses what was folded before."""
     STORE_WENT_BACK = "store-went-back"
     """A part of a store lost acknowledged writes, but its manifest did not go back: the data stays missing."""
     NOT_DURABLE = "not-durable"
@@ -41,7 +41,7 @@ class Risk(StrEnum):
 
 
 LOSSES: Final = frozenset({Risk.DOWNSTREAM_BEHIND, Risk.STORE_EMPTY, Risk.STAGE_ADDED, Risk.STORE_WENT_BACK})
-"""Risks of a store that lacks, or has lost, data that other stores rely on."""
+"""Risks of a store without, or no longer with, data that other stores rely on."""
 
 
 def unsafe(risk: Risk, what: str, remedy: str) -> Finding:

@@ -3,12 +3,12 @@
 import logging
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from itertools import count
 from typing import Any
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 
 from aggregations.definition.flow import Flow
 from aggregations.errors import SharedKeyError, TasksLostError
@@ -16,6 +16,7 @@ from aggregations.per_message.ledger import Doubt, Entry, UnlistedError
 from aggregations.report import Report
 from aggregations.run.incarnations import merge_incarnations
 from aggregations.spark.action import Action
+from aggregations.spark.fetch import Slot
 from aggregations.spark.job import Exclusion, Job, RecordAtStage, TaskReport
 from aggregations.spark.opening import Opening
 from aggregations.spark.partition_watch import PartitionWatch
@@ -47,6 +48,7 @@ class Batches:
 
     Attributes:
         total: What the tasks of all committed batches reported.
+        slots: Number of slots that read at the same time.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class Batches:
         self._opening = opening
         self._run = opening.run
         self._action = Action(spark, flow)
+        self.slots = self._action.routes
         self._growing = growing
         self._kafka = kafka
         self._dead_letters = dead_letters
@@ -74,9 +77,9 @@ class Batches:
         self._spread = False
         self._warned = False
 
-    def commit_batch(self, rows: DataFrame, ends: Mapping[TopicPartition, int]) -> None:
-        """Fold and persist a batch that ends at these next offsets, and write its manifest into every store."""
-        report = self.fold(rows, ends)
+    def commit_batch(self, tasks: Sequence[Slot], ends: Mapping[TopicPartition, int]) -> None:
+        """Fold and persist what these slots read, and write its manifest into every store."""
+        report = self.fold(tasks, ends)
         run = self._run
         for stage, marks in report.marks:
             run.known.note(stage, marks)
@@ -120,16 +123,14 @@ class Batches:
                 effect(CommitStep.MANIFEST.of(name), lambda: self._run.save_manifest(name, manifest))
                 return
             except Transient as error:
-                self._pause(f"manifest of batch {manifest.batch}", attempt, error)
+                self.pause(f"manifest of batch {manifest.batch}", attempt, error)
 
-    def fold(self, rows: DataFrame, ends: Mapping[TopicPartition, int]) -> TaskReport:
+    def fold(self, tasks: Sequence[Slot], ends: Mapping[TopicPartition, int]) -> TaskReport:
         """Fold and persist a batch; the next attempt completes a half-written batch and repeats no completed write."""
         excluded: dict[RecordAtStage, Exclusion] = {}
-        start = self._run.start
-        partitions = sum(end > start.get(place, 0) for place, end in ends.items())
         attempt, doubt, again = 1, dict(self._run.doubt), False
         while True:
-            report, failures = self._try(rows, ends, partitions, attempt, excluded, doubt, again=again)
+            report, failures = self._try(tasks, ends, attempt, excluded, doubt, again=again)
             again = bool(failures)
             if not failures:
                 scattered = {
@@ -157,7 +158,7 @@ class Batches:
             error = worst(failures)
             if not may_pass(error):
                 raise error
-            self._pause(f"batch {self._run.batch}", attempt, error)
+            self.pause(f"batch {self._run.batch}", attempt, error)
             attempt += 1
 
     def _list_dead(self, entries: set[Entry], attempt: int) -> int:
@@ -166,16 +167,15 @@ class Batches:
             try:
                 self._run.list_dead(entries)
             except Transient as error:
-                self._pause(f"ledger of batch {self._run.batch}", attempt, error)
+                self.pause(f"ledger of batch {self._run.batch}", attempt, error)
                 attempt += 1
             else:
                 return attempt
 
     def _try(
         self,
-        rows: DataFrame,
+        tasks: Sequence[Slot],
         read: Mapping[TopicPartition, int],
-        partitions: int,
         attempt: int,
         excluded: Mapping[RecordAtStage, Exclusion],
         doubt: Doubt,
@@ -189,17 +189,21 @@ class Batches:
             self._growing.look(partition for _, partition in read)
             self._run.check_progress()
             self._run.note_growth()
-            job = self._job(partitions, attempt, excluded, doubt)
+            job = self._job(tasks, attempt, excluded, doubt)
         except (BrokerUnavailable, Transient) as error:
             return TaskReport(), [error]
-        return self._action.execute(rows, job)
+        return self._action.execute(job)
+
+    def cancel(self) -> None:
+        """Cancel the batch under way, from another thread: its tasks are lost."""
+        self._action.cancel()
 
     def check_source(self) -> None:
         """Raise if the source's topic was replaced by another topic of that name, which explains why reading failed."""
         with suppress(BrokerError):
             check_source(self._opening.topics, self._flow, self._opening.plan.topic_id)
 
-    def _pause(self, what: str, attempt: int, error: Exception) -> None:
+    def pause(self, what: str, attempt: int, error: Exception) -> None:
         """Wait before the next attempt.
 
         Raises:
@@ -214,7 +218,13 @@ class Batches:
             _LOG.warning("stopped; the next run folds batch %d", self._run.batch)
             raise StoppedError
 
-    def _job(self, partitions: int, attempt: int, excluded: Mapping[RecordAtStage, Exclusion], doubt: Doubt) -> Job:
+    def _job(
+        self,
+        tasks: Sequence[Slot],
+        attempt: int,
+        excluded: Mapping[RecordAtStage, Exclusion],
+        doubt: Doubt,
+    ) -> Job:
         known = dict(self._run.manifest.incarnations) if self._run.manifest else {}
         ends = ask_ends(self._opening.topics, known)
         return Job(
@@ -235,7 +245,8 @@ class Batches:
             ends=ends,
             asked=tuple(known),
             spread=self._spread,
-            one_partition=partitions <= 1,
+            tasks=tasks,
+            local=self._action.is_local,
             ledger=self._run.ledger,
             doubt=doubt,
             known=self._run.known,

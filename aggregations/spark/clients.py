@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable, Hashable
 from typing import TypeVar
 
+from aggregations.spark.fetch import Fetcher
 from persistence.kafka import AcknowledgedProducer, KafkaSettings, Topics
 from persistence.protocol import StateStore
 from persistence.registry import open_store
@@ -26,6 +27,11 @@ def producer_of(settings: KafkaSettings) -> AcknowledgedProducer:
 def topics_of(settings: KafkaSettings) -> Topics:
     """Administrative access to the topics of a cluster."""
     return _once(("topics", _name(settings)), lambda: Topics(settings))
+
+
+def fetcher_of(settings: KafkaSettings, topic: str, group: str) -> Fetcher:
+    """The consumer of a topic."""
+    return _once(("fetcher", _name(settings), topic, group), lambda: Fetcher(settings, topic, group))
 
 
 def max_message_bytes(settings: KafkaSettings, topic: str) -> int:

@@ -23,9 +23,11 @@ def main() -> None:
     from pyspark import daemon
 
     import aggregations.spark.tasks  # noqa: F401
+    from aggregations.spark import residents
 
     gc.collect()
     gc.freeze()  # existing objects stay shared between the forks
+    residents.supervise()
     daemon.manager()  # type: ignore[no-untyped-call]
 
 

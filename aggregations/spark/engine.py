@@ -1,30 +1,27 @@
-"""The engine: runs a flow as a Spark Structured Streaming query over Kafka, exact across crashes."""
+"""The engine: runs a flow on Spark, batch after batch of Kafka's records, exact across crashes."""
 
 import logging
-import queue
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from itertools import count
 from pathlib import Path
 from typing import Any
 
-from py4j.protocol import Py4JError, Py4JJavaError
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql import SparkSession
 
 from aggregations.definition.flow import Flow
-from aggregations.errors import FlowError, RunRefusedError, TasksLostError
+from aggregations.errors import FlowError, SparkEndedError
 from aggregations.report import Report
 from aggregations.run.plan import Plan
 from aggregations.run.run import Run
-from aggregations.spark.action import first_line
 from aggregations.spark.batches import Batches
-from aggregations.spark.checkpoint import Checkpoint
+from aggregations.spark.fetch import Range
 from aggregations.spark.group_offsets import GroupOffsets
-from aggregations.spark.kafka_source import read_topic
 from aggregations.spark.opening import Opening, check_given, open_run
 from aggregations.spark.partition_watch import PartitionWatch
+from aggregations.spark.ranges import Source, before, slots_of, within
 from aggregations.spark.retry import StoppedError
 from aggregations.spark.session import master_of, session, submitted
 from envelope import TopicPartition
@@ -39,11 +36,11 @@ MAX_RECORDS = 1_000_000
 _LOG = logging.getLogger("headwater.spark")
 
 _LOOK_SECONDS = 1.0
-"""Seconds between two checks of the number of partitions, when Spark does not read new partitions by itself."""
+"""Seconds between two checks of the number of partitions, when new partitions are not read at once."""
 _STOP_SECONDS = 5.0
 """Seconds that a stop waits for the batch under way before it cancels the batch."""
-_POLLING = "spark.sql.streaming.pollingDelay"  # how long Spark waits when there is nothing to read
-_LEAST_POLLING_MS = 10
+_LEAST_SECONDS = 0.01
+"""Shortest persist interval, in seconds."""
 
 
 def run_flow(
@@ -58,7 +55,6 @@ def run_flow(
     until_caught_up: bool = False,
     trigger_seconds: float = 1.0,
     max_records: int = MAX_RECORDS,
-    jars: Sequence[Path] = (),
     modules: Sequence[Path] = (),
     master: str | None = None,
     conf: Mapping[str, str] | None = None,
@@ -80,7 +76,6 @@ def run_flow(
         until_caught_up: Stop at the current ends of the partitions.
         trigger_seconds: Persist interval: at most one batch in this time, in seconds.
         max_records: Maximum number of records of one batch; 0 for no limit.
-        jars: Spark's Kafka connector and its dependencies; spark-submit provides its own.
         modules: Python files that workers on other machines import by name.
         master: Spark's master; None for the master of spark-submit, else `local[2]`.
         conf: Spark settings. They override the engine's; settings given to spark-submit override both.
@@ -118,10 +113,7 @@ def run_flow(
         planned=planned,
     )
     try:
-        polling = {_POLLING: f"{max(int(trigger_seconds * 1000), _LEAST_POLLING_MS)}ms", **(conf or {})}
-        with session(
-            f"headwater {flow.name}", jars=jars, modules=modules, master=master, conf=polling, stop=stop
-        ) as spark:
+        with session(f"headwater {flow.name}", modules=modules, master=master, conf=conf, stop=stop) as spark:
             engine = Engine(
                 flow,
                 opening,
@@ -134,7 +126,9 @@ def run_flow(
                 metadata_max_age=metadata_max_age,
             )
             return engine.stream(
-                until_caught_up=until_caught_up, trigger_seconds=trigger_seconds, max_records=max_records
+                until_caught_up=until_caught_up,
+                trigger_seconds=0.0 if until_caught_up else max(trigger_seconds, _LEAST_SECONDS),
+                max_records=max_records,
             )
     except StoppedError:  # while Spark started
         _finish(opening.run)
@@ -152,7 +146,7 @@ def _finish(run: Run) -> None:
 
 
 class Engine:
-    """One run of a flow: Spark's queries, whose batches it commits one after the other."""
+    """One run of a flow: commits batches one after the other, each of which is one or two actions of Spark."""
 
     def __init__(
         self,
@@ -184,114 +178,101 @@ class Engine:
             progress=progress,
             stop=stop,
         )
+        self._source = Source(opening.topics, opening.run.source, widens=not flow.publishes)
         self._stop = stop
-        self._busy = threading.Lock()
-        self._interval = 0.0
-        self._stopping = threading.Event()
-        self._failure: BaseException | None = None
-        self._abandoned = False
-        self._done: queue.SimpleQueue[Mapping[TopicPartition, int]] = queue.SimpleQueue()
+        self._looked = 0.0
 
     def stream(self, *, until_caught_up: bool, trigger_seconds: float, max_records: int) -> Report:
-        """Run the query, and a new one over more partitions when waiting partitions become readable; see `run_flow`."""
-        starts = self.opening.plan.starts
-        while starts:
-            self._query(
-                starts, until_caught_up=until_caught_up, trigger_seconds=trigger_seconds, max_records=max_records
-            )
-            starts = {} if self._stop.is_set() else self._growing.widened()
-        if not self._abandoned:
-            _finish(self.run)
-        return self.batches.total.counts
-
-    def _query(
-        self, starts: Mapping[int, int], *, until_caught_up: bool, trigger_seconds: float, max_records: int
-    ) -> None:
-        """Run a query and commit group offsets as its batches end."""
-        stopping = self._stopping = threading.Event()
-        rows = read_topic(self._spark, self.flow, starts, kafka=self.kafka, max_records=max_records)
-        with Checkpoint() as checkpoint:
-            writer = rows.writeStream.foreachBatch(
-                lambda batch, number: self._batch(batch, lambda: checkpoint.ends(number), stopping)
-            )
-            # Spark's own interval ends at a wall-clock time: a clock that is set back would pause the run for as long.
-            writer = (
-                writer.trigger(availableNow=True) if until_caught_up else writer.trigger(processingTime="0 seconds")
-            )
-            self._interval = 0.0 if until_caught_up else trigger_seconds
-            query = writer.option("checkpointLocation", f"file://{checkpoint.path}").start()
-            try:
-                self._follow(query)
-            except (Py4JError, ConnectionError) as error:
-                if isinstance(error, Py4JJavaError):
-                    raise
-                if self._stop.is_set():  # the signal that stopped the run ended its JVM as well
-                    self._abandoned = True
-                    return
-                raise TasksLostError("Spark's JVM ended. Check its memory (--conf spark.driver.memory=...)") from None
-            finally:
-                with suppress(Py4JError, ConnectionError):  # the JVM may have ended already
-                    query.stop()
-
-    def _follow(self, query: StreamingQuery) -> None:
-        """Commit group offsets as batches end, and periodically when none ends, until the query ends."""
-        began = looked = time.monotonic()
-        while query.isActive and not self._stop.is_set() and self._failure is None and not self._growing.widens:
-            if self.flow.publishes and time.monotonic() - looked > _LOOK_SECONDS:
-                self._look()
-                looked = time.monotonic()
-            try:
-                self._offsets.write(self._done.get(timeout=0.1))
-            except queue.Empty:
-                self._offsets.repeat(began)
-        while not self._busy.acquire(timeout=_STOP_SECONDS):  # a batch that has started is finished
-            if self._stop.is_set():
-                self._spark.sparkContext.cancelJobGroup(str(query.runId))
-        self._stopping.set()
-        self._busy.release()
-        # Not under the lock: Spark waits for a batch that waits for it.
-        query.stop()
-        while not self._done.empty():
-            self._offsets.write(self._done.get())
-        if not self._offsets.written_at and self._failure is None:
-            self._offsets.write_reached()
-        if self._failure is not None:
-            raise self._failure
-        failed = query.exception()
-        if failed is not None and not self._stop.is_set():
-            self.batches.check_source()
-            raise BrokerUnavailable(
-                f"Spark's query on {self.run.source} ended: {first_line(str(failed))}",
-                "If records were deleted meanwhile, start again to see which; otherwise check the broker",
-            )
-
-    def _look(self) -> None:
-        """Look for new partitions even without a batch, when Spark does not read them by itself."""
+        """Commit batch after batch; see `run_flow`."""
+        total = self.batches.total
         try:
-            with self._busy, suppress(BrokerUnavailable, StoppedError):
+            with self._cancelling():
+                self._loop(trigger_seconds, max_records, until_caught_up=until_caught_up)
+        except StoppedError:
+            return total.counts  # it may have persisted a part, which the next run must not treat as proven
+        except SparkEndedError:
+            if self._stop.is_set():  # the signal that stopped the run ended its JVM as well
+                return total.counts
+            raise
+        if not self._offsets.written_at:
+            self._offsets.write_reached()
+        _finish(self.run)
+        return total.counts
+
+    def _loop(self, trigger_seconds: float, max_records: int, *, until_caught_up: bool) -> None:
+        goal: dict[int, int] | None = None
+        began = time.monotonic()
+        while not self._stop.is_set():
+            begin = time.monotonic()
+            backlog = self._backlog()
+            if self._stop.is_set():
+                return
+            if until_caught_up:
+                goal = goal if goal is not None else {one.partition: one.end for one in backlog}
+                backlog = before(backlog, goal)
+            if ranges := within(backlog, max_records):
+                self._commit(ranges)
+            elif until_caught_up:
+                if not self._growing.widened():
+                    return
+                goal = None
+            else:
+                self._idle(began)
+            if ranges == backlog:  # otherwise a whole batch is left
+                self._stop.wait(max(begin + trigger_seconds - time.monotonic(), 0.0))
+
+    @contextmanager
+    def _cancelling(self) -> Iterator[None]:
+        """Cancel the batch under way if it takes too long after the run was stopped."""
+        ended = threading.Event()
+
+        def cancel() -> None:
+            while not self._stop.wait(_LOOK_SECONDS):
+                if ended.is_set():
+                    return
+            while not ended.wait(_STOP_SECONDS):
+                self.batches.cancel()
+
+        watch = threading.Thread(target=cancel, name="headwater-stop", daemon=True)
+        watch.start()
+        try:
+            yield
+        finally:
+            ended.set()
+
+    def _backlog(self) -> list[Range]:
+        """All that there is to read. A broker that does not answer is asked again."""
+        for attempt in count(1):
+            try:
+                return self._source.look(self.run.positions)
+            except BrokerError as error:
+                self.batches.check_source()
+                if not isinstance(error, BrokerUnavailable):
+                    raise
+                try:
+                    self.batches.pause(f"ends of {self.run.source}", attempt, error)
+                except StoppedError:  # between batches
+                    break
+        return []
+
+    def _commit(self, ranges: Sequence[Range]) -> None:
+        """Commit a batch; its end offsets become the group's."""
+        topic = self.run.source
+        ends = {**self._source.positions, **{one.partition: one.end for one in ranges}}
+        named = {TopicPartition(topic, partition): end for partition, end in ends.items()}
+        self.batches.commit_batch(slots_of(ranges, self.batches.slots), named)
+        effect(CommitStep.RETURN, lambda: None)
+        self._offsets.write(named)
+        if self._growing.widens:
+            self._growing.widened()
+
+    def _idle(self, began: float) -> None:
+        """What is done when there is nothing to read."""
+        self._offsets.repeat(began)
+        if self.flow.publishes and time.monotonic() - self._looked > _LOOK_SECONDS:
+            self._looked = time.monotonic()
+            with suppress(BrokerUnavailable, StoppedError):
                 if self._growing.look(self.run.positions):
                     self.batches.advance(self.run.noting())
-        except (BrokerError, RunRefusedError, StoreError) as error:
-            self._failure = error
-
-    def _batch(self, rows: DataFrame, ends: Callable[[], dict[TopicPartition, int]], stopping: threading.Event) -> None:
-        """What foreachBatch calls."""
-        next_one = time.monotonic() + self._interval
-        try:
-            with self._busy:
-                if not stopping.is_set():
-                    self._commit(rows, ends())
-            self._stop.wait(max(next_one - time.monotonic(), 0.0))
-        # Nothing is raised into Spark, whose checkpoint is not read again: py4j would log a stack trace.
-        except StoppedError:
-            self._abandoned = True  # it may have persisted a part, which the next run must not treat as proven
-            stopping.set()
-        except BaseException as error:
-            self._failure = error
-            stopping.set()
-
-    def _commit(self, rows: DataFrame, ends: Mapping[TopicPartition, int]) -> None:
-        """Commit a batch; its end offsets become the group's."""
-        self.batches.commit_batch(rows, ends)
-        self._done.put(ends)
-        effect(CommitStep.RETURN, lambda: None)
+                if self._growing.widens:
+                    self._growing.widened()

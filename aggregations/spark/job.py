@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from aggregations.definition.flow import Flow, Publish, Stage
+from aggregations.errors import SharedKeyError
 from aggregations.per_message.cause import Cause
 from aggregations.per_message.ledger import Changes, Doubt, Ledger
 from aggregations.per_message.stage import KeyState
@@ -15,6 +16,7 @@ from aggregations.run.incarnations import merge_incarnations
 from aggregations.run.snapshots import snapshots_of
 from aggregations.run.states import read_states
 from aggregations.spark.clients import store_of
+from aggregations.spark.fetch import Slot
 from aggregations.spark.roots import EndsByIncarnation
 from envelope import Node, Reason
 from envelope.raised import Raised
@@ -64,7 +66,8 @@ class Job:
         ends: Ends of the root topics, fetched after the batch was delivered.
         asked: Root topics that were queried.
         spread: A key arrived in two partitions: the first stage, too, is folded after a shuffle.
-        one_partition: All records of the batch are in one partition.
+        tasks: Ranges of the source that each reading task reads, by task.
+        local: All tasks run on the driver's machine, in one executor.
         ledger: Dead letters of the flow that left no hole.
         doubt: Offsets below which records may have been folded before.
         known: Marks that buckets had acknowledged when the batch began.
@@ -90,7 +93,8 @@ class Job:
     ends: EndsByIncarnation = field(default_factory=dict)
     asked: tuple[str, ...] = ()
     spread: bool = False
-    one_partition: bool = False
+    tasks: Sequence[Slot] = ()
+    local: bool = False
     ledger: Ledger = field(default_factory=lambda: Ledger(""))
     doubt: Doubt = field(default_factory=dict)
     evict: bool = True
@@ -105,7 +109,7 @@ class Job:
     @property
     def may_share_keys(self) -> bool:
         """Whether two of the tasks that fold while they read may have the same key, for example after a growth."""
-        return self.folds_while_reading and not self.one_partition
+        return self.folds_while_reading and len(self.tasks) > 1
 
     @property
     def holds_outputs(self) -> bool:
@@ -149,6 +153,17 @@ class Job:
         """Coordinates with the topic's current id, and its cluster if there are several."""
         cluster = self.flow.topic.cluster if self.flow.topic else ""
         return Node(topic, partition, offset, self.topic_ids.get(topic, ""), cluster)
+
+
+def shared_key(job: Job, stage: Stage) -> SharedKeyError:
+    """The error for a key that was found in two partitions."""
+    topic = job.flow.topic.name if job.flow.topic else ""
+    return SharedKeyError(
+        f"flow {job.flow.name}, stage {stage.name}: a key was found in two partitions of {topic}. From now on this "
+        "run folds the stage after a shuffle. If partitions were added, nothing else is needed. If the topic is not "
+        "partitioned by the stage's key, rebuild into a new generation (--generation) with co_partitioned=False; "
+        "this generation would fold copies a second time"
+    )
 
 
 @dataclass(slots=True)

@@ -1,6 +1,7 @@
 """The per-message path: runs the pure code of the in-memory runner in Spark's tasks."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter
 
 import pyarrow as pa
 
@@ -11,19 +12,22 @@ from aggregations.per_message.loop import Failures, MessageLoop
 from aggregations.per_message.stage import Arrival, KeyState
 from aggregations.run.states import writes_of
 from aggregations.spark.blocks import route_of
-from aggregations.spark.job import Exclusion, dumps, loads
+from aggregations.spark.job import Exclusion, dumps, loads, shared_key
 from aggregations.spark.path import Work
 from envelope import Node
 from persistence.protocol import Write
+
+_PLACE = attrgetter("partition", "offset")
+"""In this order, whichever partition came first: of two copies, every attempt and every runner folds the same."""
 
 
 class MessagePath:
     """Processes lists of `Arrival`."""
 
-    def read(self, work: Work, batches: Iterable[pa.RecordBatch]) -> list[Arrival]:
+    def read(self, work: Work, chunks: Iterable[pa.RecordBatch | pa.Table]) -> list[Arrival]:
         loop = _loop(work)
         with work.timed("decode"):
-            applied = loop.read(records_of(batches, work.job.topic_ids))
+            applied = loop.read(sorted(records_of(chunks, work.job.topic_ids), key=_PLACE))
             work.collector.changes.seen = loop.seen
             return loop.enter(work.job.flow.stages[0], applied)
 
@@ -34,10 +38,16 @@ class MessagePath:
         return [dumps(part) if part else b"" for part in divided]
 
     def unpack(self, work: Work, payloads: Sequence[bytes]) -> list[Arrival]:
-        return [arrival for payload in payloads for arrival in loads(payload)]
+        arrivals = [arrival for payload in payloads for arrival in loads(payload)]
+        return sorted(arrivals, key=lambda arrival: _PLACE(arrival.element.own))
 
     def fold(self, work: Work, stage: Stage, arrivals: list[Arrival]) -> tuple[list[Write], list[Arrival] | None]:
         job, loop = work.job, _loop(work)
+        if stage.index == 0 and job.folds_while_reading:
+            partitions: dict[bytes, int] = {}
+            for arrival in arrivals:
+                if partitions.setdefault(arrival.key, arrival.element.own.partition) != arrival.element.own.partition:
+                    raise shared_key(job, stage)
 
         def load(stage: Stage, keys: Sequence[bytes]) -> dict[bytes, KeyState]:
             with work.timed("load"):
@@ -86,16 +96,16 @@ def _loop(work: Work) -> MessageLoop:
     )
 
 
-def records_of(batches: Iterable[pa.RecordBatch], topic_ids: dict[str, str]) -> Iterable[Record]:
-    """Rows of Spark's Kafka source as records.
+def records_of(chunks: Iterable[pa.RecordBatch | pa.Table], topic_ids: dict[str, str]) -> Iterable[Record]:
+    """Rows of `aggregations.spark.fetch` as records.
 
     Args:
-        batches: Columns key, value, topic, partition, offset, timestamp (microseconds) and optionally headers.
+        chunks: Columns key, value, topic, partition, offset, timestamp (a timestamp of Arrow) and optionally headers.
         topic_ids: Current topic id by topic.
     """
-    for batch in batches:
+    for batch in chunks:
         columns = {name: batch.column(name) for name in batch.schema.names}
-        times = columns["timestamp"].cast(pa.int64()).to_pylist()
+        times = columns["timestamp"].cast(pa.timestamp("ms"), safe=False).cast(pa.int64()).to_pylist()
         headers = columns["headers"].to_pylist() if "headers" in columns else None
         rows = zip(
             *(columns[name].to_pylist() for name in ("key", "value", "topic", "partition", "offset")), strict=True
@@ -107,7 +117,7 @@ def records_of(batches: Iterable[pa.RecordBatch], topic_ids: dict[str, str]) -> 
                 offset,
                 key,
                 value,
-                times[i] // 1000,
+                times[i],
                 tuple((one["key"], one["value"]) for one in headers[i] or ()) if headers else (),
                 topic_ids.get(topic, ""),
             )

@@ -77,8 +77,13 @@ class Work:
 class Path(Protocol):
     """How a task reads, packs and folds. `A` is the path's own form of a batch of arrivals at a stage."""
 
-    def read(self, work: Work, batches: Iterable[pa.RecordBatch]) -> Any:
-        """Read Kafka's rows and run them through the steps before the first stage."""
+    def read(self, work: Work, chunks: Iterable[pa.Table]) -> Any:
+        """Run Kafka's records through the steps before the first stage.
+
+        Args:
+            work: Context of the task.
+            chunks: The records; see `aggregations.spark.fetch.Fetcher.read`.
+        """
         ...
 
     def pack(self, work: Work, arrivals: Any, routes: int) -> list[bytes]:

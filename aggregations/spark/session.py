@@ -13,21 +13,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-import pyspark
 from py4j.protocol import Py4JError
 from pyspark import SparkConf, SparkContext
 from pyspark.errors import AnalysisException
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
-from aggregations.errors import FlowError
 from aggregations.spark.retry import StoppedError
 from persistence.kafka.settings import SECRET_NAMES
 
 DEFAULT_MASTER = "local[2]"
 """Spark's master when none is given."""
-CONNECTOR = "org.apache.spark.sql.kafka010.KafkaSourceProvider"
-"""Class of Spark's Kafka connector."""
 
 NEEDED = {
     "spark.speculation": "false",  # two simultaneous attempts of a task would conflict
@@ -48,7 +44,6 @@ _LOG = logging.getLogger("headwater.spark")
 def session(
     name: str,
     *,
-    jars: Sequence[Path] = (),
     modules: Sequence[Path] = (),
     master: str | None = None,
     conf: Mapping[str, str] | None = None,
@@ -60,19 +55,17 @@ def session(
 
     Args:
         name: Name of the application, unless one was submitted.
-        jars: Spark's Kafka connector and its dependencies; not used under spark-submit, which provides its own.
         modules: Python files that workers import by name.
         master: Spark's master; None for the submitted one, else `DEFAULT_MASTER`.
         conf: Settings that override the engine's; submitted settings override both.
         stop: Set it to end a start that is under way.
 
     Raises:
-        FlowError: spark-submit was given no Kafka connector.
         StoppedError: `stop` was set before the session had started.
     """
     theirs = submitted()
     wanted = _wanted(name, master, conf or {}, theirs)
-    settings = _settings(() if theirs else jars, wanted)
+    settings = _settings(wanted)
     if (found := _running()) is not None:
         with _lent(found, settings):
             yield found
@@ -93,8 +86,6 @@ def session(
                 raise StoppedError
             if "spark.log.level" not in theirs:
                 spark.sparkContext.setLogLevel("ERROR")
-            if theirs:
-                _check_connector(spark)
             for module in modules:
                 spark.sparkContext.addPyFile(str(module))
             yield spark
@@ -179,21 +170,6 @@ def _launch(settings: Mapping[str, str]) -> None:
             signals.Signal.handle(signals.Signal("TERM"), signals.SignalHandler.SIG_IGN)
 
 
-def _check_connector(spark: SparkSession) -> None:
-    """Refuse a JVM without the connector, with a remedy: later it would be a stack trace of Spark.
-
-    Raises:
-        FlowError: The JVM has no connector.
-    """
-    jvm = spark.sparkContext._jvm
-    assert jvm is not None
-    if not jvm.org.apache.spark.util.Utils.classIsLoadable(CONNECTOR):
-        raise FlowError(
-            "spark-submit was given no Kafka connector: add --packages or --jars; `headwater submit-command FLOW` prints "
-            "the whole line"
-        )
-
-
 def _running() -> SparkSession | None:
     # `getActiveSession` is about one thread; whose session this is does not depend on that.
     return None if SparkContext._active_spark_context is None else SparkSession.builder.getOrCreate()
@@ -234,33 +210,21 @@ def _modules_path() -> str:
     return os.pathsep.join(dict.fromkeys([*given, *mine]))
 
 
-def _settings(jars: Sequence[Path], wanted: Mapping[str, str]) -> dict[str, str]:
+def _settings(wanted: Mapping[str, str]) -> dict[str, str]:
     """The engine's settings, and the wanted ones: the name, the master, and settings that win over the engine's."""
-    checkpoint = "org.apache.spark.sql.execution.streaming."
-    if tuple(int(part) for part in pyspark.__version__.split(".")[:2]) >= (4, 1):
-        checkpoint += "checkpointing."
     settings = {
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         **NEEDED,
-        "spark.sql.streaming.metricsEnabled": "false",
         "spark.python.worker.reuse": "true",
-        "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
-        "spark.sql.streaming.checkpointFileManagerClass": f"{checkpoint}FileSystemBasedCheckpointFileManager",
-        "spark.sql.streaming.minBatchesToRetain": "2",
         # One task has one core; with larger thread pools, tasks would only wait for each other.
         **{f"spark.executorEnv.{name}": os.environ.get(name, "1") for name in _POOLS},
     }
-    if jars:
-        settings["spark.jars"] = ",".join(str(jar) for jar in jars)
-        settings["spark.driver.extraClassPath"] = os.pathsep.join(str(jar) for jar in jars)
     if _is_local(wanted[_MASTER]):
         settings |= {
             "spark.executorEnv.PYTHONPATH": _modules_path(),
             "spark.driver.host": "127.0.0.1",
             "spark.driver.bindAddress": "127.0.0.1",
-            # Safe for the checkpoint only because it is local and disposable.
-            "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
         }
     # What the user wants redacted comes on top of what has to be.
     more = wanted.get(_REDACTED)

@@ -27,14 +27,16 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import pyarrow as pa
+from pyspark import cloudpickle
 
 from aggregations.definition.flow import Stage
-from aggregations.errors import SharedKeyError
+from aggregations.errors import TasksLostError
 from aggregations.per_message.ledger import UnlistedError
+from aggregations.spark import residents
 from aggregations.spark.blocks import Block, Kind, pack, route_of, unpack
-from aggregations.spark.clients import store_of, topics_of
+from aggregations.spark.clients import fetcher_of, store_of, topics_of
 from aggregations.spark.columnar import ColumnarPath
-from aggregations.spark.job import Job, TaskReport, dumps, loads
+from aggregations.spark.job import Job, TaskReport, dumps, loads, shared_key
 from aggregations.spark.messages import MessagePath
 from aggregations.spark.path import Path, Work
 from aggregations.spark.publish import publish
@@ -46,8 +48,6 @@ from persistence.commit.steps import CommitStep
 from persistence.protocol import Write
 
 Task = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
-UNREAD = ("topic", "timestampType")
-"""Columns of Spark's Kafka source that are not sent to a worker: the first is the same in all rows."""
 
 
 def path_of(job: Job) -> Path:
@@ -56,28 +56,52 @@ def path_of(job: Job) -> Path:
 
 
 def reading(job: Job) -> Task:
-    """The task that reads from Kafka: one per topic-partition."""
+    """The task that reads from Kafka: one for each slot.
+
+    It reads in the resident of the slot if all tasks of a slot run on this machine. On a cluster Spark gives a slot to
+    another executor in each batch, which would fetch ahead in vain.
+    """
+    payload = cloudpickle.dumps(job)  # type: ignore[no-untyped-call]
+    stays = job.local
+    slots, routes = [slot.number for slot in job.tasks], job.routes
 
     def task(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        def act(work: Work) -> list[Block]:
-            path = path_of(job)
-            first = job.flow.stages[0]
-            arrivals = path.read(work, _named(batches, _topic(job)))
-            # Only after all rows were read: if the topic still is the driver's topic, the rows belong to it.
-            check_source(topics_of(job.kafka), job.flow, job.topic_ids[_topic(job)])
-            if job.folds_while_reading:
-                return _fold(work, path, first, arrivals)
-            return [*_leave(work), *_send(work, path, first.index, arrivals)]
-
-        yield from _guarded(job, [], act)
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                try:
+                    if stays:
+                        blocks = residents.call(slots[number], read_slot, payload, number)
+                    else:
+                        blocks = read_slot(payload, number)
+                except residents.ResidentLostError as error:
+                    lost = TasksLostError(f"{error}. Look at its memory (a smaller --max-records needs less)")
+                    blocks = _failed(routes, lost)
+                yield from pack(blocks)
 
     return task
 
 
-def _named(batches: Iterable[pa.RecordBatch], topic: str) -> Iterator[pa.RecordBatch]:
-    """The batches with the column `topic`."""
-    for batch in batches:
-        yield batch.append_column("topic", pa.repeat(topic, batch.num_rows))
+def read_slot(payload: bytes, number: int) -> list[Block]:
+    """Read a slot, and fold its first stage where no shuffle comes before it.
+
+    Args:
+        payload: The job.
+        number: Number of the task.
+    """
+    job: Job = loads(payload)
+
+    def act(work: Work) -> list[Block]:
+        path, first, topic = path_of(job), job.flow.stages[0], _topic(job)
+        fetcher = fetcher_of(job.kafka, topic, f"headwater-{job.ref.flow}")
+        chunks = fetcher.read(job.tasks[number].ranges, headers=not job.flow.is_columnar, stays=residents.is_resident())
+        arrivals = path.read(work, chunks)
+        # Only after all rows were read: if the topic still is the driver's topic, the rows belong to it.
+        check_source(topics_of(job.kafka), job.flow, job.topic_ids[topic])
+        if job.folds_while_reading:
+            return _fold(work, path, first, arrivals)
+        return [*_leave(work), *_send(work, path, first.index, arrivals)]
+
+    return _guarded(job, [], act)
 
 
 def folding(job: Job, stage: Stage) -> Task:
@@ -90,7 +114,7 @@ def folding(job: Job, stage: Stage) -> Task:
             path = path_of(job)
             return _fold(work, path, stage, path.unpack(work, mine))
 
-        yield from _guarded(job, others, act)
+        yield from pack(_guarded(job, others, act))
 
     return task
 
@@ -111,7 +135,7 @@ def publishing(job: Job) -> Task:
                 publish(work)
             return []
 
-        yield from _guarded(job, others, act)
+        yield from pack(_guarded(job, others, act))
 
     return task
 
@@ -130,7 +154,7 @@ def persisting(job: Job, stage: Stage) -> Task:
                 work.job.known.note(*loads(block.payload))
             return _persist(work, stage, [write for payload in mine for write in loads(payload)])
 
-        yield from _guarded(job, others, act)
+        yield from pack(_guarded(job, others, act))
 
     return task
 
@@ -203,12 +227,7 @@ def _persist(work: Work, stage: Stage, writes: Sequence[Write]) -> list[Block]:
         return []
     job = work.job
     if len({write.key for write in writes}) < len(writes):
-        raise SharedKeyError(
-            f"flow {job.flow.name}, stage {stage.name}: a key was found in two partitions of {_topic(job)}. From now on this "
-            "run folds the stage after a shuffle. If partitions were added, nothing else is needed. If the topic is not "
-            "partitioned by the stage's key, rebuild into a new generation (--generation) with co_partitioned=False; "
-            "this generation would fold copies a second time"
-        )
+        raise shared_key(job, stage)
     with work.timed("persist"):
         marks = effect(
             CommitStep.PERSIST.of(stage.name),
@@ -242,7 +261,7 @@ def _sorted(blocks: Iterable[Block], kind: Kind, stage: int) -> tuple[list[bytes
     return mine, others
 
 
-def _guarded(job: Job, others: Sequence[Block], act: Callable[[Work], list[Block]]) -> Iterator[pa.RecordBatch]:
+def _guarded(job: Job, others: Sequence[Block], act: Callable[[Work], list[Block]]) -> list[Block]:
     """Forward the blocks of other tasks; act unless a task failed; forward reports and failures."""
     passed = list(others)
     if not any(block.kind is Kind.FAILURE for block in others):
@@ -255,8 +274,7 @@ def _guarded(job: Job, others: Sequence[Block], act: Callable[[Work], list[Block
         except (KeyboardInterrupt, SystemExit, GeneratorExit):
             raise
         except BaseException as error:  # polars panics with one. It is sent to the driver, and stops all later tasks
-            failure = _portable(error)
-            passed += [Block(route, Kind.FAILURE, 0, failure) for route in range(job.routes)]
+            passed += _failed(job.routes, error)
         else:
             work.report.seen = dict(work.incarnations.seen)
             work.report.changes = work.collector.changes
@@ -264,7 +282,13 @@ def _guarded(job: Job, others: Sequence[Block], act: Callable[[Work], list[Block
             passed.append(Block(0, Kind.REPORT, 0, dumps(work.report)))
         finally:
             gc.enable()
-    yield from pack(passed)
+    return passed
+
+
+def _failed(routes: int, error: BaseException) -> list[Block]:
+    """The error for every task of the next step, and by one of them for the driver."""
+    failure = _portable(error)
+    return [Block(route, Kind.FAILURE, 0, failure) for route in range(routes)]
 
 
 def _portable(error: BaseException) -> bytes:

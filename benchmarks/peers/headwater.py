@@ -1,15 +1,13 @@
 """headwater by its own command line, as a user runs it."""
 
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import polars as pl
 
 from aggregations.run.states import state_of
-from benchmarks.peers.base import HEAP, Peer, PeerUnavailable, Task, module
+from benchmarks.peers.base import HEAP, Peer, Task, module
 from benchmarks.workload import COLUMNS
-from jobs.stack import jars
 from persistence.cassandra import apply_schema
 from persistence.protocol import FlowRef
 from persistence.registry import open_store
@@ -23,13 +21,6 @@ class Headwater(Peer):
     def __init__(self, store: str) -> None:
         self.store = store
         self.slow = store == "cassandra"
-
-    def prepare(self, work: Path) -> None:
-        """Fetch the Kafka connector of Spark."""
-        try:
-            jars.kafka_connector()
-        except jars.JarsUnavailable as error:
-            raise PeerUnavailable(str(error)) from error
 
     def command(self, task: Task) -> list[str]:
         """The command line, until the end of the topic."""

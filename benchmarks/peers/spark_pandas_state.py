@@ -9,6 +9,7 @@ it in the checkpoint only, and ends when its standard input is closed.
 """
 
 import json
+import os
 import sys
 import tempfile
 import time
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from benchmarks.peers.base import HEAP, Peer, PeerUnavailable, Task, module
+from benchmarks.peers.connector import kafka_connector
 from envelope import TopicPartition, decode
 from jobs.demo.leg_pb2 import Leg
 from jobs.stack import jars
@@ -40,7 +42,7 @@ class SparkPandasState(Peer):
     def prepare(self, work: Path) -> None:
         """Fetch the Kafka connector of Spark."""
         try:
-            jars.kafka_connector()
+            kafka_connector()
         except jars.JarsUnavailable as error:
             raise PeerUnavailable(str(error)) from error
 
@@ -89,12 +91,17 @@ def job(bootstrap: str, topic: str, group: str, batch: str, result: str) -> None
     def collect(rows: Any, _number: int) -> None:
         found.update({row["key"]: (row["count"], row["sum"], row["max"]) for row in rows.collect()})
 
-    with session(group, jars=jars.kafka_connector(), conf=conf) as spark, tempfile.TemporaryDirectory() as checkpoint:
+    found_jars = kafka_connector()
+    conf |= {
+        "spark.jars": ",".join(map(str, found_jars)),
+        "spark.driver.extraClassPath": os.pathsep.join(map(str, found_jars)),
+    }
+    with session(group, conf=conf) as spark, tempfile.TemporaryDirectory() as checkpoint:
         source = {
             "subscribe": topic,
             "startingOffsets": "earliest",
             "maxOffsetsPerTrigger": batch,
-            **settings.spark(),
+            "kafka.bootstrap.servers": settings.bootstrap,
         }
         query = (
             spark.readStream.format("kafka")

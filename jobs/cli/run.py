@@ -2,9 +2,7 @@
 
 import threading
 import time
-from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
@@ -26,7 +24,7 @@ from jobs.cli.options import (
     Stores,
 )
 from jobs.cli.signals import on_signals
-from jobs.screen import Bar, emit, progress, say, steps, table, write
+from jobs.screen import Bar, emit, progress, say, table, write
 
 if TYPE_CHECKING:
     from aggregations.report import Report
@@ -85,7 +83,6 @@ def run(
     from jobs import settings
     from jobs.directory import Directory
     from jobs.loading import files_of, load_flow
-    from jobs.stack import jars
     from jobs.stack.java import java
 
     found = load_flow(flow)
@@ -93,8 +90,7 @@ def run(
     kafka = settings.kafka(bootstrap, root, kafka_settings, directory=here)
     chosen = settings.of_flow(found, store, dead_letters=dead_letters, generation=generation, directory=here)
     seconds = settings.seconds(trigger)
-    connector: Sequence[Path] = ()
-    if is_submitted():  # spark-submit has started the JVM, with its own connector and log
+    if is_submitted():  # spark-submit has started the JVM, with its own log
         spark = settings.pairs(conf or (), "--conf")
     else:
         spark = settings.spark(conf or ())
@@ -102,8 +98,6 @@ def run(
         at = master_of(master, spark)
         check_given(found, chosen.stores, accept or (), at, conf=spark, dead_letters=chosen.dead_letters)
         java()
-        with steps("jars") as step:
-            connector = jars.kafka_connector(progress=lambda jar: step(f"downloading {jar}"))
     stop = threading.Event()
     on_signals(stop.set, "stopping after this batch; once more to stop now")
     began = time.monotonic()
@@ -121,7 +115,6 @@ def run(
             trigger_seconds=seconds,
             max_records=max_records,
             metadata_max_age=settings.seconds(metadata_max_age),
-            jars=connector,
             modules=files_of(flow),
             master=master,
             conf=spark,

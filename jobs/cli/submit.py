@@ -26,10 +26,6 @@ def submit_command(
             show_default=False,
         ),
     ] = None,
-    jars: Annotated[
-        bool,
-        typer.Option("--jars", help="Use the connector's jars from the cache instead of letting Spark download them."),
-    ] = False,
     json: Json = False,
 ) -> None:
     """Print the spark-submit command that runs a flow. It takes all options of `headwater run`, after FLOW.
@@ -41,7 +37,6 @@ def submit_command(
     from aggregations.spark.session import DEFAULT_MASTER
     from jobs import settings
     from jobs.loading import files_of, load_flow
-    from jobs.stack import jars as cache
     from jobs.submit.command import submit_line
 
     if deploy_mode not in ("client", "cluster"):
@@ -65,7 +60,6 @@ def submit_command(
         deploy_mode=deploy_mode,
         py_files=[*(str(path) for path in files_of(flow)), *(py_files or ())],
         conf=conf,
-        connector=cache.kafka_connector() if jars else (),
     )
     if json:
         emit({"command": line})

@@ -16,7 +16,6 @@ from jobs.demo import audit, children, flights, nonsense
 from jobs.demo.flow import DEAD, LEGS, RAW, VIA, flow
 from jobs.demo.home import KINDS, bound
 from jobs.screen import Bar, progress, steps
-from jobs.stack import jars
 from persistence.kafka import AcknowledgedProducer, KafkaSettings, Message, Topics
 from persistence.registry import risks
 
@@ -96,7 +95,6 @@ def play(count: int, store: str, home: Path, *, generation: int = 1) -> Result:
     result = Result(count, generation=generation)
     table = flights.load(count)
     with _phase(result, "servers"), steps("servers") as step:
-        jars.kafka_connector(progress=lambda jar: step(f"downloading {jar}"))
         kinds = KINDS.get(store, ())
         servers = stack.up(home / "stack", redis="redis" in kinds, cassandra="cassandra" in kinds, progress=step)
         kafka = KafkaSettings(servers.kafka)

@@ -26,13 +26,6 @@ from jobs.stack.java import java
 KAFKA_BROKER: Final = ("org.apache.kafka:kafka_2.13:4.3.1", "org.apache.logging.log4j:log4j-slf4j-impl:2.25.4@jar")
 """The broker, and the binding without which it swallows every message of its log."""
 CASSANDRA: Final = ("org.apache.cassandra:cassandra-all:5.0.9",)
-CONNECTOR: Final = "org.apache.spark:spark-sql-kafka-0-10_2.13"
-CONNECTOR_OF_4_0: Final = "4.0.0"
-"""The connector of Spark 4.0.0 serves every 4.0.x."""
-
-CONNECTOR_VERSION: Final = "HEADWATER_SPARK_KAFKA_VERSION"
-"""The variable that names another version."""
-
 OnDownload = Callable[[str], None]
 """Called with the name of each jar when its download begins."""
 
@@ -118,41 +111,10 @@ def cassandra(*, progress: OnDownload | None = None) -> list[Path]:
     return resolve("cassandra", CASSANDRA, progress=progress)
 
 
-def kafka_connector(*, progress: OnDownload | None = None) -> list[Path]:
-    """Return Spark's Kafka connector and what it needs beside PySpark's own jars: the value of `spark.jars`."""
-    ours = {_artifact(jar) for jar in _pyspark_jars().glob("*.jar")}
-    version = connector_version()
-    try:
-        jars = resolve("spark-kafka", [f"{CONNECTOR}:{version}"], progress=progress)
-    except JarsUnavailable as error:
-        if isinstance(error.__cause__, OSError):  # the cache's fault, not the version's
-            raise
-        raise JarsUnavailable(
-            f"{error}. Spark's Kafka connector {version} was looked for; headwater is tested with PySpark 4.0 "
-            f"(pip install 'pyspark>=4.0,<4.1'), and {CONNECTOR_VERSION} names another version of the connector"
-        ) from error
-    return [jar for jar in jars if _artifact(jar) not in ours]
-
-
-def connector_version() -> str:
-    """Version of the connector for this PySpark: `HEADWATER_SPARK_KAFKA_VERSION`, else derived from it."""
-    if chosen := os.environ.get(CONNECTOR_VERSION):
-        return chosen
-    import pyspark
-
-    version: str = pyspark.__version__
-    return CONNECTOR_OF_4_0 if version.startswith("4.0.") else version
-
-
 def _pyspark_jars() -> Path:
     import pyspark
 
     return Path(pyspark.__file__).parent / "jars"
-
-
-def _artifact(jar: Path) -> str:
-    """Name of an artifact without its version: `a-b` of `a-b-1.2.jar`."""
-    return re.sub(r"-\d[\w.+-]*$", "", jar.stem)
 
 
 @contextmanager

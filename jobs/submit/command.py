@@ -4,14 +4,10 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final
 
 import pyspark
 
-from jobs.stack import jars
 from jobs.submit import entry
-
-IVY_SETTINGS: Final = "HEADWATER_IVY_SETTINGS"
 
 
 def submit_line(
@@ -22,7 +18,6 @@ def submit_line(
     deploy_mode: str = "client",
     py_files: Sequence[str] = (),
     conf: Mapping[str, str] | None = None,
-    connector: Sequence[Path] = (),
 ) -> list[str]:
     """Return the program and the arguments that submit a command of headwater.
 
@@ -33,23 +28,15 @@ def submit_line(
         deploy_mode: Where the driver runs: `client`, here, or `cluster`.
         py_files: Modules and archives of modules that the workers need.
         conf: Spark settings.
-        connector: Jars of Spark's Kafka connector; without them it is named and Spark fetches it.
     """
     settings = {"spark.pyspark.python": os.environ.get("PYSPARK_PYTHON", sys.executable)}
     if deploy_mode == "client":
         settings["spark.pyspark.driver.python"] = sys.executable
-    if connector:
-        kafka = ["--jars", ",".join(map(str, connector))]
-    else:
-        kafka = ["--packages", f"{jars.CONNECTOR}:{jars.connector_version()}"]
-        if ivy := os.environ.get(IVY_SETTINGS):
-            settings["spark.jars.ivySettings"] = ivy
     return [
         str(_home() / "bin" / "spark-submit"),
         *("--master", master),
         *("--deploy-mode", deploy_mode),
         *("--name", name),
-        *kafka,
         *(["--py-files", ",".join(py_files)] if py_files else []),
         *(text for key, value in {**settings, **(conf or {})}.items() for text in ("--conf", f"{key}={value}")),
         str(Path(entry.__file__).absolute()),

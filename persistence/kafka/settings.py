@@ -1,6 +1,5 @@
-"""Settings of a Kafka cluster: one value for the client library and for Spark. Its text shows no secrets."""
+"""Settings of a Kafka cluster: a value whose text shows no secrets."""
 
-import base64
 import logging
 import os
 import re
@@ -23,23 +22,6 @@ _LOG = logging.getLogger("headwater.kafka")
 _LOG.addHandler(logging.NullHandler())
 # The client says so of each producer that is made.
 _LOG.addFilter(lambda record: "enable.gapless.guarantee is experimental" not in record.getMessage())
-
-# librdkafka's name -> the Java client's, where Spark needs it and the two differ.
-_JAVA_NAMES: Final = {
-    "sasl.mechanism": "sasl.mechanism",
-    "sasl.mechanisms": "sasl.mechanism",
-    "security.protocol": "security.protocol",
-    "client.id": "client.id",
-    "client.rack": "client.rack",
-}
-_LOGIN_MODULES: Final = {
-    "PLAIN": "org.apache.kafka.common.security.plain.PlainLoginModule",
-    "SCRAM-SHA-256": "org.apache.kafka.common.security.scram.ScramLoginModule",
-    "SCRAM-SHA-512": "org.apache.kafka.common.security.scram.ScramLoginModule",
-}
-
-_PBES2: Final = bytes.fromhex("06092a864886f70d01050d")
-"""The object identifier 1.2.840.113549.1.5.13 in DER (RFC 8018)."""
 
 
 class SettingsError(ValueError):
@@ -127,19 +109,6 @@ class KafkaSettings:
             config["error_cb"] = on_error
         return config | {"bootstrap.servers": self.bootstrap}
 
-    def spark(self) -> dict[str, str]:
-        """Return the same settings as options of Spark's Kafka source and sink (`kafka.` and Java's names).
-
-        Certificates and keys given as files are passed by content (KIP-651), so executors do not need the files.
-
-        Raises:
-            SettingsError: A SASL mechanism has no simple translation.
-        """
-        java = {"bootstrap.servers": self.bootstrap}
-        java |= {_JAVA_NAMES[name]: value for name, value in self.options.items() if name in _JAVA_NAMES}
-        java |= _java_sasl(self.options) | _java_tls(self.options)
-        return {f"kafka.{name}": value for name, value in java.items()}
-
 
 def _from_file(path: Path, table: Mapping[str, Any] | None) -> dict[str, str]:
     try:
@@ -186,60 +155,3 @@ def _resolved(name: str, value: str) -> tuple[str, str]:
         return name.removesuffix(_FILE_SUFFIX), Path(value).read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"the file named by {name} cannot be read: {type(error).__name__}") from error
-
-
-def _java_sasl(options: Mapping[str, str]) -> dict[str, str]:
-    if "sasl.username" not in options:
-        return {}
-    mechanism = options.get("sasl.mechanism") or options.get("sasl.mechanisms") or ""
-    if not (module := _LOGIN_MODULES.get(mechanism)):
-        raise SettingsError(f"sasl.mechanism: Spark is set up for {', '.join(_LOGIN_MODULES)} only")
-    user, password = (_jaas(options.get(name, "")) for name in ("sasl.username", "sasl.password"))
-    return {"sasl.jaas.config": f"{module} required username={user} password={password};"}
-
-
-def _jaas(value: str) -> str:
-    return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
-
-
-def _java_tls(options: Mapping[str, str]) -> dict[str, str]:
-    java: dict[str, str] = {}
-    if authority := _pem(options, "ssl.ca"):
-        java |= {"ssl.truststore.type": "PEM", "ssl.truststore.certificates": authority}
-    if certificate := _pem(options, "ssl.certificate"):
-        java |= {"ssl.keystore.type": "PEM", "ssl.keystore.certificate.chain": certificate}
-        java |= {"ssl.keystore.key": _java_key(_pem(options, "ssl.key"))}
-    if password := options.get("ssl.key.password"):
-        java["ssl.key.password"] = password
-    if options.get("ssl.endpoint.identification.algorithm") == "none":
-        java["ssl.endpoint.identification.algorithm"] = ""
-    return java
-
-
-def _java_key(pem: str) -> str:
-    """A key that Spark can read: PKCS#8, and if it has a password, encrypted with the older scheme.
-
-    Kafka's Java client asks Java 17 for a cipher named PBES2, which does not exist there. librdkafka reads all of them.
-    """
-    plain, encrypted = "-----BEGIN PRIVATE KEY-----" in pem, "-----BEGIN ENCRYPTED PRIVATE KEY-----" in pem
-    if pem and not plain and not encrypted:
-        raise SettingsError(
-            "ssl.key is not PKCS#8: `openssl pkcs8 -topk8 -nocrypt` or `-v1 PBE-SHA1-3DES` makes one of it"
-        )
-    if encrypted and _PBES2 in base64.b64decode("".join(re.findall(r"^[A-Za-z0-9+/=]+$", pem, re.MULTILINE))):
-        raise SettingsError(
-            "ssl.key is encrypted by PBES2, which Spark's Kafka client cannot read: encrypt it by "
-            "`openssl pkcs8 -topk8 -v1 PBE-SHA1-3DES`, or keep it without a password in a file that only headwater may read"
-        )
-    return pem
-
-
-def _pem(options: Mapping[str, str], name: str) -> str:
-    if text := options.get(f"{name}.pem"):
-        return text
-    if not (path := options.get(f"{name}.location")):
-        return ""
-    try:
-        return Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError(f"the file named by {name}.location cannot be read: {type(error).__name__}") from error

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from aggregations.run.risks import Risk
+from aggregations.spark.fetch import _NEEDED
 from envelope import Reason, Verdict
 from jobs.cli.errors import Exit
 from persistence.cassandra.settings import CassandraSettings, Replication
 from persistence.errors import Terminal
-from persistence.kafka.settings import _JAVA_NAMES, _LOGIN_MODULES
 from persistence.redis.settings import RISKS, RedisSettings
 from persistence.registry import open_store, schemes
 from tests.simulation.stores import SCHEME as SIMULATED
@@ -88,10 +88,9 @@ def test_every_variable_in_the_code_is_there_and_no_other() -> None:
     assert set(rows(section("Environment"))) - {"HEADWATER_KAFKA_*", "HEADWATER_KAFKA_SASL_USERNAME"} == used
 
 
-def test_every_setting_of_kafka_that_spark_gets_is_there() -> None:
+def test_every_setting_that_a_flow_s_consumer_needs_is_there() -> None:
     text = section("Kafka's settings")
-    assert [name for name in _LOGIN_MODULES if f"`{name}`" not in text] == []
-    assert [name for name in _JAVA_NAMES if f"`{name}`" not in text and name != "sasl.mechanisms"] == []
+    assert [name for name in _NEEDED if f"`{name}`" not in text] == []
 
 
 def test_every_exit_code_is_there() -> None:

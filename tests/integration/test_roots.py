@@ -9,13 +9,13 @@ import pyarrow as pa
 import pytest
 
 from aggregations.definition.aggregates import count
-from aggregations.definition.element import Record
 from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Flow
 from aggregations.definition.source import Json, Topic
 from aggregations.per_message.ledger import UnlistedError
 from aggregations.run.begin import begin
 from aggregations.run.binding import bind
+from aggregations.spark.fetch import Range, Slot
 from aggregations.spark.job import Job, TaskReport
 from aggregations.spark.tasks import outcome_of, reading
 from envelope import Envelope, Hop, Verdict, encode
@@ -23,7 +23,6 @@ from jobs.dead_letters.letters import Letters
 from persistence.kafka import AcknowledgedProducer, KafkaSettings, Topics
 from persistence.protocol import FlowRef
 from persistence.registry import open_store
-from tests.support.pure import batches_of
 
 pytestmark = pytest.mark.integration
 
@@ -54,7 +53,16 @@ class Broker:
         hop = Hop(root or self.raw, 0, offset, via="wrap", index=0, topic_id=named)
         return encode(Envelope(b'{"tail":"N1"}', chain=(hop,)))
 
-    def read(self, values: list[bytes], key: Any, store: str, **options: Any) -> TaskReport:
+    def read(self, values: list[bytes], key: Any, store: str, *, others: int = 0) -> TaskReport:
+        """Fold these values.
+
+        Args:
+            values: What is in the topic behind what was read before.
+            key: The stage's key.
+            store: URL.
+            others: Number of further tasks of the batch.
+        """
+        start = Topics(self.settings).marks([self.legs])[self.legs, 0].high
         with AcknowledgedProducer(self.settings) as producer:
             for value in values:
                 producer.send(self.legs, value, b"N1")
@@ -75,20 +83,23 @@ class Broker:
             known,
             {},
             run.known,
-            **options,
+            tasks=[
+                Slot(0, (Range(0, start, start + len(values)),)),
+                *(Slot(number, ()) for number in range(1, 1 + others)),
+            ],
         )
-        rows = batches_of([Record(self.legs, 0, offset, b"N1", value) for offset, value in enumerate(values)])
-        report, failures = attempt(job, rows)
+        report, failures = attempt(job)
         if failures and all(isinstance(one, UnlistedError) for one in failures):  # as the driver does
             run.list_dead({entry for one in failures for entry in one.entries})
-            report, failures = attempt(dataclasses.replace(job, ledger=run.ledger), rows)
+            report, failures = attempt(dataclasses.replace(job, ledger=run.ledger))
         run.close()
         assert failures == []
         return report
 
 
-def attempt(job: Job, rows: list[pa.RecordBatch]) -> tuple[TaskReport, list[Exception]]:
-    blocks = [row for batch in reading(job)(iter(rows)) for row in batch.to_pylist()]
+def attempt(job: Job) -> tuple[TaskReport, list[Exception]]:
+    first = pa.record_batch({"id": [0]})
+    blocks = [row for batch in reading(job)([first]) for row in batch.to_pylist()]
     return outcome_of((row["kind"], row["payload"]) for row in blocks)
 
 
@@ -128,9 +139,9 @@ def test_the_only_task_of_a_batch_writes_what_it_folded_and_one_of_several_waits
     broker, tmp_path, key
 ) -> None:
     written = {}
-    for one_partition in (True, False):
-        url = f"sqlite://{tmp_path}/{one_partition}.db"
-        broker.read([broker.leg(0)], key, url, one_partition=one_partition)
+    for others in (0, 1):
+        url = f"sqlite://{tmp_path}/{others}.db"
+        broker.read([broker.leg(0)], key, url, others=others)
         with closing(open_store(url)) as store:
-            written[one_partition] = [key for key, _ in store.scan(FlowRef("roots").stage("aircraft"))]
-    assert written == {True: [b"N1"], False: []}
+            written[others] = [key for key, _ in store.scan(FlowRef("roots").stage("aircraft"))]
+    assert written == {0: [b"N1"], 1: []}

@@ -6,11 +6,9 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Consumer, Producer
 
-from aggregations.spark.session import session
 from jobs import stack
 from jobs.stack import jars, ports, topics
 from persistence.kafka import BrokerError
-from tests.support.spark import FAST
 
 pytestmark = pytest.mark.integration
 
@@ -99,20 +97,6 @@ def test_cassandra_answers_a_conditional_write(cassandra_url: str) -> None:
         session.execute("CREATE TABLE stack_test.t (k int PRIMARY KEY, v int)")
         assert session.execute("INSERT INTO stack_test.t (k, v) VALUES (1, 2) IF NOT EXISTS").was_applied
         assert not session.execute("INSERT INTO stack_test.t (k, v) VALUES (1, 3) IF NOT EXISTS").was_applied
-
-
-def test_the_connector_reads_a_topic_of_the_broker_from_spark(kafka: str, topic) -> None:
-    name = topic(partitions=2)
-    producer = Producer({"bootstrap.servers": kafka})
-    for number in range(1000):
-        producer.produce(name, str(number).encode())
-    assert producer.flush(30) == 0
-    # The session of the tests of Spark, if it runs: to stop it is not for this test.
-    with session("connector", jars=jars.kafka_connector(), conf=FAST) as spark:
-        read = spark.read.format("kafka").option("kafka.bootstrap.servers", kafka).option("subscribe", name).load()
-        total = read.selectExpr("sum(cast(cast(value as string) as int)) as total").first()
-    assert total is not None
-    assert total["total"] == sum(range(1000))
 
 
 def test_jars_that_do_not_exist_are_named_with_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,6 @@ from aggregations.run.binding import bind
 from jobs import views
 from jobs.demo import audit, flights
 from jobs.loading import load, load_flow
-from jobs.stack import jars
 from persistence.kafka import AcknowledgedProducer, KafkaSettings
 from tests.support import redis_server
 from tests.support.legs import republished
@@ -90,7 +89,7 @@ def test_a_submitted_driver_that_is_killed_in_a_commit_and_submitted_again_is_ex
     given += [("spark.executorEnv.PYTHONPATH", str(ROOT))]
     conf = [text for name, value in given for text in ("--conf", f"{name}={value}")]
     killed = submit(
-        *("--master", MASTER, "--jars", ",".join(map(str, jars.kafka_connector()))),
+        *("--master", MASTER),
         *(*conf, "fleet.py", *options),
         cwd=tmp_path,
         HEADWATER_FAULT="persist:aircraft.before@2",
@@ -101,7 +100,7 @@ def test_a_submitted_driver_that_is_killed_in_a_commit_and_submitted_again_is_ex
     assert 0 < sum(batch["records"] for batch in batches) < lag
 
     line = subprocess.run(
-        [sys.executable, "-m", "jobs.cli", "submit-command", "fleet:flow", "--jars", "--master", MASTER, *conf]
+        [sys.executable, "-m", "jobs.cli", "submit-command", "fleet:flow", "--master", MASTER, *conf]
         + [*options[:-3], "--store", redis, "--", "--json"],
         cwd=tmp_path,
         env=environment(),
@@ -133,15 +132,9 @@ def test_a_file_of_this_machine_is_no_store_for_the_submitted_master(fleet: list
     assert "Spark's workers (spark://127.0.0.1:1) may run on others" in refused.stdout
 
 
-def test_a_submission_without_the_connector_is_told_how_to_name_it(fleet: list[str], tmp_path: Path) -> None:
-    refused = submit("--master", "local[1]", "fleet.py", *fleet, cwd=tmp_path)
-    assert refused.returncode == 2, refused.stdout
-    assert "spark-submit was given no Kafka connector: add --packages" in refused.stdout
-
-
 def test_the_line_itself_can_be_run(fleet: list[str], tmp_path: Path) -> None:
     printed = subprocess.run(
-        [sys.executable, "-m", "jobs.cli", "submit-command", "fleet:flow", "--jars", "--json", *fleet[:-1]]
+        [sys.executable, "-m", "jobs.cli", "submit-command", "fleet:flow", "--json", *fleet[:-1]]
         + [text for name, value in FAST.items() for text in ("--conf", f"{name}={value}")],
         cwd=tmp_path,
         env=environment(),

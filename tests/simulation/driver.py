@@ -26,7 +26,7 @@ class Driver:
         flow: The flow.
         cluster: The broker.
         stores: URL by stage.
-        accept: Accepted risks.
+        accept: Risks taken on purpose.
 
     Raises:
         RunRefusedError: It would be unsafe to continue.

@@ -1,8 +1,8 @@
-"""Runs the whole chain as real processes on real servers, and disturbs it for hours: `python -m tests.soak`.
+"""The whole chain as real processes on real servers, disturbed for hours: `python -m tests.soak`.
 
     orders -> by_customer -> customers -> by_item -> items -> sales: customer (Redis), article (Cassandra)
 
-A producer sends orders that follow from a seed, so the correct sums are known without the engine. Rounds of
-disturbances, drawn from the same seed, kill, freeze and disconnect processes and servers, fill disks and change clocks.
-After each round every state of both stages must equal the plain fold of the orders produced.
+A producer sends orders that follow from a seed, so that the right sums are known without asking the engine. Rounds of
+disturbances, drawn from the same seed, kill, freeze, cut, fill up and mislead everything on the way. After each round
+every state of both stages must be exactly the plain fold of what was produced.
 """

@@ -1,4 +1,4 @@
-"""The chain: servers, their proxies, services with their supervisor, and the feed."""
+"""The chain: servers, proxies before them, services with their supervisor, the feed, and what is known of all of them."""
 
 import functools
 import threading
@@ -27,7 +27,7 @@ DEAD = "mission.dead"
 DRIVER = "driver"
 REPUBLISHERS = ("by_customer", "by_item")
 RECOVERY_SECONDS = 300.0
-"""Maximum time that any process may take to recover."""
+"""Longest that anything may take to work again."""
 _KEYSPACE = "soak"
 _CUT = "cut"
 
@@ -36,19 +36,19 @@ class Chain:
     """All processes of the soak.
 
     Args:
-        home: Directory of all data; existing data is used again.
+        home: Directory of everything; data that it has is gone on with.
         stores: Kinds of the stores of the first stage and of the second, `redis` or `cassandra`.
-        disks: Every server gets its own disk, which can be filled.
+        disks: Every server gets a disk of its own, which can be made full.
 
     Attributes:
         servers: Servers by name.
-        proxies: Proxies through which services reach the servers.
-        services: The services that should run, by name.
+        proxies: What services reach a server through.
+        services: Services by name that are to run.
         driver: The service that runs the flow.
-        topics: The broker, without a proxy.
+        topics: The broker, reached directly.
         kafka: The same as settings.
-        manifest: The last seen manifest of the first stage.
-        failures: Errors of background threads.
+        manifest: The first stage's manifest as it was seen last.
+        failures: What has gone wrong in the background.
     """
 
     def __init__(self, home: Path, stores: Sequence[str], *, disks: bool) -> None:
@@ -63,7 +63,7 @@ class Chain:
         self.failures: list[str] = []
 
     def start(self) -> None:
-        """Start the servers, create missing topics and tables, and start the services."""
+        """Start the servers, create what is not there, and let the services run."""
         root = self.home / "servers"
         for name in dict.fromkeys(["kafka", *self._kinds]):
             options = {"properties": self._listeners(root)} if name == "kafka" else {}
@@ -105,29 +105,29 @@ class Chain:
             server.stop()
 
     def check(self) -> None:
-        """Raise the errors of background threads."""
+        """Raise what has gone wrong in the background."""
         refused = [service.refused for service in self.services.values() if service.refused]
         if refused or self.failures:
             raise SoakError("; ".join([*refused, *self.failures]))
 
     def until(self, condition: Callable[[], object], what: str) -> None:
-        """Wait for a condition that must become true, whatever else is disturbed meanwhile.
+        """Wait for what must happen in the end, whatever else is disturbed meanwhile.
 
         Raises:
-            SoakError: It did not become true in time, or something else failed.
+            SoakError: It did not, or something else went wrong.
         """
 
         def met() -> object:
             self.check()
             try:
                 return condition()
-            except (BrokerError, StoreError):  # temporarily unreachable
+            except (BrokerError, StoreError):  # away just now
                 return False
 
         until(met, RECOVERY_SECONDS, what)
 
     def drain(self) -> None:
-        """Return when everything that the feed has sent is folded and committed."""
+        """Return when all that the feed has sent is folded and committed."""
         for republisher, topic in (("by_customer", mission.ORDERS), ("by_item", mission.CUSTOMERS)):
             self.until(functools.partial(self._passed_on, republisher, topic), f"{republisher} at the end of {topic}")
         self.until(self._folded, f"the flow at the end of {mission.ITEMS}")
@@ -141,12 +141,12 @@ class Chain:
         return {partition: one.high for (_, partition), one in self.topics.marks([mission.ORDERS]).items()}
 
     def dead_letters(self) -> int:
-        """Number of dead letters; there must be none."""
+        """Records that nobody could use; there is no reason for any."""
         return sum(one.high for one in self.topics.marks([DEAD]).values())
 
     @contextmanager
     def without(self, *names: str) -> Iterator[None]:
-        """Stop these services while the block runs."""
+        """These services are stopped as long as the block runs."""
         stopped = {name: self.services[name] for name in names}
         self.services = {name: service for name, service in self.services.items() if name not in names}
         for service in stopped.values():
@@ -181,7 +181,7 @@ class Chain:
                 *("--via", name, "--instance", name, "--dead-letters", DEAD, "--bootstrap", bootstrap, "--json"),
             )
             self.services[name] = Service(name, command, self.home)
-            self.services[name].accepts = ("grown-undrained",)  # a topic grows by one partition while it has a backlog
+            self.services[name].accepts = ("grown-undrained",)  # a topic grows by one partition behind a backlog
         self.driver = self.services[DRIVER] = Service(
             DRIVER,
             (
@@ -193,7 +193,7 @@ class Chain:
             ),
             self.home,
         )
-        # A topic grows by one partition while it has a backlog. No reader needs the order of what the flow publishes.
+        # A topic grows by one partition behind a backlog. Nobody reads in order what the flow publishes.
         self.driver.accepts = ("grown-undrained",)
 
     def _bound(self, *, direct: bool) -> dict[str, str]:
@@ -206,7 +206,7 @@ class Chain:
         return f"{kind}://{ports.LOOPBACK}:{port}/{where}"
 
     def _listeners(self, root: Path) -> dict[str, str]:
-        """Give the broker a second listener, which it advertises at a proxy's port."""
+        """Beside its own listener the broker gets one that it announces at a proxy's port."""
         home = root / "kafka"
         (home / _CUT).mkdir(parents=True, exist_ok=True)
         from jobs.stack import kafka
@@ -228,7 +228,7 @@ class Chain:
                 service.tend()
 
     def _watch(self) -> None:
-        """Read the manifest of the first stage's store, which is written last."""
+        """Read the manifest of the first stage's store, as it is the last one to be written."""
         url = self.stores[mission.sales.stages[0].name]
         with closing(open_store(f"{url}{'&' if '?' in url else '?'}retry_for=1")) as store:
             while not self._closing.wait(0.1):

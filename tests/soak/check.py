@@ -1,4 +1,4 @@
-"""Checks the states: never above the plain fold while messages flow, and equal to it when all are folded."""
+"""Are the states right: never above the plain fold while messages flow, equal to it when all are folded."""
 
 from collections.abc import Iterator, Mapping
 
@@ -10,14 +10,14 @@ _FIELDS = ("items", "pieces", "most")
 
 
 def bounds(chain: Chain, truth: Truth, before: dict[str, int]) -> list[str]:
-    """Return what is wrong while messages flow; empty if nothing is.
+    """What is wrong while messages flow; nothing when all is well.
 
     Args:
         chain: The chain.
         truth: Fold of the orders sent; it may grow meanwhile.
-        before: Items by stage at the last check; updated. No folded item may be lost.
+        before: Items by stage at the last check, which are replaced: nothing that was folded may be lost again.
     """
-    # In this order: downstream states already hold everything that an upstream state holds.
+    # In this order: what an upstream state holds, the downstream ones hold already.
     found = {stage: chain.states(stage) for stage in ("customer", "article")}
     wrong = []
     for stage, states in found.items():
@@ -32,7 +32,7 @@ def bounds(chain: Chain, truth: Truth, before: dict[str, int]) -> list[str]:
 
 
 def exact(chain: Chain, truth: Truth) -> list[str]:
-    """Return what is wrong when everything is folded."""
+    """What is wrong when all is folded."""
     wrong = []
     for stage, right in truth.sums.items():
         found = chain.states(stage)

@@ -1,4 +1,4 @@
-"""A wrong clock for one process, which may jump while it runs: `clock.c`, preloaded."""
+"""A clock that one process believes in, and that may jump while it runs: `clock.c`, preloaded."""
 
 import functools
 import shutil
@@ -9,10 +9,10 @@ _SOURCE = Path(__file__).with_name("clock.c")
 
 
 class Clock:
-    """The offset of one process's time of day, in a file that the process maps.
+    """How far the time of day of one process is off; the file is mapped by that process.
 
     Args:
-        file: File of the offset; the library is next to it.
+        file: Where the offset is kept, and beside it the library.
     """
 
     def __init__(self, file: Path) -> None:
@@ -21,17 +21,17 @@ class Clock:
 
     @staticmethod
     def is_possible() -> bool:
-        """Whether there is a C compiler to build the library."""
+        """Whether there is a C compiler to make the library with."""
         return shutil.which("cc") is not None
 
     def set(self, hours: int) -> None:
-        """Set the offset of the process's clock in hours."""
+        """Let the process be off by so many hours from now on."""
         with self._file.open("r+b" if self._file.exists() else "wb") as file:  # the same file: it may be mapped
             file.write((hours * 3600).to_bytes(8, "little", signed=True))
 
     @property
     def environment(self) -> dict[str, str]:
-        """The environment variables with which a process uses this clock."""
+        """What makes a process that is started with it believe in this clock."""
         return {"LD_PRELOAD": str(_library(self._file.parent)), "CLOCK_FILE": str(self._file)}
 
 

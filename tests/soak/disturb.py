@@ -16,79 +16,79 @@ from tests.support.proxy import Fault
 
 TOPICS = {"orders": mission.ORDERS, "customers": mission.CUSTOMERS, "items": mission.ITEMS}
 _NEEDLES = {"kafka": b"sales", "redis": b"EVALSHA", "cassandra": b"sales"}
-"""Bytes that identify relevant requests: scripts of states, and everything that names the flow."""
+"""What requests have in them that matter: scripts of states, and whatever names the flow."""
 _ENDS = (Fault.CUT_BEFORE, Fault.CUT_AFTER, Fault.HOLD_BEFORE, Fault.HOLD_AFTER, Fault.HALF_CLOSE)
 
 
 _FENCED = ("has taken over", "Static consumer fenced")
-"""Messages of a run and of a republisher that a newer one has replaced."""
+"""What a run and a republisher say that find a newer one in their place."""
 _HOURS = (1, -1, 0)
-"""Successive offsets of a clock: it jumps by one hour, by two, and by one."""
+"""How far a clock is off, one after the other: it jumps by one hour, by two, and by one."""
 
 
 @dataclass
-class Recovery:
-    """How the chain recovered from a disturbance.
+class Told:
+    """What came of a disturbance.
 
     Attributes:
-        seconds: From the kill to the first commit after it; None if nothing was killed.
-        notes: Further events to count.
+        seconds: From the kill to the first commit behind it; None where nobody was killed.
+        notes: Counts of what else there is to say.
     """
 
     seconds: float | None = None
     notes: list[str] = field(default_factory=list)
 
 
-def disturb(chain: Chain, step: Step, rng: random.Random) -> Recovery:
+def disturb(chain: Chain, step: Step, rng: random.Random) -> Told:
     """Do it, and wait until the chain has recovered."""
     target = "server" if step.target in chain.servers else "topic" if step.target in TOPICS else "service"
-    work: Callable[[Chain, str, random.Random], Recovery] = _WORK[step.kind, target]
+    work: Callable[[Chain, str, random.Random], Told] = _WORK[step.kind, target]
     return work(chain, step.target, rng)
 
 
-def kill_service(chain: Chain, name: str, rng: random.Random) -> Recovery:
-    """SIGKILL to all its processes, or to the first one while the JVM and the workers run a moment longer."""
+def kill_service(chain: Chain, name: str, rng: random.Random) -> Told:
+    """SIGKILL: to all of its processes, or to the first one while the JVM and the workers go on a moment longer."""
     seen = chain.manifest
     old = chain.services[name].kill(group=rng.random() < 0.5)
     began = time.monotonic()
     _await_commit(chain, name, old, seen)
-    return Recovery(time.monotonic() - began)
+    return Told(time.monotonic() - began)
 
 
-def zombie(chain: Chain, name: str, rng: random.Random) -> Recovery:
-    """SIGSTOP, until a successor has committed; then SIGCONT: the process must detect this and end."""
+def zombie(chain: Chain, name: str, rng: random.Random) -> Told:
+    """SIGSTOP, until a successor has committed; then it wakes, has to notice, and to end."""
     service, seen = chain.services[name], chain.manifest
     old = service.freeze()
     _await_commit(chain, name, old, seen)
     if old is None:
-        return Recovery()
+        return Told()
     old.signal(signal.SIGCONT)
     until(lambda: old.ended, 120, f"the end of the {name} that was frozen and overtaken")
     old.end()
     fenced = any(words in old.errors for words in _FENCED)
-    return Recovery(notes=[f"{name} woken: {'fenced' if fenced else old.last_words}"])
+    return Told(notes=[f"{name} woken: {'fenced' if fenced else old.last_words}"])
 
 
-def kill_server(chain: Chain, name: str, rng: random.Random) -> Recovery:
-    """SIGKILL, and a restart after a moment."""
+def kill_server(chain: Chain, name: str, rng: random.Random) -> Told:
+    """SIGKILL, and after a moment it is started again."""
     server = chain.servers[name]
     server.kill()
     time.sleep(rng.choice([0.0, 0.0, 1.0, 4.0]))
     server.start()
-    return Recovery()
+    return Told()
 
 
-def freeze_server(chain: Chain, name: str, rng: random.Random) -> Recovery:
-    """SIGSTOP for some seconds, sometimes for longer than its clients wait for an answer."""
+def freeze_server(chain: Chain, name: str, rng: random.Random) -> Told:
+    """SIGSTOP for some seconds, now and then for longer than its clients wait for an answer."""
     server = chain.servers[name]
     server.signal(signal.SIGSTOP)
     time.sleep(rng.uniform(0.3, 6.0) if rng.random() < 0.8 else rng.uniform(10.0, 20.0))
     server.signal(signal.SIGCONT)
-    return Recovery()
+    return Told()
 
 
-def fill(chain: Chain, name: str, rng: random.Random) -> Recovery:
-    """Fill the server's disk for some seconds; if the server ends or does not recover, restart it."""
+def fill(chain: Chain, name: str, rng: random.Random) -> Told:
+    """The server's disk is full for some seconds; when it has ended or serves no more, it is started again."""
     server, disk = chain.servers[name], chain.servers[name].disk
     assert disk is not None
     disk.fill(server.pid)
@@ -102,10 +102,10 @@ def fill(chain: Chain, name: str, rng: random.Random) -> Recovery:
             server.kill()
         server.start()
     state = "ended" if ended else "served on" if ready else "served no more"
-    return Recovery(notes=[f"full disk ({disk.kind}): {name} {state}"])
+    return Told(notes=[f"full disk ({disk.kind}): {name} {state}"])
 
 
-def cut(chain: Chain, name: str, rng: random.Random) -> Recovery:
+def cut(chain: Chain, name: str, rng: random.Random) -> Told:
     """Connections are reset, refused, cut around a request, or held for some seconds."""
     proxy = chain.proxies[name]
     kind = rng.choice(["reset", "refuse", "fault", "fault", "fault"])
@@ -116,23 +116,23 @@ def cut(chain: Chain, name: str, rng: random.Random) -> Recovery:
             time.sleep(rng.uniform(0.5, 4.0))
     else:
         met = proxy.arm(_NEEDLES[name], rng.choice(_ENDS), skip=rng.randrange(5))
-        chain.until(met.is_set, f"a request to {name} that can be disturbed")
+        chain.until(met.is_set, f"a request to {name} that a fault can meet")
         time.sleep(rng.uniform(0.5, 8.0))
         proxy.release()
-    return Recovery()
+    return Told()
 
 
-def grow(chain: Chain, name: str, rng: random.Random) -> Recovery:
-    """Add a partition while messages flow."""
+def grow(chain: Chain, name: str, rng: random.Random) -> Told:
+    """One partition more, while messages flow."""
     topic = TOPICS[name]
-    chain.until(lambda: _grown(chain, topic), f"a new partition of {topic}")
-    return Recovery()
+    chain.until(lambda: _grown(chain, topic), f"a partition more of {topic}")
+    return Told()
 
 
-def recreate(chain: Chain, name: str, rng: random.Random) -> Recovery:
-    """Delete a topic and create it again, after everything in it is read and its readers and writers are stopped.
+def recreate(chain: Chain, name: str, rng: random.Random) -> Told:
+    """Delete a topic and create it again, when all that is in it has been read and nobody runs who reads or writes it.
 
-    A running client of librdkafka may never see the new topic: it ignores the lower leader epochs as outdated.
+    A client of librdkafka that runs meanwhile may never see the new topic: it takes the lower leader epochs for old news.
     """
     topic = TOPICS[name]
     services = {"orders": ["by_customer"], "customers": ["by_customer", "by_item"], "items": ["by_item", DRIVER]}
@@ -140,12 +140,12 @@ def recreate(chain: Chain, name: str, rng: random.Random) -> Recovery:
         partitions = chain.topics.partitions([topic])[topic]
         chain.topics.delete([topic])
         chain.topics.create(topic, partitions)
-        if name == "items":  # an operator who did this on purpose accepts it once
+        if name == "items":  # whoever did it on purpose says so, once
             chain.driver.more = ("--accept", "topic-recreated")
-    return Recovery()
+    return Told()
 
 
-def clock_of_service(chain: Chain, name: str, rng: random.Random) -> Recovery:
+def clock_of_service(chain: Chain, name: str, rng: random.Random) -> Told:
     """A process whose clock jumps an hour ahead and back while it works."""
     service = chain.services[name]
     clock = service.clock
@@ -162,10 +162,10 @@ def clock_of_service(chain: Chain, name: str, rng: random.Random) -> Recovery:
         )
     service.environment = {}
     _restarted(chain, name)
-    return Recovery(notes=[f"clock jumps of {name}"] * 3)
+    return Told(notes=[f"clock jumps of {name}"] * 3)
 
 
-def clock_of_server(chain: Chain, name: str, rng: random.Random) -> Recovery:
+def clock_of_server(chain: Chain, name: str, rng: random.Random) -> Told:
     """A server whose clock jumps an hour ahead and back while it serves."""
     server = chain.servers[name]
     server.kill()
@@ -177,7 +177,7 @@ def clock_of_server(chain: Chain, name: str, rng: random.Random) -> Recovery:
         chain.until(lambda: _is_later(chain, seen), f"a batch while the clock of {name} is {hours:+} h off")
     server.kill()
     server.start()
-    return Recovery(notes=[f"clock jumps of {name}"] * 3)
+    return Told(notes=[f"clock jumps of {name}"] * 3)
 
 
 def _restarted(chain: Chain, name: str) -> None:
@@ -212,7 +212,7 @@ def _grown(chain: Chain, topic: str) -> bool:
     return partitions > mission.PARTITIONS[topic]
 
 
-_WORK: dict[tuple[str, str], Callable[[Chain, str, random.Random], Recovery]] = {
+_WORK: dict[tuple[str, str], Callable[[Chain, str, random.Random], Told]] = {
     ("kill", "service"): kill_service,
     ("zombie", "service"): zombie,
     ("kill", "server"): kill_server,

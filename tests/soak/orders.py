@@ -1,4 +1,4 @@
-"""Orders that follow from a seed, their plain fold, and a producer that writes each order once."""
+"""Orders that follow from a seed, their plain fold, and a producer that puts each of them into the topic once."""
 
 import json
 import random
@@ -14,7 +14,7 @@ from tests.support.mission import ORDERS
 
 Sums = dict[bytes, dict[str, int]]
 _TILLS = 97
-_AWAY_SECONDS = 600.0  # maximum time that a record may wait for a broker that is killed, frozen or full
+_AWAY_SECONDS = 600.0  # longest that a record may wait for a broker that is killed, frozen or full
 
 
 def orders(seed: int, keys: int) -> Iterator[dict[str, Any]]:
@@ -29,7 +29,7 @@ def orders(seed: int, keys: int) -> Iterator[dict[str, Any]]:
 
 
 class Truth:
-    """The states after every order is folded once.
+    """What every state must be once all orders are folded, each of them once.
 
     Attributes:
         sums: Items, pieces and largest number of pieces by stage and key.
@@ -53,20 +53,20 @@ class Truth:
 
 
 class Feed:
-    """Produces the orders in slices of uneven size, in a separate thread while it is open.
+    """Produces the orders in slices of uneven size, on a thread of its own while it is open.
 
     Args:
         settings: Where Kafka is.
         seed: What the orders follow from.
         keys: Customers, and articles.
-        sent: Number of orders in the topic from earlier runs.
-        since: Next offsets when `sent` was recorded, by partition. A run may have sent later records without recording
-            them: they are not sent again, but the orders missing between them are.
+        sent: Orders that are in the topic from earlier runs.
+        since: Next offsets at the moment of which `sent` tells, by partition: later records were sent by a run that
+            could not tell any more. They are not sent again; those that it left out between them are.
         topic: Topic of the orders.
 
     Attributes:
-        sent: Number of orders sent, from the first one without a gap.
-        truth: Their plain fold. An order is added before it is sent.
+        sent: Orders sent, from the first one on without a gap.
+        truth: Their plain fold. An order is in it before it is sent.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class Feed:
             self.send(behind)
 
     def send(self, count: int) -> None:
-        """Send the next orders and wait until all are acknowledged."""
+        """Send the next orders and wait until all are in the log."""
         with self._producer() as producer:
             while count > 0:
                 self._slice(producer, min(count, 20_000))
@@ -109,7 +109,7 @@ class Feed:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop sending; return when everything sent is acknowledged."""
+        """Send no more; return when all that was sent is in the log."""
         if self._thread is not None:
             self._closing.set()
             self._thread.join()
@@ -118,14 +118,14 @@ class Feed:
             raise self._failure
 
     def abandon(self) -> None:
-        """Stop sending, without waiting."""
+        """Send no more, without waiting."""
         self._closing.set()
 
     def _work(self, rate: int) -> None:
         try:
             with self._producer() as producer:
                 while not self._closing.wait(0.2):
-                    burst = 40 if self._rng.random() < 0.01 else 1  # sometimes enough for a large batch
+                    burst = 40 if self._rng.random() < 0.01 else 1  # now and then as much as a large batch takes
                     self._slice(producer, int(rate * 0.2 * burst * (0.5 + self._rng.random())))
         except BaseException as error:
             self._failure = error
@@ -142,12 +142,12 @@ class Feed:
         producer.flush()
 
     def _producer(self) -> AcknowledgedProducer:
-        # A new producer for each round sees recreated topics and added partitions immediately.
+        # A new one for each round: it sees topics that were created again, and partitions that were added, at once.
         return AcknowledgedProducer(self._settings, delivery_timeout=_AWAY_SECONDS)
 
 
 def _numbers(settings: KafkaSettings, topic: str, since: Mapping[int, int]) -> Iterator[int]:
-    """Numbers of the orders in the topic from these offsets on."""
+    """Numbers of the orders that the topic has behind these offsets."""
     marks = Topics(settings, timeout=30).marks([topic])
     ends = {partition: one.high for (_, partition), one in marks.items() if one.high > since.get(partition, 0)}
     consumer = Consumer(settings.client(group_id="soak", enable_auto_commit=False))

@@ -1,4 +1,4 @@
-"""The disturbances and their order, which follow from the seed and the number of kills."""
+"""Which disturbances there are and in which order: all of it follows from the seed and the number of kills."""
 
 import random
 from collections.abc import Collection, Sequence
@@ -11,7 +11,7 @@ _AT_ONCE = 4
 
 
 class Step(NamedTuple):
-    """One disturbance: its kind and its target."""
+    """One disturbance: what is done, to whom."""
 
     kind: str
     target: str
@@ -21,7 +21,7 @@ class Step(NamedTuple):
 
 
 def amounts(kills: int, servers: Sequence[str], *, clock: bool) -> dict[Step, int]:
-    """Planned number of each disturbance for a number of kills of services; slow ones only from 50 kills on."""
+    """How often each disturbance is wanted, for so many kills of services; the slow ones only from 50 kills on."""
     servers, services = list(dict.fromkeys(servers)), (DRIVER, *REPUBLISHERS)
     third, few = max(3 * kills // 10, 1), kills // 50
     wanted = {
@@ -41,7 +41,7 @@ def amounts(kills: int, servers: Sequence[str], *, clock: bool) -> dict[Step, in
 
 
 def rounds(seed: int, wanted: dict[Step, int]) -> list[list[Step]]:
-    """Spread the disturbances over rounds: at most one per target and round; a topic is recreated in a quiet round."""
+    """Spread the disturbances over rounds: a target has at most one in a round, a topic is created again in a quiet one."""
     rng = random.Random(f"plan {seed}")
     by_target: dict[str, list[Step]] = {}
     alone: list[Step] = []
@@ -65,7 +65,7 @@ def is_alone(step: Step, others: Collection[Step], servers: Collection[str]) -> 
 
 
 def _shared(kind: str, targets: Sequence[str], count: int) -> dict[Step, int]:
-    """Divide a number evenly among targets; the first ones get the remainder."""
+    """As many for each target; the first ones get what is left over."""
     return {
         Step(kind, target): count // len(targets) + (place < count % len(targets))
         for place, target in enumerate(targets)

@@ -1,4 +1,4 @@
-"""The progress of a soak: stored in a file between calls, and shown at the end of each."""
+"""What a soak has done so far: kept in a file between two calls, and shown at the end of each."""
 
 import json
 import statistics
@@ -14,38 +14,38 @@ _EVENTS = "events.log"
 
 
 def log(home: Path, text: str) -> None:
-    """Log an event, to explain failures later."""
+    """Note what happens, for whoever has to find out why something went wrong."""
     with (home / _EVENTS).open("a") as events:
         events.write(f"{time.strftime('%H:%M:%S')} {text}\n")
 
 
 @dataclass
 class Soak:
-    """Parameters and results of a soak.
+    """What it is, and what came of it.
 
     Attributes:
-        seed: The seed.
-        messages: Minimum number of orders.
-        keys: Number of customers, and of articles.
-        kills: Planned kills of services; the other disturbances are in proportion.
+        seed: What everything follows from.
+        messages: Orders that are to be sent at least.
+        keys: Customers, and articles.
+        kills: Kills of services that are planned; the other disturbances go by it.
         stores: Kinds of the stores of the first and of the second stage.
         wanted: Planned disturbances by name.
-        rounds: Planned rounds.
-        done: Finished rounds.
+        rounds: Rounds that are planned.
+        done: Rounds that are done.
         sent: Orders sent.
-        items: Items of these orders: the messages that the flow must fold once.
-        since: Ends of the topic of orders by partition after the last finished round.
-        counts: Disturbances done, by name.
-        notes: Other events, by name.
-        seconds_to_commit: Seconds from each kill to the first commit after it, by service.
-        seconds_alone: The same for kills in rounds in which no server was disturbed.
+        items: Items of these orders: the messages that the flow has to fold once.
+        since: Ends of the topic of orders by partition when the last round was done.
+        counts: Disturbances done by name.
+        notes: What else happened, by what it was.
+        seconds_to_commit: Seconds from each kill to the first commit behind it, by service.
+        seconds_alone: The same of the kills in rounds in which no server was disturbed.
         checks: Checks that held, by kind.
-        exits: How services ended that were not killed.
-        verdicts: Counts of verdicts, as reported by the drivers before they ended.
-        violations: The violations.
-        skipped: Disturbances that this machine cannot do, with the reason.
-        minutes: Duration.
-        finished: Whether all rounds are done.
+        exits: How services ended that nobody had killed.
+        verdicts: What the flow decided, as its drivers told before they died.
+        violations: What was wrong.
+        skipped: Disturbances that this machine cannot do, and why.
+        minutes: Time it took.
+        finished: Whether all of it is done.
     """
 
     seed: int
@@ -73,11 +73,11 @@ class Soak:
 
     @classmethod
     def load(cls, home: Path) -> "Soak | None":
-        """The soak in a directory; None if there is none."""
+        """What the directory has; None when it has none."""
         if not (home / FILE).exists():
             return None
-        stored = json.loads((home / FILE).read_text())
-        known = {name: stored[name] for name in cls.__dataclass_fields__}
+        told = json.loads((home / FILE).read_text())
+        known = {name: told[name] for name in cls.__dataclass_fields__}
         for name in ("counts", "notes", "checks", "exits", "verdicts"):
             known[name] = Counter(known[name])
         return cls(**known)
@@ -89,12 +89,12 @@ class Soak:
         draft.replace(home / FILE)
 
     def as_json(self) -> dict[str, Any]:
-        """All attributes, and the percentiles."""
+        """Everything, with the percentiles."""
         return {**vars(self), "percentiles": {"with all": _percentiles(self.seconds_to_commit),
                                                 "alone": _percentiles(self.seconds_alone)}}  # fmt: skip
 
     def summary(self) -> dict[str, Any]:
-        """The counts, and whether all checks held."""
+        """The counts, and whether it held."""
         sums: Counter[str] = Counter()
         for name, count in self.counts.items():
             sums[name.split()[0]] += count
@@ -128,7 +128,7 @@ def _p99(values: Sequence[float]) -> float:
 
 
 def show(soak: Soak) -> None:
-    """Print the soak for a person."""
+    """Write it for a person."""
     print(f"\nseed {soak.seed}: {soak.done} of {soak.rounds} rounds in {soak.minutes:.0f} minutes, ", end="")
     print(f"{soak.sent:,} orders, {soak.items:,} items, {soak.keys:,} customers and as many articles")
     rows = sorted(soak.wanted.items())

@@ -1,4 +1,4 @@
-"""Runs the rounds: disturb, recover, drain, compare."""
+"""Round after round: disturb, recover, drain, compare."""
 
 import random
 import sys
@@ -9,25 +9,25 @@ from pathlib import Path
 from tests.soak import check
 from tests.soak.chain import Chain
 from tests.soak.clock import Clock
-from tests.soak.disturb import Recovery, disturb
+from tests.soak.disturb import Told, disturb
 from tests.soak.orders import Feed
 from tests.soak.plan import Step, amounts, is_alone, rounds
 from tests.soak.report import Soak, log
 
 _ROUND_SECONDS = 60
-"""Approximate duration of a round, which determines the rate of orders."""
+"""About how long a round takes: what is sent a second follows from it."""
 
 
 def soak(plan: Soak, home: Path, minutes: float) -> Soak:
-    """Run or resume a soak for some minutes, or until it is done.
+    """Go on with a soak for some minutes, or until it is done.
 
     Args:
-        plan: The soak to begin if the directory contains none.
+        plan: What is to be done, if the directory has no soak that was begun.
         home: Directory of data, logs and the report.
-        minutes: Begin no round after this time.
+        minutes: Begin no round after that time.
 
     Returns:
-        The soak, as in the report.
+        The soak, as it is in the report.
     """
     home.mkdir(parents=True, exist_ok=True)
     this = Soak.load(home) or plan
@@ -69,7 +69,7 @@ class _Run:
             self.chain.stop()
             for service in self.chain.services.values():
                 this.exits.update(service.exits)
-                this.verdicts.update(service.verdicts)
+                this.verdicts.update(service.told)
             this.minutes += (time.monotonic() - began) / 60
             this.save(self.home)
         return this
@@ -92,8 +92,8 @@ class _Run:
         quiet = any(step.kind == "recreate" for step in steps)
         if not quiet:
             self.feed.open(rate)
-        recoveries: dict[Step, Recovery] = {}
-        threads = [threading.Thread(target=self._step, args=(step, recoveries), name=str(step)) for step in steps]
+        told: dict[Step, Told] = {}
+        threads = [threading.Thread(target=self._step, args=(step, told), name=str(step)) for step in steps]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -103,7 +103,7 @@ class _Run:
         if quiet:
             self.feed.send(rate)
         self._resolve("exact after a round")
-        for step, one in recoveries.items():
+        for step, one in told.items():
             this.counts[str(step)] += 1
             this.notes.update(one.notes)
             if step.kind == "kill" and one.seconds is not None:
@@ -116,12 +116,12 @@ class _Run:
         log(self.home, line)
         print(line, file=sys.stderr, flush=True)
 
-    def _step(self, step: Step, recoveries: dict[Step, Recovery]) -> None:
+    def _step(self, step: Step, told: dict[Step, Told]) -> None:
         rng = random.Random(f"{self.this.seed} {self.this.done} {step}")
         try:
-            time.sleep(rng.uniform(0, 3))  # a moment that does not depend on the chain
+            time.sleep(rng.uniform(0, 3))  # a moment that nothing in the chain has chosen
             log(self.home, f"{step} begins")
-            recoveries[step] = disturb(self.chain, step, rng)
+            told[step] = disturb(self.chain, step, rng)
             log(self.home, f"{step} has ended")
             if step.target in self.chain.services:
                 with self._lock:
@@ -155,7 +155,7 @@ class _Run:
         self.this.checks[what] += 1
 
     def _finish(self) -> None:
-        """Send the remaining orders, and compare for the last time."""
+        """What is left of the orders, and the last comparison."""
         left = self.this.messages - self.feed.sent
         if left > 0:
             self.feed.send(left)

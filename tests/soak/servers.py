@@ -1,4 +1,4 @@
-"""The servers of the soak: started, killed, frozen, out of disk space, or with a wrong clock."""
+"""The servers of the soak: started, killed, frozen, filled up, and told a wrong time."""
 
 import json
 import os
@@ -17,19 +17,19 @@ from tests.soak.clock import Clock
 _HEAP_MB = 512
 _MEGABYTE = 1 << 20
 _SIZES = {"kafka": 6144, "redis": 2048, "cassandra": 4096}
-"""Maximum megabytes of each server's disk; unused space costs nothing."""
+"""Megabytes that each server's disk may take; what is not used costs nothing."""
 _PREPARE = {"kafka": kafka.prepare, "redis": redis.prepare, "cassandra": cassandra.prepare}
 
 
 class SoakError(AssertionError):
-    """Something did not happen in time; the text names the log to check."""
+    """Something did not happen that had to; the text says where to look."""
 
 
 def until(condition: Callable[[], object], seconds: float, what: str) -> None:
-    """Wait until a condition holds.
+    """Wait for something that processes do in their own time.
 
     Raises:
-        SoakError: It did not hold in time.
+        SoakError: It did not happen.
     """
     deadline = time.monotonic() + seconds
     while not condition():
@@ -39,7 +39,7 @@ def until(condition: Callable[[], object], seconds: float, what: str) -> None:
 
 
 class Disk:
-    """A separate file system that can be filled: a tmpfs, or, if none can be mounted, a limit of file sizes.
+    """A file system of its own that can be made full: a tmpfs, or where none may be mounted a limit of file sizes.
 
     Attributes:
         kind: `tmpfs` or `RLIMIT_FSIZE`.
@@ -52,7 +52,7 @@ class Disk:
         self.kind = "tmpfs" if mounted else "RLIMIT_FSIZE"
 
     def fill(self, pid: int) -> None:
-        """Make it full."""
+        """From now on nothing more fits on it."""
         if self.kind == "tmpfs":
             used = shutil.disk_usage(self._directory).used
             self._mount(f"remount,size={used + 4096}")
@@ -60,7 +60,7 @@ class Disk:
             resource.prlimit(pid, resource.RLIMIT_FSIZE, (_MEGABYTE, resource.RLIM_INFINITY))
 
     def free(self, pid: int) -> None:
-        """Make room again."""
+        """There is room again."""
         if self.kind == "tmpfs":
             self._mount(f"remount,size={self._megabytes}m")
         elif Path(f"/proc/{pid}").exists():
@@ -72,7 +72,7 @@ class Disk:
 
 
 def forget(root: Path) -> None:
-    """Remove the directory of stopped servers, with their disks."""
+    """Remove the directory of servers that do not run, with their disks."""
     for directory in root.glob("*/data"):
         if os.path.ismount(directory):
             subprocess.run(["umount", str(directory)], check=True)
@@ -85,12 +85,12 @@ class Server:
     Args:
         name: `kafka`, `redis` or `cassandra`.
         root: Directory of all servers.
-        own_disk: Whether its disk will be filled.
+        own_disk: Its disk is to be filled.
         options: More arguments of its `prepare`.
 
     Attributes:
-        address: Its address.
-        disk: The disk of its data; None if it is not filled.
+        address: Where it serves.
+        disk: What its data is on; None when it is not to be filled.
     """
 
     def __init__(self, name: str, root: Path, *, own_disk: bool, **options: Mapping[str, str]) -> None:
@@ -98,7 +98,7 @@ class Server:
         self._home = root / name
         self._home.mkdir(parents=True, exist_ok=True)
         self._process = self._home / "process.json"
-        if self._process.exists():  # from a soak that was killed; two servers would damage the directory
+        if self._process.exists():  # of a soak that was killed; two servers of one directory would ruin it
             pid, started = json.loads(self._process.read_text())
             process.stop(pid, started, 1.0)
         self.disk = Disk(self._home / "data", _SIZES[name]) if own_disk else None
@@ -119,15 +119,15 @@ class Server:
 
     @property
     def alive(self) -> bool:
-        """Whether its process exists, frozen or not."""
+        """Whether its process is there, frozen or not."""
         return process.start_of(self._pid) == self._started if self._pid else False
 
     def start(self, *, wrong_clock: bool = False) -> None:
-        """Start it and wait until it is ready."""
+        """Start it and wait until it serves."""
         self._clock.set(0)
         environment = {**self._launch.environment, **(self._clock.environment if wrong_clock else {})}
         log = self._home / f"{self.name}.log"
-        for _ in range(3):  # connections of its killed predecessor may still occupy a broker's port
+        for _ in range(3):  # a broker may find its port taken by what its killed predecessor left behind
             self._pid = process.spawn(self._launch.command, log, self._home, environment)
             self._started = process.start_of(self._pid) or ""
             self._process.write_text(json.dumps([self._pid, self._started]))
@@ -140,11 +140,11 @@ class Server:
 
     @property
     def is_ready(self) -> bool:
-        """Whether it is ready."""
+        """Whether it serves."""
         return self.alive and self._launch.is_ready()
 
     def set_clock(self, hours: int) -> None:
-        """Set the offset, in hours, of a process that was started with a wrong clock."""
+        """Let a process that was started with a wrong clock be off by so many hours."""
         self._clock.set(hours)
 
     def kill(self) -> None:

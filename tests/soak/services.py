@@ -1,4 +1,4 @@
-"""The services of the soak, and their supervisor, which restarts processes that have ended."""
+"""The services of the soak, and what a supervisor does for them: a process that has ended is started again."""
 
 import json
 import os
@@ -20,16 +20,16 @@ from tests.soak.report import log
 ROOT = Path(__file__).parents[2]
 _BACKOFF_SECONDS = 1.0
 _ENVIRONMENT = {"HEADWATER_KAFKA_TOPIC_METADATA_REFRESH_INTERVAL_MS": "5000"}
-"""By default clients check for added partitions every five minutes, which is too long for the soak."""
+"""Clients look for added partitions every five minutes; the soak has no time to wait for that."""
 REFUSED = (2, 3)
-"""Exit codes that a restart does not fix: wrong usage, and a run that was refused as unsafe."""
+"""Exit codes of what no new start mends: a command that makes no sense, and a run that was refused as unsafe."""
 
 
 class Life:
-    """One process of a service, in its own session so that its children can be signalled.
+    """One process of a service, in a session of its own so that all it starts can be reached.
 
     Attributes:
-        commits: Number of commits that it has reported.
+        commits: Commits that it has told of.
         killed: It was ended on purpose.
     """
 
@@ -59,7 +59,7 @@ class Life:
 
     @property
     def ended(self) -> bool:
-        """Whether the process has ended. Only `end` reaps it, so its process group id is not reused before."""
+        """Whether the process has ended. It is not reaped before `end`: until then its group's number is its own."""
         return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
 
     def signal(self, number: signal.Signals, *, group: bool = True) -> None:
@@ -68,53 +68,53 @@ class Life:
             (os.killpg if group else os.kill)(self._process.pid, number)
 
     def end(self) -> int:
-        """End its remaining processes, and return the exit code of the first one."""
+        """End what is left of it, and return the exit code of its first process."""
         self.signal(signal.SIGKILL)
         return self._process.wait()
 
     @property
     def errors(self) -> str:
-        """Its standard error."""
+        """What it wrote to its standard error."""
         return self._log.read_text(errors="replace")
 
     @property
     def last_words(self) -> str:
-        """The last line of its standard error."""
+        """The last line of it."""
         lines = [line for line in self.errors.splitlines() if line.strip()]
-        return lines[-1][:300] if lines else "no output"
+        return lines[-1][:300] if lines else "it said nothing"
 
     def _listen(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            with suppress(json.JSONDecodeError):  # the last line of a killed process may be incomplete
-                report = json.loads(line)
-                if not report.keys() & {"plan", "done", "refused"}:
-                    self._on_line(report)
+            with suppress(json.JSONDecodeError):  # a killed process may tear its last line
+                told = json.loads(line)
+                if not told.keys() & {"plan", "done", "refused"}:
+                    self._on_line(told)
                     self.commits += 1
 
 
 class Service:
-    """A service that should always run.
+    """A service that is always to run.
 
     Args:
         name: Its name.
         command: Arguments of `headwater`.
-        home: Directory of its log and scratch files.
+        home: Where its log and its scratch files are.
 
     Attributes:
-        exits: Counts of unplanned ends, by exit code and last line.
-        verdicts: Sums of the counts that it reported with its commits.
+        exits: How it ended when nobody had ended it: by exit code and last line.
+        told: Sums of the counts that it told of with its commits.
         more: Arguments for the next start only.
-        accepts: Risks that the operator accepts if a start is refused because of them.
+        accepts: Risks that whoever runs it accepts when a start is refused because of them.
         environment: Added to its environment from the next start on.
-        refused: Why it was refused as unsafe; empty if it was not.
-        clock: Its clock, which can be changed.
+        refused: Why it was refused as unsafe; empty when it was not.
+        clock: What it can be made to believe in.
     """
 
     def __init__(self, name: str, command: Sequence[str], home: Path) -> None:
         self.name = name
         self.exits: Counter[str] = Counter()
-        self.verdicts: Counter[str] = Counter()
+        self.told: Counter[str] = Counter()
         self.more: Sequence[str] = ()
         self.accepts: Sequence[str] = ()
         self.environment: dict[str, str] = {}
@@ -131,7 +131,7 @@ class Service:
         self.life: Life | None = None
 
     def tend(self) -> None:
-        """Start it if it is not running."""
+        """Start it when it does not run."""
         with self._lock:
             if self.refused:
                 return
@@ -148,7 +148,7 @@ class Service:
                 self._start()
 
     def kill(self, *, group: bool) -> Life | None:
-        """SIGKILL to all its processes, or to the first one alone; the others then end by themselves."""
+        """SIGKILL to all of its processes, or to the first one alone: then the rest ends when it notices."""
         with self._lock:
             life = self.life
             if life is not None:
@@ -157,7 +157,7 @@ class Service:
             return life
 
     def freeze(self) -> Life | None:
-        """SIGSTOP to all its processes, and start a successor."""
+        """SIGSTOP to all of its processes, and a successor in its place."""
         with self._lock:
             life = self.life
             if life is not None:
@@ -166,13 +166,13 @@ class Service:
             return life
 
     def sweep(self) -> None:
-        """End the remaining children of killed processes."""
+        """End what killed processes left behind."""
         with self._lock:
             while self._ended:
                 self._ended.pop().end()
 
     def stop(self) -> None:
-        """End it gracefully, with all its processes."""
+        """End it gracefully, and all that is left of it."""
         with self._lock:
             if self.life is not None:
                 life, self.life = self.life, None
@@ -206,4 +206,4 @@ class Service:
     def _add(self, line: dict[str, Any]) -> None:
         for stage, counts in line.get("verdicts", {}).items():
             for verdict, count in counts.items():
-                self.verdicts[f"{stage} {verdict}"] += count
+                self.told[f"{stage} {verdict}"] += count

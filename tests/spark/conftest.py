@@ -8,7 +8,6 @@ import pytest
 from pyspark.sql import SparkSession
 
 from aggregations.spark.session import session
-from jobs.stack import jars
 from tests.support.spark import FAST
 from tests.support.world import World
 
@@ -16,7 +15,7 @@ from tests.support.world import World
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     """The session that `run_flow` finds."""
-    with session("headwater tests", jars=jars.kafka_connector(), conf=FAST) as found:
+    with session("headwater tests", conf=FAST) as found:
         yield found
 
 

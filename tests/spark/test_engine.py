@@ -70,17 +70,17 @@ def test_batches_that_are_replayed_with_other_borders_change_nothing(world: Worl
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_one_run_goes_on_where_the_last_one_ended_though_nothing_is_left_of_its_checkpoint(
+def test_one_run_goes_on_where_the_last_one_ended_though_nothing_is_left_of_it_but_its_states(
     world: World, path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: File
 ) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "checkpoints"))
-    (tmp_path / "checkpoints").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
     sent, flow = legs(150), fleet(world.topic, path)
     read = []
     for start, most in ((0, 40), (50, None), (100, 17)):
         world.send(alone(leg) for leg in sent[start : start + 50])
         read.append(world.run(flow, max_records=most).records)
-        assert not list((tmp_path / "checkpoints").iterdir())
+        assert not list((tmp_path / "temporary").iterdir())
     assert read == [50, 50, 50]
     assert world.run(flow).records == 0
     world.check(flow)

@@ -100,7 +100,7 @@ def test_a_worker_that_dies_is_replaced_and_its_batch_tried_again(
     flow = flow.aggregate("aircraft", tail, Deadly(str(marker))).aggregate("carrier", carrier, Totals())
     with caplog.at_level(logging.WARNING, "headwater.spark"):
         world.run(flow)
-    assert "Python worker exited unexpectedly" in caplog.text
+    assert "the resident process of slot" in caplog.text
     assert not marker.exists()
     world.check(flow)
 

@@ -57,11 +57,9 @@ with session("ours", master="local[7]", conf={"spark.my.setting": "ours", "spark
 
 
 def test_what_was_submitted_wins_over_the_program_and_that_over_the_engine(tmp_path: Path) -> None:
-    from jobs.stack import jars
-
     (tmp_path / "program.py").write_text(SUBMITTED)
     command = [str(Path(pyspark.__file__).parent / "bin" / "spark-submit"), "--master", "local[1]", "--name", "theirs"]
-    command += ["--jars", ",".join(map(str, jars.kafka_connector())), "--conf", "spark.my.setting=theirs"]
+    command += ["--conf", "spark.my.setting=theirs"]
     command += [text for name, value in FAST.items() for text in ("--conf", f"{name}={value}")]
     ended = subprocess.run(
         [*command, str(tmp_path / "program.py")],

@@ -30,8 +30,8 @@ STACK_KAFKA = "127.0.0.1:20001"
 SETTINGS_FILE = '[kafka]\nbootstrap = "file:9092"\n'
 
 
-IGNORED = frozenset({"progress", "planned", "stop", "jars"})
-"""What a command makes itself: callbacks, events, jars."""
+IGNORED = frozenset({"progress", "planned", "stop"})
+"""What a command makes itself: callbacks and events."""
 
 
 @dataclass(frozen=True)
@@ -263,7 +263,7 @@ ELSEWHERE = {
     # They call nothing that could be recorded: `tests/unit/test_cli.py` and `tests/unit/test_cli_results.py`.
     "headwater describe": {"flow"},
     # What it prints, with every option: `tests/unit/test_submit.py`.
-    "headwater submit-command": {"flow", "deploy_mode", "py_files", "jars", "json"},
+    "headwater submit-command": {"flow", "deploy_mode", "py_files", "json"},
     "headwater faults": {"json"},
     # What it writes is tried from a wheel: `tests/packaging`.
     "headwater new": {"directory", "json"},
@@ -298,7 +298,6 @@ def recorded_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Calls:
     monkeypatch.chdir(tmp_path)
     for name in ("HEADWATER_KAFKA_BOOTSTRAP", "HEADWATER_KAFKA_BOOTSTRAP_SERVERS", "HEADWATER_STORE"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr("jobs.stack.jars.kafka_connector", lambda **_: "")
     monkeypatch.setattr("jobs.cli.republish._unread", lambda *_: 0)
     (tmp_path / "kafka.toml").write_text(SETTINGS_FILE)
     (tmp_path / "local").mkdir()

@@ -65,8 +65,8 @@ def table_of(records: Sequence[Record]) -> pa.Table:
 
 
 def batches_of(records: Sequence[Record]) -> list[pa.RecordBatch]:
-    """Records of one topic as a task gets them, without the topic's name."""
-    batches: list[pa.RecordBatch] = table_of(records).drop_columns(["topic"]).to_batches()
+    """Records of one topic as they come to a task."""
+    batches: list[pa.RecordBatch] = table_of(records).to_batches()
     return batches
 
 

@@ -10,7 +10,6 @@ from typing import Any
 from pyspark import SparkContext
 
 from aggregations.spark import run_flow
-from jobs.stack import jars
 from persistence.commit.faults import SPEC
 from persistence.kafka import KafkaSettings
 from tests.support import flows
@@ -32,7 +31,6 @@ def main(flow: str, arguments: Sequence[Any], kafka: str, **options: Any) -> Non
         getattr(flows, flow)(*arguments),
         kafka=KafkaSettings(kafka),
         until_caught_up=True,
-        jars=jars.kafka_connector(),
         # Workers of an existing JVM do not have this process's environment.
         conf={**FAST, f"spark.executorEnv.{SPEC}": os.environ.get(SPEC, "")},
         progress=lambda _: print("batch", flush=True),
@@ -41,7 +39,7 @@ def main(flow: str, arguments: Sequence[Any], kafka: str, **options: Any) -> Non
 
 
 def _end_what_is_left() -> None:
-    """Stop the session that a killed driver left in the JVM, with its query, its tasks and its workers."""
+    """Stop the session that a killed driver left in the JVM, with its tasks and its workers."""
     SparkContext._ensure_initialized()
     assert SparkContext._jvm is not None
     left = SparkContext._jvm.org.apache.spark.sql.SparkSession.getDefaultSession()

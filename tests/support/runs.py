@@ -19,7 +19,6 @@ from pyspark.java_gateway import launch_gateway
 
 from aggregations.definition.flow import Flow
 from envelope import decode
-from jobs.stack import jars
 from jobs.views import View
 from persistence.commit.faults import DEAD_LETTER, SPEC, Fault, FaultOutcome
 from persistence.commit.steps import CommitStep
@@ -69,7 +68,6 @@ class Jvm:
 def started_jvm(log: Path) -> Iterator[Jvm]:
     """Start a JVM of Spark and end it with the block."""
     conf = SparkConf(loadDefaults=False).setAll([*FAST.items()])
-    conf.set("spark.driver.extraClassPath", os.pathsep.join(str(jar) for jar in jars.kafka_connector()))
     inherited = {
         "SPARK_LOCAL_IP": "127.0.0.1",
         "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),

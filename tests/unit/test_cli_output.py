@@ -124,7 +124,6 @@ def test_what_exactness_rests_on_cannot_be_set_and_dead_letters_have_a_topic_of_
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setattr("jobs.stack.jars.kafka_connector", lambda **_: [])
     Path("with_outputs.py").write_text(
         "from jobs.demo.flow import flow as demo\nflow = demo.publish_states('flights.carriers')\n"
     )
@@ -147,7 +146,6 @@ def test_a_run_with_a_wrong_java_home_ends_before_spark_is_started(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    monkeypatch.setattr("jobs.stack.jars.kafka_connector", lambda **_: [])
     java.cache_clear()
     assert run(monkeypatch, "run", "jobs.demo.flow:flow", "--bootstrap", "127.0.0.1:1") == Exit.FAILED
     assert f"headwater: JAVA_HOME={tmp_path}" in capsys.readouterr().err

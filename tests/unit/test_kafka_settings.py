@@ -1,7 +1,6 @@
 """Where settings come from, which one wins, and that secrets stay out of sight."""
 
 import pickle
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -85,75 +84,3 @@ def test_names_and_places_of_files_are_no_secrets(name: str) -> None:
 def test_the_client_gets_the_users_options_over_the_callers_defaults() -> None:
     config = KafkaSettings("k:1", {"linger.ms": "7"}).client(linger_ms=5, acks="all")
     assert (config["linger.ms"], config["acks"], config["bootstrap.servers"]) == ("7", "all", "k:1")
-
-
-def test_spark_gets_the_same_cluster_in_javas_names(tmp_path: Path) -> None:
-    authority = tmp_path / "ca.pem"
-    authority.write_text("CERTIFICATE")
-    settings = KafkaSettings(
-        "k:1",
-        {
-            "security.protocol": "SASL_SSL",
-            "sasl.mechanism": "SCRAM-SHA-512",
-            "sasl.username": 'a"b',
-            "sasl.password": "c\\d",
-            "ssl.ca.location": str(authority),
-        },
-    )
-    assert settings.spark() == {
-        "kafka.bootstrap.servers": "k:1",
-        "kafka.security.protocol": "SASL_SSL",
-        "kafka.sasl.mechanism": "SCRAM-SHA-512",
-        "kafka.sasl.jaas.config": "org.apache.kafka.common.security.scram.ScramLoginModule required "
-        'username="a\\"b" password="c\\\\d";',
-        "kafka.ssl.truststore.type": "PEM",
-        "kafka.ssl.truststore.certificates": "CERTIFICATE",
-    }
-
-
-def test_a_mechanism_that_spark_is_not_set_up_for_is_refused() -> None:
-    with pytest.raises(SettingsError, match="SCRAM-SHA-512"):
-        KafkaSettings("k:1", {"sasl.mechanism": "GSSAPI", "sasl.username": "u"}).spark()
-
-
-@pytest.fixture(scope="module")
-def key(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A private key, PKCS#8 and without a password."""
-    made = tmp_path_factory.mktemp("key") / "key.pem"
-    openssl("genpkey", "-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:P-256", "-out", made)
-    return made
-
-
-def openssl(*arguments: object) -> None:
-    subprocess.run(["openssl", *map(str, arguments)], check=True, capture_output=True)
-
-
-def spark_options(key: Path) -> dict[str, str]:
-    files = {"ssl.certificate.location": str(key), "ssl.key.location": str(key), "ssl.key.password": SECRET}
-    return KafkaSettings("k:1", files).spark()
-
-
-def test_a_key_that_spark_can_read_is_handed_over_by_content(key: Path, tmp_path: Path) -> None:
-    older = tmp_path / "older.pem"
-    openssl("pkcs8", "-topk8", "-in", key, "-out", older, "-v1", "PBE-SHA1-3DES", "-passout", f"pass:{SECRET}")
-    for made in (key, older):
-        options = spark_options(made)
-        assert options["kafka.ssl.keystore.key"] == made.read_text()
-        assert options["kafka.ssl.key.password"] == SECRET
-
-
-@pytest.mark.parametrize(
-    ("convert", "says"),
-    [
-        (("pkcs8", "-topk8", "-v2", "aes-256-cbc", "-passout", f"pass:{SECRET}"), "encrypted by PBES2.*PBE-SHA1-3DES"),
-        (("ec",), r"not PKCS#8.*openssl pkcs8 -topk8"),
-    ],
-)
-def test_a_key_that_spark_cannot_read_is_refused_with_the_command_that_mends_it(
-    key: Path, tmp_path: Path, convert: tuple[str, ...], says: str
-) -> None:
-    made = tmp_path / "made.pem"
-    openssl(*convert, "-in", key, "-out", made)
-    with pytest.raises(SettingsError, match=says) as refused:
-        spark_options(made)
-    assert SECRET not in str(refused.value)

@@ -210,7 +210,7 @@ def test_at_most_five_partitions_that_are_behind_are_named() -> None:
         ),
         (
             lambda: planned(manifest(4, "old")).findings,
-            r"flow flow: topic t has id one, the flow read old.*\. If this was intended",
+            r"flow flow: topic t has id one, the flow read old.*\. If that was meant",
         ),
         (
             lambda: check_stores("f", [("up", manifest(60)), ("down", manifest(40))], {}),
@@ -234,11 +234,11 @@ def test_at_most_five_partitions_that_are_behind_are_named() -> None:
         ),
         (
             lambda: check_durability([("up", Capabilities(durable=True)), ("down", Capabilities())]),
-            r"the store of stage down may lose .* the one of stage up .*\. Make it sync before",
+            r"the store of stage down may lose .* the one of stage up .*\. Let it sync before",
         ),
         (
             lambda: check_durability([("only", Capabilities())]),
-            r"the store of stage only may lose states .* keep what was written after them\. Make it sync before",
+            r"the store of stage only may lose states .* keep what was written after them\. Let it sync before",
         ),
     ],
 )
@@ -280,7 +280,7 @@ def test_a_flow_that_publishes_is_refused_when_they_were_added_before_everything
     [finding] = grown(manifest(40), 90, 0).findings
     assert (finding.risk, finding.unsafe) == ("grown-undrained", True)
     assert finding.what.startswith("flow flow: topic t grew from 1 to 2 partitions before it was read to its end")
-    assert finding.remedy.startswith("Accept it if readers of the flow's output need no order")
+    assert finding.remedy.startswith("Accept it if readers of what the flow publishes need no order")
     assert risks(grown(manifest(40), 40, 1).findings) == ["grown-undrained"]
     drained = grown(manifest(40), 40, 0)
     assert not drained.findings

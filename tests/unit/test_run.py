@@ -192,8 +192,8 @@ def open_counted(url):
 @pytest.mark.parametrize(
     ("opening", "second"), [(begin, "sqlite://{}/file/states.db"), (begin, "nowhere://"), (look, "nowhere://")]
 )
-def test_a_store_that_cannot_be_opened_leaves_none_of_the_others_open(tmp_path, opening, second):
-    registry.register("counted+memory", "tests.unit.test_run:open_counted")
+def test_a_store_that_cannot_be_opened_leaves_none_of_the_others_open(tmp_path, opening, second, monkeypatch):
+    monkeypatch.setitem(registry._targets, "counted+memory", "tests.unit.test_run:open_counted")
     (tmp_path / "file").touch()
     first = f"counted+{fresh_store()}"
     with pytest.raises(Terminal):

@@ -3,6 +3,7 @@
 import json
 import uuid
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -19,6 +20,7 @@ from aggregations.run.memory import MemoryRunner
 from aggregations.run.states import load_states
 from aggregations.spark import tasks
 from aggregations.spark.blocks import Kind, pack, route_of, unpack
+from aggregations.spark.fetch import Slot
 from aggregations.spark.job import Exclusion, Job, RecordAtStage, TaskReport
 from aggregations.spark.path import Work
 from envelope import Envelope, Hop, TopicPartition, encode
@@ -84,6 +86,10 @@ def order(offset: int, items: str) -> Record:
     return Record("orders", 0, offset, b"x", encode(Envelope(body, chain, b"x")), topic_id="O")
 
 
+_RECORDS: list[pa.RecordBatch] = []
+"""What the task that reads gets from Kafka."""
+
+
 class Tasks:
     """The engine's tasks of one flow, one after the other, with a shuffle to some routes between them."""
 
@@ -99,7 +105,8 @@ class Tasks:
         excluded: dict[RecordAtStage, Exclusion] = {}
         while True:
             job = self._job(excluded)
-            frame = list(tasks.reading(job)(iter(batches_of(records))))
+            _RECORDS[:] = batches_of(records)
+            frame = list(tasks.reading(job)([pa.record_batch({"id": [0]})]))
             for stage in self.flow.stages:
                 frame = [batch for part in self._shuffled(frame) for batch in tasks.folding(job, stage)(iter(part))]
             report, failures = self._outcome(frame)
@@ -139,6 +146,7 @@ class Tasks:
             {},
             self.run.known,
             excluded=excluded,
+            tasks=(Slot(0, ()),),
             asked=("raw", "orders"),
             ledger=self.run.ledger,
         )
@@ -165,6 +173,7 @@ def _published(monkeypatch: pytest.MonkeyPatch) -> list[RejectedRecord]:
     monkeypatch.setattr(tasks, "publish", publish)
     monkeypatch.setattr(tasks, "check_source", lambda *_: None)
     monkeypatch.setattr(tasks, "topics_of", lambda *_: None)
+    monkeypatch.setattr(tasks, "fetcher_of", lambda *_: SimpleNamespace(read=lambda *_, **__: iter(_RECORDS)))
     return dead
 
 

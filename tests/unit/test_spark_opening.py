@@ -58,9 +58,7 @@ def test_every_risk_that_a_preflight_can_find_unsafe_is_in_its_list(store: str) 
 
 def test_what_the_user_wants_redacted_comes_on_top_of_what_has_to_be() -> None:
     key = "spark.redaction.regex"
-    ours, both = (
-        re.compile(_settings((), {"spark.master": "local", **conf})[key]) for conf in ({}, {key: "(?i:card)"})
-    )
+    ours, both = (re.compile(_settings({"spark.master": "local", **conf})[key]) for conf in ({}, {key: "(?i:card)"}))
     assert ours.search("kafka.sasl.JAAS.config")
     assert both.search("kafka.sasl.JAAS.config")
     assert both.search("my.CARD.number")

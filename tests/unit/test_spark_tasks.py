@@ -10,7 +10,7 @@ from aggregations.definition.aggregates import count
 from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Flow
 from aggregations.definition.source import Json, Topic
-from aggregations.spark.blocks import Block, Kind, unpack
+from aggregations.spark.blocks import Block, Kind
 from aggregations.spark.job import Job
 from aggregations.spark.path import Work
 from aggregations.spark.tasks import _guarded, outcome_of
@@ -50,7 +50,7 @@ def failure(error: BaseException) -> Exception:
     def the_place_where_it_happened(_work: Work) -> list[Block]:
         raise error
 
-    blocks = unpack(_guarded(JOB, [], the_place_where_it_happened))
+    blocks = _guarded(JOB, [], the_place_where_it_happened)
     assert [(one.route, one.kind) for one in blocks] == [(0, Kind.FAILURE), (1, Kind.FAILURE)]
     _, failures = outcome_of((one.kind, one.payload) for one in blocks)
     return failures[0]

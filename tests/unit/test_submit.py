@@ -34,7 +34,7 @@ GUARD = 'if __name__ == "__main__":\n    '
 def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A directory with one flow, and nothing in the environment."""
     monkeypatch.chdir(tmp_path)
-    for name in ("HEADWATER_STORE", "HEADWATER_SPARK_KAFKA_VERSION", "HEADWATER_IVY_SETTINGS", "SPARK_HOME"):
+    for name in ("HEADWATER_STORE", "SPARK_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PYSPARK_PYTHON", "environment/bin/python")
 
@@ -53,15 +53,13 @@ def printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
     return shlex.split(capsys.readouterr().out)
 
 
-def test_the_line_has_the_master_the_connector_of_this_pyspark_and_its_python() -> None:
+def test_the_line_has_the_master_and_this_python_and_asks_for_no_jar() -> None:
     line = submit_line("headwater fleet", ["run", "fleet:flow"], master="yarn", py_files=["a.py", "b.zip"])
     assert line[0] == str(Path(pyspark.__file__).parent / "bin" / "spark-submit")
-    version = "4.0.0" if pyspark.__version__.startswith("4.0.") else pyspark.__version__
     assert options(line) == {
         "--master": ["yarn"],
         "--deploy-mode": ["client"],
         "--name": ["headwater fleet"],
-        "--packages": [f"org.apache.spark:spark-sql-kafka-0-10_2.13:{version}"],
         "--py-files": ["a.py,b.zip"],
         "--conf": ["spark.pyspark.python=environment/bin/python", f"spark.pyspark.driver.python={sys.executable}"],
     }
@@ -71,17 +69,6 @@ def test_the_line_has_the_master_the_connector_of_this_pyspark_and_its_python() 
 def test_a_driver_of_the_cluster_has_the_workers_python(monkeypatch: pytest.MonkeyPatch) -> None:
     line = submit_line("f", [], master="yarn", deploy_mode="cluster")
     assert options(line)["--conf"] == ["spark.pyspark.python=environment/bin/python"]
-
-
-def test_the_connector_is_the_one_that_the_environment_names(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("HEADWATER_SPARK_KAFKA_VERSION", "4.0.9")
-    monkeypatch.setenv("HEADWATER_IVY_SETTINGS", "ivy.xml")
-    found = options(submit_line("f", [], master="yarn"))
-    assert found["--packages"] == ["org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.9"]
-    assert "spark.jars.ivySettings=ivy.xml" in found["--conf"]
-    found = options(submit_line("f", [], master="yarn", connector=[tmp_path / "a.jar", tmp_path / "b.jar"]))
-    assert found["--jars"] == [f"{tmp_path}/a.jar,{tmp_path}/b.jar"]
-    assert "--packages" not in found
 
 
 def test_options_of_run_go_on_to_it_and_those_of_spark_become_spark_submit_s(

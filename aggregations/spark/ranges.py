@@ -1,0 +1,84 @@
+"""Decides what the next batch reads: a range of offsets for each partition of the source."""
+
+from collections.abc import Mapping, Sequence
+
+from aggregations.spark.fetch import Range, Slot
+from persistence.kafka import BrokerRefused, BrokerUnavailable, Topics
+
+
+class Source:
+    """The source's partitions as the driver sees them.
+
+    Args:
+        topics: Administrative access to topics.
+        topic: The topic.
+        widens: Partitions that are added are read as soon as they are seen.
+
+    Attributes:
+        positions: Next offset by partition, as of the last look: those of the run, and those of added partitions.
+    """
+
+    def __init__(self, topics: Topics, topic: str, *, widens: bool) -> None:
+        self._topics = topics
+        self._topic = topic
+        self._widens = widens
+        self.positions: dict[int, int] = {}
+
+    def look(self, positions: Mapping[int, int]) -> list[Range]:
+        """Ask for the ends, and return all that there is to read, with open transactions left out.
+
+        Args:
+            positions: Next offset by partition.
+
+        Raises:
+            BrokerUnavailable: The broker does not answer, or knows fewer partitions.
+            BrokerRefused: The topic does not have the offsets to read.
+        """
+        marks = {partition: one for (_, partition), one in self._topics.marks([self._topic]).items()}
+        if gone := positions.keys() - marks.keys():  # or the broker that answered has not learned of them
+            raise BrokerUnavailable(
+                f"{self._topic}:{min(gone)} is not among the {len(marks)} partitions that the broker knows",
+                "Look at the topic with kafka-topics",
+            )
+        added = dict.fromkeys(marks.keys() - positions.keys() if self._widens else (), 0)
+        self.positions = {**positions, **added}
+        backlog = []
+        for partition, start in sorted(self.positions.items()):
+            low, high = marks[partition].low, marks[partition].high
+            if not low <= start <= high:
+                raise BrokerRefused(
+                    f"{self._topic}:{partition} has the offsets from {low} to {high}, and {start} is to be read next",
+                    "If records were deleted meanwhile, start again to see which; else look at the broker",
+                )
+            if start < high:
+                backlog.append(Range(partition, start, high))
+        return backlog
+
+
+def before(backlog: Sequence[Range], ends: Mapping[int, int]) -> list[Range]:
+    """The part of the ranges before these ends; nothing of a partition without one."""
+    cut = [Range(part, start, min(end, ends.get(part, 0))) for part, start, end in backlog]
+    return [one for one in cut if one.start < one.end]
+
+
+def within(backlog: Sequence[Range], most: int) -> list[Range]:
+    """Limit ranges to a number of records; each keeps its share, so that partitions end together.
+
+    Args:
+        backlog: The ranges.
+        most: Maximum number of records; 0 for no limit.
+    """
+    whole = sum(one.end - one.start for one in backlog)
+    if not most or whole <= most:
+        return list(backlog)
+    return [
+        Range(one.partition, one.start, one.start + max((one.end - one.start) * most // whole, 1)) for one in backlog
+    ]
+
+
+def slots_of(ranges: Sequence[Range], slots: int) -> tuple[Slot, ...]:
+    """Give every range to the slot of its partition; slots without a range are left out."""
+    divided: dict[int, list[Range]] = {}
+    for one in ranges:
+        divided.setdefault(one.partition % slots, []).append(one)
+    return tuple(Slot(number, tuple(part)) for number, part in sorted(divided.items()))

@@ -1,0 +1,287 @@
+"""Processes that stay on an executor from batch to batch, one per slot: they keep consumers and connections.
+
+Spark gives a task to any of its Python workers, and ends workers that are idle. A consumer in a worker would therefore
+seek in every batch and lose what it has fetched ahead. So workers pass the tasks that read to residents: the resident
+of a slot keeps its consumer, which fetches ahead while the batch before is persisted and committed.
+
+Spark's Python daemon starts a supervisor before it forks its first worker, and the supervisor forks residents when they
+are first asked for, or again after they ended. None of them has threads or clients when it forks: librdkafka does not
+survive a fork. Supervisor and residents end with the daemon.
+"""
+
+import ctypes
+import fcntl
+import importlib
+import math
+import os
+import pickle
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from functools import partial
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+_PR_SET_PDEATHSIG: Final = 1  # of prctl(2)
+_LOOK_SECONDS: Final = 1.0
+_PAUSE_SECONDS: Final = 0.02
+IDLE_SECONDS: Final = 300.0
+"""Seconds without a call after which a resident ends: on a cluster a slot may have gone to another executor."""
+_SUPERVISOR: Final = "supervisor"
+_LONGEST_PARENT: Final = 50  # bytes; the path of a socket may have 103 on macOS and 107 on Linux
+
+_directory: Path | None = None
+"""Where the supervisor of this process's daemon listens; None in a process that has none."""
+_resident = False
+_PREFIX: Final = "headwater-residents-"
+
+
+class ResidentLostError(RuntimeError):
+    """A resident process ended during a call."""
+
+
+def supervise() -> None:
+    """Start a supervisor for the workers that this process will fork. Call it before any thread or client exists."""
+    global _directory
+    parent = Path(tempfile.gettempdir())
+    if len(os.fsencode(parent)) > _LONGEST_PARENT:
+        parent = Path("/tmp")  # noqa: S108 - mkdtemp makes a directory that only this user may read
+    _sweep(parent)
+    directory = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
+    lock = os.open(directory, os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)  # held until the last process that inherits it has ended
+    with _listen(directory / _SUPERVISOR) as listener:
+        _fork(signal.SIGTERM, lambda: _supervise(listener, directory))
+    os.close(lock)
+    _directory = directory
+
+
+def _sweep(parent: Path) -> None:
+    """Delete what supervisors that were killed left behind; an unreadable directory belongs to another user."""
+    for path in parent.glob(f"{_PREFIX}*"):
+        with suppress(OSError):
+            handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(path, ignore_errors=True)
+            finally:
+                os.close(handle)
+
+
+def is_resident() -> bool:
+    """Whether this process is a resident: calls of its slot come to it again."""
+    return _resident
+
+
+def call(slot: int, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a function in the resident of a slot; in this process if there is no supervisor, or none any more.
+
+    Args:
+        slot: Number of the slot. Calls of one slot run one after the other.
+        function: A function of a module.
+        arguments: Its arguments; like the result, they are pickled.
+
+    Raises:
+        ResidentLostError: The resident ended meanwhile. The next call starts another.
+        Exception: What the function raised.
+    """
+    if _directory is None or not _is_answered(_directory / _SUPERVISOR):
+        return function(*arguments)
+    request = _dumps((sys.path, _dumps((function, arguments))))
+    try:
+        with _resident_of(slot, _directory / _SUPERVISOR) as connection:
+            connection.send_bytes(request)
+            succeeded, result = pickle.loads(connection.recv_bytes())  # noqa: S301 - of this executor
+    except (OSError, EOFError) as error:
+        raise ResidentLostError(f"the resident process of slot {slot} ended ({type(error).__name__})") from error
+    if not succeeded:
+        raise result
+    return result
+
+
+def _dumps(what: object) -> bytes:
+    return pickle.dumps(what, pickle.HIGHEST_PROTOCOL)
+
+
+def _resident_of(slot: int, supervisor: Path) -> "Connection[Any, Any]":
+    """Connect to the resident of a slot; again if it just ended because it was idle."""
+    deadline = time.monotonic() + _LOOK_SECONDS
+    while True:
+        with _connect(supervisor) as connection:
+            connection.send_bytes(_dumps(slot))
+            address = pickle.loads(connection.recv_bytes())  # noqa: S301 - of this executor
+        try:
+            return _connect(address)
+        except (FileNotFoundError, ConnectionRefusedError):
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(_PAUSE_SECONDS)
+
+
+def _is_answered(address: Path) -> bool:
+    with suppress(FileNotFoundError, ConnectionRefusedError):
+        _connect(address).close()
+        return True
+    return False
+
+
+def _connect(address: Path) -> "Connection[Any, Any]":
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as channel:
+        channel.connect(str(address))
+        return Connection(channel.detach())
+
+
+def _listen(address: Path) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(str(address))
+    listener.listen(64)
+    return listener
+
+
+def _supervise(listener: socket.socket, directory: Path) -> NoReturn:
+    """Tell workers where the resident of a slot listens; fork it if it does not run."""
+    running: dict[int, tuple[int, Path]] = {}
+    begun: list[tuple[int, Path, socket.socket]] = []
+    started = 0
+
+    def address(request: bytes) -> bytes:
+        nonlocal started
+        slot = pickle.loads(request)  # noqa: S301 - of this executor
+        with suppress(ChildProcessError):
+            while ended := os.waitpid(-1, os.WNOHANG)[0]:
+                for gone in [one for one, (pid, _) in running.items() if pid == ended]:
+                    running.pop(gone)[1].unlink(missing_ok=True)
+        if slot not in running:
+            started += 1
+            place = directory / str(started)
+            begun.append((slot, place, _listen(place)))
+            return _dumps(place)
+        return _dumps(running[slot][1])
+
+    def fork() -> None:
+        """Fork what was asked for, after the answer: a resident has no connection of its supervisor's."""
+        while begun:
+            slot, place, its = begun.pop()
+            with its:
+                running[slot] = _fork(signal.SIGKILL, partial(_reside, its, listener)), place
+
+    try:
+        _serve(listener, address, fork)
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _reside(listener: socket.socket, supervisor: socket.socket) -> NoReturn:
+    global _resident
+    _resident = True
+    supervisor.close()
+    _serve(listener, _run, idle=IDLE_SECONDS, watched=True)
+
+
+def _run(request: bytes) -> bytes:
+    """Call a function and return whether it succeeded, and its result or error."""
+    path, what = pickle.loads(request)  # noqa: S301 - of this executor
+    if missing := [place for place in path if place not in sys.path]:
+        sys.path += missing  # modules that Spark brought here after this process was forked
+        importlib.invalidate_caches()
+    try:
+        function, arguments = pickle.loads(what)  # noqa: S301 - of this executor
+        return _dumps((True, function(*arguments)))
+    except Exception as error:
+        with suppress(Exception):
+            return _dumps((False, error))
+        return _dumps((False, RuntimeError(f"{type(error).__name__}, which cannot be pickled")))
+
+
+def _serve(
+    listener: socket.socket,
+    answer: Callable[[bytes], bytes],
+    then: Callable[[], None] = lambda: None,
+    *,
+    idle: float = math.inf,
+    watched: bool = False,
+) -> NoReturn:
+    """Answer one request after the other, until the parent has ended.
+
+    Args:
+        listener: Where requests come.
+        answer: Makes the answer.
+        then: Called after each answer.
+        idle: Seconds without a request after which this process ends.
+        watched: End this process if the caller ends before it has its answer: nobody would stop the work.
+    """
+    parent, last = os.getppid(), time.monotonic()
+    listener.settimeout(_LOOK_SECONDS)
+    while True:
+        try:
+            channel, _ = listener.accept()
+        except TimeoutError:
+            if os.getppid() != parent or time.monotonic() - last > idle:
+                sys.exit()
+            continue
+        channel.setblocking(True)
+        with suppress(OSError, EOFError), Connection(channel.detach()) as connection:
+            request = connection.recv_bytes()
+            with _watching(connection) if watched else nullcontext():
+                found = answer(request)
+            connection.send_bytes(found)
+        then()
+        last = time.monotonic()
+
+
+@contextmanager
+def _watching(connection: "Connection[Any, Any]") -> Iterator[None]:
+    """End this process if the other end of a connection is closed while the block runs."""
+    lock, ended = threading.Lock(), False
+
+    def watch() -> None:
+        while not ended:
+            with suppress(OSError):  # closed here meanwhile
+                if wait([connection], _LOOK_SECONDS / 2):  # a caller sends nothing more
+                    with lock:
+                        if not ended:
+                            os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+    try:
+        yield
+    finally:
+        with lock:
+            ended = True
+
+
+def _fork(end: signal.Signals, run: Callable[[], None]) -> int:
+    """Fork a process that runs a function, and then ends without anything of this process's own cleaning up.
+
+    Args:
+        end: Signal that it gets when this process ends.
+        run: The function. The process reads and writes nothing of Spark's.
+
+    Returns:
+        Its process id.
+    """
+    parent = os.getpid()
+    if (pid := os.fork()) != 0:
+        return pid
+    try:
+        os.setpgid(0, 0)
+        for number in (signal.SIGCHLD, signal.SIGHUP):
+            signal.signal(number, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit())
+        with open(os.devnull) as nothing:
+            os.dup2(nothing.fileno(), 0)
+        os.dup2(2, 1)
+        if sys.platform == "linux":
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, end)
+        if os.getppid() == parent:
+            run()
+    finally:
+        os._exit(0)
