@@ -13,7 +13,7 @@ from aggregations.definition.flow import Flow
 from aggregations.definition.source import Topic
 from aggregations.errors import FlowError
 from aggregations.spark.opening import check_given
-from aggregations.spark.session import _settings
+from aggregations.spark.session import _environment, _settings
 from persistence.registry import risks
 
 FLOW = Flow("fleet").source(Topic("legs", envelope=False)).aggregate("a", "value", Fields(n=count()))
@@ -63,3 +63,11 @@ def test_what_the_user_wants_redacted_comes_on_top_of_what_has_to_be() -> None:
     assert both.search("kafka.sasl.JAAS.config")
     assert both.search("my.CARD.number")
     assert not both.search("spark.app.name")
+
+
+def test_a_jvm_that_reads_no_record_compiles_once_and_the_user_s_own_options_win() -> None:
+    ours = _environment({}, "local[2]")["SPARK_SUBMIT_OPTS"].split()
+    assert "-XX:TieredStopAtLevel=1" in ours
+    both = _environment({"SPARK_SUBMIT_OPTS": "-XX:TieredStopAtLevel=4"}, "local[2]")["SPARK_SUBMIT_OPTS"].split()
+    assert both == [*ours, "-XX:TieredStopAtLevel=4"]
+    assert "SPARK_SUBMIT_OPTS" not in _environment({}, "spark://master:7077")
