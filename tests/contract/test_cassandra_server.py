@@ -73,7 +73,7 @@ def test_applying_the_schema_again_changes_nothing(cassandra_url, opened, own_ke
     begun(store, stage)
     told = []
     assert apply_schema(f"{cassandra_url}/{own_keyspace}?replication=1", told.append) == []
-    assert told[0].startswith("connecting to 127.0.0.1")
+    assert told[0].startswith("connecting to cassandra://127.0.0.1")
     assert told[1:] == [
         line.partition("\n")[0].removesuffix(" (") for line in schema(f"cassandra://h/{own_keyspace}?replication=1")
     ]
