@@ -162,10 +162,7 @@ class Engine:
         metadata_max_age: float,
     ) -> None:
         self.flow = flow
-        self.opening = opening
         self.run = opening.run
-        self.kafka = kafka
-        self._spark = spark
         self._growing = PartitionWatch(opening, metadata_max_age)
         self._offsets = GroupOffsets(group, opening.topics, opening.run)
         self.batches = Batches(

@@ -29,13 +29,14 @@ _CONSUMER: Final[dict[str, Any]] = {
     "fetch_queue_backoff_ms": 20,
     "fetch_wait_max_ms": 100,  # as long as this, the end of a log is not noticed
 }
-# Not for settings to change: a record would be missing, or an aborted one would be read.
-_NEEDED: Final[dict[str, Any]] = {
+NEEDED: Final[dict[str, Any]] = {
     "enable.auto.commit": False,
     "enable.partition.eof": True,
     "auto.offset.reset": "error",
     "isolation.level": "read_committed",
 }
+"""Settings of every consumer here that a user's settings do not override: a record would be missing, or an aborted one
+would be read."""
 
 
 class Range(NamedTuple):
@@ -76,7 +77,7 @@ class Fetcher:
     def __init__(self, settings: KafkaSettings, topic: str, group: str) -> None:
         self._topic = topic
         try:
-            self._consumer = Consumer(settings.client(group_id=group, **_CONSUMER) | _NEEDED)
+            self._consumer = Consumer(settings.client(group_id=group, **_CONSUMER) | NEEDED)
         except KafkaException as error:
             raise broker_error(error.args[0], f"setting up the consumer of {topic}") from error
         self._next: dict[int, int] = {}  # by assigned partition: where the range to read has to start
@@ -179,9 +180,10 @@ class Fetcher:
 
     def _sorted_out(self, messages: list[Message], ends: Mapping[int, int]) -> list[Message]:
         """Those of the messages that are in a range; those behind it are kept."""
-        for event in [one for one in messages if one.error() is not None]:
-            self._event(event, ends)
-            messages.remove(event)
+        if events := [one for one in messages if one.error() is not None]:
+            for event in events:
+                self._event(event, ends)
+            messages = [one for one in messages if one.error() is None]
         partitions = np.fromiter((one.partition() for one in messages), np.int64, len(messages))
         offsets = np.fromiter((one.offset() for one in messages), np.int64, len(messages))
         limits = np.zeros(1 + max(self._reached), np.int64)

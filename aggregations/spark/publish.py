@@ -10,6 +10,7 @@ from aggregations.definition.element import Record
 from aggregations.errors import RunRefusedError
 from aggregations.per_message.dead_letters import RejectedRecord
 from aggregations.spark.clients import max_message_bytes, producer_of
+from aggregations.spark.fetch import NEEDED
 from aggregations.spark.job import Job
 from aggregations.spark.path import Work
 from envelope.deadletter import DeadLetterHeaders, Form, dead_letter_record
@@ -104,14 +105,7 @@ def fetch_records(job: Job, places: Iterable[tuple[str, int, int]]) -> Iterator[
     wanted: dict[tuple[str, int], set[int]] = {}
     for topic, partition, offset in places:
         wanted.setdefault((topic, partition), set()).add(offset)
-    consumer = Consumer(
-        job.kafka.client(
-            group_id=f"headwater-{job.flow.name}-dead-letters",
-            enable_auto_commit=False,
-            enable_partition_eof=True,
-            auto_offset_reset="error",
-        )
-    )
+    consumer = Consumer(job.kafka.client(group_id=f"headwater-{job.flow.name}-dead-letters") | NEEDED)
     try:
         for (topic, partition), offsets in wanted.items():
             yield from _read(consumer, topic, partition, offsets)

@@ -92,15 +92,15 @@ def call(slot: int, function: Callable[..., Any], *arguments: Any) -> Any:
         ResidentLostError: The resident ended meanwhile. The next call starts another.
         Exception: What the function raised.
     """
-    if _directory is None or not _is_answered(_directory / _SUPERVISOR):
+    if _directory is None:
         return function(*arguments)
-    request = _dumps((sys.path, _dumps((function, arguments))))
     try:
-        with _resident_of(slot, _directory / _SUPERVISOR) as connection:
-            connection.send_bytes(request)
-            succeeded, result = pickle.loads(connection.recv_bytes())  # noqa: S301 - of this executor
+        answer = _through(slot, _directory / _SUPERVISOR, _dumps((sys.path, _dumps((function, arguments)))))
     except (OSError, EOFError) as error:
         raise ResidentLostError(f"the resident process of slot {slot} ended ({type(error).__name__})") from error
+    if answer is None:
+        return function(*arguments)
+    succeeded, result = pickle.loads(answer)  # noqa: S301 - of this executor
     if not succeeded:
         raise result
     return result
@@ -110,26 +110,27 @@ def _dumps(what: object) -> bytes:
     return pickle.dumps(what, pickle.HIGHEST_PROTOCOL)
 
 
-def _resident_of(slot: int, supervisor: Path) -> "Connection[Any, Any]":
-    """Connect to the resident of a slot; again if it just ended because it was idle."""
+def _through(slot: int, supervisor: Path, request: bytes) -> bytes | None:
+    """Send a request to the resident of a slot and return its answer; None if no supervisor answers."""
     deadline = time.monotonic() + _LOOK_SECONDS
     while True:
-        with _connect(supervisor) as connection:
+        try:
+            connection = _connect(supervisor)
+        except (FileNotFoundError, ConnectionRefusedError):
+            return None
+        with connection:
             connection.send_bytes(_dumps(slot))
             address = pickle.loads(connection.recv_bytes())  # noqa: S301 - of this executor
         try:
-            return _connect(address)
-        except (FileNotFoundError, ConnectionRefusedError):
+            connection = _connect(address)
+        except (FileNotFoundError, ConnectionRefusedError):  # it just ended because it was idle
             if time.monotonic() > deadline:
                 raise
             time.sleep(_PAUSE_SECONDS)
-
-
-def _is_answered(address: Path) -> bool:
-    with suppress(FileNotFoundError, ConnectionRefusedError):
-        _connect(address).close()
-        return True
-    return False
+            continue
+        with connection:
+            connection.send_bytes(request)
+            return connection.recv_bytes()
 
 
 def _connect(address: Path) -> "Connection[Any, Any]":

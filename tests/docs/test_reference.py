@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from aggregations.run.risks import Risk
-from aggregations.spark.fetch import _NEEDED
+from aggregations.spark.fetch import NEEDED
 from envelope import Reason, Verdict
 from jobs.cli.errors import Exit
 from persistence.cassandra.settings import CassandraSettings, Replication
@@ -90,7 +90,7 @@ def test_every_variable_in_the_code_is_there_and_no_other() -> None:
 
 def test_every_setting_that_a_flow_s_consumer_needs_is_there() -> None:
     text = section("Kafka's settings")
-    assert [name for name in _NEEDED if f"`{name}`" not in text] == []
+    assert [name for name in NEEDED if f"`{name}`" not in text] == []
 
 
 def test_every_exit_code_is_there() -> None:
