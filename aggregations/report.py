@@ -90,6 +90,6 @@ class Report:
     def log_raised(self, log: logging.Logger) -> None:
         """Log what user code raised; the exceptions' texts are only in the dead letters."""
         for cause, count in self.raised.most_common(_SHOWN):
-            log.warning("%d dead letters of %s", count, cause)
+            log.warning("%d dead letter%s of %s", count, "s" * (count != 1), cause)
         if len(self.raised) > _SHOWN:
-            log.warning("%d further causes of dead letters", len(self.raised) - _SHOWN)
+            log.warning("further causes of dead letters: %d", len(self.raised) - _SHOWN)

@@ -3,6 +3,7 @@
 import io
 import json
 import logging
+import math
 import os
 import signal
 import sys
@@ -13,6 +14,10 @@ from typing import Any, Final, Protocol
 
 _LINE_SECONDS: Final = 5.0
 """Seconds between two plain lines of one progress."""
+_PATIENCE_SECONDS: Final = 15.0
+"""Seconds until an error of a client library counts as lasting."""
+_AGAIN_SECONDS: Final = 60.0
+"""Seconds between two log lines about one lasting error."""
 _LAST_STANDARD: Final = 2
 """Descriptor of standard error."""
 
@@ -86,6 +91,35 @@ class LogLines(logging.Handler):
         say(self.format(record))
 
 
+class Lasting(logging.Filter):
+    """Hides what a client library logs, except critical errors, and errors that it repeats for 15 seconds.
+
+    Such a library retries, and most of its errors are over by then. One line a minute is shown of those that last.
+
+    Args:
+        name: The library's logger.
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self._logger = name
+        self._began = self._last = self._shown = -math.inf
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether to show the record."""
+        if record.name != self._logger or record.levelno >= logging.CRITICAL:
+            return True
+        if record.levelno < logging.ERROR:
+            return False
+        if record.created - self._last > _PATIENCE_SECONDS:
+            self._began = record.created
+        self._last = record.created
+        if record.created - self._began < _PATIENCE_SECONDS or record.created - self._shown < _AGAIN_SECONDS:
+            return False
+        self._shown = record.created
+        return True
+
+
 def emit(data: Mapping[str, Any]) -> None:
     """Write one JSON line to standard output."""
     write(json.dumps(data, ensure_ascii=False))
@@ -138,12 +172,19 @@ def table(rows: Iterable[Sequence[object]], columns: Sequence[str], *, left: Seq
     write("\n".join(line.rstrip() for line in text.getvalue().splitlines()))
 
 
+def counted(count: int, one: str, several: str = "") -> str:
+    """A number with its noun: `1 batch`, `2 batches`."""
+    return f"{count:,} {one if count == 1 else several or one + 's'}"
+
+
 def number(value: object) -> str:
-    """A value as text for people: integers with separators, empty for None."""
+    """A value as text for people: integers with separators, lists and objects as JSON, empty for None."""
     if value is None:
         return ""
     if isinstance(value, int) and not isinstance(value, bool):
         return f"{value:,}"
+    if isinstance(value, dict | list):
+        return json.dumps(value, ensure_ascii=False)
     return f"{value:,.2f}" if isinstance(value, float) else str(value)
 
 

@@ -18,7 +18,7 @@ from jobs import environment
 from jobs.cli import demo, discard, faults, new, plan, redrive, republish, run, schema, stack, submit, views
 from jobs.cli.errors import Exit, explain
 from jobs.environment import DEBUG
-from jobs.screen import LogLines, OutputError, emit, keep_closed, say
+from jobs.screen import Lasting, LogLines, OutputError, emit, keep_closed, say
 
 __all__ = ["app", "fail", "main"]
 
@@ -72,7 +72,7 @@ def common(
     lines = LogLines()
     if not debugging:
         # Client libraries log errors that they recover from; other errors are reported as headwater's own.
-        lines.addFilter(lambda record: record.name != "headwater.kafka" or record.levelno >= logging.ERROR)
+        lines.addFilter(Lasting("headwater.kafka"))
         lines.addFilter(lambda record: record.name.partition(".")[0] not in ("cassandra", "stamina"))
     level = logging.INFO if debugging else logging.WARNING
     logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s", handlers=[lines])
@@ -87,9 +87,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     keep_closed()
     given = sys.argv[1:] if arguments is None else arguments
     try:
-        app(args=given, prog_name="headwater")
+        code = app(args=given, prog_name="headwater", standalone_mode=False)
     except Exception as error:
         fail(error, given)
+    sys.exit(code)
 
 
 def fail(error: Exception, arguments: Sequence[str]) -> NoReturn:
@@ -97,10 +98,14 @@ def fail(error: Exception, arguments: Sequence[str]) -> NoReturn:
 
     A refused command also writes its reason to standard output if its arguments include `--json`.
     """
-    code, line = explain(error)
+    parser = getattr(error, "format_message", None)  # every error of the parser has it, whichever library typer uses
+    code, line = (Exit.USAGE, parser()) if parser else explain(error)
     if code in (Exit.USAGE, Exit.REFUSED) and "--json" in takewhile("--".__ne__, arguments):
         with suppress(OutputError):
             emit({"refused": line})
+    if parser:
+        error.show()  # type: ignore[attr-defined]  # with the usage of the command
+        sys.exit(code)
     if os.environ.get(DEBUG):
         raise error
     say(f"headwater: {line}")

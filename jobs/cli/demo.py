@@ -28,10 +28,10 @@ def demo(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Run real flights through a republisher and an aggregation, kill both several times, and check every number.
+    """Process real flights, kill processes, check every number.
 
-    The command starts and stops its own broker; nothing else needs to run. The exit code is 1 if a number is
-    not exact.
+    Flights pass a republisher and an aggregation, and both are killed while they work. The command starts and stops its
+    own broker; nothing else needs to run. The exit code is 1 if a number is not exact.
     """
     from jobs.demo.home import directory, prepared
     from jobs.demo.play import play

@@ -6,6 +6,7 @@ import typer
 
 from jobs.cli.letters import show
 from jobs.cli.options import (
+    STACK_ROOT,
     Bootstrap,
     DeadLetterTopic,
     FlowName,
@@ -14,10 +15,11 @@ from jobs.cli.options import (
     KafkaFile,
     Reasons,
     RecordTopics,
+    Root,
     Stages,
     Stores,
 )
-from jobs.screen import progress
+from jobs.screen import counted, progress, say
 
 
 def discard(
@@ -33,12 +35,16 @@ def discard(
     generation: Generation = None,
     bootstrap: Bootstrap = None,
     kafka_settings: KafkaFile = None,
+    root: Root = STACK_ROOT,
     json: Json = False,
 ) -> None:
-    """Fill the holes of a flow's dead letters without folding them, because they will never be redriven.
+    """Give up dead letters: fill their holes, fold nothing.
 
-    Stop the flow first: like a run, this command takes its epoch. The dead letters stay in their topic; one that is
-    redriven afterwards is not folded. The exit code is 4 if the key of some dead letters cannot be found.
+    Use it for dead letters that will never be redriven. They stay in their topic; one that is redriven afterwards is
+    not folded.
+
+    Stop the flow first: like a run, this command takes its epoch. The exit code is 4 if the key of some dead letters
+    cannot be found.
     """
     from jobs import settings
     from jobs.dead_letters.discard import discard as run
@@ -50,9 +56,9 @@ def discard(
     here = Directory.load()
     chosen = settings.of_flow(found, store, generation=generation, directory=here)
     selection = Selection(frozenset(reason or ()), frozenset(stage or ()), frozenset(topic or ()), unproven=True)
-    with progress("reading dead letters", unit="letters") as bar:
+    with progress(f"reading {source}", unit="records") as bar:
         result = run(
-            settings.kafka(bootstrap, file=kafka_settings, directory=here),
+            settings.kafka(bootstrap, root, kafka_settings, directory=here),
             source,
             found,
             chosen.stores,
@@ -61,10 +67,13 @@ def discard(
             apply=apply,
             progress=bar,
         )
+    if result.no_hole and not json:
+        say(f"{counted(result.no_hole, 'dead letter')} left no hole, or it is filled: nothing to discard")
     show(
         result,
         done="discarded",
         written="written",
+        none=f"no dead letter of flow {found.name}, generation {chosen.generation}, matches the options",
         unusable="cannot be discarded, because their key is unknown: {}",
         apply=apply,
         json=json,

@@ -5,7 +5,7 @@ from jobs.screen import emit, table, write
 
 
 def faults(json: Json = False) -> None:
-    """List the fault points, and the outcomes that can be injected there.
+    """List the points and outcomes of fault injection.
 
     HEADWATER_FAULT=POINT.OUTCOME[@N] injects an outcome at the N-th effect of a point; separate several with commas.
     STAGE and STORE stand for a name; a point without a name matches all names.

@@ -5,19 +5,22 @@ from typing import TYPE_CHECKING
 import typer
 
 from jobs.cli.errors import Exit
-from jobs.screen import emit, say, table
+from jobs.screen import counted, emit, say, table
 
 if TYPE_CHECKING:
     from jobs.dead_letters.letters import Handled
 
 
-def show(result: "Handled", *, done: str, written: str, unusable: str, apply: bool, json: bool, **more: int) -> None:
+def show(
+    result: "Handled", *, done: str, written: str, unusable: str, none: str, apply: bool, json: bool, **more: int
+) -> None:
     """Write the result: one JSON object, or a table and lines for people.
 
     Args:
         result: The counts.
         done: Name of the action, and of its counts in the JSON object.
         written: Verb for applying the action.
+        none: Text for a topic that contains no dead letter to handle.
         unusable: Text about dead letters that cannot be handled; `{}` in it stands for their counts by reason.
         apply: Whether the action was applied.
         json: Write the JSON object.
@@ -41,16 +44,18 @@ def show(result: "Handled", *, done: str, written: str, unusable: str, apply: bo
             }
         )
     else:
-        head = ["topic", "stage", "reason", "letters"]
+        head = ["topic", "stage", "reason", "dead letters"]
         if result.before.total():
             table(rows, [*head, "redriven before"], left=head[:3])
-        else:
+        elif rows:
             table([row[:4] for row in rows], head, left=head[:3])
         if result.unusable:
             reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(result.unusable.items()))
             say(f"{sum(result.unusable.values())} {unusable.format(reasons)}")
-        if not rows and not result.unusable and result.left:
-            say(f"no dead letter matches the options given: {result.left} of {result.letters} were left")
+        if not result.letters:
+            say("the topic contains no dead letters")
+        elif result.left == result.letters:
+            say(f"{none}: {counted(result.letters, 'dead letter')} read")
         if not apply and rows:
             say(f"nothing was {written}; --apply does it")
     if result.unusable:

@@ -15,9 +15,10 @@ def new(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory of the project: empty or new.")],
     json: Json = False,
 ) -> None:
-    """Create a project that is ready to run: a flow, a republisher, a producer of sample data, tests and a Makefile.
+    """Create a project that is ready to run.
 
-    `make test` runs it in memory, `make run` on a local Kafka that `headwater stack up` starts.
+    It has a flow, a republisher, a producer of sample data, tests and a Makefile. `make test` runs it in memory, `make
+    run` on a local Kafka that `headwater stack up` starts.
     """
     from jobs.new import create
 

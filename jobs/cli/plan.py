@@ -37,10 +37,11 @@ def plan(
     master: Annotated[str, typer.Option(metavar="URL", help="Spark's master.")] = "local[2]",
     json: Json = False,
 ) -> None:
-    """Show where `headwater run` would start, with the same checks and the same exit code. An active run continues.
+    """Show where a run would start, or why it is refused.
 
-    It takes no epoch, writes nothing and does not start Spark. With --json the plan is one line, like the first line of
-    `headwater run --json`.
+    It makes the checks of `headwater run`, with the same exit codes. An active run continues: this command takes no
+    epoch, writes nothing and does not start Spark. With --json the plan is one line, like the first line of `headwater
+    run --json`.
     """
     from aggregations.spark.opening import plan_flow
     from jobs import settings

@@ -5,7 +5,17 @@ from typing import Annotated
 import typer
 
 from jobs.cli.letters import show
-from jobs.cli.options import Bootstrap, DeadLetterTopic, Json, KafkaFile, Reasons, RecordTopics, Stages
+from jobs.cli.options import (
+    STACK_ROOT,
+    Bootstrap,
+    DeadLetterTopic,
+    Json,
+    KafkaFile,
+    Reasons,
+    RecordTopics,
+    Root,
+    Stages,
+)
 from jobs.screen import progress
 
 
@@ -38,6 +48,7 @@ def redrive(
     ] = None,
     bootstrap: Bootstrap = None,
     kafka_settings: KafkaFile = None,
+    root: Root = STACK_ROOT,
     json: Json = False,
 ) -> None:
     """Send dead letters back to their topics. Each is folded once, even if it is redriven twice.
@@ -52,9 +63,9 @@ def redrive(
     selection = Selection(
         frozenset(reason or ()), frozenset(stage or ()), frozenset(topic or ()), frozenset(application or ()), unproven
     )
-    with progress("reading dead letters", unit="letters") as bar:
+    with progress(f"reading {source}", unit="records") as bar:
         result = run(
-            settings.kafka(bootstrap, file=kafka_settings),
+            settings.kafka(bootstrap, root, kafka_settings),
             source,
             selection=selection,
             apply=apply,
@@ -65,6 +76,7 @@ def redrive(
         result,
         done="redriven",
         written="produced",
+        none="no dead letter matches the options",
         unusable="cannot be redriven unchanged: {}; see --mend",
         apply=apply,
         json=json,

@@ -6,7 +6,7 @@ import typer
 
 from jobs.cli.options import METADATA_MAX_AGE, STACK_ROOT, Bootstrap, Json, KafkaFile, MetadataMaxAge, Root
 from jobs.environment import UsageError
-from jobs.screen import emit, progress, say
+from jobs.screen import counted, emit, progress, say
 
 if TYPE_CHECKING:
     from jobs.republish.counts import Statistics
@@ -87,10 +87,11 @@ def republish(
     root: Root = STACK_ROOT,
     json: Json = False,
 ) -> None:
-    """Read topics, transform each record, and write the results with one more hop in their chains.
+    """Transform each record of a topic, and write the results.
 
-    It keeps no state: after a crash it sends uncommitted records again, with the same chain and index, so
-    that a flow recognises the copies. Ctrl-C or SIGTERM ends it after it has committed the records in flight.
+    Each result has one more hop in its chain. A republisher keeps no state: after a crash it sends uncommitted records
+    again, with the same chain and index, so that a flow recognises the copies. Ctrl-C or SIGTERM ends it after it has
+    committed the records in flight.
 
     With --json it writes one line per commit, one per minute while it waits for a topic, one when the growth of a topic
     begins, changes or ends, and one, with `"done": true`, at the end.
@@ -137,7 +138,7 @@ def republish(
         emit({"done": True, **done.as_dict()})
     else:
         dead = f", {sum(done.dead_lettered.values()):,} to {dead_letters}" if done.dead_lettered else ""
-        say(f"{done.consumed:,} records read, {done.produced:,} written{dead}")
+        say(f"{counted(done.consumed, 'record')} read, {done.produced:,} written{dead}")
 
 
 def _unread(kafka: "KafkaSettings", topics: list[str], group: str) -> int | None:

@@ -2,6 +2,8 @@
 
 import threading
 import time
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,8 +25,8 @@ from jobs.cli.options import (
     Root,
     Stores,
 )
-from jobs.cli.signals import on_signals
-from jobs.screen import Bar, emit, progress, say, table, write
+from jobs.cli.signals import Stopped, on_signals
+from jobs.screen import Bar, counted, emit, progress, say, table, write
 
 if TYPE_CHECKING:
     from aggregations.report import Report
@@ -72,11 +74,13 @@ def run(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Fold a topic into the states of a flow, exactly once in effect, until it is stopped (Ctrl-C, SIGTERM).
+    """Fold a topic into the states of a flow.
 
-    With --json it writes one line for its start, one per batch, and one with `"done": true` for the whole
-    run.
+    Each event is folded once in effect. The run ends at Ctrl-C or SIGTERM, or with --until-caught-up.
+
+    With --json it writes one line for its start, one per batch, and one with `"done": true` for the whole run.
     """
+    from aggregations.report import Report
     from aggregations.spark import run_flow
     from aggregations.spark.opening import check_given
     from aggregations.spark.session import is_submitted, master_of
@@ -99,10 +103,10 @@ def run(
         check_given(found, chosen.stores, accept or (), at, conf=spark, dead_letters=chosen.dead_letters)
         java()
     stop = threading.Event()
-    on_signals(stop.set, "stopping after this batch; once more to stop now")
     began = time.monotonic()
-    with progress(f"flow {found.name}", unit="records") as bar:
-        reports = _Reports(bar, bounded=until_caught_up, json=json)
+    with progress(f"flow {found.name}", unit="records") as bar, suppress(Stopped):
+        reports, report = _Reports(bar, bounded=until_caught_up, json=json), Report()
+        on_signals(stop.set, "stopping after this batch; once more to stop now", idle=lambda: not reports.planned)
         report = run_flow(
             found,
             kafka=kafka,
@@ -125,13 +129,14 @@ def run(
     if json:
         emit({"done": True, **as_json(report), "seconds": round(time.monotonic() - began, 3)})
     else:
-        _show(report)
+        _show(report, [stage.name for stage in found.stages])
 
 
 def describe(flow: FlowName) -> None:
-    """Draw a flow, one step per line, with the path of each: vectorised or per message.
+    """Draw a flow, one step per line.
 
-    Standard error shows the stores, generation and dead-letter topic that the commands use here, with their origins.
+    Each line ends with the path of its step: vectorised or per message. Standard error shows the stores, generation and
+    dead-letter topic that the commands use here, with their origins.
     """
     from jobs import settings
     from jobs.loading import load_flow
@@ -176,8 +181,10 @@ class _Reports:
         self._json = json
         self._total: int | None = None
         self._number = self._records = 0
+        self.planned = False
 
     def plan(self, plan: "Plan") -> None:
+        self.planned = True
         if self._bounded:
             self._total = sum(one.lag for one in plan.partitions)
         self._bar(0, self._total)
@@ -191,9 +198,16 @@ class _Reports:
             emit({"batch": self._number, **as_json(report)})
 
 
-def _show(report: "Report") -> None:
-    say(f"{report.records:,} records in {report.batches:,} batches")
-    rows = [(stage, verdict, count) for stage, counts in report.verdicts.items() for verdict, count in counts.items()]
+def _show(report: "Report", stages: Sequence[str]) -> None:
+    from envelope import Verdict
+
+    say(f"{counted(report.records, 'record')} in {counted(report.batches, 'batch', 'batches')}")
+    rows = [
+        (stage, verdict.value, counts[verdict.value])
+        for stage, counts in sorted(report.verdicts.items(), key=lambda found: stages.index(found[0]))
+        for verdict in Verdict
+        if counts[verdict.value]
+    ]
     rows += [(stage, "via a record without a key", count) for stage, count in report.keyless.items()]
     rows += [("tombstones", "skipped", report.tombstones)] if report.tombstones else []
     rows += [("dead letters", reason, count) for reason, count in report.reasons.items()]

@@ -19,7 +19,10 @@ StoreUrl = Annotated[
 
 @app.command("print")
 def print_(url: StoreUrl, json: Json = False) -> None:
-    """Write the statements that create the store's tables, in order, without connecting to it."""
+    """Print the statements that create a store's tables.
+
+    They are in order. The store is not contacted.
+    """
     from persistence.registry import schema
 
     statements = schema(url)

@@ -8,12 +8,25 @@ from contextlib import contextmanager
 from jobs.screen import say
 
 
-def on_signals(stop: Callable[[], None], line: str) -> None:
-    """At the first Ctrl-C or SIGTERM, call `stop` and show `line`; the second ends the process as usual."""
+class Stopped(BaseException):
+    """A signal asked the program to stop while nothing was under way that has to be finished."""
+
+
+def on_signals(stop: Callable[[], None], line: str, *, idle: Callable[[], bool]) -> None:
+    """At the first Ctrl-C or SIGTERM, call `stop` and show `line`; the second ends the process as usual.
+
+    Args:
+        stop: Asks the program to end.
+        line: What happens now, for people.
+        idle: Whether nothing is under way that has to be finished. The handler then raises `Stopped` instead, which
+            also interrupts the wait for a server that does not answer.
+    """
 
     def ask(number: int, frame: object) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if idle():
+            raise Stopped
         stop()
         say(line)
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from jobs.stack import StackState
 
 app = typer.Typer(
-    help="Start and stop a local Kafka, Redis and Cassandra: child processes on loopback, from packages.",
+    help="Start and stop a local Kafka, Redis and Cassandra. They are child processes on loopback, from packages.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -28,7 +28,7 @@ def up(
     root: Root = STACK_ROOT,
     json: Json = False,
 ) -> None:
-    """Start the servers that are not running, and wait until they are ready."""
+    """Start missing servers, and wait until they are ready."""
     from jobs import stack
 
     with steps("stack") as step:

@@ -10,7 +10,7 @@ from jobs.cli.errors import Exit
 from jobs.cli.options import FlowName, Generation, Json, Stores
 from jobs.directory import FILE
 from jobs.environment import STORE
-from jobs.screen import emit, say, table
+from jobs.screen import counted, emit, say, table
 
 if TYPE_CHECKING:
     from jobs.views import View
@@ -26,16 +26,21 @@ def inspect(
         typer.Option(metavar="TEXT", help="Show only this key; may be repeated.", show_default=False),
     ] = None,
     limit: Annotated[
-        int | None, typer.Option(min=1, help="Show at most this many. [default: 50 without --json]")
+        int | None,
+        typer.Option(
+            min=1, metavar="N", help="Show at most this many. Without it: 50, or all with --json.", show_default=False
+        ),
     ] = None,
     store: Stores = None,
     generation: Generation = None,
     json: Json = False,
 ) -> None:
-    """Show the states of a stage: a table, or with --json one line per key with its version, lanes and holes.
+    """Show the states of a stage.
 
-    Standard error shows which store was read; nothing is created there. The exit code is 1 if it has no state of the
-    stage, or no state of a requested key.
+    A table shows result, version and number of lanes of each key; with --json, a line per key also contains its
+    histories and holes. Standard error shows which store was read; nothing is created there.
+
+    The exit code is 1 if the store has no state of the stage, or no state of a requested key.
     """
     from jobs import settings
     from jobs.loading import load_flow
@@ -49,7 +54,7 @@ def inspect(
     shown = _lines(islice(views, limit)) if json else _table(views, limit or 50)
     say(chosen.store_line(name))
     if keys is not None and shown < len(keys):
-        say(f"{len(keys) - shown} of {len(keys)} keys have no state in stage {name}")
+        say(f"stage {name} has no state for {len(keys) - shown} of {counted(len(keys), 'key')}")
     elif not shown:
         say(f"no states: if the flow ran with another store, give --store, set {STORE}, or write it into {FILE}")
     if shown < len(keys or [b""]):

@@ -56,7 +56,7 @@ def discard(
         generation: Generation of the states.
         selection: Which dead letters to discard; all of the flow when None.
         apply: Write the changes; otherwise only count them.
-        progress: Called with the number of dead letters read and their total.
+        progress: Called with the number of records read and their total.
 
     Returns:
         Counts. `left` includes dead letters of other flows; `unusable` are dead letters whose key can no longer be
@@ -102,6 +102,8 @@ def _meant(
         else:
             node = Node(facts.topic, facts.partition, facts.offset, facts.topic_id)
             yield (facts.stage, node), (letter, facts)
+    if progress is not None:  # the notes of earlier redrives are not dead letters
+        progress(letters.total, letters.total)
 
 
 def _fill(

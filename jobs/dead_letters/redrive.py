@@ -48,7 +48,7 @@ def redrive(
         selection: Which dead letters to redrive; all when None.
         apply: Produce them; otherwise only count them.
         mend: Makes a new value from key and value, for dead letters with invalid bytes.
-        progress: Called with the number of dead letters read and their total.
+        progress: Called with the number of records read and their total.
 
     Returns:
         Counts. `unusable` are dead letters that cannot be redriven unchanged: damaged, trimmed, or too large
@@ -74,6 +74,8 @@ def redrive(
                 back.flush()
             if progress is not None:
                 progress(done, found.total)
+        if progress is not None:  # the notes of earlier redrives are not dead letters
+            progress(found.total, found.total)
         back.flush()
         back.close()
     for group, places in back.places.items():

@@ -42,7 +42,7 @@ def show(result: Result) -> None:
     write("\nDropped, and why (copies from the republisher, and the job's own replays after its crashes):")
     dropped = [
         (stage, verdict.value, counts[verdict.value])
-        for stage, counts in result.verdicts.items()
+        for stage, counts in sorted(result.verdicts.items(), key=lambda found: list(result.keys).index(found[0]))
         for verdict in DROPPED
         if counts[verdict.value]
     ]

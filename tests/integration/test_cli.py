@@ -123,6 +123,17 @@ def test_a_run_whose_processes_are_all_told_to_stop_ends_well(fleet: list[str], 
     assert not [word for word in ("Traceback", "memory", "ERROR", "headwater: ") if word in err], err
 
 
+def test_a_run_that_waits_for_a_store_without_an_answer_is_stopped_at_once(fleet: list[str], tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        store = f"redis://127.0.0.1:{silent.getsockname()[1]}?timeout=300"
+        run = headwater("run", "fleet:flow", "--store", store, *fleet, cwd=tmp_path)
+        connection, _ = silent.accept()
+        with connection:
+            run.send_signal(signal.SIGTERM)
+            [done] = told(run)
+    assert (done["done"], done["records"]) == (True, 0)
+
+
 @pytest.mark.spark
 @pytest.mark.skipif(
     not Clock.is_possible(), reason="there is no C compiler (cc) to mislead a process about the time with"

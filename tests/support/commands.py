@@ -180,6 +180,7 @@ COMMANDS = {
         Handled(letters=1),
         {
             **LETTERS,
+            "root": renamed(ROOT, "kafka", "settings"),
             "application": Option("--application v", {"selection.applications": frozenset({"v"})}),
             "unproven": Option("--unproven", {"selection.unproven": True}),
             "mend": Option("--mend jobs.demo.flow:legs", {"mend.__name__": "legs"}),
@@ -191,6 +192,7 @@ COMMANDS = {
         Discarded(letters=1),
         {
             **LETTERS,
+            "root": renamed(ROOT, "kafka", "settings"),
             "flow": Option("tests.support.pure_flow:flow", {"flow.name": "fleet"}, without=FLOW),
             "store": STORE,
             "generation": Option("--generation 3", {"generation": 3}),

@@ -118,6 +118,38 @@ def test_every_command_that_is_refused_says_so_as_json_too(
     assert capsys.readouterr().out == ""
 
 
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        ("redrive", "Missing option '--from'"),
+        ("run jobs.demo.flow:flow --nowhere", "No such option: --nowhere"),
+        ("run jobs.demo.flow:flow --generation 0", "Invalid value for '--generation'"),
+        ("stack sideways", "No such command 'sideways'"),
+    ],
+)
+def test_options_that_cannot_be_read_are_refused_as_json_too(
+    words: str, reason: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, *words.split(), "--json") == Exit.USAGE
+    out, err = capsys.readouterr()
+    assert json.loads(out)["refused"].startswith(reason)
+    assert f"Error: {reason}" in err
+    assert err.startswith("Usage: headwater ")
+    assert run(monkeypatch, *words.split()) == Exit.USAGE
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("group", [name for name, command in EVERY.items() if hasattr(command, "commands")])
+def test_a_list_of_commands_cuts_none_of_their_descriptions(
+    group: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert run(monkeypatch, *group.split()[1:], "--help") == Exit.DONE
+    commands = capsys.readouterr().out.partition("Commands:")[2].partition("Exit codes")[0]
+    assert [line for line in commands.splitlines() if line.strip() and not line.rstrip().endswith(".")] == []
+    assert "..." not in commands
+
+
 def test_a_run_that_is_unsafe_is_refused_as_json_too_and_a_failure_is_not(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -86,7 +86,7 @@ def test_a_key_without_a_state_is_said_and_ends_in_one(
     assert run(monkeypatch, "--store", store, "--json", "--key", "a", "--key", "z") == 1
     out, err = capsys.readouterr()
     assert len(out.splitlines()) == 1
-    assert err == f"stage page, generation 1: {store} (--store)\n1 of 2 keys have no state in stage page\n"
+    assert err == f"stage page, generation 1: {store} (--store)\nstage page has no state for 1 of 2 keys\n"
 
 
 @pytest.mark.parametrize("more", [(), ("--json",)])

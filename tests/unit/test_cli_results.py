@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,21 @@ def test_a_result_becomes_an_exit_code(
     assert run(monkeypatch, *command.words.split(), *words) == code
 
 
+def test_verdicts_are_listed_in_the_order_of_stages_and_verdicts(
+    calls: Calls, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    verdicts = {"carrier": Counter(accepted=2), "aircraft": Counter(below_floor=1, accepted=2)}
+    plant(calls, COMMANDS["headwater run"], monkeypatch, Report(records=3, batches=1, verdicts=verdicts))
+    assert run(monkeypatch, *COMMANDS["headwater run"].words.split()) == Exit.DONE
+    out, err = capsys.readouterr()
+    assert [line.split() for line in out.splitlines()[2:]] == [
+        ["aircraft", "accepted", "2"],
+        ["aircraft", "below_floor", "1"],
+        ["carrier", "accepted", "2"],
+    ]
+    assert err.splitlines()[-1] == "3 records in 1 batch"
+
+
 @pytest.mark.parametrize("words", [(), ("--json",), ("--apply",)], ids=["people", "json", "applied"])
 @pytest.mark.parametrize("path", ["headwater redrive", "headwater discard"])
 def test_letters_that_cannot_be_used_are_differences(
@@ -78,7 +94,7 @@ def test_a_selection_that_no_dead_letter_matches_is_said(
     result = (Handled if path == "headwater redrive" else Discarded)(letters=3, left=3)
     plant(calls, COMMANDS[path], monkeypatch, result)
     assert run(monkeypatch, *COMMANDS[path].words.split(), "--reason", "empty") == Exit.DONE
-    assert "no dead letter matches the options given: 3 of 3 were left" in capsys.readouterr().err
+    assert "matches the options: 3 dead letters read" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

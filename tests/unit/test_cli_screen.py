@@ -75,6 +75,30 @@ def test_a_table_has_no_trailing_spaces_and_is_not_cut_without_a_terminal(
     assert not any(line.endswith(" ") for line in lines)
 
 
+def test_errors_of_a_client_library_are_shown_when_they_last_and_then_once_a_minute() -> None:
+    def record(second: float, level: int = logging.ERROR, name: str = "client") -> logging.LogRecord:
+        made = logging.LogRecord(name, level, "", 0, "FAIL", None, None)
+        made.created = second
+        return made
+
+    lasting = screen.Lasting("client")
+    shown = [second for second in range(0, 140, 5) if lasting.filter(record(second))]
+    assert shown == [15, 75, 135]
+    assert not lasting.filter(record(1000)), "a new error, which may be over soon"
+    assert not lasting.filter(record(1015.5, logging.WARNING))
+    assert lasting.filter(record(1001, logging.CRITICAL))
+    assert lasting.filter(record(1001, logging.INFO, "another"))
+
+
+@pytest.mark.parametrize(("count", "text"), [(0, "0 batches"), (1, "1 batch"), (2000, "2,000 batches")])
+def test_a_noun_follows_its_number(count: int, text: str) -> None:
+    assert screen.counted(count, "batch", "batches") == text
+
+
+def test_lists_and_objects_in_a_table_are_json() -> None:
+    assert screen.number({"pieces": ["ä", 1]}) == '{"pieces": ["ä", 1]}'
+
+
 def test_what_client_libraries_log_of_their_own_retries_is_not_shown() -> None:
     code = (
         "import logging; from jobs.cli import common; common()\n"
