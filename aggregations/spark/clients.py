@@ -29,9 +29,11 @@ def topics_of(settings: KafkaSettings) -> Topics:
     return _once(("topics", _name(settings)), lambda: Topics(settings))
 
 
-def fetcher_of(settings: KafkaSettings, topic: str, group: str) -> Fetcher:
+def fetcher_of(settings: KafkaSettings, topic: str, group: str, *, headers: bool) -> Fetcher:
     """The consumer of a topic."""
-    return _once(("fetcher", _name(settings), topic, group), lambda: Fetcher(settings, topic, group))
+    return _once(
+        ("fetcher", _name(settings), topic, group, headers), lambda: Fetcher(settings, topic, group, headers=headers)
+    )
 
 
 def max_message_bytes(settings: KafkaSettings, topic: str) -> int:

@@ -2,14 +2,17 @@
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import KafkaError, KafkaException
 
-from persistence.kafka import BrokerUnavailable, KafkaSettings, assign
+from persistence.kafka import BrokerUnavailable, KafkaSettings
 from persistence.kafka.errors import broker_error, passes
+
+if TYPE_CHECKING:
+    from aggregations.spark.consuming import Client, Event
 
 CHUNK_RECORDS = 50_000
 """Most records that are decoded together. Measured: 10,000 cost a third more, 100,000 a little more."""
@@ -19,7 +22,6 @@ _SILENCE_SECONDS = 30.0
 """Longest time without progress, in seconds, before the broker counts as unavailable."""
 _PATIENCE_SECONDS = 0.05
 """Longest time to wait for a whole chunk, in seconds."""
-_HEADERS: Final = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 _CONSUMER: Final[dict[str, Any]] = {
     "check_crcs": True,
     "fetch_max_bytes": 64 << 20,
@@ -72,36 +74,36 @@ class Fetcher:
         settings: Settings of the Kafka cluster.
         topic: The topic.
         group: Consumer group named to the broker; it is neither joined nor committed to.
+        headers: Read headers, too.
     """
 
-    def __init__(self, settings: KafkaSettings, topic: str, group: str) -> None:
+    def __init__(self, settings: KafkaSettings, topic: str, group: str, *, headers: bool = False) -> None:
         self._topic = topic
         try:
-            self._consumer = Consumer(settings.client(group_id=group, **_CONSUMER) | NEEDED)
+            self._client = _client(settings.client(group_id=group, **_CONSUMER) | NEEDED, headers=headers)
         except KafkaException as error:
             raise broker_error(error.args[0], f"setting up the consumer of {topic}") from error
         self._next: dict[int, int] = {}  # by assigned partition: where the range to read has to start
         self._reached: dict[int, int] = {}  # by assigned partition: up to here the client has delivered everything
-        self._ahead: dict[int, list[Message]] = {}  # what was delivered and not yet asked for
+        self._ahead: dict[int, list[pa.RecordBatch]] = {}  # what was delivered and not yet asked for
         self._began: dict[int, int] = {}  # by partition: start of the range that is read
         self._paused: set[int] = set()  # so much of them is ahead that no more is delivered
 
     def close(self) -> None:
         """Close the consumer."""
-        self._consumer.close()
+        self._client.close()
 
-    def read(self, ranges: Sequence[Range], *, headers: bool, stays: bool) -> Iterator[pa.Table]:
+    def read(self, ranges: Sequence[Range], *, stays: bool) -> Iterator[pa.Table]:
         """Read the ranges.
 
         Args:
             ranges: The ranges.
-            headers: Read headers, too.
             stays: The next ranges of these partitions are read here, too: fetch ahead.
 
         Yields:
             Records, about `CHUNK_RECORDS` or fewer at a time, those of a partition in ascending order: columns `key`
             and `value` (binary), `topic` (string), `partition` (int32), `offset` (int64), `timestamp` (milliseconds),
-            and `headers` (list of structs of `key`, string, and `value`, binary).
+            and, if asked for, `headers` (list of structs of `key`, string, and `value`, binary).
 
         Raises:
             BrokerUnavailable: The broker does not deliver them.
@@ -109,18 +111,27 @@ class Fetcher:
         """
         self._position(ranges)
         ends = {one.partition: one.end for one in ranges}
-        held = [message for partition, end in ends.items() for message in self._take_ahead(partition, end)]
-        size = sum(map(len, held))
+        held: list[pa.RecordBatch] = []
+        for partition, end in ends.items():
+            for batch in self._take_ahead(partition, end):
+                if _is_full(held):
+                    yield self._table(held)
+                    held = []
+                held.append(batch)
         deadline, before = time.monotonic() + _SILENCE_SECONDS, -1
         while waiting := [one for one, end in ends.items() if self._reached[one] < end]:
-            if len(held) >= CHUNK_RECORDS or size >= CHUNK_BYTES:
-                yield self._table(held, headers=headers)
-                held, size = [], 0
+            if _is_full(held):
+                yield self._table(held)
+                held = []
             left = sum(ends[one] - self._reached[one] for one in waiting)
-            messages = self._consumer.consume(min(left, CHUNK_RECORDS - len(held)), _PATIENCE_SECONDS)
-            wanted = self._sorted_out(messages, ends)
-            held += wanted
-            size += sum(map(len, wanted))
+            try:
+                batch, events = self._client.take(min(left, CHUNK_RECORDS - _rows(held)), _PATIENCE_SECONDS)
+            except KafkaException as error:
+                raise broker_error(error.args[0], f"reading {self._topic}") from error
+            for event in events:
+                self._event(event, ends)
+            if (batch := self._sorted_out(batch, ends)).num_rows:
+                held.append(batch)
             if left != before:
                 deadline, before = time.monotonic() + _SILENCE_SECONDS, left
             elif time.monotonic() > deadline:
@@ -129,27 +140,17 @@ class Fetcher:
                     "Look at the broker. The batch is tried again; nothing was committed",
                 )
         if held:
-            yield self._table(held, headers=headers)
+            yield self._table(held)
         if stays:
             self._next |= ends
         else:
             self._resume()  # a pause outlasts its assignment
-            self._consumer.unassign()
+            self._client.unassign()
             self._next, self._reached, self._ahead = {}, {}, {}
 
-    def _table(self, messages: list[Message], *, headers: bool) -> pa.Table:
-        values = pa.array([one.value() for one in messages], pa.binary())
-        columns = {
-            "key": pa.array([one.key() for one in messages], pa.binary()),
-            "value": values,
-            "topic": pa.repeat(self._topic, len(messages)),
-            "partition": pa.array([one.partition() for one in messages], pa.int32()),
-            "offset": pa.array([one.offset() for one in messages], pa.int64()),
-            "timestamp": pa.array([one.timestamp()[1] for one in messages], pa.timestamp("ms")),
-        }
-        if headers:
-            columns["headers"] = pa.array([_headers(one.headers()) for one in messages], _HEADERS)
-        return pa.table(columns)
+    def _table(self, batches: list[pa.RecordBatch]) -> pa.Table:
+        table = pa.Table.from_batches(batches)
+        return table.append_column("topic", pa.repeat(self._topic, table.num_rows))
 
     def _position(self, ranges: Sequence[Range]) -> None:
         """Assign partitions, unless the consumer stands where the ranges start.
@@ -161,57 +162,58 @@ class Fetcher:
         others = {one: start for one, start in self._next.items() if one not in {two.partition for two in ranges}}
         if not stands:
             starts = {**others, **{one.partition: one.start for one in ranges}}
-            assign(self._consumer, [TopicPartition(self._topic, part, start) for part, start in sorted(starts.items())])
+            self._client.assign(self._topic, starts)
             self._reached, self._ahead = starts, {}
         self._resume()
         self._next = others
 
     def _resume(self) -> None:
         if self._paused:
-            self._consumer.resume([TopicPartition(self._topic, part) for part in self._paused])
+            self._client.resume(self._topic, self._paused)
             self._paused = set()
 
-    def _take_ahead(self, partition: int, end: int) -> list[Message]:
+    def _take_ahead(self, partition: int, end: int) -> Iterator[pa.RecordBatch]:
         ahead = self._ahead.pop(partition, [])
-        taken = sum(_offset(one) < end for one in ahead)
-        if taken < len(ahead):
-            self._ahead[partition] = ahead[taken:]
-        return ahead[:taken]
+        for place, batch in enumerate(ahead):
+            inside = int(np.searchsorted(batch.column("offset").to_numpy(), end))
+            if inside:
+                yield batch.slice(0, inside)
+            if inside < batch.num_rows:
+                self._ahead[partition] = [batch.slice(inside), *ahead[place + 1 :]]
+                return
 
-    def _sorted_out(self, messages: list[Message], ends: Mapping[int, int]) -> list[Message]:
-        """Those of the messages that are in a range; those behind it are kept."""
-        if events := [one for one in messages if one.error() is not None]:
-            for event in events:
-                self._event(event, ends)
-            messages = [one for one in messages if one.error() is None]
-        partitions = np.fromiter((one.partition() for one in messages), np.int64, len(messages))
-        offsets = np.fromiter((one.offset() for one in messages), np.int64, len(messages))
+    def _sorted_out(self, batch: pa.RecordBatch, ends: Mapping[int, int]) -> pa.RecordBatch:
+        """The records of the batch that are in a range; those behind it are kept."""
+        partitions = batch.column("partition").to_numpy()
+        offsets = batch.column("offset").to_numpy()
         limits = np.zeros(1 + max(self._reached), np.int64)
         limits[list(ends)] = list(ends.values())
-        for partition in np.unique(partitions).tolist():
+        found = np.flatnonzero(np.bincount(partitions)).tolist()
+        for partition in found:
             last = 1 + int(offsets[partitions == partition][-1])
             self._reached[partition] = max(self._reached.get(partition, 0), last)  # the end may have been seen before
         inside = offsets < limits[partitions]
         if inside.all():
-            return messages
-        for place in np.flatnonzero(~inside).tolist():
-            self._ahead.setdefault(int(partitions[place]), []).append(messages[place])
+            return batch
+        for partition in found:
+            behind = ~inside & (partitions == partition)
+            if behind.any():
+                self._ahead.setdefault(partition, []).append(batch.filter(pa.array(behind)))
         waiting = self._ahead.items() if len(self._ahead) > len(self._paused) else ()
-        full = {part for part, ahead in waiting if len(ahead) >= CHUNK_RECORDS or sum(map(len, ahead)) >= CHUNK_BYTES}
-        if full := full - self._paused:
-            self._consumer.pause([TopicPartition(self._topic, part) for part in full])
+        if full := {partition for partition, ahead in waiting if _is_full(ahead)} - self._paused:
+            self._client.pause(self._topic, full)
             self._paused |= full
-        return [messages[place] for place in np.flatnonzero(inside).tolist()]
+        return batch.filter(pa.array(inside))
 
-    def _event(self, event: Message, ends: Mapping[int, int]) -> None:
-        error, partition = event.error(), event.partition()
-        assert error is not None
+    def _event(self, event: "Event", ends: Mapping[int, int]) -> None:
+        error, partition, offset = event
         if error.code() == KafkaError._PARTITION_EOF:
             assert partition is not None
-            self._reached[partition] = max(self._reached.get(partition, 0), _offset(event))
+            assert offset is not None
+            self._reached[partition] = max(self._reached.get(partition, 0), offset)
         elif partition is not None and partition >= 0 and partition not in ends and not passes(error):
             self._next.pop(partition, None)  # begun anew when it is to be read
-        elif error.code() == KafkaError._AUTO_OFFSET_RESET and _offset(event) < self._began.get(partition or 0, 0):
+        elif error.code() == KafkaError._AUTO_OFFSET_RESET and (offset or 0) < self._began.get(partition or 0, 0):
             pass  # of an earlier assignment
         elif error.code() == KafkaError._AUTO_OFFSET_RESET:
             raise BrokerUnavailable(
@@ -224,11 +226,18 @@ class Fetcher:
             raise broker_error(error, f"reading {self._topic}")
 
 
-def _offset(message: Message) -> int:
-    offset = message.offset()
-    assert offset is not None
-    return offset
+def _client(settings: dict[str, Any], *, headers: bool) -> "Client":
+    """A consumer: one that makes no Python objects of messages, if that is possible."""
+    from aggregations.spark import consuming  # its compiled code is for processes that read only
+
+    if consuming.can_read_pointers() and not headers:
+        return consuming.Pointers(settings, CHUNK_BYTES)
+    return consuming.Objects(settings, headers=headers)
 
 
-def _headers(pairs: Any) -> list[dict[str, Any]]:
-    return [{"key": name, "value": value} for name, value in pairs or ()]
+def _rows(batches: Sequence[pa.RecordBatch]) -> int:
+    return sum(one.num_rows for one in batches)
+
+
+def _is_full(batches: Sequence[pa.RecordBatch]) -> bool:
+    return _rows(batches) >= CHUNK_RECORDS or sum(one.column("value").nbytes for one in batches) >= CHUNK_BYTES

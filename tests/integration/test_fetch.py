@@ -9,9 +9,10 @@ import pytest
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from aggregations.spark import fetch
+from aggregations.spark import consuming, fetch
+from aggregations.spark.consuming import Objects, Pointers
 from aggregations.spark.fetch import Fetcher, Range
-from persistence.kafka import BrokerUnavailable, KafkaSettings, Topics
+from persistence.kafka import BrokerRefused, BrokerUnavailable, KafkaSettings, Topics
 from persistence.kafka.errors import BrokerError
 
 PARTITIONS = 3
@@ -35,17 +36,26 @@ def filled(settings: KafkaSettings, topic: Callable[..., str]) -> str:
     return name
 
 
-@pytest.fixture
-def fetcher(settings: KafkaSettings, filled: str) -> Iterator[Fetcher]:
+KINDS = {"pointers": Pointers, "objects": Objects}
+
+
+@pytest.fixture(params=KINDS)
+def fetcher(
+    request: pytest.FixtureRequest, settings: KafkaSettings, filled: str, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Fetcher]:
+    """A fetcher that reads librdkafka's messages itself, and one that gets confluent-kafka's objects."""
+    if request.param == "objects":
+        monkeypatch.setattr(consuming, "can_read_pointers", lambda: False)
     made = Fetcher(settings, filled, "test-fetch")
+    assert isinstance(made._client, KINDS[request.param])
     yield made
     made.close()
 
 
-def read(fetcher: Fetcher, *ranges: Range, headers: bool = False, stays: bool = True) -> dict[int, list[int]]:
+def read(fetcher: Fetcher, *ranges: Range, stays: bool = True) -> dict[int, list[int]]:
     """Offsets by partition, as they came."""
     found: dict[int, list[int]] = {}
-    for table in fetcher.read(ranges, headers=headers, stays=stays):
+    for table in fetcher.read(ranges, stays=stays):
         for partition, offset, value in zip(
             *(table.column(name).to_pylist() for name in ("partition", "offset", "value")), strict=True
         ):
@@ -59,13 +69,34 @@ def offsets(*ranges: Range) -> dict[int, list[int]]:
 
 
 def test_a_table_has_all_that_a_record_consists_of(fetcher: Fetcher, filled: str) -> None:
-    [table] = fetcher.read([Range(0, 7, 9)], headers=True, stays=True)
+    [table] = fetcher.read([Range(0, 7, 9)], stays=True)
     assert table.column("topic").to_pylist() == [filled, filled]
     assert table.column("key").to_pylist() == [b"k7", b"k8"]
     assert table.column("value").to_pylist() == [b"0:7", b"0:8"]
     assert table.schema.field("timestamp").type == pa.timestamp("ms")
     assert all(one.year > 2020 for one in table.column("timestamp").to_pylist())
-    assert table.column("headers").to_pylist()[0] == [{"key": "n", "value": b"7"}, {"key": "z", "value": None}]
+
+
+def test_headers_are_read_for_those_who_ask(settings: KafkaSettings, filled: str) -> None:
+    fetcher = Fetcher(settings, filled, "test-fetch", headers=True)
+    try:
+        [table] = fetcher.read([Range(0, 7, 9)], stays=True)
+        assert table.column("headers").to_pylist()[0] == [{"key": "n", "value": b"7"}, {"key": "z", "value": None}]
+    finally:
+        fetcher.close()
+
+
+def test_null_and_empty_keys_and_values_are_told_apart(fetcher: Fetcher, settings: KafkaSettings, filled: str) -> None:
+    producer = Producer({"bootstrap.servers": settings.bootstrap})
+    records = [(None, None), (b"", b""), (b"k", None), (None, b"v"), (b"k", b"v")]
+    for place, (key, value) in enumerate(records):
+        producer.produce(filled, value, key, 2, timestamp=1_000 + place)
+    producer.flush(30)
+    [table] = fetcher.read([Range(2, 0, 5)], stays=True)
+    columns = [table.column(name).to_pylist() for name in ("key", "value")]
+    assert list(zip(*columns, strict=True)) == records
+    assert table.column("timestamp").cast(pa.int64()).to_pylist() == list(range(1_000, 1_005))
+    assert table.column("offset").to_pylist() == list(range(5))
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -75,6 +106,8 @@ def test_every_record_of_every_range_comes_once_and_in_order(
     """Ranges that go on where the last ones ended, or begin again, or leave a partition out, of very unequal size."""
     rng = random.Random(seed)
     monkeypatch.setattr(fetch, "CHUNK_RECORDS", rng.choice([1, 7, 50, 50_000]))
+    if isinstance(fetcher._client, Pointers):
+        fetcher._client._most_bytes = rng.choice([1, 30, 500, 1 << 20])
     at = {0: 0, 1: 0}
     sizes = {0: 400, 1: 300}
     for _ in range(12):
@@ -94,7 +127,7 @@ def test_what_is_read_only_in_part_is_read_from_its_start_the_next_time(
 ) -> None:
     monkeypatch.setattr(fetch, "CHUNK_RECORDS", 10)
     ranges = (Range(0, 0, 100), Range(1, 0, 50))
-    for table in fetcher.read(ranges, headers=False, stays=True):
+    for table in fetcher.read(ranges, stays=True):
         assert table.num_rows == 10
         break
     assert read(fetcher, *ranges) == offsets(*ranges)
@@ -175,8 +208,17 @@ def test_records_that_were_deleted_are_an_error_and_not_left_out(
     assert read(fetcher, Range(0, 20, 30)) == offsets(Range(0, 20, 30))
 
 
-def test_a_topic_that_is_not_there_is_an_error(settings: KafkaSettings) -> None:
-    fetcher = Fetcher(settings, "no-such-topic", "test-fetch")
+@pytest.mark.parametrize("headers", [False, True])
+def test_a_setting_that_the_client_does_not_know_is_refused(settings: KafkaSettings, headers: bool) -> None:
+    wrong = settings.with_options(no_such_setting="1")
+    with pytest.raises(BrokerRefused, match=r'setting up the consumer of legs: .*"no.such.setting"'):
+        Fetcher(wrong, "legs", "test-fetch", headers=headers)
+
+
+@pytest.mark.parametrize("headers", [False, True])
+def test_a_topic_that_is_not_there_is_an_error(settings: KafkaSettings, headers: bool) -> None:
+    soon = settings.with_options(topic_metadata_propagation_max_ms="1000")
+    fetcher = Fetcher(soon, "no-such-topic", "test-fetch", headers=headers)
     try:
         with pytest.raises(BrokerError, match="no-such-topic"):
             read(fetcher, Range(0, 0, 1))

@@ -1,0 +1,281 @@
+"""Takes messages from a Kafka consumer as columns: through librdkafka's C API, or as confluent-kafka's objects.
+
+`Consumer.consume()` makes a Python object of each message, which costs more than to fetch it. The C API returns
+pointers to messages, from which compiled code fills columns. It is used with those versions of librdkafka whose layout
+of a message was checked; see `can_read_pointers`.
+"""
+
+import ctypes
+import logging
+import weakref
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Final, NamedTuple, Protocol
+
+import confluent_kafka
+import numpy as np
+import pyarrow as pa
+from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
+
+from aggregations.spark import librdkafka, message_kernels
+from persistence.kafka import assign
+
+_VERSIONS: Final = (12, 16)
+"""First and last minor version 2.x of librdkafka that were checked."""
+_LEVELS: Final = (logging.CRITICAL,) * 3 + (logging.ERROR, logging.WARNING) + (logging.INFO,) * 2 + (logging.DEBUG,)
+"""Levels of Python's logging by syslog's, as confluent-kafka maps them."""
+_LOG_EVENT: Final = 0x4
+_HEADERS: Final = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+_COLUMNS: Final = ("key", "value", "partition", "offset", "timestamp")
+
+
+class Event(NamedTuple):
+    """What a consumer reports instead of a message.
+
+    Attributes:
+        error: The report.
+        partition: The partition that it is about; None for none.
+        offset: Its offset; None for none.
+    """
+
+    error: KafkaError
+    partition: int | None
+    offset: int | None
+
+
+class Client(Protocol):
+    """A consumer of the partitions that are assigned to it."""
+
+    def take(self, most: int, seconds: float) -> tuple[pa.RecordBatch, list[Event]]:
+        """Take messages, waiting until there are `most` or the time is over.
+
+        Returns:
+            Columns `key` and `value` (binary), `partition` (int32), `offset` (int64) and `timestamp` (milliseconds),
+            the messages of a partition in ascending order; and the other events.
+
+        Raises:
+            KafkaException: The client cannot be read.
+        """
+        ...
+
+    def assign(self, topic: str, starts: Mapping[int, int]) -> None:
+        """Assign partitions, with the offsets to begin at, in place of the present ones."""
+        ...
+
+    def unassign(self) -> None:
+        """Assign no partition."""
+        ...
+
+    def pause(self, topic: str, partitions: Collection[int]) -> None:
+        """Fetch no more of some partitions, until `resume`."""
+        ...
+
+    def resume(self, topic: str, partitions: Collection[int]) -> None:
+        """Fetch these partitions again."""
+        ...
+
+    def close(self) -> None:
+        """Close the consumer."""
+        ...
+
+
+class Objects:
+    """Takes messages as objects of confluent-kafka.
+
+    Args:
+        settings: Its settings.
+        headers: Read headers, too: column `headers`, lists of structs of `key` (string) and `value` (binary).
+
+    Raises:
+        KafkaException: A setting is invalid.
+    """
+
+    def __init__(self, settings: dict[str, Any], *, headers: bool = False) -> None:
+        self._consumer = Consumer(settings)
+        self._headers = headers
+        self.close = self._consumer.close
+        self.unassign = self._consumer.unassign
+
+    def take(self, most: int, seconds: float) -> tuple[pa.RecordBatch, list[Event]]:
+        messages, events = [], []
+        for message in self._consumer.consume(most, seconds):
+            if (error := message.error()) is None:
+                messages.append(message)
+            else:
+                events.append(Event(error, message.partition(), message.offset()))
+        columns = {
+            "key": pa.array([one.key() for one in messages], pa.binary()),
+            "value": pa.array([one.value() for one in messages], pa.binary()),
+            "partition": pa.array([one.partition() for one in messages], pa.int32()),
+            "offset": pa.array([one.offset() for one in messages], pa.int64()),
+            "timestamp": pa.array([one.timestamp()[1] for one in messages], pa.timestamp("ms")),
+        }
+        if self._headers:
+            columns["headers"] = pa.array(list(map(_headers, messages)), _HEADERS)
+        return pa.RecordBatch.from_pydict(columns), events
+
+    def assign(self, topic: str, starts: Mapping[int, int]) -> None:
+        assign(self._consumer, [TopicPartition(topic, partition, start) for partition, start in starts.items()])
+
+    def pause(self, topic: str, partitions: Collection[int]) -> None:
+        self._consumer.pause([TopicPartition(topic, partition) for partition in partitions])
+
+    def resume(self, topic: str, partitions: Collection[int]) -> None:
+        self._consumer.resume([TopicPartition(topic, partition) for partition in partitions])
+
+
+class Pointers:
+    """Takes messages through librdkafka's C API, with a client of its own.
+
+    A client of confluent-kafka cannot be used: its callbacks expect to be called within calls of confluent-kafka.
+
+    Args:
+        settings: Settings as for confluent-kafka: names and values of librdkafka, and a `logger` for log lines.
+        most_bytes: Bytes of keys and values after which a call returns no more messages.
+
+    Raises:
+        KafkaException: A setting is invalid.
+    """
+
+    def __init__(self, settings: dict[str, Any], most_bytes: int) -> None:
+        self._library = library = librdkafka.functions()
+        self._most_bytes = most_bytes
+        self._log = settings["logger"]
+        self._kafka = librdkafka.consumer(
+            {name: value for name, value in settings.items() if name != "logger"} | {"log.queue": True}
+        )
+        self._logs = library.rd_kafka_queue_new(self._kafka)
+        library.rd_kafka_set_log_queue(self._kafka, self._logs)
+        self._queue = library.rd_kafka_queue_get_consumer(self._kafka)
+        self._timestamp = librdkafka.address(library.rd_kafka_message_timestamp)
+        self._fetched = _Fetched(librdkafka.address(library.rd_kafka_message_destroy))
+        # A client waits for its messages and queues before it ends, even when the process ends.
+        self._release = weakref.finalize(self, _release, library, self._kafka, (self._queue, self._logs), self._fetched)
+
+    def take(self, most: int, seconds: float) -> tuple[pa.RecordBatch, list[Event]]:
+        fetched = self._fetched
+        if not len(fetched.waiting):
+            self._fetch(most, seconds)
+        waiting = fetched.waiting[:most]
+        count, errors, *sizes = message_kernels.measured(waiting, self._most_bytes)
+        try:
+            return self._columns(waiting[:count], count - errors, errors, sizes)
+        finally:
+            fetched.give_back(count)
+
+    def assign(self, topic: str, starts: Mapping[int, int]) -> None:
+        self._fetched.give_back(len(self._fetched.waiting))
+        librdkafka.look_up_leaders(self._kafka, topic)
+        with librdkafka.partitions(topic, starts) as some:
+            librdkafka.check(self._library.rd_kafka_assign(self._kafka, some))
+
+    def unassign(self) -> None:
+        self._fetched.give_back(len(self._fetched.waiting))
+        librdkafka.check(self._library.rd_kafka_assign(self._kafka, None))
+
+    def pause(self, topic: str, partitions: Collection[int]) -> None:
+        with librdkafka.partitions(topic, dict.fromkeys(partitions)) as some:
+            librdkafka.check(self._library.rd_kafka_pause_partitions(self._kafka, some))
+
+    def resume(self, topic: str, partitions: Collection[int]) -> None:
+        with librdkafka.partitions(topic, dict.fromkeys(partitions)) as some:
+            librdkafka.check(self._library.rd_kafka_resume_partitions(self._kafka, some))
+
+    def close(self) -> None:
+        if self._release.alive:
+            self._pass_logs()
+            self._release()
+
+    def _fetch(self, most: int, seconds: float) -> None:
+        self._pass_logs()
+        messages, milliseconds = np.empty(most, np.int64), round(seconds * 1000)
+        count = self._library.rd_kafka_consume_batch_queue(self._queue, milliseconds, messages.ctypes.data, most)
+        librdkafka.check(self._library.rd_kafka_last_error() if count < 0 else 0)
+        self._fetched.waiting = messages[: max(count, 0)]
+
+    def _columns(self, taken: Any, rows: int, errors: int, sizes: Sequence[int]) -> tuple[pa.RecordBatch, list[Event]]:
+        partitions, failed = np.empty(rows, np.int32), np.empty(errors, np.int64)
+        offsets, timestamps = np.empty(rows, np.int64), np.empty(rows, np.int64)
+        key, value = (
+            (np.empty(rows + 1, np.int32), np.empty(rows, np.bool_), np.empty(size, np.uint8)) for size in sizes
+        )
+        message_kernels.copied(taken, self._timestamp, partitions, offsets, timestamps, key, value, failed)
+        arrays = [
+            _binary(*key),
+            _binary(*value),
+            pa.array(partitions),
+            pa.array(offsets),
+            pa.array(timestamps).view(pa.timestamp("ms")),
+        ]
+        return pa.RecordBatch.from_arrays(arrays, names=_COLUMNS), [self._event(taken[i]) for i in failed.tolist()]
+
+    def _event(self, address: int) -> Event:
+        message = _Message.from_address(int(address))
+        text = self._library.rd_kafka_message_errstr(int(address)) or b""
+        partition, offset = message.partition, message.offset
+        return Event(
+            KafkaError(message.err, text.decode(errors="replace")),
+            None if partition < 0 else partition,
+            None if offset < 0 else offset,
+        )
+
+    def _pass_logs(self) -> None:
+        library, facility, text, level = self._library, ctypes.c_char_p(), ctypes.c_char_p(), ctypes.c_int()
+        client = library.rd_kafka_name(self._kafka)
+        while event := library.rd_kafka_queue_poll(self._logs, 0):
+            places = map(ctypes.byref, (facility, text, level))
+            if library.rd_kafka_event_type(event) == _LOG_EVENT and not library.rd_kafka_event_log(event, *places):
+                words = [(one or b"").decode(errors="replace") for one in (facility.value, client, text.value)]
+                self._log.log(_LEVELS[level.value & 7], "%s [%s] %s", *words)
+            library.rd_kafka_event_destroy(event)
+
+
+class _Fetched:
+    """Messages of a client: `waiting` has the addresses of those that were not given back."""
+
+    def __init__(self, destroy: int) -> None:
+        self._destroy = destroy
+        self.waiting = np.empty(0, np.int64)
+
+    def give_back(self, count: int) -> None:
+        given, self.waiting = self.waiting[:count], self.waiting[count:]
+        message_kernels.destroyed(given, self._destroy)
+
+
+def _release(library: Any, kafka: int, queues: Sequence[int], fetched: _Fetched) -> None:
+    fetched.give_back(len(fetched.waiting))
+    for queue in queues:
+        library.rd_kafka_queue_destroy(queue)  # what is logged from now on is dropped
+    library.rd_kafka_destroy(kafka)
+
+
+class _Message(ctypes.Structure):
+    """`rd_kafka_message_t` up to the offset."""
+
+    _fields_ = (
+        ("err", ctypes.c_int),
+        ("rkt", ctypes.c_void_p),
+        ("partition", ctypes.c_int32),
+        ("payload", ctypes.c_void_p),
+        ("len", ctypes.c_size_t),
+        ("key", ctypes.c_void_p),
+        ("key_len", ctypes.c_size_t),
+        ("offset", ctypes.c_int64),
+    )
+
+
+def can_read_pointers() -> bool:
+    """Whether this librdkafka, and this machine, are such that `Pointers` may read memory as it does."""
+    major, minor = str(confluent_kafka.libversion()[0]).split(".")[:2]
+    first, last = _VERSIONS
+    return major == "2" and first <= int(minor) <= last and ctypes.sizeof(ctypes.c_void_p) == 8
+
+
+def _binary(bounds: Any, valid: Any, data: Any) -> pa.BinaryArray:
+    """An array of these buffers, without copies."""
+    validity = None if valid.all() else pa.py_buffer(np.packbits(valid, bitorder="little"))
+    return pa.Array.from_buffers(pa.binary(), len(valid), [validity, pa.py_buffer(bounds), pa.py_buffer(data)])
+
+
+def _headers(message: Message) -> list[dict[str, Any]]:
+    pairs: Any = message.headers()
+    return [{"key": name, "value": value} for name, value in pairs or ()]

@@ -1,0 +1,138 @@
+"""Reads librdkafka's messages (`rd_kafka_message_t`) at their addresses, as compiled code.
+
+The addresses of librdkafka's functions are arguments: code that contains them could not be cached on disk.
+"""
+
+from typing import Any, Final
+
+import numpy as np
+from llvmlite import ir
+from numba import carray, types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from aggregations.columns.compiled import NUMBERS, compiled
+
+WORDS: Final = 9
+"""`rd_kafka_message_t` of rdkafka.h in words of eight bytes: error (int), topic, partition (int32), payload, its
+length, key, its length, offset (int64), private."""
+_PARTITION: Final = 2
+_PAYLOAD: Final = 3
+_KEY: Final = 5
+_OFFSET: Final = 7
+_INT: Final = 0xFFFFFFFF
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _pointer(context: Any, address: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.inttoptr(arguments[0], cgutils.voidptr_t)
+
+    return types.voidptr(types.int64), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _copy(context: Any, to: Any, source: Any, size: Any) -> Any:
+    """Memcpy."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        to, source, size = arguments
+        pointers = (builder.inttoptr(one, cgutils.voidptr_t) for one in (to, source))
+        cgutils.raw_memcpy(builder, *pointers, size, 1)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.int64), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _call(context: Any, function: Any, message: Any, more: Any) -> Any:
+    """Call `int64_t function(message, more)`; a function that returns or takes less may be called, too."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        function, message, more = arguments
+        kind = ir.FunctionType(ir.IntType(64), [cgutils.voidptr_t, cgutils.voidptr_t])
+        callee = builder.inttoptr(function, kind.as_pointer())
+        return builder.call(callee, [builder.inttoptr(one, cgutils.voidptr_t) for one in (message, more)])
+
+    return types.int64(types.int64, types.int64, types.int64), generate
+
+
+@compiled(types.UniTuple(types.int64, 4)(NUMBERS, types.int64))
+def measured(messages: Any, most_bytes: int) -> tuple[int, int, int, int]:
+    """Measure messages up to a number of bytes; at least one, if there is one.
+
+    Returns:
+        How many messages were measured, how many of them have an error, and the bytes of the keys and values of the
+        others.
+    """
+    count = errors = key_bytes = value_bytes = 0
+    for address in messages:
+        words = carray(_pointer(address), (WORDS,), np.int64)
+        if words[0] & _INT:
+            errors += 1
+        else:
+            size = words[_PAYLOAD + 1] + words[_KEY + 1]
+            if count > errors and key_bytes + value_bytes + size > most_bytes:
+                break
+            key_bytes += words[_KEY + 1] if words[_KEY] else 0
+            value_bytes += words[_PAYLOAD + 1] if words[_PAYLOAD] else 0
+        count += 1
+    return count, errors, key_bytes, value_bytes
+
+
+_BINARY: Final = types.Tuple((types.int32[::1], types.boolean[::1], types.uint8[::1]))
+
+
+@compiled(
+    types.void(
+        NUMBERS, types.int64, types.int32[::1], types.int64[::1], types.int64[::1], _BINARY, _BINARY, types.int64[::1]
+    )
+)
+def copied(
+    messages: Any, timestamp: int, partitions: Any, offsets: Any, timestamps: Any, key: Any, value: Any, errors: Any
+) -> None:
+    """Copy what messages contain to columns.
+
+    Args:
+        messages: Addresses of the messages.
+        timestamp: Address of `rd_kafka_message_timestamp`.
+        partitions: int32 of each message without an error.
+        offsets: int64.
+        timestamps: int64, milliseconds.
+        key: Three arrays: bounds of the keys in the buffer (int32, one more than there are messages), whether there is
+            a key, and the buffer.
+        value: The same of the values.
+        errors: Places of the messages with an error.
+    """
+    row = failed = 0
+    key_bounds, key_valid, key_data = key
+    value_bounds, value_valid, value_data = value
+    key_at = value_at = 0
+    key_bounds[0] = value_bounds[0] = 0
+    for place in range(len(messages)):
+        words = carray(_pointer(messages[place]), (WORDS,), np.int64)
+        if words[0] & _INT:
+            errors[failed] = place
+            failed += 1
+            continue
+        partitions[row] = np.int32(words[_PARTITION] & _INT)
+        offsets[row] = words[_OFFSET]
+        timestamps[row] = _call(timestamp, messages[place], 0)
+        key_valid[row] = words[_KEY] != 0
+        if words[_KEY]:
+            _copy(key_data.ctypes.data + key_at, words[_KEY], words[_KEY + 1])
+            key_at += words[_KEY + 1]
+        value_valid[row] = words[_PAYLOAD] != 0
+        if words[_PAYLOAD]:
+            _copy(value_data.ctypes.data + value_at, words[_PAYLOAD], words[_PAYLOAD + 1])
+            value_at += words[_PAYLOAD + 1]
+        row += 1
+        key_bounds[row] = key_at
+        value_bounds[row] = value_at
+
+
+@compiled(types.void(NUMBERS, types.int64))
+def destroyed(messages: Any, destroy: int) -> None:
+    """Give messages back. `destroy` is the address of `rd_kafka_message_destroy`."""
+    for address in messages:
+        _call(destroy, address, 0)

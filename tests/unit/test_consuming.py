@@ -1,0 +1,58 @@
+"""When messages are read at their addresses, and what happens to them and to the client's log."""
+
+import logging
+import subprocess
+import sys
+
+import confluent_kafka
+import pytest
+
+from aggregations.spark import consuming
+
+LEAVES = """
+from confluent_kafka import Consumer, Producer
+import logging
+from aggregations.spark import consuming
+mock = Consumer({"bootstrap.servers": "x", "group.id": "g", "test.mock.num.brokers": 1, "log_level": 0})
+broker = mock.list_topics("t", 10).brokers[1]
+servers = f"{broker.host}:{broker.port}"
+settings = {"bootstrap.servers": servers, "group.id": "g", "auto.offset.reset": "error", "logger": logging.getLogger()}
+pointers = consuming.Pointers(settings, 1)
+producer = Producer({"bootstrap.servers": servers, "log_level": 0})
+for _ in range(5):
+    producer.produce("t", b"v", partition=0)
+assert producer.flush(10) == 0
+pointers.assign("t", {0: 0})
+assert pointers.take(5, 10)[0].num_rows == 1
+assert len(pointers._fetched.waiting) == 4
+"""
+
+
+@pytest.mark.parametrize(
+    ("library", "can"), [("2.12.1-RC1", True), ("2.11.0", False), ("2.17.0", False), ("3.13.0", False)]
+)
+def test_only_versions_that_were_checked_are_read_by_pointers(
+    library: str, can: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(confluent_kafka, "libversion", lambda: (library, 0))
+    assert consuming.can_read_pointers() == can
+
+
+def test_the_versions_that_are_locked_were_checked() -> None:
+    assert consuming.can_read_pointers()
+
+
+def test_log_lines_of_the_client_reach_the_logger(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    settings = {"bootstrap.servers": "localhost:1", "group.id": "g", "debug": "cgrp"}
+    pointers = consuming.Pointers({**settings, "logger": logging.getLogger("headwater.kafka")}, 1)
+    pointers.take(1, 0.0)
+    pointers.close()
+    pointers.close()
+    lines = [one for one in caplog.records if "initialized" in one.getMessage()]
+    assert [(one.name, one.levelno) for one in lines] == [("headwater.kafka", logging.DEBUG)]
+    assert lines[0].getMessage().startswith("INIT [rdkafka#consumer-")
+
+
+def test_a_process_ends_though_it_left_messages_unread() -> None:
+    subprocess.run([sys.executable, "-c", LEAVES], check=True, timeout=60)
