@@ -216,9 +216,11 @@ def test_a_setting_that_the_client_does_not_know_is_refused(settings: KafkaSetti
 
 
 @pytest.mark.parametrize("headers", [False, True])
-def test_a_topic_that_is_not_there_is_an_error(settings: KafkaSettings, headers: bool) -> None:
-    soon = settings.with_options(topic_metadata_propagation_max_ms="1000")
-    fetcher = Fetcher(soon, "no-such-topic", "test-fetch", headers=headers)
+def test_a_topic_that_is_not_there_is_an_error(
+    settings: KafkaSettings, headers: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetch, "_SILENCE_SECONDS", 3.0)
+    fetcher = Fetcher(settings, "no-such-topic", "test-fetch", headers=headers)
     try:
         with pytest.raises(BrokerError, match="no-such-topic"):
             read(fetcher, Range(0, 0, 1))
