@@ -27,6 +27,8 @@ def load(reference: str) -> Any:
         raise LoadError(
             f"{reference!r} is not a reference: write MODULE:NAME, for example fleet:flow for `flow` in fleet.py"
         )
+    if module.endswith(".py"):
+        raise LoadError(f"{module} is a file: write {module.removesuffix('.py')}:{name}")
     here = os.getcwd()
     if here not in sys.path:
         sys.path.insert(0, here)
@@ -84,6 +86,8 @@ def _import(module: str) -> Any:
 
 def _place(error: BaseException, module: str) -> str:
     """Where in the module it happened, else where at all."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{Path(error.filename).name}:{error.lineno}"
     frames = [(Path(frame.filename).name, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
     own = f"{module.rpartition('.')[2]}.py"
     name, line = next((frame for frame in reversed(frames) if frame[0] == own), frames[-1])

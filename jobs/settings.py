@@ -128,9 +128,8 @@ def of_flow(
         directory: Content of `headwater.toml`, if it was read already.
 
     Raises:
-        UsageError: Two URLs for one stage, or text that is not a URL.
+        UsageError: Two URLs for one stage, text that is not a URL, or a stage that the flow does not have.
         DirectoryError: `headwater.toml` cannot be used.
-        FlowError: A stage that the flow does not have.
     """
     file = (directory or Directory.load()).of(flow.name)
     origins: dict[str, str] = {}
@@ -143,15 +142,21 @@ def of_flow(
         return None
 
     given = _given(store or ())
-    for name in {*given, *file.stores} - {""}:
-        flow.stage(name)
+    for origin, stores in (("--store", given), (FILE, file.stores)):
+        for name in stores.keys() - {""}:
+            try:
+                flow.stage(name)
+            except FlowError as error:
+                raise UsageError(f"{origin}: {error}") from error
+    if (everywhere := env.get(STORE)) and "://" not in everywhere:
+        raise UsageError(f"{STORE}: write a URL, for example sqlite://states.db or redis://host")
     default = f"sqlite://{(HOME / 'states.db').absolute()}"
     urls = {}
     for stage in flow.stages:
         url = first(
             f"store of {stage.name}",
             ("--store", given.get(stage.name) or given.get("")),
-            (STORE, env.get(STORE)),
+            (STORE, everywhere),
             (FILE, file.stores.get(stage.name) or file.stores.get("")),
             ("the flow's definition", stage.aggregate.store),
             (DEFAULT, default),

@@ -90,10 +90,12 @@ def read_snapshot(value: bytes | None) -> Snapshot:
 class Latest:
     """The newest snapshot of every key, for consumers of snapshots.
 
-    latest = Latest()
-    for record in consumer:
-        if latest.apply(record.key, read_snapshot(record.value)):
-            show(record.key, latest.state(record.key))
+    Example::
+
+        latest = Latest()
+        for record in consumer:
+            if latest.apply(record.key, read_snapshot(record.value)):
+                show(record.key, latest.state(record.key))
     """
 
     def __init__(self, known: Iterable[tuple[bytes, Snapshot]] = ()) -> None:

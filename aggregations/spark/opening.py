@@ -124,9 +124,9 @@ def open_run(
     facts = topics.describe([source])[source]
     topics.check_rights(read=[source], write=[*outputs_of(flow), *([dead_letters] if dead_letters else [])])
     for found in (compaction(topics.cleanup_policies([source])), *map(preflight, dict.fromkeys(stores.values()))):
+        refuse(found, accept)
         for finding in found:
             _LOG.warning("%s", finding)
-        refuse(found, accept)
     with ExitStack() as stack:
         run = (look if only_looks else begin)(flow, stores, generation=generation, accept=accept)
         stack.callback(run.close)

@@ -66,7 +66,7 @@ def submit_command(
         return
     write(shlex.join(line))
     if not master.startswith("local"):
-        say("every worker needs headwater and its packages; see docs/guides/cluster.md")
+        say("every worker needs headwater and its packages; see the guide 'Moving to a cluster'")
     if deploy_mode == "cluster":
         say(
             "HEADWATER_* variables and headwater.toml are not available to the driver there: use options or a settings file"

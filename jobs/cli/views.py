@@ -56,7 +56,10 @@ def inspect(
     if keys is not None and shown < len(keys):
         say(f"stage {name} has no state for {len(keys) - shown} of {counted(len(keys), 'key')}")
     elif not shown:
-        say(f"no states: if the flow ran with another store, give --store, set {STORE}, or write it into {FILE}")
+        say(
+            f"no states: if the flow ran with another store, give --store, set {STORE}, or write it into {FILE}; if it ran "
+            "with another --generation, give that"
+        )
     if shown < len(keys or [b""]):
         raise typer.Exit(Exit.FAILED)
 

@@ -20,7 +20,7 @@ def commit(publish: Effect, stages: Sequence[tuple[str, Effect]], manifests: Seq
          replayed element as a duplicate and never forward it, so it may hold the element only if
          every downstream state holds it.
       6. `manifest:<store>`: the next offsets are written to every store, the most downstream one first.
-      7. `return`: foreachBatch returns and Spark writes its own commit log.
+      7. `return`: the driver returns to its loop.
       8. `offsets`: the consumer group's offsets are committed to Kafka. Advisory.
 
     1 to 3 come before this call, 7 and 8 after it. An error in any step ends this attempt at the batch: its states

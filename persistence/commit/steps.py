@@ -15,7 +15,7 @@ class CommitStep(Described):
     PUBLISH = "publish", "outputs and dead letters are produced and acknowledged"
     PERSIST = "persist", "a stage's states are written and acknowledged: the last stage first, the first one last"
     MANIFEST = "manifest", "the next offsets are written to every store, downstream store first"
-    RETURN = "return", "foreachBatch returns, and Spark writes its own commit log"
+    RETURN = "return", "the driver returns to its loop"
     OFFSETS = "offsets", "the consumer group's offsets are committed to Kafka; advisory, for lag tools"
 
     def of(self, name: str) -> str:

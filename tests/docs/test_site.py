@@ -1,5 +1,6 @@
 """The site builds without a warning, no link in it is dead, and it has every public name."""
 
+import ast
 import importlib
 import re
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 from sphinx.util.inventory import InventoryFile
 
 ROOT = Path(__file__).parents[2]
+PYTHON = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
 FACES = ("aggregations", "envelope", "jobs.republish", "persistence.contract")
 
 
@@ -65,12 +67,33 @@ def test_no_link_within_the_site_is_dead(site: Path) -> None:
     assert [*dead_links(site)] == []
 
 
-def test_it_has_every_public_name(site: Path) -> None:
+def known(site: Path) -> set[str]:
+    """The names that the site has a description of."""
     with (site / "objects.inv").open("rb") as file:
         inventory = InventoryFile.load(file, "", lambda base, path: path)
-    known = {name for kind in inventory for name in inventory[kind]}
+    return {name for kind in inventory for name in inventory[kind]}
+
+
+def test_it_has_every_public_name(site: Path) -> None:
     public = {f"{face}.{name}" for face in FACES for name in importlib.import_module(face).__all__}
-    assert public - known == set()
+    assert public - known(site) == set()
+
+
+def imported() -> Iterator[str]:
+    """What the documents and the template of a project import from headwater; `jobs.demo` belongs to the demo."""
+    documents = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    blocks = [block for path in documents for block in PYTHON.findall(path.read_text())]
+    blocks += [path.read_text() for path in (ROOT / "jobs" / "new" / "template").glob("*.py")]
+    for node in (node for block in blocks for node in ast.walk(ast.parse(block))):
+        top = str(node.module).split(".")[0] if isinstance(node, ast.ImportFrom) else ""
+        if isinstance(node, ast.ImportFrom) and (ROOT / top / "__init__.py").exists():
+            yield from (f"{node.module}.{name.name}" for name in node.names)
+
+
+def test_it_has_every_name_that_its_examples_import(site: Path) -> None:
+    names = {name for name in imported() if not name.startswith("jobs.demo.")}
+    assert len(names) > 40
+    assert names - known(site) == set()
 
 
 def test_nothing_of_it_is_fetched_from_elsewhere_when_it_is_read(site: Path) -> None:

@@ -223,6 +223,7 @@ def test_wrong_usage_ends_in_two(
     ("arguments", "said"),
     [
         (["run", "jobs.demo.flow:legs"], "jobs.demo.flow:legs is not a Flow but a function"),
+        (["run", "shop.py:flow"], "shop.py is a file: write shop:flow"),
         (["run", "jobs.demo.flow:flow"], "no Kafka: give --bootstrap HOST:PORT"),
         (["run", "jobs.demo.flow:flow", "--bootstrap", "b:1", "--trigger", "soon"], "'soon' is not a duration"),
         (["run", "jobs.demo.flow:flow", "--bootstrap", "b:1", "--store", "here"], "--store: write URL or STAGE=URL"),

@@ -4,11 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from aggregations.errors import FlowError, RunRefusedError
+from aggregations.errors import RunRefusedError
 from jobs import settings
 from jobs.cli.errors import Exit
 from jobs.demo.flow import flow
 from jobs.directory import Directory, DirectoryError
+from jobs.environment import UsageError
 from persistence.kafka import KafkaSettings
 from tests.support.cli import run
 
@@ -105,7 +106,7 @@ def test_an_error_in_it_names_file_and_line_and_never_a_value(text: str, line: i
 
 def test_a_stage_that_the_flow_does_not_have_is_refused(file: Path) -> None:
     file.write_text('[flows.flights.stores]\npilot = "redis://r"\n')
-    with pytest.raises(FlowError, match="no stage 'pilot'"):
+    with pytest.raises(UsageError, match=r"headwater.toml: flow 'flights' has no stage 'pilot'"):
         settings.of_flow(flow)
 
 

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from aggregations.errors import FlowError
 from jobs import loading, settings
 from jobs.demo.flow import flow
 from jobs.environment import UsageError
@@ -107,8 +106,14 @@ def test_a_store_that_is_no_url_is_refused_and_not_quoted(given: list[str]) -> N
     assert "here" not in str(refused.value)
 
 
+def test_an_environment_whose_store_is_no_url_is_refused_and_not_quoted() -> None:
+    with pytest.raises(UsageError, match="HEADWATER_STORE: write a URL") as refused:
+        settings.of_flow(flow, env={"HEADWATER_STORE": "secret"})
+    assert "secret" not in str(refused.value)
+
+
 def test_a_store_for_a_stage_that_there_is_not_is_refused() -> None:
-    with pytest.raises(FlowError, match="no stage 'pilot'"):
+    with pytest.raises(UsageError, match="--store: flow 'flights' has no stage 'pilot'"):
         settings.of_flow(flow, ["pilot=sqlite://p.db"])
 
 
@@ -179,7 +184,7 @@ def test_a_module_of_the_current_directory_is_found(module: str, bare: Path) -> 
         ("import no_such_thing", "No module named 'no_such_thing'"),
         ("1 / 0", "ZeroDivisionError: division by zero"),
         ("raise SystemExit(3)", "SystemExit: 3"),
-        ("def f(:", "SyntaxError"),
+        ("def f(:", ".py:1: SyntaxError"),
         ("x = 1", "has no flow"),
         ("flow = 1", "is not a Flow but a int"),
     ],
