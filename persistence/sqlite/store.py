@@ -2,6 +2,7 @@
 
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -235,8 +236,12 @@ def _stage_number(connection: sqlite3.Connection, stage: StageRef) -> int:
 
 
 def _replace(connection: sqlite3.Connection, number: int, writes: Sequence[Write], epoch: int, batch: int) -> int:
-    """Apply the writes whose condition holds and return their number."""
+    """Apply the writes whose condition holds and return their number.
+
+    In the order of their keys: neighbours are on one page of the index, which is then searched and changed once.
+    """
     rows = [(epoch, batch, write.value, number, write.key, write.expected) for write in writes]
+    rows.sort(key=itemgetter(4))
     added = connection.executemany(_INSERT, [row for row in rows if not row[5]]).rowcount
     changed = connection.executemany(_UPDATE, [row for row in rows if row[5]]).rowcount
     return max(added, 0) + max(changed, 0)  # -1 if there was nothing to do
@@ -244,6 +249,7 @@ def _replace(connection: sqlite3.Connection, number: int, writes: Sequence[Write
 
 def _read(connection: sqlite3.Connection, stage: StageRef, keys: Sequence[bytes]) -> dict[bytes, Stored]:
     number = _find_stage(connection, stage)
+    keys = sorted(keys)  # see _replace
     states: dict[bytes, Stored] = {}
     for start in range(0, len(keys), _PARAMETERS):
         part = keys[start : start + _PARAMETERS]
