@@ -4,18 +4,21 @@ from typing import Final
 
 import polars as pl
 
+from aggregations.definition.system import EVENT_ID, EVENT_TIME, KEY, OFFSET, PARTITION, TIMESTAMP, TOPIC
+
+__all__ = ["EVENT_ID", "EVENT_TIME", "KEY", "OFFSET", "PARTITION", "TIMESTAMP", "TOPIC"]
+
 ROW: Final = "_row"
-TOPIC: Final = "_topic"
-PARTITION: Final = "_partition"
-OFFSET: Final = "_offset"
-KEY: Final = "_key"
-TIMESTAMP: Final = "_timestamp_ms"
-EVENT_TIME: Final = "_event_time_us"
-EVENT_ID: Final = "_event_id"
 SIGNATURE: Final = "_signature"
 EXOTIC: Final = "_exotic"
 AGAIN: Final = "_again"
 """The row may be a copy (`Element.again`). Boolean, null for false; present only if a row may be one."""
+VALUE: Final = "_value"
+"""The record's value, from which functions get the chain. Binary; present only if the flow calls functions and a record
+has a chain."""
+HEADERS: Final = "_headers"
+"""The record's headers. List of structs of `key`, String, and `value`, Binary; present only if the flow calls functions
+and a record has headers."""
 LATE: Final = "_late"
 """`Element.route`, as text, of a message that a stage of this flow folded late. String; present only if a row has one."""
 

@@ -1,17 +1,24 @@
-"""Applies a flow's vectorised steps to frames."""
+"""Applies a flow's steps to frames: expressions to whole columns, functions to the rows as elements."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
 from aggregations.columns.arrays import Mask
-from aggregations.definition.expressions import CANNOT, expression
-from aggregations.definition.flow import Divert, Filter, Map, Step
+from aggregations.definition.element import Element
+from aggregations.definition.expressions import CANNOT, Expression, expression
+from aggregations.definition.flow import Divert, Filter, Map, Predicate, Publish, Step
 from aggregations.definition.integers import LEFT_64_BITS, select_exact
-from envelope import Reason
+from aggregations.per_message.cause import Cause
+from aggregations.per_message.steps import OutputMessage, called, output_of, truth_of
+from envelope import EnvelopeError, Reason
+
+Elements: TypeAlias = Callable[[pl.DataFrame], Iterable[Element[Any]]]
+"""Returns the rows of a frame as elements."""
 
 TRANSFORM_FAILED, OVERFLOW = 1, 2
 FAILURES: Mapping[int, tuple[Reason, str]] = {
@@ -27,13 +34,17 @@ class Stepped:
 
     Attributes:
         frame: The remaining rows.
-        rejected: Rejected rows, as frames before the rejecting step, with reason and detail.
+        elements: Returns rows as elements, for functions.
+        rejected: Rejected rows, as frames before the rejecting step, with the cause.
         filtered: Number of rows that filters removed.
+        outputs: Messages that steps publish.
     """
 
     frame: pl.DataFrame
-    rejected: list[tuple[pl.DataFrame, Reason, str]] = field(default_factory=list)
+    elements: Elements
+    rejected: list[tuple[pl.DataFrame, Cause]] = field(default_factory=list)
     filtered: int = 0
+    outputs: list[OutputMessage] = field(default_factory=list)
 
     def keep(self, mask: Mask) -> pl.DataFrame:
         """Keep the rows of the mask; return the others."""
@@ -47,12 +58,33 @@ class Stepped:
     def reject(self, bad: Mask, reason: Reason, detail: str) -> None:
         """Reject the rows of the mask."""
         if bad.any():
-            self.rejected.append((self.keep(~bad), reason, detail))
+            self.rejected.append((self.keep(~bad), Cause(reason, detail)))
+
+    def succeeded(self, results: Sequence[Any]) -> list[Any]:
+        """Reject the rows whose result is an error; return the other results."""
+        failed: dict[Cause, list[int]] = {}
+        for row, one in enumerate(results):
+            if isinstance(one, EnvelopeError):
+                failed.setdefault(Cause.of(one), []).append(row)
+        if not failed:
+            return list(results)
+        good = np.ones(len(results), np.bool_)
+        for cause, rows in failed.items():
+            self.rejected.append((self.frame[rows], cause))
+            good[rows] = False
+        self.keep(good)
+        return [one for one in results if not isinstance(one, EnvelopeError)]
+
+    def each(self, of: Expression | Callable[[Element[Any]], Any]) -> list[Any]:
+        """Evaluate an argument for every row; reject the rows for which that fails."""
+        if isinstance(of, str | pl.Expr):
+            return evaluated(self, {"_": expression(of)}).to_series().to_list()
+        return self.succeeded([called(of, element) for element in self.elements(self.frame)])
 
 
-def apply_columns(steps: Sequence[Step], frame: pl.DataFrame) -> Stepped:
-    """Run filters, maps and diversions over a frame, in order."""
-    stepped = Stepped(frame)
+def apply_columns(steps: Sequence[Step], frame: pl.DataFrame, elements: Elements) -> Stepped:
+    """Run filters, maps, diversions and publications over a frame, in order."""
+    stepped = Stepped(frame, elements)
     for step in steps:
         match step:
             case Filter(keep):
@@ -62,8 +94,12 @@ def apply_columns(steps: Sequence[Step], frame: pl.DataFrame) -> Stepped:
             case Map(columns, _):
                 found = evaluated(stepped, {name: expression(of) for name, of in columns.items()})
                 stepped.frame = stepped.frame.with_columns(found.get_columns())
+            case Publish(key=key):
+                keys = stepped.each((lambda element: element.key) if key is None else key)
+                output, rows = output_of(step), stepped.elements(stepped.frame)
+                stepped.outputs += stepped.succeeded([called(output, *one) for one in zip(rows, keys, strict=True)])
             case _:
-                raise AssertionError(f"{type(step).__name__} is not vectorised")
+                raise AssertionError(f"{type(step).__name__} cannot be done on columns")
     return stepped
 
 
@@ -107,8 +143,9 @@ def evaluate_columns(frame: pl.DataFrame, wanted: Mapping[str, pl.Expr]) -> tupl
     return values[places], failed
 
 
-def _predicate(stepped: Stepped, of: object) -> Mask:
-    assert isinstance(of, str | pl.Expr)
+def _predicate(stepped: Stepped, of: Predicate) -> Mask:
+    if not isinstance(of, str | pl.Expr):
+        return np.array(stepped.each(truth_of(of)), np.bool_)
     found = evaluated(stepped, {"predicate": expression(of)})
     return found.get_column("predicate").fill_null(value=False).to_numpy()
 

@@ -57,6 +57,7 @@ class Element(Generic[T]):
         again: It may be a copy: nothing proves that its record is the first delivery of its event.
         route: Route that the previous stage gives it: `MISSING` or `RETRIED` after a late fold, because of a dead
             letter; `PLAIN` otherwise.
+        timestamp_ms: Kafka's timestamp of the record, in milliseconds since 1970.
     """
 
     value: T
@@ -70,6 +71,7 @@ class Element(Generic[T]):
     branch: tuple[str, ...] = ()
     again: bool = False
     route: Route = Route.PLAIN
+    timestamp_ms: int = 0
 
     @property
     def topic(self) -> str:

@@ -24,16 +24,19 @@ from aggregations.definition.operators import (
     PublishStates,
     Schema,
     Step,
+    calls_of,
     check_columns,
     definition_of,
     expressions_of,
     is_columnar,
     is_vectorised,
+    keeps_columns,
     schema_after,
     summary,
     types_of,
 )
 from aggregations.definition.source import Topic
+from aggregations.definition.system import SYSTEM_COLUMNS
 from aggregations.errors import FlowError
 from envelope import EnvelopeError, Tombstones
 from envelope.dedup.eviction import LANES
@@ -72,7 +75,7 @@ class Stage:
         index: Number of the stage in the flow, from 0.
         before: Steps between the previous stage, or the source, and this one.
         aggregate: The aggregation.
-        columnar: Everything up to and including the fold is vectorised.
+        columnar: Everything up to and including the fold can be done on columns; functions get elements made of them.
         snapshots: Topics to which its changed states are published.
         schema: Columns before the first step of `before`; None when a callable determines the value.
         definition: Hash of everything that determines its states; see `operators.definition_of`.
@@ -253,12 +256,12 @@ class Flow(Generic[T]):
         """
         stages: list[Stage] = []
         before: list[Step] = []
-        columnar, begins = True, 0
+        columnar, begins = self._has_columns, 0
         for i, step in enumerate(self.steps):
             if isinstance(step, PublishStates):
                 stages[-1] = replace(stages[-1], snapshots=(*stages[-1].snapshots, step.topic))
                 continue
-            columnar = columnar and is_vectorised(step)
+            columnar = columnar and keeps_columns(step)
             if isinstance(step, Aggregate):
                 made = definition_of(self.steps[: i + 1], self.topic.definition if self.topic else "")
                 schema = self._schema_behind(begins)
@@ -268,8 +271,7 @@ class Flow(Generic[T]):
                 before.append(step)
         if not stages:
             raise FlowError(f"flow {self.name!r} has no aggregate()")
-        vectorised = all(is_vectorised(step) for step in self.steps if not isinstance(step, PublishStates))
-        if vectorised and self.topic and self.topic.tombstones is Tombstones.ELEMENT:
+        if not self.calls_functions and self.topic and self.topic.tombstones is Tombstones.ELEMENT:
             raise FlowError(
                 f"topic {self.topic.name} hands tombstones to the flow, as None, and every step of it reads columns: key the "
                 "first stage by a function, or say tombstones='skip' or 'dead_letter'"
@@ -339,28 +341,54 @@ class Flow(Generic[T]):
 
     @cached_property
     def is_columnar(self) -> bool:
-        """Whether every step is vectorised: on Spark a flow takes one path as a whole."""
-        return self.stages[-1].columnar and all(is_vectorised(step) for step in self.tail)
+        """Whether its elements stay in columns: on Spark a flow takes one path as a whole."""
+        return self._has_columns and all(map(keeps_columns, self._working))
+
+    @property
+    def _has_columns(self) -> bool:
+        """Whether every element of the source has columns."""
+        return self.topic is None or self.topic.tombstones is not Tombstones.ELEMENT
+
+    @property
+    def _working(self) -> list[Step | Aggregate]:
+        return [step for step in self.steps if not isinstance(step, PublishStates)]
+
+    @cached_property
+    def calls_functions(self) -> bool:
+        """Whether a step calls Python for each element."""
+        return not all(map(is_vectorised, self._working))
 
     @cached_property
     def columns(self) -> frozenset[str] | None:
         """Payload columns that the flow reads; None when a callable may read any of them."""
-        if not self.is_columnar:
+        if self.calls_functions:
             return None
-        return columns_of(one for step in self.steps for one in expressions_of(step))
+        found = columns_of(one for step in self.steps for one in expressions_of(step))
+        return found.difference(SYSTEM_COLUMNS)
 
     def describe(self) -> str:
-        """Describe the flow as text, one step a line, with its path: vectorised or per message."""
-        lines = [f"{self.name}", f"  source     {self.topic.name if self.topic else '(none)'}"]
-        columnar = True
+        """Describe the flow as text, one step a line, with its path and what leaves it.
+
+        `vectorised`, also with Python for a part of the step, or `per message`: if one step or the source needs that,
+        the whole flow is processed message by message.
+        """
+        source = self.topic.name if self.topic else "(none)"
+        why = "" if self._has_columns else "per message: tombstones have no columns"
+        lines = [f"{self.name}", f"  source     {source:50s} {why}".rstrip()]
         for step in self.steps:
             if isinstance(step, PublishStates):
                 lines.append(f"  states to  {step.topic}")
-                continue
-            columnar = columnar and is_vectorised(step)
-            path = "vectorised" if columnar else "per message"
-            lines.append(f"  {type(step).__name__.lower():10s} {summary(step):50s} {path}".rstrip())
+            else:
+                lines.append(f"  {type(step).__name__.lower():10s} {summary(step):50s} {self._path_of(step)}")
         return "\n".join(lines)
+
+    def _path_of(self, step: Step | Aggregate) -> str:
+        calls = calls_of(step)
+        if not keeps_columns(step):
+            return f"per message: {calls} replaces the values"
+        if not self.is_columnar:
+            return "per message"
+        return f"vectorised, with Python for {calls}" if calls else "vectorised"
 
 
 def _topic(name: str) -> str:

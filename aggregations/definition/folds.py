@@ -1,5 +1,6 @@
 """Folds in plain Python: the per-message path."""
 
+from collections.abc import Iterable
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from aggregations.definition.element import Element
@@ -63,3 +64,34 @@ def check_state(state: Any) -> None:
         raise EnvelopeError(
             Reason.FOLD_FAILED, f"JSON would not give back a {kind.__name__} in the state; use plain lists and the like"
         )
+
+
+def is_state(state: Any) -> bool:
+    """Whether `check_state` accepts a state, at a fraction of its cost."""
+    kind = type(state)
+    if kind is dict:
+        for name in state:
+            if type(name) is not str or not (name.isascii() or is_utf8(name)):
+                return False
+        return _are_states(state.values())
+    return _are_states(state) if kind is list else _are_states((state,))
+
+
+def _are_states(values: Iterable[Any]) -> bool:
+    for one in values:
+        kind = type(one)
+        if kind is int:
+            if not -INT64 <= one < INT64:
+                return False
+        elif kind is str:
+            if not (one.isascii() or is_utf8(one)):
+                return False
+        elif kind is float:
+            if one - one != 0:
+                return False
+        elif kind is dict or kind is list:
+            if not is_state(one):
+                return False
+        elif one is not None and kind is not bool:
+            return False
+    return True

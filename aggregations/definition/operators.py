@@ -13,6 +13,7 @@ from aggregations.definition.fields import Fields
 from aggregations.definition.fingerprint import describe_callable, describe_object
 from aggregations.definition.folds import Fold
 from aggregations.definition.integers import select_exact
+from aggregations.definition.system import SYSTEM_COLUMNS
 from aggregations.errors import FlowError
 from envelope.dedup.eviction import LANES
 
@@ -206,11 +207,11 @@ def types_of(wanted: Mapping[str, pl.Expr], schema: Mapping[str, pl.DataType]) -
     Raises:
         FlowError: A column is missing, or types do not fit.
     """
-    missing = columns_of(wanted.values()) - set(schema)
+    missing = columns_of(wanted.values()) - set(schema) - SYSTEM_COLUMNS.keys()
     if missing:
         raise FlowError(f"no column {', '.join(sorted(missing))}; there are {', '.join(sorted(schema))}")
     try:
-        return dict(select_exact(pl.DataFrame(schema=dict(schema)), wanted)[0].schema)
+        return dict(select_exact(pl.DataFrame(schema={**schema, **SYSTEM_COLUMNS}), wanted)[0].schema)
     except FlowError:
         raise
     except (Exception, pl.exceptions.PanicException) as error:
@@ -224,15 +225,40 @@ def _check_key(where: str, dtype: pl.DataType) -> None:
 
 def is_vectorised(step: Step | Aggregate) -> bool:
     """Whether a step needs no Python call per element."""
+    return not calls_of(step)
+
+
+def keeps_columns(step: Step | Aggregate) -> bool:
+    """Whether the columns after a step are known: no function replaces the elements' values."""
     match step:
-        case Filter(argument) | Divert(argument):
-            return is_columnar(argument)
         case Map(_, function):
             return function is None
-        case Aggregate():
-            return is_columnar(step.key) and isinstance(step.fold, Fields) and step.emit is None
-        case FlatMap() | Publish():
+        case Aggregate(emit=emit):
+            return emit is None
+        case FlatMap():
             return False
+        case _:
+            return True
+
+
+def calls_of(step: Step | Aggregate) -> str:
+    """What a step calls for each element in Python, as text; empty for a vectorised step."""
+    match step:
+        case Filter(argument) | Divert(argument):
+            return "" if is_columnar(argument) else "its function"
+        case Map(_, function):
+            return "" if function is None else "its function"
+        case FlatMap():
+            return "its function"
+        case Publish():
+            return "the encoding of its messages"
+        case Aggregate(key=key, fold=fold, emit=emit):
+            called = {
+                "its key": not is_columnar(key),
+                "its fold": not isinstance(fold, Fields),
+                "emit": emit is not None,
+            }
+            return ", ".join(name for name, calls in called.items() if calls)
 
 
 def expressions_of(step: Step | Aggregate | PublishStates) -> list[pl.Expr]:

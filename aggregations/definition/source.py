@@ -123,10 +123,8 @@ class Decoded:
     event_time_us: int
     identity: str
 
-    def element(
-        self, headers: tuple[tuple[str, bytes | None], ...], *, again: bool = False
-    ) -> Element[dict[str, object] | None]:
-        """The element that enters the flow, with its record's headers; `again` when it may be a copy."""
+    def element(self, record: Record, *, again: bool = False) -> Element[dict[str, object] | None]:
+        """The element that enters the flow from this record; `again` when it may be a copy."""
         return Element(
             value=self.columns,
             key=self.key,
@@ -134,8 +132,9 @@ class Decoded:
             chain=self.chain,
             event_time_us=self.event_time_us,
             event_id=self.event_id,
-            headers=headers,
+            headers=record.headers,
             again=again,
+            timestamp_ms=record.timestamp_ms,
         )
 
 

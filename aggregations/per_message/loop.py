@@ -120,7 +120,7 @@ class MessageLoop:
             if read.chain and self.beyond_end(lineage.root):
                 self.collector.unread(own, EnvelopeError(Reason.ROOT_BEYOND_END, BEYOND_END))
                 continue
-            elements.append(read.element(record.headers, again=reading.again(lineage, record.key)))
+            elements.append(read.element(record, again=reading.again(lineage, record.key)))
         self.seen = reading.read
         return Applied(elements, self._topic.schema)
 

@@ -11,9 +11,11 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from aggregations.definition.element import Element
 from aggregations.definition.expressions import CANNOT, Expression, columns_of, is_mapping, parsed
 from aggregations.definition.integers import LEFT_64_BITS, select_exact
 from aggregations.definition.operators import Schema
+from aggregations.definition.system import SYSTEM_COLUMNS, system_values
 from envelope import EnvelopeError, Reason
 
 _SCALARS = frozenset({int, float, str, bool, bytes, type(None)})
@@ -21,6 +23,24 @@ _INT64 = 2**63
 _ABSENT = object()
 _ALONE = object()
 _ROW = "\0row"  # no name of a column of a message
+
+
+def evaluate_elements(elements: Sequence[Element[Any]], wanted: Mapping[str, Expression], schema: Schema) -> list[Any]:
+    """Evaluate expressions over the columns of each element: those of its value, and `SYSTEM_COLUMNS`.
+
+    See `evaluate_values`. An expression that reads only system columns needs no value with columns.
+    """
+    roots = columns_of(map(parsed, wanted.values()))
+    system = roots & SYSTEM_COLUMNS.keys()
+    if not system:
+        return evaluate_values([element.value for element in elements], wanted, schema)
+
+    def columns(element: Element[Any]) -> Any:
+        if roots == system:
+            return system_values(element, system)
+        return {**element.value, **system_values(element, system)} if is_mapping(element.value) else element.value
+
+    return evaluate_values(list(map(columns, elements)), wanted, schema)
 
 
 def evaluate_values(values: Sequence[Any], wanted: Mapping[str, Expression], schema: Schema) -> list[Any]:
@@ -92,6 +112,10 @@ def _alike(values: Sequence[Any], roots: Sequence[str], schema: Schema) -> Itera
     return groups.values()
 
 
+def _dtype(column: str, schema: Schema) -> pl.DataType | None:
+    return SYSTEM_COLUMNS.get(column) or (schema or {}).get(column)
+
+
 def _signature(values: Sequence[Any]) -> Any:
     kinds = tuple(type(one) for one in values)
     small = all(-_INT64 <= one < _INT64 for one in values if type(one) is int)
@@ -104,7 +128,7 @@ def _evaluated(
     """Evaluate for every value; if that raises, for each half: only the values that raise fail."""
     # A frame without columns would have no rows.
     data: dict[str, Any] = {_ROW: range(len(values)), **{name: [value[name] for value in values] for name in roots}}
-    known = {name: schema[name] for name in roots if name in schema} if schema else {}
+    known = {name: dtype for name in roots if (dtype := _dtype(name, schema)) is not None}
     try:
         frame = pl.DataFrame(data, schema_overrides=known, strict=not schema)
         found, overflow = select_exact(frame, needed)

@@ -14,7 +14,7 @@ from aggregations.definition.folds import check_state
 from aggregations.definition.operators import Schema
 from aggregations.per_message.cause import Cause, refusal
 from aggregations.per_message.ledger import Entry
-from aggregations.per_message.rows import evaluate_values
+from aggregations.per_message.rows import evaluate_elements
 from envelope import (
     Decision,
     EnvelopeError,
@@ -256,7 +256,7 @@ def _fold_key(
     standings = [arrivals[i].standing for i in rows]
     decided = before.histories.judge(standings, siblings)
     # The fold may change its state in place, and a key may be folded again.
-    state = _copy(before.fold if before.folded else stage.fold.zero())
+    state = copied(before.fold if before.folded else stage.fold.zero())
     result = _Folded()
     folded: list[Standing] = []
     room = Room(before.histories)
@@ -273,7 +273,7 @@ def _fold_key(
             if not careful:
                 break
             continue
-        kept = _copy(state) if careful else None
+        kept = copied(state) if careful else None
         try:
             state, emitted = _fold_one(stage, state, arrival)
         except Exception as error:  # the user's code: anything may come
@@ -315,13 +315,14 @@ def _pass(stage: Aggregate, loaded: Mapping[bytes, KeyState], arrival: Arrival) 
         return Decided(arrival, decision, emitted=(element,))
     state = loaded.get(arrival.key, KeyState()).fold
     try:
-        values = list(stage.emit(element, stage.fold.zero() if state is None else _copy(state)))
+        values = list(stage.emit(element, stage.fold.zero() if state is None else copied(state)))
     except Exception as error:  # the user's code: anything may come
         return Decided.rejected(arrival, _cause(stage, error))
     return Decided(arrival, decision, emitted=tuple(element.nth(n, value) for n, value in enumerate(values)))
 
 
-def _copy(state: Any) -> Any:
+def copied(state: Any) -> Any:
+    """A copy of a state, as it would be after it was stored and loaded."""
     return msgspec.json.decode(msgspec.json.encode(state))
 
 
@@ -341,7 +342,7 @@ def _fold_one(stage: Aggregate, state: Any, arrival: Arrival) -> tuple[Any, tupl
     if stage.emit is None:
         return state, (element,)
     # Also by value: emitted elements must not change when the state changes later.
-    return state, tuple(element.nth(n, value) for n, value in enumerate(stage.emit(element, _copy(state))))
+    return state, tuple(element.nth(n, value) for n, value in enumerate(stage.emit(element, copied(state))))
 
 
 def _outcome(
@@ -409,4 +410,4 @@ def inputs_of(stage: Aggregate, elements: Sequence[Element[Any]], schema: Schema
     """
     if not isinstance(stage.fold, Fields):
         return [{} for _ in elements]
-    return evaluate_values([element.value for element in elements], stage.fold.inputs(), schema)
+    return evaluate_elements(elements, stage.fold.inputs(), schema)

@@ -1,6 +1,6 @@
 """The steps between source and stages, applied to elements: the per-message path."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,7 +14,7 @@ from aggregations.definition.operators import Schema, schema_after
 from aggregations.errors import FlowError
 from aggregations.per_message.cause import Cause, refusal
 from aggregations.per_message.ledger import Entry, Ledger
-from aggregations.per_message.rows import evaluate_values
+from aggregations.per_message.rows import evaluate_elements
 from aggregations.per_message.stage import Arrival, inputs_of, passed_on
 from envelope import (
     Envelope,
@@ -138,7 +138,7 @@ def withhold(applied: Applied) -> None:
 
     After the last stage they are published when the record is redriven, as messages that readers have not received.
     """
-    whole = {one.element.own for one in applied.rejected if one.whole}
+    whole = frozenset(one.element.own for one in applied.rejected if one.whole)
     items: dict[Node | None, list[tuple[int, ...]]] = {}
     for one in applied.rejected:
         if not one.whole:
@@ -146,9 +146,14 @@ def withhold(applied: Applied) -> None:
     if whole or items:
         applied.outputs = [
             output
-            for output in applied.outputs
-            if output.own not in whole and not any(_within(item, output.indices) for item in items.get(output.own, ()))
+            for output in without_rejected(applied.outputs, whole)
+            if not any(_within(item, output.indices) for item in items.get(output.own, ()))
         ]
+
+
+def without_rejected(outputs: Iterable[OutputMessage], records: Collection[Node | None]) -> list[OutputMessage]:
+    """The outputs of other records than these."""
+    return [output for output in outputs if output.own not in records]
 
 
 def _within(item: tuple[int, ...], indices: tuple[int, ...]) -> bool:
@@ -201,6 +206,13 @@ def _flat_map(applied: Applied, step: FlatMap) -> None:
 
 def _publish(applied: Applied, step: Publish) -> None:
     keys = [element.key for element in applied.elements] if step.key is None else _each(applied, step.key)
+    output = output_of(step)
+    results = [called(output, *pair) for pair in zip(applied.elements, keys, strict=True)]
+    applied.outputs += _survivors(applied, results)
+
+
+def output_of(step: Publish) -> Callable[[Element[Any], Any], OutputMessage]:
+    """Return the function that makes a published message from an element and its key."""
 
     def output(element: Element[Any], key: Any) -> OutputMessage:
         key = key_bytes(key)
@@ -210,8 +222,7 @@ def _publish(applied: Applied, step: Publish) -> None:
         )
 
     output.__qualname__ = f"publish to {step.topic}"
-    results = [_call(output, *pair) for pair in zip(applied.elements, keys, strict=True)]
-    applied.outputs += _survivors(applied, results)
+    return output
 
 
 def _republished(element: Element[Any], step: Publish, key: bytes | None) -> Envelope:
@@ -284,20 +295,31 @@ def _each(applied: Applied, argument: Predicate | Callable[[Element[Any]], Any])
     """Evaluate an argument for every element; elements for which it raises are rejected and removed."""
     if isinstance(argument, str | pl.Expr):
         return [row["_"] for row in _survivors(applied, _evaluated(applied, {"_": argument}))]
-    return _survivors(applied, [_call(argument, element) for element in applied.elements])
+    return _survivors(applied, [called(argument, element) for element in applied.elements])
 
 
 def _evaluated(applied: Applied, wanted: Mapping[str, Expression]) -> list[Any]:
-    return evaluate_values([element.value for element in applied.elements], wanted, applied.schema)
+    return evaluate_elements(applied.elements, wanted, applied.schema)
 
 
 def _true(applied: Applied, predicate: Predicate) -> list[bool]:
     if isinstance(predicate, str | pl.Expr):
         return [bool(result) for result in _each(applied, predicate)]
-    return _each(applied, lambda element: bool(predicate(element)))
+    return _each(applied, truth_of(predicate))
 
 
-def _call(function: Callable[..., Any], *arguments: Any) -> Any:
+def truth_of(predicate: Callable[[Element[Any]], Any]) -> Callable[[Element[Any]], bool]:
+    """Return the predicate with its result as a boolean."""
+
+    def truth(element: Element[Any]) -> bool:
+        return bool(predicate(element))
+
+    truth.__qualname__ = getattr(predicate, "__qualname__", "a step")
+    return truth
+
+
+def called(function: Callable[..., Any], *arguments: Any) -> Any:
+    """The result of user code; an `EnvelopeError` if it raises."""
     try:
         return function(*arguments)
     except Exception as error:  # the user's code: anything may come
@@ -347,7 +369,7 @@ def arrive(
         later: Names of the stages after this one: a record redriven to one of them only passes through.
     """
     raw = _each(applied, stage.key)
-    keys = _survivors(applied, [_key(value) for value in raw])
+    keys = _survivors(applied, [stage_key(value) for value in raw])
     inputs = inputs_of(stage, applied.elements, applied.schema)
     arrivals = []
     for element, key, values in zip(applied.elements, keys, inputs, strict=True):
@@ -406,7 +428,8 @@ def enter_tail(applied: Applied, *, ledger: Ledger, topic_ids: Mapping[str, str]
     return tail
 
 
-def _key(value: Any) -> Any:
+def stage_key(value: Any) -> bytes | EnvelopeError:
+    """The canonical bytes of a stage's key, or why it is not one."""
     try:
         key = key_bytes(value)
     except FlowError as error:

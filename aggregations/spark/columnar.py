@@ -1,23 +1,28 @@
 """The vectorised path: whole columns from Kafka's bytes to the stages, and from one stage to the next."""
 
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import polars as pl
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from aggregations.columns import schema
-from aggregations.columns.batch import Rejection, redriven, standing
+from aggregations.columns.batch import Batch, Rejection, redriven, standing
 from aggregations.columns.decode import Decoder
 from aggregations.columns.first import Unread, may_be_copies, unread_may_be_copy
+from aggregations.columns.signature import Signature
 from aggregations.columns.steps import Stepped, apply_columns, evaluate_columns, evaluated
-from aggregations.definition.expressions import columns_of, expression
+from aggregations.definition.element import Element
+from aggregations.definition.expressions import Expression, columns_of, expression
 from aggregations.definition.fields import Fields
-from aggregations.definition.flow import END_OF_FLOW, Stage
-from aggregations.definition.operators import expressions_of
+from aggregations.definition.flow import END_OF_FLOW, Stage, Step
+from aggregations.definition.operators import expressions_of, is_vectorised
 from aggregations.per_message.dead_letters import BEYOND_END, RejectedRecord
 from aggregations.per_message.stage import KeyState, passed_on
+from aggregations.per_message.steps import stage_key, without_rejected
 from aggregations.run.states import writes_of
 from aggregations.spark.blocks import route_of
 from aggregations.spark.columnar_fold import ColumnarFold
@@ -30,6 +35,8 @@ from persistence.commit.steps import CommitStep
 from persistence.protocol import Write
 
 _SYSTEM = frozenset({*schema.SYSTEM, schema.AGAIN, schema.LATE})
+_RECORD = frozenset({schema.VALUE, schema.HEADERS})
+_OWN = (schema.TOPIC, schema.PARTITION, schema.OFFSET)
 _NO_END = np.iinfo(np.int64).max
 
 
@@ -48,7 +55,8 @@ class ColumnarPath:
                 work.report.counts.records += table.num_rows
                 work.report.counts.tombstones += batch.skipped
                 unread += [_unread(work, table, one) for one in batch.rejected]
-                parts.append(_existing(work, Rows(batch.frame, list(batch.signatures))))
+                frame = _with_records(batch, table) if job.flow.calls_functions else batch.frame
+                parts.append(_existing(work, Rows(frame, list(batch.signatures))))
         whole = together(parts, _empty(decoder))
         if len(job.tasks) < sum(len(slot.ranges) for slot in job.tasks):
             whole = _by_partition(whole)
@@ -138,12 +146,9 @@ def _existing(work: Work, rows: Rows) -> Rows:
     beyond = rows.frame.get_column(schema.position(0)).to_numpy() >= limits[codes]
     if not beyond.any():
         return rows
-    stepped = Stepped(rows.frame)
-    stepped.reject(beyond, Reason.ROOT_BEYOND_END, BEYOND_END)
-    for frame, reason, detail in stepped.rejected:
-        for place in frame.select(schema.TOPIC, schema.PARTITION, schema.OFFSET).iter_rows():
-            work.collector.unread(work.job.node(*place), EnvelopeError(reason, detail))
-    return Rows(stepped.frame, rows.signatures)
+    for place in rows.frame.filter(pl.Series(beyond)).select(schema.TOPIC, schema.PARTITION, schema.OFFSET).iter_rows():
+        work.collector.unread(work.job.node(*place), EnvelopeError(Reason.ROOT_BEYOND_END, BEYOND_END))
+    return Rows(rows.frame.filter(~pl.Series(beyond)), rows.signatures)
 
 
 def _onward(work: Work, stage: Stage, accepted: Rows) -> Rows | None:
@@ -151,9 +156,16 @@ def _onward(work: Work, stage: Stage, accepted: Rows) -> Rows | None:
     stages = work.job.flow.stages
     if stage.index + 1 < len(stages):
         return _enter(work, stages[stage.index + 1], accepted)
-    stepped = apply_columns(work.job.flow.tail, _missing_behind(work, accepted).frame)
+    stepped = _stepped(work, work.job.flow.tail, _missing_behind(work, accepted))
+    if stepped.outputs:
+        own = (work.job.node(*place) for frame, _ in stepped.rejected for place in frame.select(_OWN).iter_rows())
+        stepped.outputs = without_rejected(stepped.outputs, frozenset(own))
     _gather(work, END_OF_FLOW, accepted, stepped)
     return None
+
+
+def _stepped(work: Work, steps: Sequence[Step], rows: Rows) -> Stepped:
+    return apply_columns(steps, rows.frame, lambda frame: work.elements(frame, rows.signatures))
 
 
 def _missing_behind(work: Work, rows: Rows) -> Rows:
@@ -185,23 +197,16 @@ def _enter(work: Work, stage: Stage, before: Rows) -> Rows:
     """Apply steps, key and inputs of a stage; keep only the columns that it and the following stages need."""
     job = work.job
     aggregate = stage.aggregate
-    assert isinstance(aggregate.key, str | pl.Expr)
-    assert isinstance(aggregate.fold, Fields)
-    stepped = apply_columns(stage.before, before.frame)
-    key = evaluated(stepped, {STAGE_KEY: expression(aggregate.key)}).get_column(STAGE_KEY)
-    null = key.is_null().to_numpy()
-    if null.any():
-        stepped.reject(null, Reason.NULL_KEY, "the stage's key is null")
-        key = key.filter(~pl.Series(null))
-    key = _key_bytes(key)
+    stepped = _stepped(work, stage.before, before)
+    key = _keys(stepped, aggregate.key)
     frame = stepped.frame
+    wanted = aggregate.fold.inputs() if isinstance(aggregate.fold, Fields) else {}
     # A row whose inputs cannot be computed still arrives: it leaves a hole in the state of its key.
-    inputs, broken = evaluate_columns(frame, {f"{INPUT}{name}": one for name, one in aggregate.fold.inputs().items()})
+    inputs, broken = evaluate_columns(frame, {f"{INPUT}{name}": one for name, one in wanted.items()})
     _gather(work, stage.name, before, stepped)
     rekeyed = pl.lit(value=True) if not aggregate.co_partitioned else pl.col(STAGE_KEY).ne_missing(pl.col(schema.KEY))
     system = [name for name in frame.columns if name in _SYSTEM or _is_position(name)]
-    further = sorted(_needed_behind(job, stage) & set(frame.columns))
-    frame = frame.select([*system, *further]).with_columns(
+    frame = frame.select([*system, *_further(job, stage, frame)]).with_columns(
         key.alias(STAGE_KEY), pl.Series(BROKEN, broken), *inputs.get_columns()
     )
     frame = frame.with_columns(rekeyed.alias(REKEYED))
@@ -212,11 +217,27 @@ def _is_position(name: str) -> bool:
     return name.startswith("_p") and name[2:].isdecimal()
 
 
-def _needed_behind(job: Job, stage: Stage) -> frozenset[str]:
-    """Payload columns that the steps and stages after this one read."""
+def _further(job: Job, stage: Stage, frame: pl.DataFrame) -> list[str]:
+    """Columns that are needed from here on, apart from the system columns: all if a function may read any of them."""
     later = job.flow.stages[stage.index + 1 :]
-    steps = [step for one in later for step in (*one.before, one.aggregate)]
-    return columns_of(one for step in (*steps, *job.flow.tail) for one in expressions_of(step))
+    steps = [*(step for one in later for step in (*one.before, one.aggregate)), *job.flow.tail]
+    if isinstance(stage.aggregate.fold, Fields) and all(map(is_vectorised, steps)):
+        needed = columns_of(one for step in steps for one in expressions_of(step))
+        return sorted(name for name in needed if name in frame.columns and not name.startswith("_"))
+    return [name for name in frame.columns if not name.startswith("_") or name in _RECORD]
+
+
+def _keys(stepped: Stepped, of: Expression | Callable[[Element[Any]], Any]) -> pl.Series:
+    """Canonical bytes of the stage's key of every row; rows without one are rejected."""
+    if not isinstance(of, str | pl.Expr):
+        keys = stepped.succeeded([stage_key(one) for one in stepped.each(of)])
+        return pl.Series(STAGE_KEY, keys, dtype=pl.Binary)
+    key = evaluated(stepped, {STAGE_KEY: expression(of)}).get_column(STAGE_KEY)
+    null = key.is_null().to_numpy()
+    if null.any():
+        stepped.reject(null, Reason.NULL_KEY, "the stage's key is null")
+        key = key.filter(~pl.Series(null))
+    return _key_bytes(key)
 
 
 def _key_bytes(key: pl.Series) -> pl.Series:
@@ -228,17 +249,44 @@ def _key_bytes(key: pl.Series) -> pl.Series:
 
 def _gather(work: Work, stage: str, before: Rows, stepped: Stepped) -> None:
     work.report.counts.filtered += stepped.filtered
-    for frame, reason, detail in stepped.rejected:
-        for row in frame.iter_rows(named=True):
+    work.outputs += stepped.outputs
+    for frame, cause in stepped.rejected:
+        lineages = _lineages(work, frame, before.signatures)
+        for number, row in enumerate(frame.iter_rows(named=True)):
             own = work.job.node(row[schema.TOPIC], row[schema.PARTITION], row[schema.OFFSET])
             late = row.get(schema.LATE)
             work.collector.lost(
-                RejectedRecord(own, stage, reason, detail),
+                RejectedRecord(own, stage, cause.reason, cause.detail, lineages[number], raised=cause.raised),
                 standing(row, before.signatures, rekeyed=False, siblings=work.collector.siblings),
                 redriven(row, before.signatures),
                 proven=late == Route.MISSING or not (late or row.get(schema.AGAIN)),
                 late=bool(late),
             )
+
+
+def _lineages(work: Work, frame: pl.DataFrame, signatures: Sequence[Signature]) -> list[str]:
+    """Lineages as text, where the values of records are kept."""
+    if not work.job.flow.calls_functions:
+        return [""] * frame.height
+    found = (one.lineage.resolved(work.roots.topic_ids) for one in work.elements(frame, signatures))
+    return [str(one) for one in found]
+
+
+def _with_records(batch: Batch, table: pa.Table) -> pl.DataFrame:
+    """The rows with what functions may read of their records: values, if there are chains, and headers."""
+    wanted = {}
+    if any(one.chained for one in batch.signatures):
+        wanted[schema.VALUE] = table.column("value")
+    if "headers" in table.schema.names and pc.any(pc.greater(pc.list_value_length(table.column("headers")), 0)).as_py():
+        wanted[schema.HEADERS] = table.column("headers")
+    rows = batch.frame.get_column(schema.ROW)
+    return batch.frame.with_columns(_series(column).gather(rows).alias(name) for name, column in wanted.items())
+
+
+def _series(column: pa.Array | pa.ChunkedArray) -> pl.Series:
+    found = pl.from_arrow(column)
+    assert isinstance(found, pl.Series)
+    return found
 
 
 def _empty(decoder: Decoder) -> pl.DataFrame:

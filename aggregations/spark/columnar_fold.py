@@ -17,6 +17,7 @@ import polars as pl
 from aggregations.columns import schema
 from aggregations.columns.arrays import Ints, Mask
 from aggregations.columns.batch import position_arrays, redriven, standing
+from aggregations.columns.elements import plain_element
 from aggregations.columns.fold import CODE, fold_fields, unfit_rows
 from aggregations.columns.history import fold_histories
 from aggregations.columns.judge import VERDICTS, Judged, judge
@@ -26,8 +27,10 @@ from aggregations.columns.steps import FAILURES
 from aggregations.definition.element import Element
 from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Aggregate, Stage
+from aggregations.definition.folds import Fold
 from aggregations.per_message.stage import Arrival, KeyState, fold_stage, passed_on
 from aggregations.spark.path import Work
+from aggregations.spark.python_fold import fold_elements
 from aggregations.spark.rows import BROKEN, INPUT, REKEYED, STAGE_KEY, Rows
 from envelope import EnvelopeError, GrowthFullError, Histories, Route, Siblings, Verdict
 
@@ -71,16 +74,19 @@ class ColumnarFold:
 
     def run(self) -> "ColumnarFold":
         fields = self.aggregate.fold
-        assert isinstance(fields, Fields)
-        inputs = self.frame.select(pl.col(f"{INPUT}{name}").alias(name) for name in fields.inputs())
         door = self._door()
         blank = Histories()
         histories = [state.histories if (state := self.found.get(key)) else blank for key in self.keys]
         exotic: Mask = self.frame.get_column(schema.EXOTIC).to_numpy()
         uncommon_rows = exotic | self._excluded() | self._late() | self._listed(door)
         judged = judge(self.codes, door.lanes, door.positions, door.places, histories, uncommon_rows)
-        uncommon = judged.pure | self._keys_with(self._refused(fields, inputs) & judged.fold)
-        new, unfit = self._folded(fields, inputs, door, judged, judged.fold & ~uncommon)
+        uncommon = judged.pure
+        if isinstance(fields, Fields):
+            inputs = self.frame.select(pl.col(f"{INPUT}{name}").alias(name) for name in fields.inputs())
+            uncommon = uncommon | self._keys_with(self._refused(fields, inputs) & judged.fold)
+            new, unfit = self._folded(fields, inputs, door, judged, judged.fold & ~uncommon)
+        else:
+            new, unfit = self._called(fields, judged, judged.fold & ~uncommon)
         if unfit:
             uncommon |= np.isin(self.codes, unfit)
         self.accepted = judged.fold & ~uncommon
@@ -126,6 +132,14 @@ class ColumnarFold:
         states = {code: state.fold for code, key in enumerate(self.keys) if (state := self.found.get(key)) is not None}
         return fold_fields(fields, taken.with_columns(pl.Series(CODE, self.codes[rows])), at, states)
 
+    def _called(self, fold: Fold[Any], judged: Judged, accepted: Mask) -> tuple[dict[int, Any], list[int]]:
+        """The same for a fold in plain Python."""
+        rows = judged.order[accepted[judged.order]]
+        elements = self.work.elements(self.frame[rows], self.rows.signatures)
+        found = enumerate(map(self.found.get, self.keys))
+        states = {code: state.fold for code, state in found if state is not None and state.folded}
+        return fold_elements(fold, elements, self.codes[rows], states)
+
     def _hold(self, door: "_Door", judged: Judged, histories: Sequence[Histories], new: Mapping[int, Any]) -> None:
         """Combine new folds and histories."""
         try:
@@ -165,7 +179,11 @@ class ColumnarFold:
     def _one_by_one(self, rows: Ints) -> None:
         """Fold some keys by the pure code."""
         job = self.work.job
-        arrivals = [self._arrival(row) for row in self.frame[rows].iter_rows(named=True)]
+        frame = self.frame[rows]
+        arrivals = [self._arrival(row) for row in frame.iter_rows(named=True)]
+        if not isinstance(self.aggregate.fold, Fields):
+            elements = map(plain_element, self.work.elements(frame, self.rows.signatures))
+            arrivals = [replace(one, element=element) for one, element in zip(arrivals, elements, strict=True)]
         loaded = {key: self.found[key] for key in {one.key for one in arrivals} if key in self.found}
         outcome = fold_stage(
             self.aggregate,

@@ -7,8 +7,11 @@ from functools import cached_property
 from time import process_time
 from typing import Any, Protocol
 
+import polars as pl
 import pyarrow as pa
 
+from aggregations.columns.elements import Elements
+from aggregations.columns.signature import Signature
 from aggregations.definition.flow import Stage
 from aggregations.per_message.dead_letters import DeadLetterCollector
 from aggregations.per_message.steps import OutputMessage
@@ -43,6 +46,11 @@ class Work:
     def incarnations(self) -> Incarnations:
         """Topic ids known and seen."""
         return Incarnations(self.job.incarnations, self.roots.topic_ids)
+
+    def elements(self, frame: pl.DataFrame, signatures: Sequence[Signature]) -> Elements:
+        """Rows of the vectorised path as elements, for the functions of the flow."""
+        assert self.job.flow.topic is not None
+        return Elements(frame, signatures, self.job.flow.topic, self.job.node)
 
     @cached_property
     def collector(self) -> DeadLetterCollector:

@@ -92,7 +92,7 @@ def read_slot(payload: bytes, number: int) -> list[Block]:
 
     def act(work: Work) -> list[Block]:
         path, first, topic = path_of(job), job.flow.stages[0], _topic(job)
-        fetcher = fetcher_of(job.kafka, topic, f"headwater-{job.ref.flow}", headers=not job.flow.is_columnar)
+        fetcher = fetcher_of(job.kafka, topic, f"headwater-{job.ref.flow}", headers=job.flow.calls_functions)
         chunks = fetcher.read(job.tasks[number].ranges, stays=residents.is_resident())
         arrivals = path.read(work, chunks)
         # Only after all rows were read: if the topic still is the driver's topic, the rows belong to it.

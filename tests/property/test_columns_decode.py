@@ -188,7 +188,7 @@ def check(decoder: Decoder, columns: frozenset[str] | None, records: list[Record
         place, row = rows.pop(i)
         assert comparable({name: row[name] for name in decoder.schema}) == comparable(expected.columns)
         assert (row["_topic"], row["_partition"], row["_offset"]) == (record.topic, record.partition, record.offset)
-        assert (row["_key"], row["_timestamp_ms"]) == (record.key, record.timestamp_ms)
+        assert (row["_key"], row["_timestamp"]) == (record.key, record.timestamp_ms)
         assert (row["_event_time_us"], row["_event_id"]) == (expected.event_time_us, expected.event_id)
         signature = batch.signatures[row["_signature"]]
         line = expected.lineage.resolved(TOPIC_IDS)

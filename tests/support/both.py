@@ -5,6 +5,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+import pyarrow as pa
+
 from aggregations.definition.element import Record
 from aggregations.definition.flow import Flow, Stage
 from aggregations.report import DeadLetter
@@ -52,14 +54,15 @@ class Both:
 
     def process(self, records: Sequence[Record]) -> None:
         """Fold one batch on both paths and compare verdicts, dead letters, states and histories."""
-        before = len(self.memory.dead_letters)
+        before, sent = len(self.memory.dead_letters), len(self.memory.outputs)
         report = self.memory.process(records)
         work = self._vectorised(records)
         new = self.memory.dead_letters[before:]
         self.dead_letters += new
-        assert {(one.record.node, one.stage): (one.reason, one.detail, one.hole) for one in new} == {
-            at: (dead.reason, dead.detail, dead.hole) for at, dead in work.collector.dead.items()
+        assert {(one.record.node, one.stage): (one.reason, one.detail, one.hole, one.raised) for one in new} == {
+            at: (dead.reason, dead.detail, dead.hole, dead.raised) for at, dead in work.collector.dead.items()
         }
+        assert sorted(map(repr, work.outputs)) == sorted(map(repr, self.memory.outputs[sent:]))
         counts = work.report.counts
         verdicts = {stage.name: counts.verdicts.get(stage.name, Counter()) for stage in self.flow.stages}
         assert verdicts == dict(report.verdicts)
@@ -99,6 +102,11 @@ class Both:
         assert run.ledger == self.memory.run.ledger
         return work
 
+    def _chunks(self, records: Sequence[Record]) -> list[pa.RecordBatch]:
+        table = table_of(records, headers=self.flow.calls_functions)
+        batches: list[pa.RecordBatch] = table.to_batches(max_chunksize=3)
+        return batches
+
     def _folded(self, records: Sequence[Record]) -> tuple[Work, list[tuple[Stage, list[Write]]]]:
         run, path = self._run, ColumnarPath()
         job = Job(
@@ -115,9 +123,10 @@ class Both:
             run.known,
             None if run.accept_definition else run.earlier,
             ledger=run.ledger,
+            asked=("raw",),
         )
         work = Work(job)
-        tasks: list[Rows] = [path.read(work, table_of(records).to_batches(max_chunksize=3))]
+        tasks: list[Rows] = [path.read(work, self._chunks(records))]
         writes = []
         for stage in self.flow.stages:
             folded = [path.fold(work, stage, arrivals) for arrivals in tasks]

@@ -50,10 +50,13 @@ def leg(offset: int, key: str | None = "N1", *, partition: int = 0, topic: str =
     )
 
 
-def table_of(records: Sequence[Record]) -> pa.Table:
-    """Records as the columns of Spark's Kafka source, without headers."""
+def table_of(records: Sequence[Record], *, headers: bool = False) -> pa.Table:
+    """Records as the columns that a task reads, optionally with headers."""
+    found = [[{"key": name, "value": value} for name, value in one.headers] for one in records]
+    kind = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
     return pa.table(
         {
+            **({"headers": pa.array(found, kind)} if headers else {}),
             "key": pa.array([one.key for one in records], pa.binary()),
             "value": pa.array([one.value for one in records], pa.binary()),
             "topic": [one.topic for one in records],

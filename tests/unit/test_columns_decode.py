@@ -56,7 +56,7 @@ def test_a_batch_of_sparks_kafka_source_has_payload_columns_system_columns_and_p
         "_partition": [2, 2],
         "_offset": [7, 8],
         "_key": [b"N1", b"N1"],
-        "_timestamp_ms": [0, 1000],
+        "_timestamp": [0, 1000],
         "_event_time_us": [0, 1_000_000],
         "_event_id": ["e", ""],
         "_signature": [0, 1],

@@ -23,8 +23,8 @@ class Tally:
         return state + 1
 
 
-def legs(name="fleet"):
-    return Flow(name).source(bare())
+def legs(name="fleet", **options):
+    return Flow(name).source(bare(**options))
 
 
 def carrier(element):
@@ -63,24 +63,41 @@ def test_stages_have_the_steps_in_front_of_them_and_the_tail_what_is_behind_all(
     assert (first.fans_out, second.fans_out) == (False, True)
 
 
-def test_a_flow_is_vectorised_up_to_the_first_callable():
-    flow = legs().aggregate("a", "tail", COUNT).filter(lambda e: e["late"]).aggregate("b", "carrier", COUNT)
-    assert [stage.columnar for stage in flow.stages] == [True, False]
-    assert not flow.is_columnar
+@pytest.mark.parametrize(
+    "flow",
+    [
+        legs().aggregate("a", "tail", Tally()),
+        legs().aggregate("a", carrier, COUNT),
+        legs().filter(lambda e: e["late"]).aggregate("a", "tail", COUNT),
+        legs().divert(lambda e: e["late"]).aggregate("a", "tail", COUNT),
+        legs().aggregate("a", "tail", COUNT).publish("out"),
+    ],
+    ids=["fold", "key", "filter", "divert", "publish"],
+)
+def test_a_function_that_keeps_the_columns_is_called_on_the_vectorised_path_and_may_read_all_of_them(flow):
+    assert flow.is_columnar
+    assert flow.calls_functions
     assert flow.columns is None
 
 
 @pytest.mark.parametrize(
     "flow",
     [
-        legs().aggregate("a", "tail", Tally()),
-        legs().aggregate("a", carrier, COUNT),
+        legs().map(lambda e: e.value).aggregate("a", "tail", COUNT),
+        legs().flat_map(twice).aggregate("a", "tail", COUNT),
         legs().aggregate("a", "tail", COUNT, emit=lambda element, state: [state]),
-        legs().aggregate("a", "tail", COUNT).publish("out"),
+        legs(tombstones="element").aggregate("a", carrier, COUNT),
     ],
-    ids=["fold", "key", "emit", "publish"],
+    ids=["map", "flat_map", "emit", "tombstones"],
 )
-def test_any_callable_takes_the_flow_off_the_vectorised_path(flow):
+def test_a_function_that_replaces_values_and_elements_without_columns_take_the_flow_off_the_vectorised_path(flow):
+    assert not flow.is_columnar
+    assert flow.columns is None
+
+
+def test_the_stages_before_a_function_that_replaces_values_could_be_done_on_columns():
+    flow = legs().aggregate("a", "tail", Tally()).map(lambda e: e.value).aggregate("b", "carrier", COUNT)
+    assert [stage.columnar for stage in flow.stages] == [True, False]
     assert not flow.is_columnar
 
 
@@ -136,13 +153,31 @@ def test_the_drawing_shows_each_step_with_the_path_that_it_takes():
     assert flow.describe().splitlines() == [
         "fleet",
         "  source     legs",
-        '  filter     [(col("minutes")) > (dyn int: 0)]                  vectorised',
-        "  aggregate  aircraft by tail: Fields(n=count(), m=total(minutes)) vectorised",
+        '  filter     [(col("minutes")) > (dyn int: 0)]                  per message',
+        "  aggregate  aircraft by tail: Fields(n=count(), m=total(minutes)) per message",
         "  states to  states",
-        "  flatmap    twice                                              per message",
+        "  flatmap    twice                                              per message: its function replaces the values",
         "  aggregate  carriers by carrier: Tally                         per message",
         "  publish    out                                                per message",
     ]
+
+
+def test_the_drawing_names_what_a_vectorised_step_calls_in_python():
+    flow = (
+        legs()
+        .filter("late")
+        .aggregate("aircraft", carrier, Tally())
+        .divert(lambda element: element["late"])
+        .publish("out")
+    )
+    assert ["vectorised" + line.rpartition(" vectorised")[2] for line in flow.describe().splitlines()[2:]] == [
+        "vectorised",
+        "vectorised, with Python for its key, its fold",
+        "vectorised, with Python for its function",
+        "vectorised, with Python for the encoding of its messages",
+    ]
+    tombstones = legs(tombstones="element").aggregate("a", carrier, COUNT)
+    assert tombstones.describe().splitlines()[1].endswith("per message: tombstones have no columns")
 
 
 BAD = {

@@ -42,7 +42,10 @@ def test_a_protobuf_payload_in_an_envelope_has_its_fields_as_columns() -> None:
 def test_an_element_has_what_its_record_and_its_envelope_say() -> None:
     decoded = read(Topic("legs", Raw()), sealed(b"x", chain=(HOP,), key=b"N1", event_id="e", event_time_us=-4))
     headers = (("h", b"v"), ("h", None))
-    assert decoded.element(headers) == Element({"value": b"x"}, b"N1", RECORD.node, (HOP,), -4, "e", headers)
+    record = replace(RECORD, headers=headers)
+    assert decoded.element(record) == Element(
+        {"value": b"x"}, b"N1", RECORD.node, (HOP,), -4, "e", headers, timestamp_ms=RECORD.timestamp_ms
+    )
 
 
 def test_without_an_event_time_the_records_timestamp_counts() -> None:

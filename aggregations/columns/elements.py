@@ -1,0 +1,163 @@
+"""Elements over columns: what a function of a vectorised flow is called with, each attribute read when it is used."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import polars as pl
+
+from aggregations.columns import schema
+from aggregations.columns.signature import Signature
+from aggregations.definition.element import Element
+from aggregations.definition.source import Topic
+from envelope import Hop, Node, Route, decode
+from envelope.codec import redriven_payload
+
+_new = object.__new__
+_set = object.__setattr__
+
+
+class Elements:
+    """The rows of a frame as elements, equal to those of the per-message path.
+
+    Args:
+        frame: The payload's columns, the system columns, and optionally `schema.VALUE` and `schema.HEADERS`.
+        signatures: By the codes of `_signature`.
+        topic: The source.
+        node: Returns coordinates with topic id and cluster, given topic, partition and offset.
+    """
+
+    def __init__(
+        self,
+        frame: pl.DataFrame,
+        signatures: Sequence[Signature],
+        topic: Topic,
+        node: Callable[[str, int, int], Node],
+    ) -> None:
+        self._size = frame.height
+        self._columns = _Columns(frame)
+        self._payload = _Columns(frame.select(name for name in frame.columns if not name.startswith("_")))
+        self._signatures = signatures
+        self._topic = topic
+        self._node = node
+
+    def __getitem__(self, row: int) -> Element[Any]:
+        element: Element[Any] = _new(_RowElement)
+        _set_source(element, self)
+        _set_row(element, row)
+        _set_cells(element, self._payload)
+        return element
+
+    def __iter__(self) -> Iterator[Element[Any]]:
+        return map(self.__getitem__, range(self._size))
+
+    def own(self, row: int) -> Node:
+        """Coordinates of the record."""
+        columns = self._columns
+        return self._node(columns[schema.TOPIC][row], columns[schema.PARTITION][row], columns[schema.OFFSET][row])
+
+    def value(self, row: int) -> dict[str, Any]:
+        """The payload's columns."""
+        cells = self._payload
+        return {name: cells[name][row] for name in cells.names}
+
+    def chain(self, row: int) -> tuple[Hop, ...]:
+        """The hops of the record's envelope."""
+        if not self._signatures[self._columns[schema.SIGNATURE][row]].chained:
+            return ()
+        value, limits = self._columns[schema.VALUE][row], self._topic.limits
+        message = decode(value, limits) if self._topic.envelope else redriven_payload(value, limits)
+        assert message is not None
+        return message.chain
+
+    def headers(self, row: int) -> tuple[tuple[str, bytes | None], ...]:
+        """The record's headers."""
+        found = self._optional(schema.HEADERS, row)
+        return tuple((one["key"], one["value"]) for one in found or ())
+
+    def again(self, row: int) -> bool:
+        """Whether it may be a copy."""
+        return bool(self._optional(schema.AGAIN, row))
+
+    def route(self, row: int) -> Route:
+        """Route that the previous stage gave it."""
+        late = self._optional(schema.LATE, row)
+        return Route(late) if late else Route.PLAIN
+
+    def cell(self, column: str, row: int) -> Any:
+        """A value of a system column."""
+        return self._columns[column][row]
+
+    def _optional(self, column: str, row: int) -> Any:
+        return self._columns[column][row] if column in self._columns.names else None
+
+
+class _Columns(dict[str, list[Any]]):
+    """Columns as lists of Python's values, each converted when it is first used."""
+
+    def __init__(self, frame: pl.DataFrame) -> None:
+        super().__init__()
+        self._frame = frame
+        self.names = frame.columns
+
+    def __missing__(self, name: str) -> list[Any]:
+        if name not in self.names:
+            raise KeyError(name)
+        found = self[name] = self._frame.get_column(name).to_list()
+        return found
+
+
+class _RowElement(Element[Any]):
+    """An element whose attributes are read from a row when they are first used, and then kept."""
+
+    __slots__ = ("_cells", "_row", "_source")
+
+    def __getattr__(self, name: str) -> Any:
+        # An attribute that is not set yet: slots raise AttributeError.
+        if name == "_cells":
+            return None  # made by `replace`, with every attribute
+        read = _READ.get(name)
+        if read is None:
+            raise AttributeError(f"'Element' object has no attribute {name!r}")
+        found = read(self._source, self._row)
+        _set(self, name, found)
+        if name == "value":
+            _set(self, "_cells", None)  # the function may change it
+        return found
+
+    def __getitem__(self, column: str) -> Any:
+        cells = self._cells
+        return Element.__getitem__(self, column) if cells is None else cells[column][self._row]
+
+    def __repr__(self) -> str:
+        return repr(plain_element(self))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Element, _attributes(self)
+
+
+def plain_element(of: Element[Any]) -> Element[Any]:
+    """The element with every attribute read."""
+    return Element(*_attributes(of))
+
+
+def _attributes(of: Element[Any]) -> tuple[Any, ...]:
+    return tuple(getattr(of, name) for name in Element.__dataclass_fields__)
+
+
+_READ: Final[Mapping[str, Callable[[Elements, int], Any]]] = {
+    "value": Elements.value,
+    "key": lambda rows, row: rows.cell(schema.KEY, row),
+    "own": Elements.own,
+    "chain": Elements.chain,
+    "event_time_us": lambda rows, row: rows.cell(schema.EVENT_TIME, row),
+    "event_id": lambda rows, row: rows.cell(schema.EVENT_ID, row) or "",
+    "headers": Elements.headers,
+    "indices": lambda _rows, _row: (),
+    "branch": lambda _rows, _row: (),
+    "again": Elements.again,
+    "route": Elements.route,
+    "timestamp_ms": lambda rows, row: rows.cell(schema.TIMESTAMP, row),
+}
+_set_source = _RowElement.__dict__["_source"].__set__
+_set_row = _RowElement.__dict__["_row"].__set__
+_set_cells = _RowElement.__dict__["_cells"].__set__
