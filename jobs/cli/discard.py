@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from jobs.cli.letters import show
+from jobs.cli.letters import reasons, show
 from jobs.cli.options import (
     STACK_ROOT,
     Bootstrap,
@@ -55,7 +55,7 @@ def discard(
     found = load_flow(flow)
     here = Directory.load()
     chosen = settings.of_flow(found, store, generation=generation, directory=here)
-    selection = Selection(frozenset(reason or ()), frozenset(stage or ()), frozenset(topic or ()), unproven=True)
+    selection = Selection(reasons(reason), frozenset(stage or ()), frozenset(topic or ()), unproven=True)
     with progress(f"reading {source}", unit="records") as bar:
         result = run(
             settings.kafka(bootstrap, root, kafka_settings, directory=here),

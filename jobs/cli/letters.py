@@ -1,14 +1,30 @@
 """The reports of the commands for dead letters."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import typer
 
 from jobs.cli.errors import Exit
+from jobs.environment import UsageError
 from jobs.screen import counted, emit, say, table
 
 if TYPE_CHECKING:
     from jobs.dead_letters.letters import Handled
+
+
+def reasons(given: Sequence[str] | None) -> frozenset[str]:
+    """The values of `--reason`.
+
+    Raises:
+        UsageError: One of them is no reason code.
+    """
+    from envelope import Reason
+
+    known = [reason.value for reason in Reason]
+    if unknown := sorted(set(given or ()) - set(known)):
+        raise UsageError(f"--reason {unknown[0]}: no such reason code; there are {', '.join(known)}")
+    return frozenset(given or ())
 
 
 def show(

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from jobs.cli.letters import show
+from jobs.cli.letters import reasons, show
 from jobs.cli.options import (
     STACK_ROOT,
     Bootstrap,
@@ -61,7 +61,7 @@ def redrive(
     from jobs.loading import load
 
     selection = Selection(
-        frozenset(reason or ()), frozenset(stage or ()), frozenset(topic or ()), frozenset(application or ()), unproven
+        reasons(reason), frozenset(stage or ()), frozenset(topic or ()), frozenset(application or ()), unproven
     )
     with progress(f"reading {source}", unit="records") as bar:
         result = run(

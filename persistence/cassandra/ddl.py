@@ -133,6 +133,6 @@ def _check_nodes(replication: Replication, cluster: Any) -> None:
     for dc, copies in wanted.items():
         if copies > nodes.get(dc, 0):
             raise Terminal(
-                f"{copies} replicas are requested in data centre {dc}, which has {nodes.get(dc, 0)} nodes",
+                f"{copies} replicas are requested in data centre {dc}; number of its nodes: {nodes.get(dc, 0)}",
                 f"Set the number in the URL, for example ?replication={max(nodes.get(dc, 1), 1)}",
             )

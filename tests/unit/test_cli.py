@@ -231,6 +231,10 @@ def test_wrong_usage_ends_in_two(
         (["inspect", "jobs.demo.flow:flow"], "has the stages aircraft, carrier: give --stage"),
         (["inspect", "jobs.demo.flow:flow", "--stage", "pilot"], "has no stage 'pilot'"),
         (["inspect", "jobs.demo.flow:flow", "--stage", "carrier", "--store", "memory://m"], "in the memory of its"),
+        *(
+            ([*command.split(), "--from", "dead", "--reason", "fold"], "--reason fold: no such reason code; there are")
+            for command in ("redrive", "discard jobs.demo.flow:flow")
+        ),
         (["demo", "--store", "memory://m"], "a store that they can share"),
         (
             ["republish", "jobs.demo.flow:flow", "--from", "a", "--to", "b", "--via", "v", "--bootstrap", "b:1"],
