@@ -1,0 +1,68 @@
+"""The page about JSON output names every field that the commands write."""
+
+import json
+import re
+from dataclasses import fields
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from aggregations.report import Report
+from aggregations.run.plan import PartitionPlan, Plan
+from envelope import Histories
+from jobs.cli.letters import show
+from jobs.cli.run import as_json, show_plan
+from jobs.dead_letters.discard import Discarded
+from jobs.dead_letters.letters import Handled
+from jobs.republish.counts import Statistics, TopicGrowth
+from jobs.stack.state import ServerState
+from jobs.views import View
+from persistence.findings import Finding
+from persistence.manifest import Growth
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def named(title: str, page: Path = DOCS / "reference" / "json.md") -> set[str]:
+    """What the rows of the tables in a section name, in any column."""
+    _, section = re.split(rf"^## {title}$", page.read_text(), maxsplit=1, flags=re.MULTILINE)
+    section = re.split(r"^## ", section, maxsplit=1, flags=re.MULTILINE)[0]
+    return {name for line in section.splitlines() if line.startswith("| ") for name in re.findall(r"`(\w+)`", line)}
+
+
+def names(kind: type) -> set[str]:
+    return {field.name for field in (msgspec.structs.fields if issubclass(kind, msgspec.Struct) else fields)(kind)}
+
+
+def test_the_lines_of_a_run(capsys: pytest.CaptureFixture[str]) -> None:
+    show_plan(Plan("legs", "id"), json=True)
+    [plan] = json.loads(capsys.readouterr().out).values()
+    nested = names(PartitionPlan) | names(Finding) | names(Growth)
+    assert named("Lines of run and plan") == {*plan, *as_json(Report()), *nested}
+
+
+def test_the_lines_of_a_republisher() -> None:
+    assert named("Lines of republish") == {*Statistics().as_dict()} | names(TopicGrowth)
+
+
+def test_the_lines_of_redrive_and_discard(capsys: pytest.CaptureFixture[str]) -> None:
+    found = {"discard"}  # the command
+    group = ("legs", "carrier", "overflow")
+    for result, done, more in ((Handled(), "redriven", {}), (Discarded(), "discarded", {"no_hole": 1})):
+        result.done[group] = result.before[group] = 1
+        show(result, done=done, written="", unusable="", none="", apply=True, json=True, **more)
+        line = json.loads(capsys.readouterr().out)
+        found |= {*line, *line[done][0]}
+    assert named("Lines of redrive and discard") == found
+
+
+def test_the_lines_of_inspect() -> None:
+    fields_of_bytes = View(b"\xff", None, 1, 1, 1, "", Histories()).as_json()
+    state = View(b"a", None, 1, 1, 1, "", Histories()).as_json()
+    lanes = {"held", "floor", "used"}
+    assert named("From the command line", DOCS / "guides" / "states.md") == {*fields_of_bytes, *state} | lanes
+
+
+def test_the_lines_of_the_stack() -> None:
+    assert names(ServerState) < named("Lines of the other commands")
