@@ -1,6 +1,7 @@
 """The steps of a flow, and the checks that are possible before it runs."""
 
 import hashlib
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeAlias
@@ -19,6 +20,9 @@ from envelope.dedup.eviction import LANES
 
 Predicate: TypeAlias = Expression | Callable[[Element[Any]], bool]
 Key: TypeAlias = Expression | Callable[[Element[Any]], str | bytes | int | None]
+_LITERAL = re.compile(r"\(dyn \w+: ([^()]*)\)")
+_NESTED = re.compile(r"\((col\(\"[^\"]*\"\))\)")
+"""What polars writes of a literal and of an operand, more than a reader needs."""
 
 
 def is_columnar(step: object) -> bool:
@@ -291,4 +295,6 @@ def summary(step: Step | Aggregate) -> str:
 
 
 def _text(argument: Predicate | Key) -> str:
-    return str(argument) if isinstance(argument, str | pl.Expr) else name_of(argument)
+    if isinstance(argument, pl.Expr):
+        return _NESTED.sub(r"\1", _LITERAL.sub(r"\1", str(argument)))
+    return argument if isinstance(argument, str) else name_of(argument)

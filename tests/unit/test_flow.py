@@ -153,7 +153,7 @@ def test_the_drawing_shows_each_step_with_the_path_that_it_takes():
     assert flow.describe().splitlines() == [
         "fleet",
         "  source     legs",
-        '  filter     [(col("minutes")) > (dyn int: 0)]                  per message',
+        '  filter     [col("minutes") > 0]                               per message',
         "  aggregate  aircraft by tail: Fields(n=count(), m=total(minutes)) per message",
         "  states to  states",
         "  flatmap    twice                                              per message: its function replaces the values",
