@@ -1,10 +1,10 @@
 """Conditional writes and loads of each store, beside plain writes of the same server in the same run.
 
-    python benchmarks/stores.py memory://bench sqlite:///tmp/bench.db redis://127.0.0.1:6379 [--json]
+    python benchmarks/stores.py memory://bench sqlite:///tmp/bench.db lmdb:///tmp/bench redis://127.0.0.1:6379 [--json]
 
 Every round loads and replaces all keys, in calls as the engine makes them. The first round creates the states and
 is not counted. `plain` writes and reads the same bytes without condition, epoch or version: executemany upserts for
-SQLite, MSET and MGET for Redis.
+SQLite, putmulti and getmulti for LMDB, MSET and MGET for Redis.
 """
 
 import argparse
@@ -68,6 +68,25 @@ class PlainSqlite:
         return time.perf_counter() - start
 
 
+class PlainLmdb:
+    def __init__(self, url, value):
+        import lmdb
+
+        self.environment = lmdb.open(urlsplit(url).netloc + urlsplit(url).path + ".plain", map_size=1 << 36)
+        self.value = value
+
+    def load(self, keys):
+        with self.environment.begin() as transaction:
+            dict(transaction.cursor().getmulti(sorted(keys)))
+
+    def save(self, keys):
+        rows = [(key, self.value) for key in sorted(keys)]
+        start = time.perf_counter()
+        with self.environment.begin(write=True) as transaction:
+            transaction.cursor().putmulti(rows)
+        return time.perf_counter() - start
+
+
 class PlainRedis:
     def __init__(self, url, value):
         import redis
@@ -85,7 +104,7 @@ class PlainRedis:
         return time.perf_counter() - start
 
 
-PLAIN = {"sqlite": PlainSqlite, "redis": PlainRedis}
+PLAIN = {"sqlite": PlainSqlite, "lmdb": PlainLmdb, "redis": PlainRedis}
 
 
 def measure(url, calls, value, rounds):

@@ -15,6 +15,7 @@ ENTRY_POINTS = "headwater.stores"
 
 _targets = {
     "memory": "persistence.memory:open_store",
+    "lmdb": "persistence.lmdb:open_store",
     "sqlite": "persistence.sqlite:open_store",
     "cassandra": "persistence.cassandra:open_store",
     **dict.fromkeys(

@@ -80,7 +80,7 @@ def check_given(
             raise FlowError(
                 f"stage {name!r}: {url} is local to one process, and Spark has several workers; use sqlite:///PATH"
             )
-        if url.startswith("sqlite:") and not master.startswith("local"):
+        if url.startswith(("sqlite:", "lmdb:")) and not master.startswith("local"):
             raise FlowError(
                 f"stage {name!r}: {url} is a file of this machine, and Spark's workers ({master}) may run on others; "
                 "use Redis or Cassandra, or --master local[N]"

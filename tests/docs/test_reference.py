@@ -21,7 +21,12 @@ from tests.simulation.stores import SCHEME as SIMULATED
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "reference.md").read_text()
-URLS = {"sqlite": "sqlite://states.db", "redis": "redis://host", "cassandra": "cassandra://host/fleet"}
+URLS = {
+    "sqlite": "sqlite://states.db",
+    "lmdb": "lmdb://states",
+    "redis": "redis://host",
+    "cassandra": "cassandra://host/fleet",
+}
 DEFAULTS = {"cassandra": CassandraSettings, "redis": RedisSettings}
 
 

@@ -21,8 +21,9 @@ FLOW = Flow("fleet").source(Topic("legs", envelope=False)).aggregate("a", "value
 
 @pytest.mark.parametrize("master", ["spark://head:7077", "yarn", "k8s://https://head"])
 def test_a_file_of_this_machine_is_no_store_for_workers_of_others(master: str) -> None:
-    with pytest.raises(FlowError, match=r"stage 'a': sqlite:///tmp/a.db is a file of this machine.*Redis"):
-        check_given(FLOW, {"a": "sqlite:///tmp/a.db"}, (), master)
+    for url in ("sqlite:///tmp/a.db", "lmdb:///tmp/a"):
+        with pytest.raises(FlowError, match=f"stage 'a': {url} is a file of this machine.*Redis"):
+            check_given(FLOW, {"a": url}, (), master)
     check_given(FLOW, {"a": "redis://here"}, (), master)
 
 

@@ -1,0 +1,45 @@
+"""LMDB's errors, and those of the system that it passes on, as store errors (http://www.lmdb.tech/doc/group__errors.html)."""
+
+import errno
+
+import lmdb
+
+from persistence.errors import Corrupt, StoreError, Terminal, Transient
+from persistence.names import FlowRef, StageRef
+
+RIGHTS = "Give this user the right to read and write the directory and its files"
+
+_DISK_FULL = "Free space on the disk, then start the flow again"
+_TERMINAL = {
+    errno.EACCES: RIGHTS,
+    errno.EPERM: RIGHTS,
+    errno.EROFS: RIGHTS,
+    errno.ENOSPC: _DISK_FULL,
+    errno.EDQUOT: _DISK_FULL,
+    errno.EFBIG: "Raise the limit of file sizes (`ulimit -f`), then start the flow again",
+    errno.ENOMEM: "Raise the limit of address space (`ulimit -v`): LMDB maps the whole environment",
+    # LMDB has this code for a write of which the disk took only a part, too.
+    errno.EIO: "Free space on the disk, or check it; LMDB needs a local disk, not a network share",
+    errno.ENOLCK: "Use a directory on a local disk, not on a network share",
+    errno.EMFILE: "Raise the limit of open files (`ulimit -n`)",
+}
+
+
+def translate(error: lmdb.Error, path: str, at: FlowRef | StageRef | None) -> StoreError:
+    """Return the store error for `error`."""
+    what = f"{error} ({path})"
+    match error:
+        case lmdb.CorruptedError() | lmdb.PageNotFoundError() | lmdb.InvalidError():
+            return Corrupt(what, at=at)
+        case lmdb.ReadersFullError():
+            return Transient(what, "Too many processes read this store: start fewer workers", at=at)
+        case lmdb.PanicError() | lmdb.LockError() | lmdb.MapResizedError():
+            return Transient(what, at=at)
+        case lmdb.VersionMismatchError():
+            return Terminal(what, "Choose another directory: another version of LMDB has written this one", at=at)
+        case lmdb.TxnFullError():
+            return Terminal(what, "Read fewer records in a batch", at=at)
+    if "already open in this process" in what:
+        remedy = "Give every URL of this directory the same `sync`, and open it by no other program of this process"
+        return Terminal(what, remedy, at=at)
+    return Terminal(what, _TERMINAL.get(getattr(error, "code", 0), "See the return codes of LMDB"), at=at)

@@ -1,0 +1,183 @@
+r"""Entries of an LMDB environment.
+
+All are in its main database. For flow `fleet`, generation 1, stage `aircraft`, the state of key `N14228`:
+
+| key | value |
+|---|---|
+| `headwater` | JSON: `{"schema":1,"stages":2}`, the version of this layout and the number of stages that it has counted |
+| `epoch/fleet/1` | the installed epoch, in digits |
+| `manifest/fleet/1` | the manifest, JSON |
+| `stage/fleet/1/aircraft` | JSON: `{"number":1,"mark":17,"downstream":{...}}`, the stage's number and its mark |
+| `\0\0\0\1N14228` | version, epoch and batch in 8 bytes each, then the state record, JSON |
+
+Numbers are unsigned and big-endian. A state's key is the number of its stage in 4 bytes, then the key, so the states of
+a stage are neighbours and in the order of their keys. LMDB's keys have at most 511 bytes. A key of more than 475 bytes is
+cut there and its SHA-256 follows: 511 bytes, which no shorter key has. Its value contains the whole key, with its length
+in 4 bytes, between the batch and the record. Read an environment with `mdb_dump -p DIRECTORY`; never write to it.
+"""
+
+import struct
+from collections.abc import Sequence
+from hashlib import sha256
+from struct import Struct
+from typing import Any, Final
+
+import msgspec
+
+from persistence.errors import Corrupt
+from persistence.marks import Bucket, Mark, bucket_of_parts
+from persistence.names import FlowRef, StageRef
+from persistence.protocol import Stored
+
+SCHEMA: Final = 1
+OWNER: Final = b"headwater"
+
+HEAD: Final = Struct(">QQQ")
+"""Version, epoch and batch."""
+_NUMBER: Final = Struct(">I")
+_LONGEST: Final = 511
+"""Bytes of the longest key of LMDB."""
+SHORT: Final = _LONGEST - _NUMBER.size - sha256().digest_size
+"""Bytes of the longest key that is stored as it is."""
+
+
+encode = msgspec.json.Encoder().encode
+
+
+class Owner(msgspec.Struct):
+    """The entry that identifies an environment.
+
+    Attributes:
+        schema: Version of the layout.
+        stages: Number of stages counted so far; numbers are not used again.
+    """
+
+    schema: int = SCHEMA
+    stages: int = 0
+
+
+class StageEntry(msgspec.Struct, omit_defaults=True):
+    """What is stored for a stage.
+
+    Attributes:
+        number: Its number, the beginning of the keys of its states.
+        mark: Count of the saves that changed it.
+        downstream: Marks of the stages downstream that the last of them brought, as `encode_downstream` returns them.
+    """
+
+    number: int
+    mark: int = 0
+    downstream: Any = None
+
+    @property
+    def bucket(self) -> Bucket:
+        """Its mark and notes. An environment goes back as a whole, so it is one bucket with one life."""
+        return bucket_of_parts(Mark(self.mark), encode(self.downstream) if self.downstream else None)
+
+    @property
+    def prefix(self) -> bytes:
+        """Beginning of the keys of its states."""
+        return _NUMBER.pack(self.number)
+
+
+_owner = msgspec.json.Decoder(Owner)
+_stage = msgspec.json.Decoder(StageEntry)
+
+
+def epoch_key(flow: FlowRef) -> bytes:
+    """Key of a flow's epoch."""
+    return f"epoch/{flow.flow}/{flow.generation}".encode()
+
+
+def manifest_key(flow: FlowRef) -> bytes:
+    """Key of a flow's manifest."""
+    return f"manifest/{flow.flow}/{flow.generation}".encode()
+
+
+def stage_key(stage: StageRef) -> bytes:
+    """Key of the entry of a stage."""
+    return f"stage/{stage.flow}/{stage.generation}/{stage.stage}".encode()
+
+
+def read_owner(value: bytes | None, at: FlowRef | StageRef) -> Owner | None:
+    """Parse the entry that identifies an environment.
+
+    Raises:
+        Corrupt: It is not what was written.
+    """
+    try:
+        return None if value is None else _owner.decode(value)
+    except msgspec.DecodeError as error:
+        raise Corrupt(f"the entry {OWNER.decode()} of the environment cannot be read: {error}", at=at) from error
+
+
+def read_epoch(value: bytes | None, flow: FlowRef) -> int:
+    """Parse an installed epoch, 0 when there is none.
+
+    Raises:
+        Corrupt: It is not what was written.
+    """
+    try:
+        return int(value or b"0")
+    except ValueError as error:
+        raise Corrupt("the installed epoch is not a number", at=flow) from error
+
+
+def read_stage(value: bytes | None, stage: StageRef) -> StageEntry | None:
+    """Parse the entry of a stage.
+
+    Raises:
+        Corrupt: It is not what was written.
+    """
+    try:
+        return None if value is None else _stage.decode(value)
+    except msgspec.DecodeError as error:
+        raise Corrupt(f"the entry of the stage cannot be read: {error}", at=stage) from error
+
+
+def place(prefix: bytes, key: bytes) -> bytes:
+    """The key in the environment of a state; the order of places is that of keys up to `SHORT` bytes."""
+    return prefix + key if len(key) <= SHORT else prefix + key[:SHORT] + sha256(key).digest()
+
+
+def is_cut(found: bytes) -> bool:
+    """Whether this place is of a key that is longer than `SHORT`."""
+    return len(found) == _LONGEST
+
+
+def written(key: bytes, head: bytes, value: bytes) -> bytes:
+    """The value in the environment of a state."""
+    return head + value if len(key) <= SHORT else b"".join([head, _NUMBER.pack(len(key)), key, value])
+
+
+def read_states(stage: StageRef, found: Sequence[tuple[bytes, bytes]]) -> dict[bytes, Stored]:
+    """The states in entries, by key.
+
+    Raises:
+        Corrupt: An entry is not what was written.
+    """
+    unpack, number, head = HEAD.unpack_from, _NUMBER.size, HEAD.size
+    try:
+        states = {one[number:]: Stored(*unpack(value), value[head:]) for one, value in found if len(one) < _LONGEST}  # type: ignore[call-arg]
+    except struct.error:
+        states = {}  # `read_state` names the entry
+    if len(states) < len(found):
+        states.update(read_state(stage, *one) for one in found)
+    return states
+
+
+def read_state(stage: StageRef, found: bytes, value: bytes) -> tuple[bytes, Stored]:
+    """The key and the state in an entry.
+
+    Raises:
+        Corrupt: It is not what was written.
+    """
+    key, begin = found[_NUMBER.size :], HEAD.size
+    if is_cut(found):
+        begin += _NUMBER.size
+        key = value[begin:][: int.from_bytes(value[HEAD.size : begin])]
+        begin += len(key)
+    if len(value) < begin or (is_cut(found) and place(found[: _NUMBER.size], key) != found):
+        raise Corrupt("the stored state is incomplete", at=stage, key=found[_NUMBER.size :])
+    version, epoch, batch = HEAD.unpack_from(value)
+    return key, Stored(version, epoch, batch, value[begin:])

@@ -1,0 +1,9 @@
+import pytest
+
+from persistence.contract import StoreContract
+
+
+class TestLmdb(StoreContract):
+    @pytest.fixture
+    def store_url(self, tmp_path):
+        return f"lmdb://{tmp_path}/states"
