@@ -1,9 +1,51 @@
-"""Numpy arrays of integers and of truth values."""
+"""Numpy arrays of integers and of truth values, and values as spans of a buffer."""
 
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 Mask: TypeAlias = npt.NDArray[np.bool_]
+
+
+class Spans(NamedTuple):
+    """Values within a buffer.
+
+    Attributes:
+        data: The buffer.
+        starts: Where each value starts.
+        lengths: Number of its bytes; -1 for null.
+    """
+
+    data: npt.NDArray[np.uint8]
+    starts: Ints
+    lengths: Ints
+
+    @classmethod
+    def of(cls, array: pa.BinaryArray | pa.StringArray) -> "Spans":
+        """The values of an array, which are not copied."""
+        _, offsets, data = array.buffers()
+        if len(array) == 0 or offsets is None:
+            return cls(np.zeros(0, np.uint8), np.zeros(len(array), np.int64), np.zeros(len(array), np.int64))
+        bounds = np.frombuffer(offsets, np.int32)[array.offset : array.offset + len(array) + 1].astype(np.int64)
+        lengths = np.diff(bounds)
+        if array.null_count:
+            lengths[array.is_null().to_numpy(zero_copy_only=False)] = -1
+        return cls(np.zeros(0, np.uint8) if data is None else np.frombuffer(data, np.uint8), bounds[:-1], lengths)
+
+    def at(self, rows: Ints | Mask) -> "Spans":
+        """Some of the values."""
+        return Spans(self.data, self.starts[rows], self.lengths[rows])
+
+    def array(self, kind: pa.DataType) -> pa.Array:
+        """Copy the values, none of which is null, to an array of `pa.binary()`, or of `pa.string()` if they are text."""
+        from aggregations.columns.wire import gather
+
+        bounds = np.zeros(len(self.starts) + 1, np.int64)
+        np.cumsum(self.lengths, out=bounds[1:])
+        out = np.empty(int(bounds[-1]), np.uint8)
+        gather(self.data, self.starts, bounds, out)
+        buffers = [None, pa.py_buffer(bounds.astype(np.int32)), pa.py_buffer(out)]
+        return pa.Array.from_buffers(kind, len(self.starts), buffers)

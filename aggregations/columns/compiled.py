@@ -7,12 +7,15 @@ from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
 import numba
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-BYTES: Final = numba.types.Array(numba.uint8, 1, "C", readonly=True)
+BYTES: Final = types.Array(numba.uint8, 1, "C", readonly=True)
 """Bytes of an Arrow buffer, which is not written to."""
-NUMBERS: Final = numba.types.Array(numba.int64, 1, "C", readonly=True)
+NUMBERS: Final = types.Array(numba.int64, 1, "C", readonly=True)
 
 
 def compiled(signature: Any) -> Callable[[F], F]:
@@ -35,3 +38,28 @@ def compiled(signature: Any) -> Callable[[F], F]:
         return made
 
     return decorate
+
+
+def helper(function: F) -> F:
+    """Compile a function into those that call it. They must be in its module: numba's cache looks at theirs only."""
+    made: F = numba.njit(nogil=True, forceinline=True)(function)
+    return made
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def pointer(context: Any, address: Any) -> Any:
+    """An address as a pointer, for `numba.carray`."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.inttoptr(arguments[0], cgutils.voidptr_t)
+
+    return types.voidptr(types.int64), generate
+
+
+@helper
+def borrowed(array: Any) -> Any:
+    """The same array without a count of its references, which each call of a function would change.
+
+    The array itself must be used later in the function: it may be freed after its last use.
+    """
+    return numba.carray(pointer(array.ctypes.data), array.shape, array.dtype)

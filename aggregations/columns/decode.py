@@ -1,41 +1,31 @@
 """The fast reader of a `Topic`: converts batches of Kafka records to columns.
 
-It accepts records by vectorised checks of every rule of `RecordDecoder`. A record that fails a check goes
+Compiled code (`wire`) checks every rule of `RecordDecoder` and reads what is plainly valid. Any other record goes
 through `RecordDecoder` itself, which accepts or rejects it, so the two readers cannot disagree.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 import numpy as np
 import polars as pl
 import pyarrow as pa
-import pyarrow.compute as pc
-from ptars import HandlerPool
 
-from aggregations.columns import schema, seal
-from aggregations.columns.arrays import Ints, Mask
+from aggregations.columns import schema
+from aggregations.columns.arrays import Ints, Mask, Spans
 from aggregations.columns.batch import Batch, Inputs, Rejection
-from aggregations.columns.hops import Hops
+from aggregations.columns.hops import Hops, Own, Routes
 from aggregations.columns.payload import payload_columns
 from aggregations.columns.signature import Signature, Signatures, Way, way_of
-from aggregations.columns.structure import Structure
 from aggregations.definition.payloads import Protobuf
-from aggregations.definition.protobuf import MessageType, trimmed
 from aggregations.definition.source import Decoded, RecordDecoder, Topic
-from envelope import FORMAT, EnvelopeError, Tombstones
-from envelope import envelope_pb2 as pb
+from envelope import EnvelopeError, Tombstones
 from envelope.codec import HEAD
 from envelope.dedup.lineage import NO_INDEX
 
-_ENVELOPE_COLUMNS = frozenset(
-    {"format", "sealed", "event_id", "event_time_us", "key", "payload_type", "payload", "destination", "checksum"}
-    | {
-        f"chain.{name}"
-        for name in ("topic", "partition", "offset", "via", "index", "rekeyed", "pass_through", "keyless")
-    }
-    | {"chain.topic_id", "chain.cluster"}
-)
+_MOST_HOPS: Final = 1024
+"""Hops of a chain that compiled code reads; a longer one is read by `RecordDecoder`."""
 
 
 @dataclass(slots=True)
@@ -92,13 +82,10 @@ class Decoder:
         self.topic = topic
         self.schema = {name: kind for name, kind in topic.schema.items() if columns is None or name in columns}
         payload_type = topic.payload.type if isinstance(topic.payload, Protobuf) else None
-        self._payload_type = payload_type.full_name if payload_type else ""
+        self._payload_type = np.frombuffer((payload_type.full_name if payload_type else "").encode(), np.uint8)
         self._one = RecordDecoder(topic, columns)
-        self._payloads = payload_columns(topic.payload, columns, checked=topic.envelope)
+        self._payloads = payload_columns(topic.payload, columns)
         self._signatures = Signatures({} if topic_ids is None else topic_ids, topic.cluster)
-        self._structure = Structure.of_envelope(payload_type, columns)
-        envelope = trimmed(MessageType.of(pb.Envelope), _ENVELOPE_COLUMNS).DESCRIPTOR
-        self._envelopes = HandlerPool([envelope.file]).get_for_message(envelope)
 
     def decode(self, records: pa.RecordBatch | pa.Table) -> Batch:
         """Read a batch.
@@ -125,72 +112,57 @@ class Decoder:
         return Batch(frame, tuple(codes.signatures), rejected, self.topic.siblings, skipped)
 
     def _enveloped(self, inputs: Inputs, codes: _Codes) -> _Part:
-        sealed, plain = seal.intact(inputs.value, self.topic.limits.message_bytes)
-        rows, values = _filtered(inputs.value, sealed | plain)
-        rows, batch = self._parsed(rows, values)
-        good = self._acceptable(batch, rows, inputs, plain)
-        hops = Hops.of(batch.column("chain"), self.topic.limits)
-        good &= hops.sound
-        if not good.all():
-            rows, batch = rows[good], batch.filter(pa.array(good))
-            hops = Hops.of(batch.column("chain"), self.topic.limits)
+        from aggregations.columns import wire
+
+        limits, own = self.topic.limits, Own.of(inputs.topic, inputs.partition)
+        values = Spans.of(inputs.value)
+        good = np.empty(len(inputs.value), np.bool_)
+        found = np.empty((9, len(good)), np.int64)
+        most = (limits.message_bytes, limits.payload_bytes, min(limits.hops, _MOST_HOPS), limits.topic_chars)
+        offsets, indices, kinds, nodes = wire.read_envelopes(
+            tuple(values),
+            tuple(Spans.of(inputs.key)),
+            tuple(Spans.of(own.names())),
+            own.codes,
+            self._payload_type,
+            np.array(most, np.int64),
+            good,
+            found,
+        )
+        rows = np.flatnonzero(good)
+        if len(rows) < len(good):
+            found = found.take(rows, axis=1)
+        payload, name, (time, timed), (first, count, route) = found[:2], found[2:4], found[4:6], found[6:]
         return self._part(
             rows,
-            hops,
-            batch.column("payload"),
-            _or_else(batch.column("event_time_us"), inputs.timestamp_us[rows]),
-            _series(batch.column("event_id")),
+            Hops(first, count, offsets, indices),
+            Routes(own, nodes, kinds, values.data).way,
+            route,
+            Spans(values.data, *payload),
+            np.where(timed, time, inputs.timestamp_us[rows]),
+            _texts(Spans(values.data, *name)),
             inputs,
             codes,
         )
 
-    def _parsed(self, rows: Ints, values: pa.BinaryArray) -> tuple[Ints, pa.RecordBatch]:
-        """Parse envelopes, without the rows that the reference parser would reject."""
-        try:
-            # In this order: for some invalid lengths the columnar parser panics instead of raising.
-            if self._structure.all_valid(values):
-                return rows, self._envelopes.array_to_record_batch(values)
-        except ValueError:
-            pass  # the columnar parser does not say which row it was
-        valid = self._structure.valid(values)
-        rows, values = rows[valid], values.filter(pa.array(valid))
-        try:
-            return rows, self._envelopes.array_to_record_batch(values)
-        except ValueError:
-            # Not expected if the structure is valid; the other reader decides.
-            return rows[:0], self._envelopes.array_to_record_batch(values[:0])
-
-    def _acceptable(self, batch: pa.RecordBatch, rows: Ints, inputs: Inputs, plain: Mask) -> Mask:
-        """Which of the parsed envelopes satisfy all rules except those of hops and payload."""
-        good = seal.spans(batch.column("payload"))[1] <= self.topic.limits.payload_bytes
-        good &= batch.column("format").to_numpy(zero_copy_only=False) == FORMAT  # the field may be repeated
-        # The last bytes may look like a checksum but belong to another field.
-        checksum = pc.fill_null(batch.column("checksum"), 0).to_numpy(zero_copy_only=False)
-        good &= plain[rows] | (checksum == seal.stored(inputs.value)[rows])
-        if plain.any():
-            claims = pc.or_(batch.column("sealed"), batch.column("checksum").is_valid())
-            good &= ~(plain[rows] & claims.to_numpy(zero_copy_only=False))
-        written = batch.column("key")
-        same = pc.fill_null(pc.equal(written, _taken(inputs.key, rows)), fill_value=False)
-        good &= pc.or_(written.is_null(), same).to_numpy(zero_copy_only=False)
-        good &= _empty_or(batch.column("destination"), _taken(inputs.topic, rows))
-        if self._payload_type:
-            good &= _empty_or(batch.column("payload_type"), self._payload_type)
-        return np.asarray(good)
-
     def _bare(self, inputs: Inputs, codes: _Codes) -> _Part:
-        lengths = seal.spans(inputs.value)[1]
-        usual = (lengths > 0) & (lengths <= self.topic.limits.payload_bytes)
-        usual &= ~seal.begins(inputs.value, HEAD)  # possibly redriven: the other reader decides
-        rows, values = _filtered(inputs.value, usual)
+        values = Spans.of(inputs.value)
+        usual = (values.lengths > 0) & (values.lengths <= self.topic.limits.payload_bytes)
+        usual &= ~_begins(values, HEAD)  # possibly redriven: the other reader decides
+        rows = np.flatnonzero(usual)
+        own = Own.of(inputs.topic, inputs.partition)
         nameless = pl.repeat("", len(rows), eager=True, dtype=pl.String)
-        return self._part(rows, Hops.none(len(rows)), values, inputs.timestamp_us[rows], nameless, inputs, codes)
+        times = inputs.timestamp_us[rows]
+        hops = Hops.none(len(rows))
+        return self._part(rows, hops, own.way, own.codes[rows], values.at(rows), times, nameless, inputs, codes)
 
     def _part(
         self,
         rows: Ints,
         hops: Hops,
-        payloads: pa.BinaryArray,
+        way: Callable[[int], Way],
+        routes: Ints,
+        payloads: Spans,
         event_time_us: Ints,
         event_id: pl.Series,
         inputs: Inputs,
@@ -198,8 +170,12 @@ class Decoder:
     ) -> _Part:
         """Combine the rows that can be read and are not part of a loop."""
         columns, read = self._payloads(payloads)
-        route_codes, routes = hops.routes(_taken(inputs.topic, rows), inputs.partition[rows])
-        signature_codes = np.array([codes.of(route) for route in routes], np.int64)[route_codes]
+        firsts = np.full(int(routes.max(initial=-1)) + 1, len(routes))
+        firsts[routes[::-1]] = np.arange(len(routes))[::-1]
+        numbers = np.empty(len(firsts), np.int64)
+        for row in np.sort(firsts[firsts < len(routes)]).tolist():  # in order of first appearance
+            numbers[routes[row]] = codes.of(way(int(routes[row])))
+        signature_codes = numbers[routes]
         positions = _positions(hops, signature_codes, codes.signatures, inputs.offset[rows])
         part = _Part(rows, columns, event_time_us, event_id, signature_codes, positions)
         placed = signature_codes >= 0
@@ -276,12 +252,6 @@ def _position(one: Decoded) -> list[int]:
     return position if one.lineage.redrive is None else [*position, line.own.offset]
 
 
-def _filtered(values: pa.BinaryArray, mask: Mask) -> tuple[Ints, pa.BinaryArray]:
-    if mask.all():
-        return np.arange(len(values)), values
-    return np.flatnonzero(mask), values.filter(pa.array(mask))
-
-
 def _without(part: _Part, payload_read: Mask, placed: Mask) -> _Part:
     """Drop the rows whose payload could not be read, which have no columns, and the rows without a place."""
     kept = payload_read & placed
@@ -300,14 +270,20 @@ def _taken(array: pa.Array, rows: Ints) -> pa.Array:
     return array if len(rows) == len(array) else array.take(pa.array(rows))
 
 
-def _empty_or(texts: pa.StringArray, wanted: pa.StringArray | str) -> Mask:
-    return np.asarray(pc.or_(pc.equal(texts, ""), pc.equal(texts, wanted)).to_numpy(zero_copy_only=False))
+def _texts(spans: Spans) -> pl.Series:
+    if not spans.lengths.any():
+        return pl.repeat("", len(spans.lengths), eager=True, dtype=pl.String)
+    return _series(spans.array(pa.string()))
 
 
-def _or_else(numbers: pa.Int64Array, default: Ints) -> Ints:
-    if numbers.null_count == 0:
-        return np.asarray(numbers.to_numpy())
-    return np.asarray(pc.coalesce(numbers, pa.array(default)).to_numpy())
+def _begins(values: Spans, head: bytes) -> Mask:
+    found = values.lengths >= len(head)
+    rows = np.flatnonzero(found)
+    for i, byte in enumerate(head):
+        rows = rows[values.data[values.starts[rows] + i] == byte]
+    found[:] = False
+    found[rows] = True
+    return found
 
 
 def _series(array: pa.Array) -> pl.Series:

@@ -6,59 +6,44 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from aggregations.columns.arrays import Ints, Mask
+from aggregations.columns.arrays import Ints
 from aggregations.columns.signature import HopKind, Way
-from envelope import EnvelopeError, Limits
-from envelope.dedup.lineage import NO_INDEX
-from envelope.limits import MAX_OFFSET, check_topic
-
-_WIDE = 1 << 40
-"""Codes are combined by multiplication up to this product, then renumbered."""
 
 
 @dataclass(frozen=True, slots=True)
-class Coded:
-    """Values as codes: `codes[i]` is the index of row i's value in `values`."""
+class Own:
+    """Numbers of the pairs of own topic and partition.
+
+    Attributes:
+        codes: Number of each row's pair.
+        topics: Names of the topics. The number of a pair is the topic's, times the number of partitions, plus the
+            partition's.
+        partitions: Numbers of the partitions.
+    """
 
     codes: Ints
-    values: Sequence[Any]
+    topics: pa.StringArray
+    partitions: Sequence[int]
 
     @classmethod
-    def of(cls, array: pa.Array) -> "Coded":
-        """Number the distinct values of an array without nulls, in order of first appearance."""
-        coded = array.dictionary_encode()
-        return cls(coded.indices.to_numpy().astype(np.int64), coded.dictionary.to_pylist())
+    def of(cls, topic: pa.StringArray, partition: Ints) -> "Own":
+        """Number the pairs of a batch."""
+        topics, partitions = topic.dictionary_encode(), pa.array(partition).dictionary_encode()
+        codes = topics.indices.to_numpy().astype(np.int64) * len(partitions.dictionary)
+        return cls(codes + partitions.indices.to_numpy(), topics.dictionary, partitions.dictionary.to_pylist())
 
+    def __len__(self) -> int:
+        return len(self.topics) * len(self.partitions)
 
-def combined(parts: Sequence[tuple[Ints, int]], rows: int) -> tuple[Ints, Ints]:
-    """Number the distinct combinations of codes.
+    def names(self) -> pa.StringArray:
+        """The topic of each pair."""
+        return self.topics.take(pa.array(np.repeat(np.arange(len(self.topics)), len(self.partitions))))
 
-    Args:
-        parts: Codes, and one more than the highest of them.
-        rows: Length of every array.
-
-    Returns:
-        One code per row, from 0 without gaps, and for each code a row with it.
-    """
-    codes, size = np.zeros(rows, np.int64), 1
-    for part, most in parts:
-        if most > 1:
-            if size * most > _WIDE:
-                codes, size = _dense(codes)
-            codes, size = codes * most + part, size * most
-    codes, size = _dense(codes)
-    first = np.empty(size, np.int64)
-    first[codes[::-1]] = np.arange(rows - 1, -1, -1)
-    return codes, first
-
-
-def _dense(codes: Ints) -> tuple[Ints, int]:
-    if not len(codes) or not codes.any():
-        return np.zeros(len(codes), np.int64), min(len(codes), 1)
-    coded = pa.array(codes).dictionary_encode()
-    return coded.indices.to_numpy().astype(np.int64), len(coded.dictionary)
+    def way(self, code: int, steps: tuple[HopKind, ...] = ()) -> Way:
+        """The route of a record of this pair."""
+        topic, partition = divmod(code, len(self.partitions))
+        return self.topics[topic].as_py(), self.partitions[partition], steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,78 +53,29 @@ class Hops:
     Attributes:
         starts: First hop of every row.
         counts: Number of hops of every row.
-        offsets: Offset of every hop; -1 if it has none.
+        offsets: Offset of every hop.
         indices: Fan-out index of every hop; `NO_INDEX` if it has none.
-        codes: Kind of every hop: everything except offset and index.
-        kinds: The kinds, by code.
-        sound: Whether the hops of a row are valid.
     """
 
     starts: Ints
     counts: Ints
     offsets: Ints
     indices: Ints
-    codes: Ints
-    kinds: Sequence[HopKind]
-    sound: Mask
-
-    @classmethod
-    def of(cls, chains: pa.ListArray, limits: Limits) -> "Hops":
-        """Flatten a column of chains.
-
-        Args:
-            chains: Lists of structs with those fields of the schema's `Hop` that are in a `HopKind`,
-                and `offset`.
-            limits: Limits for the length of a chain and of topic names.
-        """
-        bounds = chains.offsets.to_numpy().astype(np.int64)
-        starts, counts = bounds[:-1] - bounds[0], np.diff(bounds)
-        hops = chains.flatten()
-        offsets = _numbers(hops.field("offset"), -1)
-        partitions = _numbers(hops.field("partition"), -1)
-        good = (offsets >= 0) & (offsets < MAX_OFFSET) & (partitions >= 0)
-        topics = Coded.of(hops.field("topic"))
-        legal = np.fromiter((_is_topic(topic, limits) for topic in topics.values), np.bool_, len(topics.values))
-        if not legal.all():
-            good &= legal[topics.codes]
-        codes, kinds = _kinds(hops, topics, partitions)
-        sound = counts <= limits.hops
-        if not good.all():
-            sound &= np.bincount(np.repeat(np.arange(len(counts)), counts), ~good, len(counts)) == 0
-        return cls(starts, counts, offsets, _numbers(hops.field("index"), NO_INDEX), codes, kinds, sound)
 
     @classmethod
     def none(cls, rows: int) -> "Hops":
         """Return the hops of rows without hops."""
         zero = np.zeros(rows, np.int64)
-        return cls(zero, zero, zero[:0], zero[:0], zero[:0], (), np.ones(rows, np.bool_))
-
-    def routes(self, topic: pa.StringArray, partition: Ints) -> tuple[Ints, list[Way]]:
-        """Number the routes.
-
-        Args:
-            topic: Own topic of every row.
-            partition: Own partition of every row.
-
-        Returns:
-            Code of every row's route, and the routes by code.
-        """
-        topics, partitions = Coded.of(topic), Coded.of(pa.array(partition))
-        parts = [(topics.codes, len(topics.values)), (partitions.codes, len(partitions.values))]
-        parts += [
-            (self._at(depth, self.codes) + 1, len(self.kinds) + 1) for depth in range(int(self.counts.max(initial=0)))
-        ]
-        codes, examples = combined(parts, len(self.counts))
-        routes = []
-        for row in examples.tolist():
-            start = int(self.starts[row])
-            steps = tuple(self.kinds[code] for code in self.codes[start : start + int(self.counts[row])].tolist())
-            routes.append((topics.values[topics.codes[row]], int(partition[row]), steps))
-        return codes, routes
+        return cls(zero, zero, zero[:0], zero[:0])
 
     def root_offsets(self, own: Ints) -> Ints:
         """Return the root's offset of every row; `own` for a row without hops."""
-        return np.where(self.counts > 0, self._at(0, self.offsets), own)
+        deep = self.counts > 0
+        if deep.all():
+            return self.offsets[self.starts]
+        values = own.copy()
+        values[deep] = self.offsets[self.starts[deep]]
+        return values
 
     def indices_at(self, depth: int, rows: Ints) -> Ints:
         """Return the fan-out index of hop `depth` of rows that have this hop."""
@@ -149,47 +85,41 @@ class Hops:
         """Return the offset of hop `depth` of rows that have this hop."""
         return self.offsets[self.starts[rows] + depth]
 
-    def _at(self, depth: int, of_hops: Ints) -> Ints:
-        """Values of hop `depth` by row; -1 for a row without this hop."""
-        deep = self.counts > depth
-        if deep.all():
-            return of_hops[self.starts + depth]
-        values = np.full(len(self.counts), -1, np.int64)
-        values[deep] = of_hops[self.starts[deep] + depth]
-        return values
 
+@dataclass(frozen=True, slots=True)
+class Routes:
+    """Routes by number: those of `Own`, and others that continue a route with a hop.
 
-def _kinds(hops: pa.StructArray, topics: Coded, partitions: Ints) -> tuple[Ints, list[HopKind]]:
-    names = [topics, *(Coded.of(hops.field(name)) for name in ("via", "topic_id", "cluster"))]
-    numbers = Coded.of(pa.array(partitions))
-    flags = [
-        np.asarray(column.to_numpy(zero_copy_only=False)).astype(np.int64)
-        for column in (
-            hops.field("rekeyed"),
-            hops.field("pass_through"),
-            hops.field("index").is_valid(),
-            hops.field("keyless"),
+    Attributes:
+        own: The routes without hops.
+        nodes: For each route the one before its last hop, and the kind of that hop. The first `len(own)` have none.
+        kinds: Kinds of hops; see `wire.read_envelopes`.
+        data: The buffer in which their names are.
+    """
+
+    own: Own
+    nodes: Any
+    kinds: Any
+    data: Any
+
+    def way(self, number: int) -> Way:
+        """One route."""
+        steps: list[HopKind] = []
+        while number >= len(self.own):
+            before, kind = self.nodes[number].tolist()
+            steps.append(self._kind(kind))
+            number = before
+        return self.own.way(number, tuple(reversed(steps)))
+
+    def _kind(self, number: int) -> HopKind:
+        from aggregations.columns import wire
+
+        *places, partition, flags = self.kinds[number].tolist()
+        topic, via, topic_id, cluster = (
+            self.data[start : start + length].tobytes().decode()
+            for start, length in zip(places[::2], places[1::2], strict=True)
         )
-    ]
-    parts = [(one.codes, len(one.values)) for one in (*names, numbers)] + [(flag, 2) for flag in flags]
-    codes, examples = combined(parts, len(hops))
-    kinds: list[HopKind] = []
-    for at in examples.tolist():
-        topic, via, topic_id, cluster = (one.values[one.codes[at]] for one in names)
-        rekeyed, pass_through, indexed, keyless = (bool(flag[at]) for flag in flags)
-        kinds.append((topic, int(partitions[at]), via, rekeyed, pass_through, indexed, topic_id, cluster, keyless))
-    return codes, kinds
-
-
-def _numbers(array: pa.Array, null: int) -> Ints:
-    if array.null_count:
-        array = pc.fill_null(array.cast(pa.int64()), null)
-    return np.asarray(array.to_numpy(zero_copy_only=False)).astype(np.int64, copy=False)
-
-
-def _is_topic(topic: str, limits: Limits) -> bool:
-    try:
-        check_topic(topic, limits)
-    except EnvelopeError:
-        return False
-    return True
+        rekeyed, pass_through, indexed, keyless = (
+            bool(flags & flag) for flag in (wire.REKEYED, wire.PASS_THROUGH, wire.INDEXED, wire.KEYLESS)
+        )
+        return topic, partition, via, rekeyed, pass_through, indexed, topic_id, cluster, keyless

@@ -1,27 +1,44 @@
 """Payloads of a whole batch as columns."""
 
 from collections.abc import Callable
-from contextlib import suppress
 from operator import attrgetter
-from typing import TypeAlias
+from typing import Any, Final, TypeAlias
 
 import msgspec
 import numpy as np
 import polars as pl
 import pyarrow as pa
+from google.protobuf.descriptor import FieldDescriptor
 from ptars import HandlerPool
 
-from aggregations.columns.arrays import Mask
-from aggregations.columns.structure import Structure
+from aggregations.columns.arrays import Ints, Mask, Spans
 from aggregations.definition.json_types import SHALLOW_BYTES, plain
 from aggregations.definition.payloads import Json, Payload, Protobuf, Raw, decoded
 from aggregations.definition.protobuf import trimmed
 
-PayloadColumns: TypeAlias = Callable[[pa.BinaryArray], tuple[pl.DataFrame, Mask]]
+PayloadColumns: TypeAlias = Callable[[Spans], tuple[pl.DataFrame, Mask]]
 """Takes payloads; returns the columns of those that could be read, and which these are."""
 
+_FLAT: Final[dict[int, tuple[str, Any]]] = {  # by type of a field: its name in `wire`, and type of the numbers
+    FieldDescriptor.TYPE_INT32: ("INT32", np.int32),
+    FieldDescriptor.TYPE_INT64: ("INT64", np.int64),
+    FieldDescriptor.TYPE_UINT32: ("UINT32", np.uint32),
+    FieldDescriptor.TYPE_UINT64: ("INT64", np.uint64),
+    FieldDescriptor.TYPE_SINT32: ("SINT32", np.int32),
+    FieldDescriptor.TYPE_SINT64: ("SINT64", np.int64),
+    FieldDescriptor.TYPE_FIXED32: ("FIXED32", np.uint32),
+    FieldDescriptor.TYPE_SFIXED32: ("FIXED32", np.int32),
+    FieldDescriptor.TYPE_FIXED64: ("FIXED64", np.uint64),
+    FieldDescriptor.TYPE_SFIXED64: ("FIXED64", np.int64),
+    FieldDescriptor.TYPE_FLOAT: ("FIXED32", np.float32),
+    FieldDescriptor.TYPE_DOUBLE: ("FIXED64", np.float64),
+    FieldDescriptor.TYPE_BOOL: ("BOOL", np.bool_),
+    FieldDescriptor.TYPE_STRING: ("STRING", pa.string()),
+    FieldDescriptor.TYPE_BYTES: ("BYTES_", pa.binary()),
+}
 
-def payload_columns(payload: Payload, columns: frozenset[str] | None, *, checked: bool) -> PayloadColumns:
+
+def payload_columns(payload: Payload, columns: frozenset[str] | None) -> PayloadColumns:
     """Return the function that reads payloads.
 
     It returns the results of `payload.reader(columns)` for each value, with the types of `payload.schema`.
@@ -29,7 +46,6 @@ def payload_columns(payload: Payload, columns: frozenset[str] | None, *, checked
     Args:
         payload: Kind of the payloads.
         columns: The columns needed; None for all.
-        checked: `Structure` has checked the payloads, within their envelopes.
     """
     schema = {name: kind for name, kind in payload.schema.items() if columns is None or name in columns}
     match payload:
@@ -37,58 +53,106 @@ def payload_columns(payload: Payload, columns: frozenset[str] | None, *, checked
             # A value that is not a JSON object is rejected even if no column is needed.
             return _json(payload, columns, schema)
         case Protobuf():
-            return _protobuf(payload, columns, schema, None if checked else Structure.of_payload(payload.type, columns))
+            return _protobuf(payload, columns)
         case Raw() if schema:
-            return lambda payloads: (pl.DataFrame({"value": pl.from_arrow(payloads)}), _all(payloads))
+            return lambda payloads: (pl.DataFrame({"value": _series(payloads.array(pa.binary()))}), _all(payloads))
         case Raw():
-            return lambda payloads: (pl.DataFrame(height=len(payloads)), _all(payloads))
+            return lambda payloads: (pl.DataFrame(height=len(payloads.starts)), _all(payloads))
     raise TypeError(f"no columns can be made of {payload!r}")
 
 
-def _protobuf(
-    payload: Protobuf,
-    columns: frozenset[str] | None,
-    schema: dict[str, pl.DataType],
-    structure: Structure | None,
-) -> PayloadColumns:
-    descriptor = trimmed(payload.type, columns).DESCRIPTOR
-    handler = HandlerPool([descriptor.file]).get_for_message(descriptor)
+def _protobuf(payload: Protobuf, columns: frozenset[str] | None) -> PayloadColumns:
+    from aggregations.columns.wire import read_payloads
 
-    def parse(payloads: pa.BinaryArray) -> pl.DataFrame:
-        batch = handler.array_to_record_batch(payloads)
-        if not schema:
-            return pl.DataFrame(height=len(payloads))
-        frame = pl.from_arrow(batch.select(list(schema)))
-        assert isinstance(frame, pl.DataFrame)
-        return frame
+    message = trimmed(payload.type, columns).DESCRIPTOR
+    bounds, fields = _table(message)
+    flat = all(field.type in _FLAT and not field.is_repeated for field in message.fields)
+    handler = None if flat else HandlerPool([message.file]).get_for_message(message)
 
-    def read(payloads: pa.BinaryArray) -> tuple[pl.DataFrame, Mask]:
+    def read(payloads: Spans) -> tuple[pl.DataFrame, Mask]:
+        rows = len(payloads.starts)
+        good = np.empty(rows, np.bool_)
+        numbers, sizes = np.empty((2, len(message.fields), rows), np.int64)
+        read_payloads(tuple(payloads), bounds, fields, good, numbers, sizes)
+        if not good.all():
+            payloads = payloads.at(good)
+            numbers, sizes = numbers.compress(good, axis=1), sizes.compress(good, axis=1)
+        if handler is None:
+            series = [
+                _column(field, payloads.data, numbers[place], sizes[place])
+                for place, field in enumerate(message.fields)
+            ]
+            return pl.DataFrame(series) if series else pl.DataFrame(height=len(payloads.starts)), good
+        names = [field.name for field in message.fields]
         try:
-            frame = parse(payloads)
-            if structure is None or structure.all_valid(payloads):
-                return frame, _all(payloads)
-        except ValueError:
-            pass  # the columnar parser does not say which row it was
-        if structure is not None:
-            valid = structure.valid(payloads)
-            with suppress(ValueError):
-                return parse(payloads.filter(pa.array(valid))), valid
-        # Not expected if the structure is valid; the other reader decides.
-        return parse(payloads[:0]), ~_all(payloads)
+            frame = pl.from_arrow(handler.array_to_record_batch(payloads.array(pa.binary())).select(names))
+        except ValueError:  # not expected, as they are valid; the other reader decides
+            frame, good = (
+                pl.from_arrow(handler.array_to_record_batch(pa.array([], pa.binary())).select(names)),
+                ~good & good,
+            )
+        assert isinstance(frame, pl.DataFrame)
+        return frame, good
 
     return read
 
 
-def _all(payloads: pa.BinaryArray) -> Mask:
-    return np.ones(len(payloads), np.bool_)
+def _table(message: Any) -> tuple[Ints, Any]:
+    """The arguments `bounds` and `fields` of `wire.read_payloads`, for a message that does not contain itself."""
+    from aggregations.columns import wire
+
+    found: list[list[tuple[int, int, int]]] = []
+
+    def add(message: Any, *, within: bool) -> int:
+        number = len(found)
+        rows: list[tuple[int, int, int]] = []
+        found.append(rows)
+        for place, field in enumerate(message.fields):
+            if field.message_type is None:
+                kind, target = getattr(wire, _FLAT[field.type][0]), -1 if within else place
+            else:
+                kind, target = wire.MESSAGE, add(field.message_type, within=True)
+            rows.append((field.number, kind + wire.REPEATED * field.is_repeated, target))
+        return number
+
+    add(message, within=False)
+    bounds = np.cumsum([0, *map(len, found)], dtype=np.int64)
+    return bounds, np.array([row for rows in found for row in rows], np.int64).reshape(-1, 3)
+
+
+def _column(field: Any, data: Any, numbers: Ints, sizes: Ints) -> pl.Series:
+    """A column of a field that is neither repeated nor a message."""
+    kind = _FLAT[field.type][1]
+    absent = sizes == 0 if field.has_presence else None
+    if isinstance(kind, pa.DataType):
+        series = _series(Spans(data, numbers, np.maximum(sizes - 1, 0)).array(kind))
+    elif kind is np.float32:
+        series = pl.Series(numbers.astype(np.uint32).view(kind))
+    elif kind is np.float64:
+        series = pl.Series(np.ascontiguousarray(numbers).view(kind))
+    else:
+        series = pl.Series(numbers.astype(kind))
+    if absent is not None and absent.any():
+        series = series.set(pl.Series(absent), None)
+    return series.alias(field.name)
+
+
+def _all(payloads: Spans) -> Mask:
+    return np.ones(len(payloads.starts), np.bool_)
+
+
+def _series(array: pa.Array) -> pl.Series:
+    found = pl.from_arrow(array)
+    assert isinstance(found, pl.Series)
+    return found
 
 
 def _json(payload: Json, columns: frozenset[str] | None, schema: dict[str, pl.DataType]) -> PayloadColumns:
     decoder = payload.decoder(columns)
     fields = [attrgetter(f"f{i}") for i in range(len(schema))]
 
-    def read(payloads: pa.BinaryArray) -> tuple[pl.DataFrame, Mask]:
-        texts = payloads.to_pylist()
+    def read(payloads: Spans) -> tuple[pl.DataFrame, Mask]:
+        texts = payloads.array(pa.binary()).to_pylist()
         rows: list[msgspec.Struct | None]
         try:
             if max(map(len, texts), default=0) > SHALLOW_BYTES:
@@ -101,7 +165,7 @@ def _json(payload: Json, columns: frozenset[str] | None, schema: dict[str, pl.Da
         if not good.all():
             rows = [row for row in rows if row is not None]
         series = [
-            _series(name, list(map(field, rows)), kind)
+            _json_series(name, list(map(field, rows)), kind)
             for field, (name, kind) in zip(fields, schema.items(), strict=True)
         ]
         return pl.DataFrame(series) if series else pl.DataFrame(height=len(rows)), good
@@ -109,7 +173,7 @@ def _json(payload: Json, columns: frozenset[str] | None, schema: dict[str, pl.Da
     return read
 
 
-def _series(name: str, values: list[object], kind: pl.DataType) -> pl.Series:
+def _json_series(name: str, values: list[object], kind: pl.DataType) -> pl.Series:
     """A column of values that msgspec has read."""
     if not kind.is_nested():
         return pl.Series(name, values, dtype=kind)

@@ -12,6 +12,12 @@ def _do_nothing(importer: zipimport.zipimporter) -> None:
     """The archive does not change."""
 
 
+def _load() -> None:
+    """Load the code that reads and decodes, which numba compiles if this machine has not run it before."""
+    import aggregations.columns.wire
+    import aggregations.spark.message_kernels  # noqa: F401
+
+
 def main() -> None:
     """Run the daemon until Spark closes it."""
     zipimport.zipimporter.invalidate_caches = _do_nothing  # type: ignore[method-assign,assignment]
@@ -27,7 +33,7 @@ def main() -> None:
 
     gc.collect()
     gc.freeze()  # existing objects stay shared between the forks
-    residents.supervise()
+    residents.supervise(_load)
     daemon.manager()  # type: ignore[no-untyped-call]
 
 

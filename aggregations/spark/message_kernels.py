@@ -11,7 +11,7 @@ from numba import carray, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from aggregations.columns.compiled import NUMBERS, compiled
+from aggregations.columns.compiled import NUMBERS, compiled, pointer
 
 WORDS: Final = 9
 """`rd_kafka_message_t` of rdkafka.h in words of eight bytes: error (int), topic, partition (int32), payload, its
@@ -21,14 +21,6 @@ _PAYLOAD: Final = 3
 _KEY: Final = 5
 _OFFSET: Final = 7
 _INT: Final = 0xFFFFFFFF
-
-
-@intrinsic  # type: ignore[untyped-decorator]
-def _pointer(context: Any, address: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.inttoptr(arguments[0], cgutils.voidptr_t)
-
-    return types.voidptr(types.int64), generate
 
 
 @intrinsic  # type: ignore[untyped-decorator]
@@ -67,7 +59,7 @@ def measured(messages: Any, most_bytes: int) -> tuple[int, int, int, int]:
     """
     count = errors = key_bytes = value_bytes = 0
     for address in messages:
-        words = carray(_pointer(address), (WORDS,), np.int64)
+        words = carray(pointer(address), (WORDS,), np.int64)
         if words[0] & _INT:
             errors += 1
         else:
@@ -110,7 +102,7 @@ def copied(
     key_at = value_at = 0
     key_bounds[0] = value_bounds[0] = 0
     for place in range(len(messages)):
-        words = carray(_pointer(messages[place]), (WORDS,), np.int64)
+        words = carray(pointer(messages[place]), (WORDS,), np.int64)
         if words[0] & _INT:
             errors[failed] = place
             failed += 1

@@ -47,8 +47,13 @@ class ResidentLostError(RuntimeError):
     """A resident process ended during a call."""
 
 
-def supervise() -> None:
-    """Start a supervisor for the workers that this process will fork. Call it before any thread or client exists."""
+def supervise(prepare: Callable[[], None] = lambda: None) -> None:
+    """Start a supervisor for the workers that this process will fork. Call it before any thread or client exists.
+
+    Args:
+        prepare: Called by the supervisor before it forks a resident. It may import modules that residents share, but
+            start no threads and no clients.
+    """
     global _directory
     parent = Path(tempfile.gettempdir())
     if len(os.fsencode(parent)) > _LONGEST_PARENT:
@@ -58,7 +63,7 @@ def supervise() -> None:
     lock = os.open(directory, os.O_RDONLY)
     fcntl.flock(lock, fcntl.LOCK_EX)  # held until the last process that inherits it has ended
     with _listen(directory / _SUPERVISOR) as listener:
-        _fork(signal.SIGTERM, lambda: _supervise(listener, directory))
+        _fork(signal.SIGTERM, lambda: _supervise(listener, directory, prepare))
     os.close(lock)
     _directory = directory
 
@@ -146,7 +151,7 @@ def _listen(address: Path) -> socket.socket:
     return listener
 
 
-def _supervise(listener: socket.socket, directory: Path) -> NoReturn:
+def _supervise(listener: socket.socket, directory: Path, prepare: Callable[[], None]) -> NoReturn:
     """Tell workers where the resident of a slot listens; fork it if it does not run."""
     running: dict[int, tuple[int, Path]] = {}
     begun: list[tuple[int, Path, socket.socket]] = []
@@ -174,6 +179,7 @@ def _supervise(listener: socket.socket, directory: Path) -> NoReturn:
                 running[slot] = _fork(signal.SIGKILL, partial(_reside, its, listener)), place
 
     try:
+        prepare()
         _serve(listener, address, fork)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
