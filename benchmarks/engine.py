@@ -1,6 +1,6 @@
 """Events a second of the Spark engine, and what they cost.
 
-    python benchmarks/engine.py [--events 2000000] [--keys 10000] [--resent 0.05] [--store sqlite|redis|URL] [--json]
+    python benchmarks/engine.py [--events 2000000] [--keys 10000] [--resent 0.05] [--store sqlite|redis|URL] [--fold fields|python] [--json]
 
 A topic of four partitions is filled with envelopes of one republish hop, part of them re-sent at new offsets. The
 engine reads it with a flow of one stage, keyed as the topic is. Every batch but the first is warm. The sum of what was folded must be the number of unique inputs. With `redis` a server
@@ -33,16 +33,29 @@ from persistence.protocol import FlowRef
 from persistence.registry import open_store
 
 
-def flow_of(topic):
-    return (
-        Flow("bench")
-        .source(Topic(topic, payload=Leg))
-        .aggregate(
-            "aircraft",
-            key="tail",
-            fold=Fields(legs=count(), minutes=total("air_minutes"), worst=maximum("arr_delay")),
-        )
-    )
+class Legs:
+    """Count, sum and maximum, in plain Python."""
+
+    def zero(self):
+        return {"legs": 0, "minutes": 0, "worst": None}
+
+    def fold(self, state, element):
+        delay = element["arr_delay"]
+        state["legs"] += 1
+        state["minutes"] += element["air_minutes"]
+        if state["worst"] is None or delay > state["worst"]:
+            state["worst"] = delay
+        return state
+
+
+FOLDS = {
+    "fields": Fields(legs=count(), minutes=total("air_minutes"), worst=maximum("arr_delay")),
+    "python": Legs(),
+}
+
+
+def flow_of(topic, fold="fields"):
+    return Flow("bench").source(Topic(topic, payload=Leg)).aggregate("aircraft", key="tail", fold=FOLDS[fold])
 
 
 def parts_of(servers):
@@ -73,6 +86,7 @@ def main():
     parser.add_argument("--resent", type=float, default=0.05)
     parser.add_argument("--batch", type=int, default=500_000, help="records of a batch")
     parser.add_argument("--store", default="sqlite", help="sqlite, redis, or a URL")
+    parser.add_argument("--fold", choices=FOLDS, default="fields", help="built-in fields, or a class in Python")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     say = (lambda *words: None) if args.json else print
@@ -94,7 +108,7 @@ def main():
             "redis": servers.redis if servers.find("redis") else "",
         }
         url = own.get(args.store, args.store)
-        flow = flow_of(topic)
+        flow = flow_of(topic, args.fold)
         marks = [(time.perf_counter(), spent(pids), 0)]
 
         def note(report):

@@ -1,6 +1,6 @@
 """CPU of a worker per event for a flow whose fold is plain Python, by phase; without Spark, broker and store.
 
-    python benchmarks/python_fold.py [--rows 100000] [--keys 10000] [--batches 3] [--fold python|fields] [--profile] [--json]
+    python benchmarks/python_fold.py [--rows 100000] [--keys 10000] [--batches 3] [--fold python|fields] [--profile]
 
 Envelopes of one republish hop, 5 % re-sent, as `benchmarks/engine.py` makes them. A task reads each batch, folds it and
 encodes its states, as Spark's tasks do; the states are kept in memory. What was folded is compared with the oracle. The
@@ -18,8 +18,6 @@ from itertools import islice
 import polars as pl
 import pyarrow as pa
 
-from aggregations.definition.aggregates import count, maximum, total
-from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Flow
 from aggregations.definition.source import Topic
 from aggregations.run.begin import begin
@@ -29,33 +27,13 @@ from aggregations.spark.job import Job
 from aggregations.spark.path import Work
 from aggregations.spark.roots import Roots
 from aggregations.spark.tasks import path_of
+from benchmarks.engine import FOLDS
 from benchmarks.workload import COLUMNS, Oracle, Workload, draw
 from jobs.demo.leg_pb2 import Leg
 from persistence.kafka import KafkaSettings
 
 TOPIC = "legs"
 CHUNK = 50_000
-
-
-class Legs:
-    """Count, sum and maximum, as `benchmarks/engine.py` keeps them by `Fields`."""
-
-    def zero(self):
-        return {"legs": 0, "minutes": 0, "worst": None}
-
-    def fold(self, state, element):
-        delay = element["arr_delay"]
-        state["legs"] += 1
-        state["minutes"] += element["air_minutes"]
-        if state["worst"] is None or delay > state["worst"]:
-            state["worst"] = delay
-        return state
-
-
-FOLDS = {
-    "python": Legs(),
-    "fields": Fields(legs=count(), minutes=total("air_minutes"), worst=maximum("arr_delay")),
-}
 
 
 def chunks_of(messages, first):
@@ -106,7 +84,6 @@ def main():
     parser.add_argument("--resent", type=float, default=0.05)
     parser.add_argument("--fold", choices=FOLDS, default="python")
     parser.add_argument("--profile", action="store_true", help="print where the last batch spends its time")
-    parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     Roots._ask = lambda *_: None  # there is no broker to ask
     flow = Flow("bench").source(Topic(TOPIC, Leg)).aggregate("aircraft", key="tail", fold=FOLDS[args.fold])
