@@ -1,128 +1,132 @@
-"""CPU of the columnar steps, per row: decode, judge, histories; new messages, some re-sent, all of them again.
+"""CPU of the vectorised path in a worker, microseconds per event and phase, without Spark and Kafka.
 
-    python benchmarks/columns.py [--rows 500000] [--keys 10000] [--resent 0.05] [--chunk 10000] [--json]
+    python benchmarks/columns.py [--events 500000] [--keys 10000] [--resent 0.05] [--batches 4] [--store URL] [--json]
 
-Envelopes of about 120 bytes with one hop. The message in them is a `Timestamp`.
-`rekeyed` is a second stage of ten keys, whose lanes hold partitions.
-Sums of folded messages are compared with the number of distinct ones.
+Batches of one partition go through the task code of the engine: decode, steps, load, fold and persist, once and then
+again as pure duplicates. Two stages: the second is keyed by the carrier, of which there are sixteen. Sums of folded events are compared with the number of distinct ones.
 """
 
 import argparse
 import json
-import random
+import tempfile
 import time
+from collections import Counter
+from dataclasses import replace
+from itertools import islice
 
-import numpy as np
-import polars as pl
 import pyarrow as pa
-from google.protobuf.timestamp_pb2 import Timestamp
+import pyarrow.compute as pc
 
-from aggregations.columns import Decoder, lanes_of, schema
-from aggregations.columns.history import fold_histories
-from aggregations.columns.judge import VERDICTS, judge
+from aggregations.definition.aggregates import count, maximum, total
+from aggregations.definition.fields import Fields
+from aggregations.definition.flow import Flow
 from aggregations.definition.source import Topic
-from envelope import Envelope, Histories, Hop, encode
+from aggregations.run.begin import begin
+from aggregations.run.binding import bind
+from aggregations.run.states import state_of
+from aggregations.spark.columnar import ColumnarPath
+from aggregations.spark.job import Job
+from aggregations.spark.path import Work
+from benchmarks.workload import Oracle, Workload, draw
+from jobs.demo.leg_pb2 import Leg
+from persistence.kafka import KafkaSettings
 
-PARTITIONS = 4
-
-
-def records(rows, keys, resent, rng, first):
-    """Rows of one partition, as Spark's Kafka source gives them; some of them again a while later."""
-    values, record_keys, roots = [], [], list(range(first, first + rows))
-    for _ in range(int(rows * resent)):
-        at = rng.randrange(rows - 1000)
-        roots.insert(at + rng.randrange(1000), roots[at])
-    for offset in roots:
-        key = b"key-%05d" % (offset * 7919 % keys)
-        hop = Hop("raw", offset % PARTITIONS, offset, via="rep", index=0, topic_id="abcdefghijklmnopqrstuv")
-        payload = Timestamp(seconds=offset, nanos=offset % 500).SerializeToString()
-        values.append(encode(Envelope(payload, (hop,), key=key, event_time_us=1_700_000_000_000_000 + offset)))
-        record_keys.append(key)
-    size = len(values)
-    return pa.RecordBatch.from_pydict(
-        {
-            "key": pa.array(record_keys, pa.binary()),
-            "value": pa.array(values, pa.binary()),
-            "topic": pa.array(["legs"] * size),
-            "partition": pa.array([1] * size, pa.int32()),
-            "offset": pa.array(range(first, first + size), pa.int64()),
-            "timestamp": pa.array([1_700_000_000_000] * size, pa.int64()),
-        }
-    )
+CHUNK = 50_000
 
 
-class Clock:
-    def __init__(self):
-        self.micros = {}
-
-    def timed(self, name, rows, action):
-        start = time.process_time()
-        result = action()
-        self.micros[name] = round((time.process_time() - start) / rows * 1e6, 3)
-        return result
+def batched(many, size):
+    found = iter(many)
+    return iter(lambda: list(islice(found, size)), [])
 
 
-def stage(clock, name, batch, keys, rekeyed, state):
-    """Judge a batch and fold its histories; `state` is the histories by key."""
-    names, numbers = np.unique(keys, return_inverse=True)
-    names = names.tolist()
-    signatures = batch.frame.get_column(schema.SIGNATURE).to_numpy()
-    lanes, places = lanes_of(batch.signatures, signatures, rekeyed)
-    histories = [state.get(key, Histories()) for key in names]
-    exotic = batch.frame.get_column(schema.EXOTIC).to_numpy()
-    arguments = (numbers, lanes, batch.positions, places, histories)
-    rows = len(numbers)
-    judged = clock.timed(f"{name}: judge", rows, lambda: judge(*arguments, exotic))
-    found, _ = clock.timed(f"{name}: histories", rows, lambda: fold_histories(judged, *arguments, fold=judged.fold))
-    for number, histories_now in found.items():
-        state[names[number]] = histories_now
-    counts = np.bincount(judged.verdicts, minlength=len(VERDICTS))
-    return int(judged.fold.sum()), {VERDICTS[i].value: int(n) for i, n in enumerate(counts) if n}
+def flow_of():
+    fold = Fields(legs=count(), minutes=total("air_minutes"), worst=maximum("arr_delay"))
+    flow = Flow("bench").source(Topic("legs", payload=Leg)).aggregate("aircraft", key="tail", fold=fold)
+    return flow.aggregate("carriers", key="carrier", fold=Fields(legs=count()), co_partitioned=False)
 
 
-def decoded(clock, name, decoder, batch, chunk):
-    return clock.timed(
-        name,
-        batch.num_rows,
-        lambda: [decoder.decode(batch.slice(start, chunk)) for start in range(0, batch.num_rows, chunk)],
-    )
+def tables(messages, first):
+    """The records of one batch, as the engine reads them."""
+    for number, part in enumerate(batched(messages, CHUNK)):
+        start = first + number * CHUNK
+        yield pa.table(
+            {
+                "key": pa.array([one["key"] for one in part], pa.binary()),
+                "value": pa.array([one["value"] for one in part], pa.binary()),
+                "topic": pa.repeat("legs", len(part)),
+                "partition": pa.array([0] * len(part), pa.int32()),
+                "offset": pa.array(range(start, start + len(part)), pa.int64()),
+                "timestamp": pa.array([1_700_000_000_000] * len(part), pa.timestamp("ms")),
+            }
+        )
+
+
+class Bench:
+    def __init__(self, url):
+        self.flow = flow_of()
+        self.urls = bind(self.flow, {}, url)
+        self.run = begin(self.flow, self.urls)
+        self.seconds = Counter()
+        self.events = 0
+
+    def process(self, chunks, name):
+        """Fold and persist one batch; `name` is that of the run in the result."""
+        run, path = self.run, ColumnarPath()
+        ids = {"legs": "T1"}
+        kafka = KafkaSettings("localhost:1")
+        job = Job(self.flow, run.ref, self.urls, run.epoch, run.batch, 1, kafka, None, ids, {}, run.known)
+        work, writes = Work(replace(job, asked=("raw",), ledger=run.ledger)), []
+        begin_at = time.process_time()
+        rows = path.read(work, chunks)
+        for stage in self.flow.stages:
+            before = dict(work.report.seconds)
+            found, rows = path.fold(work, stage, rows)
+            for phase in ("load", "fold"):
+                self.seconds[name, stage.name, phase] += work.report.seconds.get(phase, 0) - before.get(phase, 0)
+            writes.append((stage, found))
+        for stage, found in reversed(writes):
+            start = time.process_time()
+            store = run.stores[stage.name]
+            store.save(run.stage_ref(stage), found, epoch=run.epoch, batch=run.batch)
+            self.seconds[name, stage.name, "persist"] += time.process_time() - start
+        for phase in ("decode", "steps"):
+            self.seconds[name, "", phase] += work.report.seconds[phase]
+        self.seconds[name, "", "all"] += time.process_time() - begin_at
+        manifest = run.following({}, ids, {}, work.collector.changes)
+        run.save_manifest("aircraft", manifest)
+        run.advanced(manifest)
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rows", type=int, default=500_000)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--events", type=int, default=500_000)
     parser.add_argument("--keys", type=int, default=10_000)
     parser.add_argument("--resent", type=float, default=0.05)
-    parser.add_argument("--chunk", type=int, default=100_000)
+    parser.add_argument("--batches", type=int, default=4)
+    parser.add_argument("--store", help="URL; a new SQLite file otherwise")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    rng = random.Random(7)
-    topic = Topic("legs", Timestamp)
-    decoder = Decoder(topic)
-    clock, verdicts = Clock(), {}
-    first: dict[str, Histories] = {}
-    second: dict[str, Histories] = {}
-    runs = [("new", 0.0, 0), (f"{options.resent:.0%} re-sent", options.resent, options.rows)]
-    batches = {name: records(options.rows, options.keys, resent, rng, start) for name, resent, start in runs}
-    decoder.decode(next(iter(batches.values())).slice(0, 100))
-    for name, records_ in [*batches.items(), ("replay", batches[runs[1][0]])]:
-        decoded(clock, f"{name}: decode", decoder, records_, options.chunk)
-        batch = decoder.decode(records_)
-        keys = batch.frame.get_column(schema.KEY).cast(pl.String)
-        last = keys.str.slice(-1)
-        for label, keyed, rekeyed, state in (
-            (name, keys.to_numpy(), False, first),
-            (f"{name}, rekeyed", last.to_numpy(), True, second),
-        ):
-            folded, verdicts[label] = stage(clock, label, batch, keyed, rekeyed, state)
-            assert folded == (0 if name == "replay" else options.rows), (label, folded)
+    oracle = Oracle(options.keys)
+    messages = list(draw(Workload(options.events, options.keys, options.resent), "legs", oracle))
+    unique = int(oracle.result()["count"].sum())
+    size = -(-len(messages) // options.batches)
+    parts = [list(tables(part, i * size)) for i, part in enumerate(batched(messages, size))]
+    bench = Bench(options.store or f"sqlite://{tempfile.mkdtemp()}/bench.db")
+    for number, name in enumerate(("new", "again")):
+        for part in parts:
+            moved = [chunk.set_column(4, "offset", pc.add(chunk["offset"], number * len(messages))) for chunk in part]
+            bench.process(moved, name)
+    ref, store = bench.run.ref.stage("aircraft"), bench.run.stores["aircraft"]
+    folded = sum(state_of(stored, ref, key).fold["legs"] for key, stored in store.scan(ref))
+    assert folded == unique, (folded, unique)
+    micros = {
+        " ".join(filter(None, key)): round(spent * 1e6 / options.events, 3) for key, spent in bench.seconds.items()
+    }
     if options.json:
-        print(json.dumps({"us_per_row": clock.micros, "verdicts": verdicts}))
+        print(json.dumps({"us_per_event": micros, "events": options.events, "unique": unique, "folded": folded}))
         return
-    for name, micros in clock.micros.items():
-        print(f"{name:34} {micros:7.3f} us a row")
-    for name, counts in verdicts.items():
-        print(f"{name:34} {counts}")
+    for name, spent in sorted(micros.items()):
+        print(f"{name:28} {spent:7.3f} us")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,8 @@
-"""The fast path in numpy and polars: from records to columns, to verdicts, to histories."""
+"""The fast path in numpy, numba and polars: from records to columns, to verdicts and histories, to stored states."""
 
 from aggregations.columns.batch import Batch, Rejection
 from aggregations.columns.decode import Decoder
-from aggregations.columns.history import fold_histories
 from aggregations.columns.judge import Judged, judge
 from aggregations.columns.signature import Lane, Signature, lanes_of
 
-__all__ = ["Batch", "Decoder", "Judged", "Lane", "Rejection", "Signature", "fold_histories", "judge", "lanes_of"]
+__all__ = ["Batch", "Decoder", "Judged", "Lane", "Rejection", "Signature", "judge", "lanes_of"]

@@ -18,23 +18,28 @@ BYTES: Final = types.Array(numba.uint8, 1, "C", readonly=True)
 NUMBERS: Final = types.Array(numba.int64, 1, "C", readonly=True)
 
 
-def compiled(signature: Any) -> Callable[[F], F]:
-    """Compile a function when its module is imported, without the GIL, or load it from numba's cache on disk.
+def compiled(signature: Any = None, *, allocates: bool = True) -> Callable[[F], F]:
+    """Compile a function without the GIL, or load it from numba's cache on disk.
 
-    It is compiled once per machine. The cache is next to the module or, if that directory is not writable, in the
-    user's own; a module that is not in a file is compiled again in each process.
+    It is compiled once per machine: when its module is imported, or without a signature when it is first called. The
+    cache is next to the module or, if that directory is not writable, in the user's own; a module that is not in a
+    file is compiled again in each process. The cache looks only at the function's own module: functions that it calls
+    are kept in it, or compiled into it by `helper`, so that a change of them is noticed.
 
     Args:
         signature: Types of the result and the arguments.
+        allocates: The function creates arrays. If not, it counts no references to them, which takes half of the time
+            of small functions and of their compilation.
     """
+    options = {"nogil": True} if allocates else {"nogil": True, "_nrt": False}
 
     def decorate(function: F) -> F:
         try:
-            made: F = numba.njit(signature, cache=True, nogil=True)(function)
+            made: F = numba.njit(signature, cache=True, **options)(function)
         except RuntimeError as error:
             if "cannot cache function" not in str(error):
                 raise
-            made = numba.njit(signature, nogil=True)(function)
+            made = numba.njit(signature, **options)(function)
         return made
 
     return decorate

@@ -1,13 +1,18 @@
 """`Fields` over whole columns: aggregates a batch per key and joins the results to the states."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
-from aggregations.columns.arrays import Mask
-from aggregations.definition.aggregates import Mean, Total
+from aggregations.columns.arrays import Ints, Mask
+from aggregations.columns.compiled import compiled
+from aggregations.columns.record_text import TEXT, WHOLE, Values
+from aggregations.columns.records import StoredStates
+from aggregations.definition.aggregates import At, Count, FieldAggregate, Maximum, Mean, Minimum, Total
 from aggregations.definition.fields import Fields
 from aggregations.definition.values import INT64
 from envelope import EnvelopeError
@@ -20,7 +25,25 @@ CODE = "\0code"
 _PLACE = "\0place"
 _SIZE = "\0size"  # appended to the name of a field, like the next one
 _BATCH = "\0batch"
-_WITHIN_64_BITS = frozenset({pl.Int8, pl.Int16, pl.Int32, pl.Int64, pl.UInt8, pl.UInt16, pl.UInt32, pl.UInt64})
+_WITHIN_64_BITS = frozenset({pl.Int8, pl.Int16, pl.Int32, pl.Int64, pl.UInt8, pl.UInt16, pl.UInt32})
+_UP_TO_64_BITS = _WITHIN_64_BITS | {pl.UInt64}
+
+_COUNT, _TOTAL, _MINIMUM, _MAXIMUM = range(4)
+_OPERATIONS = {Count: _COUNT, Total: _TOTAL, Minimum: _MINIMUM, Maximum: _MAXIMUM}
+
+
+class Folded(NamedTuple):
+    """States after a batch.
+
+    Attributes:
+        values: Values in the states, by key.
+        texts: Contains the texts of values.
+        unfit: Whether a key must be folded message by message, because a total may leave its range.
+    """
+
+    values: Values
+    texts: bytes
+    unfit: Mask
 
 
 def unfit_rows(fields: Fields, inputs: pl.DataFrame, rows: int) -> Mask:
@@ -36,78 +59,149 @@ def unfit_rows(fields: Fields, inputs: pl.DataFrame, rows: int) -> Mask:
         column = inputs.get_column(name)
         if column.dtype.is_float():
             bad |= (~column.is_finite()).fill_null(value=False).to_numpy()
-        elif column.dtype.is_integer() and column.dtype not in _WITHIN_64_BITS:
+        elif column.dtype.is_integer() and column.dtype not in _UP_TO_64_BITS:
             within = column.cast(pl.Int128, strict=False).is_between(-INT64, 2 * INT64 - 1).fill_null(value=False)
             bad |= (column.is_not_null() & ~within).to_numpy()
     return bad
 
 
+def kinds_of(fields: Fields, dtypes: Mapping[str, pl.DataType]) -> list[int]:
+    """Which fields are integers or null in every state: counts, and totals and extremes of integers.
+
+    Args:
+        fields: The fold.
+        dtypes: Types of its inputs.
+    """
+    return [
+        WHOLE if isinstance(field, Count) or (type(field) in _OPERATIONS and dtypes[name] in _WITHIN_64_BITS) else TEXT
+        for name, field in fields.fields.items()
+    ]
+
+
 def fold_fields(
     fields: Fields,
-    rows: pl.DataFrame,
-    at: Sequence[tuple[tuple[int | str, ...], str]] | None,
-    states: Mapping[int, Any],
-) -> tuple[dict[int, dict[str, Any]], list[int]]:
+    kinds: Sequence[int],
+    inputs: pl.DataFrame,
+    keys: Ints,
+    at: Sequence[At] | None,
+    stored: StoredStates,
+) -> Folded:
     """Fold accepted rows.
 
     Args:
         fields: The fold.
-        rows: Column `CODE` (the key's number) and the inputs of the fields; sorted by key, position and lane.
+        kinds: See `kinds_of`.
+        inputs: Inputs of the fields, in the order in which rows are folded; without columns if no field reads one.
+        keys: Key of every row.
         at: Position and lane of every row; required if a field is ordered.
-        states: State by key number; keys without one are missing.
-
-    Returns:
-        The new states, and the keys that must be folded message by message because a total may leave its range.
+        stored: The states before.
     """
-    grouped = _partials(fields, rows)
-    new: dict[int, dict[str, Any]] = {}
-    unfit: list[int] = []
-    zero = fields.zero()
-    plain = {name: field for name, field in fields.fields.items() if not field.ordered}
-    ordered = {name: field for name, field in fields.fields.items() if field.ordered}
-    codes = grouped.get_column(CODE).to_list()
-    partials = {name: grouped.get_column(f"{name}{_BATCH}").to_list() for name in plain}
-    places = {name: grouped.get_column(f"{name}{_BATCH}").to_list() for name in ordered}
-    inputs = {
-        name: (rows.get_column(name), rows.get_column(f"{name}.by") if field.by is not None else None)
-        for name, field in ordered.items()
-    }
-    sums = {
-        name: grouped.get_column(f"{name}{_SIZE}").to_list() for name in plain if f"{name}{_SIZE}" in grouped.columns
-    }
-    for i, code in enumerate(codes):
-        state = dict(states.get(code) or zero)
-        try:
-            if any(sizes[i] is not None and sizes[i] + _size(state[name]) >= _SAFE for name, sizes in sums.items()):
-                unfit.append(code)
-                continue
-            for name, field in plain.items():
-                state[name] = field.join(state[name], partials[name][i])
-        except EnvelopeError:
-            unfit.append(code)
+    values = Values.of(len(kinds), len(stored.exists))
+    unfit = np.zeros(len(stored.exists), np.bool_)
+    others: dict[str, FieldAggregate] = {}
+    for i, (name, field) in enumerate(fields.fields.items()):
+        if kinds[i] == TEXT:
+            others[name] = field
             continue
-        for name, field in ordered.items():
-            place = places[name][i]
-            if place is not None:
-                assert at is not None
-                values, by = inputs[name]
-                state[name] = field.add(state[name], values[place], None if by is None else by[place], at[place])
-        new[code] = state
-    return new, unfit
+        known, numbers = np.ones(len(keys), np.bool_), np.zeros(len(keys), np.int64)
+        if field.of is not None:
+            column = inputs.get_column(name)
+            known = column.is_not_null().to_numpy()
+            if not isinstance(field, Count):
+                numbers = column.cast(pl.Int64).fill_null(0).to_numpy()
+        values.whole[i], values.known[i] = stored.values.whole[i], stored.values.known[i]
+        if field.zero is not None:
+            values.known[i] |= ~stored.exists
+        _fold_whole(_OPERATIONS[type(field)], keys, numbers, known, values.whole[i], values.known[i], unfit)
+    if not others:
+        return Folded(values, b"", unfit)
+    texts = _fold_others(fields, others, inputs, keys, at, stored, values, unfit)
+    return Folded(values, texts, unfit)
+
+
+@compiled(allocates=False)
+def _fold_whole(
+    operation: int,
+    keys: Ints,
+    numbers: Ints,
+    valid: Mask,
+    states: Ints,
+    known: npt.NDArray[np.uint8],
+    unfit: Mask,
+) -> None:
+    """Fold integers, sorted by key, into the states of their keys."""
+    size, before = 0.0, -1
+    for row in range(len(keys)):
+        key = keys[row]
+        if key != before:
+            before, size = key, abs(float(states[key]))
+        if not valid[row]:
+            continue
+        number = numbers[row]
+        if operation == _COUNT:
+            states[key] += 1
+        elif operation == _TOTAL:
+            size += abs(float(number))
+            if size >= _SAFE:
+                unfit[key] = True
+            states[key] += number
+        elif not known[key] or (number < states[key] if operation == _MINIMUM else number > states[key]):
+            states[key] = number
+        known[key] = 1
+
+
+def _fold_others(
+    fields: Fields,
+    others: Mapping[str, FieldAggregate],
+    inputs: pl.DataFrame,
+    keys: Ints,
+    at: Sequence[At] | None,
+    stored: StoredStates,
+    values: Values,
+    unfit: Mask,
+) -> bytes:
+    """Fold fields whose states are not integers, key by key; return their texts."""
+    rows = inputs if inputs.width else pl.DataFrame(height=len(keys))
+    grouped = _partials(others, rows.with_columns(pl.Series(CODE, keys)))
+    places = {name: i for i, name in enumerate(fields.fields)}
+    texts: list[bytes] = []
+    end = 0
+    codes = grouped.get_column(CODE).to_list()
+    for name, field in others.items():
+        i, partials = places[name], grouped.get_column(f"{name}{_BATCH}").to_list()
+        sizes = grouped.get_column(f"{name}{_SIZE}").to_list() if f"{name}{_SIZE}" in grouped.columns else None
+        by = inputs.get_column(f"{name}.by") if field.by is not None else None
+        for row, code in enumerate(codes):
+            state: Any = list(field.zero) if isinstance(field.zero, tuple) else field.zero
+            if stored.exists[code]:
+                state = msgspec.json.decode(stored.text(i, code))
+            try:
+                if sizes is not None and sizes[row] is not None and sizes[row] + _size(state) >= _SAFE:
+                    unfit[code] = True
+                elif not field.ordered:
+                    state = field.join(state, partials[row])
+                elif (place := partials[row]) is not None:
+                    assert at is not None
+                    value = inputs.get_column(name)[place]
+                    state = field.add(state, value, None if by is None else by[place], at[place])
+            except EnvelopeError:
+                unfit[code] = True
+            text = msgspec.json.encode(state)
+            texts.append(text)
+            values.first[i, code], values.last[i, code] = end, end + len(text)
+            end += len(text)
+    return b"".join(texts)
 
 
 def _size(state: Any) -> float:
     return abs(float(state[0] if isinstance(state, list) else state))
 
 
-def _partials(fields: Fields, rows: pl.DataFrame) -> pl.DataFrame:
+def _partials(fields: Mapping[str, FieldAggregate], rows: pl.DataFrame) -> pl.DataFrame:
     casts: list[pl.Expr] = []
     aggregates: list[pl.Expr] = []
-    for name, field in fields.fields.items():
+    for name, field in fields.items():
         value = pl.col(name)
-        if field.of is None:
-            aggregates.append(field.batch(value).alias(f"{name}{_BATCH}"))
-            continue
         dtype = rows.schema[name]
         if field.ordered:
             known = value.is_not_null()

@@ -1,50 +1,103 @@
-"""Verdicts for a whole batch: the rule of `envelope.Histories`, mostly in numpy.
+"""Verdicts and histories of a whole batch: `envelope.Histories.judge` and `.folding` over arrays.
 
 If a batch is in the order of (key, position, lane), each message can be judged by the histories from before
-the batch and by the messages accepted earlier in the batch (see `Histories.judge`). So a message above everything
-that its key's state holds in its group of lanes is new, unless it is a copy of its neighbour. Only the other messages
-need a lookup in a history. Keys that arrays cannot fully describe are left to the pure code: keys with holes or
-late folds, with exotic messages, or with one position in two lanes of a group.
+the batch and by the messages accepted earlier in the batch (see `Histories.judge`). States that the arrays do not
+express are left to the pure code, key by key: those with holes or late folds, with exotic messages, or with more lanes
+than have a history.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from aggregations.columns.arrays import Ints, Mask
-from aggregations.columns.order import distinct_lanes, fold_order, numbered, positions_of
+from aggregations.columns.compiled import compiled
+from aggregations.columns.histories import LaneArrays
+from aggregations.columns.lane_names import LaneNames, LaneTable
+from aggregations.columns.order import distinct_lanes, fold_order
+from aggregations.columns.schema import MISSING
 from aggregations.columns.signature import Lane
-from envelope import Histories, History, Position, Verdict
-from envelope.dedup.histories import Group
-from envelope.dedup.lanes import healed_lane, is_healed
+from envelope import Verdict
+from envelope.dedup.eviction import GROWTH, LANES
+from envelope.dedup.history import width_of
 from envelope.dedup.room import KNOWN_LANES
 
 VERDICTS: Final = tuple(Verdict)
 """The verdicts; `Judged.verdicts` contains their indices."""
 
-_NUMBER: Final = {verdict: np.uint8(number) for number, verdict in enumerate(VERDICTS)}
-_NOWHERE: Final = -3
-"""Below the first component of every position."""
+_ACCEPTED: Final = VERDICTS.index(Verdict.ACCEPTED)
+_LATE: Final = VERDICTS.index(Verdict.LATE)
+_NEW_LANE: Final = VERDICTS.index(Verdict.NEW_LANE)
+_DUPLICATE: Final = VERDICTS.index(Verdict.DUPLICATE)
+_DUPLICATE_IN_BATCH: Final = VERDICTS.index(Verdict.DUPLICATE_IN_BATCH)
+_BELOW_FLOOR: Final = VERDICTS.index(Verdict.BELOW_FLOOR)
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """Verdicts of a batch at one stage.
+    """Verdicts of a batch at one stage, and the histories after it.
 
     Attributes:
         order: Rows in the order in which they are folded, key by key.
         verdicts: Index of each row's verdict in `VERDICTS`.
         fold: Whether each row is folded.
-        pure: Rows whose key the pure code must judge as a whole; the other attributes are meaningless for them.
+        pure: Rows whose key the pure code must judge and fold as a whole; verdict and fold are meaningless for them.
+        changed: Numbers of the keys with a folded row, ascending, without those left to the pure code.
+        lanes: The histories of the changed keys.
     """
 
     order: Ints
     verdicts: npt.NDArray[np.uint8]
     fold: Mask
     pure: Mask
+    changed: Ints
+    lanes: LaneArrays
+
+
+class Limits(NamedTuple):
+    """Limits of histories.
+
+    Attributes:
+        narrow: Positions remembered per lane.
+        broad: Positions remembered per lane with records without a key.
+        growth: Positions remembered per lane that must not evict; 0 while all may.
+        lanes: Lanes with a history.
+        batch: Number of the batch.
+    """
+
+    narrow: int
+    broad: int
+    growth: int
+    lanes: int
+    batch: int
+
+    @classmethod
+    def of(cls, size: int | None = None, lanes: int = LANES, batch: int = 0, *, evict: bool = True) -> "Limits":
+        """The limits of a stage.
+
+        Args:
+            size: Positions remembered per lane, if the stage sets it.
+            lanes: Lanes with a history per state.
+            batch: Number of the batch.
+            evict: See `Histories.folding`.
+        """
+        narrow, broad = width_of(size, wide=False), width_of(size, wide=True)
+        return cls(narrow, broad, 0 if evict else GROWTH, min(lanes, KNOWN_LANES), batch)
+
+
+class _Rows(NamedTuple):
+    """A batch in the order in which it is folded; a position has `width` of the `most` components that it may have."""
+
+    key: Ints
+    lane: Ints
+    wide: Mask
+    refused: Mask
+    width: Ints
+    positions: Ints
+    most: int
 
 
 def judge(
@@ -52,220 +105,265 @@ def judge(
     lanes: Ints,
     positions: Sequence[Ints],
     places: Sequence[Lane],
-    histories: Sequence[Histories],
+    before: LaneArrays,
+    names: LaneNames,
+    limits: Limits,
+    *,
+    pure: Mask,
     exotic: Mask,
+    refused: Mask,
 ) -> Judged:
-    """Judge every message of a batch, in order of arrival.
+    """Judge every message of a batch, in order of arrival, and add what is folded to the histories.
 
     Args:
         keys: Number of each message's key, from 0.
         lanes: Number of its lane.
         positions: Components of its position; `schema.MISSING` where it is shorter.
         places: Lanes and their groups, by number.
-        histories: Histories of the state of each key, by number.
+        before: Histories of the keys, by number.
+        names: Numbers of lanes in histories.
+        limits: Limits of histories.
+        pure: Keys whose histories `before` does not contain.
         exotic: Messages whose standing these arrays cannot express, or that need the pure code for another reason.
+        refused: Messages that the fold will reject: if one of them is to be folded, its key is left to the pure code.
     """
-    lanes, places = distinct_lanes(lanes, places)
-    order = fold_order(keys, positions, lanes, places)
-    batch = _Sorted(keys[order], lanes[order], [component[order] for component in positions], places, histories)
-    same, repeats = batch.repeats()
-    held = _held(batch)
-    verdicts = np.full(len(order), _NUMBER[Verdict.ACCEPTED], np.uint8)
-    fold = ~repeats
-    _look_up(batch, held, verdicts, fold, exotic[order])
-    _repeat(repeats, verdicts, fold)
-    _new_lanes(batch, held, verdicts, fold)
-    late = [healed_lane(group) for group in {place.group for place in places}]
-    pure_keys = np.fromiter((bool(one.holes) or _holds_one(one, late) for one in histories), np.bool_, len(histories))
-    pure_keys[keys[exotic]] = True
-    pure_keys[held.loose] = True
-    pure_keys[_crowded(batch, held)] = True
-    pure_keys[_across_lanes(batch, same, repeats)] = True
+    numbers = np.array([names.number(place.lane) for place in places], np.int64)
+    order = fold_order(keys, positions, *distinct_lanes(lanes, places))
+    components = [component[order] for component in positions]
+    left = pure.copy()
+    left[keys[exotic]] = True
+    rows = _Rows(
+        keys[order],
+        numbers[lanes[order]] if len(order) else lanes,
+        np.array([place.wide for place in places], np.bool_)[lanes[order]] if len(order) else np.zeros(0, np.bool_),
+        refused[order],
+        np.sum([component != MISSING for component in components], axis=0, dtype=np.int64),
+        np.column_stack(components).ravel() if len(components) > 1 else components[0],
+        len(components),
+    )
+    table = names.table()
+    verdicts, fold = np.full(len(order), _ACCEPTED, np.uint8), np.zeros(len(order), np.bool_)
+    one, other = np.empty(len(order), np.int64), np.empty(len(order), np.int64)
+    _judge(rows, before, table, left, verdicts, fold, one)
+    lane_room = len(before.lane) + len(order)
+    positions_room, floors_room = rows.most * len(order), rows.most * lane_room
+    after = LaneArrays.space(len(pure), lane_room, len(before.held) + positions_room, len(before.floors) + floors_room)
+    changed = np.empty(len(pure), np.int64)
+    count = _hold(rows, before, table, limits, left, fold, changed, after, one, other)
     verdicts_by_row, fold_by_row = np.empty_like(verdicts), np.empty_like(fold)
     verdicts_by_row[order], fold_by_row[order] = verdicts, fold
-    return Judged(order, verdicts_by_row, fold_by_row, pure_keys[keys])
+    return Judged(order, verdicts_by_row, fold_by_row, left[keys], changed[:count], after.filled(count))
 
 
-def _holds_one(histories: Histories, late: list[str]) -> bool:
-    """Whether a state may hold late folds of the batch's groups. May test for any group instead, if that is cheaper."""
-    lanes = histories.lanes
-    if len(lanes) < 2:
-        return False
-    return any(map(lanes.__contains__, late)) if len(late) < len(lanes) else any(map(is_healed, lanes))
+@compiled(allocates=False)
+def _compare(a: Ints, i: int, a_width: int, b: Ints, j: int, b_width: int) -> int:
+    """Compare two positions as tuples: negative if the first is lower, 0 if they are equal, else positive."""
+    for component in range(min(a_width, b_width)):
+        if a[i + component] != b[j + component]:
+            return -1 if a[i + component] < b[j + component] else 1
+    return a_width - b_width
 
 
-@dataclass(frozen=True, slots=True)
-class _Sorted:
-    """A batch in the order in which it is folded."""
-
-    keys: Ints
-    lanes: Ints
-    positions: list[Ints]
-    places: Sequence[Lane]
-    histories: Sequence[Histories]
-
-    def repeats(self) -> tuple[Mask, Mask]:
-        """Whether each row has the key and position of the row before it, and whether it also has its lane."""
-        same = np.zeros(len(self.keys), np.bool_)
-        same[1:] = self.keys[1:] == self.keys[:-1]
-        for component in self.positions:
-            same[1:] &= component[1:] == component[:-1]
-        repeats = same.copy()
-        repeats[1:] &= self.lanes[1:] == self.lanes[:-1]
-        return same, repeats
-
-
-@dataclass(frozen=True, slots=True)
-class _Held:
-    """What the states hold for the keys and lanes of the batch. A pair is a key and a lane.
-
-    Attributes:
-        pair_of: Pair of every row.
-        keys: Key of every pair.
-        own: History of each pair's lane.
-        absent: Whether its key's state lacks that lane.
-        groups: What its key's state holds in the lane's group, if other lanes may hold something.
-        highest: Root offset of the highest position that the lane has or another lane of the group holds.
-        floor: Root offset such that the lane's floor is below it and no lane of the group holds anything below it.
-        loose: Keys with a lane that holds positions without an index.
-    """
-
-    pair_of: Ints
-    keys: Ints
-    own: list[History | None]
-    absent: Mask
-    groups: list[Group | None]
-    highest: Ints
-    floor: Ints
-    loose: list[int]
-
-
-def _held(batch: _Sorted) -> _Held:
-    count = max(len(batch.places), 1)
-    pairs, pair_of = numbered(batch.keys * count + batch.lanes, len(batch.histories) * count)
-    keys = pairs // count
-    places = [batch.places[lane] for lane in (pairs % count).tolist()]
-    owns, groups, highest, floors, loose = [], [], [], [], []
-    before = -1
-    for key, (name, group_name, _) in zip(keys.tolist(), places, strict=True):
-        if key != before:
-            before, histories = key, batch.histories[key]
-            lanes = histories.lanes
-            others = histories.groups() if len(lanes) > 1 else None
-        own = lanes.get(name)
-        if own is None:
-            group = histories.group(group_name) if lanes else None
-            top = floor = _NOWHERE
+@compiled(allocates=False)
+def _holds(lanes: LaneArrays, lane: int, positions: Ints, at: int, width: int) -> bool:
+    """Whether a lane holds the position of `width` components at `at`."""
+    own = lanes.width[lane]
+    low, high = 0, (lanes.first[lane + 1] - lanes.first[lane]) // own
+    while low < high:
+        middle = (low + high) // 2
+        order = _compare(lanes.held, lanes.first[lane] + middle * own, own, positions, at, width)
+        if order == 0:
+            return True
+        if order < 0:
+            low = middle + 1
         else:
-            group = None if others is None else others.get(group_name)
-            at, held = own.floor, own.held
-            floor = _NOWHERE if at is None else at[0]
-            top = held[-1][0] if held else floor
-            if own.loose:
-                loose.append(key)
-        if group is not None:
-            top, floor = max(top, group.highest[0]), min(floor, group.lowest[0])
-        owns.append(own)
-        groups.append(group)
-        highest.append(top)
-        floors.append(floor)
-    absent = np.array([own is None for own in owns], np.bool_)
-    return _Held(pair_of, keys, owns, absent, groups, np.array(highest, np.int64), np.array(floors, np.int64), loose)
+            high = middle
+    return False
 
 
-def _crowded(batch: _Sorted, held: _Held) -> Ints:
-    """Keys whose state may not have room for all their new lanes."""
-    lanes = np.fromiter((len(one.lanes) for one in batch.histories), np.int64, len(batch.histories))
-    if int(lanes.max(initial=0)) + len(batch.places) <= KNOWN_LANES:
-        return np.zeros(0, np.int64)
-    opened = np.bincount(held.keys[held.absent], minlength=len(lanes))
-    return np.flatnonzero(lanes + opened > KNOWN_LANES)
+@compiled(allocates=False)
+def _end_of_key(rows: _Rows, first: int) -> int:
+    last = first + 1
+    while last < len(rows.key) and rows.key[last] == rows.key[first]:
+        last += 1
+    return last
 
 
-def _offset(position: Position | None) -> int:
-    return _NOWHERE if position is None else position[0]  # type: ignore[return-value]  # an offset
+@compiled(allocates=False)
+def _judge(
+    rows: _Rows,
+    before: LaneArrays,
+    table: LaneTable,
+    pure: Mask,
+    verdicts: npt.NDArray[np.uint8],
+    fold: Mask,
+    opened: Ints,
+) -> None:
+    """`Histories.judge` for every key that is not left to the pure code; `opened` has room for an entry per row."""
+    first = 0
+    while first < len(rows.key):
+        last, key = _end_of_key(rows, first), rows.key[first]
+        lanes, lanes_end = before.starts[key], before.starts[key + 1]
+        new, run, run_folds = 0, first, False
+        for row in range(first, last):
+            if pure[key]:
+                break
+            at, width, lane = row * rows.most, rows.width[row], rows.lane[row]
+            if row > first and _compare(rows.positions, at - rows.most, rows.width[row - 1], rows.positions, at, width):
+                run, run_folds = row, False
+            own, held = -1, False
+            for one in range(lanes, lanes_end):
+                if before.lane[one] == lane:
+                    own = one
+                if table.group[before.lane[one]] == table.group[lane]:
+                    held = held or _holds(before, one, rows.positions, at, width)
+            if held:
+                verdicts[row] = _DUPLICATE
+                continue
+            taken = False
+            for other in range(run, row if run_folds else run):
+                if fold[other] and table.group[rows.lane[other]] == table.group[lane]:
+                    taken = True
+                    break
+            if taken:
+                verdicts[row] = _DUPLICATE_IN_BATCH
+                continue
+            if own < 0:
+                known = False
+                for i in range(new):
+                    known = known or opened[i] == lane
+                if not known:
+                    if lanes < lanes_end or new:
+                        verdicts[row] = _NEW_LANE
+                    opened[new] = lane
+                    new += 1
+            else:
+                floor, floor_end = before.floor_first[own], before.floor_first[own + 1]
+                floored = floor < floor_end
+                if floored and _compare(rows.positions, at, width, before.floors, floor, floor_end - floor) <= 0:
+                    verdicts[row] = _BELOW_FLOOR
+                    continue
+                own_width, end = before.width[own], before.first[own + 1]
+                holds_any = before.first[own] < end
+                if holds_any and _compare(rows.positions, at, width, before.held, end - own_width, own_width) < 0:
+                    verdicts[row] = _LATE
+            fold[row] = run_folds = True
+            if rows.refused[row]:
+                pure[key] = True
+        if pure[key]:
+            fold[first:last] = False
+        first = last
 
 
-def _look_up(batch: _Sorted, held: _Held, verdicts: npt.NDArray[np.uint8], fold: Mask, exotic: Mask) -> None:
-    """Judge the rows that are not above everything held, except repeats and exotic messages.
+@compiled(allocates=False)
+def _hold(
+    rows: _Rows,
+    before: LaneArrays,
+    table: LaneTable,
+    limits: Limits,
+    pure: Mask,
+    fold: Mask,
+    changed: Ints,
+    after: LaneArrays,
+    opened: Ints,
+    mine: Ints,
+) -> int:
+    """`Histories.folding` for every key with a folded row; leaves keys with too many lanes or positions to the pure code.
 
-    The position of an exotic message may contain a number where a held position has an event id.
+    Writes the numbers of the other keys to `changed` and their histories to `after`, and returns how many they are.
     """
-    offsets = batch.positions[0]
-    rows = np.flatnonzero(fold & ~exotic & (offsets <= held.highest[held.pair_of]))
-    if not len(rows):
-        return
-    below = offsets[rows] < held.floor[held.pair_of[rows]]
-    verdicts[rows[below]] = _NUMBER[Verdict.BELOW_FLOOR]
-    fold[rows[below]] = False
-    rows = rows[~below]
-    positions = positions_of(batch.positions, rows)
-    pairs = held.pair_of[rows].tolist()
-    found = [_decide(held.own[pair], held.groups[pair], at) for pair, at in zip(pairs, positions, strict=True)]
-    verdicts[rows] = [_NUMBER[verdict] for verdict in found]
-    fold[rows] = [verdict in (Verdict.ACCEPTED, Verdict.LATE) for verdict in found]
-
-
-def _decide(own: History | None, group: Group | None, position: Position) -> Verdict:
-    """The rule of `Histories.judge` for one message that is neither exotic nor repeated, in a state without holes."""
-    if own is not None and own.holds(position):
-        return Verdict.DUPLICATE
-    if group is not None and group.holds(position):
-        return Verdict.DUPLICATE
-    if own is None:
-        return Verdict.ACCEPTED
-    if own.reaches(position):
-        return Verdict.BELOW_FLOOR
-    return Verdict.LATE if own.highest is not None and position < own.highest else Verdict.ACCEPTED
-
-
-def _repeat(repeats: Mask, verdicts: npt.NDArray[np.uint8], fold: Mask) -> None:
-    """The repeat of a folded row is a duplicate in the batch; any other repeat gets the verdict of the repeated row."""
-    if not repeats.any():
-        return
-    rows = np.arange(len(repeats))
-    first = np.maximum.accumulate(np.where(repeats, 0, rows))[repeats]
-    verdicts[repeats] = np.where(fold[first], _NUMBER[Verdict.DUPLICATE_IN_BATCH], verdicts[first])
-
-
-def _new_lanes(batch: _Sorted, held: _Held, verdicts: npt.NDArray[np.uint8], fold: Mask) -> None:
-    """Mark the first folded message of each lane that is new to a state with other lanes."""
-    if not held.absent.any():
-        return
-    folded = np.flatnonzero(fold)
-    first_of_key = _first(batch.keys[folded], folded, len(batch.histories))
-    candidates = folded[held.absent[held.pair_of[folded]]]
-    first = _first(held.pair_of[candidates], candidates, len(held.own))
-    first = first[first >= 0]
-    keys = batch.keys[first]
-    has_lanes = np.fromiter((bool(one.lanes) for one in batch.histories), np.bool_, len(batch.histories))
-    verdicts[first[has_lanes[keys] | (first_of_key[keys] < first)]] = _NUMBER[Verdict.NEW_LANE]
-
-
-def _first(numbers: Ints, rows: Ints, size: int) -> Ints:
-    """For each number, the first row with it; -1 if there is none."""
-    found = np.full(size, -1, np.int64)
-    found[numbers[::-1]] = rows[::-1]
-    return found
-
-
-def _across_lanes(batch: _Sorted, same: Mask, repeats: Mask) -> Ints:
-    """Keys with the same position in several lanes of one group."""
-    crossing = same & ~repeats
-    if not crossing.any():
-        return np.zeros(0, np.int64)
-    names = [place.group for place in batch.places]
-    numbers = {name: number for number, name in enumerate(set(names))}
-    if len(numbers) == len(names):
-        return np.zeros(0, np.int64)
-    groups = np.array([numbers[name] for name in names], np.int64)
-    runs = np.cumsum(~same) - 1
-    crossed = np.zeros(int(runs[-1]) + 1, np.bool_)
-    crossed[runs[crossing]] = True
-    rows = np.flatnonzero(crossed[runs])
-    # Sort by run and group; the order by lane within them stays.
-    group = groups[batch.lanes]
-    rows = rows[np.lexsort((group[rows], runs[rows]))]
-    here, before = rows[1:], rows[:-1]
-    twice = (runs[here] == runs[before]) & (group[here] == group[before])
-    return np.unique(batch.keys[here[twice & (batch.lanes[here] != batch.lanes[before])]])
+    starts, lane, used, wide, width, first, held, floor_first, floors = after
+    count, lanes, holding, flooring = 0, 0, 0, 0
+    begin = 0
+    while begin < len(rows.key):
+        last, key = _end_of_key(rows, begin), rows.key[begin]
+        old, old_end = before.starts[key], before.starts[key + 1]
+        new, folded = 0, 0
+        for row in range(begin, last):
+            if not fold[row]:
+                continue
+            folded += 1
+            known = False
+            for one in range(old, old_end):
+                known = known or before.lane[one] == rows.lane[row]
+            for i in range(new):
+                known = known or opened[i] == rows.lane[row]
+            if not known:
+                opened[new] = rows.lane[row]
+                new += 1
+        if not folded:
+            begin = last
+            continue
+        all_lanes = old_end - old + new
+        if all_lanes > limits.lanes:
+            pure[key] = True
+        lanes_before, holding_before, flooring_before = lanes, holding, flooring
+        for number in range(all_lanes):
+            if pure[key]:
+                break
+            source = old + number if number < old_end - old else -1
+            name = before.lane[source] if source >= 0 else opened[number - (old_end - old)]
+            fresh, came_wide = 0, 0
+            for row in range(begin, last):
+                if fold[row] and rows.lane[row] == name:
+                    mine[fresh] = row
+                    fresh += 1
+                    came_wide |= int(rows.wide[row])
+            size = rows.width[mine[0]] if fresh else before.width[source]
+            from_held, held_end, floor, floor_end = 0, 0, 0, 0
+            last_used = limits.batch if fresh else 0
+            if source >= 0:
+                from_held, held_end = before.first[source], before.first[source + 1]
+                floor, floor_end = before.floor_first[source], before.floor_first[source + 1]
+                last_used = max(last_used, before.used[source])
+                came_wide |= int(before.wide[source])
+                if from_held < held_end and before.width[source] != size:
+                    pure[key] = True
+                    break
+            most = limits.broad if came_wide else limits.narrow
+            kept_whole = limits.growth > 0 and table.whole[name] > 0
+            if kept_whole:
+                most = max(most, limits.growth)
+            total = fresh + (held_end - from_held) // size
+            cut = max(total - most, 0) if fresh else 0
+            if cut and kept_whole:
+                pure[key] = True
+                break
+            floor_at = flooring
+            i = 0
+            for place in range(total):  # merge
+                row_at = mine[i] * rows.most if i < fresh else -1
+                take_old = from_held < held_end and (
+                    i >= fresh or _compare(before.held, from_held, size, rows.positions, row_at, size) < 0
+                )
+                for component in range(size):
+                    value = before.held[from_held + component] if take_old else rows.positions[row_at + component]
+                    if place >= cut:
+                        held[holding + component] = value
+                    elif place == cut - 1:
+                        floors[floor_at + component] = value
+                if place >= cut:
+                    holding += size
+                if take_old:
+                    from_held += size
+                else:
+                    i += 1
+            if cut:
+                flooring = floor_at + size
+            else:
+                for component in range(floor, floor_end):
+                    floors[flooring] = before.floors[component]
+                    flooring += 1
+            lane[lanes], used[lanes], wide[lanes], width[lanes] = name, last_used, came_wide, size
+            lanes += 1
+            first[lanes], floor_first[lanes] = holding, flooring
+        if pure[key]:
+            lanes, holding, flooring = lanes_before, holding_before, flooring_before
+            fold[begin:last] = False
+            first[lanes], floor_first[lanes] = holding, flooring
+        else:
+            changed[count] = key
+            count += 1
+            starts[count] = lanes
+        begin = last
+    return count

@@ -33,7 +33,14 @@ def read_states(
         DefinitionChangedError: A state is of a definition that is not continued, or does not have the shape of the
             stage's states.
     """
-    return {key: _state_of(stored, ref, key, stage, earlier) for key, stored in store.load(ref, keys).items()}
+    return states_in(store.load(ref, keys), ref, stage, earlier)
+
+
+def states_in(
+    found: Mapping[bytes, Stored], ref: StageRef, stage: Stage, earlier: Collection[str] | None
+) -> dict[bytes, KeyState]:
+    """Decode loaded states; see `read_states`."""
+    return {key: _state_of(stored, ref, key, stage, earlier) for key, stored in found.items()}
 
 
 def _state_of(stored: Stored, ref: StageRef, key: bytes, stage: Stage, earlier: Collection[str] | None) -> KeyState:

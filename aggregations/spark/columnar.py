@@ -21,9 +21,8 @@ from aggregations.definition.fields import Fields
 from aggregations.definition.flow import END_OF_FLOW, Stage, Step
 from aggregations.definition.operators import expressions_of, is_vectorised
 from aggregations.per_message.dead_letters import BEYOND_END, RejectedRecord
-from aggregations.per_message.stage import KeyState, passed_on
+from aggregations.per_message.stage import passed_on
 from aggregations.per_message.steps import stage_key, without_rejected
-from aggregations.run.states import writes_of
 from aggregations.spark.blocks import route_of
 from aggregations.spark.columnar_fold import ColumnarFold
 from aggregations.spark.job import Job, dumps, loads, shared_key
@@ -97,16 +96,12 @@ class ColumnarPath:
             if (usual[codes] != partitions).any():
                 raise shared_key(job, stage)
         with work.timed("load"):
-            found: dict[bytes, KeyState] = effect(
-                CommitStep.LOAD.of(stage.name),
-                lambda: job.load(stage, keys),
-            )
+            stored = effect(CommitStep.LOAD.of(stage.name), lambda: job.stored(stage, keys))
         with work.timed("fold"):
-            folded = effect(CommitStep.FOLD, lambda: ColumnarFold(work, stage, arrivals, codes, keys, found).run())
+            folded = effect(CommitStep.FOLD, lambda: ColumnarFold(work, stage, arrivals, codes, keys, stored).run())
             work.outputs += job.snapshots_of(stage, folded.states)
-            writes = writes_of(folded.states, stage.definition)
         with work.timed("steps"):
-            return writes, _onward(work, stage, folded.onward())
+            return folded.writes, _onward(work, stage, folded.onward())
 
 
 def _by_partition(rows: Rows) -> Rows:

@@ -18,10 +18,12 @@ from aggregations.columns import schema
 from aggregations.columns.arrays import Ints, Mask
 from aggregations.columns.batch import position_arrays, redriven, standing
 from aggregations.columns.elements import plain_element
-from aggregations.columns.fold import CODE, fold_fields, unfit_rows
-from aggregations.columns.history import fold_histories
-from aggregations.columns.judge import VERDICTS, Judged, judge
+from aggregations.columns.fold import Folded, fold_fields, kinds_of, unfit_rows
+from aggregations.columns.judge import VERDICTS, Judged, Limits, judge
+from aggregations.columns.lane_names import LaneNames, known_names
 from aggregations.columns.order import positions_of
+from aggregations.columns.record_text import Form
+from aggregations.columns.records import StoredStates, encoded, form_of
 from aggregations.columns.signature import Lane, Signature, lanes_of
 from aggregations.columns.steps import FAILURES
 from aggregations.definition.element import Element
@@ -29,10 +31,12 @@ from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Aggregate, Stage
 from aggregations.definition.folds import Fold
 from aggregations.per_message.stage import Arrival, KeyState, fold_stage, passed_on
+from aggregations.run.states import state_of, writes_of
 from aggregations.spark.path import Work
 from aggregations.spark.python_fold import fold_elements
 from aggregations.spark.rows import BROKEN, INPUT, REKEYED, STAGE_KEY, Rows
-from envelope import EnvelopeError, GrowthFullError, Histories, Route, Siblings, Verdict
+from envelope import EnvelopeError, Route, Siblings, Verdict
+from persistence.protocol import Stored, Write
 
 _FIRST_SEEN = tuple(VERDICTS.index(one) for one in (Verdict.ACCEPTED, Verdict.LATE, Verdict.NEW_LANE))
 
@@ -46,7 +50,20 @@ class _Door(NamedTuple):
 
 
 class ColumnarFold:
-    """One stage, one batch."""
+    """One stage, one batch.
+
+    Args:
+        work: Context of the task.
+        stage: The stage.
+        rows: Its arrivals.
+        codes: Number of each arrival's key.
+        keys: The keys, by number.
+        stored: The stored states of those keys that have one.
+
+    Attributes:
+        writes: The changed states, after `run`.
+        states: These states, if the stage publishes them; else those folded message by message.
+    """
 
     def __init__(
         self,
@@ -55,7 +72,7 @@ class ColumnarFold:
         rows: Rows,
         codes: Ints,
         keys: list[bytes],
-        found: Mapping[bytes, KeyState],
+        stored: Mapping[bytes, Stored],
     ) -> None:
         assert work.job.flow.topic is not None
         self.work = work
@@ -67,31 +84,46 @@ class ColumnarFold:
         self.frame = rows.frame
         self.codes = codes
         self.keys = keys
-        self.found = found
+        self.stored = stored
         self.states: dict[bytes, KeyState] = {}
+        self.writes: list[Write] = []
         self.accepted = np.zeros(self.frame.height, np.bool_)
         self.late: dict[int, str] = {}
 
     def run(self) -> "ColumnarFold":
-        fields = self.aggregate.fold
-        door = self._door()
-        blank = Histories()
-        histories = [state.histories if (state := self.found.get(key)) else blank for key in self.keys]
-        exotic: Mask = self.frame.get_column(schema.EXOTIC).to_numpy()
-        uncommon_rows = exotic | self._excluded() | self._late() | self._listed(door)
-        judged = judge(self.codes, door.lanes, door.positions, door.places, histories, uncommon_rows)
-        uncommon = judged.pure
-        if isinstance(fields, Fields):
-            inputs = self.frame.select(pl.col(f"{INPUT}{name}").alias(name) for name in fields.inputs())
-            uncommon = uncommon | self._keys_with(self._refused(fields, inputs) & judged.fold)
-            new, unfit = self._folded(fields, inputs, door, judged, judged.fold & ~uncommon)
+        fold, job, names = self.aggregate.fold, self.work.job, known_names()
+        if isinstance(fold, Fields):
+            inputs = self.frame.select(pl.col(f"{INPUT}{name}").alias(name) for name in fold.inputs())
+            kinds = kinds_of(fold, inputs.schema)
+            form = form_of(self.stage.definition, list(fold.fields), kinds)
+            refused = self._refused(fold, inputs)
         else:
-            new, unfit = self._called(fields, judged, judged.fold & ~uncommon)
-        if unfit:
-            uncommon |= np.isin(self.codes, unfit)
+            form = form_of(self.stage.definition, None)
+            refused = np.zeros(self.frame.height, np.bool_)
+        values = [None if (one := self.stored.get(key)) is None else one.value for key in self.keys]
+        before = StoredStates(values, form, names)
+        door = self._door()
+        exotic: Mask = self.frame.get_column(schema.EXOTIC).to_numpy()
+        judged = judge(
+            self.codes,
+            door.lanes,
+            door.positions,
+            door.places,
+            before.lanes,
+            names,
+            Limits.of(self.aggregate.history, self.aggregate.lanes, job.batch, evict=job.evict),
+            pure=before.other,
+            exotic=exotic | self._excluded() | self._late() | self._listed(door),
+            refused=refused,
+        )
+        if isinstance(fold, Fields):
+            folded = self._folded(fold, kinds, inputs, door, judged, before)
+        else:
+            folded = self._called(fold, judged, before)
+        uncommon = judged.pure | folded.unfit[self.codes]
         self.accepted = judged.fold & ~uncommon
-        self._hold(door, judged, histories, new)
         self._count(judged.verdicts, ~uncommon)
+        self._write(form, names, judged, folded)
         if uncommon.any():
             self._one_by_one(np.flatnonzero(uncommon))
         return self
@@ -111,61 +143,48 @@ class ColumnarFold:
         broken: Mask = self.frame.get_column(BROKEN).to_numpy() != 0
         return broken | unfit_rows(fields, inputs, self.frame.height)
 
-    def _keys_with(self, rows: Mask) -> Mask:
-        """All rows of the keys that have one of these rows."""
-        if not rows.any():
-            return rows
-        keys = np.zeros(len(self.keys), np.bool_)
-        keys[self.codes[rows]] = True
-        return keys[self.codes]
-
     def _folded(
-        self, fields: Fields, inputs: pl.DataFrame, door: "_Door", judged: Judged, fold: Mask
-    ) -> tuple[dict[int, Any], list[int]]:
-        """New states of the fold by key number, and keys with a total near its limit."""
-        rows = judged.order[fold[judged.order]]
+        self,
+        fields: Fields,
+        kinds: Sequence[int],
+        inputs: pl.DataFrame,
+        door: "_Door",
+        judged: Judged,
+        before: StoredStates,
+    ) -> Folded:
+        """New states of the fold."""
+        rows = judged.order[judged.fold[judged.order]]
         at = None
         if any(field.ordered for field in fields.fields.values()):
             names = [door.places[lane].lane for lane in door.lanes[rows].tolist()]
             at = list(zip(positions_of(door.positions, rows), names, strict=True))
-        taken = inputs[rows] if inputs.width else pl.DataFrame(height=len(rows))
-        states = {code: state.fold for code, key in enumerate(self.keys) if (state := self.found.get(key)) is not None}
-        return fold_fields(fields, taken.with_columns(pl.Series(CODE, self.codes[rows])), at, states)
+        taken = inputs[rows] if inputs.width else inputs
+        return fold_fields(fields, kinds, taken, self.codes[rows], at, before)
 
-    def _called(self, fold: Fold[Any], judged: Judged, accepted: Mask) -> tuple[dict[int, Any], list[int]]:
+    def _called(self, fold: Fold[Any], judged: Judged, before: StoredStates) -> Folded:
         """The same for a fold in plain Python."""
-        rows = judged.order[accepted[judged.order]]
+        rows = judged.order[judged.fold[judged.order]]
+        codes = self.codes[rows]
         elements = self.work.elements(self.frame[rows], self.rows.signatures)
-        found = enumerate(map(self.found.get, self.keys))
-        states = {code: state.fold for code, state in found if state is not None and state.folded}
-        return fold_elements(fold, elements, self.codes[rows], states)
+        return fold_elements(fold, elements, codes, before)
 
-    def _hold(self, door: "_Door", judged: Judged, histories: Sequence[Histories], new: Mapping[int, Any]) -> None:
-        """Combine new folds and histories."""
-        try:
-            held, retired = fold_histories(
-                judged,
-                self.codes,
-                door.lanes,
-                door.positions,
-                door.places,
-                histories,
-                fold=self.accepted,
-                size=self.aggregate.history,
-                most_lanes=self.aggregate.lanes,
-                batch=self.work.job.batch,
-                evict=self.work.job.evict,
-            )
-        except GrowthFullError as error:
-            topic, partition = (self.frame.get_column(name)[0] for name in (schema.TOPIC, schema.PARTITION))
-            raise GrowthFullError(
-                f"stage {self.stage.name}, {topic}:{partition}: {error} (--accept growth-full)"
-            ) from None
-        self.work.report.counts.retired += retired
-        for code, now in held.items():
+    def _write(self, form: Form, names: LaneNames, judged: Judged, folded: Folded) -> None:
+        """Encode the changed states."""
+        fit = np.flatnonzero(~folded.unfit[judged.changed])
+        changed = judged.changed[fit]
+        values = folded.values.of_keys(judged.changed)
+        records = encoded(form, names, judged.lanes, fit, values, folded.texts)
+        for code, record in zip(changed.tolist(), records, strict=True):
             key = self.keys[code]
-            before = self.found.get(key)
-            self.states[key] = KeyState(new[code], now, before.version if before else 0)
+            stored = self.stored.get(key)
+            write = Write(key, stored.version if stored else 0, record)
+            self.writes.append(write)
+            if self.stage.snapshots:
+                self.states[key] = self._state(write)
+
+    def _state(self, write: Write) -> KeyState:
+        stage = self.work.job.ref.stage(self.stage.name)
+        return replace(state_of(Stored(0, 0, 0, write.value), stage, write.key), version=write.expected)
 
     def _count(self, verdicts: npt.NDArray[np.uint8], mask: Mask) -> None:
         """Count verdicts; first deliveries of a topic that was created again have their own verdict."""
@@ -184,7 +203,8 @@ class ColumnarFold:
         if not isinstance(self.aggregate.fold, Fields):
             elements = map(plain_element, self.work.elements(frame, self.rows.signatures))
             arrivals = [replace(one, element=element) for one, element in zip(arrivals, elements, strict=True)]
-        loaded = {key: self.found[key] for key in {one.key for one in arrivals} if key in self.found}
+        found = {one.key: self.stored[one.key] for one in arrivals if one.key in self.stored}
+        loaded = job.states_in(self.stage, found)
         outcome = fold_stage(
             self.aggregate,
             loaded,
@@ -196,6 +216,7 @@ class ColumnarFold:
             replays=job.replays,
         )
         self.states.update(outcome.states)
+        self.writes += writes_of(outcome.states, self.stage.definition)
         counts = self.work.report.counts
         counts.verdicts.setdefault(self.stage.name, Counter()).update(outcome.verdicts)
         counts.retired += outcome.retired

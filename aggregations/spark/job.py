@@ -14,7 +14,7 @@ from aggregations.per_message.steps import OutputMessage
 from aggregations.report import Report
 from aggregations.run.incarnations import merge_incarnations
 from aggregations.run.snapshots import snapshots_of
-from aggregations.run.states import read_states
+from aggregations.run.states import states_in
 from aggregations.spark.clients import store_of
 from aggregations.spark.fetch import Slot
 from aggregations.spark.roots import EndsByIncarnation
@@ -22,7 +22,7 @@ from envelope import Node, Reason
 from envelope.raised import Raised
 from persistence.kafka import KafkaSettings
 from persistence.marks import KnownMarks, Marks
-from persistence.protocol import FlowRef
+from persistence.protocol import FlowRef, Stored
 
 RecordAtStage = tuple[int, str, int, int]
 """(stage index, topic, partition, offset): a record at a stage."""
@@ -125,10 +125,18 @@ class Job:
         behind = [*(stage.before for stage in stages[shuffled + 1 :]), self.flow.tail][: len(stages) - shuffled]
         return self.flow.scatters or any(isinstance(step, Publish) for steps in behind for step in steps)
 
+    def stored(self, stage: Stage, keys: Sequence[bytes]) -> dict[bytes, Stored]:
+        """Load states of a stage as they are stored; keys without one are missing."""
+        return store_of(self.urls[stage.name]).load(self.ref.stage(stage.name), keys)
+
+    def states_in(self, stage: Stage, found: Mapping[bytes, Stored]) -> dict[bytes, KeyState]:
+        """Decode states of a stage."""
+        earlier = None if self.earlier is None else self.earlier.get(stage.name, ())
+        return states_in(found, self.ref.stage(stage.name), stage, earlier)
+
     def load(self, stage: Stage, keys: Sequence[bytes]) -> dict[bytes, KeyState]:
         """Load states of a stage; keys without one are missing."""
-        earlier = None if self.earlier is None else self.earlier.get(stage.name, ())
-        return read_states(store_of(self.urls[stage.name]), self.ref.stage(stage.name), keys, stage, earlier)
+        return self.states_in(stage, self.stored(stage, keys))
 
     def excluded_at(self, stage: int, *, hole: bool) -> dict[Node, Cause]:
         """Records that one stage must not fold, with the cause.

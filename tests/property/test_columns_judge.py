@@ -7,12 +7,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aggregations.columns import Lane
-from aggregations.columns.history import fold_histories
-from aggregations.columns.judge import VERDICTS, judge
+from aggregations.columns.judge import VERDICTS, Judged, Limits, judge
+from aggregations.columns.lane_names import LaneNames
 from aggregations.columns.order import sorted_rows
+from aggregations.columns.record_text import WHOLE
+from aggregations.columns.records import StoredStates, encoded, form_of
 from aggregations.columns.schema import MISSING
 from envelope import Histories, Standing, Verdict, group_of, in_order
 from envelope.dedup.lineage import NO_INDEX
+from persistence.names import FlowRef
+from persistence.record import StateRecord, decode_record, encode_record
 
 LANES = ["a:0#i", "b:1#i>r>c:1", "a:0#i>r>b:0", "a:0#i>r>b:1", "a:1#i>r>b:0", "a:0#i>s>b", "a:0#i>s>b>r>c"]
 WIDTHS = [1, 2, 2, 2, 2, 2, 3]
@@ -65,15 +69,45 @@ def arrays(batch: list[Message]) -> tuple[np.ndarray, np.ndarray, list[np.ndarra
     )
 
 
-def crosses_lanes(standings: list[Standing]) -> bool:
-    lanes: dict[tuple[str, object], set[str]] = {}
-    for one in standings:
-        lanes.setdefault((one.group, one.position), set()).add(one.lane)
-    return any(len(names) > 1 for names in lanes.values())
+def is_unusual(histories: Histories) -> bool:
+    """Whether arrays cannot express the histories: see `aggregations.columns.record_text`."""
+    return bool(histories.holes) or any(
+        one.loose
+        or not (one.held or one.used)
+        or any(position[0] >= 10**18 for position in (*one.held, one.floor or (0,)))
+        for one in histories.lanes.values()
+    )
 
 
-def is_loose(histories: Histories, standings: list[Standing]) -> bool:
-    return any(one.lane in histories.lanes and histories.lanes[one.lane].loose for one in standings)
+def crowds(histories: Histories, folded: list[Standing]) -> bool:
+    return bool(folded) and len(histories.lanes.keys() | {one.lane for one in folded}) > MOST_LANES
+
+
+FORM = form_of("d", ["n"], [WHOLE])
+
+
+class Keys:
+    """States of a few keys, as a store keeps them."""
+
+    def __init__(self) -> None:
+        self.names = LaneNames()
+        self.values: list[bytes | None] = [None] * KEYS
+
+    def load(self) -> StoredStates:
+        return StoredStates(self.values, FORM, self.names)
+
+    def put(self, key: int, histories: Histories) -> None:
+        state = StateRecord("d", {"n": 1}, histories)
+        self.values[key] = encode_record(state) if histories.lanes or histories.holes else None
+
+    def after(self, judged: Judged, stored: StoredStates) -> dict[int, Histories]:
+        """The histories that a batch leaves, from the text that would be stored."""
+        values = stored.values.of_keys(judged.changed)
+        records = encoded(FORM, self.names, judged.lanes, np.arange(len(judged.changed)), values, b"")
+        return {
+            key: decode_record(record, FlowRef("f").stage("s"), b"").histories
+            for key, record in zip(judged.changed.tolist(), records, strict=True)
+        }
 
 
 @settings(max_examples=300, deadline=None)
@@ -86,7 +120,7 @@ def test_every_verdict_and_every_history_is_that_of_the_pure_code(
 
 
 def judge_both_ways(course: list[list[Message]], doubled: bool, data: st.DataObject) -> None:
-    histories = [Histories() for _ in range(KEYS)]
+    histories, states = [Histories() for _ in range(KEYS)], Keys()
     # Two routes may lead to one lane: then it has two numbers, and one more for what came without a key.
     places = [Lane(lane, group_of(lane)) for lane in LANES] * (2 if doubled else 1)
     keyless = len(places)
@@ -100,33 +134,40 @@ def judge_both_ways(course: list[list[Message]], doubled: bool, data: st.DataObj
             lanes = lanes + len(LANES) * (np.arange(len(batch)) % 2)
         wide = np.array([is_wide(message) for message in batch], np.bool_)
         lanes = np.where(wide, lanes % len(LANES) + keyless, lanes)
-        judged = judge(keys, lanes, positions, places, histories, exotic)
-        fold = judged.fold & ~judged.pure
-        found, retired = fold_histories(
-            judged,
+        refused = np.array(
+            [data.draw(st.integers(0, 40), label="refused") == 7 for _ in batch]
+            if size is None
+            else [False] * len(batch),
+            np.bool_,
+        )
+        stored = states.load()
+        judged = judge(
             keys,
             lanes,
             positions,
             places,
-            histories,
-            fold=fold,
-            size=size,
-            most_lanes=MOST_LANES,
-            batch=number,
-            evict=evict,
+            stored.lanes,
+            states.names,
+            Limits.of(size, MOST_LANES, number, evict=evict),
+            pure=stored.other,
+            exotic=exotic,
+            refused=refused,
         )
+        found = states.after(judged, stored)
         assert sorted(judged.order.tolist()) == list(range(len(batch)))
         assert (np.diff(keys[judged.order]) >= 0).all()
-        expected_retired = 0
         for key in range(KEYS):
             rows = [i for i in range(len(batch)) if batch[i][0] == key]
             standings = [standing(batch[i]) for i in rows]
             decisions = histories[key].judge(standings)
             folded = [one for one, decision in zip(standings, decisions, strict=True) if decision.fold]
-            after, gone = histories[key].folding(folded, size=size, lanes=MOST_LANES, batch=number, evict=evict)
-            exotics = any(is_exotic(batch[i]) for i in rows)
+            after, _ = histories[key].folding(folded, size=size, lanes=MOST_LANES, batch=number, evict=evict)
+            assert bool(stored.other[key]) == is_unusual(histories[key])
             pure = (
-                bool(histories[key].holes) or exotics or crosses_lanes(standings) or is_loose(histories[key], standings)
+                is_unusual(histories[key])
+                or any(is_exotic(batch[i]) for i in rows)
+                or crowds(histories[key], folded)
+                or any(refused[i] and decision.fold for i, decision in zip(rows, decisions, strict=True))
             )
             assert judged.pure[rows].tolist() == [pure] * len(rows)
             if not pure:
@@ -137,12 +178,12 @@ def judge_both_ways(course: list[list[Message]], doubled: bool, data: st.DataObj
                 assert (key in found) == bool(folded)
                 if folded:
                     assert found[key] == after
-                    expected_retired += len(gone)
             histories[key] = after
-        assert retired == expected_retired
+            states.put(key, after)
         if batch and data.draw(st.integers(0, 5), label="dead letter") == 0:
             key, *_ = batch[0]
             histories[key] = histories[key].leaving_hole(standing(batch[0]))
+            states.put(key, histories[key])
 
 
 @given(st.data())
@@ -171,14 +212,27 @@ def test_all_verdicts_of_a_stage_without_dead_letters_occur_in_the_histories() -
         (0, 2, (2, 1, 0), False),  # the same, and below its own lane's floor
     ]
     places = [Lane(lane, group_of(lane)) for lane in LANES]
-    held: list[Histories] = [Histories()]
+    states = Keys()
     seen = []
     for batch in (first, second):
         keys, lanes, positions, exotic = arrays(batch)
-        judged = judge(keys, lanes, positions, places, held, exotic)
+        stored, none = states.load(), np.zeros(len(batch), np.bool_)
+        limits = Limits.of(SIZE)
+        judged = judge(
+            keys,
+            lanes,
+            positions,
+            places,
+            stored.lanes,
+            states.names,
+            limits,
+            pure=none[:KEYS],
+            exotic=exotic,
+            refused=none,
+        )
         seen = [VERDICTS[number] for number in judged.verdicts]
-        found, _ = fold_histories(judged, keys, lanes, positions, places, held, fold=judged.fold, size=SIZE)
-        held = [found[0]]
+        for key, histories in states.after(judged, stored).items():
+            states.put(key, histories)
     assert seen == [
         Verdict.ACCEPTED,
         Verdict.DUPLICATE_IN_BATCH,

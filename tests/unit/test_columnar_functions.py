@@ -11,6 +11,8 @@ import pytest
 
 from aggregations.columns import Decoder
 from aggregations.columns.elements import Elements
+from aggregations.columns.lane_names import LaneNames
+from aggregations.columns.records import StoredStates, form_of
 from aggregations.definition.aggregates import count, last, total
 from aggregations.definition.element import Element, Record
 from aggregations.definition.expressions import CANNOT
@@ -19,7 +21,8 @@ from aggregations.definition.flow import Flow
 from aggregations.definition.folds import check_state, is_state
 from aggregations.definition.source import RecordDecoder, Topic
 from aggregations.spark.python_fold import fold_elements
-from envelope import EnvelopeError, Node, Reason, decode
+from envelope import EnvelopeError, Histories, History, Node, Reason, decode
+from persistence.record import StateRecord, encode_record
 from tests.support.both import TOPIC_ID, Both
 from tests.support.pure import TOPIC, bare, chained, hop, leg, table_of, wrapped
 
@@ -93,13 +96,18 @@ def test_a_fold_is_called_once_for_each_accepted_message_and_careful_only_for_th
     assert work.collector.dead == {}
 
 
-def test_the_states_that_were_loaded_are_not_changed_by_a_fold_that_changes_its_own() -> None:
-    states = {0: {"n": 1, "offsets": [9]}, 1: {"n": 1, "offsets": [8]}}
+def test_a_key_whose_fold_raises_is_unfit_and_the_other_states_follow_from_the_stored_ones() -> None:
+    names = LaneNames()
+    held = Histories({"legs:0#T1": History(((5,),), used=1)})
+    before = [{"n": 1, "offsets": [9]}, {"n": 1, "offsets": [8]}]
+    stored = StoredStates(
+        [*(encode_record(StateRecord("d", state, held)) for state in before), None], form_of("d", None), names
+    )
     found = elements_of([leg(0, minutes=1), leg(1, minutes=-1), leg(2, minutes=1)], bare())
-    new, unfit = fold_elements(Seen(), found, np.array([0, 1, 2]), states)
-    assert new == {0: {"n": 2, "offsets": [9, 0]}, 2: {"n": 1, "offsets": [2]}}
-    assert unfit == [1]
-    assert states == {0: {"n": 1, "offsets": [9]}, 1: {"n": 1, "offsets": [8]}}
+    folded = fold_elements(Seen(), found, np.array([0, 1, 2]), stored)
+    assert folded.unfit.tolist() == [False, True, False]
+    texts = [folded.texts[folded.values.first[0, key] : folded.values.last[0, key]] for key in (0, 2)]
+    assert texts == [b'{"n":2,"offsets":[9,0]}', b'{"n":1,"offsets":[2]}']
 
 
 class Passing:

@@ -1,0 +1,79 @@
+"""The text of many state records: what `persistence.record` and `persistence.lanes` define, for compiled code.
+
+Only the usual form is handled, as `encode_record` writes it, member by member without white space. Everything else is
+left to `decode_record`: other definitions, holes, retired or late lanes, positions with text or without an index,
+numbers of more than 18 digits, damage.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from aggregations.columns.arrays import Ints
+
+Bytes = npt.NDArray[np.uint8]
+
+WHOLE, TEXT = 0, 1
+"""Kinds of values in a state: an integer or null; any other JSON value."""
+
+_WORDS = (
+    b',"crc32c":"',
+    b',"lanes":{',
+    b"null",
+    b"0123456789abcdef",
+    b'"at":[',
+    b'"held":[',
+    b'"steps":[',
+    b'"index":[',
+    b'"floor":[',
+    b'"used":',
+    b'"wide":true',
+)
+WORDS = np.frombuffer(b"".join(_WORDS), np.uint8)
+WORD_FIRST = np.cumsum([0, *map(len, _WORDS)])
+TAIL, LANES, NULL, HEX, AT, HELD, STEPS, INDEX, FLOOR, USED, WIDE = range(11)
+QUOTE, COMMA, COLON, MINUS = ord('"'), ord(","), ord(":"), ord("-")
+OPEN, CLOSE, BEGIN, END = ord("["), ord("]"), ord("{"), ord("}")
+
+
+class Form(NamedTuple):
+    """The constant text of a stage's records.
+
+    Attributes:
+        head: Everything before the state.
+        kinds: Kind of each value in the state.
+        piece_first: Where each text around the values begins in `pieces`: one before each value, one after the last.
+        pieces: These texts.
+    """
+
+    head: Bytes
+    kinds: npt.NDArray[np.uint8]
+    piece_first: Ints
+    pieces: Bytes
+
+
+class Values(NamedTuple):
+    """Values in the states, by value and state.
+
+    Attributes:
+        whole: The integers.
+        known: 0 for null, else 1.
+        first: Where the text of a value begins.
+        last: Where it ends.
+    """
+
+    whole: npt.NDArray[np.int64]
+    known: npt.NDArray[np.uint8]
+    first: npt.NDArray[np.int64]
+    last: npt.NDArray[np.int64]
+
+    @classmethod
+    def of(cls, kinds: int, states: int) -> "Values":
+        """Arrays for so many values in so many states, all of them null."""
+        whole = np.zeros((kinds, states), np.int64)
+        return cls(whole, np.zeros((kinds, states), np.uint8), whole.copy(), whole.copy())
+
+    def of_keys(self, keys: Ints) -> "Values":
+        """The values of some states."""
+        return Values(self.whole[:, keys], self.known[:, keys], self.first[:, keys], self.last[:, keys])

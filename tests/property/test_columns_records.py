@@ -1,0 +1,109 @@
+"""Stored states as arrays against `persistence.record`, which defines them: both ways, and for damaged text."""
+
+import msgspec
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aggregations.columns.lane_names import LaneNames
+from aggregations.columns.record_text import TEXT, WHOLE
+from aggregations.columns.records import StoredStates, encoded, form_of
+from envelope import Histories, History
+from persistence.names import FlowRef
+from persistence.record import StateRecord, decode_record, encode_record
+from persistence.seal import seal
+from tests.property.test_record_properties import histories, json_values
+
+AT = FlowRef("f").stage("s")
+FIELDS = {"n": WHOLE, 'a "field"': TEXT, "é": WHOLE}
+FORM = form_of("d", list(FIELDS), list(FIELDS.values()))
+whole = st.none() | st.integers(-(10**18) + 1, 10**18 - 1)
+NAMES = ["a:0#Qx1>wrap>b", "a:0#Qx1>wrap>b:3", "a:1#Qx1>wrap>b:3", "a:0#Qx1>wrap>b:4>s>c:2", 'ü"\\:7#>r>b']
+
+
+@st.composite
+def usual_lanes(draw: st.DrawFn) -> History:
+    width = draw(st.integers(1, 3))
+    offsets = st.integers(0, 10**18 - 1) | st.integers(0, 12)
+    index = st.integers(0, draw(st.sampled_from([0, 1, 2**32 - 1])))
+    position = st.tuples(offsets, *[index] * (width - 1))
+    held = draw(st.sets(position, max_size=6))
+    if draw(st.booleans()):
+        first, step = draw(st.integers(0, 5)), draw(st.integers(1, 3))
+        held = {(first + n * step, *(0,) * (width - 1)) for n in range(draw(st.integers(0, 130)))} | held
+    floor = draw(st.none() | position)
+    return History(tuple(sorted(held)), floor, draw(st.integers(0 if held else 1, 2**40)), draw(st.booleans()))
+
+
+states = st.tuples(whole, json_values, whole).map(lambda values: dict(zip(FIELDS, values, strict=True)))
+usual = st.dictionaries(st.sampled_from(NAMES), usual_lanes(), min_size=1).map(Histories)
+
+
+@given(st.lists(st.none() | st.tuples(states, usual), max_size=4))
+def test_a_usual_record_is_read_and_written_as_the_same_bytes(
+    found: list[tuple[dict[str, object], Histories] | None],
+) -> None:
+    values = [None if one is None else encode_record(StateRecord("d", *one)) for one in found]
+    names = LaneNames()
+    stored = StoredStates(values, FORM, names)
+    assert not stored.other.any()
+    assert stored.exists.tolist() == [one is not None for one in found]
+    for key, one in enumerate(found):
+        if one is not None:
+            assert stored.lanes.histories(key, names) == one[1]
+            assert state_of(stored, key) == one[0]
+    keys = np.flatnonzero(stored.exists)
+    again = encoded(FORM, names, stored.lanes, keys, stored.values, stored.data)
+    assert again == [value for value in values if value is not None]
+
+
+@given(states | json_values, histories | usual, st.text(max_size=2) | st.just("d"))
+def test_any_record_is_read_as_it_is_or_left_to_the_reference(state: object, held: Histories, definition: str) -> None:
+    check(encode_record(StateRecord(definition, state, held)))
+
+
+@given(states, usual, st.data())
+def test_damage_is_never_read(state: object, held: Histories, data: st.DataObject) -> None:
+    value = bytearray(encode_record(StateRecord("d", state, held)))
+    at = data.draw(st.integers(0, len(value) - 1), label="at")
+    match data.draw(st.sampled_from(["change", "drop", "repeat", "cut", "insert"]), label="damage"):
+        case "change":
+            value[at] ^= data.draw(st.integers(1, 255), label="bits")
+        case "drop":
+            del value[at]
+        case "repeat":
+            value[at:at] = value[at : at + data.draw(st.integers(1, 40), label="length")]
+        case "cut":
+            del value[at:]
+        case "insert":
+            value[at:at] = data.draw(
+                st.sampled_from([b"-", b"0", b",", b"]", b"[", b"}", b'"', b"1e5", b" "]), label="text"
+            )
+    check(bytes(value))
+    body = bytes(value[:-21]) + b"}"
+    check(seal(body if body[:1] == b"{" else b"{" + body))  # the checksum of the damaged text
+
+
+def check(value: bytes) -> None:
+    """Read a record between two others; if it is read, the reference reads the same."""
+    other = encode_record(StateRecord("d", dict.fromkeys(FIELDS), Histories({NAMES[0]: History(((1, 0),), used=1)})))
+    names = LaneNames()
+    stored = StoredStates([other, value, other], FORM, names)
+    assert stored.other.tolist() == [False, bool(stored.other[1]), False]
+    if stored.other[1]:
+        return
+    record = decode_record(value, AT, b"k")
+    assert record.definition == "d"
+    assert record.state == state_of(stored, 1)
+    assert record.histories == stored.lanes.histories(1, names)
+
+
+def state_of(stored: StoredStates, key: int) -> dict[str, object]:
+    return {
+        name: msgspec.json.decode(stored.text(i, key))
+        if kind == TEXT
+        else int(stored.values.whole[i, key])
+        if stored.values.known[i, key]
+        else None
+        for i, (name, kind) in enumerate(FIELDS.items())
+    }
