@@ -118,21 +118,26 @@ class Fetcher:
                     yield self._table(held)
                     held = []
                 held.append(batch)
-        deadline, before = time.monotonic() + _SILENCE_SECONDS, -1
+        deadline, before, behind = time.monotonic() + _SILENCE_SECONDS, -1, 0
         while waiting := [one for one, end in ends.items() if self._reached[one] < end]:
             if _is_full(held):
                 yield self._table(held)
                 held = []
             left = sum(ends[one] - self._reached[one] for one in waiting)
+            # No more than is missing, or the client waits for it in vain; but twice as many more as were behind the ranges the
+            # last time, or the few that are missing would be looked for among the others one by one.
+            most = min(left + 2 * behind, CHUNK_RECORDS - _rows(held))
             try:
-                batch, events = self._client.take(min(left, CHUNK_RECORDS - _rows(held)), _PATIENCE_SECONDS)
+                batch, events = self._client.take(most, _PATIENCE_SECONDS)
             except KafkaException as error:
                 raise broker_error(error.args[0], f"reading {self._topic}") from error
             for event in events:
                 self._event(event, ends)
-            if (batch := self._sorted_out(batch, ends)).num_rows:
-                held.append(batch)
-            if left != before:
+            inside = self._sorted_out(batch, ends)
+            behind = batch.num_rows - inside.num_rows
+            if inside.num_rows:
+                held.append(inside)
+            if batch.num_rows or left != before:
                 deadline, before = time.monotonic() + _SILENCE_SECONDS, left
             elif time.monotonic() > deadline:
                 raise BrokerUnavailable(

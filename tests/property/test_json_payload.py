@@ -10,6 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from aggregations.columns.arrays import Spans
 from aggregations.columns.payload import payload_columns
 from aggregations.definition.json_types import MAX_DEPTH
 from aggregations.definition.payloads import Json
@@ -104,7 +105,7 @@ def read(payload: Json, texts: list[bytes], columns: frozenset[str] | None = Non
             singly.append(reader(text))
         except EnvelopeError:
             singly.append(None)
-    frame, good = payload_columns(payload, columns, checked=False)(pa.array(texts, pa.binary()))
+    frame, good = payload_columns(payload, columns)(Spans.of(pa.array(texts, pa.binary())))
     assert frame.schema == {name: kind for name, kind in payload.schema.items() if columns is None or name in columns}
     rows = frame.iter_rows(named=True) if frame.width else iter([{}] * frame.height)
     together = [next(rows) if is_good else None for is_good in good]

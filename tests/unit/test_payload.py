@@ -6,6 +6,7 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
+from aggregations.columns.arrays import Spans
 from aggregations.columns.payload import payload_columns
 from aggregations.definition.payloads import Json, Raw
 from envelope import EnvelopeError, Reason
@@ -25,7 +26,7 @@ BOUNDS: dict[Any, tuple[int, int]] = {
 def read(kind: Any, number: int) -> list[Any]:
     """What both readers make of a number; nothing where they refuse it."""
     payload, text = Json({"n": kind}), b'{"n": %d}' % number
-    frame, good = payload_columns(payload, None, checked=False)(pa.array([text], pa.binary()))
+    frame, good = payload_columns(payload, None)(Spans.of(pa.array([text], pa.binary())))
     try:
         one = [payload.reader(None)(text)["n"]]
     except EnvelopeError as error:

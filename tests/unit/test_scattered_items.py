@@ -173,7 +173,7 @@ def _published(monkeypatch: pytest.MonkeyPatch) -> list[RejectedRecord]:
     monkeypatch.setattr(tasks, "publish", publish)
     monkeypatch.setattr(tasks, "check_source", lambda *_: None)
     monkeypatch.setattr(tasks, "topics_of", lambda *_: None)
-    monkeypatch.setattr(tasks, "fetcher_of", lambda *_: SimpleNamespace(read=lambda *_, **__: iter(_RECORDS)))
+    monkeypatch.setattr(tasks, "fetcher_of", lambda *_, **__: SimpleNamespace(read=lambda *_, **__: iter(_RECORDS)))
     return dead
 
 

@@ -1,0 +1,68 @@
+"""How a range is looked for among records that are fetched ahead, with a client that keeps them in a list."""
+
+from collections.abc import Collection, Mapping
+
+import pyarrow as pa
+import pytest
+
+from aggregations.spark import fetch
+from aggregations.spark.consuming import Event
+from aggregations.spark.fetch import Fetcher, Range
+from persistence.kafka import KafkaSettings
+
+
+class Listed:
+    """A client that delivers records in a given order."""
+
+    def __init__(self, *runs: tuple[int, int, int]) -> None:
+        self.records = [(partition, offset) for partition, first, end in runs for offset in range(first, end)]
+        self.asked: list[int] = []
+
+    def take(self, most: int, seconds: float) -> tuple[pa.RecordBatch, list[Event]]:
+        self.asked.append(most)
+        taken, self.records = self.records[:most], self.records[most:]
+        nothing = pa.nulls(len(taken), pa.binary())
+        columns = {
+            "key": nothing,
+            "value": nothing,
+            "partition": pa.array([partition for partition, _ in taken], pa.int32()),
+            "offset": pa.array([offset for _, offset in taken], pa.int64()),
+            "timestamp": pa.nulls(len(taken), pa.timestamp("ms")),
+        }
+        return pa.RecordBatch.from_pydict(columns), []
+
+    def assign(self, topic: str, starts: Mapping[int, int]) -> None:
+        pass
+
+    def unassign(self) -> None:
+        pass
+
+    def pause(self, topic: str, partitions: Collection[int]) -> None:
+        self.records = [one for one in self.records if one[0] not in partitions]
+
+    def resume(self, topic: str, partitions: Collection[int]) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def test_the_last_records_of_a_range_are_found_behind_many_of_another_in_few_calls(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    client = Listed((0, 0, 100), (1, 0, 99), (0, 100, 20_000), (1, 99, 100))
+    monkeypatch.setattr(fetch, "_client", lambda settings, headers: client)
+    fetcher = Fetcher(KafkaSettings("nowhere:1"), "legs", "g")
+    found = list(fetcher.read([Range(0, 0, 100), Range(1, 0, 100)], stays=True))
+    assert sum(table.num_rows for table in found) == 200
+    assert len(client.asked) < 30
+    [ahead] = fetcher.read([Range(0, 100, 20_000)], stays=True)
+    assert ahead["offset"].to_pylist() == list(range(100, 20_000))
+
+
+def test_no_more_is_asked_for_than_is_missing_while_only_that_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client would wait for more."""
+    client = Listed((0, 0, 100))
+    monkeypatch.setattr(fetch, "_client", lambda settings, headers: client)
+    [_] = Fetcher(KafkaSettings("nowhere:1"), "legs", "g").read([Range(0, 0, 100)], stays=True)
+    assert client.asked == [100]
