@@ -112,7 +112,9 @@ def fold_fields(
         values.whole[i], values.known[i] = stored.values.whole[i], stored.values.known[i]
         if field.zero is not None:
             values.known[i] |= ~stored.exists
-        _fold_whole(_OPERATIONS[type(field)], keys, numbers, known, values.whole[i], values.known[i], unfit)
+        # The same kinds of arrays whatever the column: for others the function would be compiled once more.
+        known, numbers = np.require(known, np.bool_, ["C", "W"]), np.require(numbers, np.int64, ["C", "W"])
+        fold_whole(_OPERATIONS[type(field)], keys, numbers, known, values.whole[i], values.known[i], unfit)
     if not others:
         return Folded(values, b"", unfit)
     texts = _fold_others(fields, others, inputs, keys, at, stored, values, unfit)
@@ -120,7 +122,7 @@ def fold_fields(
 
 
 @compiled(allocates=False)
-def _fold_whole(
+def fold_whole(
     operation: int,
     keys: Ints,
     numbers: Ints,
@@ -129,7 +131,17 @@ def _fold_whole(
     known: npt.NDArray[np.uint8],
     unfit: Mask,
 ) -> None:
-    """Fold integers, sorted by key, into the states of their keys."""
+    """Fold integers, sorted by key, into the states of their keys.
+
+    Args:
+        operation: Which aggregate it is.
+        keys: Key of every row.
+        numbers: The integers.
+        valid: Which of them are not null.
+        states: State by key.
+        known: 0 for a state that is null, else 1.
+        unfit: Is set for keys whose total may leave its range.
+    """
     size, before = 0.0, -1
     for row in range(len(keys)):
         key = keys[row]

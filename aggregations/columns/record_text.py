@@ -76,4 +76,5 @@ class Values(NamedTuple):
 
     def of_keys(self, keys: Ints) -> "Values":
         """The values of some states."""
-        return Values(self.whole[:, keys], self.known[:, keys], self.first[:, keys], self.last[:, keys])
+        whole, known = self.whole.take(keys, 1), self.known.take(keys, 1)
+        return Values(whole, known, self.first.take(keys, 1), self.last.take(keys, 1))

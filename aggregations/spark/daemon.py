@@ -13,9 +13,12 @@ def _do_nothing(importer: zipimport.zipimporter) -> None:
 
 
 def _load() -> None:
-    """Load the code that reads and decodes, which numba compiles if this machine has not run it before."""
+    """Load the code that numba compiles if this machine has not run it before: once, for all residents."""
     import aggregations.columns.wire
     import aggregations.spark.message_kernels  # noqa: F401
+    from aggregations.columns.prepare import prepare
+
+    prepare()
 
 
 def main() -> None:

@@ -1,0 +1,24 @@
+"""Loads the compiled code of states, or has it compiled, before it is needed."""
+
+import numpy as np
+
+from aggregations.columns.fold import fold_whole
+from aggregations.columns.judge import Limits, judge
+from aggregations.columns.lane_names import LaneNames
+from aggregations.columns.record_text import WHOLE
+from aggregations.columns.records import StoredStates, encoded, form_of
+from aggregations.columns.signature import Lane
+from envelope import Histories, History
+from persistence.record import StateRecord, encode_record
+
+
+def prepare() -> None:
+    """Fold one message into one state. Starts no thread, so the process can be forked afterwards."""
+    name, names, form = "legs:0", LaneNames(), form_of("definition", ["n"], [WHOLE])
+    state = StateRecord("definition", {"n": 1}, Histories({name: History(((1,),), used=1)}))
+    stored = StoredStates([encode_record(state)], form, names)
+    one, no = np.zeros(1, np.int64), np.zeros(1, np.bool_)
+    lane, limits = Lane(name, name), Limits.of()
+    judged = judge(one, one, [one + 2], [lane], stored.lanes, names, limits, pure=no, exotic=no, refused=no)
+    fold_whole(0, one, one, ~no, stored.values.whole[0], stored.values.known[0], no.copy())
+    encoded(form, names, judged.lanes, one, stored.values.of_keys(judged.changed), b"")
