@@ -151,6 +151,8 @@ def fold_whole(
             continue
         number = numbers[row]
         if operation == _COUNT:
+            if size >= _SAFE:
+                unfit[key] = True
             states[key] += 1
         elif operation == _TOTAL:
             size += abs(float(number))

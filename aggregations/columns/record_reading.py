@@ -41,8 +41,10 @@ from aggregations.columns.record_text import (
 READ, OTHER, UNKNOWN = 0, 1, 2
 """What became of a record: it was read, is not of the usual form, or names a lane that the table lacks."""
 
-_FULL: Final = -2
-_DIGITS: Final = 18
+_FULL: Final = -2  # there is not enough room in the histories
+_LONG: Final = -3  # a list has more numbers than the lists that they are read into
+_DIGITS: Final = 19
+_TENTH: Final = (2**63 - 1) // 10
 _LONGEST_RUN: Final = 1 << 20
 _NO_INDEX: Final = -1
 _BACKSLASH: Final = ord("\\")
@@ -73,7 +75,10 @@ def read_records(
         done = _read(data, bounds, form, table, values, space, lists, found, done)
         if done == records:
             return found, space.filled(records)
-        lanes, positions, longest = 2 * lanes, 2 * positions, 2 * longest
+        if done < 0:  # one long list must not multiply the room of all records
+            done, longest = ~done, 2 * longest
+            continue
+        lanes, positions = 2 * lanes, 2 * positions
         space = space.moved(LaneArrays.space(records, lanes, positions, positions))
 
 
@@ -102,9 +107,10 @@ def _number(data: Bytes, at: int, end: int) -> tuple[int, int]:
         at += 1
     begin, value = at, 0
     while at < end and 48 <= data[at] <= 57:
-        if at - begin == _DIGITS:
+        digit = data[at] - 48
+        if at - begin == _DIGITS or value > _TENTH or (value == _TENTH and digit > 7):
             return 0, -1
-        value = value * 10 + (data[at] - 48)
+        value = value * 10 + digit
         at += 1
     if at == begin or (data[begin] == 48 and (at > begin + 1 or negative)):
         return 0, -1
@@ -120,7 +126,7 @@ def _numbers(data: Bytes, at: int, end: int, into: Ints) -> tuple[int, int]:
         if at < 0 or at >= end:
             return count, -1
         if count == len(into):
-            return count, _FULL
+            return count, _LONG
         into[count] = value
         count += 1
         if data[at] == CLOSE:
@@ -166,7 +172,7 @@ def _offsets(steps: Ints, count: int, into: Ints) -> int:
         if times > _LONGEST_RUN:
             return -1
         if size + times > len(into):
-            return _FULL
+            return _LONG
         for _ in range(times):
             value += 1 if steps[i] < 0 else steps[i]
             into[size] = value
@@ -350,7 +356,10 @@ def _read(
     found: npt.NDArray[np.uint8],
     begin: int,
 ) -> int:
-    """Read the records from `begin` on, and return the number of the one for which there is not enough room."""
+    """Read the records from `begin` on, and return the number of the one for which there is not enough room.
+
+    If it is a list that has too many numbers, the number is inverted.
+    """
     groups, at_first, every_at, _, late, slots, text_first, texts = table
     lane = space.starts[begin]
     for record in range(begin, len(bounds) - 1):
@@ -398,6 +407,8 @@ def _read(
             at = at + 1 if data[at] == COMMA else -1
         if at == _FULL:
             return record
+        if at == _LONG:
+            return ~record
         found[record] = result
         if result != READ:
             lane = first_lane

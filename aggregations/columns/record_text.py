@@ -2,7 +2,7 @@
 
 Only the usual form is handled, as `encode_record` writes it, member by member without white space. Everything else is
 left to `decode_record`: other definitions, holes, retired or late lanes, positions with text or without an index,
-numbers of more than 18 digits, damage.
+numbers beyond 63 bits, damage.
 """
 
 from typing import NamedTuple

@@ -17,14 +17,16 @@ from tests.property.test_record_properties import histories, json_values
 AT = FlowRef("f").stage("s")
 FIELDS = {"n": WHOLE, 'a "field"': TEXT, "é": WHOLE}
 FORM = form_of("d", list(FIELDS), list(FIELDS.values()))
-whole = st.none() | st.integers(-(10**18) + 1, 10**18 - 1)
+whole = (
+    st.none() | st.integers(-(2**63) + 1, 2**63 - 1) | st.sampled_from([2**63 - 1, -(2**63) + 1, 10**18, 10**19 // 2])
+)
 NAMES = ["a:0#Qx1>wrap>b", "a:0#Qx1>wrap>b:3", "a:1#Qx1>wrap>b:3", "a:0#Qx1>wrap>b:4>s>c:2", 'ü"\\:7#>r>b']
 
 
 @st.composite
 def usual_lanes(draw: st.DrawFn) -> History:
     width = draw(st.integers(1, 3))
-    offsets = st.integers(0, 10**18 - 1) | st.integers(0, 12)
+    offsets = st.integers(0, 2**63 - 1) | st.integers(0, 12)
     index = st.integers(0, draw(st.sampled_from([0, 1, 2**32 - 1])))
     position = st.tuples(offsets, *[index] * (width - 1))
     held = draw(st.sets(position, max_size=6))
@@ -82,6 +84,26 @@ def test_damage_is_never_read(state: object, held: Histories, data: st.DataObjec
     check(bytes(value))
     body = bytes(value[:-21]) + b"}"
     check(seal(body if body[:1] == b"{" else b"{" + body))  # the checksum of the damaged text
+
+
+def test_integers_beyond_63_bits_are_left_to_the_reference() -> None:
+    held = Histories({NAMES[0]: History(((1, 0),), used=1)})
+    for number in (2**63, -(2**63), 2**64 - 1, 10**19, 10**20):
+        value = encode_record(StateRecord("d", dict.fromkeys(FIELDS) | {"n": number}, held))
+        assert StoredStates([value], FORM, LaneNames()).other[0]
+
+
+def test_one_long_history_takes_room_once() -> None:
+    state = dict.fromkeys(FIELDS)
+    short = encode_record(StateRecord("d", state, Histories({NAMES[0]: History(((1, 0),), used=1)})))
+    long = Histories({NAMES[0]: History(tuple((2 * n, 0) for n in range(20_000)), used=1)})
+    names = LaneNames()
+    stored = StoredStates([*[short] * 100, encode_record(StateRecord("d", state, long)), short], FORM, names)
+    assert not stored.other.any()
+    assert stored.lanes.histories(100, names) == long
+    room = stored.lanes.held.base
+    assert room is not None
+    assert len(room) < 4 * len(stored.lanes.held)
 
 
 def check(value: bytes) -> None:
