@@ -278,3 +278,26 @@ def test_letters_of_a_full_ledger_are_dead_letters_again_and_not_copies() -> Non
     other.ledger = Ledger("fleet", forgotten={"first": 1})
     rejected(redriven(Redrive("second", hole=False, application="fleet")), after=other)
     assert other.dead == {}
+
+
+def test_an_item_of_a_letter_that_was_rejected_as_a_whole_record_is_missing_with_it() -> None:
+    """The entry is that of the record, not of the item."""
+    back = redriven(Redrive("second", hole=False, application="fleet"), indices=(2,))
+    found = rejected(back, after=collector(Entry("second", *EVENT)))
+    assert [(one.stage, one.items) for one in found.dead.values()] == [("second", ())]
+    assert found.copies == {}
+
+
+def test_a_letter_names_items_only_if_nothing_but_items_of_its_whole_record_is_missing() -> None:
+    group, position = EVENT
+    redrive = Redrive("second", hole=False, application="fleet")
+    record_too = collector(Entry("second", group, position), Entry("second", group, (*position, 1)))
+    assert [one.items for one in rejected(redriven(redrive), after=record_too).dead.values()] == [()]
+    item_of_an_item = collector(Entry("second", group, (*position, 2, 5)))
+    found = rejected(redriven(redrive, indices=(2,)), after=item_of_an_item)
+    assert [one.items for one in found.dead.values()] == [()]
+
+
+def test_every_copy_that_is_redriven_is_counted() -> None:
+    back = redriven(Redrive("carrier", application="other"))
+    assert rejected(back, after=rejected(back)).copies == {"carrier": 2}

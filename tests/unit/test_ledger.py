@@ -48,6 +48,15 @@ def test_what_is_filled_is_struck_and_everything_else_stays_listed() -> None:
     assert listing(entry(1)).changed(Changes(filled={entry(1)})).listed == {}
 
 
+def test_the_entries_of_an_element_are_those_of_itself_its_record_and_its_items_each_once() -> None:
+    at = Standing(f"{GROUP}:0", GROUP, (7, 0, 2))
+    record, item, inner = (Entry("a", GROUP, position) for position in ((7, 0), (7, 0, 2), (7, 0, 2, 5)))
+    ledger = listing(record, item, inner, Entry("a", GROUP, (7,)), Entry("a", GROUP, (7, 0, 3)))
+    assert ledger.entries("a", at, None, (2,)) == (item, record)
+    assert ledger.entries("a", at, None) == (item,)
+    assert ledger.entries("a", at, None, whole=True) == (item, inner)
+
+
 def test_an_entry_that_is_filled_and_added_in_one_batch_is_listed() -> None:
     """It is filled by a copy in the batch, which a later stage rejects again."""
     assert listed(listing(entry(1)).changed(Changes({entry(1)}, {entry(1)}))) == {entry(1)}

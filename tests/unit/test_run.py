@@ -80,7 +80,8 @@ def test_a_look_at_a_flow_shows_how_far_its_first_store_is_and_disturbs_no_run()
 
 def test_a_look_makes_the_checks_of_a_start_takes_no_epoch_and_writes_nothing():
     stores = two_stores()
-    assert look(flow(), stores).manifest is None
+    first = look(flow(), stores)
+    assert (first.manifest, first.changed().batch) == (None, 0)
     running = MemoryRunner(flow(), stores)
     running.process(legs(0))
     kept = [store.load_manifest(running.run.ref) for store in running.run.stores.values()]

@@ -276,7 +276,7 @@ def test_reading_a_file_that_does_not_exist_finds_nothing_and_creates_nothing(tm
 
 def test_a_path_that_leads_through_a_file_is_no_empty_store(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(Terminal, match=r"x\.db cannot be opened: Not a directory"):
+    with pytest.raises(Terminal, match=r"x\.db cannot be opened: Not a directory.* Check the path and its rights"):
         open_store(f"sqlite://{tmp_path}/file/x.db").installed_epoch(FLOW)
 
 
