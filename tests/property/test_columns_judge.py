@@ -71,12 +71,7 @@ def arrays(batch: list[Message]) -> tuple[np.ndarray, np.ndarray, list[np.ndarra
 
 def is_unusual(histories: Histories) -> bool:
     """Whether arrays cannot express the histories: see `aggregations.columns.record_text`."""
-    return bool(histories.holes) or any(
-        one.loose
-        or not (one.held or one.used)
-        or any(position[0] >= 10**18 for position in (*one.held, one.floor or (0,)))
-        for one in histories.lanes.values()
-    )
+    return bool(histories.holes) or any(one.loose or not (one.held or one.used) for one in histories.lanes.values())
 
 
 def crowds(histories: Histories, folded: list[Standing]) -> bool:
