@@ -144,7 +144,7 @@ def judge(
     table = names.table()
     verdicts, fold = np.full(len(order), _ACCEPTED, np.uint8), np.zeros(len(order), np.bool_)
     one, other = np.empty(len(order), np.int64), np.empty(len(order), np.int64)
-    _judge(rows, before, table, left, verdicts, fold, one)
+    _judge(rows, before, table, left, verdicts, fold, one, other)
     lane_room = len(before.lane) + len(order)
     positions_room, floors_room = rows.most * len(order), rows.most * lane_room
     after = LaneArrays.space(len(pure), lane_room, len(before.held) + positions_room, len(before.floors) + floors_room)
@@ -198,19 +198,23 @@ def _judge(
     verdicts: npt.NDArray[np.uint8],
     fold: Mask,
     opened: Ints,
+    copies: Ints,
 ) -> None:
-    """`Histories.judge` for every key that is not left to the pure code; `opened` has room for an entry per row."""
+    """`Histories.judge` for every key that is not left to the pure code.
+
+    `opened` and `copies` have room for an entry per row: the lanes that a key opens, and the folded rows of a position.
+    """
     first = 0
     while first < len(rows.key):
         last, key = _end_of_key(rows, first), rows.key[first]
         lanes, lanes_end = before.starts[key], before.starts[key + 1]
-        new, run, run_folds = 0, first, False
+        new, run_folds = 0, 0
         for row in range(first, last):
             if pure[key]:
                 break
             at, width, lane = row * rows.most, rows.width[row], rows.lane[row]
             if row > first and _compare(rows.positions, at - rows.most, rows.width[row - 1], rows.positions, at, width):
-                run, run_folds = row, False
+                run_folds = 0
             own, held = -1, False
             for one in range(lanes, lanes_end):
                 if before.lane[one] == lane:
@@ -221,8 +225,8 @@ def _judge(
                 verdicts[row] = _DUPLICATE
                 continue
             taken = False
-            for other in range(run, row if run_folds else run):
-                if fold[other] and table.group[rows.lane[other]] == table.group[lane]:
+            for i in range(run_folds):
+                if table.group[rows.lane[copies[i]]] == table.group[lane]:
                     taken = True
                     break
             if taken:
@@ -247,7 +251,9 @@ def _judge(
                 holds_any = before.first[own] < end
                 if holds_any and _compare(rows.positions, at, width, before.held, end - own_width, own_width) < 0:
                     verdicts[row] = _LATE
-            fold[row] = run_folds = True
+            fold[row] = True
+            copies[run_folds] = row
+            run_folds += 1
             if rows.refused[row]:
                 pure[key] = True
         if pure[key]:
