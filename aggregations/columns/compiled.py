@@ -4,6 +4,10 @@ A module with such functions is imported only where they run: importing numba ta
 """
 
 from collections.abc import Callable
+from functools import cache
+from hashlib import sha256
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import numba
@@ -17,14 +21,34 @@ BYTES: Final = types.Array(numba.uint8, 1, "C", readonly=True)
 """Bytes of an Arrow buffer, which is not written to."""
 NUMBERS: Final = types.Array(numba.int64, 1, "C", readonly=True)
 
+SOURCES: Final = ("aggregations.columns", "aggregations.spark", "envelope", "envelope.dedup")
+"""Packages of all modules from which compiled functions use constants or other functions."""
+
+
+@cache
+def version() -> str:
+    """Return a digest of the source code of `SOURCES`; of none where it is not in files, and nothing is kept on disk."""
+    digest = sha256()
+    for package in SOURCES:
+        for directory in _directories(package):
+            for file in sorted(directory.glob("*.py")):
+                digest.update(file.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def _directories(package: str) -> list[Path]:
+    """Where a package is, without importing it."""
+    spec = find_spec(package)
+    return [Path(one) for one in (spec.submodule_search_locations or ())] if spec else []
+
 
 def compiled(signature: Any = None, *, allocates: bool = True) -> Callable[[F], F]:
     """Compile a function without the GIL, or load it from numba's cache on disk.
 
     It is compiled once per machine: when its module is imported, or without a signature when it is first called. The
     cache is next to the module or, if that directory is not writable, in the user's own; a module that is not in a
-    file is compiled again in each process. The cache looks only at the function's own module: functions that it calls
-    are kept in it, or compiled into it by `helper`, so that a change of them is noticed.
+    file is compiled again in each process. The cache looks only at the function's own module, and compiled code
+    contains constants and functions of others. The function's name in the cache therefore contains a digest of them all.
 
     Args:
         signature: Types of the result and the arguments.
@@ -34,6 +58,7 @@ def compiled(signature: Any = None, *, allocates: bool = True) -> Callable[[F], 
     options = {"nogil": True} if allocates else {"nogil": True, "_nrt": False}
 
     def decorate(function: F) -> F:
+        function.__qualname__ += f"_{version()}"
         try:
             made: F = numba.njit(signature, cache=True, **options)(function)
         except RuntimeError as error:
@@ -46,7 +71,7 @@ def compiled(signature: Any = None, *, allocates: bool = True) -> Callable[[F], 
 
 
 def helper(function: F) -> F:
-    """Compile a function into those that call it. They must be in its module: numba's cache looks at theirs only."""
+    """Compile a function into those that call it."""
     made: F = numba.njit(nogil=True, forceinline=True)(function)
     return made
 
