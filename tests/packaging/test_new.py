@@ -33,7 +33,7 @@ def test_its_own_tests_pass(installed, project: Path) -> None:
 def test_its_flow_can_be_described(installed, project: Path) -> None:
     lines = used(installed, project, "headwater", "describe", "shop:flow").splitlines()
     assert lines[0] == "shop"
-    assert [line.split()[-1] for line in lines if "aggregate" in line] == ["vectorised", "message"]
+    assert [line.split()[-1] for line in lines if "aggregate" in line] == ["vectorised", "fold"]
 
 
 def test_make_lists_its_targets(installed, project: Path) -> None:

@@ -67,7 +67,7 @@ BUGS: Mapping[str, tuple[str, Sequence[Patch]]] = {
         [(loop, "arrive", _arrive_without_ids)],
     ),
     "floor-moves-in-batch": ("a batch is judged one by one, unsorted", [(Histories, "judge", _floor_moves)]),
-    "half-a-fold-kept": ("a fold that fails half-way leaves its traces", [(stage, "_copy", lambda state: state)]),
+    "half-a-fold-kept": ("a fold that fails half-way leaves its traces", [(stage, "copied", lambda state: state)]),
     "partial-flat-map": ("items of a failed record are folded under other keys", [(loop, "fold_stage", _keys_apart)]),
     "flat-map-without-index": ("items of a flat-map all have the record's own position", [(Element, "nth", _no_index)]),
     "first-stage-trusted": ("only the first stage drops duplicates", [(loop, "fold_stage", _trusts_the_first_stage)]),
