@@ -11,7 +11,7 @@ import polars as pl
 from aggregations.columns.arrays import Ints, Mask
 from aggregations.columns.compiled import compiled
 from aggregations.columns.record_text import TEXT, WHOLE, Values
-from aggregations.columns.records import StoredStates
+from aggregations.columns.records import StoredStates, Texts
 from aggregations.definition.aggregates import At, Count, FieldAggregate, Maximum, Mean, Minimum, Total
 from aggregations.definition.fields import Fields
 from aggregations.definition.values import INT64
@@ -178,12 +178,12 @@ def _fold_others(
     rows = inputs if inputs.width else pl.DataFrame(height=len(keys))
     grouped = _partials(others, rows.with_columns(pl.Series(CODE, keys)))
     places = {name: i for i, name in enumerate(fields.fields)}
-    texts: list[bytes] = []
-    end = 0
+    texts = Texts(values)
     codes = grouped.get_column(CODE).to_list()
     for name, field in others.items():
         i, partials = places[name], grouped.get_column(f"{name}{_BATCH}").to_list()
         sizes = grouped.get_column(f"{name}{_SIZE}").to_list() if f"{name}{_SIZE}" in grouped.columns else None
+        of = inputs.get_column(name)
         by = inputs.get_column(f"{name}.by") if field.by is not None else None
         for row, code in enumerate(codes):
             state: Any = list(field.zero) if isinstance(field.zero, tuple) else field.zero
@@ -196,15 +196,11 @@ def _fold_others(
                     state = field.join(state, partials[row])
                 elif (place := partials[row]) is not None:
                     assert at is not None
-                    value = inputs.get_column(name)[place]
-                    state = field.add(state, value, None if by is None else by[place], at[place])
+                    state = field.add(state, of[place], None if by is None else by[place], at[place])
             except EnvelopeError:
                 unfit[code] = True
-            text = msgspec.json.encode(state)
-            texts.append(text)
-            values.first[i, code], values.last[i, code] = end, end + len(text)
-            end += len(text)
-    return b"".join(texts)
+            texts.put(i, code, state)
+    return texts.joined()
 
 
 def _size(state: Any) -> float:

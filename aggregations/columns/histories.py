@@ -6,8 +6,6 @@ import numpy as np
 import numpy.typing as npt
 
 from aggregations.columns.arrays import Ints
-from aggregations.columns.lane_names import LaneNames
-from envelope import Histories, History, Position
 
 
 class LaneArrays(NamedTuple):
@@ -43,19 +41,16 @@ class LaneArrays(NamedTuple):
     @classmethod
     def space(cls, states: int, lanes: int, positions: int, floors: int) -> "LaneArrays":
         """Arrays for so many states, lanes, and components of held positions and of floors."""
-        numbers = (np.empty(size, np.int64) for size in (lanes, lanes, lanes, positions, floors))
-        lane, used, width, held, floor = numbers
-        bounds = (np.zeros(lanes + 1, np.int64) for _ in range(2))
         return cls(
-            np.zeros(states + 1, np.int64),
-            lane,
-            used,
-            np.empty(lanes, np.uint8),
-            width,
-            next(bounds),
-            held,
-            next(bounds),
-            floor,
+            starts=np.zeros(states + 1, np.int64),
+            lane=np.empty(lanes, np.int64),
+            used=np.empty(lanes, np.int64),
+            wide=np.empty(lanes, np.uint8),
+            width=np.empty(lanes, np.int64),
+            first=np.zeros(lanes + 1, np.int64),
+            held=np.empty(positions, np.int64),
+            floor_first=np.zeros(lanes + 1, np.int64),
+            floors=np.empty(floors, np.int64),
         )
 
     def moved(self, larger: "LaneArrays") -> "LaneArrays":
@@ -81,14 +76,3 @@ class LaneArrays(NamedTuple):
             floor_first,
             self.floors[: floor_first[lanes]],
         )
-
-    def histories(self, state: int, names: LaneNames) -> Histories:
-        """The histories of one state."""
-        lanes: dict[str, History] = {}
-        for lane in range(int(self.starts[state]), int(self.starts[state + 1])):
-            flat = self.held[self.first[lane] : self.first[lane + 1]].tolist()
-            width = int(self.width[lane])
-            held: tuple[Position, ...] = tuple(zip(*(flat[i::width] for i in range(width)), strict=True))
-            floor = tuple(self.floors[self.floor_first[lane] : self.floor_first[lane + 1]].tolist()) or None
-            lanes[names.names[self.lane[lane]]] = History(held, floor, int(self.used[lane]), bool(self.wide[lane]))
-        return Histories(lanes)

@@ -134,8 +134,8 @@ def judge(
     left[keys[exotic]] = True
     rows = _Rows(
         keys[order],
-        numbers[lanes[order]] if len(order) else lanes,
-        np.array([place.wide for place in places], np.bool_)[lanes[order]] if len(order) else np.zeros(0, np.bool_),
+        numbers[lanes[order]],
+        np.array([place.wide for place in places], np.bool_)[lanes[order]],
         refused[order],
         np.sum([component != MISSING for component in components], axis=0, dtype=np.int64),
         np.column_stack(components).ravel() if len(components) > 1 else components[0],

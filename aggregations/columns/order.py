@@ -1,4 +1,4 @@
-"""Sorting and numbering of a batch. Columns are combined into one number if they fit into 63 bits."""
+"""Sorting of a batch. Columns are combined into one number if they fit into 63 bits."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -45,20 +45,6 @@ def sorted_rows(columns: Sequence[Ints]) -> Ints:
     packed = (packed << needed) | np.arange(rows)
     packed.sort()
     return packed & ((1 << needed) - 1)
-
-
-def numbered(values: Ints, bound: int) -> tuple[Ints, Ints]:
-    """Number distinct values, which are at least 0 and below `bound`.
-
-    Returns:
-        The distinct values, ascending, and for each row the index of its value among them.
-    """
-    if bound > 4 * len(values) + 1024:
-        distinct, numbers = np.unique(values, return_inverse=True)
-        return distinct, numbers
-    present = np.zeros(bound, np.bool_)
-    present[values] = True
-    return np.flatnonzero(present), (np.cumsum(present) - 1)[values]
 
 
 def distinct_lanes(lanes: Ints, places: Sequence[Lane]) -> tuple[Ints, list[Lane]]:

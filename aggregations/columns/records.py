@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from contextlib import suppress
 from itertools import pairwise
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import numpy as np
@@ -78,6 +78,30 @@ class StoredStates:
     def text(self, value: int, key: int) -> bytes:
         """The text of a value in the state of a key."""
         return self.data[self.values.first[value, key] : self.values.last[value, key]]
+
+
+class Texts:
+    """Collects the texts of new values.
+
+    Args:
+        values: Receives where each text is.
+    """
+
+    def __init__(self, values: Values) -> None:
+        self._values = values
+        self._texts: list[bytes] = []
+        self._end = 0
+
+    def put(self, value: int, key: int, what: Any) -> None:
+        """Add a value in the state of a key."""
+        text = msgspec.json.encode(what)
+        self._texts.append(text)
+        self._values.first[value, key], self._values.last[value, key] = self._end, self._end + len(text)
+        self._end += len(text)
+
+    def joined(self) -> bytes:
+        """All texts, one after the other."""
+        return b"".join(self._texts)
 
 
 def _learn(value: bytes | None, names: LaneNames) -> None:

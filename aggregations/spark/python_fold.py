@@ -10,7 +10,7 @@ from aggregations.columns.arrays import Ints
 from aggregations.columns.elements import Elements
 from aggregations.columns.fold import Folded
 from aggregations.columns.record_text import Values
-from aggregations.columns.records import StoredStates
+from aggregations.columns.records import StoredStates, Texts
 from aggregations.definition.folds import Fold, is_state
 from aggregations.per_message.stage import copied
 
@@ -30,9 +30,9 @@ def fold_elements(fold: Fold[Any], elements: Elements, codes: Ints, stored: Stor
     """
     keys = len(stored.exists)
     values, unfit = Values.of(1, keys), np.zeros(keys, np.bool_)
-    texts: list[bytes] = []
+    texts = Texts(values)
     bounds = [*np.flatnonzero(np.diff(codes, prepend=-1)).tolist(), len(codes)]
-    step, at, size = fold.fold, elements.__getitem__, 0
+    step, at = fold.fold, elements.__getitem__
     for start, end in pairwise(bounds):
         code = int(codes[start])
         # The fold may change its state in place: this copy is its own.
@@ -45,9 +45,6 @@ def fold_elements(fold: Fold[Any], elements: Elements, codes: Ints, stored: Stor
                     break
         except Exception:  # the user's code: anything may come
             unfit[code] = True
-        if unfit[code]:
-            continue
-        texts.append(msgspec.json.encode(state))
-        values.first[0, code], values.last[0, code] = size, size + len(texts[-1])
-        size += len(texts[-1])
-    return Folded(values, b"".join(texts), unfit)
+        if not unfit[code]:
+            texts.put(0, code, state)
+    return Folded(values, texts.joined(), unfit)

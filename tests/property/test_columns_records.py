@@ -5,6 +5,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aggregations.columns.histories import LaneArrays
 from aggregations.columns.lane_names import LaneNames
 from aggregations.columns.record_text import TEXT, WHOLE
 from aggregations.columns.records import StoredStates, encoded, form_of
@@ -52,7 +53,7 @@ def test_a_usual_record_is_read_and_written_as_the_same_bytes(
     assert stored.exists.tolist() == [one is not None for one in found]
     for key, one in enumerate(found):
         if one is not None:
-            assert stored.lanes.histories(key, names) == one[1]
+            assert histories_of(stored.lanes, key, names) == one[1]
             assert state_of(stored, key) == one[0]
     keys = np.flatnonzero(stored.exists)
     again = encoded(FORM, names, stored.lanes, keys, stored.values, stored.data)
@@ -100,7 +101,7 @@ def test_one_long_history_takes_room_once() -> None:
     names = LaneNames()
     stored = StoredStates([*[short] * 100, encode_record(StateRecord("d", state, long)), short], FORM, names)
     assert not stored.other.any()
-    assert stored.lanes.histories(100, names) == long
+    assert histories_of(stored.lanes, 100, names) == long
     room = stored.lanes.held.base
     assert room is not None
     assert len(room) < 4 * len(stored.lanes.held)
@@ -117,7 +118,7 @@ def check(value: bytes) -> None:
     record = decode_record(value, AT, b"k")
     assert record.definition == "d"
     assert record.state == state_of(stored, 1)
-    assert record.histories == stored.lanes.histories(1, names)
+    assert record.histories == histories_of(stored.lanes, 1, names)
 
 
 def state_of(stored: StoredStates, key: int) -> dict[str, object]:
@@ -129,3 +130,14 @@ def state_of(stored: StoredStates, key: int) -> dict[str, object]:
         else None
         for i, (name, kind) in enumerate(FIELDS.items())
     }
+
+
+def histories_of(arrays: LaneArrays, state: int, names: LaneNames) -> Histories:
+    lanes: dict[str, History] = {}
+    for lane in range(int(arrays.starts[state]), int(arrays.starts[state + 1])):
+        flat = arrays.held[arrays.first[lane] : arrays.first[lane + 1]].tolist()
+        width = int(arrays.width[lane])
+        held = tuple(zip(*(flat[i::width] for i in range(width)), strict=True))
+        floor = tuple(arrays.floors[arrays.floor_first[lane] : arrays.floor_first[lane + 1]].tolist()) or None
+        lanes[names.names[arrays.lane[lane]]] = History(held, floor, int(arrays.used[lane]), bool(arrays.wide[lane]))
+    return Histories(lanes)
