@@ -88,13 +88,17 @@ class FlowSettings:
     generation: int
     origins: Mapping[str, str]
 
-    def lines(self) -> list[str]:
-        """One line per setting, with its origin; URLs are shown without secrets."""
+    def shown(self) -> list[tuple[str, str, str]]:
+        """Name, value and origin of each setting; URLs are shown without secrets."""
         shown = {f"store of {stage}": redact(url) for stage, url in self.stores.items()}
         shown["generation"] = str(self.generation)
         if self.dead_letters is not None:
             shown["dead letters"] = self.dead_letters
-        return [f"{name}: {value} ({self.origins[name]})" for name, value in shown.items()]
+        return [(name, value, self.origins[name]) for name, value in shown.items()]
+
+    def lines(self) -> list[str]:
+        """One line per setting, with its origin."""
+        return [f"{name}: {value} ({origin})" for name, value, origin in self.shown()]
 
     def store_line(self, stage: str) -> str:
         """A stage's generation and store, with the store's origin."""

@@ -372,15 +372,20 @@ class Flow(Generic[T]):
         `vectorised`, also with Python for a part of the step, or `per message`: if one step or the source needs that,
         the whole flow is processed message by message.
         """
+        return "\n".join(
+            [self.name, *(f"  {step:10s} {what:50s} {path}".rstrip() for step, what, path in self.drawn())]
+        )
+
+    def drawn(self) -> list[tuple[str, str, str]]:
+        """The source and the steps: what each is, its content, and its path, which is empty where nothing is computed."""
         source = self.topic.name if self.topic else "(none)"
-        why = "" if self._has_columns else "per message: tombstones have no columns"
-        lines = [f"{self.name}", f"  source     {source:50s} {why}".rstrip()]
+        rows = [("source", source, "" if self._has_columns else "per message: tombstones have no columns")]
         for step in self.steps:
             if isinstance(step, PublishStates):
-                lines.append(f"  states to  {step.topic}")
+                rows.append(("states to", step.topic, ""))
             else:
-                lines.append(f"  {type(step).__name__.lower():10s} {summary(step):50s} {self._path_of(step)}")
-        return "\n".join(lines)
+                rows.append((type(step).__name__.lower(), summary(step), self._path_of(step)))
+        return rows
 
     def _path_of(self, step: Step | Aggregate) -> str:
         calls = calls_of(step)

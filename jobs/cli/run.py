@@ -132,7 +132,7 @@ def run(
         _show(report, [stage.name for stage in found.stages])
 
 
-def describe(flow: FlowName) -> None:
+def describe(flow: FlowName, json: Json = False) -> None:
     """Draw a flow, one step per line.
 
     Each line ends with the path of its step: vectorised or per message. Standard error shows the stores, generation and
@@ -143,6 +143,11 @@ def describe(flow: FlowName) -> None:
 
     found = load_flow(flow)
     chosen = settings.of_flow(found)
+    if json:
+        steps = [{"step": step, "what": what, "path": path} for step, what, path in found.drawn()]
+        used = [{"name": name, "value": value, "origin": origin} for name, value, origin in chosen.shown()]
+        emit({"flow": found.name, "steps": steps, "settings": used})
+        return
     write(found.describe())
     for line in chosen.lines():
         say(line)

@@ -263,7 +263,7 @@ ELSEWHERE = {
     "headwater inspect": {"key", "limit", "json"},
     "headwater demo": {"keep", "json"},
     # They call nothing that could be recorded: `tests/unit/test_cli.py` and `tests/unit/test_cli_results.py`.
-    "headwater describe": {"flow"},
+    "headwater describe": {"flow", "json"},
     # What it prints, with every option: `tests/unit/test_submit.py`.
     "headwater submit-command": {"flow", "deploy_mode", "py_files", "json"},
     "headwater faults": {"json"},

@@ -289,6 +289,13 @@ def test_describe_draws_the_flow(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     assert lines[0] == "flights"
     assert "flights.legs" in lines[1]
     assert sum("vectorised" in line for line in lines) == 4
+    assert run(monkeypatch, "describe", "jobs.demo.flow:flow", "--json") == 0
+    said = capsys.readouterr()
+    told = json.loads(said.out)
+    assert (told["flow"], said.err) == ("flights", "")
+    assert {"step": "source", "what": "flights.legs", "path": ""} in told["steps"]
+    assert [one["path"] for one in told["steps"]].count("vectorised") == 4
+    assert {"name": "generation", "value": "1", "origin": "default"} in told["settings"]
 
 
 def test_a_schema_is_printed_for_a_person_to_run_and_as_json(
