@@ -147,6 +147,8 @@ def _row(subject: Subject) -> list[object]:
 def _judgement(subject: Subject) -> str:
     if subject.unavailable or subject.failed:
         return "unavailable" if subject.unavailable else "failed"
+    if not subject.runs:
+        return "not run"
     off = subject.as_json()["off_by"]
     return "yes" if subject.verified else f"no: {off['keys']:,} keys, {off['events']:,} events off"
 

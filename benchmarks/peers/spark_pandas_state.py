@@ -75,6 +75,8 @@ def fold(key: tuple[Any, ...], frames: "Iterable[pd.DataFrame]", state: "GroupSt
 
 def job(bootstrap: str, topic: str, group: str, batch: str, result: str) -> None:
     """Drain the topic up to where it ends now, and write the states."""
+    from pyspark.sql import SparkSession
+
     from aggregations.spark.session import session
 
     settings = KafkaSettings(bootstrap)
@@ -96,7 +98,7 @@ def job(bootstrap: str, topic: str, group: str, batch: str, result: str) -> None
         "spark.jars": ",".join(map(str, found_jars)),
         "spark.driver.extraClassPath": os.pathsep.join(map(str, found_jars)),
     }
-    with session(group, conf=conf) as spark, tempfile.TemporaryDirectory() as checkpoint:
+    with session(group, conf=conf) as context, tempfile.TemporaryDirectory() as checkpoint:
         source = {
             "subscribe": topic,
             "startingOffsets": "earliest",
@@ -104,7 +106,8 @@ def job(bootstrap: str, topic: str, group: str, batch: str, result: str) -> None
             "kafka.bootstrap.servers": settings.bootstrap,
         }
         query = (
-            spark.readStream.format("kafka")
+            SparkSession(context)
+            .readStream.format("kafka")
             .options(**source)
             .load()
             .select("key", "value", "offset")

@@ -19,7 +19,7 @@ _SYSTEMS: Final[Mapping[str, Callable[[Sequence[str]], Sequence[Peer]]]] = {
 }
 
 NAMES: Final = tuple(_SYSTEMS)
-STORES: Final = ("sqlite", "redis", "cassandra")
+STORES: Final = ("lmdb", "sqlite", "redis", "cassandra")
 """Stores that headwater can be measured on."""
 
 

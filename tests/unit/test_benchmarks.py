@@ -228,6 +228,8 @@ def test_an_interrupted_benchmark_tells_what_it_has_measured(
     measured, other = json.loads(capsys.readouterr().out)["systems"]
     assert (measured["verified"], measured["rounds"]) == (True, 1)
     assert (other["verified"], other["rounds"]) == (False, 0)
+    assert command.main(["--out", str(tmp_path)]) == command.INTERRUPTED
+    assert "not run" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
