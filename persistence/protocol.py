@@ -29,7 +29,7 @@ class Stored(msgspec.Struct, frozen=True, gc=False):
     value: bytes
 
 
-class Write(msgspec.Struct, frozen=True, gc=False):
+class Write(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """One state to be replaced.
 
     Attributes:

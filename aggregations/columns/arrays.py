@@ -1,6 +1,6 @@
 """Numpy arrays of integers and of truth values, and values as spans of a buffer."""
 
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -8,6 +8,26 @@ import pyarrow as pa
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 Mask: TypeAlias = npt.NDArray[np.bool_]
+
+
+def arrow(values: npt.NDArray[Any], valid: Mask | None = None) -> pa.Array:
+    """An Arrow array of numbers or truth values; numbers are not copied.
+
+    `pa.array` would import pandas, if it is installed: 0.7 s in each process.
+
+    Args:
+        values: The values.
+        valid: Where there is a value; None if everywhere.
+    """
+    kind = pa.from_numpy_dtype(values.dtype)
+    data = packed(values) if pa.types.is_boolean(kind) else pa.py_buffer(np.ascontiguousarray(values))
+    validity = None if valid is None or valid.all() else packed(valid)
+    return pa.Array.from_buffers(kind, len(values), [validity, data])
+
+
+def packed(mask: Mask) -> pa.Buffer:
+    """Truth values as Arrow's bits."""
+    return pa.py_buffer(np.packbits(mask, bitorder="little"))
 
 
 class Spans(NamedTuple):

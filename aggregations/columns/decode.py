@@ -13,7 +13,7 @@ import polars as pl
 import pyarrow as pa
 
 from aggregations.columns import schema
-from aggregations.columns.arrays import Ints, Mask, Spans
+from aggregations.columns.arrays import Ints, Mask, Spans, arrow
 from aggregations.columns.batch import Batch, Inputs, Rejection
 from aggregations.columns.hops import Hops, Own, Routes
 from aggregations.columns.payload import payload_columns
@@ -221,8 +221,7 @@ def _frame(part: _Part, inputs: Inputs, signatures: Sequence[Signature]) -> pl.D
     ]
     for component, values in enumerate(part.positions):
         short = values == schema.MISSING
-        column = pa.array(values, mask=short) if short.any() else pa.array(values)
-        system.append(_series(column).alias(schema.position(component)))
+        system.append(_series(arrow(values, ~short)).alias(schema.position(component)))
     return pl.DataFrame([*part.columns.get_columns(), *system])
 
 
@@ -267,7 +266,7 @@ def _without(part: _Part, payload_read: Mask, placed: Mask) -> _Part:
 
 def _taken(array: pa.Array, rows: Ints) -> pa.Array:
     """The values of some rows, in ascending order of rows."""
-    return array if len(rows) == len(array) else array.take(pa.array(rows))
+    return array if len(rows) == len(array) else array.take(arrow(rows))
 
 
 def _texts(spans: Spans) -> pl.Series:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from aggregations.columns.arrays import Ints
+from aggregations.columns.arrays import Ints, arrow
 from aggregations.columns.signature import HopKind, Way
 
 
@@ -29,7 +29,7 @@ class Own:
     @classmethod
     def of(cls, topic: pa.StringArray, partition: Ints) -> "Own":
         """Number the pairs of a batch."""
-        topics, partitions = topic.dictionary_encode(), pa.array(partition).dictionary_encode()
+        topics, partitions = topic.dictionary_encode(), arrow(partition).dictionary_encode()
         codes = topics.indices.to_numpy().astype(np.int64) * len(partitions.dictionary)
         return cls(codes + partitions.indices.to_numpy(), topics.dictionary, partitions.dictionary.to_pylist())
 
@@ -38,7 +38,7 @@ class Own:
 
     def names(self) -> pa.StringArray:
         """The topic of each pair."""
-        return self.topics.take(pa.array(np.repeat(np.arange(len(self.topics)), len(self.partitions))))
+        return self.topics.take(arrow(np.repeat(np.arange(len(self.topics)), len(self.partitions))))
 
     def way(self, code: int, steps: tuple[HopKind, ...] = ()) -> Way:
         """The route of a record of this pair."""

@@ -6,13 +6,12 @@ from contextlib import suppress
 from typing import Any
 
 from py4j.protocol import Py4JError, Py4JJavaError, Py4JNetworkError
+from pyspark import RDD, SparkContext, StorageLevel
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - as Spark's own documents do
 
 from aggregations.definition.flow import Flow, Stage
 from aggregations.errors import SparkEndedError, TasksLostError
-from aggregations.spark.blocks import SCHEMA, Kind
+from aggregations.spark.blocks import Kind, Row, unpack
 from aggregations.spark.job import Job, TaskReport
 from aggregations.spark.tasks import folding, outcome_of, persisting, publishing, reading
 
@@ -21,7 +20,7 @@ class Action:
     """Executes batches of one flow.
 
     Args:
-        spark: The session.
+        spark: The context.
         flow: The flow.
 
     Attributes:
@@ -29,13 +28,12 @@ class Action:
         is_local: All tasks run on this machine, in one executor.
     """
 
-    def __init__(self, spark: SparkSession, flow: Flow[Any]) -> None:
+    def __init__(self, spark: SparkContext, flow: Flow[Any]) -> None:
         self._flow = flow
         self._spark = spark
-        self._numbers = _numbers(spark)
-        self.is_local = str(spark.sparkContext.master).split("[")[0] == "local"
+        self.is_local = str(spark.master).split("[")[0] == "local"
         self._group = str(uuid.uuid4())
-        self.routes = len(self._numbers)
+        self.routes = spark.defaultParallelism
 
     def execute(self, job: Job) -> tuple[TaskReport, list[Exception]]:
         """Fold and persist a batch in one action; in two where items of one record scatter.
@@ -46,7 +44,7 @@ class Action:
         Raises:
             SparkEndedError: Spark's JVM or its context ended.
         """
-        if self._spark.sparkContext._jsc is None:
+        if self._spark._jsc is None:
             raise SparkEndedError("Spark's context was stopped by another part of this program")
         try:
             return self._execute(job)
@@ -55,48 +53,56 @@ class Action:
 
     def _execute(self, job: Job) -> tuple[TaskReport, list[Exception]]:
         stages = self._flow.stages
-        self._spark.sparkContext.setJobGroup(self._group, f"{self._flow.name}, batch {job.batch}")
+        self._spark.setJobGroup(self._group, f"{self._flow.name}, batch {job.batch}")
         tasks = len(job.tasks)
-        frame = self._spark.range(0, tasks, 1, tasks).mapInArrow(reading(job), SCHEMA)
+        rows = self._spark.parallelize(range(tasks), tasks).mapPartitions(reading(job))
         for stage in stages[1:] if job.folds_while_reading else stages:
-            frame = self._shuffled(frame).mapInArrow(folding(job, stage), SCHEMA)
+            rows = self._shuffled(rows).mapPartitions(folding(job, stage))
         if not self._flow.scatters:
             if job.holds_outputs:
-                frame = self._shuffled(frame).mapInArrow(publishing(job), SCHEMA)
+                rows = self._shuffled(rows).mapPartitions(publishing(job))
             at_once = not job.holds_outputs and not (len(stages) == 1 and job.may_share_keys)
-            return _collect(self._persisted(frame, job, stages[:-1] if at_once else stages))
-        frame = frame.persist()
+            return _collect(self._persisted(rows, job, stages[:-1] if at_once else stages))
+        rows = rows.persist(StorageLevel.MEMORY_AND_DISK)
         try:
-            report, failures = _collect(frame.where(F.col("kind") >= int(Kind.REPORT)))
+            report, failures = _collect(rows.filter(_is_result))
             if failures or not report.failed.keys() <= job.excluded.keys():
                 return report, failures
-            return _collect(self._persisted(self._shuffled(frame).mapInArrow(publishing(job), SCHEMA), job, stages))
+            return _collect(self._persisted(self._shuffled(rows).mapPartitions(publishing(job)), job, stages))
         finally:
             with suppress(Py4JError, ConnectionError):  # the JVM may have ended
-                frame.unpersist()
+                rows.unpersist()
 
     def cancel(self) -> None:
         """Cancel what is being executed, from another thread; its tasks are lost."""
         with suppress(Py4JError, ConnectionError):  # the JVM may have ended already
-            if self._spark.sparkContext._jsc is not None:
-                self._spark.sparkContext.cancelJobGroup(self._group)
+            if self._spark._jsc is not None:
+                self._spark.cancelJobGroup(self._group)
 
-    def _persisted(self, frame: DataFrame, job: Job, stages: Sequence[Stage]) -> DataFrame:
-        """The frame, after which these stages are persisted, the last one first."""
+    def _persisted(self, rows: RDD[Row], job: Job, stages: Sequence[Stage]) -> RDD[Row]:
+        """The rows, after which these stages are persisted, the last one first."""
         for stage in reversed(stages):
-            frame = self._shuffled(frame).mapInArrow(persisting(job, stage), SCHEMA)
-        return frame
+            rows = self._shuffled(rows).mapPartitions(persisting(job, stage))
+        return rows
 
-    def _shuffled(self, frame: DataFrame) -> DataFrame:
+    def _shuffled(self, rows: RDD[Row]) -> RDD[Row]:
         """Every block to the task of its route."""
-        number = F.element_at(F.array(*(F.lit(one) for one in self._numbers)), F.col("route") + 1)
-        return frame.repartition(self.routes, number)
+        return rows.partitionBy(self.routes, _own_number)
 
 
-def _collect(frame: DataFrame) -> tuple[TaskReport, list[Exception]]:
+def _own_number(route: int) -> int:
+    return route
+
+
+def _is_result(row: Row) -> bool:
+    """Whether the driver needs this block."""
+    return row[1][0] >= Kind.REPORT
+
+
+def _collect(rows: RDD[Row]) -> tuple[TaskReport, list[Exception]]:
     """Run the action. Errors of tasks arrive as blocks; errors that Spark raises concern workers or the source."""
     try:
-        rows = frame.select("kind", "payload").collect()
+        found = rows.collect()
     except Py4JNetworkError:
         raise
     except (Py4JError, PySparkException) as error:
@@ -107,18 +113,7 @@ def _collect(frame: DataFrame) -> tuple[TaskReport, list[Exception]]:
                 "then the broker"
             )
         ]
-    return outcome_of((row.kind, bytes(row.payload)) for row in rows)
-
-
-def _numbers(spark: SparkSession) -> list[int]:
-    """Numbers that Spark's hash partitioning sends to task 0, 1, 2, ...: one for each."""
-    routes = spark.sparkContext.defaultParallelism
-    numbers = spark.range(64 * routes).select(F.col("id").cast("int").alias("id"))
-    placed = numbers.select("id", F.expr(f"pmod(hash(id), {routes})").alias("task")).collect()
-    first: dict[int, int] = {}
-    for row in placed:
-        first.setdefault(row.task, row.id)
-    return [first[task] for task in range(routes)]
+    return outcome_of(unpack(found))
 
 
 def first_line(text: str) -> str:

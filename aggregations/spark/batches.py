@@ -8,7 +8,7 @@ from contextlib import suppress
 from itertools import count
 from typing import Any
 
-from pyspark.sql import SparkSession
+from pyspark import SparkContext
 
 from aggregations.definition.flow import Flow
 from aggregations.errors import SharedKeyError, TasksLostError
@@ -39,7 +39,7 @@ class Batches:
     Args:
         flow: The flow.
         opening: The run.
-        spark: The session.
+        spark: The context.
         growing: Watches the source's partitions.
         kafka: Settings of the Kafka cluster.
         dead_letters: Dead-letter topic; None if a record that cannot be used ends the run.
@@ -55,7 +55,7 @@ class Batches:
         self,
         flow: Flow[Any],
         opening: Opening,
-        spark: SparkSession,
+        spark: SparkContext,
         growing: PartitionWatch,
         *,
         kafka: KafkaSettings,

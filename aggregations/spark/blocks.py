@@ -5,17 +5,14 @@ few rows instead of one per event, and Spark never parses them. Besides elements
 waiting writes, reports, and failures.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from enum import IntEnum
 from typing import NamedTuple
 
 import google_crc32c
-import pyarrow as pa
 
-SCHEMA = "route int, kind int, stage int, payload binary"
-"""Spark's schema of a block."""
-
-_ARROW = pa.schema([("route", pa.int32()), ("kind", pa.int32()), ("stage", pa.int32()), ("payload", pa.binary())])
+Row = tuple[int, tuple[int, int, bytes]]
+"""A block as a record of Spark: its route as the key, then kind, stage and payload."""
 
 
 class Kind(IntEnum):
@@ -36,7 +33,7 @@ class Kind(IntEnum):
 
 
 class Block(NamedTuple):
-    """One row between tasks.
+    """What one task sends to another.
 
     Attributes:
         route: Number of the task it goes to.
@@ -51,28 +48,15 @@ class Block(NamedTuple):
     payload: bytes
 
 
-def pack(blocks: Sequence[Block]) -> Iterator[pa.RecordBatch]:
-    """Yield the blocks as Arrow, one per batch: a bundle can be large."""
+def pack(blocks: Iterable[Block]) -> Iterator[Row]:
+    """Yield the blocks as Spark's records."""
     for block in blocks:
-        yield pa.record_batch(
-            [
-                pa.array([block.route], pa.int32()),
-                pa.array([int(block.kind)], pa.int32()),
-                pa.array([block.stage], pa.int32()),
-                pa.array([block.payload], pa.binary()),
-            ],
-            schema=_ARROW,
-        )
+        yield block.route, (int(block.kind), block.stage, block.payload)
 
 
-def unpack(batches: Iterable[pa.RecordBatch]) -> list[Block]:
+def unpack(rows: Iterable[Row]) -> list[Block]:
     """Read blocks, in an order that does not depend on which task sent first."""
-    blocks = [
-        Block(row["route"], Kind(row["kind"]), row["stage"], row["payload"])
-        for batch in batches
-        for row in batch.to_pylist()
-    ]
-    return sorted(blocks)
+    return sorted(Block(route, Kind(kind), stage, payload) for route, (kind, stage, payload) in rows)
 
 
 def route_of(key: bytes, routes: int) -> int:

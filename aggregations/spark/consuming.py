@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
+from aggregations.columns.arrays import arrow, packed
 from aggregations.spark import librdkafka, message_kernels
 from persistence.kafka import assign
 
@@ -202,9 +203,9 @@ class Pointers:
         arrays = [
             _binary(*key),
             _binary(*value),
-            pa.array(partitions),
-            pa.array(offsets),
-            pa.array(timestamps).view(pa.timestamp("ms")),
+            arrow(partitions),
+            arrow(offsets),
+            arrow(timestamps).view(pa.timestamp("ms")),
         ]
         return pa.RecordBatch.from_arrays(arrays, names=_COLUMNS), [self._event(taken[i]) for i in failed.tolist()]
 
@@ -272,7 +273,7 @@ def can_read_pointers() -> bool:
 
 def _binary(bounds: Any, valid: Any, data: Any) -> pa.BinaryArray:
     """An array of these buffers, without copies."""
-    validity = None if valid.all() else pa.py_buffer(np.packbits(valid, bitorder="little"))
+    validity = None if valid.all() else packed(valid)
     return pa.Array.from_buffers(pa.binary(), len(valid), [validity, pa.py_buffer(bounds), pa.py_buffer(data)])
 
 

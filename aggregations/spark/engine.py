@@ -9,7 +9,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from pyspark.sql import SparkSession
+from pyspark import SparkContext
 
 from aggregations.definition.flow import Flow
 from aggregations.errors import FlowError, SparkEndedError
@@ -152,7 +152,7 @@ class Engine:
         self,
         flow: Flow[Any],
         opening: Opening,
-        spark: SparkSession,
+        spark: SparkContext,
         *,
         kafka: KafkaSettings,
         dead_letters: str | None,

@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 from confluent_kafka import KafkaError, KafkaException
 
+from aggregations.columns.arrays import arrow
 from persistence.kafka import BrokerUnavailable, KafkaSettings
 from persistence.kafka.errors import broker_error, passes
 
@@ -203,12 +204,12 @@ class Fetcher:
         for partition in found:
             behind = ~inside & (partitions == partition)
             if behind.any():
-                self._ahead.setdefault(partition, []).append(batch.filter(pa.array(behind)))
+                self._ahead.setdefault(partition, []).append(batch.filter(arrow(behind)))
         waiting = self._ahead.items() if len(self._ahead) > len(self._paused) else ()
         if full := {partition for partition, ahead in waiting if _is_full(ahead)} - self._paused:
             self._client.pause(self._topic, full)
             self._paused |= full
-        return batch.filter(pa.array(inside))
+        return batch.filter(arrow(inside))
 
     def _event(self, event: "Event", ends: Mapping[int, int]) -> None:
         error, partition, offset = event

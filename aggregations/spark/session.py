@@ -1,4 +1,4 @@
-"""The Spark session that a flow runs in: an existing session, the session of spark-submit, or a new one.
+"""The Spark context that a flow runs in: an existing one, that of spark-submit, or a new one.
 
 The submitter decides: settings of `spark-submit` (options, `--conf`, properties files) override those of the program
 and of the engine, including the master, the name and the deploy mode.
@@ -15,9 +15,7 @@ from pathlib import Path
 
 from py4j.protocol import Py4JError
 from pyspark import SparkConf, SparkContext
-from pyspark.errors import AnalysisException
 from pyspark.java_gateway import launch_gateway
-from pyspark.sql import SparkSession
 
 from aggregations.spark.retry import StoppedError
 from persistence.kafka.settings import SECRET_NAMES
@@ -27,7 +25,6 @@ DEFAULT_MASTER = "local[2]"
 
 NEEDED = {
     "spark.speculation": "false",  # two simultaneous attempts of a task would conflict
-    "spark.sql.adaptive.enabled": "false",  # it would join the tasks of a shuffle
     "spark.python.daemon.module": "aggregations.spark.daemon",
 }
 """Settings that exactness depends on; they cannot be overridden."""
@@ -52,8 +49,8 @@ def session(
     master: str | None = None,
     conf: Mapping[str, str] | None = None,
     stop: threading.Event | None = None,
-) -> Iterator[SparkSession]:
-    """The existing session, with the engine's settings while it is used; else a session that is started and stopped.
+) -> Iterator[SparkContext]:
+    """The existing context as it is, or one that is started and stopped.
 
     Signal handlers of this process stay as they are.
 
@@ -65,15 +62,14 @@ def session(
         stop: Set it to end a start that is under way.
 
     Raises:
-        StoppedError: `stop` was set before the session had started.
+        StoppedError: `stop` was set before the context had started.
     """
+    if (found := SparkContext._active_spark_context) is not None:
+        yield found
+        return
     theirs = submitted()
     wanted = _wanted(name, master, conf or {}, theirs)
     settings = _settings(wanted)
-    if (found := _running()) is not None:
-        with _lent(found, settings):
-            yield found
-        return
     before = dict(os.environ)
     os.environ.update(_environment(before, wanted[_MASTER]))
     try:
@@ -81,17 +77,14 @@ def session(
         with _startable(stop):
             if not theirs:
                 _launch(settings)
-            builder = SparkSession.builder
-            for key, value in settings.items():
-                builder = builder.config(key, value)
-            spark = builder.getOrCreate()
+            spark = SparkContext(conf=SparkConf().setAll(list(settings.items())))
         try:
             if stop.is_set():  # at the last moment: the JVM may have been ended
                 raise StoppedError
             if "spark.log.level" not in theirs:
-                spark.sparkContext.setLogLevel("ERROR")
+                spark.setLogLevel("ERROR")
             for module in modules:
-                spark.sparkContext.addPyFile(str(module))
+                spark.addPyFile(str(module))
             yield spark
         finally:
             with suppress(Py4JError, ConnectionError):  # its JVM ended
@@ -115,9 +108,9 @@ def submitted() -> dict[str, str]:
 
 
 def master_of(master: str | None, conf: Mapping[str, str]) -> str:
-    """The effective master: of the existing session, else the submitted one, that of `conf`, `master`, the default."""
-    if (found := _running()) is not None:
-        return str(found.sparkContext.master)
+    """The effective master: of the existing context, else the submitted one, that of `conf`, `master`, the default."""
+    if (found := SparkContext._active_spark_context) is not None:
+        return str(found.master)
     return {_MASTER: master or DEFAULT_MASTER, **conf, **submitted()}[_MASTER]
 
 
@@ -172,26 +165,6 @@ def _launch(settings: Mapping[str, str]) -> None:
         signals = gateway.jvm.sun.misc
         with suppress(Py4JError):  # under -Xrs Java handles no signals
             signals.Signal.handle(signals.Signal("TERM"), signals.SignalHandler.SIG_IGN)
-
-
-def _running() -> SparkSession | None:
-    # `getActiveSession` is about one thread; whose session this is does not depend on that.
-    return None if SparkContext._active_spark_context is None else SparkSession.builder.getOrCreate()
-
-
-@contextmanager
-def _lent(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
-    """Change the settings of a running session that can be changed, and restore them afterwards."""
-    before = {key: spark.conf.get(key, None) for key in settings if key.startswith("spark.sql.")}
-    try:
-        for key in before:
-            with suppress(AnalysisException):  # fixed when Spark was started
-                spark.conf.set(key, settings[key])
-        yield
-    finally:
-        for key, value in before.items():
-            with suppress(AnalysisException):
-                spark.conf.unset(key) if value is None else spark.conf.set(key, value)
 
 
 def _environment(before: Mapping[str, str], master: str) -> dict[str, str]:

@@ -5,7 +5,6 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
 from aggregations.definition.aggregates import count
@@ -15,6 +14,7 @@ from aggregations.definition.source import Json, Topic
 from aggregations.per_message.ledger import UnlistedError
 from aggregations.run.begin import begin
 from aggregations.run.binding import bind
+from aggregations.spark.blocks import unpack
 from aggregations.spark.fetch import Range, Slot
 from aggregations.spark.job import Job, TaskReport
 from aggregations.spark.tasks import outcome_of, reading
@@ -98,9 +98,7 @@ class Broker:
 
 
 def attempt(job: Job) -> tuple[TaskReport, list[Exception]]:
-    first = pa.record_batch({"id": [0]})
-    blocks = [row for batch in reading(job)([first]) for row in batch.to_pylist()]
-    return outcome_of((row["kind"], row["payload"]) for row in blocks)
+    return outcome_of(unpack(reading(job)([0])))
 
 
 @pytest.fixture

@@ -1,11 +1,11 @@
-"""One Spark session for all tests in here: it takes ten seconds to start."""
+"""One Spark context for all tests in here: it takes ten seconds to start."""
 
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
 import pytest
-from pyspark.sql import SparkSession
+from pyspark import SparkContext
 
 from aggregations.spark.session import session
 from tests.support.spark import FAST
@@ -13,14 +13,14 @@ from tests.support.world import World
 
 
 @pytest.fixture(scope="session")
-def spark() -> Iterator[SparkSession]:
-    """The session that `run_flow` finds."""
+def spark() -> Iterator[SparkContext]:
+    """The context that `run_flow` finds."""
     with session("headwater tests", conf=FAST) as found:
         yield found
 
 
 @pytest.fixture
-def world(spark: SparkSession, kafka: str, topic: Callable[..., str], tmp_path: Path) -> Iterator[World]:
+def world(spark: SparkContext, kafka: str, topic: Callable[..., str], tmp_path: Path) -> Iterator[World]:
     """A topic of two partitions, a dead-letter topic and a store."""
     with closing(World(kafka, topic(partitions=2, name="legs"), topic(name="dead"), tmp_path)) as world:
         yield world

@@ -10,7 +10,7 @@ from pathlib import Path as File
 from typing import Any, TypeVar
 
 import pytest
-from pyspark.sql import SparkSession
+from pyspark import SparkContext
 
 from aggregations.definition.flow import Flow
 from aggregations.definition.source import Topic
@@ -34,9 +34,9 @@ T = TypeVar("T")
 
 
 @contextmanager
-def faults_in_workers(spark: SparkSession, spec: str) -> Iterator[None]:
+def faults_in_workers(spark: SparkContext, spec: str) -> Iterator[None]:
     """Let Spark's workers have `HEADWATER_FAULT`: those that start with another environment are new ones."""
-    environment = spark.sparkContext.environment
+    environment = spark.environment
     before = dict(environment)
     environment.update({SPEC: spec, "HEADWATER_TEST": uuid.uuid4().hex})
     try:
@@ -78,7 +78,7 @@ class Recorder(NoFaults):
 )
 @pytest.mark.parametrize("path", PATHS)
 def test_a_store_or_broker_that_fails_for_a_moment_is_asked_again_within_the_run(
-    world: World, path: Path, spec: str, spark: SparkSession, caplog: pytest.LogCaptureFixture
+    world: World, path: Path, spec: str, spark: SparkContext, caplog: pytest.LogCaptureFixture
 ) -> None:
     sent, flow = legs(60), fleet(world.topic, path)
     world.send([*republished(sent, [*range(50), *range(20, 60)]), Sent(b"poison", b"N1")])
@@ -236,7 +236,7 @@ def test_offsets_that_were_set_back_are_right_again_though_there_is_nothing_to_r
 
 @pytest.mark.parametrize("path", PATHS)
 def test_a_run_that_is_told_to_stop_ends_whole_and_the_next_one_goes_on(
-    world: World, path: Path, spark: SparkSession
+    world: World, path: Path, spark: SparkContext
 ) -> None:
     sent, flow, stop = legs(160), fleet(world.topic, path), threading.Event()
     world.send(alone(leg) for leg in sent)
@@ -244,7 +244,7 @@ def test_a_run_that_is_told_to_stop_ends_whole_and_the_next_one_goes_on(
         flow, max_records=20, until_caught_up=False, trigger_seconds=0, progress=lambda _: stop.set(), stop=stop
     )
     assert 1 <= report.batches < 8
-    assert not spark.streams.active
+    assert not spark.statusTracker().getActiveJobsIds()
     assert sum(world.ends(flow).values()) == report.records
     assert world.run(flow).records == len(sent) - report.records
     world.check(flow)
@@ -252,8 +252,8 @@ def test_a_run_that_is_told_to_stop_ends_whole_and_the_next_one_goes_on(
 
 
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), ZeroDivisionError("in a callback")])
-def test_whatever_a_callback_raises_ends_the_query_and_comes_out_as_it_is(
-    world: World, spark: SparkSession, error: BaseException
+def test_whatever_a_callback_raises_ends_the_run_and_comes_out_as_it_is(
+    world: World, spark: SparkContext, error: BaseException
 ) -> None:
     sent, flow = legs(60), fleet(world.topic)
     world.send(alone(leg) for leg in sent)
@@ -264,7 +264,7 @@ def test_whatever_a_callback_raises_ends_the_query_and_comes_out_as_it_is(
     with pytest.raises(type(error)) as raised:
         world.run(flow, max_records=20, progress=fail)
     assert raised.value is error
-    assert not spark.streams.active
+    assert not spark.statusTracker().getActiveJobsIds()
     world.run(flow)
     world.check(flow)
 

@@ -1,4 +1,4 @@
-"""Whose session a flow runs in, and what is left of it."""
+"""Whose context a flow runs in, and what is left of it."""
 
 import json
 import os
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pyspark
 import pytest
-from pyspark.sql import SparkSession
+from pyspark import SparkContext
 
 from aggregations.spark.session import master_of, session
 from tests.support.spark import FAST
@@ -18,7 +18,6 @@ pytestmark = pytest.mark.spark
 OWN = """
 import os, signal, threading
 from pyspark import SparkContext
-from pyspark.sql import SparkSession
 from aggregations.spark.retry import StoppedError
 from aggregations.spark.session import session
 from tests.support.spark import FAST
@@ -32,12 +31,12 @@ try:
 except StoppedError:
     print("stopped")
 with session("own", master="local[1]", conf=FAST) as spark:
-    assert spark.range(3).count() == 3
-    jvm = spark.sparkContext._gateway.proc.pid
+    assert spark.parallelize(range(3)).count() == 3
+    jvm = spark._gateway.proc.pid
     print("group", os.getpgid(jvm) == os.getpgid(0))
     os.kill(jvm, signal.SIGTERM)
     signal.raise_signal(signal.SIGINT)
-    assert spark.range(3).count() == 3
+    assert spark.parallelize(range(3)).count() == 3
 assert dict(os.environ) == before
 assert SparkContext._active_spark_context is None
 print("restored")
@@ -48,11 +47,11 @@ import json
 from aggregations.spark.session import master_of, session
 before = master_of("local[7]", {"spark.master": "local[6]"})
 with session("ours", master="local[7]", conf={"spark.my.setting": "ours", "spark.my.other": "ours"}) as spark:
-    conf = spark.sparkContext.getConf()
-    names = ["spark.master", "spark.app.name", "spark.my.setting", "spark.my.other", "spark.sql.adaptive.enabled"]
+    conf = spark.getConf()
+    names = ["spark.master", "spark.app.name", "spark.my.setting", "spark.my.other", "spark.python.daemon.module"]
     found = {name: conf.get(name) for name in names}
-    polars = spark.sparkContext.parallelize([0]).map(lambda _: __import__("os").environ["POLARS_MAX_THREADS"]).first()
-    print(json.dumps([before, master_of("local[7]", {}), spark.sparkContext.master, found, polars]))
+    polars = spark.parallelize([0]).map(lambda _: __import__("os").environ["POLARS_MAX_THREADS"]).first()
+    print(json.dumps([before, master_of("local[7]", {}), spark.master, found, polars]))
 """
 
 
@@ -75,7 +74,7 @@ def test_what_was_submitted_wins_over_the_program_and_that_over_the_engine(tmp_p
         "spark.app.name": "theirs",
         "spark.my.setting": "theirs",
         "spark.my.other": "ours",
-        "spark.sql.adaptive.enabled": "false",
+        "spark.python.daemon.module": "aggregations.spark.daemon",
     }
     assert json.loads(lines[-1]) == ["local[1]", "local[1]", "local[1]", found, "1"]
     assert (
@@ -88,14 +87,10 @@ def test_a_session_of_our_own_can_be_stopped_while_it_starts_leaves_nothing_behi
     assert ended.stdout.split() == ["stopped", "group", "False", "interrupted", "restored"], ended.stderr
 
 
-def test_a_session_that_there_is_is_used_and_has_its_settings_back(spark: SparkSession) -> None:
-    name, ours = "spark.sql.shuffle.partitions", "spark.sql.adaptive.enabled"
-    spark.conf.set(ours, "true")
-    before = spark.conf.get(name)
-    with session("another", master="local[7]", conf={name: "3", "spark.app.name": "fixed"}) as found:
+def test_a_context_that_there_is_is_used_as_it_is_and_stays(spark: SparkContext) -> None:
+    before = spark.getConf().getAll()
+    with session("another", master="local[7]", conf={"spark.my.setting": "3"}) as found:
         assert found is spark
-        assert (found.conf.get(name), found.conf.get(ours)) == ("3", "false")
-    assert (spark.conf.get(name), spark.conf.get(ours)) == (before, "true")
-    assert spark.range(3).count() == 3
-    spark.conf.set(ours, "false")
-    assert master_of("local[7]", {}) == spark.sparkContext.master
+    assert spark.getConf().getAll() == before
+    assert spark.parallelize(range(3)).count() == 3
+    assert master_of("local[7]", {}) == spark.master

@@ -39,10 +39,10 @@ def main(flow: str, arguments: Sequence[Any], kafka: str, **options: Any) -> Non
 
 
 def _end_what_is_left() -> None:
-    """Stop the session that a killed driver left in the JVM, with its tasks and its workers."""
+    """Stop the context that a killed driver left in the JVM, with its tasks and its workers."""
     SparkContext._ensure_initialized()
     assert SparkContext._jvm is not None
-    left = SparkContext._jvm.org.apache.spark.sql.SparkSession.getDefaultSession()
+    left = getattr(getattr(SparkContext._jvm.org.apache.spark, "SparkContext$"), "MODULE$").getActive()
     if left.isDefined():
         left.get().stop()
 

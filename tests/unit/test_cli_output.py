@@ -107,7 +107,6 @@ def test_a_flow_without_source_or_stage_is_described_to_nobody(
     ("arguments", "said"),
     [
         (["--conf", "spark.speculation=true"], "--conf spark.speculation: the engine needs false"),
-        (["--conf", "spark.sql.adaptive.enabled=true"], "--conf spark.sql.adaptive.enabled: the engine needs false"),
         (["--conf", "spark.python.daemon.module=x"], "the engine needs aggregations.spark.daemon"),
         (["--dead-letters", "flights.legs"], "is the flow's source"),
         (["--dead-letters", "flights.carriers"], "is a topic that the flow publishes to"),

@@ -19,7 +19,7 @@ from aggregations.run.binding import bind
 from aggregations.run.memory import MemoryRunner
 from aggregations.run.states import load_states
 from aggregations.spark import tasks
-from aggregations.spark.blocks import Kind, pack, route_of, unpack
+from aggregations.spark.blocks import Row, pack, route_of, unpack
 from aggregations.spark.fetch import Slot
 from aggregations.spark.job import Exclusion, Job, RecordAtStage, TaskReport
 from aggregations.spark.path import Work
@@ -106,10 +106,10 @@ class Tasks:
         while True:
             job = self._job(excluded)
             _RECORDS[:] = batches_of(records)
-            frame = list(tasks.reading(job)([pa.record_batch({"id": [0]})]))
+            rows = list(tasks.reading(job)([0]))
             for stage in self.flow.stages:
-                frame = [batch for part in self._shuffled(frame) for batch in tasks.folding(job, stage)(iter(part))]
-            report, failures = self._outcome(frame)
+                rows = [row for part in self._shuffled(rows) for row in tasks.folding(job, stage)(iter(part))]
+            report, failures = self._outcome(rows)
             unlisted = [one for one in failures if isinstance(one, UnlistedError)]
             assert len(unlisted) == len(failures), failures
             if unlisted:
@@ -119,8 +119,8 @@ class Tasks:
             else:
                 break
         for task in (tasks.publishing(job), *(tasks.persisting(job, stage) for stage in reversed(self.flow.stages))):
-            frame = [batch for part in self._shuffled(frame) for batch in task(iter(part))]
-        report, failures = self._outcome(frame)
+            rows = [row for part in self._shuffled(rows) for row in task(iter(part))]
+        report, failures = self._outcome(rows)
         assert not failures
         ends = {TopicPartition(one.topic, one.partition): one.offset + 1 for one in records}
         manifest = self.run.following(ends, {"orders": "O"}, {}, report.changes)
@@ -151,13 +151,13 @@ class Tasks:
             ledger=self.run.ledger,
         )
 
-    def _shuffled(self, frame: list[pa.RecordBatch]) -> list[list[pa.RecordBatch]]:
-        blocks = unpack(frame)
+    def _shuffled(self, rows: list[Row]) -> list[list[Row]]:
+        blocks = unpack(rows)
         return [list(pack([one for one in blocks if one.route == route])) for route in range(self.routes)]
 
     @staticmethod
-    def _outcome(frame: list[pa.RecordBatch]) -> tuple[TaskReport, list[Exception]]:
-        return tasks.outcome_of((one.kind, one.payload) for one in unpack(frame) if one.kind >= Kind.REPORT)
+    def _outcome(rows: list[Row]) -> tuple[TaskReport, list[Exception]]:
+        return tasks.outcome_of(unpack(rows))
 
 
 @pytest.fixture

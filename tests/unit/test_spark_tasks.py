@@ -5,15 +5,16 @@ from typing import Any
 
 import polars as pl
 import pytest
+from pyspark import cloudpickle
 
 from aggregations.definition.aggregates import count
 from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Flow
 from aggregations.definition.source import Json, Topic
+from aggregations.spark import tasks
 from aggregations.spark.blocks import Block, Kind
 from aggregations.spark.job import Job
 from aggregations.spark.path import Work
-from aggregations.spark.tasks import _guarded, outcome_of
 from persistence.errors import Transient
 from persistence.kafka import BrokerUnavailable, KafkaSettings
 from persistence.marks import KnownMarks
@@ -46,13 +47,22 @@ class OddError(Exception):
         self.why = why
 
 
+def test_tasks_can_be_sent_to_workers() -> None:
+    for task in (
+        tasks.reading(JOB),
+        tasks.publishing(JOB),
+        *(make(JOB, FLOW.stages[0]) for make in (tasks.folding, tasks.persisting)),
+    ):
+        cloudpickle.dumps(task)
+
+
 def failure(error: BaseException) -> Exception:
     def the_place_where_it_happened(_work: Work) -> list[Block]:
         raise error
 
-    blocks = _guarded(JOB, [], the_place_where_it_happened)
+    blocks = tasks._guarded(JOB, [], the_place_where_it_happened)
     assert [(one.route, one.kind) for one in blocks] == [(0, Kind.FAILURE), (1, Kind.FAILURE)]
-    _, failures = outcome_of((one.kind, one.payload) for one in blocks)
+    _, failures = tasks.outcome_of(blocks)
     return failures[0]
 
 
