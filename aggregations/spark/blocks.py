@@ -26,9 +26,11 @@ class Kind(IntEnum):
     """Outputs and dead letters for the task that produces them."""
     MARKS = 3
     """Marks that a stage's store acknowledged, for the tasks that persist the stages upstream of it."""
-    REPORT = 4
+    KEPT = 4
+    """Hashes of the keys whose states wait in a resident, for every other task that reads; none for its own task."""
+    REPORT = 5
     """Report of a task."""
-    FAILURE = 5
+    FAILURE = 6
     """A task failed: no further task does anything."""
 
 

@@ -86,7 +86,7 @@ def is_resident() -> bool:
 
 
 def call(slot: int, function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a function in the resident of a slot; in this process if there is no supervisor, or none any more.
+    """Call a function in the resident of a slot; in this process if it has no supervisor.
 
     Args:
         slot: Number of the slot. Calls of one slot run one after the other.
@@ -94,7 +94,8 @@ def call(slot: int, function: Callable[..., Any], *arguments: Any) -> Any:
         arguments: Its arguments; like the result, they are pickled.
 
     Raises:
-        ResidentLostError: The resident ended meanwhile. The next call starts another.
+        ResidentLostError: The resident ended meanwhile, and the next call starts another. Or the supervisor ended; then
+            Spark's daemon is ended as well, and Spark starts both again.
         Exception: What the function raised.
     """
     if _directory is None:
@@ -103,8 +104,6 @@ def call(slot: int, function: Callable[..., Any], *arguments: Any) -> Any:
         answer = _through(slot, _directory / _SUPERVISOR, _dumps((sys.path, _dumps((function, arguments)))))
     except (OSError, EOFError) as error:
         raise ResidentLostError(f"the resident process of slot {slot} ended ({type(error).__name__})") from error
-    if answer is None:
-        return function(*arguments)
     succeeded, result = pickle.loads(answer)  # noqa: S301 - of this executor
     if not succeeded:
         raise result
@@ -115,14 +114,15 @@ def _dumps(what: object) -> bytes:
     return pickle.dumps(what, pickle.HIGHEST_PROTOCOL)
 
 
-def _through(slot: int, supervisor: Path, request: bytes) -> bytes | None:
-    """Send a request to the resident of a slot and return its answer; None if no supervisor answers."""
+def _through(slot: int, supervisor: Path, request: bytes) -> bytes:
+    """Send a request to the resident of a slot and return its answer."""
     deadline = time.monotonic() + _LOOK_SECONDS
     while True:
         try:
             connection = _connect(supervisor)
         except (FileNotFoundError, ConnectionRefusedError):
-            return None
+            os.kill(os.getppid(), signal.SIGTERM)
+            raise
         with connection:
             connection.send_bytes(_dumps(slot))
             address = pickle.loads(connection.recv_bytes())  # noqa: S301 - of this executor

@@ -7,8 +7,8 @@ shows whether two partitions contained the same key, for example after partition
 nothing is written for that key, and the batch is folded again with the first stage after a shuffle.
 
 A bar is a shuffle: no task after it begins before every task before it is done. States of
-all stages but the last therefore wait, as blocks, until every later stage is persisted:
-downstream first, without the driver in between. A task that fails sends its error to all later
+all stages but the last therefore wait until every later stage is persisted: downstream first, without the driver in
+between. They wait as blocks, those of the first stage in the residents that read it, if there are residents. A task that fails sends its error to all later
 tasks, and none of them does anything more.
 
 If different tasks may fold items of one record, nothing may be published before all of them are
@@ -41,6 +41,7 @@ from aggregations.spark.messages import MessagePath
 from aggregations.spark.path import Path, Work
 from aggregations.spark.publish import publish
 from aggregations.spark.roots import check_source
+from aggregations.spark.waiting import Batch, keep, take
 from envelope import position_order
 from persistence.commit import faults
 from persistence.commit.faults import effect
@@ -67,17 +68,22 @@ def reading(job: Job) -> Callable[[Iterable[int]], Iterator[Row]]:
 
     def task(numbers: Iterable[int]) -> Iterator[Row]:
         for number in numbers:
-            try:
-                if stays:
-                    blocks = residents.call(slots[number], read_slot, payload, number)
-                else:
-                    blocks = read_slot(payload, number)
-            except residents.ResidentLostError as error:
-                lost = TasksLostError(f"{error}. Look at its memory (a smaller --max-records needs less)")
-                blocks = _failed(routes, lost)
+            if stays:
+                blocks = _in_resident(routes, slots[number], read_slot, payload, number)
+            else:
+                blocks = read_slot(payload, number)
             yield from pack(blocks)
 
     return task
+
+
+def _in_resident(routes: int, slot: int, function: Callable[..., list[Block]], *arguments: object) -> list[Block]:
+    """The blocks that a function returns in the resident of a slot."""
+    try:
+        blocks: list[Block] = residents.call(slot, function, *arguments)
+    except residents.ResidentLostError as error:
+        return _failed(routes, TasksLostError(f"{error}. Look at its memory (a smaller --max-records needs less)"))
+    return blocks
 
 
 def read_slot(payload: bytes, number: int) -> list[Block]:
@@ -97,7 +103,7 @@ def read_slot(payload: bytes, number: int) -> list[Block]:
         # Only after all rows were read: if the topic still is the driver's topic, the rows belong to it.
         check_source(topics_of(job.kafka), job.flow, job.topic_ids[topic])
         if job.folds_while_reading:
-            return _fold(work, path, first, arrivals)
+            return _fold(work, path, first, arrivals, number)
         return [*_leave(work), *_send(work, path, first.index, arrivals)]
 
     return _guarded(job, [], act)
@@ -141,32 +147,67 @@ def publishing(job: Job) -> Task:
 
 def persisting(job: Job, stage: Stage) -> Task:
     """The task that persists a stage after all of its downstream stages are persisted."""
+    batch = Batch.of(job)
 
     def task(rows: Iterable[Row]) -> Iterator[Row]:
         mine, others = _sorted(unpack(rows), Kind.WRITES, stage.index)
-        told = [block for block in others if block.kind is Kind.MARKS]
+        told = [block.payload for block in others if block.kind is Kind.MARKS]
+        kept: list[Block] = []
         if stage.index == 0:
-            others = [block for block in others if block.kind is not Kind.MARKS]
+            kept = [block for block in others if block.kind is Kind.KEPT]
+            others = [block for block in others if block.kind not in (Kind.MARKS, Kind.KEPT)]
 
         def act(work: Work) -> list[Block]:
-            for block in told:
-                work.job.known.note(*loads(block.payload))
-            return _persist(work, stage, [write for payload in mine for write in _read_writes(payload)])
+            if kept:
+                number, hashes = kept[0].route, [block.payload for block in kept]
+                slot = job.tasks[number].number
+                return _in_resident(job.routes, slot, persist_kept, batch, number, told, hashes)
+            return _persist(work, stage, [write for payload in mine for write in _read_writes(payload)], told)
 
         yield from pack(_guarded(job, others, act))
 
     return task
 
 
-def _fold(work: Work, path: Path, stage: Stage, arrivals: object) -> list[Block]:
-    """Fold a stage; the last stage is persisted immediately if this task has all of its keys, other writes wait."""
+def persist_kept(batch: Batch, number: int, told: Sequence[bytes], hashes: Sequence[bytes]) -> list[Block]:
+    """Persist the states that this process kept.
+
+    Args:
+        batch: The attempt.
+        number: Number of the task that read.
+        told: Marks of later stages.
+        hashes: Hashes of the keys that other tasks folded.
+    """
+    waiting = take(batch, number)
+    job = waiting.job
+
+    def act(work: Work) -> list[Block]:
+        waiting.check_not_shared(hashes)
+        return _persist(work, job.flow.stages[0], waiting.writes, told)
+
+    return _guarded(job, [], act)
+
+
+def _fold(work: Work, path: Path, stage: Stage, arrivals: object, reads: int | None = None) -> list[Block]:
+    """Fold a stage; the last stage is persisted immediately if this task has all of its keys, other writes wait.
+
+    Args:
+        work: Context of the task.
+        path: The path of this flow.
+        stage: The stage.
+        arrivals: What arrives at the stage.
+        reads: Number of the task, if it folds what it read.
+    """
     writes, following = path.fold(work, stage, arrivals)
     shared = stage.index == 0 and work.job.may_share_keys
     at_once = following is None and not shared and not work.job.holds_outputs
     blocks = _leave(work, persists=at_once)
     if at_once:
         return [*blocks, *_persist(work, stage, writes)]
-    blocks += _waiting(work.job, stage, writes)
+    if reads is not None and residents.is_resident():
+        blocks += _kept(work.job, reads, writes)
+    else:
+        blocks += _waiting(work.job, stage, writes)
     if following is not None:
         blocks += _send(work, path, stage.index + 1, following)
     return blocks
@@ -202,6 +243,12 @@ def _send(work: Work, path: Path, stage: int, arrivals: object) -> list[Block]:
     return [Block(route, Kind.ELEMENTS, stage, payload) for route, payload in enumerate(payloads) if payload]
 
 
+def _kept(job: Job, number: int, writes: Sequence[Write]) -> list[Block]:
+    """Keep writes in this process, and show all other tasks that read which keys they have."""
+    hashes = keep(job, number, writes)
+    return [Block(other, Kind.KEPT, 0, b"" if other == number else hashes) for other in range(len(job.tasks))]
+
+
 def _waiting(job: Job, stage: Stage, writes: Sequence[Write]) -> list[Block]:
     """Writes that wait, each for the task of its key: two writes of one key meet there."""
     parts: dict[int, list[Write]] = {}
@@ -215,8 +262,14 @@ def _read_writes(payload: bytes) -> list[Write]:
     return msgspec.msgpack.decode(payload, type=list[Write])
 
 
-def _persist(work: Work, stage: Stage, writes: Sequence[Write]) -> list[Block]:
+def _persist(work: Work, stage: Stage, writes: Sequence[Write], told: Sequence[bytes] = ()) -> list[Block]:
     """Write the states of a stage.
+
+    Args:
+        work: Context of the task.
+        stage: The stage.
+        writes: The states.
+        told: Marks that stores of later stages acknowledged.
 
     Returns:
         Marks that its store acknowledged, for every task that may persist a stage upstream of it: a state there is
@@ -230,6 +283,8 @@ def _persist(work: Work, stage: Stage, writes: Sequence[Write]) -> list[Block]:
     if not writes:
         return []
     job = work.job
+    for payload in told:
+        job.known.note(*loads(payload))
     if len({write.key for write in writes}) < len(writes):
         raise shared_key(job, stage)
     with work.timed("persist"):

@@ -25,7 +25,7 @@ from persistence.commit.faults import SPEC, Fault, FaultOutcome, Injector, NoFau
 from persistence.errors import Fenced, Terminal
 from persistence.kafka import BrokerRefused, BrokerUnavailable, KafkaSettings, Topics
 from tests.messages import Leg
-from tests.support.flows import PATHS, Deadly, Path, Totals, carrier, fleet, tail, totals
+from tests.support.flows import PATHS, Deadly, Named, Path, Totals, carrier, fleet, tail, totals
 from tests.support.world import Sent, World, alone, legs, republished
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration]
@@ -90,17 +90,26 @@ def test_a_store_or_broker_that_fails_for_a_moment_is_asked_again_within_the_run
     assert world.results(flow, "carrier") == totals(sent, "carrier")
 
 
-def test_a_worker_that_dies_is_replaced_and_its_batch_tried_again(
-    world: World, tmp_path: File, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("victim", ["the resident that folds", "one that waits to persist", "the supervisor"])
+def test_a_process_that_dies_is_replaced_and_its_batch_tried_again(
+    world: World, tmp_path: File, victim: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     sent, marker = legs(40), tmp_path / "alive"
     marker.touch()
     world.send(alone(leg) for leg in sent)
     flow: Flow[Any] = Flow("deadly").source(Topic(world.topic, payload=Leg))
-    flow = flow.aggregate("aircraft", tail, Deadly(str(marker))).aggregate("carrier", carrier, Totals())
+    if victim == "the resident that folds":
+        folds = Deadly(str(marker)), Totals()
+    else:
+        folds = Named(str(marker), parent=victim == "the supervisor"), Deadly(str(marker))
+    flow = flow.aggregate("aircraft", tail, folds[0]).aggregate("carrier", carrier, folds[1])
     with caplog.at_level(logging.WARNING, "headwater.spark"):
         world.run(flow)
-    assert "the resident process of slot" in caplog.text
+    assert {
+        "the resident that folds": "the resident process of slot",
+        "one that waits to persist": "a resident process ended before it had persisted",
+        "the supervisor": "Python worker exited",  # with Spark's daemon, which Spark starts again
+    }[victim] in caplog.text
     assert not marker.exists()
     world.check(flow)
 

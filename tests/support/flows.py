@@ -4,6 +4,8 @@ They are in a separate module because Spark's workers import it: functions and c
 """
 
 import os
+import signal
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path as File
@@ -42,15 +44,31 @@ class Totals:
 
 
 class Deadly(Totals):
-    """Kills the folding process once: a file exists until then."""
+    """Kills a process once, while a file exists. The file has the process id; without one, it is the folding process."""
 
     def __init__(self, marker: str) -> None:
         self.marker = marker
 
     def fold(self, state: dict[str, Any], element: Element[Any]) -> dict[str, Any]:
         with suppress(FileNotFoundError):
+            victim = int(File(self.marker).read_text() or os.getpid())
             File(self.marker).unlink()
-            os._exit(1)
+            os.kill(victim, signal.SIGKILL)
+            while File(f"/proc/{victim}/fd/0").exists():
+                time.sleep(0.01)
+        return super().fold(state, element)
+
+
+class Named(Totals):
+    """Writes the process id of the folding process, or of its parent, into a file that exists."""
+
+    def __init__(self, marker: str, *, parent: bool = False) -> None:
+        self.marker = marker
+        self.parent = parent
+
+    def fold(self, state: dict[str, Any], element: Element[Any]) -> dict[str, Any]:
+        if File(self.marker).exists():
+            File(self.marker).write_text(str(os.getppid() if self.parent else os.getpid()))
         return super().fold(state, element)
 
 

@@ -99,16 +99,19 @@ def test_a_resident_ends_with_the_worker_that_waits_for_it() -> None:
     assert after != pid
 
 
-def test_without_its_supervisor_a_worker_does_the_work_itself() -> None:
-    resident, parent, itself = in_a_daemon("""
+def test_without_its_supervisor_a_worker_ends_the_daemon_so_that_spark_starts_both_again() -> None:
+    ended, said = in_a_daemon("""
         import signal
+        terminated = []
+        signal.signal(signal.SIGTERM, lambda *_: terminated.append(1))
         pid = in_a_worker(lambda: residents.call(0, os.getpid))
         supervisor = int(open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[1])
         os.kill(supervisor, signal.SIGKILL)
         os.waitpid(supervisor, 0)
-        print(json.dumps([pid, *in_a_worker(lambda: [os.getpid(), residents.call(0, os.getpid)])]))
+        kind, text = in_a_worker(lambda: residents.call(0, os.getpid))
+        print(json.dumps([len(terminated), kind]))
     """)
-    assert parent == itself != resident
+    assert (ended, said) == (1, "ResidentLostError")
 
 
 def test_what_a_supervisor_that_was_killed_left_behind_is_deleted_by_the_next_one(short: Path) -> None:

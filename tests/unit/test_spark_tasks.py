@@ -1,6 +1,7 @@
 """How the error of a task reaches the driver; no Spark is started."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import polars as pl
@@ -11,14 +12,15 @@ from aggregations.definition.aggregates import count
 from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Flow
 from aggregations.definition.source import Json, Topic
-from aggregations.spark import tasks
+from aggregations.errors import SharedKeyError, TasksLostError
+from aggregations.spark import tasks, waiting
 from aggregations.spark.blocks import Block, Kind
 from aggregations.spark.job import Job
 from aggregations.spark.path import Work
 from persistence.errors import Transient
 from persistence.kafka import BrokerUnavailable, KafkaSettings
 from persistence.marks import KnownMarks
-from persistence.protocol import FlowRef
+from persistence.protocol import FlowRef, Write
 
 FLOW = (
     Flow("fleet").source(Topic("legs", Json({"tail": pl.String}))).aggregate("aircraft", "tail", Fields(legs=count()))
@@ -54,6 +56,33 @@ def test_tasks_can_be_sent_to_workers() -> None:
         *(make(JOB, FLOW.stages[0]) for make in (tasks.folding, tasks.persisting)),
     ):
         cloudpickle.dumps(task)
+
+
+WRITES = [Write(b"N%d" % number, 0, b"{}") for number in range(1000)]
+
+
+def test_states_wait_for_the_attempt_that_folded_them_and_are_taken_once() -> None:
+    waiting.keep(JOB, 0, WRITES)
+    waiting.keep(JOB, 1, WRITES[:1])
+    assert waiting.take(waiting.Batch.of(JOB), 0).writes == WRITES
+    with pytest.raises(TasksLostError):
+        waiting.take(waiting.Batch.of(JOB), 0)
+    for later in ({"attempt": 2}, {"batch": 2}, {"epoch": 2}, {"ref": FlowRef("fleet", 2)}):
+        waiting.keep(JOB, 0, WRITES)
+        with pytest.raises(TasksLostError):
+            waiting.take(waiting.Batch.of(replace(JOB, **later)), 0)
+    waiting.keep(replace(JOB, ref=FlowRef("other", 1)), 0, WRITES[:2])
+    waiting.keep(JOB, 0, WRITES)
+    assert len(waiting.take(waiting.Batch.of(replace(JOB, ref=FlowRef("other", 1))), 0).writes) == 2
+
+
+def test_a_key_that_another_task_folded_too_is_found_by_its_hash() -> None:
+    others = [waiting.keep(JOB, 1, WRITES[500:]), waiting.keep(JOB, 1, [])]
+    waiting.keep(JOB, 0, WRITES[:500])
+    waiting.take(waiting.Batch.of(JOB), 0).check_not_shared(others)
+    waiting.keep(JOB, 0, WRITES[:501])
+    with pytest.raises(SharedKeyError, match="stage aircraft"):
+        waiting.take(waiting.Batch.of(JOB), 0).check_not_shared(others)
 
 
 def failure(error: BaseException) -> Exception:
