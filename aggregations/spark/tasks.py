@@ -41,7 +41,7 @@ from aggregations.spark.messages import MessagePath
 from aggregations.spark.path import Path, Work
 from aggregations.spark.publish import publish
 from aggregations.spark.roots import check_source
-from aggregations.spark.waiting import Batch, keep, take
+from aggregations.spark.waiting import Attempt, keep, take
 from envelope import position_order
 from persistence.commit import faults
 from persistence.commit.faults import effect
@@ -147,7 +147,7 @@ def publishing(job: Job) -> Task:
 
 def persisting(job: Job, stage: Stage) -> Task:
     """The task that persists a stage after all of its downstream stages are persisted."""
-    batch = Batch.of(job)
+    attempt = Attempt.of(job)
 
     def task(rows: Iterable[Row]) -> Iterator[Row]:
         mine, others = _sorted(unpack(rows), Kind.WRITES, stage.index)
@@ -161,7 +161,7 @@ def persisting(job: Job, stage: Stage) -> Task:
             if kept:
                 number, hashes = kept[0].route, [block.payload for block in kept]
                 slot = job.tasks[number].number
-                return _in_resident(job.routes, slot, persist_kept, batch, number, told, hashes)
+                return _in_resident(job.routes, slot, persist_kept, attempt, number, told, hashes)
             return _persist(work, stage, [write for payload in mine for write in _read_writes(payload)], told)
 
         yield from pack(_guarded(job, others, act))
@@ -169,16 +169,16 @@ def persisting(job: Job, stage: Stage) -> Task:
     return task
 
 
-def persist_kept(batch: Batch, number: int, told: Sequence[bytes], hashes: Sequence[bytes]) -> list[Block]:
+def persist_kept(attempt: Attempt, number: int, told: Sequence[bytes], hashes: Sequence[bytes]) -> list[Block]:
     """Persist the states that this process kept.
 
     Args:
-        batch: The attempt.
+        attempt: The attempt that folded them.
         number: Number of the task that read.
         told: Marks of later stages.
         hashes: Hashes of the keys that other tasks folded.
     """
-    waiting = take(batch, number)
+    waiting = take(attempt, number)
     job = waiting.job
 
     def act(work: Work) -> list[Block]:

@@ -18,7 +18,7 @@ from persistence.protocol import FlowRef, Write
 Hashes = npt.NDArray[np.uint64]
 
 
-class Batch(NamedTuple):
+class Attempt(NamedTuple):
     """One attempt at a batch of a run.
 
     Attributes:
@@ -34,7 +34,7 @@ class Batch(NamedTuple):
     attempt: int
 
     @classmethod
-    def of(cls, job: Job) -> "Batch":
+    def of(cls, job: Job) -> "Attempt":
         """The attempt that a job is."""
         return cls(job.ref, job.epoch, job.batch, job.attempt)
 
@@ -65,7 +65,7 @@ class Waiting(NamedTuple):
                 raise shared_key(self.job, self.job.flow.stages[0])
 
 
-_kept: Final[dict[tuple[FlowRef, int], tuple[Batch, Waiting]]] = {}
+_kept: Final[dict[tuple[FlowRef, int], tuple[Attempt, Waiting]]] = {}
 
 
 def keep(job: Job, number: int, writes: Sequence[Write]) -> bytes:
@@ -77,17 +77,17 @@ def keep(job: Job, number: int, writes: Sequence[Write]) -> bytes:
         writes: The states.
     """
     hashes = pl.Series([write.key for write in writes], dtype=pl.Binary).hash().to_numpy()
-    _kept[job.ref, number] = Batch.of(job), Waiting(job, writes, hashes)
+    _kept[job.ref, number] = Attempt.of(job), Waiting(job, writes, hashes)
     return hashes.tobytes()
 
 
-def take(batch: Batch, number: int) -> Waiting:
+def take(attempt: Attempt, number: int) -> Waiting:
     """The states that a task kept.
 
     Raises:
         TasksLostError: They are not in this process: the one that folded them has ended.
     """
-    kept, waiting = _kept.pop((batch.flow, number), (None, None))
-    if waiting is None or kept != batch:
+    kept, waiting = _kept.pop((attempt.flow, number), (None, None))
+    if waiting is None or kept != attempt:
         raise TasksLostError("a resident process ended before it had persisted what it had folded")
     return waiting

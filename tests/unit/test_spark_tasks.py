@@ -64,25 +64,25 @@ WRITES = [Write(b"N%d" % number, 0, b"{}") for number in range(1000)]
 def test_states_wait_for_the_attempt_that_folded_them_and_are_taken_once() -> None:
     waiting.keep(JOB, 0, WRITES)
     waiting.keep(JOB, 1, WRITES[:1])
-    assert waiting.take(waiting.Batch.of(JOB), 0).writes == WRITES
+    assert waiting.take(waiting.Attempt.of(JOB), 0).writes == WRITES
     with pytest.raises(TasksLostError):
-        waiting.take(waiting.Batch.of(JOB), 0)
+        waiting.take(waiting.Attempt.of(JOB), 0)
     for later in ({"attempt": 2}, {"batch": 2}, {"epoch": 2}, {"ref": FlowRef("fleet", 2)}):
         waiting.keep(JOB, 0, WRITES)
         with pytest.raises(TasksLostError):
-            waiting.take(waiting.Batch.of(replace(JOB, **later)), 0)
+            waiting.take(waiting.Attempt.of(replace(JOB, **later)), 0)
     waiting.keep(replace(JOB, ref=FlowRef("other", 1)), 0, WRITES[:2])
     waiting.keep(JOB, 0, WRITES)
-    assert len(waiting.take(waiting.Batch.of(replace(JOB, ref=FlowRef("other", 1))), 0).writes) == 2
+    assert len(waiting.take(waiting.Attempt.of(replace(JOB, ref=FlowRef("other", 1))), 0).writes) == 2
 
 
 def test_a_key_that_another_task_folded_too_is_found_by_its_hash() -> None:
     others = [waiting.keep(JOB, 1, WRITES[500:]), waiting.keep(JOB, 1, [])]
     waiting.keep(JOB, 0, WRITES[:500])
-    waiting.take(waiting.Batch.of(JOB), 0).check_not_shared(others)
+    waiting.take(waiting.Attempt.of(JOB), 0).check_not_shared(others)
     waiting.keep(JOB, 0, WRITES[:501])
     with pytest.raises(SharedKeyError, match="stage aircraft"):
-        waiting.take(waiting.Batch.of(JOB), 0).check_not_shared(others)
+        waiting.take(waiting.Attempt.of(JOB), 0).check_not_shared(others)
 
 
 def failure(error: BaseException) -> Exception:
