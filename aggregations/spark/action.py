@@ -3,17 +3,17 @@
 import uuid
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
-from py4j.protocol import Py4JError, Py4JJavaError, Py4JNetworkError
+from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark import RDD, SparkContext, StorageLevel
 from pyspark.errors import PySparkException
 
 from aggregations.definition.flow import Flow, Stage
-from aggregations.errors import SparkEndedError, TasksLostError
+from aggregations.errors import FlowError, SparkEndedError, TasksLostError
 from aggregations.spark.blocks import Kind, Row, unpack
 from aggregations.spark.job import Job, TaskReport
-from aggregations.spark.tasks import folding, outcome_of, persisting, publishing, reading
+from aggregations.spark.tasks import Task, folding, outcome_of, persisting, publishing, reading
 
 
 class Action:
@@ -48,30 +48,42 @@ class Action:
             raise SparkEndedError("Spark's context was stopped by another part of this program")
         try:
             return self._execute(job)
-        except (Py4JNetworkError, ConnectionError):
-            raise SparkEndedError("Spark's JVM ended. Check its memory (--conf spark.driver.memory=...)") from None
+        except (Py4JError, PySparkException, ConnectionError) as error:
+            # Errors of tasks arrive as blocks; errors that Spark raises concern workers, or Spark itself.
+            if ended := self._ended():
+                raise SparkEndedError(ended) from None
+            text = error.java_exception.getMessage() if isinstance(error, Py4JJavaError) else str(error)
+            return TaskReport(), [lost(text or "")]
 
     def _execute(self, job: Job) -> tuple[TaskReport, list[Exception]]:
         stages = self._flow.stages
         self._spark.setJobGroup(self._group, f"{self._flow.name}, batch {job.batch}")
         tasks = len(job.tasks)
-        rows = self._spark.parallelize(range(tasks), tasks).mapPartitions(reading(job))
+        chain = Chain(self._spark.parallelize(range(tasks), tasks).mapPartitions(reading(job)), tasks, self.routes)
         for stage in stages[1:] if job.folds_while_reading else stages:
-            rows = self._shuffled(rows).mapPartitions(folding(job, stage))
+            chain = chain.then(folding(job, stage))
         if not self._flow.scatters:
             if job.holds_outputs:
-                rows = self._shuffled(rows).mapPartitions(publishing(job))
+                chain = chain.then(publishing(job))
             at_once = not job.holds_outputs and not (len(stages) == 1 and job.may_share_keys)
-            return _collect(self._persisted(rows, job, stages[:-1] if at_once else stages))
-        rows = rows.persist(StorageLevel.MEMORY_AND_DISK)
+            return chain.persisted(job, stages[:-1] if at_once else stages).collect()
+        rows = chain.rows.persist(StorageLevel.MEMORY_AND_DISK)
         try:
-            report, failures = _collect(rows.filter(_is_result))
+            report, failures = chain._replace(rows=rows.filter(_is_result)).collect()
             if failures or not report.failed.keys() <= job.excluded.keys():
                 return report, failures
-            return _collect(self._persisted(self._shuffled(rows).mapPartitions(publishing(job)), job, stages))
+            return chain.then(publishing(job)).persisted(job, stages).collect()
         finally:
             with suppress(Py4JError, ConnectionError):  # the JVM may have ended
                 rows.unpersist()
+
+    def _ended(self) -> str:
+        """How Spark ended; empty if it has not."""
+        try:
+            stopped = self._spark._jsc.sc().isStopped()
+        except (Py4JError, ConnectionError, AttributeError):  # without a JVM; stopped here meanwhile
+            return "Spark's JVM ended. Check its memory (--conf spark.driver.memory=...)"
+        return "Spark ended: its context was stopped. Spark's log says why" if stopped else ""
 
     def cancel(self) -> None:
         """Cancel what is being executed, from another thread; its tasks are lost."""
@@ -79,19 +91,44 @@ class Action:
             if self._spark._jsc is not None:
                 self._spark.cancelJobGroup(self._group)
 
-    def _persisted(self, rows: RDD[Row], job: Job, stages: Sequence[Stage]) -> RDD[Row]:
-        """The rows, after which these stages are persisted, the last one first."""
+
+class Chain(NamedTuple):
+    """Tasks that follow one another, and the results that they will send if none of them fails.
+
+    Attributes:
+        rows: Their blocks.
+        reports: Number of reports in these blocks.
+        routes: Number of tasks after a shuffle.
+    """
+
+    rows: RDD[Row]
+    reports: int
+    routes: int
+
+    def then(self, task: Task) -> "Chain":
+        """The chain with a task after a shuffle, which brings every block to the task of its route."""
+        rows = self.rows.partitionBy(self.routes, int).mapPartitions(task)
+        return Chain(rows, self.reports + self.routes, self.routes)
+
+    def persisted(self, job: Job, stages: Sequence[Stage]) -> "Chain":
+        """The chain after which these stages are persisted, the last one first."""
+        chain = self
         for stage in reversed(stages):
-            rows = self._shuffled(rows).mapPartitions(persisting(job, stage))
-        return rows
+            chain = chain.then(persisting(job, stage))
+        return chain
 
-    def _shuffled(self, rows: RDD[Row]) -> RDD[Row]:
-        """Every block to the task of its route."""
-        return rows.partitionBy(self.routes, _own_number)
+    def collect(self) -> tuple[TaskReport, list[Exception]]:
+        """Run the action.
 
-
-def _own_number(route: int) -> int:
-    return route
+        PySpark takes a stream of results that breaks off for a complete one. Every task reports, so a missing report
+        shows it.
+        """
+        blocks = unpack(self.rows.collect())
+        report, failures = outcome_of(blocks)
+        found = sum(block.kind is Kind.REPORT for block in blocks)
+        if not failures and found != self.reports:
+            failures = [lost(f"Spark delivered {found} results of {self.reports}")]
+        return report, failures
 
 
 def _is_result(row: Row) -> bool:
@@ -99,23 +136,20 @@ def _is_result(row: Row) -> bool:
     return row[1][0] >= Kind.REPORT
 
 
-def _collect(rows: RDD[Row]) -> tuple[TaskReport, list[Exception]]:
-    """Run the action. Errors of tasks arrive as blocks; errors that Spark raises concern workers or the source."""
-    try:
-        found = rows.collect()
-    except Py4JNetworkError:
-        raise
-    except (Py4JError, PySparkException) as error:
-        text = error.java_exception.getMessage() if isinstance(error, Py4JJavaError) else str(error)
-        return TaskReport(), [
-            TasksLostError(
-                f"{first_line(text or '')}. Check the workers' memory (a smaller --max-records needs less), "
-                "then the broker"
-            )
-        ]
-    return outcome_of(unpack(found))
+def lost(text: str) -> Exception:
+    """The error for what Spark says about tasks that it lost: not worth another attempt if a module is missing."""
+    reason = reason_of(text)
+    if reason.startswith(("ModuleNotFoundError", "ImportError")):
+        return FlowError(
+            f"a worker cannot load the flow: {reason}. Workers run the Python that PYSPARK_PYTHON names, and need "
+            "headwater, and the flow's modules (--py-files)"
+        )
+    return TasksLostError(f"{reason}. Check the workers' memory (a smaller --max-records needs less), then the broker")
 
 
-def first_line(text: str) -> str:
-    """The first line of Spark's error text; stack traces follow it."""
-    return text.strip().splitlines()[0][:300] if text.strip() else "no reason given"
+def reason_of(text: str) -> str:
+    """The first line of Spark's error text, or the last line of a Python traceback in it; stack traces follow."""
+    before = text.strip().partition("\n\tat ")[0]
+    first, _, python = before.partition("Traceback (most recent call last):")
+    line = (python or first).strip().splitlines() or ["no reason given"]
+    return line[-1 if python else 0][:300]

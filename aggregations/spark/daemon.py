@@ -5,16 +5,19 @@ again: measured at 0.45 s per task. Nothing is added to that archive during a ru
 """
 
 import gc
+import io
 import os
 import signal
+import socket
 import sys
 import zipimport
-from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 _LOADED_SECONDS = 2.0
 """More CPU time than it takes to load compiled code, and much less than it takes to compile it."""
+_BUFFER_BYTES = 1 << 16
 _COMPILES = b"headwater: compiling code for this machine, once; this takes half a minute or more\n"
 
 
@@ -41,6 +44,7 @@ def _load() -> None:
     Two processes compile: what reads messages takes as long as what reads and writes states.
     """
     from aggregations.columns.prepare import prepare
+    from aggregations.spark.residents import fork_child
 
     compiles = False
 
@@ -49,11 +53,7 @@ def _load() -> None:
         compiles = True
         os.write(2, _COMPILES)
 
-    other = os.fork()
-    if not other:
-        with suppress(BaseException):  # this process compiles it again, and fails with the same error
-            prepare()
-        os._exit(0)
+    other = fork_child(signal.SIGKILL, prepare)  # if it fails, this process compiles it again, with the same error
     before = signal.signal(signal.SIGPROF, notice)
     signal.setitimer(signal.ITIMER_PROF, _LOADED_SECONDS)
     import aggregations.columns.wire
@@ -65,6 +65,56 @@ def _load() -> None:
         os.kill(other, signal.SIGKILL)
     os.waitpid(other, 0)
     prepare()
+
+
+class _Acknowledging(io.FileIO):
+    """What arrives at a TCP socket, acknowledged at once.
+
+    Args:
+        connection: The socket; it stays open.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        super().__init__(connection.fileno(), closefd=False)
+        self._connection = connection
+        self._acknowledge()
+
+    def readinto(self, buffer: Any) -> int | None:
+        read = super().readinto(buffer)
+        self._acknowledge()
+        return read
+
+    def _acknowledge(self) -> None:
+        """Send what is delayed, and delay the next acknowledgement no more; the kernel may take that back."""
+        self._connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
+
+
+def _answer_at_once() -> None:
+    """Let workers acknowledge at once what Spark sends, and send at once what it waits for.
+
+    Spark writes to a worker in small parts. By Nagle's algorithm (RFC 896) each of them waits until the one before it
+    is acknowledged, and a receiver delays that by up to 40 ms: several times in every task.
+    """
+    if not hasattr(socket, "TCP_QUICKACK"):
+        return
+    from pyspark import daemon
+
+    run, work = daemon.worker, daemon.worker_main
+    connection: socket.socket | None = None
+
+    def worker(sock: socket.socket, authenticated: bool) -> int:
+        nonlocal connection
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection = sock if authenticated else None  # the reader of the first task has been used before
+        code: int = run(sock, authenticated)  # type: ignore[no-untyped-call]
+        return code
+
+    def worker_main(infile: io.BufferedReader, outfile: io.BufferedWriter) -> None:
+        if connection is not None:
+            infile = io.BufferedReader(_Acknowledging(connection), _BUFFER_BYTES)
+        work(infile, outfile)
+
+    daemon.worker, daemon.worker_main = worker, worker_main
 
 
 def main() -> None:
@@ -83,6 +133,7 @@ def main() -> None:
     gc.collect()
     gc.freeze()  # existing objects stay shared between the forks
     residents.supervise(_load)
+    _answer_at_once()
     daemon.manager()  # type: ignore[no-untyped-call]
 
 

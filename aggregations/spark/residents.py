@@ -40,6 +40,8 @@ _LONGEST_PARENT: Final = 50  # bytes; the path of a socket may have 103 on macOS
 _directory: Path | None = None
 """Where the supervisor of this process's daemon listens; None in a process that has none."""
 _resident = False
+_parent = 0
+"""Process id of the parent, in a supervisor and in a resident."""
 _PREFIX: Final = "headwater-residents-"
 
 
@@ -63,7 +65,7 @@ def supervise(prepare: Callable[[], None] = lambda: None) -> None:
     lock = os.open(directory, os.O_RDONLY)
     fcntl.flock(lock, fcntl.LOCK_EX)  # held until the last process that inherits it has ended
     with _listen(directory / _SUPERVISOR) as listener:
-        _fork(signal.SIGTERM, lambda: _supervise(listener, directory, prepare))
+        fork_child(signal.SIGTERM, lambda: _supervise(listener, directory, prepare))
     os.close(lock)
     _directory = directory
 
@@ -176,7 +178,7 @@ def _supervise(listener: socket.socket, directory: Path, prepare: Callable[[], N
         while begun:
             slot, place, its = begun.pop()
             with its:
-                running[slot] = _fork(signal.SIGKILL, partial(_reside, its, listener)), place
+                running[slot] = fork_child(signal.SIGKILL, partial(_reside, its, listener)), place
 
     try:
         prepare()
@@ -224,13 +226,13 @@ def _serve(
         idle: Seconds without a request after which this process ends.
         watched: End this process if the caller ends before it has its answer: nobody would stop the work.
     """
-    parent, last = os.getppid(), time.monotonic()
+    last = time.monotonic()
     listener.settimeout(_LOOK_SECONDS)
     while True:
         try:
             channel, _ = listener.accept()
         except TimeoutError:
-            if os.getppid() != parent or time.monotonic() - last > idle:
+            if os.getppid() != _parent or time.monotonic() - last > idle:
                 sys.exit()
             continue
         channel.setblocking(True)
@@ -264,7 +266,7 @@ def _watching(connection: "Connection[Any, Any]") -> Iterator[None]:
             ended = True
 
 
-def _fork(end: signal.Signals, run: Callable[[], None]) -> int:
+def fork_child(end: signal.Signals, run: Callable[[], object]) -> int:
     """Fork a process that runs a function, and then ends without anything of this process's own cleaning up.
 
     Args:
@@ -274,10 +276,12 @@ def _fork(end: signal.Signals, run: Callable[[], None]) -> int:
     Returns:
         Its process id.
     """
+    global _parent
     parent = os.getpid()
     if (pid := os.fork()) != 0:
         return pid
     try:
+        _parent = parent
         os.setpgid(0, 0)
         for number in (signal.SIGCHLD, signal.SIGHUP):
             signal.signal(number, signal.SIG_DFL)

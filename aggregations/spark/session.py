@@ -17,6 +17,7 @@ from py4j.protocol import Py4JError
 from pyspark import SparkConf, SparkContext
 from pyspark.java_gateway import launch_gateway
 
+from aggregations.errors import SparkEndedError
 from aggregations.spark.retry import StoppedError
 from persistence.kafka.settings import SECRET_NAMES
 
@@ -63,35 +64,118 @@ def session(
 
     Raises:
         StoppedError: `stop` was set before the context had started.
+        SparkEndedError: The existing context's JVM ended.
     """
-    if (found := SparkContext._active_spark_context) is not None:
-        yield found
-        return
-    theirs = submitted()
-    wanted = _wanted(name, master, conf or {}, theirs)
-    settings = _settings(wanted)
-    before = dict(os.environ)
-    os.environ.update(_environment(before, wanted[_MASTER]))
+    stop = stop or threading.Event()
+    with _entered(stop):
+        spark = _existing() or _own.start(name, modules, master, conf or {}, stop)
+        if spark is _own.spark:
+            _own.users += 1
     try:
-        stop = stop or threading.Event()
-        with _startable(stop):
-            if not theirs:
-                _launch(settings)
-            spark = SparkContext(conf=SparkConf().setAll(list(settings.items())))
+        yield spark
+    finally:
+        with _lock:
+            if spark is _own.spark:
+                _own.leave()
+
+
+_lock = threading.Lock()
+
+
+@contextmanager
+def _entered(stop: threading.Event) -> Iterator[None]:
+    """One thread at a time starts Spark."""
+    while not _lock.acquire(timeout=0.1):
+        if stop.is_set():
+            raise StoppedError
+    try:
+        yield
+    finally:
+        _lock.release()
+
+
+def _existing() -> SparkContext | None:
+    gateway = SparkContext._gateway
+    process = getattr(gateway, "proc", None)  # without one, the JVM started this program
+    ended = process is not None and process.poll() is not None
+    found = SparkContext._active_spark_context
+    if found is None:
+        if ended:
+            _forget_jvm()
+        return None
+    if ended or getattr(found, "_jsc", None) is None:
+        raise SparkEndedError("the SparkContext of this program has ended, or has not started yet. Stop it, or wait")
+    return found
+
+
+def _forget_jvm() -> None:
+    """Let the next context start another JVM: the old one ended."""
+    SparkContext._gateway = SparkContext._jvm = None
+
+
+class _Own:
+    """The context that this module started for runs of this process, which share it.
+
+    Attributes:
+        spark: The context; None if there is none.
+        users: Number of runs that use it.
+    """
+
+    spark: SparkContext | None = None
+    users = 0
+    _before: Mapping[str, str]
+
+    def start(
+        self,
+        name: str,
+        modules: Sequence[Path],
+        master: str | None,
+        conf: Mapping[str, str],
+        stop: threading.Event,
+    ) -> SparkContext:
+        """Start the context; see `session`."""
+        theirs = submitted()
+        wanted = _wanted(name, master, conf, theirs)
+        settings = _settings(wanted)
+        if self.spark is None:  # else another part of this program stopped it
+            self._before = dict(os.environ)
+        self.users = 0
+        os.environ.update(_environment(self._before, wanted[_MASTER]))
         try:
+            with _startable(stop):
+                if not theirs:
+                    _launch(settings)
+                self.spark = SparkContext(conf=SparkConf().setAll(list(settings.items())))
             if stop.is_set():  # at the last moment: the JVM may have been ended
                 raise StoppedError
             if "spark.log.level" not in theirs:
-                spark.setLogLevel("ERROR")
+                self.spark.setLogLevel("ERROR")
             for module in modules:
-                spark.addPyFile(str(module))
-            yield spark
-        finally:
-            with suppress(Py4JError, ConnectionError):  # its JVM ended
-                spark.stop()
-    finally:
+                self.spark.addPyFile(str(module))
+        except BaseException:
+            self.end()
+            raise
+        return self.spark
+
+    def leave(self) -> None:
+        """End one run's use of the context, and the context after the last one."""
+        self.users -= 1
+        if not self.users:
+            self.end()
+
+    def end(self) -> None:
+        """Stop the context, if there is one, and restore the environment."""
+        spark, self.spark = self.spark, None
+        for one in (
+            [spark, spark] if spark else []
+        ):  # if the JVM has ended, the first call fails, the second does the rest
+            with suppress(Py4JError, ConnectionError):
+                one.stop()
         os.environ.clear()
-        os.environ.update(before)
+        os.environ.update(self._before)
+
+
+_own = _Own()
 
 
 def is_submitted() -> bool:
@@ -109,8 +193,9 @@ def submitted() -> dict[str, str]:
 
 def master_of(master: str | None, conf: Mapping[str, str]) -> str:
     """The effective master: of the existing context, else the submitted one, that of `conf`, `master`, the default."""
-    if (found := SparkContext._active_spark_context) is not None:
-        return str(found.master)
+    found = SparkContext._active_spark_context
+    if found is not None and (its := getattr(found, "master", None)):  # none while another thread starts it
+        return str(its)
     return {_MASTER: master or DEFAULT_MASTER, **conf, **submitted()}[_MASTER]
 
 
@@ -144,7 +229,7 @@ def _startable(stop: threading.Event) -> Iterator[None]:
     except Exception:
         if not stop.is_set():
             raise
-        SparkContext._gateway = SparkContext._jvm = None  # of the JVM that was ended
+        _forget_jvm()
         raise StoppedError from None
     finally:
         started.set()

@@ -81,6 +81,8 @@ def _in_resident(routes: int, slot: int, function: Callable[..., list[Block]], *
     """The blocks that a function returns in the resident of a slot."""
     try:
         blocks: list[Block] = residents.call(slot, function, *arguments)
+    except TasksLostError as error:
+        return _failed(routes, error)
     except residents.ResidentLostError as error:
         return _failed(routes, TasksLostError(f"{error}. Look at its memory (a smaller --max-records needs less)"))
     return blocks
@@ -158,13 +160,14 @@ def persisting(job: Job, stage: Stage) -> Task:
             others = [block for block in others if block.kind not in (Kind.MARKS, Kind.KEPT)]
 
         def act(work: Work) -> list[Block]:
-            if kept:
-                number, hashes = kept[0].route, [block.payload for block in kept]
-                slot = job.tasks[number].number
-                return _in_resident(job.routes, slot, persist_kept, attempt, number, told, hashes)
             return _persist(work, stage, [write for payload in mine for write in _read_writes(payload)], told)
 
-        yield from pack(_guarded(job, others, act))
+        if kept and not _has_failed(others):
+            number, hashes = kept[0].route, [block.payload for block in kept]
+            slot = job.tasks[number].number
+            yield from pack([*others, *_in_resident(job.routes, slot, persist_kept, attempt, number, told, hashes)])
+        else:
+            yield from pack(_guarded(job, others, act))
 
     return task
 
@@ -323,7 +326,7 @@ def _sorted(blocks: Iterable[Block], kind: Kind, stage: int) -> tuple[list[bytes
 def _guarded(job: Job, others: Sequence[Block], act: Callable[[Work], list[Block]]) -> list[Block]:
     """Forward the blocks of other tasks; act unless a task failed; forward reports and failures."""
     passed = list(others)
-    if not any(block.kind is Kind.FAILURE for block in others):
+    if not _has_failed(others):
         if job.driver:
             os.environ[faults.PID] = str(job.driver)
         work = Work(job)
@@ -342,6 +345,10 @@ def _guarded(job: Job, others: Sequence[Block], act: Callable[[Work], list[Block
         finally:
             gc.enable()
     return passed
+
+
+def _has_failed(blocks: Iterable[Block]) -> bool:
+    return any(block.kind is Kind.FAILURE for block in blocks)
 
 
 def _failed(routes: int, error: BaseException) -> list[Block]:

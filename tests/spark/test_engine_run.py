@@ -10,7 +10,7 @@ from pathlib import Path as File
 from typing import Any, TypeVar
 
 import pytest
-from pyspark import SparkContext
+from pyspark import RDD, SparkContext
 
 from aggregations.definition.flow import Flow
 from aggregations.definition.source import Topic
@@ -108,9 +108,28 @@ def test_a_process_that_dies_is_replaced_and_its_batch_tried_again(
     assert {
         "the resident that folds": "the resident process of slot",
         "one that waits to persist": "a resident process ended before it had persisted",
-        "the supervisor": "Python worker exited",  # with Spark's daemon, which Spark starts again
+        "the supervisor": "batch 1, attempt 1",  # Spark starts its daemon again; which error comes first is a race
     }[victim] in caplog.text
     assert not marker.exists()
+    world.check(flow)
+
+
+@pytest.mark.parametrize("left", [0, 1, -1], ids=["nothing", "one block", "all but one"])
+def test_results_that_break_off_are_not_taken_for_complete_ones(
+    world: World, left: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    sent, flow = legs(40), fleet(world.topic)
+    world.send(alone(leg) for leg in sent)
+    collect, calls = RDD.collect, iter(range(100))
+
+    def breaks_off_once(rows: RDD[Any]) -> list[Any]:
+        found = collect(rows)
+        return found if next(calls) else found[:left]
+
+    monkeypatch.setattr(RDD, "collect", breaks_off_once)
+    with caplog.at_level(logging.WARNING, "headwater.spark"):
+        world.run(flow)
+    assert "Spark delivered" in caplog.text
     world.check(flow)
 
 

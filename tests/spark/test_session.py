@@ -42,6 +42,74 @@ assert SparkContext._active_spark_context is None
 print("restored")
 """
 
+ENDED = """
+import os, signal, threading
+from dataclasses import replace
+from pyspark import SparkContext
+from aggregations.errors import SparkEndedError
+from aggregations.spark.action import Action
+from aggregations.spark.fetch import Slot
+from aggregations.spark.session import session
+from tests.support.spark import FAST
+from tests.unit.test_spark_tasks import FLOW, JOB
+job = replace(JOB, tasks=[Slot(0, ())])
+
+def kill(spark):
+    os.kill(spark._gateway.proc.pid, signal.SIGKILL)
+    spark._gateway.proc.wait()
+
+def stop(spark):
+    spark._jsc.sc().stop()
+
+for end in (kill, stop, SparkContext.stop):
+    with session("ends", master="local[1]", conf=FAST) as spark:
+        action = Action(spark, FLOW)
+        end(spark)
+        for _ in range(2):
+            try:
+                action.execute(job)
+            except SparkEndedError as error:
+                print(error)
+    assert SparkContext._active_spark_context is None
+with session("next", master="local[1]", conf=FAST) as spark:
+    assert spark.parallelize(range(3)).count() == 3
+kill(spark)
+with session("next", master="local[1]", conf=FAST) as spark:
+    assert spark.parallelize(range(3)).count() == 3
+spark = SparkContext(conf=spark.getConf())
+kill(spark)
+try:
+    with session("lent"):
+        print("lent")
+except SparkEndedError as error:
+    print(error)
+"""
+
+SHARED = """
+import os, threading
+from pyspark import SparkContext
+from aggregations.spark.session import session
+from tests.support.spark import FAST
+before = dict(os.environ)
+found, all_in, one_left = [], threading.Barrier(2), threading.Event()
+
+def run(number):
+    with session("shared", master="local[1]", conf=FAST) as spark:
+        found.append(spark)
+        all_in.wait()
+        if number:
+            one_left.wait()
+        print(spark.parallelize(range(3)).count())
+    one_left.set()
+
+threads = [threading.Thread(target=run, args=(number,)) for number in range(2)]
+for one in threads:
+    one.start()
+for one in threads:
+    one.join()
+print(found[0] is found[1], SparkContext._active_spark_context, dict(os.environ) == before)
+"""
+
 SUBMITTED = """
 import json
 from aggregations.spark.session import master_of, session
@@ -85,6 +153,20 @@ def test_what_was_submitted_wins_over_the_program_and_that_over_the_engine(tmp_p
 def test_a_session_of_our_own_can_be_stopped_while_it_starts_leaves_nothing_behind_and_no_signal_ends_its_jvm() -> None:
     ended = subprocess.run([sys.executable, "-c", OWN], capture_output=True, text=True, check=False)
     assert ended.stdout.split() == ["stopped", "group", "False", "interrupted", "restored"], ended.stderr
+
+
+def test_a_jvm_or_context_that_ends_is_said_and_the_next_run_of_the_process_starts_another() -> None:
+    ended = subprocess.run([sys.executable, "-c", ENDED], capture_output=True, text=True, check=False)
+    jvm = "Spark's JVM ended. Check its memory (--conf spark.driver.memory=...)"
+    context = "Spark ended: its context was stopped. Spark's log says why"
+    here = "Spark's context was stopped by another part of this program"
+    lent = "the SparkContext of this program has ended, or has not started yet. Stop it, or wait"
+    assert ended.stdout.splitlines() == [jvm, jvm, context, context, here, here, lent], ended.stderr
+
+
+def test_runs_that_start_at_the_same_time_share_one_context_until_the_last_one_ends() -> None:
+    ended = subprocess.run([sys.executable, "-c", SHARED], capture_output=True, text=True, check=False)
+    assert ended.stdout.splitlines() == ["3", "3", "True None True"], ended.stderr
 
 
 def test_a_context_that_there_is_is_used_as_it_is_and_stays(spark: SparkContext) -> None:

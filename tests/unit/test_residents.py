@@ -136,6 +136,34 @@ def test_what_a_supervisor_that_was_killed_left_behind_is_deleted_by_the_next_on
     assert found[0] != found[1]
 
 
+def test_a_supervisor_whose_daemon_ended_while_it_prepared_ends_even_if_the_signal_is_swallowed(short: Path) -> None:
+    script = textwrap.dedent("""
+        import os, sys, time
+        from aggregations.spark import residents
+
+        def prepare():
+            print(os.getpid(), file=sys.stderr, flush=True)
+            while os.getppid() == daemon:
+                try:
+                    time.sleep(0.05)
+                except SystemExit:  # as in a callback from C
+                    pass
+
+        daemon = os.getpid()
+        residents.supervise(prepare)
+        time.sleep(600)
+    """)
+    environment = {**os.environ, "TMPDIR": str(short)}
+    daemon = subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.PIPE, text=True, env=environment)
+    with daemon:
+        assert daemon.stderr is not None
+        supervisor = int(daemon.stderr.readline())
+        daemon.kill()
+        assert daemon.stderr.read() == ""  # it has ended: nothing else has this pipe
+    assert not running(supervisor)
+    assert not list(short.iterdir())
+
+
 def test_an_error_comes_back_as_it_is_and_so_does_that_of_a_result_that_cannot_be_pickled() -> None:
     found = in_a_daemon("""
         print(json.dumps([

@@ -12,11 +12,13 @@ from aggregations.definition.aggregates import count
 from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Flow
 from aggregations.definition.source import Json, Topic
-from aggregations.errors import SharedKeyError, TasksLostError
+from aggregations.errors import FlowError, SharedKeyError, TasksLostError
 from aggregations.spark import tasks, waiting
+from aggregations.spark.action import lost
 from aggregations.spark.blocks import Block, Kind
 from aggregations.spark.job import Job
 from aggregations.spark.path import Work
+from aggregations.spark.retry import may_pass
 from persistence.errors import Transient
 from persistence.kafka import BrokerUnavailable, KafkaSettings
 from persistence.marks import KnownMarks
@@ -118,3 +120,29 @@ def test_an_error_that_cannot_cross_is_named_by_type_and_place_and_not_quoted() 
     assert "OddError" in str(found)
     assert "a payload" not in str(found)
     assert "the_place_where_it_happened" in found.__notes__[0]
+
+
+WORKER = """Job aborted due to stage failure: Task 0 in stage 0.0 failed 1 times, most recent failure: Lost task 0.0
+org.apache.spark.api.python.PythonException: Traceback (most recent call last):
+  File "serializers.py", line 1, in loads
+    return cloudpickle.loads(obj, encoding=encoding)
+ModuleNotFoundError: No module named 'shop'
+
+\tat org.apache.spark.api.python.BasePythonRunner$ReaderIterator.handlePythonException(PythonRunner.scala:581)
+\tat java.base/java.lang.Thread.run(Thread.java:840)
+
+Driver stacktrace:"""
+
+
+def test_a_worker_that_lacks_a_module_ends_the_run_and_other_losses_are_tried_again() -> None:
+    found = lost(WORKER)
+    assert isinstance(found, FlowError)
+    assert "No module named 'shop'" in str(found)
+    assert not may_pass(found)
+    for text, said in (
+        (WORKER.replace("ModuleNotFoundError: No module named 'shop'", "MemoryError"), "MemoryError. Check"),
+        ("Job aborted: executor lost\n\nDriver stacktrace:", "Job aborted: executor lost. Check"),
+        ("", "no reason given. Check"),
+    ):
+        assert str(lost(text)).startswith(said)
+        assert may_pass(lost(text))
