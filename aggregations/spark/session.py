@@ -166,11 +166,10 @@ class _Own:
     def end(self) -> None:
         """Stop the context, if there is one, and restore the environment."""
         spark, self.spark = self.spark, None
-        for one in (
-            [spark, spark] if spark else []
-        ):  # if the JVM has ended, the first call fails, the second does the rest
+        if spark is not None:
             with suppress(Py4JError, ConnectionError):
-                one.stop()
+                spark.stop()
+            spark.stop()  # what is left of it if its JVM had ended
         os.environ.clear()
         os.environ.update(self._before)
 
