@@ -31,12 +31,16 @@ class Workload:
         keys: Number of distinct keys that events are drawn from, uniformly.
         resent: Share of records that carry an event that was sent before, at a new offset.
         seed: Seed of the draw.
+        hops: Number of republish hops of each record.
+        payload: Least size of a payload in bytes, made up by a longer name of the carrier.
     """
 
     events: int
     keys: int
     resent: float = 0.05
     seed: int = 7
+    hops: int = 1
+    payload: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +96,8 @@ def name(key: int) -> str:
 def draw(workload: Workload, topic: str, oracle: Oracle) -> Iterator[Message]:
     """Draw the records of a topic in their order, and tell the oracle of each event that is new.
 
-    A record is a sealed envelope of one republish hop, keyed, with a payload of the demo's schema `Leg`. A key has one
-    root partition, and offsets there rise with every new event.
+    A record is a sealed envelope of republish hops, keyed, with a payload of the demo's schema `Leg`. A key has one
+    root partition, and offsets there rise with every new event, as they do in the topics between.
     """
     rng = random.Random(workload.seed)
     unique = 0
@@ -104,7 +108,7 @@ def draw(workload: Workload, topic: str, oracle: Oracle) -> Iterator[Message]:
             continue
         key, minutes, delay = rng.randrange(workload.keys), rng.randrange(400), rng.randrange(90)
         oracle.add(key, minutes, delay)
-        message = _message(topic, key, minutes, delay, unique)
+        message = _message(workload, topic, key, minutes, delay, unique)
         unique += 1
         recent.append(message)
         if len(recent) > _RECENT:
@@ -135,10 +139,14 @@ def fill(settings: KafkaSettings, topic: str, workload: Workload, progress: Call
     return Filled(topic, workload, int(expected["count"].sum()), size / workload.events, expected)
 
 
-def _message(topic: str, key: int, minutes: int, delay: int, number: int) -> Message:
+def _message(workload: Workload, topic: str, key: int, minutes: int, delay: int, number: int) -> Message:
     tail = name(key)
-    leg = Leg(tail=tail, carrier=f"C{key % 16:02d}", arr_delay=delay, air_minutes=minutes)
+    carrier = f"C{key % 16:02d}".ljust(workload.payload, ".")
+    leg = Leg(tail=tail, carrier=carrier, arr_delay=delay, air_minutes=minutes)
     raw = tail.encode()
-    hop = Hop("raw", sum(raw) % PARTITIONS, number, via="wrap", index=0, count=1, topic_id="AAAA")
     value = encode(Envelope(leg.SerializeToString(), key=raw, destination=topic))
-    return {"key": raw, "value": append_hop(value, hop)}
+    partition = sum(raw) % PARTITIONS
+    for hop in range(workload.hops):
+        place = ("raw", "AAAA") if not hop else (f"step{hop}", "BBBB")
+        value = append_hop(value, Hop(place[0], partition, number, via="wrap", index=0, count=1, topic_id=place[1]))
+    return {"key": raw, "value": value}

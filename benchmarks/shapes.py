@@ -1,0 +1,134 @@
+"""Other shapes of work beside the plain one: two stages, duplicates alone, longer chains, larger payloads.
+
+    python benchmarks/shapes.py [--events 2000000] [--keys 10000] [--batch 500000] [--rounds 3] [--store lmdb|sqlite] [--json]
+
+Each shape has a topic of its own on one broker. Shapes take turns, round by round, each on a new store, and their medians
+are compared with the plain shape: one stage, envelopes of one hop, 5 % sent again. `replay` folds the plain topic, then
+the same records once more at new offsets; only the second run counts. The sum of every run's states must be the number
+of unique inputs. All batches but the first and the last are warm.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import tempfile
+import time
+from itertools import pairwise
+
+from aggregations.definition.aggregates import count
+from aggregations.definition.fields import Fields
+from aggregations.run.binding import bind
+from aggregations.run.states import state_of
+from aggregations.spark import run_flow
+from aggregations.spark.session import session
+from benchmarks import processes
+from benchmarks.engine import flow_of
+from benchmarks.workload import PARTITIONS, Workload, fill
+from jobs import stack
+from persistence.kafka import KafkaSettings, Topics
+from persistence.protocol import FlowRef
+from persistence.registry import open_store
+
+SHAPES = {
+    "plain": {},
+    "two stages": {},
+    "replay": {},
+    "2 hops": {"hops": 2},
+    "8 hops": {"hops": 8},
+    "payload of 1 KiB": {"payload": 1024},
+}
+
+
+def fold(shape, topic, settings, url, batch):
+    """Drain a topic; return (events per second, CPU seconds per million) of each warm batch, and the folded events."""
+    flow = flow_of(topic)
+    if shape == "two stages":
+        flow = flow.aggregate("carrier", key="carrier", fold=Fields(legs=count()), co_partitioned=False)
+    marks = []
+
+    def note(report):
+        marks.append((time.perf_counter(), spent(), report.records))
+
+    run_flow(
+        flow,
+        kafka=settings,
+        stores=bind(flow, {}, url),
+        dead_letters="dead",
+        until_caught_up=True,
+        max_records=batch,
+        progress=note,
+    )
+    stage = FlowRef("bench").stage(flow.stages[-1].name)
+    store = open_store(url)
+    folded = sum(state_of(stored, stage, key).fold["legs"] for key, stored in store.scan(stage))
+    store.close()
+    warm = list(pairwise(marks))[:-1]
+    return [(rows / (t1 - t0), (c1 - c0) * 1e6 / rows) for (t0, c0, _), (t1, c1, rows) in warm], folded
+
+
+def spent():
+    """CPU seconds of this process, of Spark and of its workers."""
+    times = os.times()
+    parts = [processes.parts(child) for child in processes.children(os.getpid())]
+    jvm = [one for one in parts if one.get("workers")]
+    return times.user + times.system + sum(sum(processes.spent(one).values()) for one in jvm)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--events", type=int, default=2_000_000)
+    parser.add_argument("--keys", type=int, default=10_000)
+    parser.add_argument("--batch", type=int, default=500_000, help="records of a batch")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--store", default="lmdb", choices=("lmdb", "sqlite"))
+    parser.add_argument("--shapes", default=",".join(SHAPES), help="some of: %(default)s")
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args()
+    shapes = args.shapes.split(",")
+    figures = {shape: [] for shape in shapes}
+    with stack.ephemeral(kafka=True, heap_mb=1024) as servers, session("bench", conf={"spark.driver.memory": "2g"}):
+        settings = KafkaSettings(servers.kafka)
+        topics = Topics(settings)
+        topics.create("dead", 1)
+        unique = {}
+        for number, shape in enumerate(shapes):
+            topics.create(f"t{number}", PARTITIONS)
+            workload = Workload(args.events, args.keys, **SHAPES[shape])
+            unique[shape] = fill(settings, f"t{number}", workload, lambda done: None).unique
+        for turn in range(args.rounds):
+            for number, shape in enumerate(shapes):
+                topic = f"t{number}"
+                with tempfile.TemporaryDirectory() as directory:
+                    url = f"{args.store}://{directory}/states"
+                    if shape == "replay":
+                        topic = f"r{turn}"
+                        topics.create(topic, PARTITIONS)
+                        workload = Workload(args.events, args.keys)
+                        fill(settings, topic, workload, lambda done: None)
+                        fold(shape, topic, settings, url, args.batch)
+                        fill(settings, topic, workload, lambda done: None)
+                    found, folded = fold(shape, topic, settings, url, args.batch)
+                    assert folded == unique[shape], f"{shape}: folded {folded} of {unique[shape]}"
+                figures[shape] += found
+                if not args.json:
+                    print(f"round {turn + 1}: {shape}: {[round(rate) for rate, _ in found]} events/s", flush=True)
+    result = {
+        shape: {
+            "events_per_second": round(statistics.median(rate for rate, _ in found)),
+            "cpu_seconds_per_million": round(statistics.median(cost for _, cost in found), 2),
+        }
+        for shape, found in figures.items()
+    }
+    for one in result.values():
+        if "plain" in result:
+            one["by_plain"] = round(one["events_per_second"] / result["plain"]["events_per_second"], 2)
+    print(
+        json.dumps(
+            {"events": args.events, "keys": args.keys, "exact": True, "shapes": result}, indent=None if args.json else 2
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()
