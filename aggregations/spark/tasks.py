@@ -6,10 +6,10 @@ The first stage is persisted after a bar even when it is the only one, unless th
 shows whether two partitions contained the same key, for example after partitions were added to the topic. If so,
 nothing is written for that key, and the batch is folded again with the first stage after a shuffle.
 
-A bar is a shuffle: no task after it begins before every task before it is done. States of
-all stages but the last therefore wait until every later stage is persisted: downstream first, without the driver in
-between. They wait as blocks, those of the first stage in the residents that read it, if there are residents. A task that fails sends its error to all later
-tasks, and none of them does anything more.
+A bar is a shuffle: no task after it begins before every task before it is done. States of all stages but the last
+therefore wait until every later stage is persisted: downstream first, without the driver in between. They wait as
+blocks, those of the first stage in the residents that read it, if there are residents. A task that fails sends its
+error to all later tasks, and none of them does anything more.
 
 If different tasks may fold items of one record, nothing may be published before all of them are
 folded. The chain is then cut in two, and the driver checks the results in between:
