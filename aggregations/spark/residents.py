@@ -39,6 +39,8 @@ _LONGEST_PARENT: Final = 50  # bytes; the path of a socket may have 103 on macOS
 
 _directory: Path | None = None
 """Where the supervisor of this process's daemon listens; None in a process that has none."""
+_daemon = 0
+"""Process id of Spark's daemon, in it and in its workers."""
 _resident = False
 _parent = 0
 """Process id of the parent, in a supervisor and in a resident."""
@@ -56,7 +58,7 @@ def supervise(prepare: Callable[[], None] = lambda: None) -> None:
         prepare: Called by the supervisor before it forks a resident. It may import modules that residents share, but
             start no threads and no clients.
     """
-    global _directory
+    global _daemon, _directory
     parent = Path(tempfile.gettempdir())
     if len(os.fsencode(parent)) > _LONGEST_PARENT:
         parent = Path("/tmp")  # noqa: S108 - mkdtemp makes a directory that only this user may read
@@ -67,7 +69,7 @@ def supervise(prepare: Callable[[], None] = lambda: None) -> None:
     with _listen(directory / _SUPERVISOR) as listener:
         fork_child(signal.SIGTERM, lambda: _supervise(listener, directory, prepare))
     os.close(lock)
-    _directory = directory
+    _daemon, _directory = os.getpid(), directory
 
 
 def _sweep(parent: Path) -> None:
@@ -123,7 +125,8 @@ def _through(slot: int, supervisor: Path, request: bytes) -> bytes:
         try:
             connection = _connect(supervisor)
         except (FileNotFoundError, ConnectionRefusedError):
-            os.kill(os.getppid(), signal.SIGTERM)
+            if os.getppid() == _daemon:  # else it has ended, and this worker has been given another parent
+                os.kill(_daemon, signal.SIGTERM)
             raise
         with connection:
             connection.send_bytes(_dumps(slot))

@@ -100,7 +100,7 @@ def test_a_resident_ends_with_the_worker_that_waits_for_it() -> None:
 
 
 def test_without_its_supervisor_a_worker_ends_the_daemon_so_that_spark_starts_both_again() -> None:
-    ended, said = in_a_daemon("""
+    ended, said, signalled = in_a_daemon("""
         import signal
         terminated = []
         signal.signal(signal.SIGTERM, lambda *_: terminated.append(1))
@@ -109,9 +109,18 @@ def test_without_its_supervisor_a_worker_ends_the_daemon_so_that_spark_starts_bo
         os.kill(supervisor, signal.SIGKILL)
         os.waitpid(supervisor, 0)
         kind, text = in_a_worker(lambda: residents.call(0, os.getpid))
-        print(json.dumps([len(terminated), kind]))
+
+        def orphaned():
+            signalled = []
+            os.getppid, os.kill = lambda: 1, lambda *what: signalled.append(what)
+            try:
+                residents.call(0, os.getpid)
+            except residents.ResidentLostError:
+                return signalled
+
+        print(json.dumps([len(terminated), kind, in_a_worker(orphaned)]))
     """)
-    assert (ended, said) == (1, "ResidentLostError")
+    assert (ended, said, signalled) == (1, "ResidentLostError", [])
 
 
 def test_what_a_supervisor_that_was_killed_left_behind_is_deleted_by_the_next_one(short: Path) -> None:
