@@ -10,7 +10,6 @@ of unique inputs. All batches but the first and the last are warm.
 
 import argparse
 import json
-import os
 import statistics
 import tempfile
 import time
@@ -22,8 +21,7 @@ from aggregations.run.binding import bind
 from aggregations.run.states import state_of
 from aggregations.spark import run_flow
 from aggregations.spark.session import session
-from benchmarks import processes
-from benchmarks.engine import flow_of
+from benchmarks.engine import flow_of, spent
 from benchmarks.workload import PARTITIONS, Workload, fill
 from jobs import stack
 from persistence.kafka import KafkaSettings, Topics
@@ -40,7 +38,7 @@ SHAPES = {
 }
 
 
-def fold(shape, topic, settings, url, batch):
+def fold(shape, topic, settings, servers, url, batch):
     """Drain a topic; return (events per second, CPU seconds per million) of each warm batch, and the folded events."""
     flow = flow_of(topic)
     if shape == "two stages":
@@ -48,7 +46,8 @@ def fold(shape, topic, settings, url, batch):
     marks = []
 
     def note(report):
-        marks.append((time.perf_counter(), spent(), report.records))
+        cost = sum(seconds for part, seconds in spent(servers).items() if part not in servers)
+        marks.append((time.perf_counter(), cost, report.records))
 
     run_flow(
         flow,
@@ -67,14 +66,6 @@ def fold(shape, topic, settings, url, batch):
     return [(rows / (t1 - t0), (c1 - c0) * 1e6 / rows) for (t0, c0, _), (t1, c1, rows) in warm], folded
 
 
-def spent():
-    """CPU seconds of this process, of Spark and of its workers."""
-    times = os.times()
-    parts = [processes.parts(child) for child in processes.children(os.getpid())]
-    jvm = [one for one in parts if one.get("workers")]
-    return times.user + times.system + sum(sum(processes.spent(one).values()) for one in jvm)
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--events", type=int, default=2_000_000)
@@ -91,11 +82,17 @@ def main():
         settings = KafkaSettings(servers.kafka)
         topics = Topics(settings)
         topics.create("dead", 1)
+        pids = {one.name: one.pid for one in servers.servers}
+
+        def filled(shape, topic):
+            """Fill a topic; return the number of unique inputs."""
+            return fill(settings, topic, Workload(args.events, args.keys, **SHAPES[shape]), lambda done: None).unique
+
         unique = {}
         for number, shape in enumerate(shapes):
-            topics.create(f"t{number}", PARTITIONS)
-            workload = Workload(args.events, args.keys, **SHAPES[shape])
-            unique[shape] = fill(settings, f"t{number}", workload, lambda done: None).unique
+            if shape != "replay":  # it has a topic of its own in each round
+                topics.create(f"t{number}", PARTITIONS)
+                unique[shape] = filled(shape, f"t{number}")
         for turn in range(args.rounds):
             for number, shape in enumerate(shapes):
                 topic = f"t{number}"
@@ -104,11 +101,10 @@ def main():
                     if shape == "replay":
                         topic = f"r{turn}"
                         topics.create(topic, PARTITIONS)
-                        workload = Workload(args.events, args.keys)
-                        fill(settings, topic, workload, lambda done: None)
-                        fold(shape, topic, settings, url, args.batch)
-                        fill(settings, topic, workload, lambda done: None)
-                    found, folded = fold(shape, topic, settings, url, args.batch)
+                        unique[shape] = filled(shape, topic)
+                        fold(shape, topic, settings, pids, url, args.batch)
+                        filled(shape, topic)
+                    found, folded = fold(shape, topic, settings, pids, url, args.batch)
                     assert folded == unique[shape], f"{shape}: folded {folded} of {unique[shape]}"
                 figures[shape] += found
                 if not args.json:
@@ -123,11 +119,8 @@ def main():
     for one in result.values():
         if "plain" in result:
             one["by_plain"] = round(one["events_per_second"] / result["plain"]["events_per_second"], 2)
-    print(
-        json.dumps(
-            {"events": args.events, "keys": args.keys, "exact": True, "shapes": result}, indent=None if args.json else 2
-        )
-    )
+    told = {"events": args.events, "keys": args.keys, "exact": True, "shapes": result}
+    print(json.dumps(told, indent=None if args.json else 2))
 
 
 if __name__ == "__main__":

@@ -147,6 +147,6 @@ def _message(workload: Workload, topic: str, key: int, minutes: int, delay: int,
     value = encode(Envelope(leg.SerializeToString(), key=raw, destination=topic))
     partition = sum(raw) % PARTITIONS
     for hop in range(workload.hops):
-        place = ("raw", "AAAA") if not hop else (f"step{hop}", "BBBB")
-        value = append_hop(value, Hop(place[0], partition, number, via="wrap", index=0, count=1, topic_id=place[1]))
+        source, topic_id = (f"step{hop}", "BBBB") if hop else ("raw", "AAAA")
+        value = append_hop(value, Hop(source, partition, number, via="wrap", index=0, count=1, topic_id=topic_id))
     return {"key": raw, "value": value}

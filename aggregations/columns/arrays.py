@@ -20,13 +20,16 @@ def arrow(values: npt.NDArray[Any], valid: Mask | None = None) -> pa.Array:
         valid: Where there is a value; None if everywhere.
     """
     kind = pa.from_numpy_dtype(values.dtype)
-    data = packed(values) if pa.types.is_boolean(kind) else pa.py_buffer(np.ascontiguousarray(values))
-    validity = None if valid is None or valid.all() else packed(valid)
-    return pa.Array.from_buffers(kind, len(values), [validity, data])
+    data = _packed(values) if pa.types.is_boolean(kind) else pa.py_buffer(np.ascontiguousarray(values))
+    return pa.Array.from_buffers(kind, len(values), [None if valid is None else validity(valid), data])
 
 
-def packed(mask: Mask) -> pa.Buffer:
-    """Truth values as Arrow's bits."""
+def validity(valid: Mask) -> pa.Buffer | None:
+    """Where there is a value, as Arrow's bits; None if everywhere."""
+    return None if valid.all() else _packed(valid)
+
+
+def _packed(mask: Mask) -> pa.Buffer:
     return pa.py_buffer(np.packbits(mask, bitorder="little"))
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
-from aggregations.columns.arrays import arrow, packed
+from aggregations.columns.arrays import arrow, validity
 from aggregations.spark import librdkafka, message_kernels
 from persistence.kafka import assign
 
@@ -273,8 +273,7 @@ def can_read_pointers() -> bool:
 
 def _binary(bounds: Any, valid: Any, data: Any) -> pa.BinaryArray:
     """An array of these buffers, without copies."""
-    validity = None if valid.all() else packed(valid)
-    return pa.Array.from_buffers(pa.binary(), len(valid), [validity, pa.py_buffer(bounds), pa.py_buffer(data)])
+    return pa.Array.from_buffers(pa.binary(), len(valid), [validity(valid), pa.py_buffer(bounds), pa.py_buffer(data)])
 
 
 def _headers(message: Message) -> list[dict[str, Any]]:

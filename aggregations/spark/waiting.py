@@ -65,7 +65,7 @@ class Waiting(NamedTuple):
                 raise shared_key(self.job, self.job.flow.stages[0])
 
 
-_kept: Final[dict[tuple[FlowRef, int], tuple[Attempt, Waiting]]] = {}
+_kept: Final[dict[tuple[FlowRef, int], Waiting]] = {}
 
 
 def keep(job: Job, number: int, writes: Sequence[Write]) -> bytes:
@@ -77,7 +77,7 @@ def keep(job: Job, number: int, writes: Sequence[Write]) -> bytes:
         writes: The states.
     """
     hashes = pl.Series([write.key for write in writes], dtype=pl.Binary).hash().to_numpy()
-    _kept[job.ref, number] = Attempt.of(job), Waiting(job, writes, hashes)
+    _kept[job.ref, number] = Waiting(job, writes, hashes)
     return hashes.tobytes()
 
 
@@ -87,7 +87,7 @@ def take(attempt: Attempt, number: int) -> Waiting:
     Raises:
         TasksLostError: They are not in this process: the one that folded them has ended.
     """
-    kept, waiting = _kept.pop((attempt.flow, number), (None, None))
-    if waiting is None or kept != attempt:
+    waiting = _kept.pop((attempt.flow, number), None)
+    if waiting is None or Attempt.of(waiting.job) != attempt:
         raise TasksLostError("a resident process ended before it had persisted what it had folded")
     return waiting
