@@ -2,23 +2,22 @@
 
     from aggregations import Fields, Flow, MemoryRunner, Topic, count, run_flow, total
 
-Importing this package does not import Spark; the first access to `run_flow` does.
+Importing this package imports nothing else: a name is imported when it is first used, and Spark only for `run_flow`.
 """
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
-from aggregations.definition.aggregates import count, first, last, maximum, mean, minimum, total
-from aggregations.definition.element import Element, Record
-from aggregations.definition.fields import Fields
-from aggregations.definition.flow import Flow
-from aggregations.definition.folds import Fold
-from aggregations.definition.source import Json, Raw, Topic
-from aggregations.errors import DefinitionChangedError, FlowError, RunRefusedError
-from aggregations.run.binding import bind
-from aggregations.run.memory import MemoryRunner
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from aggregations.definition.aggregates import count, first, last, maximum, mean, minimum, total
+    from aggregations.definition.element import Element, Record
+    from aggregations.definition.fields import Fields
+    from aggregations.definition.flow import Flow
+    from aggregations.definition.folds import Fold
+    from aggregations.definition.source import Json, Raw, Topic
+    from aggregations.errors import DefinitionChangedError, FlowError, RunRefusedError
+    from aggregations.run.binding import bind
+    from aggregations.run.memory import MemoryRunner
     from aggregations.spark import run_flow
 
 __all__ = [
@@ -45,8 +44,27 @@ __all__ = [
     "total",
 ]
 
+_MODULES: Final = {
+    "definition.aggregates": ("count", "first", "last", "maximum", "mean", "minimum", "total"),
+    "definition.element": ("Element", "Record"),
+    "definition.fields": ("Fields",),
+    "definition.flow": ("Flow",),
+    "definition.folds": ("Fold",),
+    "definition.source": ("Json", "Raw", "Topic"),
+    "errors": ("DefinitionChangedError", "FlowError", "RunRefusedError"),
+    "run.binding": ("bind",),
+    "run.memory": ("MemoryRunner",),
+    "spark": ("run_flow",),
+}
+_MODULE_OF: Final = {name: f"{__name__}.{module}" for module, names in _MODULES.items() for name in names}
+
 
 def __getattr__(name: str) -> Any:
-    if name == "run_flow":
-        return import_module("aggregations.spark").run_flow
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = globals()[name] = getattr(import_module(_MODULE_OF[name]), name)
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

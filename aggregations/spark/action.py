@@ -48,10 +48,13 @@ class Action:
             raise SparkEndedError("Spark's context was stopped by another part of this program")
         try:
             return self._execute(job)
-        except (Py4JError, PySparkException, ConnectionError) as error:
-            # Errors of tasks arrive as blocks; errors that Spark raises concern workers, or Spark itself.
+        except (Py4JError, PySparkException, ConnectionError, AttributeError) as error:
+            # Errors of tasks arrive as blocks; errors that Spark raises concern workers, or Spark itself. PySpark has
+            # attributes that are None once its context is stopped.
             if ended := self._ended():
                 raise SparkEndedError(ended) from None
+            if isinstance(error, AttributeError):
+                raise
             text = error.java_exception.getMessage() if isinstance(error, Py4JJavaError) else str(error)
             return TaskReport(), [lost(text or "")]
 

@@ -3,6 +3,7 @@
 import logging
 import os
 import threading
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from itertools import count
@@ -75,6 +76,8 @@ class Batches:
         self._progress = progress
         self._stop = stop
         self._spread = False
+        self._id = str(uuid.uuid4())
+        self._jobs = count(1)
         self._warned = False
 
     def commit_batch(self, tasks: Sequence[Slot], ends: Mapping[TopicPartition, int]) -> None:
@@ -242,6 +245,8 @@ class Batches:
             driver=os.getpid(),
             excluded=excluded,
             attempt=attempt,
+            run=self._id,
+            serial=next(self._jobs),
             ends=ends,
             asked=tuple(known),
             spread=self._spread,

@@ -63,6 +63,8 @@ class Job:
         driver: Process id of the driver, for injected crashes.
         excluded: Records that a stage must not fold, with the cause.
         attempt: Attempt at this batch, from 1.
+        run: Random id of the run.
+        serial: Number of this job within the run: every try has its own.
         ends: Ends of the root topics, fetched after the batch was delivered.
         asked: Root topics that were queried.
         spread: A key arrived in two partitions: the first stage, too, is folded after a shuffle.
@@ -90,6 +92,8 @@ class Job:
     driver: int = 0
     excluded: Mapping[RecordAtStage, Exclusion] = field(default_factory=dict)
     attempt: int = 1
+    run: str = ""
+    serial: int = 0
     ends: EndsByIncarnation = field(default_factory=dict)
     asked: tuple[str, ...] = ()
     spread: bool = False

@@ -125,8 +125,9 @@ def _through(slot: int, supervisor: Path, request: bytes) -> bytes:
         try:
             connection = _connect(supervisor)
         except (FileNotFoundError, ConnectionRefusedError):
-            if os.getppid() == _daemon:  # else it has ended, and this worker has been given another parent
-                os.kill(_daemon, signal.SIGTERM)
+            if os.getppid() != _daemon:  # it was killed: Spark shall use this worker no more
+                os._exit(1)
+            os.kill(_daemon, signal.SIGTERM)
             raise
         with connection:
             connection.send_bytes(_dumps(slot))

@@ -41,7 +41,7 @@ from aggregations.spark.messages import MessagePath
 from aggregations.spark.path import Path, Work
 from aggregations.spark.publish import publish
 from aggregations.spark.roots import check_source
-from aggregations.spark.waiting import Attempt, keep, take
+from aggregations.spark.waiting import keep, take
 from envelope import position_order
 from persistence.commit import faults
 from persistence.commit.faults import effect
@@ -149,7 +149,7 @@ def publishing(job: Job) -> Task:
 
 def persisting(job: Job, stage: Stage) -> Task:
     """The task that persists a stage after all of its downstream stages are persisted."""
-    attempt = Attempt.of(job)
+    run, serial = job.run, job.serial
 
     def task(rows: Iterable[Row]) -> Iterator[Row]:
         mine, others = _sorted(unpack(rows), Kind.WRITES, stage.index)
@@ -165,23 +165,23 @@ def persisting(job: Job, stage: Stage) -> Task:
         if kept and not _has_failed(others):
             number, hashes = kept[0].route, [block.payload for block in kept]
             slot = job.tasks[number].number
-            yield from pack([*others, *_in_resident(job.routes, slot, persist_kept, attempt, number, told, hashes)])
+            yield from pack([*others, *_in_resident(job.routes, slot, persist_kept, run, serial, told, hashes)])
         else:
             yield from pack(_guarded(job, others, act))
 
     return task
 
 
-def persist_kept(attempt: Attempt, number: int, told: Sequence[bytes], hashes: Sequence[bytes]) -> list[Block]:
+def persist_kept(run: str, serial: int, told: Sequence[bytes], hashes: Sequence[bytes]) -> list[Block]:
     """Persist the states that this process kept.
 
     Args:
-        attempt: The attempt that folded them.
-        number: Number of the task that read.
+        run: Id of the run.
+        serial: Number of the job that folded them.
         told: Marks of later stages.
         hashes: Hashes of the keys that other tasks folded.
     """
-    waiting = take(attempt, number)
+    waiting = take(run, serial)
     job = waiting.job
 
     def act(work: Work) -> list[Block]:
@@ -248,7 +248,7 @@ def _send(work: Work, path: Path, stage: int, arrivals: object) -> list[Block]:
 
 def _kept(job: Job, number: int, writes: Sequence[Write]) -> list[Block]:
     """Keep writes in this process, and show all other tasks that read which keys they have."""
-    hashes = keep(job, number, writes)
+    hashes = keep(job, writes)
     return [Block(other, Kind.KEPT, 0, b"" if other == number else hashes) for other in range(len(job.tasks))]
 
 

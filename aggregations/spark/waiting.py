@@ -13,30 +13,9 @@ import polars as pl
 
 from aggregations.errors import TasksLostError
 from aggregations.spark.job import Job, shared_key
-from persistence.protocol import FlowRef, Write
+from persistence.protocol import Write
 
 Hashes = npt.NDArray[np.uint64]
-
-
-class Attempt(NamedTuple):
-    """One attempt at a batch of a run.
-
-    Attributes:
-        flow: The flow.
-        epoch: Epoch of the run.
-        number: Number of the batch.
-        attempt: The attempt.
-    """
-
-    flow: FlowRef
-    epoch: int
-    number: int
-    attempt: int
-
-    @classmethod
-    def of(cls, job: Job) -> "Attempt":
-        """The attempt that a job is."""
-        return cls(job.ref, job.epoch, job.batch, job.attempt)
 
 
 class Waiting(NamedTuple):
@@ -65,29 +44,34 @@ class Waiting(NamedTuple):
                 raise shared_key(self.job, self.job.flow.stages[0])
 
 
-_kept: Final[dict[tuple[FlowRef, int], Waiting]] = {}
+_kept: Final[dict[str, Waiting]] = {}
+"""By run: a resident executes one task of each of its jobs."""
 
 
-def keep(job: Job, number: int, writes: Sequence[Write]) -> bytes:
-    """Keep states in this process until they are taken or the task folds another batch; return hashes of their keys.
+def keep(job: Job, writes: Sequence[Write]) -> bytes:
+    """Keep states in this process until they are taken or the run folds again; return hashes of their keys.
 
     Args:
-        job: The batch.
-        number: Number of the task.
+        job: The job that folded them.
         writes: The states.
     """
     hashes = pl.Series([write.key for write in writes], dtype=pl.Binary).hash().to_numpy()
-    _kept[job.ref, number] = Waiting(job, writes, hashes)
+    _kept[job.run] = Waiting(job, writes, hashes)
     return hashes.tobytes()
 
 
-def take(attempt: Attempt, number: int) -> Waiting:
-    """The states that a task kept.
+def take(run: str, serial: int) -> Waiting:
+    """The states that a job kept.
+
+    Args:
+        run: Id of the job's run. Two runs of a process may have the same flow, epoch and batch.
+        serial: Number of the job within the run.
 
     Raises:
         TasksLostError: They are not in this process: the one that folded them has ended.
     """
-    waiting = _kept.pop((attempt.flow, number), None)
-    if waiting is None or Attempt.of(waiting.job) != attempt:
+    waiting = _kept.get(run)
+    if waiting is None or waiting.job.serial != serial:
         raise TasksLostError("a resident process ended before it had persisted what it had folded")
+    del _kept[run]
     return waiting

@@ -1,10 +1,13 @@
 """How a run begins, tries again, is fenced, is stopped and ends."""
 
 import logging
+import os
+import signal
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path as File
 from typing import Any, TypeVar
@@ -112,6 +115,51 @@ def test_a_process_that_dies_is_replaced_and_its_batch_tried_again(
     }[victim] in caplog.text
     assert not marker.exists()
     world.check(flow)
+
+
+def test_workers_whose_daemon_was_killed_are_not_used_again(world: World, spark: SparkContext) -> None:
+    sent, flow = legs(40), fleet(world.topic)
+    world.send(alone(leg) for leg in sent[:20])
+    world.run(flow)
+    killed = daemons(spark)
+    assert killed
+    for daemon in killed:
+        os.kill(daemon, signal.SIGKILL)
+    world.send(alone(leg) for leg in sent[20:])
+    world.run(flow)
+    world.check(flow)
+
+
+def daemons(spark: SparkContext) -> list[int]:
+    """Process ids of Spark's Python daemons."""
+    jvm, found = str(spark._gateway.proc.pid), []
+    for process in File("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            parent = (process / "stat").read_text().rpartition(")")[2].split()[1]
+            if parent == jvm and b"aggregations.spark.daemon" in (process / "cmdline").read_bytes():
+                found.append(int(process.name))
+    return found
+
+
+def test_runs_of_one_flow_name_in_one_process_keep_their_states_apart(
+    world: World, kafka: str, topic: Callable[..., str], tmp_path: File
+) -> None:
+    """Both have epoch 1 and batch 1: two topics, two stores."""
+    (tmp_path / "other").mkdir()
+    both = threading.Barrier(2)
+
+    def run(world: World, seed: int) -> None:
+        sent, flow = legs(200, seed=seed, tails=40), fleet(world.topic)
+        world.send(alone(leg) for leg in sent)
+        both.wait()
+        world.run(flow, stop=threading.Event())
+        assert world.results(flow, "aircraft") == totals(sent, "tail")
+        assert world.results(flow, "carrier") == totals(sent, "carrier")
+
+    other = World(kafka, topic(partitions=2, name="legs"), topic(name="dead"), tmp_path / "other")
+    with closing(other), ThreadPoolExecutor(2) as threads:
+        for done in [threads.submit(run, world, 1), threads.submit(run, other, 2)]:
+            done.result()
 
 
 @pytest.mark.parametrize("left", [0, 1, -1], ids=["nothing", "one block", "all but one"])

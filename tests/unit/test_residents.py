@@ -100,7 +100,7 @@ def test_a_resident_ends_with_the_worker_that_waits_for_it() -> None:
 
 
 def test_without_its_supervisor_a_worker_ends_the_daemon_so_that_spark_starts_both_again() -> None:
-    ended, said, signalled = in_a_daemon("""
+    ended, said, code = in_a_daemon("""
         import signal
         terminated = []
         signal.signal(signal.SIGTERM, lambda *_: terminated.append(1))
@@ -110,17 +110,15 @@ def test_without_its_supervisor_a_worker_ends_the_daemon_so_that_spark_starts_bo
         os.waitpid(supervisor, 0)
         kind, text = in_a_worker(lambda: residents.call(0, os.getpid))
 
-        def orphaned():
-            signalled = []
-            os.getppid, os.kill = lambda: 1, lambda *what: signalled.append(what)
-            try:
-                residents.call(0, os.getpid)
-            except residents.ResidentLostError:
-                return signalled
-
-        print(json.dumps([len(terminated), kind, in_a_worker(orphaned)]))
+        orphan = os.fork()
+        if orphan == 0:
+            os.getppid = lambda: 1
+            residents.call(0, os.getpid)
+            os._exit(0)
+        code = os.waitstatus_to_exitcode(os.waitpid(orphan, 0)[1])
+        print(json.dumps([len(terminated), kind, code]))
     """)
-    assert (ended, said, signalled) == (1, "ResidentLostError", [])
+    assert (ended, said, code) == (1, "ResidentLostError", 1)
 
 
 def test_what_a_supervisor_that_was_killed_left_behind_is_deleted_by_the_next_one(short: Path) -> None:

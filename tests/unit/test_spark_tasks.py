@@ -63,28 +63,27 @@ def test_tasks_can_be_sent_to_workers() -> None:
 WRITES = [Write(b"N%d" % number, 0, b"{}") for number in range(1000)]
 
 
-def test_states_wait_for_the_attempt_that_folded_them_and_are_taken_once() -> None:
-    waiting.keep(JOB, 0, WRITES)
-    waiting.keep(JOB, 1, WRITES[:1])
-    assert waiting.take(waiting.Attempt.of(JOB), 0).writes == WRITES
-    with pytest.raises(TasksLostError):
-        waiting.take(waiting.Attempt.of(JOB), 0)
-    for later in ({"attempt": 2}, {"batch": 2}, {"epoch": 2}, {"ref": FlowRef("fleet", 2)}):
-        waiting.keep(JOB, 0, WRITES)
+def test_states_wait_for_the_job_that_folded_them_and_are_taken_once() -> None:
+    """Two runs of a process may have the same flow, epoch, batch and attempt."""
+    mine, other = replace(JOB, run="mine", serial=3), replace(JOB, run="other", serial=3)
+    waiting.keep(mine, WRITES)
+    waiting.keep(other, WRITES[:1])
+    for serial in (2, 4):
         with pytest.raises(TasksLostError):
-            waiting.take(waiting.Attempt.of(replace(JOB, **later)), 0)
-    waiting.keep(replace(JOB, ref=FlowRef("other", 1)), 0, WRITES[:2])
-    waiting.keep(JOB, 0, WRITES)
-    assert len(waiting.take(waiting.Attempt.of(replace(JOB, ref=FlowRef("other", 1))), 0).writes) == 2
+            waiting.take("mine", serial)
+    assert waiting.take("mine", 3).writes == WRITES
+    with pytest.raises(TasksLostError):
+        waiting.take("mine", 3)
+    assert waiting.take("other", 3).job is other
 
 
 def test_a_key_that_another_task_folded_too_is_found_by_its_hash() -> None:
-    others = [waiting.keep(JOB, 1, WRITES[500:]), waiting.keep(JOB, 1, [])]
-    waiting.keep(JOB, 0, WRITES[:500])
-    waiting.take(waiting.Attempt.of(JOB), 0).check_not_shared(others)
-    waiting.keep(JOB, 0, WRITES[:501])
+    others = [waiting.keep(JOB, WRITES[500:]), waiting.keep(JOB, [])]
+    waiting.keep(JOB, WRITES[:500])
+    waiting.take(JOB.run, JOB.serial).check_not_shared(others)
+    waiting.keep(JOB, WRITES[:501])
     with pytest.raises(SharedKeyError, match="stage aircraft"):
-        waiting.take(waiting.Attempt.of(JOB), 0).check_not_shared(others)
+        waiting.take(JOB.run, JOB.serial).check_not_shared(others)
 
 
 def failure(error: BaseException) -> Exception:
