@@ -1,9 +1,11 @@
 """Connections and cached facts of an engine process: each is made once, on first use."""
 
 import os
+import time
 from collections.abc import Callable, Hashable
 from typing import TypeVar
 
+from aggregations.spark import residents
 from aggregations.spark.fetch import Fetcher
 from persistence.kafka import AcknowledgedProducer, KafkaSettings, Topics
 from persistence.protocol import StateStore
@@ -11,6 +13,8 @@ from persistence.registry import open_store
 
 T = TypeVar("T")
 
+_UNUSED_SECONDS = 60.0
+"""Time after which a consumer is closed: its run has ended, and it would go on fetching."""
 _open: dict[Hashable, object] = {}
 
 
@@ -51,3 +55,14 @@ def _once(what: Hashable, make: Callable[[], T]) -> T:
     if place not in _open:
         _open[place] = make()
     return _open[place]  # type: ignore[return-value]
+
+
+def _close_unused() -> bool:
+    for place, found in list(_open.items()):
+        if isinstance(found, Fetcher) and time.monotonic() - found.used > _UNUSED_SECONDS:
+            del _open[place]
+            found.close()
+    return False
+
+
+residents.keepers.append(_close_unused)

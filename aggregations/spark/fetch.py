@@ -76,10 +76,14 @@ class Fetcher:
         topic: The topic.
         group: Consumer group named to the broker; it is neither joined nor committed to.
         headers: Read headers, too.
+
+    Attributes:
+        used: When it was last made or read from, on the monotonic clock.
     """
 
     def __init__(self, settings: KafkaSettings, topic: str, group: str, *, headers: bool = False) -> None:
         self._topic = topic
+        self.used = time.monotonic()
         try:
             self._client = _client(settings.client(group_id=group, **_CONSUMER) | NEEDED, headers=headers)
         except KafkaException as error:
@@ -153,6 +157,7 @@ class Fetcher:
             self._resume()  # a pause outlasts its assignment
             self._client.unassign()
             self._next, self._reached, self._ahead = {}, {}, {}
+        self.used = time.monotonic()
 
     def _table(self, batches: list[pa.RecordBatch]) -> pa.Table:
         table = pa.Table.from_batches(batches)

@@ -12,20 +12,20 @@ survive a fork. Supervisor and residents end with the daemon.
 import ctypes
 import fcntl
 import importlib
-import math
+import mmap
 import os
 import pickle
 import shutil
 import signal
 import socket
+import struct
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -37,6 +37,9 @@ IDLE_SECONDS: Final = 300.0
 _SUPERVISOR: Final = "supervisor"
 _LONGEST_PARENT: Final = 50  # bytes; the path of a socket may have 103 on macOS and 107 on Linux
 
+keepers: Final[list[Callable[[], bool]]] = []
+"""Called in a resident about once a second between two calls. Each lets go of what is no longer used, and returns whether
+it keeps something that a later call needs: the resident is not idle then."""
 _directory: Path | None = None
 """Where the supervisor of this process's daemon listens; None in a process that has none."""
 _daemon = 0
@@ -45,6 +48,7 @@ _resident = False
 _parent = 0
 """Process id of the parent, in a supervisor and in a resident."""
 _PREFIX: Final = "headwater-residents-"
+_PID: Final = struct.Struct("q")
 
 
 class ResidentLostError(RuntimeError):
@@ -105,7 +109,8 @@ def call(slot: int, function: Callable[..., Any], *arguments: Any) -> Any:
     if _directory is None:
         return function(*arguments)
     try:
-        answer = _through(slot, _directory / _SUPERVISOR, _dumps((sys.path, _dumps((function, arguments)))))
+        request = _dumps((os.getpid(), sys.path, _dumps((function, arguments))))
+        answer = _through(slot, _directory / _SUPERVISOR, request)
     except (OSError, EOFError) as error:
         raise ResidentLostError(f"the resident process of slot {slot} ended ({type(error).__name__})") from error
     succeeded, result = pickle.loads(answer)  # noqa: S301 - of this executor
@@ -157,50 +162,103 @@ def _listen(address: Path) -> socket.socket:
     return listener
 
 
+class _Resident:
+    """A resident as its supervisor sees it.
+
+    Attributes:
+        address: Where it listens.
+        pid: Its process id.
+    """
+
+    def __init__(self, address: Path) -> None:
+        self.address = address
+        self.pid = 0
+        self._caller = mmap.mmap(-1, _PID.size)  # shared with the resident
+
+    def called(self, caller: int) -> None:
+        """Note in the resident for which process it works; 0 for none."""
+        _PID.pack_into(self._caller, 0, caller)
+
+    def is_deserted(self) -> bool:
+        """Whether it works for a process that has ended."""
+        (caller,) = _PID.unpack_from(self._caller)
+        try:
+            if caller:
+                os.kill(caller, 0)
+        except ProcessLookupError:
+            return True
+        return False
+
+
 def _supervise(listener: socket.socket, directory: Path, prepare: Callable[[], None]) -> NoReturn:
-    """Tell workers where the resident of a slot listens; fork it if it does not run."""
-    running: dict[int, tuple[int, Path]] = {}
-    begun: list[tuple[int, Path, socket.socket]] = []
+    """Tell workers where the resident of a slot listens; fork it if it does not run.
+
+    A resident whose caller has ended is ended: nobody else would stop its work, which may never end.
+    """
+    running: dict[int, _Resident] = {}
+    begun: list[tuple[_Resident, socket.socket]] = []
     started = 0
+
+    def reap() -> None:
+        for resident in running.values():
+            if resident.is_deserted():
+                os.kill(resident.pid, signal.SIGKILL)
+                os.waitid(os.P_PID, resident.pid, os.WEXITED | os.WNOWAIT)
+        with suppress(ChildProcessError):
+            while ended := os.waitpid(-1, os.WNOHANG)[0]:
+                for gone in [slot for slot, one in running.items() if one.pid == ended]:
+                    running.pop(gone).address.unlink(missing_ok=True)
 
     def address(request: bytes) -> bytes:
         nonlocal started
         slot = pickle.loads(request)  # noqa: S301 - of this executor
-        with suppress(ChildProcessError):
-            while ended := os.waitpid(-1, os.WNOHANG)[0]:
-                for gone in [one for one, (pid, _) in running.items() if pid == ended]:
-                    running.pop(gone)[1].unlink(missing_ok=True)
+        reap()
         if slot not in running:
             started += 1
-            place = directory / str(started)
-            begun.append((slot, place, _listen(place)))
-            return _dumps(place)
-        return _dumps(running[slot][1])
+            running[slot] = _Resident(directory / str(started))
+            begun.append((running[slot], _listen(running[slot].address)))
+        return _dumps(running[slot].address)
 
     def fork() -> None:
         """Fork what was asked for, after the answer: a resident has no connection of its supervisor's."""
         while begun:
-            slot, place, its = begun.pop()
+            resident, its = begun.pop()
             with its:
-                running[slot] = fork_child(signal.SIGKILL, partial(_reside, its, listener)), place
+                resident.pid = fork_child(signal.SIGKILL, partial(_reside, resident, its, listener))
 
     try:
         prepare()
-        _serve(listener, address, fork)
+        _serve(listener, address, fork, reap)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def _reside(listener: socket.socket, supervisor: socket.socket) -> NoReturn:
+def _reside(resident: _Resident, listener: socket.socket, supervisor: socket.socket) -> NoReturn:
     global _resident
     _resident = True
     supervisor.close()
-    _serve(listener, _run, idle=IDLE_SECONDS, watched=True)
+    called = time.monotonic()
+
+    def run(request: bytes) -> bytes:
+        nonlocal called
+        caller, path, what = pickle.loads(request)  # noqa: S301 - of this executor
+        resident.called(caller)
+        try:
+            return _run(path, what)
+        finally:
+            resident.called(0)
+            called = time.monotonic()
+
+    def look() -> None:
+        kept = [keeps() for keeps in keepers]
+        if not any(kept) and time.monotonic() - called > IDLE_SECONDS:
+            sys.exit()
+
+    _serve(listener, run, look=look)
 
 
-def _run(request: bytes) -> bytes:
+def _run(path: Sequence[str], what: bytes) -> bytes:
     """Call a function and return whether it succeeded, and its result or error."""
-    path, what = pickle.loads(request)  # noqa: S301 - of this executor
     if missing := [place for place in path if place not in sys.path]:
         sys.path += missing  # modules that Spark brought here after this process was forked
         importlib.invalidate_caches()
@@ -217,9 +275,7 @@ def _serve(
     listener: socket.socket,
     answer: Callable[[bytes], bytes],
     then: Callable[[], None] = lambda: None,
-    *,
-    idle: float = math.inf,
-    watched: bool = False,
+    look: Callable[[], None] = lambda: None,
 ) -> NoReturn:
     """Answer one request after the other, until the parent has ended.
 
@@ -227,47 +283,24 @@ def _serve(
         listener: Where requests come.
         answer: Makes the answer.
         then: Called after each answer.
-        idle: Seconds without a request after which this process ends.
-        watched: End this process if the caller ends before it has its answer: nobody would stop the work.
+        look: Called about once a second between two requests.
     """
-    last = time.monotonic()
-    listener.settimeout(_LOOK_SECONDS)
+    looked = time.monotonic()
     while True:
+        if time.monotonic() - looked >= _LOOK_SECONDS:
+            looked = time.monotonic()
+            if os.getppid() != _parent:
+                sys.exit()
+            look()
+        listener.settimeout(max(looked + _LOOK_SECONDS - time.monotonic(), 0.0) or _PAUSE_SECONDS)
         try:
             channel, _ = listener.accept()
         except TimeoutError:
-            if os.getppid() != _parent or time.monotonic() - last > idle:
-                sys.exit()
             continue
         channel.setblocking(True)
         with suppress(OSError, EOFError), Connection(channel.detach()) as connection:
-            request = connection.recv_bytes()
-            with _watching(connection) if watched else nullcontext():
-                found = answer(request)
-            connection.send_bytes(found)
+            connection.send_bytes(answer(connection.recv_bytes()))
         then()
-        last = time.monotonic()
-
-
-@contextmanager
-def _watching(connection: "Connection[Any, Any]") -> Iterator[None]:
-    """End this process if the other end of a connection is closed while the block runs."""
-    lock, ended = threading.Lock(), False
-
-    def watch() -> None:
-        while not ended:
-            with suppress(OSError):  # closed here meanwhile
-                if wait([connection], _LOOK_SECONDS / 2):  # a caller sends nothing more
-                    with lock:
-                        if not ended:
-                            os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
-    try:
-        yield
-    finally:
-        with lock:
-            ended = True
 
 
 def fork_child(end: signal.Signals, run: Callable[[], object]) -> int:

@@ -4,6 +4,7 @@ Only hashes of their keys leave the resident. They show whether two residents fo
 partitions were added to the topic.
 """
 
+import time
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
@@ -12,6 +13,7 @@ import numpy.typing as npt
 import polars as pl
 
 from aggregations.errors import TasksLostError
+from aggregations.spark import residents
 from aggregations.spark.job import Job, shared_key
 from persistence.protocol import Write
 
@@ -25,11 +27,13 @@ class Waiting(NamedTuple):
         job: The job of that task.
         writes: The states.
         hashes: Hashes of their keys.
+        since: When they were folded, on the monotonic clock.
     """
 
     job: Job
     writes: Sequence[Write]
     hashes: Hashes
+    since: float
 
     def check_not_shared(self, others: Iterable[bytes]) -> None:
         """Compare the keys with those of other tasks. Two keys may have one hash: then nothing is lost but time.
@@ -44,8 +48,20 @@ class Waiting(NamedTuple):
                 raise shared_key(self.job, self.job.flow.stages[0])
 
 
+_LONGEST_SECONDS: Final = 3600.0
+"""Time after which states that wait belong to a run that has ended: its last batch failed."""
 _kept: Final[dict[str, Waiting]] = {}
 """By run: a resident executes one task of each of its jobs."""
+
+
+def _keeps() -> bool:
+    for run, waiting in list(_kept.items()):
+        if time.monotonic() - waiting.since > _LONGEST_SECONDS:
+            del _kept[run]
+    return bool(_kept)
+
+
+residents.keepers.append(_keeps)
 
 
 def keep(job: Job, writes: Sequence[Write]) -> bytes:
@@ -56,7 +72,7 @@ def keep(job: Job, writes: Sequence[Write]) -> bytes:
         writes: The states.
     """
     hashes = pl.Series([write.key for write in writes], dtype=pl.Binary).hash().to_numpy()
-    _kept[job.run] = Waiting(job, writes, hashes)
+    _kept[job.run] = Waiting(job, writes, hashes, time.monotonic())
     return hashes.tobytes()
 
 

@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping
 import pyarrow as pa
 import pytest
 
-from aggregations.spark import fetch
+from aggregations.spark import clients, fetch
 from aggregations.spark.consuming import Event
 from aggregations.spark.fetch import Fetcher, Range
 from persistence.kafka import KafkaSettings
@@ -17,6 +17,7 @@ class Listed:
     def __init__(self, *runs: tuple[int, int, int]) -> None:
         self.records = [(partition, offset) for partition, first, end in runs for offset in range(first, end)]
         self.asked: list[int] = []
+        self.closed = False
 
     def take(self, most: int, seconds: float) -> tuple[pa.RecordBatch, list[Event]]:
         self.asked.append(most)
@@ -44,7 +45,7 @@ class Listed:
         pass
 
     def close(self) -> None:
-        pass
+        self.closed = True
 
 
 def test_the_last_records_of_a_range_are_found_behind_many_of_another_in_few_calls(
@@ -66,3 +67,28 @@ def test_no_more_is_asked_for_than_is_missing_while_only_that_comes(monkeypatch:
     monkeypatch.setattr(fetch, "_client", lambda settings, headers: client)
     [_] = Fetcher(KafkaSettings("nowhere:1"), "legs", "g").read([Range(0, 0, 100)], stays=True)
     assert client.asked == [100]
+
+
+def test_a_consumer_that_no_run_uses_any_more_is_closed_and_the_next_call_has_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[Listed] = []
+
+    def make(settings: object, *, headers: bool) -> Listed:
+        made.append(Listed((0, 0, 10)))
+        return made[-1]
+
+    now = 1000.0
+    monkeypatch.setattr(fetch, "_client", make)
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    settings = KafkaSettings("nowhere:1")
+    first = clients.fetcher_of(settings, "legs", "closed", headers=False)
+    now += 59
+    assert len(list(first.read([Range(0, 0, 10)], stays=True))) == 1
+    now += 59
+    assert not clients._close_unused()
+    assert clients.fetcher_of(settings, "legs", "closed", headers=False) is first
+    now += 2
+    clients._close_unused()
+    assert [one.closed for one in made] == [True]
+    assert clients.fetcher_of(settings, "legs", "closed", headers=False) is not first

@@ -84,19 +84,41 @@ def test_a_resident_that_is_idle_ends_and_the_next_call_has_another_one() -> Non
     assert found[2] == 4
 
 
-def test_a_resident_ends_with_the_worker_that_waits_for_it() -> None:
+def test_a_resident_ends_with_the_worker_that_waits_for_it_whatever_it_does() -> None:
     """Spark ends the worker of a task that it cancels, and the work of the task has to end with it."""
     pid, after = in_a_daemon("""
-        import signal
+        import re, signal
         pid = in_a_worker(lambda: residents.call(0, os.getpid))
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # as Spark's daemon does: an ended worker is gone
         worker = os.fork()
         if worker == 0:
-            residents.call(0, time.sleep, 600)
-        time.sleep(0.5)  # it may not have begun yet: then there is no work to end, and the call below would wait for none
+            residents.call(0, re.match, "(a+)+$", "a" * 60 + "b")  # keeps the GIL for years
+        while int(open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[11]) < 20:
+            time.sleep(0.05)
         os.kill(worker, signal.SIGKILL)
         print(json.dumps([pid, in_a_worker(lambda: residents.call(0, os.getpid))]))
     """)
     assert after != pid
+
+
+def test_a_resident_that_keeps_something_is_not_idle(tmp_path: Path) -> None:
+    first, same, other = in_a_daemon(
+        """
+        residents.IDLE_SECONDS = 0.0
+        residents.keepers.append(lambda: os.path.exists(sys.argv[1]))
+        residents.supervise()
+        pids = [in_a_worker(lambda: residents.call(0, os.getpid))]
+        time.sleep(2.5)
+        pids.append(in_a_worker(lambda: residents.call(0, os.getpid)))
+        os.rmdir(sys.argv[1])
+        while os.path.exists(f"/proc/{pids[0]}/fd/0"):
+            time.sleep(0.02)
+        pids.append(in_a_worker(lambda: residents.call(0, os.getpid)))
+        print(json.dumps(pids))
+    """,
+        str(tmp_path),
+    )
+    assert first == same != other
 
 
 def test_without_its_supervisor_a_worker_ends_the_daemon_so_that_spark_starts_both_again() -> None:
