@@ -7,6 +7,11 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parent), str(HERE / "extensions")]
 
+import aggregations  # noqa: E402 - from here
+
+for name in aggregations.__all__:  # a lazy import is not seen
+    getattr(aggregations, name)
+
 project = "headwater"
 author = "The headwater maintainers"
 copyright = author  # noqa: A001 - Sphinx' name
