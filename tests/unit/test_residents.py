@@ -17,11 +17,16 @@ import pytest
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are looked up in /proc")
 
 _DAEMON = """
-    import json, os, sys, time
+    import json, os, select, sys, time
+    from contextlib import suppress
     from multiprocessing import get_context
     from aggregations.spark import residents
 
     residents.supervise()
+
+    def until_ended(pid):
+        with suppress(ProcessLookupError):
+            select.select([os.pidfd_open(pid)], [], [])
 
     def in_a_worker(work):
         ours, theirs = os.pipe()
@@ -75,8 +80,7 @@ def test_a_resident_that_is_idle_ends_and_the_next_call_has_another_one() -> Non
         residents.IDLE_SECONDS = 0.0
         residents.supervise()
         pids = [in_a_worker(lambda: residents.call(0, os.getpid))]
-        while os.path.exists(f"/proc/{pids[0]}/fd/0"):
-            time.sleep(0.02)
+        until_ended(pids[0])
         pids.append(in_a_worker(lambda: residents.call(0, os.getpid)))
         print(json.dumps([*pids, in_a_worker(lambda: residents.call(1, len, "four"))]))
     """)
@@ -111,8 +115,7 @@ def test_a_resident_that_keeps_something_is_not_idle(tmp_path: Path) -> None:
         time.sleep(2.5)
         pids.append(in_a_worker(lambda: residents.call(0, os.getpid)))
         os.rmdir(sys.argv[1])
-        while os.path.exists(f"/proc/{pids[0]}/fd/0"):
-            time.sleep(0.02)
+        until_ended(pids[0])
         pids.append(in_a_worker(lambda: residents.call(0, os.getpid)))
         print(json.dumps(pids))
     """,
@@ -153,8 +156,7 @@ def test_what_a_supervisor_that_was_killed_left_behind_is_deleted_by_the_next_on
         supervisor = int(open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[1])
         os.kill(supervisor, signal.SIGKILL)
         os.waitpid(supervisor, 0)
-        while os.path.exists(f"/proc/{pid}/fd/0"):
-            time.sleep(0.02)
+        until_ended(pid)
         before = os.listdir(sys.argv[1])
         residents.supervise()
         print(json.dumps([before, os.listdir(sys.argv[1])]))
