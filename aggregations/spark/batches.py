@@ -17,10 +17,10 @@ from aggregations.per_message.ledger import Doubt, Entry, UnlistedError
 from aggregations.report import Report
 from aggregations.run.incarnations import merge_incarnations
 from aggregations.spark.action import Action
-from aggregations.spark.fetch import Slot
 from aggregations.spark.job import Exclusion, Job, RecordAtStage, TaskReport
 from aggregations.spark.opening import Opening
 from aggregations.spark.partition_watch import PartitionWatch
+from aggregations.spark.ranges import Slot
 from aggregations.spark.retry import ATTEMPTS, StoppedError, may_pass, pause_seconds, worst
 from aggregations.spark.roots import ask_ends, check_source, ids_of
 from envelope import TopicPartition

@@ -127,6 +127,9 @@ def main() -> None:
     import pyspark.worker  # noqa: F401
     from pyspark import daemon
 
+    import aggregations.spark.columnar
+    import aggregations.spark.fetch
+    import aggregations.spark.messages
     import aggregations.spark.tasks  # noqa: F401
     from aggregations.spark import residents
 

@@ -17,11 +17,10 @@ from aggregations.report import Report
 from aggregations.run.plan import Plan
 from aggregations.run.run import Run
 from aggregations.spark.batches import Batches
-from aggregations.spark.fetch import Range
 from aggregations.spark.group_offsets import GroupOffsets
 from aggregations.spark.opening import Opening, check_given, open_run
 from aggregations.spark.partition_watch import PartitionWatch
-from aggregations.spark.ranges import Source, before, slots_of, within
+from aggregations.spark.ranges import Range, Source, before, slots_of, within
 from aggregations.spark.retry import StoppedError
 from aggregations.spark.session import master_of, session, submitted
 from envelope import TopicPartition

@@ -2,13 +2,16 @@
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pyarrow as pa
 from confluent_kafka import KafkaError, KafkaException
 
 from aggregations.columns.arrays import arrow
+from aggregations.spark import residents
+from aggregations.spark.clients import NEEDED, name_of, once, opened
+from aggregations.spark.ranges import Range
 from persistence.kafka import BrokerUnavailable, KafkaSettings
 from persistence.kafka.errors import broker_error, passes
 
@@ -19,6 +22,8 @@ CHUNK_RECORDS = 50_000
 """Most records that are decoded together. Measured: 10,000 cost a third more, 100,000 a little more."""
 CHUNK_BYTES = 64 << 20
 """Bytes of values after which a chunk is complete."""
+_UNUSED_SECONDS = 60.0
+"""Time after which a consumer is closed: its run has ended, and it would go on fetching."""
 _SILENCE_SECONDS = 30.0
 """Longest time without progress, in seconds, before the broker counts as unavailable."""
 _PATIENCE_SECONDS = 0.05
@@ -32,40 +37,6 @@ _CONSUMER: Final[dict[str, Any]] = {
     "fetch_queue_backoff_ms": 20,
     "fetch_wait_max_ms": 100,  # as long as this, the end of a log is not noticed
 }
-NEEDED: Final[dict[str, Any]] = {
-    "enable.auto.commit": False,
-    "enable.partition.eof": True,
-    "auto.offset.reset": "error",
-    "isolation.level": "read_committed",
-}
-"""Settings of every consumer here that a user's settings do not override: a record would be missing, or an aborted one
-would be read."""
-
-
-class Range(NamedTuple):
-    """Records of one partition.
-
-    Attributes:
-        partition: Its number.
-        start: First offset.
-        end: Offset after the last; there need not be a record right before it.
-    """
-
-    partition: int
-    start: int
-    end: int
-
-
-class Slot(NamedTuple):
-    """Ranges that one task reads.
-
-    Attributes:
-        number: Number of the slot. A partition is always in the same one.
-        ranges: The ranges.
-    """
-
-    number: int
-    ranges: tuple[Range, ...]
 
 
 class Fetcher:
@@ -252,3 +223,21 @@ def _rows(batches: Sequence[pa.RecordBatch]) -> int:
 
 def _is_full(batches: Sequence[pa.RecordBatch]) -> bool:
     return _rows(batches) >= CHUNK_RECORDS or sum(one.column("value").nbytes for one in batches) >= CHUNK_BYTES
+
+
+def fetcher_of(settings: KafkaSettings, topic: str, group: str, *, headers: bool) -> Fetcher:
+    """This process's consumer of a topic."""
+    return once(
+        ("fetcher", name_of(settings), topic, group, headers), lambda: Fetcher(settings, topic, group, headers=headers)
+    )
+
+
+def _close_unused() -> bool:
+    for place, found in list(opened.items()):
+        if isinstance(found, Fetcher) and time.monotonic() - found.used > _UNUSED_SECONDS:
+            del opened[place]
+            found.close()
+    return False
+
+
+residents.keepers.append(_close_unused)

@@ -16,7 +16,7 @@ from aggregations.run.incarnations import merge_incarnations
 from aggregations.run.snapshots import snapshots_of
 from aggregations.run.states import states_in
 from aggregations.spark.clients import store_of
-from aggregations.spark.fetch import Slot
+from aggregations.spark.ranges import Slot
 from aggregations.spark.roots import EndsByIncarnation
 from envelope import Node, Reason
 from envelope.raised import Raised

@@ -9,8 +9,7 @@ from confluent_kafka import Consumer, TopicPartition
 from aggregations.definition.element import Record
 from aggregations.errors import RunRefusedError
 from aggregations.per_message.dead_letters import RejectedRecord
-from aggregations.spark.clients import max_message_bytes, producer_of
-from aggregations.spark.fetch import NEEDED
+from aggregations.spark.clients import NEEDED, max_message_bytes, producer_of
 from aggregations.spark.job import Job
 from aggregations.spark.path import Work
 from envelope.deadletter import DeadLetterHeaders, Form, dead_letter_record

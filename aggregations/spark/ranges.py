@@ -1,9 +1,35 @@
 """Decides what the next batch reads: a range of offsets for each partition of the source."""
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
-from aggregations.spark.fetch import Range, Slot
 from persistence.kafka import BrokerRefused, BrokerUnavailable, Topics
+
+
+class Range(NamedTuple):
+    """Records of one partition.
+
+    Attributes:
+        partition: Its number.
+        start: First offset.
+        end: Offset after the last; there need not be a record right before it.
+    """
+
+    partition: int
+    start: int
+    end: int
+
+
+class Slot(NamedTuple):
+    """Ranges that one task reads.
+
+    Attributes:
+        number: Number of the slot. A partition is always in the same one.
+        ranges: The ranges.
+    """
+
+    number: int
+    ranges: tuple[Range, ...]
 
 
 class Source:

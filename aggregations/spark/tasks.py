@@ -34,10 +34,8 @@ from aggregations.errors import TasksLostError
 from aggregations.per_message.ledger import UnlistedError
 from aggregations.spark import residents
 from aggregations.spark.blocks import Block, Kind, Row, pack, route_of, unpack
-from aggregations.spark.clients import fetcher_of, store_of, topics_of
-from aggregations.spark.columnar import ColumnarPath
+from aggregations.spark.clients import store_of, topics_of
 from aggregations.spark.job import Job, TaskReport, dumps, loads, shared_key
-from aggregations.spark.messages import MessagePath
 from aggregations.spark.path import Path, Work
 from aggregations.spark.publish import publish
 from aggregations.spark.roots import check_source
@@ -53,6 +51,9 @@ Task = Callable[[Iterable[Row]], Iterator[Row]]
 
 def path_of(job: Job) -> Path:
     """The path of this flow."""
+    from aggregations.spark.columnar import ColumnarPath  # the driver needs neither these nor what they compile
+    from aggregations.spark.messages import MessagePath
+
     return ColumnarPath() if job.flow.is_columnar else MessagePath()
 
 
@@ -96,6 +97,8 @@ def read_slot(payload: bytes, number: int) -> list[Block]:
         number: Number of the task.
     """
     job: Job = loads(payload)
+
+    from aggregations.spark.fetch import fetcher_of
 
     def act(work: Work) -> list[Block]:
         path, first, topic = path_of(job), job.flow.stages[0], _topic(job)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from aggregations.run.risks import Risk
-from aggregations.spark.fetch import NEEDED
+from aggregations.spark.clients import NEEDED
 from envelope import Reason, Verdict
 from jobs.cli.errors import Exit
 from persistence.cassandra.settings import CassandraSettings, Replication

@@ -11,7 +11,8 @@ from confluent_kafka.admin import AdminClient
 
 from aggregations.spark import consuming, fetch
 from aggregations.spark.consuming import Objects, Pointers
-from aggregations.spark.fetch import Fetcher, Range
+from aggregations.spark.fetch import Fetcher
+from aggregations.spark.ranges import Range
 from persistence.kafka import BrokerRefused, BrokerUnavailable, KafkaSettings, Topics
 from persistence.kafka.errors import BrokerError
 

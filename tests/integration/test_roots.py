@@ -15,8 +15,8 @@ from aggregations.per_message.ledger import UnlistedError
 from aggregations.run.begin import begin
 from aggregations.run.binding import bind
 from aggregations.spark.blocks import unpack
-from aggregations.spark.fetch import Range, Slot
 from aggregations.spark.job import Job, TaskReport
+from aggregations.spark.ranges import Range, Slot
 from aggregations.spark.tasks import outcome_of, reading
 from envelope import Envelope, Hop, Verdict, encode
 from jobs.dead_letters.letters import Letters

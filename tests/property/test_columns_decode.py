@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aggregations.columns import Batch, Decoder, schema
+from aggregations.columns import schema
+from aggregations.columns.batch import Batch
+from aggregations.columns.decode import Decoder
 from aggregations.definition.element import Record
 from aggregations.definition.payloads import Json, Raw
 from aggregations.definition.source import RecordDecoder, Topic

@@ -6,13 +6,13 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aggregations.columns import Lane
 from aggregations.columns.judge import VERDICTS, Judged, Limits, judge
 from aggregations.columns.lane_names import LaneNames
 from aggregations.columns.order import sorted_rows
 from aggregations.columns.record_text import WHOLE
 from aggregations.columns.records import StoredStates, encoded, form_of
 from aggregations.columns.schema import MISSING
+from aggregations.columns.signature import Lane
 from envelope import Histories, Standing, Verdict, group_of, in_order
 from envelope.dedup.lineage import NO_INDEX
 from persistence.names import FlowRef

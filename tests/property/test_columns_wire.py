@@ -11,8 +11,9 @@ from google.protobuf.message import DecodeError
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from aggregations.columns import Decoder, checksum, schema, wire
+from aggregations.columns import checksum, schema, wire
 from aggregations.columns.arrays import Spans
+from aggregations.columns.decode import Decoder
 from aggregations.columns.payload import payload_columns
 from aggregations.definition.element import Record
 from aggregations.definition.payloads import Protobuf

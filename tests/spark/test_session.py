@@ -48,7 +48,7 @@ from dataclasses import replace
 from pyspark import SparkContext
 from aggregations.errors import SparkEndedError
 from aggregations.spark.action import Action
-from aggregations.spark.fetch import Slot
+from aggregations.spark.ranges import Slot
 from aggregations.spark.session import session
 from tests.support.spark import FAST
 from tests.unit.test_spark_tasks import FLOW, JOB

@@ -9,7 +9,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from aggregations.columns import Decoder
+from aggregations.columns.decode import Decoder
 from aggregations.columns.elements import Elements
 from aggregations.columns.lane_names import LaneNames
 from aggregations.columns.records import StoredStates, form_of

@@ -6,7 +6,7 @@ from typing import Any
 import polars as pl
 import pytest
 
-from aggregations.columns import Decoder
+from aggregations.columns.decode import Decoder
 from aggregations.columns.first import may_be_copies
 from aggregations.definition.aggregates import count, first, last, maximum, minimum, total
 from aggregations.definition.fields import Fields

@@ -4,7 +4,9 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
-from aggregations.columns import Decoder, lanes_of, schema
+from aggregations.columns import schema
+from aggregations.columns.decode import Decoder
+from aggregations.columns.signature import lanes_of
 from aggregations.definition.element import Record
 from aggregations.definition.payloads import Json, Raw
 from aggregations.definition.source import RecordDecoder, Topic

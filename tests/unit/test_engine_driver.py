@@ -19,9 +19,9 @@ from aggregations.run.begin import begin
 from aggregations.run.binding import bind
 from aggregations.spark import batches
 from aggregations.spark.engine import Engine
-from aggregations.spark.fetch import Range, Slot
 from aggregations.spark.job import Exclusion, Job, TaskReport
 from aggregations.spark.opening import Opening
+from aggregations.spark.ranges import Range, Slot
 from aggregations.spark.retry import ATTEMPTS
 from envelope import Reason, TopicPartition
 from persistence.errors import Conflict, Corrupt, Fenced, Transient

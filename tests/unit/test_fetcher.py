@@ -5,9 +5,10 @@ from collections.abc import Collection, Mapping
 import pyarrow as pa
 import pytest
 
-from aggregations.spark import clients, fetch
+from aggregations.spark import fetch
 from aggregations.spark.consuming import Event
-from aggregations.spark.fetch import Fetcher, Range
+from aggregations.spark.fetch import Fetcher
+from aggregations.spark.ranges import Range
 from persistence.kafka import KafkaSettings
 
 
@@ -82,13 +83,13 @@ def test_a_consumer_that_no_run_uses_any_more_is_closed_and_the_next_call_has_an
     monkeypatch.setattr(fetch, "_client", make)
     monkeypatch.setattr("time.monotonic", lambda: now)
     settings = KafkaSettings("nowhere:1")
-    first = clients.fetcher_of(settings, "legs", "closed", headers=False)
+    first = fetch.fetcher_of(settings, "legs", "closed", headers=False)
     now += 59
     assert len(list(first.read([Range(0, 0, 10)], stays=True))) == 1
     now += 59
-    assert not clients._close_unused()
-    assert clients.fetcher_of(settings, "legs", "closed", headers=False) is first
+    assert not fetch._close_unused()
+    assert fetch.fetcher_of(settings, "legs", "closed", headers=False) is first
     now += 2
-    clients._close_unused()
+    fetch._close_unused()
     assert [one.closed for one in made] == [True]
-    assert clients.fetcher_of(settings, "legs", "closed", headers=False) is not first
+    assert fetch.fetcher_of(settings, "legs", "closed", headers=False) is not first

@@ -2,7 +2,7 @@
 
 import random
 
-from aggregations.columns import Decoder
+from aggregations.columns.decode import Decoder
 from aggregations.definition.element import Record
 from aggregations.definition.payloads import Raw
 from aggregations.definition.source import Topic

@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from aggregations.columns import Lane
 from aggregations.columns.histories import LaneArrays
 from aggregations.columns.judge import VERDICTS, Limits, judge
 from aggregations.columns.lane_names import LaneNames
+from aggregations.columns.signature import Lane
 from envelope import Verdict
 
 COPIES = 200_000

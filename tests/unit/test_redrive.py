@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from aggregations.columns import Decoder
 from aggregations.columns.batch import redriven as redriven_row
+from aggregations.columns.decode import Decoder
 from aggregations.definition.aggregates import count, total
 from aggregations.definition.element import Record
 from aggregations.definition.fields import Fields

@@ -20,9 +20,9 @@ from aggregations.run.memory import MemoryRunner
 from aggregations.run.states import load_states
 from aggregations.spark import tasks
 from aggregations.spark.blocks import Row, pack, route_of, unpack
-from aggregations.spark.fetch import Slot
 from aggregations.spark.job import Exclusion, Job, RecordAtStage, TaskReport
 from aggregations.spark.path import Work
+from aggregations.spark.ranges import Slot
 from envelope import Envelope, Hop, TopicPartition, encode
 from envelope.deadletter import DeadLetterHeaders, Form
 from jobs.dead_letters.redrive import redriven
@@ -173,7 +173,9 @@ def _published(monkeypatch: pytest.MonkeyPatch) -> list[RejectedRecord]:
     monkeypatch.setattr(tasks, "publish", publish)
     monkeypatch.setattr(tasks, "check_source", lambda *_: None)
     monkeypatch.setattr(tasks, "topics_of", lambda *_: None)
-    monkeypatch.setattr(tasks, "fetcher_of", lambda *_, **__: SimpleNamespace(read=lambda *_, **__: iter(_RECORDS)))
+    monkeypatch.setattr(
+        "aggregations.spark.fetch.fetcher_of", lambda *_, **__: SimpleNamespace(read=lambda *_, **__: iter(_RECORDS))
+    )
     return dead
 
 

@@ -3,6 +3,8 @@
 import ast
 import inspect
 import re
+import subprocess
+import sys
 from importlib import import_module
 
 import pytest
@@ -72,3 +74,9 @@ def test_a_jvm_that_reads_no_record_compiles_once_and_the_user_s_own_options_win
     both = _environment({"SPARK_SUBMIT_OPTS": "-XX:TieredStopAtLevel=4"}, "local[2]")["SPARK_SUBMIT_OPTS"].split()
     assert both == [*ours, "-XX:TieredStopAtLevel=4"]
     assert "SPARK_SUBMIT_OPTS" not in _environment({}, "spark://master:7077")
+
+
+def test_the_driver_does_not_load_what_only_tasks_compile() -> None:
+    code = "import sys, aggregations.spark.engine; print({'numba', 'llvmlite'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
