@@ -18,6 +18,7 @@ from aggregations.run.plan import Plan
 from aggregations.run.run import Run
 from aggregations.spark.batches import Batches
 from aggregations.spark.group_offsets import GroupOffsets
+from aggregations.spark.jvm import jvm_ahead
 from aggregations.spark.opening import Opening, check_given, open_run
 from aggregations.spark.partition_watch import PartitionWatch
 from aggregations.spark.ranges import Range, Source, before, slots_of, within
@@ -101,39 +102,40 @@ def run_flow(
     check_given(flow, stores, accept, master_of(master, settings), conf=settings, dead_letters=dead_letters)
     group = group or flow.name
     stop = stop or threading.Event()
-    opening = open_run(
-        flow,
-        kafka=kafka,
-        stores=stores,
-        dead_letters=dead_letters,
-        group=group,
-        generation=generation,
-        accept=accept,
-        planned=planned,
-    )
-    try:
-        with session(f"headwater {flow.name}", modules=modules, master=master, conf=conf, stop=stop) as spark:
-            engine = Engine(
-                flow,
-                opening,
-                spark,
-                kafka=kafka,
-                dead_letters=dead_letters,
-                group=group,
-                progress=progress,
-                stop=stop,
-                metadata_max_age=metadata_max_age,
-            )
-            return engine.stream(
-                until_caught_up=until_caught_up,
-                trigger_seconds=0.0 if until_caught_up else max(trigger_seconds, _LEAST_SECONDS),
-                max_records=max_records,
-            )
-    except StoppedError:  # while Spark started
-        _finish(opening.run)
-        return Report()
-    finally:
-        opening.run.close()
+    with jvm_ahead(master, conf or {}):
+        opening = open_run(
+            flow,
+            kafka=kafka,
+            stores=stores,
+            dead_letters=dead_letters,
+            group=group,
+            generation=generation,
+            accept=accept,
+            planned=planned,
+        )
+        try:
+            with session(f"headwater {flow.name}", modules=modules, master=master, conf=conf, stop=stop) as spark:
+                engine = Engine(
+                    flow,
+                    opening,
+                    spark,
+                    kafka=kafka,
+                    dead_letters=dead_letters,
+                    group=group,
+                    progress=progress,
+                    stop=stop,
+                    metadata_max_age=metadata_max_age,
+                )
+                return engine.stream(
+                    until_caught_up=until_caught_up,
+                    trigger_seconds=0.0 if until_caught_up else max(trigger_seconds, _LEAST_SECONDS),
+                    max_records=max_records,
+                )
+        except StoppedError:  # while Spark started
+            _finish(opening.run)
+            return Report()
+        finally:
+            opening.run.close()
 
 
 def _finish(run: Run) -> None:

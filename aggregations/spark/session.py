@@ -15,14 +15,11 @@ from pathlib import Path
 
 from py4j.protocol import Py4JError
 from pyspark import SparkConf, SparkContext
-from pyspark.java_gateway import launch_gateway
 
 from aggregations.errors import SparkEndedError
+from aggregations.spark.jvm import DEFAULT_MASTER, IS_SUBMITTED, MASTER, NAME, environment_of, is_local, started
 from aggregations.spark.retry import StoppedError
 from persistence.kafka.settings import SECRET_NAMES
-
-DEFAULT_MASTER = "local[2]"
-"""Spark's master when none is given."""
 
 NEEDED = {
     "spark.speculation": "false",  # two simultaneous attempts of a task would conflict
@@ -30,14 +27,8 @@ NEEDED = {
 }
 """Settings that exactness depends on; they cannot be overridden."""
 
-_GATEWAY = "PYSPARK_GATEWAY_PORT"  # the port of the JVM that spark-submit has started
-_NAME, _MASTER = "spark.app.name", "spark.master"
 _REDACTED = "spark.redaction.regex"
 _SECRETS = f"(?i:secret|password|token|access[.]?key|url|user|{SECRET_NAMES.removeprefix('(?i)')})"
-_OPTIONS = "SPARK_SUBMIT_OPTS"  # Java options, before those of Spark's settings
-# No record passes through the JVM: what its second compiler saves is less than what it costs. Measured: about 1 CPU
-# second per million events instead of 3.
-_JAVA = "-XX:TieredStopAtLevel=1"
 _POOLS = ("POLARS_MAX_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _LOG = logging.getLogger("headwater.spark")
 
@@ -140,11 +131,11 @@ class _Own:
         if self.spark is None:  # else another part of this program stopped it
             self._before = dict(os.environ)
         self.users = 0
-        os.environ.update(_environment(self._before, wanted[_MASTER]))
+        os.environ.update(environment_of(self._before, wanted[MASTER]))
         try:
             with _startable(stop):
                 if not theirs:
-                    _launch(settings)
+                    _launch(wanted, stop)
                 self.spark = SparkContext(conf=SparkConf().setAll(list(settings.items())))
             if stop.is_set():  # at the last moment: the JVM may have been ended
                 raise StoppedError
@@ -177,14 +168,9 @@ class _Own:
 _own = _Own()
 
 
-def is_submitted() -> bool:
-    """Whether this program was started by `spark-submit`."""
-    return _GATEWAY in os.environ
-
-
 def submitted() -> dict[str, str]:
     """Settings given to `spark-submit` by options, `--conf` and properties files; empty without spark-submit."""
-    if not is_submitted():
+    if not IS_SUBMITTED:
         return {}
     SparkContext._ensure_initialized()
     return dict(SparkConf().getAll())
@@ -195,15 +181,15 @@ def master_of(master: str | None, conf: Mapping[str, str]) -> str:
     found = SparkContext._active_spark_context
     if found is not None and (its := getattr(found, "master", None)):  # none while another thread starts it
         return str(its)
-    return {_MASTER: master or DEFAULT_MASTER, **conf, **submitted()}[_MASTER]
+    return {MASTER: master or DEFAULT_MASTER, **conf, **submitted()}[MASTER]
 
 
 def _wanted(name: str, master: str | None, conf: Mapping[str, str], theirs: Mapping[str, str]) -> dict[str, str]:
     """Settings that override the engine's. Ignored settings of the program are logged, without their values."""
-    ours = {**({_MASTER: master} if master else {}), **conf}
+    ours = {**({MASTER: master} if master else {}), **conf}
     if lost := [key for key, value in ours.items() if theirs.get(key, value) != value]:
         _LOG.warning("spark-submit was given %s; the program's own setting is not used", ", ".join(lost))
-    return {_NAME: name, _MASTER: DEFAULT_MASTER, **ours, **theirs}
+    return {NAME: name, MASTER: DEFAULT_MASTER, **ours, **theirs}
 
 
 @contextmanager
@@ -237,33 +223,14 @@ def _startable(stop: threading.Event) -> Iterator[None]:
             signal.signal(signal.SIGINT, handler)
 
 
-def _launch(settings: Mapping[str, str]) -> None:
-    """Start a JVM that no signal reaches: this process stops Spark. It ends with this process, when its standard input is closed.
-
-    A terminal sends signals to the process group, systemd sends SIGTERM to every process of a service.
-    """
+def _launch(wanted: Mapping[str, str], stop: threading.Event) -> None:
+    """Start a JVM that no signal reaches, or take the one that was started ahead: this process stops Spark."""
     if SparkContext._gateway is None:
-        conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
-        gateway = launch_gateway(conf, {"start_new_session": True})  # type: ignore[no-untyped-call]
+        gateway = started(wanted, dict(os.environ)).connect(stop)
         SparkContext._ensure_initialized(gateway=gateway)
         signals = gateway.jvm.sun.misc
         with suppress(Py4JError):  # under -Xrs Java handles no signals
             signals.Signal.handle(signals.Signal("TERM"), signals.SignalHandler.SIG_IGN)
-
-
-def _environment(before: Mapping[str, str], master: str) -> dict[str, str]:
-    """Environment variables for Spark's launcher and workers, with this interpreter; existing ones are kept."""
-    ours = {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
-    if not _is_local(master):
-        return {**ours, **before}
-    ours["SPARK_LOCAL_IP"] = "127.0.0.1"
-    options = {_OPTIONS: f"{_JAVA} {before.get(_OPTIONS, '')}".strip()}  # what comes later wins
-    return {**ours, **before, **options}
-
-
-def _is_local(master: str) -> bool:
-    """Whether all workers are on this machine."""
-    return master.startswith("local")
 
 
 def _modules_path() -> str:
@@ -283,7 +250,7 @@ def _settings(wanted: Mapping[str, str]) -> dict[str, str]:
         # One task has one core; with larger thread pools, tasks would only wait for each other.
         **{f"spark.executorEnv.{name}": os.environ.get(name, "1") for name in _POOLS},
     }
-    if _is_local(wanted[_MASTER]):
+    if is_local(wanted[MASTER]):
         settings |= {
             "spark.executorEnv.PYTHONPATH": _modules_path(),
             "spark.driver.host": "127.0.0.1",

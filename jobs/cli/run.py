@@ -80,25 +80,31 @@ def run(
 
     With --json it writes one line for its start, one per batch, and one with `"done": true` for the whole run.
     """
+    from aggregations.spark.jvm import IS_SUBMITTED, start_ahead
+    from jobs import settings
+    from jobs.stack.java import JavaUnavailable, java
+
+    if IS_SUBMITTED:  # spark-submit has started the JVM, with its own log
+        spark = settings.pairs(conf or (), "--conf")
+    else:
+        spark = settings.spark(conf or ())
+        with suppress(JavaUnavailable):  # reported below: errors in the options come first
+            java()
+            start_ahead(master, spark)
+
     from aggregations.report import Report
     from aggregations.spark import run_flow
     from aggregations.spark.opening import check_given
-    from aggregations.spark.session import is_submitted, master_of
-    from jobs import settings
+    from aggregations.spark.session import master_of
     from jobs.directory import Directory
     from jobs.loading import files_of, load_flow
-    from jobs.stack.java import java
 
     found = load_flow(flow)
     here = Directory.load()
     kafka = settings.kafka(bootstrap, root, kafka_settings, directory=here)
     chosen = settings.of_flow(found, store, dead_letters=dead_letters, generation=generation, directory=here)
     seconds = settings.seconds(trigger)
-    if is_submitted():  # spark-submit has started the JVM, with its own log
-        spark = settings.pairs(conf or (), "--conf")
-    else:
-        spark = settings.spark(conf or ())
-        # `run_flow` also checks this; here, errors in the options are reported before errors of Java.
+    if not IS_SUBMITTED:  # `run_flow` also checks this
         at = master_of(master, spark)
         check_given(found, chosen.stores, accept or (), at, conf=spark, dead_letters=chosen.dead_letters)
         java()

@@ -22,6 +22,7 @@ from typing import Final
 from xml.sax.saxutils import quoteattr
 
 from jobs.stack.java import java
+from persistence.directories import cache_dir
 
 KAFKA_BROKER: Final = ("org.apache.kafka:kafka_2.13:4.3.1", "org.apache.logging.log4j:log4j-slf4j-impl:2.25.4@jar")
 """The broker, and the binding without which it swallows every message of its log."""
@@ -35,13 +36,6 @@ _DOWNLOADING: Final = re.compile(r"downloading \S*/(\S+) \.\.\.")
 
 class JarsUnavailable(RuntimeError):
     """A set of jars could not be resolved; the text names the remedy."""
-
-
-def cache_dir() -> Path:
-    """Where jars are kept: `HEADWATER_CACHE`, else headwater's part of the user's cache directory."""
-    if own := os.environ.get("HEADWATER_CACHE"):
-        return Path(own).expanduser().absolute()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").expanduser() / "headwater"
 
 
 def resolve(name: str, coordinates: Sequence[str], *, progress: OnDownload | None = None) -> list[Path]:

@@ -110,6 +110,53 @@ for one in threads:
 print(found[0] is found[1], SparkContext._active_spark_context, dict(os.environ) == before)
 """
 
+AHEAD = """
+import os, subprocess, sys, tempfile
+from pathlib import Path
+from aggregations.spark import jvm
+from tests.support.spark import FAST
+assert "pyspark" not in sys.modules
+try:
+    with jvm.jvm_ahead("local[1]", FAST):
+        refused = jvm._ahead
+        raise OSError
+except OSError:
+    print(refused.process.returncode, refused._directory.exists())
+jvm.start_ahead("local[1]", {**FAST, "spark.app.name": "ahead"})
+first = jvm._ahead
+jvm.start_ahead("local[7]", {})
+assert jvm._ahead is first
+from aggregations.spark.session import session
+with session("own", master="local[1]", conf=FAST) as spark:
+    print(spark._gateway.proc is first.process, spark.appName)
+spark._gateway.shutdown()
+first.process.kill()
+first.process.wait()
+from aggregations.spark.session import _forget_jvm
+_forget_jvm()
+jvm.start_ahead("local[1]", FAST)
+others = jvm._ahead
+os.environ["SET_BY"] = "the flow's own module"
+with session("own", master="local[1]", conf=FAST) as spark:
+    print(others.process.returncode, spark._gateway.proc is others.process, spark._jvm.System.getenv("SET_BY"))
+os.environ["JAVA_HOME"] = "/none"
+spark._gateway.shutdown()
+spark._gateway.proc.kill()
+_forget_jvm()
+try:
+    with session("own", master="local[1]", conf=FAST):
+        pass
+except Exception as error:
+    print(type(error).__name__)
+"""
+
+ARCHIVED = """
+import sys
+from aggregations.spark.session import session
+with session("own", master="local[1]", conf={"spark.driver.extraJavaOptions": sys.argv[1]}) as spark:
+    print(spark.parallelize(range(3)).count())
+"""
+
 SUBMITTED = """
 import json
 from aggregations.spark.session import master_of, session
@@ -153,6 +200,29 @@ def test_what_was_submitted_wins_over_the_program_and_that_over_the_engine(tmp_p
 def test_a_session_of_our_own_can_be_stopped_while_it_starts_leaves_nothing_behind_and_no_signal_ends_its_jvm() -> None:
     ended = subprocess.run([sys.executable, "-c", OWN], capture_output=True, text=True, check=False)
     assert ended.stdout.split() == ["stopped", "group", "False", "interrupted", "restored"], ended.stderr
+
+
+def test_a_jvm_that_was_started_ahead_is_used_if_it_fits_and_ended_if_nobody_uses_it() -> None:
+    ended = subprocess.run([sys.executable, "-c", AHEAD], capture_output=True, text=True, check=False)
+    lines = ["-9 False", "True own", "-9 False the flow's own module", "PySparkRuntimeError"]
+    assert ended.stdout.splitlines() == lines, ended.stderr
+
+
+def test_spark_s_classes_are_archived_by_the_first_jvm_and_read_by_the_next(tmp_path: Path) -> None:
+    loaded = tmp_path / "loaded"
+    for options in ("", f"-Xlog:class+load:file={loaded}"):
+        ended = subprocess.run(
+            [sys.executable, "-c", ARCHIVED, options],
+            env={**os.environ, "HEADWATER_CACHE": str(tmp_path / "a cache"), "SPARK_CONF_DIR": str(tmp_path / "none")},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert ended.stdout == "3\n", ended.stderr
+        assert "cds" not in ended.stderr
+    assert [path.suffix for path in sorted((tmp_path / "a cache" / "classes").iterdir())] == [".jsa", ".lock"]
+    (line,) = (line for line in loaded.read_text().splitlines() if "org.apache.spark.SparkContext " in line)
+    assert line.endswith("source: shared objects file (top)")
 
 
 def test_a_jvm_or_context_that_ends_is_said_and_the_next_run_of_the_process_starts_another() -> None:

@@ -7,6 +7,7 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from jobs.stack import jars
+from persistence.directories import cache_dir
 
 
 @pytest.fixture(autouse=True)
@@ -16,13 +17,13 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_cache_is_where_the_variables_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert jars.cache_dir() == tmp_path
+    assert cache_dir() == tmp_path
     monkeypatch.delenv("HEADWATER_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert jars.cache_dir() == tmp_path / "xdg" / "headwater"
+    assert cache_dir() == tmp_path / "xdg" / "headwater"
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    assert jars.cache_dir() == tmp_path / "home" / ".cache" / "headwater"
+    assert cache_dir() == tmp_path / "home" / ".cache" / "headwater"
 
 
 @pytest.mark.parametrize("coordinate", ["kafka", "org.apache.kafka:kafka", "a:b:c:d", "a:b:c@zip", 'a:b"/>:1'])

@@ -14,8 +14,9 @@ from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Flow
 from aggregations.definition.source import Topic
 from aggregations.errors import FlowError
+from aggregations.spark.jvm import environment_of
 from aggregations.spark.opening import check_given
-from aggregations.spark.session import _environment, _settings
+from aggregations.spark.session import _settings
 from persistence.registry import risks
 
 FLOW = Flow("fleet").source(Topic("legs", envelope=False)).aggregate("a", "value", Fields(n=count()))
@@ -69,11 +70,11 @@ def test_what_the_user_wants_redacted_comes_on_top_of_what_has_to_be() -> None:
 
 
 def test_a_jvm_that_reads_no_record_compiles_once_and_the_user_s_own_options_win() -> None:
-    ours = _environment({}, "local[2]")["SPARK_SUBMIT_OPTS"].split()
+    ours = environment_of({}, "local[2]")["SPARK_SUBMIT_OPTS"].split()
     assert "-XX:TieredStopAtLevel=1" in ours
-    both = _environment({"SPARK_SUBMIT_OPTS": "-XX:TieredStopAtLevel=4"}, "local[2]")["SPARK_SUBMIT_OPTS"].split()
+    both = environment_of({"SPARK_SUBMIT_OPTS": "-XX:TieredStopAtLevel=4"}, "local[2]")["SPARK_SUBMIT_OPTS"].split()
     assert both == [*ours, "-XX:TieredStopAtLevel=4"]
-    assert "SPARK_SUBMIT_OPTS" not in _environment({}, "spark://master:7077")
+    assert "SPARK_SUBMIT_OPTS" not in environment_of({}, "spark://master:7077")
 
 
 def test_the_driver_does_not_load_what_only_tasks_compile() -> None:
