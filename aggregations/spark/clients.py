@@ -1,9 +1,11 @@
 """Connections and cached facts of an engine process: each is made once, on first use."""
 
 import os
+import time
 from collections.abc import Callable, Hashable
 from typing import Any, Final, TypeVar
 
+from aggregations.spark import residents
 from persistence.kafka import AcknowledgedProducer, KafkaSettings, Topics
 from persistence.protocol import StateStore
 from persistence.registry import open_store
@@ -18,13 +20,18 @@ NEEDED: Final[dict[str, Any]] = {
 }
 """Settings of every consumer here that a user's settings do not override: a record would be missing, or an aborted one
 would be read."""
+UNUSED_SECONDS: Final = 60.0
+"""Time after which a resident closes a consumer, which would go on fetching, or a store: their run has ended."""
 opened: Final[dict[Hashable, object]] = {}
 """What `once` made, by process and name."""
+_stores_used: Final[dict[str, float]] = {}
 
 
 def store_of(url: str) -> StateStore:
     """The store at `url`."""
-    return once(("store", url), lambda: open_store(url))
+    store = once(("store", url), lambda: open_store(url))
+    _stores_used[url] = time.monotonic()
+    return store
 
 
 def producer_of(settings: KafkaSettings) -> AcknowledgedProducer:
@@ -53,3 +60,16 @@ def once(what: Hashable, make: Callable[[], T]) -> T:
     if place not in opened:
         opened[place] = make()
     return opened[place]  # type: ignore[return-value]
+
+
+def _close_unused() -> bool:
+    now = time.monotonic()
+    for url, used in list(_stores_used.items()):
+        if now - used > UNUSED_SECONDS:
+            del _stores_used[url]
+            store: StateStore = opened.pop((os.getpid(), ("store", url)))  # type: ignore[assignment]
+            store.close()
+    return False
+
+
+residents.keepers.append(_close_unused)

@@ -10,7 +10,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from aggregations.columns.arrays import arrow
 from aggregations.spark import residents
-from aggregations.spark.clients import NEEDED, name_of, once, opened
+from aggregations.spark.clients import NEEDED, UNUSED_SECONDS, name_of, once, opened
 from aggregations.spark.ranges import Range
 from persistence.kafka import BrokerUnavailable, KafkaSettings
 from persistence.kafka.errors import broker_error, passes
@@ -22,8 +22,6 @@ CHUNK_RECORDS = 50_000
 """Most records that are decoded together. Measured: 10,000 cost a third more, 100,000 a little more."""
 CHUNK_BYTES = 64 << 20
 """Bytes of values after which a chunk is complete."""
-_UNUSED_SECONDS = 60.0
-"""Time after which a consumer is closed: its run has ended, and it would go on fetching."""
 _SILENCE_SECONDS = 30.0
 """Longest time without progress, in seconds, before the broker counts as unavailable."""
 _PATIENCE_SECONDS = 0.05
@@ -234,7 +232,7 @@ def fetcher_of(settings: KafkaSettings, topic: str, group: str, *, headers: bool
 
 def _close_unused() -> bool:
     for place, found in list(opened.items()):
-        if isinstance(found, Fetcher) and time.monotonic() - found.used > _UNUSED_SECONDS:
+        if isinstance(found, Fetcher) and time.monotonic() - found.used > UNUSED_SECONDS:
             del opened[place]
             found.close()
     return False

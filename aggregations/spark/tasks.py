@@ -163,9 +163,10 @@ def persisting(job: Job, stage: Stage) -> Task:
             others = [block for block in others if block.kind not in (Kind.MARKS, Kind.KEPT)]
 
         def act(work: Work) -> list[Block]:
+            assert not kept, "states of one stage wait in residents or as blocks, never both"
             return _persist(work, stage, [write for payload in mine for write in _read_writes(payload)], told)
 
-        if kept and not _has_failed(others):
+        if kept and not mine and not _has_failed(others):
             number, hashes = kept[0].route, [block.payload for block in kept]
             slot = job.tasks[number].number
             yield from pack([*others, *_in_resident(job.routes, slot, persist_kept, run, serial, told, hashes)])

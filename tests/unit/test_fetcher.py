@@ -1,15 +1,17 @@
 """How a range is looked for among records that are fetched ahead, with a client that keeps them in a list."""
 
 from collections.abc import Collection, Mapping
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
-from aggregations.spark import fetch
+from aggregations.spark import clients, fetch
 from aggregations.spark.consuming import Event
 from aggregations.spark.fetch import Fetcher
 from aggregations.spark.ranges import Range
 from persistence.kafka import KafkaSettings
+from persistence.protocol import FlowRef
 
 
 class Listed:
@@ -93,3 +95,25 @@ def test_a_consumer_that_no_run_uses_any_more_is_closed_and_the_next_call_has_an
     fetch._close_unused()
     assert [one.closed for one in made] == [True]
     assert fetch.fetcher_of(settings, "legs", "closed", headers=False) is not first
+
+
+def test_a_store_that_no_run_uses_any_more_is_closed_and_the_next_call_has_another(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    url = f"sqlite:///{tmp_path}/states.db"
+    first = clients.store_of(url)
+    first.acquire_epoch(FlowRef("fleet", 1))
+    now += 59
+    assert clients.store_of(url) is first
+    now += 59
+    clients._close_unused()
+    assert clients.store_of(url) is first
+    assert (tmp_path / "states.db-wal").exists(), "the file is open"
+    now += 61
+    clients._close_unused()
+    assert not (tmp_path / "states.db-wal").exists(), "SQLite removes it when the last connection is closed"
+    assert clients.store_of(url) is not first
+    assert clients.store_of(url).installed_epoch(FlowRef("fleet", 1)) == 1
+    clients.store_of(url).close()

@@ -15,9 +15,10 @@ from aggregations.definition.source import Json, Topic
 from aggregations.errors import FlowError, SharedKeyError, TasksLostError
 from aggregations.spark import tasks, waiting
 from aggregations.spark.action import lost
-from aggregations.spark.blocks import Block, Kind
+from aggregations.spark.blocks import Block, Kind, pack, unpack
 from aggregations.spark.job import Job
 from aggregations.spark.path import Work
+from aggregations.spark.ranges import Slot
 from aggregations.spark.retry import may_pass
 from persistence.errors import Transient
 from persistence.kafka import BrokerUnavailable, KafkaSettings
@@ -84,6 +85,15 @@ def test_a_key_that_another_task_folded_too_is_found_by_its_hash() -> None:
     waiting.keep(JOB, WRITES[:501])
     with pytest.raises(SharedKeyError, match="stage aircraft"):
         waiting.take(JOB.run, JOB.serial).check_not_shared(others)
+
+
+def test_states_that_wait_in_a_resident_and_as_blocks_are_an_error_and_none_is_left_out() -> None:
+    job = replace(JOB, run="both", tasks=(Slot(0, ()),))
+    rows = pack([*tasks._waiting(job, FLOW.stages[0], WRITES[:1]), *tasks._kept(job, 0, WRITES[1:])])
+    blocks = unpack(list(tasks.persisting(job, FLOW.stages[0])(rows)))
+    _, failures = tasks.outcome_of(blocks)
+    assert [type(one) for one in failures] == [AssertionError] * job.routes
+    assert waiting.take("both", 0).writes == WRITES[1:], "nothing was persisted"
 
 
 def failure(error: BaseException) -> Exception:
