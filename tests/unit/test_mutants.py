@@ -1,10 +1,18 @@
 """How surviving mutants are named and distinguished."""
 
 import ast
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 from tests.mutants.__main__ import KNOWN, _wordless, difference, known
+from tests.mutants.plugin import OUT_OF_TIME
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_a_change_is_named_by_what_was_and_what_is_with_a_little_around_it():
@@ -61,3 +69,22 @@ def test_every_change_on_the_list_has_a_reason_above_it():
         reason = line if line.startswith("#") else reason if line else ""
         assert reason or not line
     assert all(" => " in change for change in known())
+
+
+def test_the_fastest_tests_run_first_and_one_that_does_not_end_ends_the_process(tmp_path):
+    # The limit is longer than a test usually takes by some seconds, less here.
+    (tmp_path / "mutmut-stats.json").write_text(
+        json.dumps({"duration_by_test": {"test_it.py::test_endless": -0.45, "test_it.py::test_quick": -0.5}})
+    )
+    (tmp_path / "test_it.py").write_text(
+        "def test_endless():\n    print('endless', flush=True)\n    while True:\n        pass\n"
+        "def test_quick():\n    print('quick', flush=True)\n"
+    )
+    options = ("-s", "-q", "--rootdir=.", "-pno:cacheprovider", "-ptests.mutants.plugin")
+    ended = subprocess.run(
+        [sys.executable, "-m", "pytest", *options], cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert ended.returncode == OUT_OF_TIME
+    assert ended.stdout.split()[:1] == ["quick"]
+    assert "endless" in ended.stdout
