@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from mutmut.mutation import trampoline
 
 OUT_OF_TIME = 24
 """Exit code that mutmut takes for a run that did not end."""
@@ -21,6 +22,12 @@ def usual() -> Mapping[str, float]:
     stats = Path("mutmut-stats.json")
     measured: dict[str, float] = json.loads(stats.read_text())["duration_by_test"] if stats.exists() else {}
     return measured
+
+
+def pytest_configure() -> None:
+    """Read the name of the mutant once, and not in every call of a function that has mutants."""
+    mutant = trampoline.get_mutant_under_test()
+    trampoline.get_mutant_under_test = lambda: mutant
 
 
 @pytest.hookimpl(trylast=True)
