@@ -64,7 +64,7 @@ class Spans(NamedTuple):
 
     def array(self, kind: pa.DataType) -> pa.Array:
         """Copy the values, none of which is null, to an array of `pa.binary()`, or of `pa.string()` if they are text."""
-        from aggregations.columns.wire import gather
+        from aggregations.columns.gather import gather
 
         bounds = np.zeros(len(self.starts) + 1, np.int64)
         np.cumsum(self.lengths, out=bounds[1:])

@@ -20,6 +20,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 BYTES: Final = types.Array(numba.uint8, 1, "C", readonly=True)
 """Bytes of an Arrow buffer, which is not written to."""
 NUMBERS: Final = types.Array(numba.int64, 1, "C", readonly=True)
+SPANS: Final = types.Tuple((BYTES, NUMBERS, NUMBERS))
+"""The members of `arrays.Spans`."""
 
 SOURCES: Final = ("aggregations.columns", "aggregations.spark", "envelope", "envelope.dedup")
 """Packages of all modules from which compiled functions use constants or other functions."""

@@ -1,6 +1,6 @@
 """The fast reader of a `Topic`: converts batches of Kafka records to columns.
 
-Compiled code (`wire`) checks every rule of `RecordDecoder` and reads what is plainly valid. Any other record goes
+Compiled code (`envelope_reading`) checks every rule of `RecordDecoder` and reads what is plainly valid. Any other record goes
 through `RecordDecoder` itself, which accepts or rejects it, so the two readers cannot disagree.
 """
 
@@ -112,14 +112,14 @@ class Decoder:
         return Batch(frame, tuple(codes.signatures), rejected, self.topic.siblings, skipped)
 
     def _enveloped(self, inputs: Inputs, codes: _Codes) -> _Part:
-        from aggregations.columns import wire
+        from aggregations.columns.envelope_reading import read_envelopes
 
         limits, own = self.topic.limits, Own.of(inputs.topic, inputs.partition)
         values = Spans.of(inputs.value)
         good = np.empty(len(inputs.value), np.bool_)
         found = np.empty((9, len(good)), np.int64)
         most = (limits.message_bytes, limits.payload_bytes, min(limits.hops, _MOST_HOPS), limits.topic_chars)
-        offsets, indices, kinds, nodes = wire.read_envelopes(
+        offsets, indices, kinds, nodes = read_envelopes(
             tuple(values),
             tuple(Spans.of(inputs.key)),
             tuple(Spans.of(own.names())),

@@ -93,7 +93,7 @@ class Routes:
     Attributes:
         own: The routes without hops.
         nodes: For each route the one before its last hop, and the kind of that hop. The first `len(own)` have none.
-        kinds: Kinds of hops; see `wire.read_envelopes`.
+        kinds: Kinds of hops; see `read_envelopes`.
         data: The buffer in which their names are.
     """
 
@@ -112,7 +112,7 @@ class Routes:
         return self.own.way(number, tuple(reversed(steps)))
 
     def _kind(self, number: int) -> HopKind:
-        from aggregations.columns import wire
+        from aggregations.columns.envelope_reading import INDEXED, KEYLESS, PASS_THROUGH, REKEYED
 
         *places, partition, flags = self.kinds[number].tolist()
         topic, via, topic_id, cluster = (
@@ -120,6 +120,6 @@ class Routes:
             for start, length in zip(places[::2], places[1::2], strict=True)
         )
         rekeyed, pass_through, indexed, keyless = (
-            bool(flags & flag) for flag in (wire.REKEYED, wire.PASS_THROUGH, wire.INDEXED, wire.KEYLESS)
+            bool(flags & flag) for flag in (REKEYED, PASS_THROUGH, INDEXED, KEYLESS)
         )
         return topic, partition, via, rekeyed, pass_through, indexed, topic_id, cluster, keyless

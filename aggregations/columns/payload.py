@@ -19,7 +19,9 @@ from aggregations.definition.protobuf import trimmed
 PayloadColumns: TypeAlias = Callable[[Spans], tuple[pl.DataFrame, Mask]]
 """Takes payloads; returns the columns of those that could be read, and which these are."""
 
-_FLAT: Final[dict[int, tuple[str, Any]]] = {  # by type of a field: its name in `wire`, and type of the numbers
+_FLAT: Final[
+    dict[int, tuple[str, Any]]
+] = {  # by type of a field: its name in `payload_reading`, and type of the numbers
     FieldDescriptor.TYPE_INT32: ("INT32", np.int32),
     FieldDescriptor.TYPE_INT64: ("INT64", np.int64),
     FieldDescriptor.TYPE_UINT32: ("UINT32", np.uint32),
@@ -34,7 +36,7 @@ _FLAT: Final[dict[int, tuple[str, Any]]] = {  # by type of a field: its name in 
     FieldDescriptor.TYPE_DOUBLE: ("FIXED64", np.float64),
     FieldDescriptor.TYPE_BOOL: ("BOOL", np.bool_),
     FieldDescriptor.TYPE_STRING: ("STRING", pa.string()),
-    FieldDescriptor.TYPE_BYTES: ("BYTES_", pa.binary()),
+    FieldDescriptor.TYPE_BYTES: ("BYTES", pa.binary()),
 }
 
 
@@ -62,7 +64,7 @@ def payload_columns(payload: Payload, columns: frozenset[str] | None) -> Payload
 
 
 def _protobuf(payload: Protobuf, columns: frozenset[str] | None) -> PayloadColumns:
-    from aggregations.columns.wire import read_payloads
+    from aggregations.columns.payload_reading import read_payloads
 
     message = trimmed(payload.type, columns).DESCRIPTOR
     bounds, fields = _table(message)
@@ -98,8 +100,8 @@ def _protobuf(payload: Protobuf, columns: frozenset[str] | None) -> PayloadColum
 
 
 def _table(message: Any) -> tuple[Ints, Any]:
-    """The arguments `bounds` and `fields` of `wire.read_payloads`, for a message that does not contain itself."""
-    from aggregations.columns import wire
+    """The arguments `bounds` and `fields` of `read_payloads`, for a message that does not contain itself."""
+    from aggregations.columns import payload_reading
 
     found: list[list[tuple[int, int, int]]] = []
 
@@ -109,10 +111,10 @@ def _table(message: Any) -> tuple[Ints, Any]:
         found.append(rows)
         for place, field in enumerate(message.fields):
             if field.message_type is None:
-                kind, target = getattr(wire, _FLAT[field.type][0]), -1 if within else place
+                kind, target = getattr(payload_reading, _FLAT[field.type][0]), -1 if within else place
             else:
-                kind, target = wire.MESSAGE, add(field.message_type, within=True)
-            rows.append((field.number, kind + wire.REPEATED * field.is_repeated, target))
+                kind, target = payload_reading.MESSAGE, add(field.message_type, within=True)
+            rows.append((field.number, kind + payload_reading.REPEATED * field.is_repeated, target))
         return number
 
     add(message, within=False)

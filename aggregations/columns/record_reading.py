@@ -9,6 +9,7 @@ from aggregations.columns.arrays import Ints
 from aggregations.columns.checksum import crc32c
 from aggregations.columns.compiled import compiled
 from aggregations.columns.histories import LaneArrays
+from aggregations.columns.json_reading import LONG, follows, integer, integers, value_end, word
 from aggregations.columns.lane_names import LaneTable, hash_of
 from aggregations.columns.record_text import (
     AT,
@@ -22,7 +23,6 @@ from aggregations.columns.record_text import (
     HEX,
     INDEX,
     LANES,
-    MINUS,
     NULL,
     OPEN,
     QUOTE,
@@ -42,12 +42,8 @@ READ, OTHER, UNKNOWN = 0, 1, 2
 """What became of a record: it was read, is not of the usual form, or names a lane that the table lacks."""
 
 _FULL: Final = -2  # there is not enough room in the histories
-_LONG: Final = -3  # a list has more numbers than the lists that they are read into
-_DIGITS: Final = 19
-_TENTH: Final = (2**63 - 1) // 10
 _LONGEST_RUN: Final = 1 << 20
 _NO_INDEX: Final = -1
-_BACKSLASH: Final = ord("\\")
 _MEMBERS: Final = np.frombuffer(b"ahsifuw", np.uint8)  # the first letters of the members of a lane, in their order
 
 
@@ -83,85 +79,6 @@ def read_records(
 
 
 @compiled(allocates=False)
-def _follows(data: Bytes, at: int, end: int, texts: Bytes, first: int, last: int) -> int:
-    """Where the text from `first` up to `last` ends in the data; -1 if other text follows there."""
-    if at < 0 or at + last - first > end:
-        return -1
-    for i in range(last - first):
-        if data[at + i] != texts[first + i]:
-            return -1
-    return at + last - first
-
-
-@compiled(allocates=False)
-def _word(data: Bytes, at: int, end: int, word: int) -> int:
-    """Where a constant text ends; -1 if other text follows."""
-    return _follows(data, at, end, WORDS, WORD_FIRST[word], WORD_FIRST[word + 1])
-
-
-@compiled(allocates=False)
-def _number(data: Bytes, at: int, end: int) -> tuple[int, int]:
-    """An integer, and where it ends; -1 if there is none."""
-    negative = at < end and data[at] == MINUS
-    if negative:
-        at += 1
-    begin, value = at, 0
-    while at < end and 48 <= data[at] <= 57:
-        digit = data[at] - 48
-        if at - begin == _DIGITS or value > _TENTH or (value == _TENTH and digit > 7):
-            return 0, -1
-        value = value * 10 + digit
-        at += 1
-    if at == begin or (data[begin] == 48 and (at > begin + 1 or negative)):
-        return 0, -1
-    return -value if negative else value, at
-
-
-@compiled(allocates=False)
-def _numbers(data: Bytes, at: int, end: int, into: Ints) -> tuple[int, int]:
-    """The number of integers in a list up to its end, and where the list ends; -1 if there are others in it."""
-    count = 0
-    while True:
-        value, at = _number(data, at, end)
-        if at < 0 or at >= end:
-            return count, -1
-        if count == len(into):
-            return count, _LONG
-        into[count] = value
-        count += 1
-        if data[at] == CLOSE:
-            return count, at + 1
-        if data[at] != COMMA:
-            return count, -1
-        at += 1
-
-
-@compiled(allocates=False)
-def _value_end(data: Bytes, at: int, end: int) -> int:
-    """Where a JSON value ends, if it is valid; -1 if it has no end."""
-    depth, quoted = 0, False
-    while at < end:
-        byte = data[at]
-        if quoted:
-            if byte == _BACKSLASH:
-                at += 1
-            elif byte == QUOTE:
-                quoted = False
-        elif byte == QUOTE:
-            quoted = True
-        elif byte in (OPEN, BEGIN):
-            depth += 1
-        elif byte in (CLOSE, END):
-            if depth == 0:
-                return at
-            depth -= 1
-        elif byte == COMMA and depth == 0:
-            return at
-        at += 1
-    return -1
-
-
-@compiled(allocates=False)
 def _offsets(steps: Ints, count: int, into: Ints) -> int:
     """Write the ascending numbers that are given as steps, and return how many these are; -1 if they are not valid."""
     if steps[0] < 0:
@@ -172,7 +89,7 @@ def _offsets(steps: Ints, count: int, into: Ints) -> int:
         if times > _LONGEST_RUN:
             return -1
         if size + times > len(into):
-            return _LONG
+            return LONG
         for _ in range(times):
             value += 1 if steps[i] < 0 else steps[i]
             into[size] = value
@@ -184,30 +101,30 @@ def _offsets(steps: Ints, count: int, into: Ints) -> int:
 def _state_end(data: Bytes, at: int, end: int, form: Form, values: Values, record: int) -> int:
     """Read the values of a state, and return where the lanes begin; -1 if the text is not of the form."""
     head, kinds, piece_first, pieces = form
-    at = _follows(data, at, end, head, 0, len(head))
+    at = follows(data, at, end, head, 0, len(head))
     for i in range(len(kinds)):
-        at = _follows(data, at, end, pieces, piece_first[i], piece_first[i + 1])
+        at = follows(data, at, end, pieces, piece_first[i], piece_first[i + 1])
         if at < 0:
             return -1
-        null = _word(data, at, end, NULL) if kinds[i] == WHOLE else -1
+        null = word(data, at, end, NULL) if kinds[i] == WHOLE else -1
         if kinds[i] == TEXT:
             values.first[i, record] = at
-            at = _value_end(data, at, end)
+            at = value_end(data, at, end)
             values.last[i, record] = at
         elif null >= 0:
             values.known[i, record] = 0
             at = null
         else:
-            values.whole[i, record], at = _number(data, at, end)
+            values.whole[i, record], at = integer(data, at, end)
             values.known[i, record] = 1
-    at = _follows(data, at, end, pieces, piece_first[len(kinds)], piece_first[len(kinds) + 1])
-    return _word(data, at, end, LANES)
+    at = follows(data, at, end, pieces, piece_first[len(kinds)], piece_first[len(kinds) + 1])
+    return word(data, at, end, LANES)
 
 
 @compiled(allocates=False)
 def _is_sealed(data: Bytes, at: int, end: int, behind: int) -> bool:
     """Whether a record ends with its checksum: 11 bytes before it, 8 digits, and 2 bytes after them."""
-    if end <= at or _word(data, end, behind, TAIL) < 0 or data[end + 19] != QUOTE or data[end + 20] != END:
+    if end <= at or word(data, end, behind, TAIL) < 0 or data[end + 19] != QUOTE or data[end + 20] != END:
         return False
     checksum = crc32c(data, at, end)
     for digit in range(8):
@@ -231,9 +148,9 @@ def _indices(data: Bytes, at: int, end: int, positions: int, held: Ints, to: int
         count, step = positions, 0
         if at < end and data[at] == OPEN:
             step = 1
-            count, at = _numbers(data, at + 1, end, steps)
+            count, at = integers(data, at + 1, end, steps)
         else:
-            steps[0], at = _number(data, at, end)
+            steps[0], at = integer(data, at, end)
         if at < 0:
             return columns, at
         if count != positions or at >= end or data[at] != (COMMA if column < columns - 1 else CLOSE):
@@ -267,31 +184,31 @@ def _lane_end(
             for one in range(len(_MEMBERS)):
                 if data[at + 1] == _MEMBERS[one]:
                     member = one
-        at = _word(data, at, end, AT + member) if member > rank else -1
+        at = word(data, at, end, AT + member) if member > rank else -1
         if at < 0:
             return 0, -1
         rank = member
         if member == AT - AT:
-            partitions, at = _numbers(data, at, end, partition_of)
+            partitions, at = integers(data, at, end, partition_of)
         elif member == HELD - AT:
             rank = STEPS - AT  # one or the other
-            positions, at = _numbers(data, at, end, numbers)
+            positions, at = integers(data, at, end, numbers)
         elif member == STEPS - AT:
-            count, at = _numbers(data, at, end, steps)
+            count, at = integers(data, at, end, steps)
             if at >= 0:
                 positions = _offsets(steps, count, numbers)
                 at = positions if positions < 0 else at
         elif member == INDEX - AT:
             columns, at = _indices(data, at, end, positions, space.held, holding, steps)
         elif member == FLOOR - AT:
-            count, at = _numbers(data, at, end, steps)
+            count, at = integers(data, at, end, steps)
             if flooring + count > len(space.floors):
                 return 0, _FULL
             for i in range(count):
                 space.floors[flooring + i] = steps[i]
             flooring += count
         elif member == USED - AT:
-            space.used[lane], at = _number(data, at, end)
+            space.used[lane], at = integer(data, at, end)
         else:
             space.wide[lane] = 1
         if at < 0:
@@ -370,7 +287,7 @@ def _read(
         while at >= 0:  # groups
             group, past = -1, -1
             for one in range(len(text_first) - 1):
-                past = _follows(data, at, end, texts, text_first[one], text_first[one + 1])
+                past = follows(data, at, end, texts, text_first[one], text_first[one + 1])
                 if past >= 0:
                     group = one
                     break
@@ -407,7 +324,7 @@ def _read(
             at = at + 1 if data[at] == COMMA else -1
         if at == _FULL:
             return record
-        if at == _LONG:
+        if at == LONG:
             return ~record
         found[record] = result
         if result != READ:

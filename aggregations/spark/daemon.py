@@ -56,7 +56,9 @@ def _load() -> None:
     other = fork_child(signal.SIGKILL, prepare)  # if it fails, this process compiles it again, with the same error
     before = signal.signal(signal.SIGPROF, notice)
     signal.setitimer(signal.ITIMER_PROF, _LOADED_SECONDS)
-    import aggregations.columns.wire
+    import aggregations.columns.envelope_reading
+    import aggregations.columns.gather
+    import aggregations.columns.payload_reading
     import aggregations.spark.message_kernels  # noqa: F401
 
     signal.setitimer(signal.ITIMER_PROF, 0.0)

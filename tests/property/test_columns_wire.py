@@ -11,7 +11,7 @@ from google.protobuf.message import DecodeError
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from aggregations.columns import checksum, schema, wire
+from aggregations.columns import checksum, payload_reading, schema
 from aggregations.columns.arrays import Spans
 from aggregations.columns.decode import Decoder
 from aggregations.columns.payload import payload_columns
@@ -267,4 +267,5 @@ def test_nothing_outside_a_value_is_read() -> None:
 
 
 def test_kinds_of_fields_are_numbered_as_the_compiled_code_expects() -> None:
-    assert wire.BOOL < wire.FIXED32 < wire.FIXED64 < wire.STRING < wire.BYTES_ < wire.MESSAGE < wire.REPEATED
+    kinds = payload_reading
+    assert kinds.BOOL < kinds.FIXED32 < kinds.FIXED64 < kinds.STRING < kinds.BYTES < kinds.MESSAGE < kinds.REPEATED

@@ -6,10 +6,15 @@ from pathlib import Path
 
 import pytest
 
+import aggregations
 from aggregations.columns import compiled
 
-KERNELS = ("columns.wire", "columns.judge", "columns.fold", "columns.record_reading", "columns.record_writing")
-MODULES = [importlib.import_module(f"aggregations.{name}") for name in (*KERNELS, "spark.message_kernels")]
+PACKAGE = Path(aggregations.__path__[0])
+MODULES = [
+    importlib.import_module(".".join(("aggregations", *file.relative_to(PACKAGE).with_suffix("").parts)))
+    for file in sorted(PACKAGE.rglob("*.py"))
+    if "@compiled" in file.read_text()
+]
 
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__)
