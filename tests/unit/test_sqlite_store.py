@@ -1,14 +1,12 @@
 import functools
-import multiprocessing
 import sqlite3
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 import pytest
 
-from persistence.commit.faults import Injector, use
 from persistence.errors import Corrupt, Terminal, Transient
-from persistence.protocol import Capabilities, FlowRef, Manifest, Stored, Write
+from persistence.protocol import FlowRef, Manifest, Write
 from persistence.registry import open_store
 from persistence.sqlite.database import _after_fork_in_child, _inherited
 from persistence.sqlite.errors import translate
@@ -53,53 +51,6 @@ def run_sql(path, sql):
     return rows
 
 
-def test_a_path_may_be_absolute_relative_or_quoted(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for url, file in [
-        (f"sqlite://{tmp_path}/a.db", "a.db"),
-        ("sqlite://b.db", "b.db"),
-        ("sqlite://sub/c.db?synchronous=normal&busy_timeout=2", "sub/c.db"),
-        ("sqlite://with%20space.db", "with space.db"),
-    ]:
-        open_store(url).acquire_epoch(FLOW)
-        assert (tmp_path / file).exists()
-
-
-def test_only_full_synchronous_claims_to_survive_a_loss_of_power(tmp_path):
-    claims = {
-        mode: open_store(f"sqlite://{tmp_path}/x.db?synchronous={mode}").capabilities
-        for mode in ("full", "normal", "off")
-    }
-    assert [claims[mode].durable for mode in claims] == [True, False, False]
-    assert [claims[mode].ordered_durability for mode in claims] == [True, True, False]
-    assert open_store(f"sqlite://{tmp_path}/x.db").capabilities == claims["full"]
-
-
-def test_its_file_is_shared_and_it_saves_all_or_nothing_and_scans_in_order(store):
-    assert store.capabilities == Capabilities(
-        durable=True,
-        ordered_durability=True,
-        shared=True,
-        atomic_save=True,
-        ordered_scan=True,
-        marked=True,
-        counted=True,
-    )
-
-
-@pytest.mark.parametrize("options", ["synchronous=maybe", "busy_timeout=-1", "busy_timeout=x", "journal=off"])
-def test_an_impossible_option_is_refused_without_quoting_it(tmp_path, options):
-    with pytest.raises(Terminal) as caught:
-        open_store(f"sqlite://{tmp_path}/x.db?{options}")
-    assert options.split("=")[0] in str(caught.value)
-    assert options not in str(caught.value)
-
-
-def test_a_url_without_a_file_is_refused():
-    with pytest.raises(Terminal, match=r"names no file\. Write sqlite:///absolute"):
-        open_store("sqlite://")
-
-
 def test_it_writes_ahead_and_syncs_every_commit(store, path):
     put(store, b"k")
     assert run_sql(path, "PRAGMA journal_mode") == [("wal",)]
@@ -123,12 +74,6 @@ def test_marks_that_cannot_be_read_name_their_stage(store, monkeypatch):
     monkeypatch.setattr(store._database, "_open", locked)
     with pytest.raises(Terminal, match="stage aircraft: database is locked"):
         store.marks(STAGE)
-
-
-def test_a_save_passes_its_fault_point(store):
-    with use(Injector()) as faults:
-        put(store, b"k")
-    assert list(faults.reached) == ["write:aircraft"]
 
 
 def test_a_save_of_states_that_nobody_else_changed_reads_none_of_them(store):
@@ -186,30 +131,6 @@ def test_a_damaged_file_is_corrupt_and_not_empty(store, path):
         store.load(STAGE, [b"0000"])
 
 
-def test_a_file_that_is_no_database_is_corrupt(path):
-    path.parent.mkdir(parents=True)
-    path.write_bytes(b"not a database at all " * 500)
-    with pytest.raises(Corrupt, match=str(path)):
-        open_store(f"sqlite://{path}").installed_epoch(FLOW)
-
-
-def test_a_database_of_another_program_is_left_alone(path):
-    path.parent.mkdir(parents=True)
-    run_sql(path, "CREATE TABLE theirs (x)")
-    before = path.read_bytes()
-    with pytest.raises(Terminal, match=r"another application\. Choose another file"):
-        open_store(f"sqlite://{path}").acquire_epoch(FLOW)
-    assert path.read_bytes() == before
-
-
-def test_a_file_of_a_newer_version_is_refused(store, path):
-    put(store)
-    store.close()
-    run_sql(path, "PRAGMA user_version = 3")
-    with pytest.raises(Terminal, match=r"has schema 3, this code reads 2\. Upgrade"):
-        store.load(STAGE, [b"k"])
-
-
 def test_a_file_without_marks_gets_them_and_keeps_its_states(store, path):
     epoch = put(store, b"k")
     store.close()
@@ -220,26 +141,6 @@ def test_a_file_without_marks_gets_them_and_keeps_its_states(store, path):
     assert {name: one.mark.count for name, one in store.marks(STAGE).items()} == {"0": 0}
     marks = store.save(STAGE, [Write(b"new", 0, b"{}")], epoch=epoch, batch=9)
     assert {name: mark.count for name, mark in marks.items()} == {"0": 1}
-
-
-def test_a_file_that_was_deleted_under_a_running_flow_stops_it(store, path):
-    epoch = put(store, b"k")
-    for file in path.parent.iterdir():
-        file.unlink()
-    with pytest.raises(Terminal, match=r"deleted or replaced while it was open\. Start the flow again"):
-        store.save(STAGE, [Write(b"k", 1, b"")], epoch=epoch, batch=4)
-    assert not path.exists()
-
-
-def test_a_file_that_was_replaced_by_an_older_copy_is_not_written_to(store, path):
-    store.acquire_epoch(FLOW)
-    store.close()
-    older = path.read_bytes()
-    epoch = put(store, b"k")
-    store.close()
-    path.write_bytes(older)
-    with pytest.raises(Terminal, match="emptied or replaced"):
-        store.save(STAGE, [Write(b"k", 1, b"")], epoch=epoch, batch=4)
 
 
 def test_a_state_that_was_tampered_with_into_text_is_corrupt(store, path):
@@ -263,37 +164,10 @@ def test_a_directory_that_cannot_be_made_is_terminal(tmp_path):
         open_store(f"sqlite://{tmp_path}/file/x.db").acquire_epoch(FLOW)
 
 
-def test_reading_a_file_that_does_not_exist_finds_nothing_and_creates_nothing(tmp_path):
-    store = open_store(f"sqlite://{tmp_path}/sub/x.db")
-    assert store.installed_epoch(FLOW) == 0
-    assert store.load_manifest(FLOW) is None
-    assert store.load(STAGE, [b"k"]) == {}
-    assert list(store.scan(STAGE)) == []
-    assert list(tmp_path.iterdir()) == []
-    put(store, b"k")
-    assert [key for key, _ in store.scan(STAGE)] == [b"k"]
-
-
 def test_a_path_that_leads_through_a_file_is_no_empty_store(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(Terminal, match=r"x\.db cannot be opened: Not a directory.* Check the path and its rights"):
         open_store(f"sqlite://{tmp_path}/file/x.db").installed_epoch(FLOW)
-
-
-def create(url, flow):
-    open_store(url).acquire_epoch(flow)
-
-
-def test_many_processes_may_create_the_file_at_once(path):
-    context = multiprocessing.get_context("spawn")
-    url = f"sqlite://{path}"
-    processes = [context.Process(target=create, args=(url, FLOW)) for _ in range(6)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join()
-    assert [process.exitcode for process in processes] == [0] * 6
-    assert open_store(url).installed_epoch(FLOW) == 6
 
 
 def test_a_file_that_another_process_creates_between_two_looks_at_it_is_ours(path, monkeypatch):
@@ -354,13 +228,6 @@ def test_a_file_system_that_cannot_share_memory_is_refused(path, monkeypatch):
     )
     with pytest.raises(Terminal, match=r"cannot use a write-ahead log\. Use a file on a local disk"):
         open_store(f"sqlite://{path}").acquire_epoch(FLOW)
-
-
-def test_a_retry_within_a_large_call_is_told_from_a_change(store):
-    epoch = put(store, b"0", b"1")
-    writes = [Write(b"%d" % i, 0, b'{"legs":1}') for i in range(3000)]
-    store.save(STAGE, writes, epoch=epoch, batch=3)
-    assert set(store.load(STAGE, [write.key for write in writes]).values()) == {Stored(1, epoch, 3, b'{"legs":1}')}
 
 
 def test_a_child_of_a_fork_opens_the_file_anew_whoever_held_the_handle_and_leaves_the_parents_connection_open(store):
