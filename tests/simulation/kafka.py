@@ -9,6 +9,7 @@ from typing import NamedTuple
 from aggregations.definition.element import Record
 from envelope.headers import Headers
 from jobs.republish.growth import Note
+from persistence.kafka import Watermarks
 
 _BEGIN_NS = 1_000_000_000 * 10**9
 _MARKED = 7  # one in this many offsets is not a record
@@ -82,6 +83,10 @@ class Log:
         """All records that are not deleted."""
         for partition in self.partitions:
             yield from (record for record in partition.records[partition.low :] if record)
+
+    def marks(self) -> list[Watermarks]:
+        """The watermarks of each partition."""
+        return [Watermarks(partition.low, partition.high) for partition in self.partitions]
 
 
 class Committed(NamedTuple):

@@ -1,6 +1,6 @@
 """The expected results: a plain fold of every logical message once, and the invariants after every step."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 
 from envelope import Reason
@@ -180,13 +180,6 @@ class Oracle:
         if self.outputs.setdefault(item, identity) != identity or self._places.setdefault(identity, item) != item:
             raise Violation(f"{item} is published at {identity}, and before at {self.outputs[item]}")
 
-    def expected_outputs(self) -> set[str]:
-        """Ids of the outputs of the last stage."""
-        last = len(self.spec.stages) - 1
-        return {
-            item.id for message in self.messages.values() if len(message.items) > last for item in message.items[last]
-        }
-
     def check_state(self, stage: int, key: str, seen: Mapping[str, int]) -> None:
         """Check that nothing is folded twice, or under a wrong key.
 
@@ -240,7 +233,7 @@ class Oracle:
         """Whether a message is a dead letter of a stage."""
         return message in self.letters[stage] or message in self.unproven[stage]
 
-    def states(self, stage: int) -> dict[str, object]:
+    def _states(self, stage: int) -> dict[str, object]:
         """The states of a stage after a plain fold of every message."""
         states: dict[str, dict[str, int]] = {}
         for message in self.messages.values():
@@ -254,3 +247,49 @@ class Oracle:
                     state["n"] += 1
                     state["s"] += item.x
         return dict(states)
+
+    def compare_refused(self, processor: Processor, letters: Set[str]) -> None:
+        """Compare a republisher's dead letters with what it must reject.
+
+        Raises:
+            Violation: One is missing, or should not be there.
+        """
+        if letters != self.refused[processor.dead]:
+            wrong = min(letters ^ self.refused[processor.dead])
+            raise Violation(f"{processor.name}: {wrong} is {'' if wrong in letters else 'not '}in {processor.dead}")
+
+    def compare_outputs(self) -> None:
+        """Compare the flow's dead letters and outputs with those of the plain fold.
+
+        Raises:
+            Violation: One is missing.
+        """
+        for name, message in self.messages.items():
+            for refused in filter(None, (message.fails, message.diverts)):
+                if not self.gave_up(name, refused):
+                    raise Violation(f"{name} is no dead letter of stage {refused}, which refuses it")
+        last = len(self.spec.stages) - 1
+        outputs = {
+            item.id for message in self.messages.values() if len(message.items) > last for item in message.items[last]
+        }
+        if self.spec.publishes and (lost := outputs - self.outputs.keys()):
+            raise Violation(f"{min(lost)} was never published")
+
+    def compare_states(self, stage: int, found: Mapping[str, object]) -> None:
+        """Compare the states of a stage with those of the plain fold.
+
+        Raises:
+            Violation: One differs.
+        """
+        expected = self._states(stage)
+        for key in sorted(expected.keys() | found.keys()):
+            if expected.get(key) != found.get(key):
+                raise Violation(_difference(self.spec.stages[stage].name, key, expected.get(key), found.get(key)))
+
+
+def _difference(stage: str, key: str, expected: object, found: object) -> str:
+    if isinstance(expected, dict) and isinstance(found, dict):
+        names = sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))
+        parts = ", ".join(f"{name} is {found.get(name)}, not {expected.get(name)}" for name in names[:3])
+        return f"stage {stage}, key {key}: {parts}"
+    return f"stage {stage}, key {key}: {found}, not {expected}"

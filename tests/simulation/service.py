@@ -14,9 +14,9 @@ from jobs.republish import InputRecord as Input
 from jobs.republish import OutputRecord, Republisher, RetryTopics, Source, Transform, Wrapping, identity
 from jobs.republish.growth import Note
 from jobs.republish.place import INSTANCE
-from tests.simulation.clients import Life, Place, Sent
 from tests.simulation.driver import METADATA_MAX_AGE
 from tests.simulation.kafka import CLOCK, Cluster, Committed
+from tests.simulation.life import Life, Place, Sent
 from tests.simulation.oracle import Violation
 from tests.simulation.topology import OUT, Payload, Processor, digest
 

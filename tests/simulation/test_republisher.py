@@ -16,8 +16,10 @@ from jobs.republish.offsets import MemberFenced
 from jobs.republish.worker import Worker
 from persistence.kafka import AcknowledgedProducer
 from tests.simulation import service as service_module
-from tests.simulation.clients import TIMED, Life, SimulatedConsumer, simulated_clients
+from tests.simulation.clients import TIMED, simulated_clients
+from tests.simulation.consumer import SimulatedConsumer
 from tests.simulation.kafka import CLOCK, Cluster
+from tests.simulation.life import Life
 from tests.simulation.service import RETRY_SECONDS, Service, payload_of, rooted
 from tests.simulation.shrink import outcome
 from tests.simulation.topology import Processor

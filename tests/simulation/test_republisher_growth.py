@@ -10,10 +10,11 @@ from jobs.republish import Republisher, identity
 from jobs.republish.absence import Unsafe
 from jobs.republish.counts import TopicGrowth
 from jobs.republish.growth import Note
-from tests.simulation.clients import Life, simulated_clients
+from tests.simulation.clients import simulated_clients
 from tests.simulation.driver import METADATA_MAX_AGE
 from tests.simulation.faults import ENDS, End, Script
 from tests.simulation.kafka import CLOCK, Cluster
+from tests.simulation.life import Life
 from tests.simulation.planted import planted
 from tests.simulation.service import Service, payload_of, rooted
 from tests.simulation.steps import SERVICE_POINTS

@@ -10,7 +10,7 @@ from jobs.republish import input as reading
 from jobs.republish.worker import Worker
 from tests.simulation import clients
 from tests.simulation.audit import AUDIT
-from tests.simulation.clients import SimulatedConsumer
+from tests.simulation.consumer import SimulatedConsumer
 from tests.simulation.shrink import outcome
 from tests.simulation.steps import draw_world
 from tests.simulation.topology import FINAL, FLOW, OUT

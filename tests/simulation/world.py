@@ -390,32 +390,14 @@ class World:
             self.audit.compare(self.reached[self.spec.audit])
         for processor in self.spec.processors:
             letters = {payload_of(record.value)["id"] for record in self.cluster.topics[processor.dead].records()}
-            if letters != self.oracle.refused[processor.dead]:
-                wrong = min(letters ^ self.oracle.refused[processor.dead])
-                raise Violation(f"{processor.name}: {wrong} is {'' if wrong in letters else 'not '}in {processor.dead}")
-        for name, message in self.oracle.messages.items():
-            for refused in filter(None, (message.fails, message.diverts)):
-                if not self.oracle.gave_up(name, refused):
-                    raise Violation(f"{name} is no dead letter of stage {refused}, which refuses it")
-        if self.spec.publishes and (lost := self.oracle.expected_outputs() - self.oracle.outputs.keys()):
-            raise Violation(f"{min(lost)} was never published")
+            self.oracle.compare_refused(processor, letters)
+        self.oracle.compare_outputs()
         for number, stage in enumerate(self.spec.stages):
             store = self.stores[self.urls[stage.name]]
             ref = self.driver.runner.run.ref.stage(stage.name)
             records = {key.decode(): decode_record(one.value, ref, key) for key, one in store.stage(ref).items()}
             found = {key: one.state for key, one in records.items() if one.histories.lanes or one.state not in _NOTHING}
-            expected = self.oracle.states(number)
-            for key in sorted(expected.keys() | found.keys()):
-                if expected.get(key) != found.get(key):
-                    raise Violation(_difference(stage.name, key, expected.get(key), found.get(key)))
-
-
-def _difference(stage: str, key: str, expected: object, found: object) -> str:
-    if isinstance(expected, dict) and isinstance(found, dict):
-        names = sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))
-        parts = ", ".join(f"{name} is {found.get(name)}, not {expected.get(name)}" for name in names[:3])
-        return f"stage {stage}, key {key}: {parts}"
-    return f"stage {stage}, key {key}: {found}, not {expected}"
+            self.oracle.compare_states(number, found)
 
 
 def _is_like(one: DeadLetterHeaders, other: DeadLetterHeaders) -> bool:
