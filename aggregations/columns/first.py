@@ -12,7 +12,8 @@ from aggregations.columns.batch import position_arrays
 from aggregations.columns.order import positions_of
 from aggregations.columns.signature import Signature
 from aggregations.per_message.ledger import Doubt, Reading, highest
-from envelope import EnvelopeError, Lineage, Node, Position, group_of
+from envelope import EnvelopeError, Lineage, Node, Position
+from envelope.dedup.lanes import group_of
 
 
 class Unread(NamedTuple):

@@ -11,7 +11,8 @@ import polars as pl
 
 from aggregations.definition.expressions import Expression, describe_expression
 from aggregations.definition.values import checked
-from envelope import Position, position_order
+from envelope import Position
+from envelope.dedup.lineage import position_order
 
 At = tuple[Position, str]
 """Where a value stands: its position and its lane, compared in this order."""

@@ -12,22 +12,10 @@ import polars as pl
 
 from aggregations.definition.element import Element, Record
 from aggregations.definition.payloads import Json, Payload, Protobuf, Raw, payload_of
-from envelope import (
-    DEFAULT_LIMITS,
-    Envelope,
-    EnvelopeError,
-    Hop,
-    Limits,
-    Lineage,
-    Node,
-    Reason,
-    Siblings,
-    Tombstones,
-    decode,
-)
+from envelope import Envelope, EnvelopeError, Hop, Limits, Lineage, Node, Reason, Siblings, Tombstones, decode
 from envelope.codec import redriven_payload
 from envelope.framing import strip_frame
-from envelope.limits import check_topic
+from envelope.limits import DEFAULT_LIMITS, check_topic
 
 __all__ = ["Decoded", "Json", "Raw", "RecordDecoder", "Topic"]
 

@@ -13,8 +13,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, TypeAlias, cast
 
-from envelope import Lineage, Node, Position, Route, Standing, TopicPartition, group_of, position_order
-from envelope.dedup.lineage import Redriven, died_in, event_of
+from envelope import Lineage, Node, Position, Route, Standing, TopicPartition
+from envelope.dedup.lanes import group_of
+from envelope.dedup.lineage import Redriven, died_in, event_of, position_order
 from envelope.redrive import Redrive
 from persistence.manifest import Manifest
 

@@ -15,21 +15,9 @@ from aggregations.definition.operators import Schema
 from aggregations.per_message.cause import Cause, refusal
 from aggregations.per_message.ledger import Entry
 from aggregations.per_message.rows import evaluate_elements
-from envelope import (
-    Decision,
-    EnvelopeError,
-    GrowthFullError,
-    Histories,
-    HolesFullError,
-    Node,
-    Position,
-    Reason,
-    Route,
-    Siblings,
-    Standing,
-    Verdict,
-    in_order,
-)
+from envelope import Decision, EnvelopeError, Histories, Node, Position, Reason, Route, Siblings, Standing, Verdict
+from envelope.dedup.eviction import GrowthFullError
+from envelope.dedup.histories import HolesFullError, in_order
 from envelope.dedup.lineage import Redriven
 from envelope.dedup.room import Room
 from envelope.raised import Raised

@@ -18,7 +18,7 @@ from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
 from aggregations.columns.arrays import arrow, validity
 from aggregations.spark import librdkafka, message_kernels
-from persistence.kafka import assign
+from persistence.kafka.reading import assign
 
 _VERSIONS: Final = (12, 16)
 """First and last minor version 2.x of librdkafka that were checked."""

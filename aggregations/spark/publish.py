@@ -15,8 +15,9 @@ from aggregations.spark.path import Work
 from envelope.deadletter import DeadLetterHeaders, Form, dead_letter_record
 from persistence.commit.faults import DEAD_LETTER, effect
 from persistence.commit.steps import CommitStep
-from persistence.kafka import BrokerUnavailable, assign
+from persistence.kafka import BrokerUnavailable
 from persistence.kafka.errors import passes
+from persistence.kafka.reading import assign
 
 _SILENCE_SECONDS = 30.0
 """Longest time without a record, in seconds, before the broker counts as unavailable."""

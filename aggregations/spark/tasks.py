@@ -40,7 +40,7 @@ from aggregations.spark.path import Path, Work
 from aggregations.spark.publish import publish
 from aggregations.spark.roots import check_source
 from aggregations.spark.waiting import keep, take
-from envelope import position_order
+from envelope.dedup.lineage import position_order
 from persistence.commit import faults
 from persistence.commit.faults import effect
 from persistence.commit.steps import CommitStep

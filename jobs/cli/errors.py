@@ -37,7 +37,8 @@ def explain(error: Exception) -> tuple[Exit, str]:
 
 def _expected() -> dict[Exit, tuple[type[Exception], ...]]:
     from aggregations.errors import DefinitionChangedError, FlowError, RunRefusedError, TasksLostError
-    from envelope import GrowthFullError, HolesFullError
+    from envelope.dedup.eviction import GrowthFullError
+    from envelope.dedup.histories import HolesFullError
     from jobs.demo.children import DemoError
     from jobs.environment import UsageError
     from jobs.loading import LoadError

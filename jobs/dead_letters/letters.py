@@ -11,8 +11,9 @@ from envelope.deadletter import DeadLetterHeaders
 from envelope.errors import Reason
 from envelope.headers import Headers
 from envelope.redrive_notes import Notes
-from persistence.kafka import BrokerUnavailable, KafkaSettings, Topics, assign
+from persistence.kafka import BrokerUnavailable, KafkaSettings, Topics
 from persistence.kafka.errors import broker_error, passes
+from persistence.kafka.reading import assign
 
 _SECONDS = 10.0
 

@@ -14,7 +14,8 @@ from envelope.deadletter import DeadLetterHeaders
 from envelope.headers import Headers
 from jobs.demo.flights import FIELDS
 from jobs.demo.leg_pb2 import Leg
-from persistence.kafka import BrokerUnavailable, KafkaSettings, Topics, assign
+from persistence.kafka import BrokerUnavailable, KafkaSettings, Topics
+from persistence.kafka.reading import assign
 
 Coordinates: TypeAlias = tuple[str, int, int]
 """Topic, partition, offset."""

@@ -6,11 +6,12 @@ from typing import Final, TypeAlias
 import google_crc32c
 from google.protobuf.message import DecodeError
 
-from envelope import DEFAULT_LIMITS, FORMAT, Limits
+from envelope import Limits
 from envelope import envelope_pb2 as pb
 from envelope.codec import HEAD, SEAL_BYTES, SEAL_TAG
 from envelope.hops import HopWriter
-from envelope.limits import MAX_OFFSET
+from envelope.limits import DEFAULT_LIMITS, MAX_OFFSET
+from envelope.message import FORMAT
 
 Express: TypeAlias = Callable[[bytes, bytes, int, int, int | None, HopWriter], bytes | None]
 """(value, key, offset, timestamp, leader epoch, hops) -> the value to produce; None to take the normal path."""

@@ -19,8 +19,9 @@ from jobs.republish.offsets import commit_offsets, committed, failure, is_of_ano
 from jobs.republish.partition import Consumed, InputPartition
 from jobs.republish.place import INSTANCE, SESSION_MS
 from persistence.commit.faults import REPUBLISH_NOTE, effect
-from persistence.kafka import BrokerRefused, BrokerUnavailable, KafkaSettings, TopicFacts, Topics
+from persistence.kafka import BrokerRefused, BrokerUnavailable, KafkaSettings, Topics
 from persistence.kafka.errors import UNREACHABLE_REMEDY, broker_error, connection_trouble
+from persistence.kafka.topics import TopicFacts
 
 _LOG = logging.getLogger("headwater.republish")
 

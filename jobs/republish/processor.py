@@ -4,14 +4,14 @@ from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
 from typing import NamedTuple
 
-from envelope import DEFAULT_LIMITS, EnvelopeError, Limits, Node, Reason, Tombstones, append_hop, decode
+from envelope import EnvelopeError, Limits, Node, Reason, Tombstones, append_hop, decode
 from envelope import envelope_pb2 as pb
 from envelope.codec import rewrite
 from envelope.deadletter import PREFIX as DEAD_PREFIX
 from envelope.deadletter import Form
 from envelope.headers import TWIN, Headers, is_cloudevents, mirror
 from envelope.hops import HopWriter
-from envelope.limits import MAX_OFFSET, check_coordinates, check_topic
+from envelope.limits import DEFAULT_LIMITS, MAX_OFFSET, check_coordinates, check_topic
 from envelope.raised import Raised
 from envelope.redrive import read_via
 from jobs.republish.express import Express, express

@@ -4,10 +4,11 @@ from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from envelope import DEFAULT_LIMITS, Envelope, Hop, Lineage, Node
+from envelope import Envelope, Hop, Lineage, Node
 from envelope import envelope_pb2 as pb
 from envelope.codec import from_message
 from envelope.headers import Headers
+from envelope.limits import DEFAULT_LIMITS
 
 RETRY_PREFIX: Final = "hw-retry-"
 RETRY_ATTEMPT: Final = f"{RETRY_PREFIX}attempt"

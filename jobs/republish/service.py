@@ -6,7 +6,8 @@ import time
 from collections.abc import Collection, Sequence, Sized
 from typing import Any, Final
 
-from envelope import DEFAULT_LIMITS, Limits, TopicPartition
+from envelope import Limits, TopicPartition
+from envelope.limits import DEFAULT_LIMITS
 from jobs.republish.absence import TOPIC_WAIT_SECONDS, Absence, Unsafe, is_absence
 from jobs.republish.counts import OnStatistics, Statistics
 from jobs.republish.growing import Growing

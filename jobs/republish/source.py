@@ -8,12 +8,13 @@ from typing import Any, Final, TypeAlias
 import msgspec
 from google.protobuf.message import DecodeError, Message
 
-from envelope import DEFAULT_LIMITS, FORMAT, EnvelopeError, Limits, Reason, Tombstones
+from envelope import EnvelopeError, Limits, Reason, Tombstones
 from envelope import envelope_pb2 as pb
 from envelope.codec import from_message, parse, redriven_payload, rewrite
 from envelope.framing import strip_frame
 from envelope.headers import TRACEPARENT, Headers, from_cloudevents
-from envelope.limits import check_topic
+from envelope.limits import DEFAULT_LIMITS, check_topic
+from envelope.message import FORMAT
 from jobs.republish.record import InputRecord
 
 PayloadParser: TypeAlias = Callable[[bytes], Any]

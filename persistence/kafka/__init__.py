@@ -2,22 +2,17 @@
 
 from persistence.kafka.errors import BrokerError, BrokerRefused, BrokerUnavailable, TopicMissing
 from persistence.kafka.producer import AcknowledgedProducer, Message
-from persistence.kafka.reading import assign
-from persistence.kafka.settings import SECRET_NAMES, KafkaSettings, SettingsError
-from persistence.kafka.topics import TopicFacts, Topics, Watermarks
+from persistence.kafka.settings import KafkaSettings, SettingsError
+from persistence.kafka.topics import Topics
 
 __all__ = [
-    "SECRET_NAMES",
     "AcknowledgedProducer",
     "BrokerError",
     "BrokerRefused",
     "BrokerUnavailable",
     "KafkaSettings",
-    "Watermarks",
     "Message",
     "SettingsError",
-    "TopicFacts",
     "TopicMissing",
     "Topics",
-    "assign",
 ]

@@ -13,8 +13,10 @@ from envelope import Reason
 from envelope.deadletter import DeadLetterHeaders, Form
 from jobs import stack
 from jobs.dead_letters.redrive import redrive
-from persistence.kafka import AcknowledgedProducer, BrokerRefused, KafkaSettings, Topics, Watermarks, assign
+from persistence.kafka import AcknowledgedProducer, BrokerRefused, KafkaSettings, Topics
 from persistence.kafka import Message as Outgoing
+from persistence.kafka.reading import assign
+from persistence.kafka.topics import Watermarks
 
 pytestmark = pytest.mark.integration
 

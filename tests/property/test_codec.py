@@ -4,9 +4,9 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from envelope import Envelope, EnvelopeError, Hop, Reason, append_hop, decode, encode, encode_hop
+from envelope import Envelope, EnvelopeError, Hop, Reason, append_hop, decode, encode
 from envelope import envelope_pb2 as pb
-from envelope.codec import parse, rewrite
+from envelope.codec import encode_hop, parse, rewrite
 from envelope.framing import strip_frame
 from envelope.hops import HopWriter
 

@@ -13,7 +13,9 @@ from aggregations.columns.record_text import WHOLE
 from aggregations.columns.records import StoredStates, encoded, form_of
 from aggregations.columns.schema import MISSING
 from aggregations.columns.signature import Lane
-from envelope import Histories, Standing, Verdict, group_of, in_order
+from envelope import Histories, Standing, Verdict
+from envelope.dedup.histories import in_order
+from envelope.dedup.lanes import group_of
 from envelope.dedup.lineage import NO_INDEX
 from persistence.names import FlowRef
 from persistence.record import StateRecord, decode_record, encode_record

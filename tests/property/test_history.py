@@ -3,7 +3,8 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envelope import Histories, Standing, Verdict, group_of
+from envelope import Histories, Standing, Verdict
+from envelope.dedup.lanes import group_of
 
 LANES = ["a:0#i", "a:1#i", "a:0#i>r>b:0", "a:0#i>r>b:1", "a:0#i>s>b"]
 SIZE = 4

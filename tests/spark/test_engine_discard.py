@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from envelope import HolesFullError, Reason
-from envelope.dedup.histories import HOLES
+from envelope import Reason
+from envelope.dedup.histories import HOLES, HolesFullError
 from jobs.dead_letters import redrive as redriving
 from jobs.dead_letters.redrive import redrive
 from tests.messages import Leg

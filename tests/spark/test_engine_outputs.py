@@ -10,7 +10,8 @@ from aggregations.definition.aggregates import count, total
 from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Flow
 from aggregations.definition.source import Json, Topic
-from envelope import decode, position_order
+from envelope import decode
+from envelope.dedup.lineage import position_order
 from tests.messages import Leg
 from tests.support.flows import Totals, carrier, fleet, tail
 from tests.support.world import World, legs, republished

@@ -14,7 +14,8 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
 
 from envelope import decode
 from jobs.republish import Republisher, Statistics, identity
-from persistence.kafka import AcknowledgedProducer, KafkaSettings, Topics, assign
+from persistence.kafka import AcknowledgedProducer, KafkaSettings, Topics
+from persistence.kafka.reading import assign
 from tests.integration.republish_process import split
 
 ROOT = Path(__file__).parents[2]

@@ -22,7 +22,8 @@ from envelope import Envelope, Histories, Hop, encode
 from envelope.deadletter import DeadLetterHeaders, own_headers
 from envelope.redrive_notes import Notes
 from jobs.views import View, states
-from persistence.kafka import KafkaSettings, Topics, assign
+from persistence.kafka import KafkaSettings, Topics
+from persistence.kafka.reading import assign
 from persistence.protocol import FlowRef
 from persistence.registry import open_store
 from tests.messages import Leg

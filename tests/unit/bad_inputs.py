@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 
 import google_crc32c
 
-from envelope import DEFAULT_LIMITS, Envelope, EnvelopeError, Hop, Reason, append_hop, encode
+from envelope import Envelope, EnvelopeError, Hop, Reason, append_hop, encode
 from envelope import envelope_pb2 as pb
 from envelope.codec import HEAD, SEAL_TAG, varint
+from envelope.limits import DEFAULT_LIMITS
 
 TOPIC, PARTITION, OFFSET, KEY = "legs", 2, 17, b"N1"
 

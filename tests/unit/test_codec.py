@@ -4,9 +4,9 @@ import pickle
 
 import pytest
 
-from envelope import Envelope, EnvelopeError, Hop, Limits, Reason, append_hop, decode, encode, encode_hop
+from envelope import Envelope, EnvelopeError, Hop, Limits, Reason, append_hop, decode, encode
 from envelope import envelope_pb2 as pb
-from envelope.codec import HEAD, append_bytes, check_head, check_seal, is_sealed, parse, rewrite, varint
+from envelope.codec import HEAD, append_bytes, check_head, check_seal, encode_hop, is_sealed, parse, rewrite, varint
 from envelope.framing import strip_frame
 from envelope.limits import MAX_INDEX, check_coordinates, check_topic
 from tests.unit.bad_inputs import reason, sealed, unsealed

@@ -9,8 +9,9 @@ from aggregations.run.binding import bind
 from aggregations.run.growth import advance, describe, merge
 from aggregations.run.memory import MemoryRunner
 from aggregations.run.risks import Risk
-from envelope import GrowthFullError, Histories, Standing
+from envelope import Histories, Standing
 from envelope.dedup import histories
+from envelope.dedup.eviction import GrowthFullError
 from persistence.manifest import Growth
 from tests.support.growing import MAX_AGE, Legs, flow
 from tests.support.pure import fresh_store

@@ -4,25 +4,13 @@ from typing import Any
 
 import pytest
 
-from envelope import (
-    Decision,
-    Histories,
-    History,
-    HolesFullError,
-    Position,
-    Reason,
-    Route,
-    Siblings,
-    Standing,
-    Verdict,
-    group_of,
-    in_order,
-)
+from envelope import Decision, Histories, History, Position, Reason, Route, Siblings, Standing, Verdict
 from envelope.dedup import history as history_module
 from envelope.dedup import room as room_module
 from envelope.dedup.eviction import LANES
-from envelope.dedup.histories import Group
+from envelope.dedup.histories import Group, HolesFullError, in_order
 from envelope.dedup.history import HEALED, HISTORY, WIDE
+from envelope.dedup.lanes import group_of
 from envelope.dedup.room import Room
 
 

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from envelope import EnvelopeError, Hop, Reason, encode_hop, hops
+from envelope import EnvelopeError, Hop, Reason, hops
+from envelope.codec import encode_hop
 from envelope.hops import HopWriter
 from envelope.limits import Limits
 

@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
-from envelope import Edge, Envelope, EnvelopeError, Hop, Lineage, Node, Reason, Route, Standing, group_of
-from envelope.dedup.lineage import died_in, event_of, position_order
+from envelope import Envelope, EnvelopeError, Hop, Lineage, Node, Reason, Route, Standing
+from envelope.dedup.lanes import group_of
+from envelope.dedup.lineage import Edge, died_in, event_of, position_order
 from envelope.redrive import HEALED, Redrive, redrive_hops
 
 A, B, C = Node("a", 2, 17, "idA"), Node("b", 0, 4, "idB"), Node("c", 5, 9, "idC")

@@ -9,7 +9,8 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from jobs.republish import Statistics
 from jobs.republish.growing import Growing
 from jobs.republish.offsets import MemberFenced, commit_offsets, is_of_another_topic
-from persistence.kafka import BrokerError, TopicFacts
+from persistence.kafka import BrokerError
+from persistence.kafka.topics import TopicFacts
 
 PARTS = [TopicPartition("in", 0, 7), TopicPartition("in", 1, 9)]
 

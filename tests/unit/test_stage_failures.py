@@ -9,7 +9,8 @@ from aggregations.definition.aggregates import count, total
 from aggregations.definition.fields import Fields
 from aggregations.per_message.cause import Cause
 from aggregations.per_message.stage import KeyState, fold_stage
-from envelope import EnvelopeError, Histories, History, HolesFullError, Reason, Route, Siblings
+from envelope import EnvelopeError, Histories, History, Reason, Route, Siblings
+from envelope.dedup.histories import HolesFullError
 from envelope.dedup.room import KNOWN_LANES, SIBLINGS
 from tests.support.stages import FOLDS, LANE, Log, again, arrival, fold, stage, verdicts
 
