@@ -1,6 +1,7 @@
 """Column names and polars expressions: the vectorised way to define a step."""
 
 import json
+import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -15,6 +16,9 @@ Expression: TypeAlias = str | pl.Expr
 
 CANNOT = "an expression cannot be evaluated for it"
 
+# What polars writes of a literal and of an operand, more than a reader needs.
+_LITERAL = re.compile(r"\(dyn \w+: ([^()]*)\)")
+_NESTED = re.compile(r"\((col\(\"[^\"]*\"\))\)")
 # Types to try for columns, so that polars can plan an expression whose columns have no types yet.
 _TRIED: tuple[Any, ...] = (
     pl.Int64,
@@ -153,3 +157,10 @@ def is_mapping(value: Any) -> bool:
 def name_of(function: Callable[..., Any]) -> str:
     """A readable name of a callable."""
     return getattr(function, "__qualname__", type(function).__qualname__)
+
+
+def text_of(argument: Expression | Callable[..., Any]) -> str:
+    """A column's name, an expression as short text, or the name of a callable."""
+    if isinstance(argument, pl.Expr):
+        return _NESTED.sub(r"\1", _LITERAL.sub(r"\1", str(argument)))
+    return argument if isinstance(argument, str) else name_of(argument)

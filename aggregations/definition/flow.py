@@ -8,10 +8,12 @@ from typing import Any, Generic, TypeVar, overload
 
 import polars as pl
 
+from aggregations.definition.arguments import check_argument, check_callable, check_zero, topic_name
+from aggregations.definition.description import lines_of
 from aggregations.definition.element import Element
 from aggregations.definition.expressions import Expression, columns_of, expression
 from aggregations.definition.fields import Fields
-from aggregations.definition.folds import Fold, check_state
+from aggregations.definition.folds import Fold
 from aggregations.definition.operators import (
     Aggregate,
     Divert,
@@ -24,7 +26,6 @@ from aggregations.definition.operators import (
     PublishStates,
     Schema,
     Step,
-    calls_of,
     check_columns,
     definition_of,
     expressions_of,
@@ -32,15 +33,13 @@ from aggregations.definition.operators import (
     is_vectorised,
     keeps_columns,
     schema_after,
-    summary,
     types_of,
 )
 from aggregations.definition.source import Topic
 from aggregations.definition.system import SYSTEM_COLUMNS
 from aggregations.errors import FlowError
-from envelope import EnvelopeError, Tombstones
+from envelope import Tombstones
 from envelope.dedup.eviction import LANES
-from envelope.limits import check_topic
 
 __all__ = [
     "Aggregate",
@@ -140,7 +139,7 @@ class Flow(Generic[T]):
 
     def filter(self, keep: Predicate) -> "Flow[T]":
         """Keep the elements for which `keep` is true."""
-        _check(keep)
+        check_argument(keep)
         return self._with(Filter(keep))
 
     @overload
@@ -153,7 +152,7 @@ class Flow(Generic[T]):
         """Replace every element's value, or add columns: `map(late=pl.col("arr_delay") > 15)`."""
         if (function is None) == (not columns):
             raise FlowError("map() takes either one function or columns by name")
-        _check_callable("map()", function)
+        check_callable("map()", function)
         for one in columns.values():
             if not isinstance(one, str | pl.Expr):
                 raise FlowError(
@@ -166,12 +165,12 @@ class Flow(Generic[T]):
 
     def flat_map(self, function: Callable[[Element[T]], Iterable[U]]) -> "Flow[U]":
         """Make a collection of every element. The order of its items must be the same in every run."""
-        _check_callable("flat_map()", function, needed=True)
+        check_callable("flat_map()", function, needed=True)
         return self._with(FlatMap(function))  # type: ignore[return-value]
 
     def divert(self, when: Predicate) -> "Flow[T]":
         """Send the elements for which `when` is true to the dead-letter topic."""
-        _check(when)
+        check_argument(when)
         return self._with(Divert(when))
 
     def aggregate(
@@ -202,9 +201,9 @@ class Flow(Generic[T]):
                 f"stage {name!r}: the fold must be Fields(...) or an object with zero() and fold(state, element)"
             )
         if not isinstance(fold, Fields):
-            _check_zero(name, fold)
-        _check(key)
-        _check_callable(f"stage {name!r}: emit", emit)
+            check_zero(name, fold)
+        check_argument(key)
+        check_callable(f"stage {name!r}: emit", emit)
         return self._with(Aggregate(name, key, fold, co_partitioned, history, lanes, emit, store))
 
     def publish(
@@ -219,9 +218,9 @@ class Flow(Generic[T]):
             name: Name of this hop in the chain (`via`); the flow's name when empty.
         """
         if key is not None:
-            _check(key)
-        _check_callable("publish(): value", value)
-        processor = Publish(_topic(topic), key, value, name or self.name)
+            check_argument(key)
+        check_callable("publish(): value", value)
+        processor = Publish(topic_name(topic), key, value, name or self.name)
         if any(isinstance(step, Publish) and (step.topic, step.name) == (topic, processor.name) for step in self.steps):
             # Both would produce messages of the same lineage; downstream the second would be dropped as a duplicate.
             raise FlowError(
@@ -233,7 +232,7 @@ class Flow(Generic[T]):
         """Produce the states of the previous stage that each batch changed, as snapshots: the newest per key wins."""
         if not self.steps or not isinstance(self.steps[-1], Aggregate | PublishStates):
             raise FlowError("publish_states() must follow an aggregate() directly")
-        return replace(self, steps=(*self.steps, PublishStates(_topic(topic))))
+        return replace(self, steps=(*self.steps, PublishStates(topic_name(topic))))
 
     def _with(self, step: Step | Aggregate) -> "Flow[T]":
         if self.topic is None:
@@ -256,7 +255,7 @@ class Flow(Generic[T]):
         """
         stages: list[Stage] = []
         before: list[Step] = []
-        columnar, begins = self._has_columns, 0
+        columnar, begins = self.has_columns, 0
         for i, step in enumerate(self.steps):
             if isinstance(step, PublishStates):
                 stages[-1] = replace(stages[-1], snapshots=(*stages[-1].snapshots, step.topic))
@@ -342,10 +341,10 @@ class Flow(Generic[T]):
     @cached_property
     def is_columnar(self) -> bool:
         """Whether its elements stay in columns: on Spark a flow takes one path as a whole."""
-        return self._has_columns and all(map(keeps_columns, self._working))
+        return self.has_columns and all(map(keeps_columns, self._working))
 
     @property
-    def _has_columns(self) -> bool:
+    def has_columns(self) -> bool:
         """Whether every element of the source has columns."""
         return self.topic is None or self.topic.tombstones is not Tombstones.ELEMENT
 
@@ -367,57 +366,11 @@ class Flow(Generic[T]):
         return found.difference(SYSTEM_COLUMNS)
 
     def describe(self) -> str:
-        """Describe the flow as text, one step a line, with its path and what leaves it.
+        """Describe the flow as text, one step a line: its method, its content and its path.
 
-        `vectorised`, also with Python for a part of the step, or `per message`: if one step or the source needs that,
-        the whole flow is processed message by message.
+        The path is `vectorised`, also with Python for a part of the step, or `per message`: if one step or the source
+        needs that, the whole flow is processed message by message.
         """
         return "\n".join(
-            [self.name, *(f"  {step:10s} {what:50s} {path}".rstrip() for step, what, path in self.drawn())]
+            [self.name, *(f"  {step:14s} {what:50s} {path}".rstrip() for step, what, path in lines_of(self))]
         )
-
-    def drawn(self) -> list[tuple[str, str, str]]:
-        """The source and the steps: what each is, its content, and its path, which is empty where nothing is computed."""
-        source = self.topic.name if self.topic else "(none)"
-        rows = [("source", source, "" if self._has_columns else "per message: tombstones have no columns")]
-        for step in self.steps:
-            if isinstance(step, PublishStates):
-                rows.append(("states to", step.topic, ""))
-            else:
-                rows.append((type(step).__name__.lower(), summary(step), self._path_of(step)))
-        return rows
-
-    def _path_of(self, step: Step | Aggregate) -> str:
-        calls = calls_of(step)
-        if not keeps_columns(step):
-            return f"per message: {calls} replaces the values"
-        if not self.is_columnar:
-            return "per message"
-        return f"vectorised, with Python for {calls}" if calls else "vectorised"
-
-
-def _topic(name: str) -> str:
-    try:
-        return check_topic(name)
-    except EnvelopeError as error:
-        raise FlowError(f"{name!r} is not a topic name that Kafka allows") from error
-
-
-def _check_zero(name: str, fold: Fold[Any]) -> None:
-    try:
-        check_state(fold.zero())
-    except Exception as error:  # user code may raise anything
-        detail = error.detail if isinstance(error, EnvelopeError) else type(error).__name__
-        raise FlowError(f"stage {name!r}: zero() of its fold does not return a state: {detail}") from error
-
-
-def _check_callable(what: str, function: Any, *, needed: bool = False) -> None:
-    if not callable(function) and (needed or function is not None):
-        raise FlowError(f"{what} takes a function, not a {type(function).__name__}")
-
-
-def _check(argument: Any) -> None:
-    if isinstance(argument, str | pl.Expr):
-        expression(argument)
-    elif not callable(argument):
-        raise FlowError(f"a {type(argument).__name__} is neither a column, an expression nor a callable")

@@ -1,7 +1,6 @@
 """The steps of a flow, and the checks that are possible before it runs."""
 
 import hashlib
-import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeAlias
@@ -9,7 +8,7 @@ from typing import Any, TypeAlias
 import polars as pl
 
 from aggregations.definition.element import Element
-from aggregations.definition.expressions import Expression, columns_of, describe_expression, name_of, parsed
+from aggregations.definition.expressions import Expression, columns_of, describe_expression, parsed, text_of
 from aggregations.definition.fields import Fields
 from aggregations.definition.fingerprint import describe_callable, describe_object
 from aggregations.definition.folds import Fold
@@ -20,9 +19,6 @@ from envelope.dedup.eviction import LANES
 
 Predicate: TypeAlias = Expression | Callable[[Element[Any]], bool]
 Key: TypeAlias = Expression | Callable[[Element[Any]], str | bytes | int | None]
-_LITERAL = re.compile(r"\(dyn \w+: ([^()]*)\)")
-_NESTED = re.compile(r"\((col\(\"[^\"]*\"\))\)")
-"""What polars writes of a literal and of an operand, more than a reader needs."""
 
 
 def is_columnar(step: object) -> bool:
@@ -193,7 +189,7 @@ def check_columns(step: Step | Aggregate, schema: Mapping[str, pl.DataType]) -> 
         case Filter(argument) | Divert(argument) if isinstance(argument, str | pl.Expr):
             dtype = types_of({"": parsed(argument)}, schema)[""]
             if dtype not in (pl.Boolean, pl.Null):
-                raise FlowError(f"{_text(argument)} gives {dtype}, not true or false")
+                raise FlowError(f"{text_of(argument)} gives {dtype}, not true or false")
         case Map(_, None):
             schema_after(step, schema)
         case Publish(key=key) if isinstance(key, str | pl.Expr):
@@ -276,25 +272,3 @@ def expressions_of(step: Step | Aggregate | PublishStates) -> list[pl.Expr]:
             return [parsed(key), *fields.inputs().values()]
         case _:
             return []
-
-
-def summary(step: Step | Aggregate) -> str:
-    """A short description of a step."""
-    match step:
-        case Filter(argument) | Divert(argument):
-            return _text(argument)
-        case Map(columns, function):
-            return ", ".join(columns) if function is None else name_of(function)
-        case FlatMap(function):
-            return name_of(function)
-        case Publish(topic):
-            return topic
-        case Aggregate():
-            fold = step.fold.describe() if isinstance(step.fold, Fields) else name_of(type(step.fold))
-            return f"{step.name} by {_text(step.key)}: {fold}"
-
-
-def _text(argument: Predicate | Key) -> str:
-    if isinstance(argument, pl.Expr):
-        return _NESTED.sub(r"\1", _LITERAL.sub(r"\1", str(argument)))
-    return argument if isinstance(argument, str) else name_of(argument)

@@ -144,13 +144,14 @@ def describe(flow: FlowName, json: Json = False) -> None:
     Each line ends with the path of its step: vectorised or per message. Standard error shows the stores, generation and
     dead-letter topic that the commands use here, with their origins.
     """
+    from aggregations.definition.description import lines_of
     from jobs import settings
     from jobs.loading import load_flow
 
     found = load_flow(flow)
     chosen = settings.of_flow(found)
     if json:
-        steps = [{"step": step, "what": what, "path": path} for step, what, path in found.drawn()]
+        steps = [line._asdict() for line in lines_of(found)]
         used = [{"name": name, "value": value, "origin": origin} for name, value, origin in chosen.shown()]
         emit({"flow": found.name, "steps": steps, "settings": used})
         return

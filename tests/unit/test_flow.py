@@ -1,4 +1,4 @@
-"""A flow: what it is made of, what is refused where it is written, and how it is drawn."""
+"""A flow: what it is made of, what is refused where it is written, and how it is described."""
 
 import pickle
 
@@ -6,6 +6,7 @@ import polars as pl
 import pytest
 
 from aggregations.definition.aggregates import count, last, total
+from aggregations.definition.description import lines_of
 from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Filter, FlatMap, Flow, Map, Publish
 from aggregations.definition.source import Topic
@@ -33,6 +34,10 @@ def carrier(element):
 
 def twice(element):
     return [element.value, element.value]
+
+
+def states(element, state):
+    return [state]
 
 
 def test_every_method_returns_a_new_flow_and_leaves_the_old_one():
@@ -140,29 +145,37 @@ def test_a_flow_survives_pickling_with_its_definitions():
     assert copy.stages[0].definition == flow.stages[0].definition
 
 
-def test_the_drawing_shows_each_step_with_the_path_that_it_takes():
+def test_the_description_names_each_step_by_its_method_and_shows_its_path():
     flow = (
         legs()
         .filter(pl.col("minutes") > 0)
         .aggregate("aircraft", "tail", Fields(n=count(), m=total("minutes")))
         .publish_states("states")
+        .map(half=pl.col("minutes") / 2, whole="minutes")
         .flat_map(twice)
-        .aggregate("carriers", carrier, Tally())
+        .divert(carrier)
+        .aggregate("carriers", carrier, Tally(), emit=states)
         .publish("out")
     )
     assert flow.describe().splitlines() == [
         "fleet",
-        "  source     legs",
-        '  filter     [col("minutes") > 0]                               per message',
-        "  aggregate  aircraft by tail: Fields(n=count(), m=total(minutes)) per message",
-        "  states to  states",
-        "  flatmap    twice                                              per message: its function replaces the values",
-        "  aggregate  carriers by carrier: Tally                         per message",
-        "  publish    out                                                per message",
+        "  source         legs",
+        '  filter         [col("minutes") > 0]                               per message',
+        "  aggregate      aircraft by tail: Fields(n=count(), m=total(minutes)) per message",
+        "  publish_states states",
+        "  map            half, whole                                        per message",
+        "  flat_map       twice                                              per message: its function replaces the values",
+        "  divert         carrier                                            per message",
+        "  aggregate      carriers by carrier: Tally, emit states            per message: emit replaces the values",
+        "  publish        out                                                per message",
+    ]
+    assert [line.step for line in lines_of(flow)] == [
+        "source",
+        *("filter", "aggregate", "publish_states", "map", "flat_map", "divert", "aggregate", "publish"),
     ]
 
 
-def test_the_drawing_names_what_a_vectorised_step_calls_in_python():
+def test_the_description_names_what_a_vectorised_step_calls_in_python():
     flow = (
         legs()
         .filter("late")
