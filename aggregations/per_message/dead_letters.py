@@ -7,10 +7,11 @@ from typing import Any, Final
 
 from aggregations.definition.element import Element
 from aggregations.definition.flow import END_OF_FLOW
+from aggregations.per_message.arrivals import standing_of
 from aggregations.per_message.cause import Cause
 from aggregations.per_message.ledger import Changes, Entry, Ledger, dead_entry
 from aggregations.per_message.stage import Decided
-from aggregations.per_message.steps import Rejected, standing_of
+from aggregations.per_message.steps import Rejected
 from envelope import EnvelopeError, Node, Reason, Route, Siblings, Standing, Verdict
 from envelope.dedup.lineage import Redriven, died_in
 from envelope.raised import Raised

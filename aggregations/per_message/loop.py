@@ -10,11 +10,12 @@ from aggregations.definition.element import Element, Record
 from aggregations.definition.flow import END_OF_FLOW, Flow, Stage
 from aggregations.definition.flow import Step as FlowStep
 from aggregations.definition.source import RecordDecoder
+from aggregations.per_message.arrivals import Arrival, arrive, enter_tail
 from aggregations.per_message.cause import Cause
 from aggregations.per_message.dead_letters import BEYOND_END
 from aggregations.per_message.ledger import Doubt, Entry, Ledger, Reading
-from aggregations.per_message.stage import Arrival, Decided, KeyState, StageOutcome, fold_stage
-from aggregations.per_message.steps import Applied, OutputMessage, Rejected, apply_steps, arrive, enter_tail, withhold
+from aggregations.per_message.stage import Decided, KeyState, StageOutcome, fold_stage
+from aggregations.per_message.steps import Applied, OutputMessage, Rejected, apply_steps, withhold
 from aggregations.report import Report
 from envelope import EnvelopeError, Lineage, Node, Position, Reason, Verdict
 from persistence.commit.faults import effect

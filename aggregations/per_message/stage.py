@@ -11,44 +11,17 @@ from aggregations.definition.element import Element
 from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Aggregate
 from aggregations.definition.folds import check_state
-from aggregations.definition.operators import Schema
+from aggregations.per_message.arrivals import Arrival, passed_on
 from aggregations.per_message.cause import Cause, refusal
 from aggregations.per_message.ledger import Entry
-from aggregations.per_message.rows import evaluate_elements
 from envelope import Decision, EnvelopeError, Histories, Node, Position, Reason, Route, Siblings, Standing, Verdict
 from envelope.dedup.eviction import GrowthFullError
 from envelope.dedup.histories import HolesFullError, in_order
-from envelope.dedup.lineage import Redriven
 from envelope.dedup.room import Room
 from envelope.raised import Raised
 
 _HELD = frozenset({Verdict.DUPLICATE, Verdict.DUPLICATE_IN_BATCH})
 _FIRST_SEEN = frozenset({Verdict.ACCEPTED, Verdict.LATE, Verdict.NEW_LANE})
-
-
-@dataclass(frozen=True, slots=True)
-class Arrival:
-    """An element that arrives at a stage.
-
-    Attributes:
-        element: The element.
-        key: Canonical bytes of the stage's key.
-        standing: Where it stands at this stage.
-        incarnation: `NEW_INCARNATION` or `STALE_INCARNATION` when its root topic was created again.
-        values: Values of `Fields.inputs` for it, or the error; empty for a fold in plain Python.
-        transit: It was redriven to a later stage and is held here: passed on, not folded.
-        entries: Its ledger entries at this stage.
-        back: How it came back from the dead-letter topic; None when it was not redriven.
-    """
-
-    element: Element[Any]
-    key: bytes
-    standing: Standing
-    incarnation: Verdict | None = None
-    values: Mapping[str, Any] | EnvelopeError = field(default_factory=dict)
-    transit: bool = False
-    entries: tuple[Entry, ...] = ()
-    back: Redriven | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,15 +260,6 @@ def _fold_key(
     return result
 
 
-def passed_on(route: Route) -> Route:
-    """Route on which a late-folded element is passed on to the following stages.
-
-    They have not received an element that the flow lists, or that was healed upstream. A crashed attempt may have
-    passed any other element on to them.
-    """
-    return Route.MISSING if route in (Route.MISSING, Route.HEALED) else Route.RETRIED
-
-
 def _pass(stage: Aggregate, loaded: Mapping[bytes, KeyState], arrival: Arrival) -> Decided:
     """Pass on a redriven record that this stage already holds."""
     element, decision = arrival.element, Decision(Verdict.REDRIVEN, fold=False)
@@ -389,13 +353,3 @@ def _taken(arrivals: Sequence[Arrival], decisions: Mapping[int, Decision]) -> fr
     """Key, group and position of the messages that this batch folds."""
     folded = (arrivals[i] for i, decision in decisions.items() if decision.fold)
     return frozenset((one.key, one.standing.group, one.standing.position) for one in folded)
-
-
-def inputs_of(stage: Aggregate, elements: Sequence[Element[Any]], schema: Schema) -> list[Any]:
-    """Values of `Fields.inputs` for each element: a mapping, or an `EnvelopeError` if it raised.
-
-    Empty mappings for a fold in plain Python.
-    """
-    if not isinstance(stage.fold, Fields):
-        return [{} for _ in elements]
-    return evaluate_elements(elements, stage.fold.inputs(), schema)

@@ -9,25 +9,18 @@ import polars as pl
 
 from aggregations.definition.element import Element
 from aggregations.definition.expressions import Expression, key_bytes
-from aggregations.definition.flow import END_OF_FLOW, Aggregate, Divert, Filter, FlatMap, Map, Predicate, Publish, Step
+from aggregations.definition.flow import Divert, Filter, FlatMap, Map, Predicate, Publish, Step
 from aggregations.definition.operators import Schema, schema_after
-from aggregations.errors import FlowError
 from aggregations.per_message.cause import Cause, refusal
-from aggregations.per_message.ledger import Entry, Ledger
 from aggregations.per_message.rows import evaluate_elements
-from aggregations.per_message.stage import Arrival, inputs_of, passed_on
 from envelope import (
     Envelope,
     EnvelopeError,
     Hop,
-    Lineage,
     Node,
     Position,
     Reason,
     Route,
-    Siblings,
-    Standing,
-    Verdict,
     encode,
 )
 from envelope.raised import Raised
@@ -91,22 +84,35 @@ class Applied:
     outputs: list[OutputMessage] = field(default_factory=list)
     filtered: int = 0
 
+    def each(self, argument: Predicate | Callable[[Element[Any]], Any]) -> list[Any]:
+        """Evaluate an argument for every element; elements for which it raises are rejected and removed."""
+        if isinstance(argument, str | pl.Expr):
+            return [row["_"] for row in self.columns({"_": argument})]
+        return self.survivors([called(argument, element) for element in self.elements])
 
-@dataclass(slots=True)
-class Tail:
-    """Elements that are passed on after the last stage.
+    def columns(self, wanted: Mapping[str, Expression]) -> list[Any]:
+        """Evaluate expressions for every element, like `each`: one mapping of names to values per element."""
+        return self.survivors(evaluate_elements(self.elements, wanted, self.schema))
 
-    Attributes:
-        applied: The elements.
-        filled: Entries of the ledger that are no longer missing.
-        copies: Redriven elements that were not missing.
-        items: For records with only some missing items, the indices of these items in the tail's flat-maps.
-    """
-
-    applied: Applied
-    filled: set[Entry] = field(default_factory=set)
-    copies: int = 0
-    items: dict[Node, frozenset[Position]] = field(default_factory=dict)
+    def survivors(self, results: Sequence[Any]) -> list[Any]:
+        """Remove the elements whose result is an error, with every other item of their records."""
+        causes = {
+            element.own: result
+            for element, result in zip(self.elements, results, strict=True)
+            if isinstance(result, EnvelopeError)
+        }
+        if not causes:
+            return list(results)
+        kept = []
+        survivors = []
+        for element, result in zip(self.elements, results, strict=True):
+            if element.own in causes:
+                self.rejected.append(Rejected.because(element, Cause.of(causes[element.own])))
+            else:
+                kept.append(element)
+                survivors.append(result)
+        self.elements = kept
+        return survivors
 
 
 def apply_steps(
@@ -182,11 +188,11 @@ def _divert(applied: Applied, step: Divert) -> None:
 
 def _map(applied: Applied, step: Map) -> None:
     if step.function is not None:
-        values = _each(applied, step.function)
+        values = applied.each(step.function)
         applied.elements = [element.of(value) for element, value in zip(applied.elements, values, strict=True)]
         applied.schema = None
         return
-    rows = _survivors(applied, _evaluated(applied, step.columns))
+    rows = applied.columns(step.columns)
     applied.elements = [
         element.of({**element.value, **row}) for element, row in zip(applied.elements, rows, strict=True)
     ]
@@ -195,7 +201,7 @@ def _map(applied: Applied, step: Map) -> None:
 
 
 def _flat_map(applied: Applied, step: FlatMap) -> None:
-    collections = _each(applied, lambda element: list(step.function(element)))
+    collections = applied.each(lambda element: list(step.function(element)))
     applied.elements = [
         element.nth(n, value)
         for element, collection in zip(applied.elements, collections, strict=True)
@@ -205,10 +211,10 @@ def _flat_map(applied: Applied, step: FlatMap) -> None:
 
 
 def _publish(applied: Applied, step: Publish) -> None:
-    keys = [element.key for element in applied.elements] if step.key is None else _each(applied, step.key)
+    keys = [element.key for element in applied.elements] if step.key is None else applied.each(step.key)
     output = output_of(step)
     results = [called(output, *pair) for pair in zip(applied.elements, keys, strict=True)]
-    applied.outputs += _survivors(applied, results)
+    applied.outputs += applied.survivors(results)
 
 
 def output_of(step: Publish) -> Callable[[Element[Any], Any], OutputMessage]:
@@ -291,21 +297,10 @@ _STEPS: Mapping[type, Callable[[Applied, Any], None]] = {
 }
 
 
-def _each(applied: Applied, argument: Predicate | Callable[[Element[Any]], Any]) -> list[Any]:
-    """Evaluate an argument for every element; elements for which it raises are rejected and removed."""
-    if isinstance(argument, str | pl.Expr):
-        return [row["_"] for row in _survivors(applied, _evaluated(applied, {"_": argument}))]
-    return _survivors(applied, [called(argument, element) for element in applied.elements])
-
-
-def _evaluated(applied: Applied, wanted: Mapping[str, Expression]) -> list[Any]:
-    return evaluate_elements(applied.elements, wanted, applied.schema)
-
-
 def _true(applied: Applied, predicate: Predicate) -> list[bool]:
     if isinstance(predicate, str | pl.Expr):
-        return [bool(result) for result in _each(applied, predicate)]
-    return _each(applied, truth_of(predicate))
+        return [bool(result) for result in applied.each(predicate)]
+    return applied.each(truth_of(predicate))
 
 
 def truth_of(predicate: Callable[[Element[Any]], Any]) -> Callable[[Element[Any]], bool]:
@@ -324,114 +319,3 @@ def called(function: Callable[..., Any], *arguments: Any) -> Any:
         return function(*arguments)
     except Exception as error:  # the user's code: anything may come
         return refusal(error, Reason.TRANSFORM_FAILED, getattr(function, "__qualname__", "a step"))
-
-
-def _survivors(applied: Applied, results: Sequence[Any]) -> list[Any]:
-    """Remove the elements whose result is an error, with every other item of their records."""
-    causes = {
-        element.own: result
-        for element, result in zip(applied.elements, results, strict=True)
-        if isinstance(result, EnvelopeError)
-    }
-    if not causes:
-        return list(results)
-    kept = []
-    survivors = []
-    for element, result in zip(applied.elements, results, strict=True):
-        if element.own in causes:
-            applied.rejected.append(Rejected.because(element, Cause.of(causes[element.own])))
-        else:
-            kept.append(element)
-            survivors.append(result)
-    applied.elements = kept
-    return survivors
-
-
-def arrive(
-    stage: Aggregate,
-    applied: Applied,
-    *,
-    ledger: Ledger,
-    topic_ids: Mapping[str, str],
-    incarnation: Callable[[str, str], Verdict | None],
-    siblings: Siblings,
-    later: Collection[str] = (),
-) -> list[Arrival]:
-    """Bring elements to a stage: key, standing and the inputs of its fields. Failures go to `applied.rejected`.
-
-    Args:
-        stage: The stage.
-        applied: The elements.
-        ledger: The flow's dead letters that left no hole.
-        topic_ids: Current topic id by topic.
-        incarnation: Verdict for a root topic's id.
-        siblings: Policy for equal positions without index and id.
-        later: Names of the stages after this one: a record redriven to one of them only passes through.
-    """
-    raw = _each(applied, stage.key)
-    keys = _survivors(applied, [stage_key(value) for value in raw])
-    inputs = inputs_of(stage, applied.elements, applied.schema)
-    arrivals = []
-    for element, key, values in zip(applied.elements, keys, inputs, strict=True):
-        lineage = element.lineage.resolved(topic_ids)
-        standing = standing_of(element, lineage, siblings, rekeyed=key != element.key or not stage.co_partitioned)
-        root, back = lineage.root, lineage.redriven
-        age = incarnation(root.topic, root.topic_id) if root.cluster == lineage.own.cluster else None
-        transit = (
-            back is not None
-            and back.redrive.stage in later
-            and ledger.mine(back.redrive)
-            and element.route is Route.PLAIN
-        )
-        entries = ledger.entries(stage.name, standing, back, element.indices)
-        route = ledger.route(stage.name, standing, back, entries)
-        if route is not standing.route:
-            standing = replace(standing, route=route)
-        arrivals.append(Arrival(element, key, standing, age, values, transit, entries, back))
-    return arrivals
-
-
-def standing_of(element: Element[Any], lineage: Lineage, siblings: Siblings, *, rekeyed: bool = False) -> Standing:
-    """Where an element stands, without the ledger; its `lineage` contains the root's topic id."""
-    return lineage.standing(
-        rekeyed=rekeyed,
-        keyless=element.key is None,
-        branch=element.branch,
-        indices=element.indices,
-        event_id=element.event_id if siblings is Siblings.EVENT_ID else "",
-        late=element.route,
-    )
-
-
-def enter_tail(applied: Applied, *, ledger: Ledger, topic_ids: Mapping[str, str], siblings: Siblings) -> "Tail":
-    """Select the elements for the steps after the last stage: redriven elements only if they are missing there."""
-    kept: list[Element[Any]] = []
-    tail = Tail(applied)
-    for element in applied.elements:
-        lineage = element.lineage.resolved(topic_ids)
-        back = lineage.redriven
-        if element.route is not Route.PLAIN or back is None or back.redrive.stage != END_OF_FLOW:
-            kept.append(element)
-            continue
-        standing = standing_of(element, lineage, siblings)
-        entries = ledger.entries(END_OF_FLOW, standing, back, element.indices, whole=True)
-        route = ledger.route(END_OF_FLOW, standing, back, entries)
-        if route is Route.COPY:
-            tail.copies += 1
-            continue
-        tail.filled.update(entries)
-        missing = [entry.position[len(standing.position) :] for entry in entries if entry.group == standing.group]
-        if missing and all(missing):
-            tail.items[element.own] = frozenset((*element.indices, *item) for item in missing)
-        kept.append(replace(element, route=passed_on(route)))
-    applied.elements = kept
-    return tail
-
-
-def stage_key(value: Any) -> bytes | EnvelopeError:
-    """The canonical bytes of a stage's key, or why it is not one."""
-    try:
-        key = key_bytes(value)
-    except FlowError as error:
-        return EnvelopeError(Reason.BAD_PAYLOAD, str(error))
-    return EnvelopeError(Reason.NULL_KEY, "the stage's key is null") if key is None else key

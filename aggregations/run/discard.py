@@ -7,10 +7,11 @@ from typing import Any, Final
 
 from aggregations.definition.element import Element, Record
 from aggregations.definition.flow import END_OF_FLOW, Stage
+from aggregations.per_message.arrivals import Arrival, standing_of
 from aggregations.per_message.ledger import Changes, Entry
 from aggregations.per_message.loop import MessageLoop
-from aggregations.per_message.stage import Arrival, Decided, KeyState, fold_stage
-from aggregations.per_message.steps import Rejected, standing_of
+from aggregations.per_message.stage import Decided, KeyState, fold_stage
+from aggregations.per_message.steps import Rejected
 from aggregations.report import Report
 from aggregations.run.run import Run
 from aggregations.run.states import load_states, save_states

@@ -20,9 +20,9 @@ from aggregations.definition.expressions import Expression, columns_of, expressi
 from aggregations.definition.fields import Fields
 from aggregations.definition.flow import END_OF_FLOW, Stage, Step
 from aggregations.definition.operators import expressions_of, is_vectorised
+from aggregations.per_message.arrivals import passed_on, stage_key
 from aggregations.per_message.dead_letters import BEYOND_END, RejectedRecord
-from aggregations.per_message.stage import passed_on
-from aggregations.per_message.steps import stage_key, without_rejected
+from aggregations.per_message.steps import without_rejected
 from aggregations.spark.blocks import route_of
 from aggregations.spark.columnar_fold import ColumnarFold
 from aggregations.spark.job import Job, dumps, loads, shared_key

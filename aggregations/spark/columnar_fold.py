@@ -30,7 +30,8 @@ from aggregations.definition.element import Element
 from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Aggregate, Stage
 from aggregations.definition.folds import Fold
-from aggregations.per_message.stage import Arrival, KeyState, fold_stage, passed_on
+from aggregations.per_message.arrivals import Arrival, passed_on
+from aggregations.per_message.stage import KeyState, fold_stage
 from aggregations.run.states import state_of, writes_of
 from aggregations.spark.path import Work
 from aggregations.spark.python_fold import fold_elements

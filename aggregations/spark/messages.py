@@ -7,9 +7,10 @@ import pyarrow as pa
 
 from aggregations.definition.element import Record
 from aggregations.definition.flow import Stage
+from aggregations.per_message.arrivals import Arrival
 from aggregations.per_message.cause import Cause
 from aggregations.per_message.loop import Failures, MessageLoop
-from aggregations.per_message.stage import Arrival, KeyState
+from aggregations.per_message.stage import KeyState
 from aggregations.run.states import writes_of
 from aggregations.spark.blocks import route_of
 from aggregations.spark.job import Exclusion, dumps, loads, shared_key

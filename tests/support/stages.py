@@ -4,7 +4,8 @@ import msgspec
 import pytest
 
 from aggregations.definition.flow import Aggregate
-from aggregations.per_message.stage import Arrival, KeyState, fold_stage
+from aggregations.per_message.arrivals import Arrival
+from aggregations.per_message.stage import KeyState, fold_stage
 from envelope import Standing
 from tests.support.pure import element
 

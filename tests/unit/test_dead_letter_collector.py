@@ -3,9 +3,10 @@
 from typing import Any
 
 from aggregations.definition.element import Element
+from aggregations.per_message.arrivals import Arrival
 from aggregations.per_message.dead_letters import DeadLetterCollector, RejectedRecord
 from aggregations.per_message.ledger import Changes, Entry, Ledger
-from aggregations.per_message.stage import Arrival, Decided
+from aggregations.per_message.stage import Decided
 from aggregations.per_message.steps import Rejected
 from envelope import Decision, EnvelopeError, Hop, Node, Reason, Route, Siblings, Standing, Verdict
 from envelope.raised import Raised

@@ -6,7 +6,7 @@ import pytest
 
 from aggregations.definition.aggregates import count, last, total
 from aggregations.definition.fields import Fields
-from aggregations.per_message.stage import Arrival
+from aggregations.per_message.arrivals import Arrival
 from envelope import Route, Siblings, Standing, Verdict
 from envelope.dedup import history
 from tests.support.pure import element

@@ -8,8 +8,9 @@ import pytest
 from aggregations.definition.aggregates import count
 from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Aggregate, Divert, Filter, FlatMap, Map, Publish
+from aggregations.per_message.arrivals import arrive
 from aggregations.per_message.ledger import Ledger
-from aggregations.per_message.steps import apply_steps, arrive
+from aggregations.per_message.steps import apply_steps
 from envelope import EnvelopeError, Hop, Reason, Siblings, Verdict, decode
 from tests.support.pure import TOPIC_ID, element, hop
 

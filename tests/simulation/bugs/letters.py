@@ -9,7 +9,7 @@ from aggregations.definition.flow import Divert
 from aggregations.per_message import steps
 from aggregations.per_message.dead_letters import DeadLetterCollector
 from aggregations.per_message.ledger import Changes, Ledger
-from aggregations.per_message.steps import Rejected
+from aggregations.per_message.steps import Applied, Rejected
 from envelope import Envelope, EnvelopeError, Reason, Route, encode
 from envelope.redrive import Redrive, read_via
 from jobs.dead_letters import redrive
@@ -40,7 +40,7 @@ def _diverts_records(applied: Any, step: Divert) -> None:
     applied.rejected[before:] = [replace(one, whole=True) for one in applied.rejected[before:]]
 
 
-def _one_by_one(applied: Any, results: Sequence[Any]) -> list[Any]:
+def _one_by_one(applied: Applied, results: Sequence[Any]) -> list[Any]:
     """Rejects the items that fail, and nothing else of their records."""
     pairs = list(zip(applied.elements, results, strict=True))
     failed = [(element, result) for element, result in pairs if isinstance(result, EnvelopeError)]
@@ -91,7 +91,7 @@ BUGS: Mapping[str, tuple[str, Sequence[Patch]]] = {
     ),
     "step-rejects-one-by-one": (
         "a step that fails for an item lets its siblings go on",
-        [(steps, "_survivors", _one_by_one)],
+        [(Applied, "survivors", _one_by_one)],
     ),
     "ledger-with-the-manifest": (
         "dead letters are listed when their batch is committed, and not before",

@@ -7,7 +7,8 @@ from typing import Any
 from confluent_kafka import TopicPartition
 
 from aggregations.per_message import loop
-from aggregations.per_message.steps import Applied, arrive
+from aggregations.per_message.arrivals import arrive
+from aggregations.per_message.steps import Applied
 from jobs.republish import input as reading
 from jobs.republish import worker
 from jobs.republish.offsets import commit_offsets

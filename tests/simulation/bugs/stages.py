@@ -6,7 +6,7 @@ from itertools import count
 from typing import Any
 
 from aggregations.definition.element import Element
-from aggregations.per_message import loop, stage, steps
+from aggregations.per_message import arrivals, loop, stage
 from aggregations.per_message.stage import KeyState, StageOutcome, fold_stage
 from envelope import Decision, Histories, Siblings, Standing
 from tests.simulation.patch import Patch, original
@@ -38,7 +38,7 @@ def _trusts_the_first_stage(of: Any, loaded: Any, arrivals: Any, **options: Any)
 
 
 def _arrive_without_ids(*arguments: Any, **options: Any) -> Any:
-    return steps.arrive(*arguments, **{**options, "siblings": Siblings.DROP})
+    return arrivals.arrive(*arguments, **{**options, "siblings": Siblings.DROP})
 
 
 _judge = original(Histories, "judge")

@@ -1,0 +1,168 @@
+"""Arrivals: elements at a stage or at the end of the flow, with their key, their standing and their ledger entries."""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from aggregations.definition.element import Element
+from aggregations.definition.expressions import key_bytes
+from aggregations.definition.fields import Fields
+from aggregations.definition.flow import END_OF_FLOW, Aggregate
+from aggregations.definition.operators import Schema
+from aggregations.errors import FlowError
+from aggregations.per_message.ledger import Entry, Ledger
+from aggregations.per_message.rows import evaluate_elements
+from aggregations.per_message.steps import Applied
+from envelope import EnvelopeError, Lineage, Node, Position, Reason, Route, Siblings, Standing, Verdict
+from envelope.dedup.lineage import Redriven
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """An element that arrives at a stage.
+
+    Attributes:
+        element: The element.
+        key: Canonical bytes of the stage's key.
+        standing: Where it stands at this stage.
+        incarnation: `NEW_INCARNATION` or `STALE_INCARNATION` when its root topic was created again.
+        values: Values of `Fields.inputs` for it, or the error; empty for a fold in plain Python.
+        transit: It was redriven to a later stage and is held here: passed on, not folded.
+        entries: Its ledger entries at this stage.
+        back: How it came back from the dead-letter topic; None when it was not redriven.
+    """
+
+    element: Element[Any]
+    key: bytes
+    standing: Standing
+    incarnation: Verdict | None = None
+    values: Mapping[str, Any] | EnvelopeError = field(default_factory=dict)
+    transit: bool = False
+    entries: tuple[Entry, ...] = ()
+    back: Redriven | None = None
+
+
+@dataclass(slots=True)
+class Tail:
+    """Elements that are passed on after the last stage.
+
+    Attributes:
+        applied: The elements.
+        filled: Entries of the ledger that are no longer missing.
+        copies: Redriven elements that were not missing.
+        items: For records with only some missing items, the indices of these items in the tail's flat-maps.
+    """
+
+    applied: Applied
+    filled: set[Entry] = field(default_factory=set)
+    copies: int = 0
+    items: dict[Node, frozenset[Position]] = field(default_factory=dict)
+
+
+def arrive(
+    stage: Aggregate,
+    applied: Applied,
+    *,
+    ledger: Ledger,
+    topic_ids: Mapping[str, str],
+    incarnation: Callable[[str, str], Verdict | None],
+    siblings: Siblings,
+    later: Collection[str] = (),
+) -> list[Arrival]:
+    """Bring elements to a stage: key, standing and the inputs of its fields. Failures go to `applied.rejected`.
+
+    Args:
+        stage: The stage.
+        applied: The elements.
+        ledger: The flow's dead letters that left no hole.
+        topic_ids: Current topic id by topic.
+        incarnation: Verdict for a root topic's id.
+        siblings: Policy for equal positions without index and id.
+        later: Names of the stages after this one: a record redriven to one of them only passes through.
+    """
+    raw = applied.each(stage.key)
+    keys = applied.survivors([stage_key(value) for value in raw])
+    inputs = _inputs_of(stage, applied.elements, applied.schema)
+    arrivals = []
+    for element, key, values in zip(applied.elements, keys, inputs, strict=True):
+        lineage = element.lineage.resolved(topic_ids)
+        standing = standing_of(element, lineage, siblings, rekeyed=key != element.key or not stage.co_partitioned)
+        root, back = lineage.root, lineage.redriven
+        age = incarnation(root.topic, root.topic_id) if root.cluster == lineage.own.cluster else None
+        transit = (
+            back is not None
+            and back.redrive.stage in later
+            and ledger.mine(back.redrive)
+            and element.route is Route.PLAIN
+        )
+        entries = ledger.entries(stage.name, standing, back, element.indices)
+        route = ledger.route(stage.name, standing, back, entries)
+        if route is not standing.route:
+            standing = replace(standing, route=route)
+        arrivals.append(Arrival(element, key, standing, age, values, transit, entries, back))
+    return arrivals
+
+
+def standing_of(element: Element[Any], lineage: Lineage, siblings: Siblings, *, rekeyed: bool = False) -> Standing:
+    """Where an element stands, without the ledger; its `lineage` contains the root's topic id."""
+    return lineage.standing(
+        rekeyed=rekeyed,
+        keyless=element.key is None,
+        branch=element.branch,
+        indices=element.indices,
+        event_id=element.event_id if siblings is Siblings.EVENT_ID else "",
+        late=element.route,
+    )
+
+
+def enter_tail(applied: Applied, *, ledger: Ledger, topic_ids: Mapping[str, str], siblings: Siblings) -> Tail:
+    """Select the elements for the steps after the last stage: redriven elements only if they are missing there."""
+    kept: list[Element[Any]] = []
+    tail = Tail(applied)
+    for element in applied.elements:
+        lineage = element.lineage.resolved(topic_ids)
+        back = lineage.redriven
+        if element.route is not Route.PLAIN or back is None or back.redrive.stage != END_OF_FLOW:
+            kept.append(element)
+            continue
+        standing = standing_of(element, lineage, siblings)
+        entries = ledger.entries(END_OF_FLOW, standing, back, element.indices, whole=True)
+        route = ledger.route(END_OF_FLOW, standing, back, entries)
+        if route is Route.COPY:
+            tail.copies += 1
+            continue
+        tail.filled.update(entries)
+        missing = [entry.position[len(standing.position) :] for entry in entries if entry.group == standing.group]
+        if missing and all(missing):
+            tail.items[element.own] = frozenset((*element.indices, *item) for item in missing)
+        kept.append(replace(element, route=passed_on(route)))
+    applied.elements = kept
+    return tail
+
+
+def stage_key(value: Any) -> bytes | EnvelopeError:
+    """The canonical bytes of a stage's key, or why it is not one."""
+    try:
+        key = key_bytes(value)
+    except FlowError as error:
+        return EnvelopeError(Reason.BAD_PAYLOAD, str(error))
+    return EnvelopeError(Reason.NULL_KEY, "the stage's key is null") if key is None else key
+
+
+def passed_on(route: Route) -> Route:
+    """Route on which a late-folded element is passed on to the following stages.
+
+    They have not received an element that the flow lists, or that was healed upstream. A crashed attempt may have
+    passed any other element on to them.
+    """
+    return Route.MISSING if route in (Route.MISSING, Route.HEALED) else Route.RETRIED
+
+
+def _inputs_of(stage: Aggregate, elements: Sequence[Element[Any]], schema: Schema) -> list[Any]:
+    """Values of `Fields.inputs` for each element: a mapping, or an `EnvelopeError` if it raised.
+
+    Empty mappings for a fold in plain Python.
+    """
+    if not isinstance(stage.fold, Fields):
+        return [{} for _ in elements]
+    return evaluate_elements(elements, stage.fold.inputs(), schema)
