@@ -25,7 +25,7 @@ from aggregations.run.binding import bind
 from aggregations.run.states import state_of
 from aggregations.spark.job import Job
 from aggregations.spark.path import Work
-from aggregations.spark.roots import Roots
+from aggregations.spark.roots import RootTopics
 from aggregations.spark.tasks import path_of
 from benchmarks.engine import FOLDS
 from benchmarks.workload import COLUMNS, Oracle, Workload, draw
@@ -85,7 +85,7 @@ def main():
     parser.add_argument("--fold", choices=FOLDS, default="python")
     parser.add_argument("--profile", action="store_true", help="print where the last batch spends its time")
     args = parser.parse_args()
-    Roots._ask = lambda *_: None  # there is no broker to ask
+    RootTopics._ask = lambda *_: None  # there is no broker to ask
     flow = Flow("bench").source(Topic(TOPIC, Leg)).aggregate("aircraft", key="tail", fold=FOLDS[args.fold])
     urls = bind(flow, {}, "memory://bench")
     run = begin(flow, urls)

@@ -23,7 +23,9 @@ Headers: TypeAlias = Sequence[tuple[str, bytes | None]]
 ROOT: Final = "hw-root"
 TRACEPARENT: Final = "traceparent"
 CONTENT_TYPE: Final = "content-type"
-TWIN: Final = frozenset({ROOT, TRACEPARENT, CONTENT_TYPE, "ce_specversion", "ce_id", "ce_source", "ce_type", "ce_time"})
+MIRRORED: Final = frozenset(
+    {ROOT, TRACEPARENT, CONTENT_TYPE, "ce_specversion", "ce_id", "ce_source", "ce_type", "ce_time"}
+)
 """Names of all headers that `mirror` may write."""
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)

@@ -11,7 +11,7 @@ from aggregations.per_message.arrivals import standing_of
 from aggregations.per_message.cause import Cause
 from aggregations.per_message.ledger import Changes, Entry, Ledger, dead_entry
 from aggregations.per_message.stage import Decided
-from aggregations.per_message.steps import Rejected
+from aggregations.per_message.steps import RejectedElement
 from envelope import EnvelopeError, Node, Reason, Route, Siblings, Standing, Verdict
 from envelope.dedup.lineage import Redriven, died_in
 from envelope.raised import Raised
@@ -84,12 +84,12 @@ class DeadLetterCollector:
         """
         if error.chain is not None:
             element: Element[Any] = Element(None, None, own, error.chain, again=again)
-            self.rejected("", Rejected.because(element, Cause.of(error)))
+            self.rejected("", RejectedElement.because(element, Cause.of(error)))
             return
         self._add(RejectedRecord(own, "", error.reason, error.detail))
         self.changes.added.add(Entry(self.first, died_in(own), (own.offset,)))
 
-    def rejected(self, stage: str, one: Rejected) -> None:
+    def rejected(self, stage: str, one: RejectedElement) -> None:
         """Collect an element that a step before a stage rejected or diverted; an empty stage means it was not read."""
         element = one.element
         lineage = element.lineage.resolved(self.topic_ids)

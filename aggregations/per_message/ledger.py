@@ -161,9 +161,9 @@ class Ledger:
             return standing.route
         mine = self.mine(back.redrive)
         if entries:
-            return Route.MISSING if mine and back.redrive.asserted else Route.LETTER
+            return Route.MISSING if mine and back.redrive.asserted else Route.DEAD_LETTER
         if mine and not back.redrive.hole and self.forgotten.get(stage):
-            return Route.HEALED if back.redrive.asserted else Route.LETTER
+            return Route.HEALED if back.redrive.asserted else Route.DEAD_LETTER
         return Route.COPY
 
     def changed(self, changes: Changes) -> "Ledger":

@@ -7,15 +7,14 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 from aggregations.definition.element import Element, Record
-from aggregations.definition.flow import END_OF_FLOW, Flow, Stage
-from aggregations.definition.flow import Step as FlowStep
+from aggregations.definition.flow import END_OF_FLOW, Flow, Stage, Step
 from aggregations.definition.source import RecordDecoder
 from aggregations.per_message.arrivals import Arrival, arrive, enter_tail
 from aggregations.per_message.cause import Cause
 from aggregations.per_message.dead_letters import BEYOND_END
 from aggregations.per_message.ledger import Doubt, Entry, Ledger, Reading
 from aggregations.per_message.stage import Decided, KeyState, StageOutcome, fold_stage
-from aggregations.per_message.steps import Applied, OutputMessage, Rejected, apply_steps, withhold
+from aggregations.per_message.steps import Applied, OutputMessage, RejectedElement, apply_steps, withhold
 from aggregations.report import Report
 from envelope import EnvelopeError, Lineage, Node, Position, Reason, Verdict
 from persistence.commit.faults import effect
@@ -31,7 +30,7 @@ class Collector(Protocol):
         """A record that cannot be read; `again` matters only if its chain could be."""
         ...
 
-    def rejected(self, stage: str, one: Rejected) -> None:
+    def rejected(self, stage: str, one: RejectedElement) -> None:
         """An element that a step before a stage rejects, or that the flow diverts."""
         ...
 
@@ -190,7 +189,7 @@ class MessageLoop:
     def _apply(
         self,
         index: int,
-        steps: Sequence[FlowStep],
+        steps: Sequence[Step],
         before: Applied,
         only: Mapping[Node, frozenset[Position]] | None = None,
     ) -> Applied:
@@ -201,7 +200,9 @@ class MessageLoop:
         kept = [element for element in before.elements if element.own not in failed]
         applied = apply_steps(steps, kept, before.schema, only)
         applied.rejected += [
-            Rejected.because(element, failed[element.own]) for element in before.elements if element.own in failed
+            RejectedElement.because(element, failed[element.own])
+            for element in before.elements
+            if element.own in failed
         ]
         return applied
 

@@ -186,7 +186,7 @@ def _let_back(arrivals: list[Arrival], by_key: Mapping[bytes, Sequence[int]], di
         for j in by_key[dead.key]:
             one = arrivals[j].standing
             if one.route is Route.COPY and (one.group, one.position) == (dead.standing.group, dead.standing.position):
-                route = Route.LETTER if dead.element.again else Route.MISSING
+                route = Route.DEAD_LETTER if dead.element.again else Route.MISSING
                 arrivals[j] = replace(arrivals[j], standing=replace(one, route=route))
 
 

@@ -28,7 +28,7 @@ from envelope.redrive import HEALED, LATE
 
 
 @dataclass(frozen=True, slots=True)
-class Rejected:
+class RejectedElement:
     """An element that a step could not process, or that the flow diverts.
 
     Attributes:
@@ -46,7 +46,7 @@ class Rejected:
     raised: Raised | None = None
 
     @classmethod
-    def because(cls, element: Element[Any], cause: Cause) -> "Rejected":
+    def because(cls, element: Element[Any], cause: Cause) -> "RejectedElement":
         """An element that cannot be used, with its whole record."""
         return cls(element, cause.reason, cause.detail, raised=cause.raised)
 
@@ -80,7 +80,7 @@ class Applied:
 
     elements: list[Element[Any]]
     schema: Schema
-    rejected: list[Rejected] = field(default_factory=list)
+    rejected: list[RejectedElement] = field(default_factory=list)
     outputs: list[OutputMessage] = field(default_factory=list)
     filtered: int = 0
 
@@ -107,7 +107,7 @@ class Applied:
         survivors = []
         for element, result in zip(self.elements, results, strict=True):
             if element.own in causes:
-                self.rejected.append(Rejected.because(element, Cause.of(causes[element.own])))
+                self.rejected.append(RejectedElement.because(element, Cause.of(causes[element.own])))
             else:
                 kept.append(element)
                 survivors.append(result)
@@ -182,7 +182,7 @@ def _divert(applied: Applied, step: Divert) -> None:
     away = _true(applied, step.when)
     for element, leaves in zip(applied.elements, away, strict=True):
         if leaves:
-            applied.rejected.append(Rejected(element, Reason.DIVERTED, "the flow diverts it", whole=False))
+            applied.rejected.append(RejectedElement(element, Reason.DIVERTED, "the flow diverts it", whole=False))
     applied.elements = [element for element, leaves in zip(applied.elements, away, strict=True) if not leaves]
 
 

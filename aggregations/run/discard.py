@@ -11,7 +11,7 @@ from aggregations.per_message.arrivals import Arrival, standing_of
 from aggregations.per_message.ledger import Changes, Entry
 from aggregations.per_message.loop import MessageLoop
 from aggregations.per_message.stage import Decided, KeyState, fold_stage
-from aggregations.per_message.steps import Rejected
+from aggregations.per_message.steps import RejectedElement
 from aggregations.report import Report
 from aggregations.run.run import Run
 from aggregations.run.states import load_states, save_states
@@ -111,14 +111,14 @@ class _Filling:
     def unread(self, own: Node, error: EnvelopeError | None = None, *, again: bool = True) -> None:
         """Remove the ledger entries of a record that cannot be read: found by its chain, else by its coordinates."""
         if error is not None and error.chain is not None:
-            self.rejected("", Rejected(Element(None, None, own, error.chain), error.reason, error.detail))
+            self.rejected("", RejectedElement(Element(None, None, own, error.chain), error.reason, error.detail))
             return
         if error is not None:
             self.errors[own] = error
         entry = Entry(self._run.flow.stages[0].name, died_in(own), (own.offset,))
         self.strike(own, () if self._run.ledger.missing_from([entry]) else (entry,))
 
-    def rejected(self, stage: str, one: Rejected) -> None:
+    def rejected(self, stage: str, one: RejectedElement) -> None:
         """Remove the ledger entries of a rejected element under the stage of its dead letter."""
         element = one.element
         self.errors[element.own] = EnvelopeError(one.reason, one.detail)

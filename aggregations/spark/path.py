@@ -17,7 +17,7 @@ from aggregations.per_message.dead_letters import DeadLetterCollector
 from aggregations.per_message.steps import OutputMessage
 from aggregations.run.incarnations import Incarnations
 from aggregations.spark.job import Exclusion, Job, TaskReport
-from aggregations.spark.roots import Roots
+from aggregations.spark.roots import RootTopics
 from envelope import Node
 from persistence.protocol import Write
 
@@ -38,9 +38,9 @@ class Work:
     _within: float = 0.0  # CPU seconds of the phases within the current phase
 
     @cached_property
-    def roots(self) -> Roots:
+    def roots(self) -> RootTopics:
         """Which roots can exist, and current topic ids."""
-        return Roots(self.job.ends, self.job.asked, self.job.topic_ids, self.job.kafka)
+        return RootTopics(self.job.ends, self.job.asked, self.job.topic_ids, self.job.kafka)
 
     @cached_property
     def incarnations(self) -> Incarnations:

@@ -57,7 +57,7 @@ def check_source(topics: Topics, flow: Flow[Any], known: str) -> None:
         refuse([recreated(flow.name, name, known, now)], ())
 
 
-class Roots:
+class RootTopics:
     """Facts about root topics: fetched by the driver, or by a task that is the first to see a root topic.
 
     Attributes:
@@ -104,9 +104,9 @@ class Roots:
 
 
 class _TopicIds(Mapping[str, str]):
-    """`Roots.current` as a mapping; its length is the number of ids known so far."""
+    """`RootTopics.current` as a mapping; its length is the number of ids known so far."""
 
-    def __init__(self, roots: Roots) -> None:
+    def __init__(self, roots: RootTopics) -> None:
         self._roots = roots
 
     def __getitem__(self, topic: str) -> str:

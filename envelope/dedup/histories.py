@@ -17,7 +17,7 @@ HOLES = 1024
 
 _ABOVE = MAX_INDEX + 1  # every fan-out index
 _SEARCH = 4  # positions that can be added to a set in the time of one search
-_LATE = (Route.MISSING, Route.HEALED, Route.LETTER)
+_LATE = (Route.MISSING, Route.HEALED, Route.DEAD_LETTER)
 """Routes whose messages may be folded below the floor of their lane."""
 
 

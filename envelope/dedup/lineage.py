@@ -59,7 +59,7 @@ class Route(StrEnum):
     this one folds it late. It is folded at any position, even below the floor, unless the state holds it."""
     HEALED = "healed"
     """As MISSING, but reported by a flow upstream, which may repeat it at any time."""
-    LETTER = "letter"
+    DEAD_LETTER = "dead_letter"
     """Redriven. This flow rejected its record, but nothing proves that no copy of the event was folded before."""
     COPY = "copy"
     """Redriven. This flow did not reject its record, or has folded it since: it is folded only into a hole."""

@@ -21,7 +21,7 @@ from persistence.manifest import Growth
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Metadata committed with the offset of a partition: `ID SETTLED [NOW SEEN [UNTIL]]`, up to 4 numbers.
+    """Metadata committed with the offset of a partition: `ID RESOLVED [NOW SEEN [UNTIL]]`, up to 4 numbers.
 
     Attributes:
         topic_id: Id of the topic that the offset belongs to; empty if another tool set the offset.

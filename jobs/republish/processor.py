@@ -9,7 +9,7 @@ from envelope import envelope_pb2 as pb
 from envelope.codec import rewrite
 from envelope.deadletter import PREFIX as DEAD_PREFIX
 from envelope.deadletter import Form
-from envelope.headers import TWIN, Headers, is_cloudevents, mirror
+from envelope.headers import MIRRORED, Headers, is_cloudevents, mirror
 from envelope.hops import HopWriter
 from envelope.limits import DEFAULT_LIMITS, MAX_OFFSET, check_coordinates, check_topic
 from envelope.raised import Raised
@@ -256,7 +256,7 @@ class Processor:
         if self._cloudevents and output.headers is KEEP:  # the envelope stores them
             headers = [header for header in headers if not is_cloudevents(header[0])]
         if self._mirror:
-            kept = [header for header in headers if header[0].lower() not in TWIN]
+            kept = [header for header in headers if header[0].lower() not in MIRRORED]
             return kept + mirror(decode(value, self._limits), str(record.root), self._via)
         return headers
 

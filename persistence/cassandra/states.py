@@ -98,13 +98,13 @@ class States:
         changed: list[bytes] = []
         for part in bounded(writes, max(self._limit - len(note), 1)):
             try:
-                _Batch(self, stage, bucket, part, epoch, batch, known, note).write()
+                _CqlBatch(self, stage, bucket, part, epoch, batch, known, note).write()
             except Conflict as conflict:
                 changed.extend(conflict.keys)
         return changed
 
 
-class _Batch:
+class _CqlBatch:
     """A batch in progress: sent, read back after a refusal or a lost answer, and sent again until it is written."""
 
     def __init__(

@@ -13,7 +13,7 @@ from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Flow
 from aggregations.definition.source import Json, Topic
 from aggregations.per_message.ledger import Reading
-from aggregations.spark.roots import Roots
+from aggregations.spark.roots import RootTopics
 from envelope import Hop, Lineage, Reason, decode
 from envelope.deadletter import DeadLetterHeaders
 from jobs.dead_letters.redrive import redriven
@@ -157,7 +157,7 @@ def test_a_first_delivery_is_proven_beside_records_of_its_route_that_have_no_ind
 def test_a_redriven_record_is_judged_beside_its_siblings_that_only_event_ids_tell_apart(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(Roots, "_ask", lambda *_: None)  # no broker is asked for root topics
+    monkeypatch.setattr(RootTopics, "_ask", lambda *_: None)  # no broker is asked for root topics
     both = Both(Flow("siblings").source(wrapped()).aggregate("a", "tail", Fields(n=count())))
     first_one, second = (chained(n, hop("raw", 0, 5, index=None), event_id=f"e{n}") for n in (1, 2))
     both.process([first_one, second])

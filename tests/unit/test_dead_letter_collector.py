@@ -7,7 +7,7 @@ from aggregations.per_message.arrivals import Arrival
 from aggregations.per_message.dead_letters import DeadLetterCollector, RejectedRecord
 from aggregations.per_message.ledger import Changes, Entry, Ledger
 from aggregations.per_message.stage import Decided
-from aggregations.per_message.steps import Rejected
+from aggregations.per_message.steps import RejectedElement
 from envelope import Decision, EnvelopeError, Hop, Node, Reason, Route, Siblings, Standing, Verdict
 from envelope.raised import Raised
 from envelope.redrive import Redrive, redrive_hops
@@ -30,7 +30,7 @@ def element(*chain: Hop, **fields: Any) -> Element[Any]:
 
 def rejected(one: Element[Any], *, whole: bool = True, after: DeadLetterCollector | None = None) -> DeadLetterCollector:
     found = after or collector()
-    found.rejected("carrier", Rejected(one, Reason.TRANSFORM_FAILED, "no number", whole))
+    found.rejected("carrier", RejectedElement(one, Reason.TRANSFORM_FAILED, "no number", whole))
     return found
 
 
@@ -65,7 +65,7 @@ def test_a_letter_names_the_records_that_led_to_it_and_its_entry_has_the_current
 
 def test_the_author_of_a_step_that_raises_is_told_what_it_raised_and_in_front_of_which_stage() -> None:
     found = collector()
-    found.rejected("carrier", Rejected(element(), Reason.TRANSFORM_FAILED, "no number", raised=RAISED))
+    found.rejected("carrier", RejectedElement(element(), Reason.TRANSFORM_FAILED, "no number", raised=RAISED))
     assert [one.cause for one in found.dead.values()] == ["stage carrier: transform_failed, ValueError"]
     assert [one.cause for one in rejected(element()).dead.values()] == [""]
 

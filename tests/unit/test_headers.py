@@ -3,7 +3,7 @@
 import pytest
 
 from envelope import Envelope, EnvelopeError, Reason
-from envelope.headers import TWIN, from_cloudevents, mirror
+from envelope.headers import MIRRORED, from_cloudevents, mirror
 
 EVENT = [
     ("ce_specversion", b"1.0"),
@@ -40,7 +40,7 @@ def test_a_cloudevent_becomes_an_envelope() -> None:
 def test_the_mirror_of_that_envelope_says_the_same() -> None:
     headers = mirror(from_cloudevents(EVENT, b"{}", None), "orders:3:17", "republisher")
     assert dict(headers) == dict(EVENT[:7]) | {"hw-root": b"orders:3:17"}
-    assert {name for name, _ in headers} <= TWIN
+    assert {name for name, _ in headers} <= MIRRORED
 
 
 def test_the_mirror_of_an_envelope_that_names_nothing_is_still_a_cloudevent() -> None:

@@ -244,13 +244,13 @@ def test_what_was_healed_upstream_is_folded_once_below_the_floor() -> None:
 
 def test_a_letter_without_proof_is_folded_above_the_floor_and_unproven_below_it() -> None:
     histories = holding(1, 2, 3, 5, 8, 9)
-    letters = [at(n, route=Route.LETTER) for n in (2, 4, 5)]
+    letters = [at(n, route=Route.DEAD_LETTER) for n in (2, 4, 5)]
     assert verdicts(histories, *letters) == ["unproven", "redriven", "duplicate"]
 
 
 def test_a_letter_without_proof_is_unproven_below_the_floor_of_any_lane_of_its_group() -> None:
     histories, _ = Histories().folding([at(n, lane="a:0#i>r>b:0", group="a:0#i>r>b") for n in range(9)], size=4)
-    letter = at(2, lane="a:0#i>r>b:1", group="a:0#i>r>b", route=Route.LETTER)
+    letter = at(2, lane="a:0#i>r>b:1", group="a:0#i>r>b", route=Route.DEAD_LETTER)
     assert verdicts(histories, letter) == ["unproven"]
 
 

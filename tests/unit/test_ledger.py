@@ -146,13 +146,15 @@ def test_how_a_redriven_record_comes_to_a_stage_is_what_the_ledger_proves_of_it(
     of_another = Redriven(Redrive(hole=False, application="other", asserted=True), "!legs:0#T", 3)
     assert route(listing(entry(1)), back()) is Route.MISSING
     assert route(listing(entry(1)), of_another) is Route.MISSING, "the event is listed, whoever redrives it"
-    assert route(listing(DIED), back()) is Route.LETTER
+    assert route(listing(DIED), back()) is Route.DEAD_LETTER
     assert route(listing(DIED), back(asserted=True)) is Route.MISSING
-    assert route(listing(DIED), of_another) is Route.LETTER, "another flow's operator asserts nothing about this one"
+    assert route(listing(DIED), of_another) is Route.DEAD_LETTER, (
+        "another flow's operator asserts nothing about this one"
+    )
     assert route(listing(), back()) is Route.COPY
     assert route(listing(entry(1, "b")), back()) is Route.COPY
     full = Ledger("fleet", forgotten={"a": 1})
-    assert route(full, back()) is Route.LETTER
+    assert route(full, back()) is Route.DEAD_LETTER
     assert route(full, back(asserted=True)) is Route.HEALED
     assert route(full, of_another) is Route.COPY
     assert route(Ledger("fleet", forgotten={"b": 1}), back()) is Route.COPY

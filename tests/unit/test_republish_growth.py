@@ -18,7 +18,7 @@ def verdict(found, now, *, watched=(), ends=None, **options):
     return judge(found, now, watched=watched, ends=lambda: ends, **options)
 
 
-SETTLED = Note("T", 2)
+RESOLVED = Note("T", 2)
 SEEN = Note("T", 2, 4, 1000)
 KNOWN = Note("T", 2, 4, 1000, READ)
 
@@ -40,13 +40,13 @@ def test_of_text_that_was_written_otherwise_the_first_word_is_the_topics_id(text
 def test_a_group_that_has_noted_nothing_reads_all_there_is():
     assert verdict({}, 4) == Readable(4)
     assert verdict(places(Note("T"), Note()), 4) == Readable(4)
-    assert verdict(places(SETTLED, SETTLED), 2) == Readable(2)
-    assert verdict(places(Note("T", 4), SETTLED), 3) == Readable(4), "a broker that does not know yet"
+    assert verdict(places(RESOLVED, RESOLVED), 2) == Readable(2)
+    assert verdict(places(Note("T", 4), RESOLVED), 3) == Readable(4), "a broker that does not know yet"
 
 
 def test_new_partitions_wait_until_every_old_one_is_at_its_end():
-    assert verdict(places(SETTLED, SETTLED), 4, watched=(2, 4)) == Readable(2)
-    for late in (SETTLED, SEEN, Note("T", 2, 4, 1000, READ + 1)):
+    assert verdict(places(RESOLVED, RESOLVED), 4, watched=(2, 4)) == Readable(2)
+    for late in (RESOLVED, SEEN, Note("T", 2, 4, 1000, READ + 1)):
         assert verdict(places(KNOWN, late), 4) == Readable(2)
     assert verdict({0: Committed(READ, KNOWN)}, 4) == Readable(2), "nothing is known of 1"
     assert verdict(places(KNOWN, KNOWN), 4) == Readable(4)
@@ -55,13 +55,13 @@ def test_new_partitions_wait_until_every_old_one_is_at_its_end():
 
 def test_when_everything_is_read_nothing_waits():
     ends = {0: READ, 1: READ, 2: 0, 3: 0}
-    for found in (places(SETTLED, SETTLED), places(Note("T", 2, 3, 1000), SETTLED)):
+    for found in (places(RESOLVED, RESOLVED), places(Note("T", 2, 3, 1000), RESOLVED)):
         assert verdict(found, 4, ends=ends) == Readable(4)
-    assert verdict(places(SETTLED, SETTLED), 4, ends={**ends, 3: 1}) == Readable(2, sure=False)
+    assert verdict(places(RESOLVED, RESOLVED), 4, ends={**ends, 3: 1}) == Readable(2, sure=False)
 
 
 def test_a_growth_that_no_order_can_be_kept_in_lets_nothing_be_read():
-    two = places(SETTLED, SETTLED)
+    two = places(RESOLVED, RESOLVED)
     assert verdict(two, 3, watched=(2, 3)) == Readable(2, sure=False), "keys move between old ones"
     assert verdict(two, 4, watched=(4,)) == Readable(2, sure=False), "nobody has seen it"
     assert verdict(two, 4, watched=(1, 4)) == Readable(2, sure=False)
@@ -71,17 +71,17 @@ def test_a_growth_that_no_order_can_be_kept_in_lets_nothing_be_read():
 
 
 def test_a_growth_that_another_member_has_noted_is_not_doubted():
-    assert verdict(places(SEEN, SETTLED), 4, watched=(4,)) == Readable(2)
-    assert verdict(places(SETTLED, SETTLED, SEEN), 4) == Readable(2), "with a new partition"
+    assert verdict(places(SEEN, RESOLVED), 4, watched=(4,)) == Readable(2)
+    assert verdict(places(RESOLVED, RESOLVED, SEEN), 4) == Readable(2), "with a new partition"
 
 
 def test_who_accepts_disorder_reads_everything():
-    for found in (places(SETTLED, SETTLED), places(SEEN, SEEN), places(KNOWN, SETTLED)):
+    for found in (places(RESOLVED, RESOLVED), places(SEEN, SEEN), places(KNOWN, RESOLVED)):
         assert verdict(found, 8, accepted=True) == Readable(8)
 
 
 def test_the_end_of_a_partition_is_taken_when_producers_know_of_the_new_ones():
-    seen = SETTLED.grown(4, 1000, 300, lambda: 99)
+    seen = RESOLVED.grown(4, 1000, 300, lambda: 99)
     assert seen == SEEN
     assert seen.grown(4, 1299, 300, lambda: 99) == seen
     known = seen.grown(4, 1300, 300, lambda: 99)

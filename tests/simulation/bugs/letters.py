@@ -9,7 +9,7 @@ from aggregations.definition.flow import Divert
 from aggregations.per_message import steps
 from aggregations.per_message.dead_letters import DeadLetterCollector
 from aggregations.per_message.ledger import Changes, Ledger
-from aggregations.per_message.steps import Applied, Rejected
+from aggregations.per_message.steps import Applied, RejectedElement
 from envelope import Envelope, EnvelopeError, Reason, Route, encode
 from envelope.redrive import Redrive, read_via
 from jobs.dead_letters import redrive
@@ -44,7 +44,7 @@ def _one_by_one(applied: Applied, results: Sequence[Any]) -> list[Any]:
     """Rejects the items that fail, and nothing else of their records."""
     pairs = list(zip(applied.elements, results, strict=True))
     failed = [(element, result) for element, result in pairs if isinstance(result, EnvelopeError)]
-    applied.rejected += [Rejected(element, result.reason, result.detail) for element, result in failed]
+    applied.rejected += [RejectedElement(element, result.reason, result.detail) for element, result in failed]
     kept = [pair for pair in pairs if not isinstance(pair[1], EnvelopeError)]
     applied.elements = [element for element, _ in kept]
     return [result for _, result in kept]
