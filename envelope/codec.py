@@ -70,7 +70,7 @@ def encode_hop(hop: Hop, limits: Limits = DEFAULT_LIMITS) -> bytes:
     check_coordinates(hop.partition, hop.offset)
     for number in (hop.index, hop.count):
         if number is not None and not 0 <= number <= MAX_INDEX:
-            raise EnvelopeError(Reason.BAD_COORDINATES, f"a fan-out index or count of {number}")
+            raise EnvelopeError(Reason.BAD_COORDINATES, f"the fan-out index or count {number} is out of range")
     message = pb.Hop(
         topic=hop.topic,
         partition=hop.partition,
@@ -266,13 +266,15 @@ def check_head(value: bytes, limits: Limits = DEFAULT_LIMITS) -> None:
     if not value:
         raise EnvelopeError(Reason.EMPTY, "the record has no value")
     if len(value) > limits.message_bytes:
-        raise EnvelopeError(Reason.PAYLOAD_TOO_LARGE, f"{len(value)} bytes, the limit is {limits.message_bytes}")
+        raise EnvelopeError(
+            Reason.PAYLOAD_TOO_LARGE, f"the message has {len(value)} bytes; the limit is {limits.message_bytes}"
+        )
     if value[0] != _FORMAT_TAG or len(value) == 1 or value[1] == 0:
         raise EnvelopeError(Reason.NOT_AN_ENVELOPE, "the value does not begin with a format version")
     if value[1] != FORMAT:
         raise EnvelopeError(Reason.UNSUPPORTED_FORMAT, f"this code reads format {FORMAT}; upgrade headwater")
     if len(value) == 2:
-        raise EnvelopeError(Reason.TRUNCATED, "an envelope that ends after its format version")
+        raise EnvelopeError(Reason.TRUNCATED, "the envelope ends after its format version")
 
 
 def check_seal(value: bytes) -> None:
@@ -290,7 +292,7 @@ def check_seal(value: bytes) -> None:
 
 def _check_tail(value: bytes) -> None:
     if value[-SEAL_BYTES:-4] != SEAL_TAG:
-        raise EnvelopeError(Reason.TRUNCATED, "a sealed envelope that does not end in its checksum")
+        raise EnvelopeError(Reason.TRUNCATED, "the envelope is marked as sealed and does not end in its checksum")
 
 
 def _check_crc(value: bytes) -> None:
@@ -333,7 +335,7 @@ def _unknown(message: pb.Envelope | pb.Hop) -> bytes:
         return b""
     known = type(message).DESCRIPTOR.fields_by_number
     if any(unknown[i].field_number in known for i in range(len(unknown))):
-        raise EnvelopeError(Reason.MALFORMED, "a field has another wire type than the schema says")
+        raise EnvelopeError(Reason.MALFORMED, "a field does not have the wire type of the schema")
     rest = type(message)()
     rest.CopyFrom(message)  # type: ignore[arg-type]
     for field, _ in message.ListFields():
@@ -343,10 +345,10 @@ def _unknown(message: pb.Envelope | pb.Hop) -> bytes:
 
 def _check_sizes(hops: int, payload_bytes: int, limits: Limits) -> None:
     if hops > limits.hops:
-        raise EnvelopeError(Reason.TOO_MANY_HOPS, f"{hops} hops, the limit is {limits.hops}")
+        raise EnvelopeError(Reason.TOO_MANY_HOPS, f"the chain has {hops} hops; the limit is {limits.hops}")
     if payload_bytes > limits.payload_bytes:
         raise EnvelopeError(
-            Reason.PAYLOAD_TOO_LARGE, f"a payload of {payload_bytes} bytes, the limit is {limits.payload_bytes}"
+            Reason.PAYLOAD_TOO_LARGE, f"the payload has {payload_bytes} bytes; the limit is {limits.payload_bytes}"
         )
 
 

@@ -68,9 +68,9 @@ def from_cloudevents(headers: Headers, payload: bytes, key: bytes | None) -> Env
     except UnicodeDecodeError as error:
         raise EnvelopeError(Reason.BAD_PAYLOAD, "a CloudEvents header is not UTF-8") from error
     if missing := [name for name in ("ce_specversion", "ce_id", "ce_source", "ce_type") if not found.get(name)]:
-        raise EnvelopeError(Reason.MISSING_FIELD, f"no header {', '.join(missing)}")
+        raise EnvelopeError(Reason.MISSING_FIELD, f"missing header {', '.join(missing)}")
     if not found["ce_specversion"].startswith(_SPEC_MAJOR):
-        raise EnvelopeError(Reason.UNSUPPORTED_FORMAT, "a CloudEvents version other than 1")
+        raise EnvelopeError(Reason.UNSUPPORTED_FORMAT, "the CloudEvents version is not 1")
     return Envelope(
         payload=payload,
         key=key,
@@ -103,7 +103,7 @@ def _time_us(text: str) -> int:
     try:
         time = datetime.fromisoformat(text)
     except ValueError as error:
-        raise EnvelopeError(Reason.BAD_PAYLOAD, "ce_time is no RFC 3339 time") from error
+        raise EnvelopeError(Reason.BAD_PAYLOAD, "ce_time is not an RFC 3339 time") from error
     if time.tzinfo is None:
         raise EnvelopeError(Reason.BAD_PAYLOAD, "ce_time has no offset from UTC")
     return (time - _EPOCH) // timedelta(microseconds=1)

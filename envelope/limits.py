@@ -47,7 +47,7 @@ def check_topic(topic: str, limits: Limits = DEFAULT_LIMITS) -> str:
     if not topic:
         raise EnvelopeError(Reason.MISSING_FIELD, "a hop has no topic")
     if len(topic) > limits.topic_chars or not _TOPIC.match(topic):
-        raise EnvelopeError(Reason.BAD_TOPIC, f"a topic name of {len(topic)} characters that Kafka does not allow")
+        raise EnvelopeError(Reason.BAD_TOPIC, f"Kafka does not allow this topic name of {len(topic)} characters")
     return topic
 
 

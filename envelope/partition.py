@@ -1,4 +1,4 @@
-"""A partition of a topic, as a key of offsets and of whatever else each partition has."""
+"""A partition of a topic: the key of offsets and of other facts per partition."""
 
 from typing import NamedTuple
 

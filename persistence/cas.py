@@ -25,7 +25,7 @@ def check_is_epoch(at: FlowRef | StageRef, epoch: int) -> None:
         ValueError: The epoch is below 1.
     """
     if epoch < 1:
-        raise ValueError(f"{at}: epoch {epoch}; epochs count from 1, acquire one first")
+        raise ValueError(f"{at}: epoch {epoch} is invalid: epochs count from 1; acquire one first")
 
 
 def check_epoch(at: FlowRef | StageRef, epoch: int, installed: int) -> None:
@@ -46,9 +46,9 @@ def check_epoch(at: FlowRef | StageRef, epoch: int, installed: int) -> None:
 def unknown_epoch(at: FlowRef | StageRef, epoch: int, installed: int) -> Terminal:
     """The error of contract 6."""
     return Terminal(
-        f"the store has epoch {installed}, this run has epoch {epoch}",
-        "The store was emptied or replaced by an older copy while the flow ran: start the flow again, "
-        "it compares the manifests and says what is missing",
+        f"the store has epoch {installed}; this run has epoch {epoch}",
+        "The store was emptied or replaced by an older copy while the flow ran. Start the flow again: "
+        "the run compares the manifests and reports what is missing",
         at=at,
     )
 
@@ -78,7 +78,7 @@ def check_manifest(
 def manifest_behind(flow: FlowRef, after: tuple[int, int], found: tuple[int, int]) -> StoreWentBack:
     """The error of contract 26."""
     return StoreWentBack(
-        f"the manifest went back: epoch {after[0]}, batch {after[1]} was acknowledged, the store has epoch {found[0]}, "
+        f"the manifest went back: epoch {after[0]}, batch {after[1]} was acknowledged; the store has epoch {found[0]}, "
         f"batch {found[1]}",
         at=flow,
     )
@@ -106,7 +106,7 @@ def resolve(
         state = stored.get(write.key)
         if state is not None and state.epoch > epoch:
             raise Fenced(
-                f"the state was written by epoch {state.epoch}, this run has epoch {epoch}", at=stage, key=write.key
+                f"the state was written by epoch {state.epoch}; this run has epoch {epoch}", at=stage, key=write.key
             )
         if write.expected == (state.version if state else 0):
             todo.append(write)

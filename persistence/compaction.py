@@ -23,7 +23,7 @@ def compaction(policies: Mapping[str, str | None]) -> list[Finding]:
             remedy = "Grant DescribeConfigs on it (kafka-acls), or make sure that its cleanup.policy is delete"
             found.append(Finding(_UNKNOWN, what, remedy))
         elif "compact" in policy.split(","):
-            what = f"topic {topic} is compacted (cleanup.policy={policy}): a record is deleted when its key comes again, read or not"
-            remedy = "Read a topic whose cleanup.policy is delete, or continue if every record is read before it is compacted"
+            what = f"topic {topic} is compacted (cleanup.policy={policy}): Kafka deletes a record once a newer record has its key, whether or not it was read"
+            remedy = "Read a topic with cleanup.policy=delete, or accept the risk if every record is read before it is compacted"
             found.append(Finding(COMPACTED_SOURCE, what, remedy, unsafe=True))
     return found

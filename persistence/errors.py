@@ -72,8 +72,8 @@ class StoreWentBack(Terminal):
     """
 
     usual_remedy = (
-        "Start the flow again: it compares what its stores acknowledged with what they have. Where progress went back "
-        "with the states it resumes there, otherwise it says what is missing"
+        "Start the flow again: the run compares what its stores acknowledged with what they have. If the progress "
+        "went back together with the states, the run resumes there; otherwise it reports what is missing"
     )
 
 
@@ -97,7 +97,7 @@ class Fenced(StoreError):
     @classmethod
     def by(cls, at: FlowRef | StageRef, mine: int, newest: int) -> Self:
         """The error for a run of epoch `mine` that finds epoch `newest` in the store."""
-        return cls(f"this run has epoch {mine}, the store has epoch {newest}", at=at)
+        return cls(f"this run has epoch {mine}; the store has epoch {newest}", at=at)
 
 
 class Conflict(StoreError):

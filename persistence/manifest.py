@@ -112,7 +112,7 @@ def decode_manifest(value: bytes, flow: FlowRef) -> Manifest:
         raise Corrupt(f"the manifest cannot be read: {error}", at=flow) from error
     if manifest.schema > SCHEMA:
         raise Corrupt(
-            f"the manifest has schema {manifest.schema}, this code reads {SCHEMA}", "Upgrade headwater", at=flow
+            f"the manifest has schema {manifest.schema}; this code reads {SCHEMA}", "Upgrade headwater", at=flow
         )
     return manifest
 
@@ -139,7 +139,7 @@ def minimum(manifests: Sequence[Manifest | None]) -> Mapping[str, Mapping[int, i
 
 
 def ahead(upstream: Manifest | None, downstream: Manifest | None) -> list[TopicPartition]:
-    """Partitions of which the upstream manifest says that more is folded than the downstream manifest does.
+    """Partitions in which the upstream manifest is ahead of the downstream manifest.
 
     Manifests are written downstream-first, so a crash cannot cause this: the downstream
     store has lost data. A replay would not refill it, because the upstream states hold those

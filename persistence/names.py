@@ -14,7 +14,9 @@ def check_name(kind: str, name: str) -> str:
         ValueError: It is invalid.
     """
     if not _NAME.match(name):
-        raise ValueError(f"{name[:100]!r} is not a valid name of a {kind}: use 1 to 100 of A-Z a-z 0-9 _ . -")
+        raise ValueError(
+            f"{name[:100]!r} is not a valid name of a {kind}: use 1 to 100 characters of A-Z a-z 0-9 _ . -"
+        )
     return name
 
 

@@ -73,7 +73,7 @@ def decode_record(value: bytes, at: StageRef, key: bytes) -> StateRecord:
         schema = SCHEMA if body.startswith(_HEAD) else _schema_decoder.decode(body).schema
         if schema != SCHEMA:
             remedy = "Upgrade headwater" if schema > SCHEMA else ""
-            raise Corrupt(f"the state has schema {schema}, this code reads {SCHEMA}", remedy, at, key)
+            raise Corrupt(f"the state has schema {schema}; this code reads {SCHEMA}", remedy, at, key)
         record = _decoder.decode(body)
         histories = unpacked(record.lanes, record.retired)
     except (DamagedError, msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -109,7 +109,9 @@ def _resolve(url: str) -> tuple[ModuleType, str]:
         raise InvalidUrl("the URL of a store is invalid", "Write an IPv6 address as redis://[::1]:6379") from error
     target = _targets.get(scheme) or _entry_point(scheme)
     if target is None:
-        raise InvalidUrl(f"no store has the scheme {scheme!r} (in {redact(url)})", f"Known are: {', '.join(schemes())}")
+        raise InvalidUrl(
+            f"no store has the scheme {scheme!r} (in {redact(url)})", f"Known schemes: {', '.join(schemes())}"
+        )
     module, _, function = target.partition(":")
     try:
         return import_module(module), function

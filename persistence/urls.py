@@ -32,7 +32,7 @@ def options(url: str, known: Mapping[str, Callable[[str], Any]]) -> dict[str, An
     read = {}
     for name, text in parse_qsl(urlsplit(url).query, keep_blank_values=True):
         if name not in known:
-            raise InvalidUrl(f"{redact(url)} has no option {name!r}", f"Known are: {', '.join(known) or 'none'}")
+            raise InvalidUrl(f"{redact(url)} has no option {name!r}", f"Known options: {', '.join(known) or 'none'}")
         try:
             read[name] = known[name](text)
         except ValueError as error:

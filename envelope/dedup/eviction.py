@@ -45,7 +45,7 @@ def check_full(before: History, after: History, limit: int) -> None:
     """
     if after.floor != before.floor:
         raise GrowthFullError(
-            f"partitions were added to the topic before it was read to its end, and a key has more than {limit} positions "
-            "since. Set history= of the stage to the most unread records of a key, or accept that what comes later than "
-            "the history is dropped as below_floor"
+            f"partitions were added to the topic before it was read to its end, and a key has had more than {limit} "
+            "records since. Set history= of the stage to the largest number of unread records of a key, or accept that "
+            "records below the floor of the history are dropped as below_floor"
         )

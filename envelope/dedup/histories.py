@@ -101,7 +101,7 @@ class Histories:
         return groups
 
     def judge(self, arrivals: Sequence[Standing], siblings: Siblings = Siblings.EVENT_ID) -> list[Decision]:
-        """Decide about the messages of one batch for one key.
+        """Return the verdicts on the messages of one batch for one key.
 
         They are judged in the order of `in_order`. Positions then rise within every lane, so a message of the batch can
         neither evict nor overtake a later one: each message is judged by the histories as they were before

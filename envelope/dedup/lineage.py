@@ -222,7 +222,9 @@ class Lineage:
         """
         nodes = self.reduced().nodes
         if len({(node.cluster, node.topic) for node in nodes}) != len(nodes):
-            raise EnvelopeError(Reason.CHAIN_LOOP, f"the chain of {len(self.nodes)} records passes one topic twice")
+            raise EnvelopeError(
+                Reason.CHAIN_LOOP, f"the chain of {len(self.nodes)} records passes through one topic twice"
+            )
         return self
 
     def resolved(self, topic_ids: Mapping[str, str]) -> "Lineage":

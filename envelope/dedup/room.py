@@ -28,7 +28,7 @@ class Room:
         """Count a message that is to be folded; return the reason code and the rule if it exceeds a limit."""
         if one.lane not in self._histories.lanes and one.lane not in self._opened:
             if len(self._histories.lanes) + len(self._opened) >= KNOWN_LANES:
-                return Reason.TOO_MANY_LANES, f"its key comes over more than {KNOWN_LANES} lanes"
+                return Reason.TOO_MANY_LANES, f"its key arrives on more than {KNOWN_LANES} lanes"
             self._opened.add(one.lane)
         if not is_loose(one.position):
             return None

@@ -25,7 +25,7 @@ _PAGE_ROWS: Final = 100
 _PAGE_BYTES: Final = 4 << 20
 """Target size of a page, estimated from the largest state of the previous page."""
 
-_GRAVITY: Final = (Fenced, Corrupt, Terminal, Transient, Conflict)
+_SEVERITY: Final = (Fenced, Corrupt, Terminal, Transient, Conflict)
 """Order of severity: if several tasks fail, the call raises the most severe error."""
 
 
@@ -182,7 +182,7 @@ class Client:
 
 
 def _rank(error: BaseException) -> int:
-    return next((rank for rank, kind in enumerate(_GRAVITY) if isinstance(error, kind)), -1)
+    return next((rank for rank, kind in enumerate(_SEVERITY) if isinstance(error, kind)), -1)
 
 
 _clients: weakref.WeakSet[Client] = weakref.WeakSet()

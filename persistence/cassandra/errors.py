@@ -37,7 +37,7 @@ FOREIGN_REMEDY: Final = (
 
 _LOGIN = "Check the user in the URL and the secret in password_file or password_env"
 _RIGHTS = "GRANT SELECT and MODIFY on the keyspace to this user (and CREATE for `headwater schema apply`)"
-_REACH = "Check that the cluster runs, and the hosts, ports and option tls of the URL"
+_REACH = "Check that the cluster is running, and check hosts, ports and the option tls in the URL"
 _REPLICAS = "Start the nodes that are down; a quorum of each state's copies must be up"
 _BUSY = "The cluster is slow or overloaded: check its log; raise timeout only if this is normal for it"
 _TLS = (

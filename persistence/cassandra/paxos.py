@@ -78,7 +78,7 @@ def of_paxos(name: str, node: PaxosNode, keyspace: str) -> Iterator[Finding]:
         yield Finding(
             "paxos-repair",
             f"{name} does not repair transactions when ranges move between nodes ({_SKIPPED})",
-            f"Set {_SKIPPED}: false, and take {keyspace} out of {_SKIPPED_KEYSPACES}",
+            f"Set {_SKIPPED}: false, and remove {keyspace} from {_SKIPPED_KEYSPACES}",
             unsafe=True,
         )
 

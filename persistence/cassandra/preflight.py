@@ -88,7 +88,7 @@ def nodes_of(client: Client) -> dict[str, PaxosNode]:
 
 
 def _ask(client: Client, host: Any, query: str) -> list[Any] | None:
-    """The rows that one node returns about itself. None if it has no such table, or this user has no right to it."""
+    """The rows that one node returns about itself. None if it has no such table, or this user may not read it."""
     try:
         return list(client.live(None).session.execute(SimpleStatement(query), host=host))
     except DRIVER_ERRORS as error:
@@ -176,7 +176,7 @@ def _of_limits(node: str, values: Mapping[str, str], settings: CassandraSettings
     if batch is not None and settings.batch_bytes > batch:
         yield Finding(
             "batch-size",
-            f"batches may have {settings.batch_bytes} bytes, and {node} has batch_size_fail_threshold {batch}",
+            f"batches may have up to {settings.batch_bytes} bytes, and {node} has batch_size_fail_threshold {batch}",
             f"Set ?batch_bytes={batch} or less",
         )
     mutation = _bytes(values, "max_mutation_size")
@@ -184,7 +184,7 @@ def _of_limits(node: str, values: Mapping[str, str], settings: CassandraSettings
     if mutation is not None and 2 * settings.max_value_bytes > mutation:
         yield Finding(
             "mutation-size",
-            f"states may have {settings.max_value_bytes} bytes, and {node} accepts mutations of {mutation} bytes",
+            f"states may have up to {settings.max_value_bytes} bytes, and {node} accepts mutations of {mutation} bytes",
             f"Set ?max_value_bytes={mutation // 2} or less",
         )
 

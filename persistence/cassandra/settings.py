@@ -137,7 +137,7 @@ class CassandraSettings:
         keyspace = parts.path.strip("/")
         if not _KEYSPACE.match(keyspace):
             raise InvalidUrl(
-                f"{redact(url)} names no keyspace: 1 to 48 of a-z 0-9 _, beginning with a letter",
+                f"{redact(url)} names no keyspace, or an invalid one: 1 to 48 characters of a-z, 0-9 and _, beginning with a letter",
                 f"{_EXAMPLE}; `headwater schema apply` creates the keyspace",
             )
         try:

@@ -3,7 +3,7 @@
 In the conditional mode, a batch of writes is one transaction (one Paxos round) on one partition. It compares the
 expected version of every row and the bucket's fence, and takes effect as a whole or not at all. Writers of different
 rows of a bucket do not conflict. (A single version per bucket would also work, but was no faster: writers of different
-rows would conflict, and would have to read the rows again or have the bucket to themselves.)
+rows would conflict, and would have to read the rows again or lock the bucket.)
 
 In the timestamp mode, a batch is written without a condition, after versions and fence have been read and found
 correct. The timestamp of each cell has the epoch in the upper half and the version in the lower half, so the write of

@@ -135,12 +135,12 @@ class CassandraStore:
         for write in writes:
             if len(write.key) > MAX_KEY_BYTES:
                 raise Terminal(
-                    f"a key of {len(write.key)} bytes, Cassandra's limit is {MAX_KEY_BYTES}", "Use a shorter key",
+                    f"the key has {len(write.key)} bytes; Cassandra's limit is {MAX_KEY_BYTES}", "Use a shorter key",
                     at=stage, key=write.key,
                 )  # fmt: skip
             if len(write.value) > limit:
                 raise Terminal(
-                    f"a state of {len(write.value)} bytes, the limit is {limit}",
+                    f"the state has {len(write.value)} bytes; the limit is {limit}",
                     "Keep less in the state, or raise the limit with the URL's max_value_bytes, up to 8 MiB",
                     at=stage,
                     key=write.key,

@@ -63,7 +63,7 @@ _POINTS = {
     CommitStep.FOLD: CommitStep.FOLD.text,
     CommitStep.PUBLISH: CommitStep.PUBLISH.text,
     DEAD_LETTER: "dead letters of a flow are produced and acknowledged, within publish",
-    LEDGER: "dead letters without a hole, or a growth, are noted in the manifests, before anything is persisted",
+    LEDGER: "dead letters without a hole, or added partitions, are noted in the manifests, before anything is persisted",
     CommitStep.PERSIST.of("STAGE"): CommitStep.PERSIST.text,
     write_of("STAGE"): "a part of a stage's states is written by one transaction or script, within persist",
     CommitStep.MANIFEST.of("STORE"): CommitStep.MANIFEST.text,
@@ -103,8 +103,10 @@ class Fault:
     nth: int = 1
 
     def __post_init__(self) -> None:
-        if not _is_known(self.point) or self.nth < 1:
-            raise ValueError(f"no fault point {self.point!r} (time {self.nth}); known: {', '.join(_POINTS)}")
+        if not _is_known(self.point):
+            raise ValueError(f"unknown fault point {self.point!r}; use one of {', '.join(_POINTS)}")
+        if self.nth < 1:
+            raise ValueError(f"fault point {self.point!r}: the number after @ must be at least 1, not {self.nth}")
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -117,7 +119,7 @@ class Fault:
         point, _, outcome = place.rpartition(".")  # stage names may have dots
         if outcome not in set(FaultOutcome) or not (nth or "1").isdecimal():
             raise ValueError(
-                f"{text!r} is not a fault: write POINT.before, .after, .error or .unanswered, then maybe @N"
+                f"{text!r} is not a fault: write POINT.before, .after, .error or .unanswered, optionally followed by @N"
             )
         return cls(point, FaultOutcome[outcome.upper()], int(nth or "1"))
 
@@ -150,7 +152,7 @@ def kill() -> NoReturn:
     if driver and int(driver) != os.getpid():
         os.kill(int(driver), signal.SIGKILL)
     os.kill(os.getpid(), signal.SIGKILL)
-    raise AssertionError("a process outlived its SIGKILL")
+    raise AssertionError("the process is still running after SIGKILL")
 
 
 class Injector:

@@ -130,7 +130,7 @@ class EpochContract(Contract):
 
     def test_nothing_is_written_by_the_older_run_once_an_epoch_is_acquired(
         self, store: StateStore, other: StateStore, stage: StageRef, epoch: int
-    ) -> None:  # 5, with a writer in full swing
+    ) -> None:  # 5, while a writer runs
         if not store.capabilities.fenced:
             pytest.skip("the store documents a gap in its fencing")
         keys = [b"%d" % i for i in range(50)]

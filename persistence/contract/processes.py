@@ -116,7 +116,7 @@ class ProcessContract(Contract):
 
     def _skip_unless_conditional(self, store: StateStore) -> None:
         if not store.capabilities.conditional:
-            pytest.skip("the store documents that writers of one moment may lose a write")
+            pytest.skip("the store documents that one of two simultaneous writes may be lost")
 
     def _run(self, processes: Sequence[BaseProcess]) -> None:
         for process in processes:

@@ -56,14 +56,14 @@ class StateContract(Contract):
         value = bytes(i * 7 & 0xFF for i in range(min(size, 999))) * (size // 999 + 1)
         value = value[:size]
         if store.capabilities.max_value_bytes is not None and size > store.capabilities.max_value_bytes:
-            pytest.skip("the store says that its values are smaller")
+            pytest.skip("the store declares a smaller limit for values")
         store.save(stage, creating([b"k"], value), epoch=epoch, batch=0)
         assert store.load(stage, [b"k"]) == {b"k": Stored(1, epoch, 0, value)}
 
     def test_a_key_or_value_over_the_limit_is_refused(self, store: StateStore, stage: StageRef, epoch: int) -> None:
         key, value = store.capabilities.max_key_bytes, store.capabilities.max_value_bytes
         if key is None and value is None:
-            pytest.skip("the store has no limits")
+            pytest.skip("the store declares no limits")
         for limit, write in [
             (key, Write(b"k" * ((key or 0) + 1), 0, b"")),
             (value, Write(b"k", 0, bytes((value or 0) + 1))),

@@ -40,11 +40,11 @@ class TopicMissing(BrokerRefused):
 
 
 UNREACHABLE_REMEDY: Final = "Check that the broker runs and that the bootstrap address is right"
-MISSING_TOPIC_REMEDY: Final = "Create the topic, or correct its name; headwater creates none by accident"
+MISSING_TOPIC_REMEDY: Final = "Create the topic, or correct its name; headwater does not create topics automatically"
 _CREDENTIALS = "Check security.protocol, the credentials and the CA certificate"
 _SECURITY: Final = re.compile(r"(?i)authenticat|sasl error|ssl handshake|certificate")
-_SOON = "The cluster is choosing a leader: try again"
-_RIGHTS = "Grant this user the right to it (kafka-acls), or use another user"
+_SOON = "The cluster is electing a leader: try again"
+_RIGHTS = "Grant this user the permission (kafka-acls), or use another user"
 
 _MISSING: Final = (
     KafkaError.UNKNOWN_TOPIC_OR_PART,
@@ -68,7 +68,7 @@ _REFUSED: Final[dict[int, str]] = {
     "set partition.assignment.strategy to the same value, or use another group",
     KafkaError._GAPLESS_GUARANTEE: "Nothing is sent after a refused record. The text gives the reason; if it is too large, "
     "raise max.message.bytes of the topic, or send smaller messages",
-    KafkaError._FATAL: "The client library gave up: start again, nothing is lost",
+    KafkaError._FATAL: "The client library reported a fatal error: start again; nothing is lost",
     KafkaError._INVALID_ARG: "Correct the setting; the names are librdkafka's",
     KafkaError.INVALID_CONFIG: "Correct the topic's configuration",
 }
@@ -106,8 +106,8 @@ def broker_error(error: KafkaError, doing: str, hint: str = "") -> BrokerError:
     if remedy := _UNAVAILABLE.get(error.code()):
         return unreachable(what, hint) if remedy is UNREACHABLE_REMEDY else BrokerUnavailable(what, remedy)
     if error.fatal() or not error.retriable():
-        return BrokerRefused(what, f"Kafka calls it {error.name()}; its log may say more")
-    return BrokerUnavailable(what, f"Kafka calls it {error.name()}; try again")
+        return BrokerRefused(what, f"Kafka's error code is {error.name()}; the broker's log may say more")
+    return BrokerUnavailable(what, f"Kafka's error code is {error.name()}; try again")
 
 
 def unreachable(what: str, hint: str) -> BrokerUnavailable:

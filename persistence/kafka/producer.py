@@ -236,7 +236,7 @@ class AcknowledgedProducer:
         failure, again = self._failure, self._messages
         self._failure = None
         self._forget()
-        raise type(failure)(f"{failure.what} ({again} records are to be sent again)", failure.remedy)
+        raise type(failure)(f"{failure.what} ({again} records must be sent again)", failure.remedy)
 
     def _on_delivery(self, error: KafkaError | None, report: Report) -> None:
         if error and error.code() not in _DROPPED:

@@ -20,7 +20,7 @@ SECRET_NAMES: Final = r"(?i)password|secret|jaas|\.pem\b|keystore\.key\b|oauthbe
 _SECRET = re.compile(SECRET_NAMES)
 _LOG = logging.getLogger("headwater.kafka")
 _LOG.addHandler(logging.NullHandler())
-# The client says so of each producer that is made.
+# The client logs this for each producer.
 _LOG.addFilter(lambda record: "enable.gapless.guarantee is experimental" not in record.getMessage())
 
 

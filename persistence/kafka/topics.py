@@ -45,7 +45,7 @@ _PAUSE_SECONDS: Final = 0.05
 _NOT_YET: Final = (
     KafkaError.NOT_LEADER_FOR_PARTITION,
     KafkaError.LEADER_NOT_AVAILABLE,
-    KafkaError.UNKNOWN_LEADER_EPOCH,  # the metadata is a moment ahead of the partition
+    KafkaError.UNKNOWN_LEADER_EPOCH,  # the metadata shows a partition before its leader is ready
     KafkaError.FENCED_LEADER_EPOCH,
     KafkaError.OFFSET_NOT_AVAILABLE,
     KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
@@ -141,7 +141,7 @@ class Topics:
         if facts.partitions != partitions:
             raise BrokerRefused(
                 f"topic {name} exists with {facts.partitions} partitions, not {partitions}",
-                "Take another name, add partitions, or delete the topic",
+                "Choose another name, add partitions, or delete the topic",
             )
         return facts
 
@@ -215,7 +215,7 @@ class Topics:
             if granted is not None and right not in granted:
                 verb = right.name.capitalize()
                 raise BrokerRefused(
-                    f"topic {name}: this user has no right to {verb.lower()} it",
+                    f"topic {name}: this user may not {verb.lower()} it",
                     f"Grant it {verb} on the topic (kafka-acls), or use another user",
                 )
 
@@ -368,7 +368,7 @@ class Topics:
             raise broker_error(error.args[0], doing, self._connection) from error
 
     def _until(self, action: Callable[[], T], *also: int) -> T:
-        """Ask again while a new topic or a coordinator is on its way through the cluster."""
+        """Retry while a new topic is not yet known to every broker, or a group has no coordinator yet."""
         deadline = time.monotonic() + self._timeout
         while True:
             try:

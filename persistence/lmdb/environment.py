@@ -134,7 +134,7 @@ class Environment:
                 # The open files are unlinked, or another process locks another file: its writes and ours would be lost.
                 raise Terminal(
                     f"{self.path} was deleted or replaced while it was open",
-                    "Start the flow again; it compares manifests",
+                    "Start the flow again: the run compares the manifests",
                     at=at,
                 )
             return self._lmdb
@@ -163,7 +163,7 @@ class Environment:
             return tuple((file.st_dev, file.st_ino) for file in files) if (self.path / _FILES[0]).exists() else ()
         except OSError as error:
             raise Terminal(
-                f"{self.path} cannot be opened: {error.strerror}", "Check the path and its rights"
+                f"{self.path} cannot be opened: {error.strerror}", "Check the path and its permissions"
             ) from error
 
     def _make_directory(self) -> None:
@@ -182,7 +182,7 @@ class Environment:
         owner = read_owner(transaction.get(OWNER), at)
         if owner is not None and owner.schema > SCHEMA:
             raise Terminal(
-                f"{self.path} has schema {owner.schema}, this code reads {SCHEMA}", "Upgrade headwater", at=at
+                f"{self.path} has schema {owner.schema}; this code reads {SCHEMA}", "Upgrade headwater", at=at
             )
         if owner is None and transaction.stat()["entries"]:
             raise Terminal(f"{self.path} is an environment of another application", "Choose another directory", at=at)

@@ -7,7 +7,7 @@ import lmdb
 from persistence.errors import Corrupt, StoreError, Terminal, Transient
 from persistence.names import FlowRef, StageRef
 
-RIGHTS = "Give this user the right to read and write the directory and its files"
+RIGHTS = "Give this user permission to read and write the directory and its files"
 
 _DISK_FULL = "Free space on the disk, then start the flow again"
 _TERMINAL = {
@@ -16,12 +16,12 @@ _TERMINAL = {
     errno.EROFS: RIGHTS,
     errno.ENOSPC: _DISK_FULL,
     errno.EDQUOT: _DISK_FULL,
-    errno.EFBIG: "Raise the limit of file sizes (`ulimit -f`), then start the flow again",
-    errno.ENOMEM: "Raise the limit of address space (`ulimit -v`): LMDB maps the whole environment",
-    # LMDB has this code for a write of which the disk took only a part, too.
+    errno.EFBIG: "Raise the file size limit (`ulimit -f`), then start the flow again",
+    errno.ENOMEM: "Raise the address space limit (`ulimit -v`): LMDB maps the whole environment",
+    # LMDB also returns this code after a partial write.
     errno.EIO: "Free space on the disk, or check it; LMDB needs a local disk, not a network share",
     errno.ENOLCK: "Use a directory on a local disk, not on a network share",
-    errno.EMFILE: "Raise the limit of open files (`ulimit -n`)",
+    errno.EMFILE: "Raise the limit on open files (`ulimit -n`)",
 }
 
 

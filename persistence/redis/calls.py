@@ -154,7 +154,7 @@ def _short(wait: Command, reply: Any) -> Meaning | None:
     if all(g >= w for g, w in zip(got, wanted, strict=True)):
         return None
     return Meaning(
-        f"the write is done, but {wait[0]} returned {got} instead of {list(wanted)}: too few replicas or disks have it",
+        f"the write was applied, but {wait[0]} returned {got} instead of {list(wanted)}: too few replicas or disks have it",
         "Check the replicas and the append-only file, then start the flow again",
         Terminal,
     )

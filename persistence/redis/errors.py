@@ -76,7 +76,8 @@ _CODES = {
     ),
     "BUSY": Meaning("the server is running a script (BUSY)", _WAITS),
     "NOSCRIPT": Meaning(
-        "the server keeps losing its scripts (NOSCRIPT)", "Find and stop the client that runs SCRIPT FLUSH"
+        "the server's script cache is flushed again and again (NOSCRIPT)",
+        "Find and stop the client that runs SCRIPT FLUSH",
     ),
     "NOAUTH": Meaning("the server requires a password", "Add user and password to the URL", Terminal, again=False),
     "WRONGPASS": Meaning("the user or password is wrong", "Correct the URL", Terminal, again=False),

@@ -296,7 +296,7 @@ def _refused(stage: StageRef, writes: Sequence[Write], answer: Sequence[Any], ep
         return [writes[i].key for i in rest]
     if kind == b"NEWER":
         raise Fenced(
-            f"the state was written by epoch {int(rest[1])}, this run has epoch {epoch}",
+            f"the state was written by epoch {int(rest[1])}; this run has epoch {epoch}",
             at=stage,
             key=writes[rest[0]].key,
         )

@@ -129,7 +129,8 @@ class Database:
         elif self._identity() != self._file:
             # The open file is unlinked: writes to it would be lost when the process ends.
             raise Terminal(
-                f"{self.path} was deleted or replaced while it was open", "Start the flow again; it compares manifests"
+                f"{self.path} was deleted or replaced while it was open",
+                "Start the flow again: the run compares the manifests",
             )
         return self._connection
 
@@ -140,7 +141,7 @@ class Database:
             return None
         except OSError as error:  # unlike a missing file, this one may contain states
             raise Terminal(
-                f"{self.path} cannot be opened: {error.strerror}", "Check the path and its rights"
+                f"{self.path} cannot be opened: {error.strerror}", "Check the path and its permissions"
             ) from error
         return stat.st_dev, stat.st_ino
 
@@ -179,7 +180,7 @@ class Database:
         if owner == _APPLICATION_ID and schema <= SCHEMA:
             return False
         if owner == _APPLICATION_ID:
-            raise Terminal(f"{self.path} has schema {schema}, this code reads {SCHEMA}", "Upgrade headwater")
+            raise Terminal(f"{self.path} has schema {schema}; this code reads {SCHEMA}", "Upgrade headwater")
         (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
         if owner or tables:
             raise Terminal(f"{self.path} is a database of another application", "Choose another file for the store")

@@ -8,10 +8,10 @@ from persistence.names import FlowRef, StageRef
 _PRIMARY = 0xFF  # the low byte of an extended code is its primary code
 
 _TERMINAL = {
-    sqlite3.SQLITE_PERM: "Give this user the right to read and write the file and its directory",
-    sqlite3.SQLITE_READONLY: "Give this user the right to write the file and its directory",
+    sqlite3.SQLITE_PERM: "Give this user permission to read and write the file and its directory",
+    sqlite3.SQLITE_READONLY: "Give this user permission to write the file and its directory",
     sqlite3.SQLITE_CANTOPEN: "Check that the directory exists and that this user may write there",
-    sqlite3.SQLITE_AUTH: "Give this user the right to read and write the file and its directory",
+    sqlite3.SQLITE_AUTH: "Give this user permission to read and write the file and its directory",
     sqlite3.SQLITE_FULL: "Free space on the disk, then start the flow again",
     sqlite3.SQLITE_IOERR: "Check the disk; SQLite needs a local disk, not a network share",
     sqlite3.SQLITE_TOOBIG: "Keep less in a state: SQLite's limit is 1 GB per value",

@@ -182,7 +182,7 @@ def test_a_manifest_that_went_back_alone_is_noticed_by_the_run_that_wrote_it(val
         older = valkey.client.dump(RedisLayout().flow(flow))
         store.save_manifest(flow, Manifest(epoch, 2), after=(epoch, 1))
         valkey.client.restore(RedisLayout().flow(flow), 0, older, replace=True)
-        with pytest.raises(StoreWentBack, match="batch 2 was acknowledged, the store has epoch 1, batch 1"):
+        with pytest.raises(StoreWentBack, match="batch 2 was acknowledged; the store has epoch 1, batch 1"):
             store.save_manifest(flow, Manifest(epoch, 3), after=(epoch, 2))
 
 

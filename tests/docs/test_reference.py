@@ -48,9 +48,9 @@ def rows(text: str) -> dict[str, list[str]]:
 
 def options(store: str) -> list[str]:
     """The options that a store's URL takes, as its own error lists them."""
-    with pytest.raises(Terminal, match="Known are: ") as refused:
+    with pytest.raises(Terminal, match="Known options: ") as refused:
         open_store(f"{URLS[store]}?no-such-option=1")
-    return str(refused.value).partition("Known are: ")[2].rstrip(".").split(", ")
+    return str(refused.value).partition("Known options: ")[2].rstrip(".").split(", ")
 
 
 def defaults() -> Iterator[tuple[str, str, str]]:

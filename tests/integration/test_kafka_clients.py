@@ -167,7 +167,7 @@ def test_records_for_a_topic_that_was_deleted_meanwhile_are_an_error_although_no
         topics.delete([name])
         while not producer._producer.list_topics(name, timeout=10).topics[name].error:
             pass
-        with pytest.raises(BrokerRefused, match=rf"producing to {name}.*2 records are to be sent again"):
+        with pytest.raises(BrokerRefused, match=rf"producing to {name}.*2 records must be sent again"):
             producer.send_many(name, [Outgoing(value=b"v"), Outgoing(value=b"v")])
 
 

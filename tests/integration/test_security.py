@@ -243,9 +243,9 @@ def test_a_denied_topic_is_named_with_the_right_that_is_missing(
 ) -> None:
     reader, writer = (broker.environment(user, password) for user in (READER, WRITER))
     cases = [
-        (REPUBLISH, reader, f"topic {LEGS}: this user has no right to write it. Grant it Write"),
-        (RUN, reader, f"topic {DEAD}: this user has no right to write it. Grant it Write"),
-        (RUN, writer, f"topic {LEGS}: this user has no right to read it. Grant it Read"),
+        (REPUBLISH, reader, f"topic {LEGS}: this user may not write it. Grant it Write"),
+        (RUN, reader, f"topic {DEAD}: this user may not write it. Grant it Write"),
+        (RUN, writer, f"topic {LEGS}: this user may not read it. Grant it Read"),
     ]
     running = [
         (wanted, headwater(*command, at=tmp_path, name=f"denied-{i}", **environment))

@@ -112,7 +112,7 @@ def test_every_command_that_is_refused_says_so_as_json_too(
     assert run(monkeypatch, *command, "--json") == Exit.USAGE
     out, err = capsys.readouterr()
     reason = json.loads(out)["refused"]
-    assert "no fault point 'nowhere'" in reason
+    assert "unknown fault point 'nowhere'" in reason
     assert err == f"headwater: {reason}\n"
     assert run(monkeypatch, *command) == Exit.USAGE
     assert capsys.readouterr().out == ""

@@ -68,7 +68,7 @@ def test_a_reader_that_has_enough_ends_the_command_quietly_as_sigpipe_would() ->
     [
         ("HEADWATER_SPARK_LOG_LEVEL", "loud", "HEADWATER_SPARK_LOG_LEVEL=loud: write one of off, "),
         ("TMPDIR", "/no/such/directory", "TMPDIR=/no/such/directory is not a directory"),
-        ("HEADWATER_FAULT", "nowhere.after", "HEADWATER_FAULT: no fault point 'nowhere'"),
+        ("HEADWATER_FAULT", "nowhere.after", "HEADWATER_FAULT: unknown fault point 'nowhere'"),
         ("HEADWATER_FAULT", "persist", "HEADWATER_FAULT: 'persist' is not a fault"),
     ],
 )

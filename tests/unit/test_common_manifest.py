@@ -53,6 +53,6 @@ def test_a_store_that_has_an_older_manifest_than_it_acknowledged_is_named_with_b
     held.check_manifest("b", manifest(1, "z"))
     held.check_manifest("a", None)
     with pytest.raises(
-        StoreWentBack, match=r"^flow fleet, generation 2: .* epoch 3, batch 14 was acknowledged, the store has epoch 0"
+        StoreWentBack, match=r"^flow fleet, generation 2: .* epoch 3, batch 14 was acknowledged; the store has epoch 0"
     ):
         held.check_manifest("b", None)

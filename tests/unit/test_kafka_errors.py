@@ -62,7 +62,7 @@ def test_records_for_a_broker_that_is_not_there_are_reported_by_flush_with_their
         producer.send("orders", b"value")
         with pytest.raises(
             BrokerUnavailable,
-            match=r"producing to orders: no acknowledgement within 1 s.*1 records are to be sent again",
+            match=r"producing to orders: no acknowledgement within 1 s.*1 records must be sent again",
         ):
             producer.flush()
 

@@ -39,13 +39,13 @@ def test_a_key_that_comes_twice_is_refused_by_name_of_the_stage():
 def test_only_the_installed_epoch_may_write():
     check_epoch(STAGE, 3, 3)
     check_epoch(STAGE, 1, 1)
-    with pytest.raises(Fenced, match=r"stage aircraft: this run has epoch 2, the store has epoch 3"):
+    with pytest.raises(Fenced, match=r"stage aircraft: this run has epoch 2; the store has epoch 3"):
         check_epoch(STAGE, 2, 3)
     with pytest.raises(
-        Terminal, match=r"stage aircraft: the store has epoch 1, this run has epoch 2\. The store was emptied"
+        Terminal, match=r"stage aircraft: the store has epoch 1; this run has epoch 2\. The store was emptied"
     ):
         check_epoch(STAGE, 2, 1)
-    with pytest.raises(ValueError, match=r"stage aircraft: epoch 0; epochs count from 1"):
+    with pytest.raises(ValueError, match=r"stage aircraft: epoch 0 is invalid: epochs count from 1"):
         check_epoch(STAGE, 0, 3)
 
 
@@ -56,7 +56,7 @@ def test_a_manifest_of_an_older_batch_never_replaces_a_newer_one():
     text = r"flow fleet.*the manifest of epoch 3, batch 6 comes after the one of epoch 3, batch 7"
     with pytest.raises(Fenced, match=text):
         check_manifest(flow, Manifest(epoch=3, batch=6), newest, 3)
-    with pytest.raises(Fenced, match=r"flow fleet.*: this run has epoch 2, the store has epoch 3"):
+    with pytest.raises(Fenced, match=r"flow fleet.*: this run has epoch 2; the store has epoch 3"):
         check_manifest(flow, Manifest(epoch=2, batch=9), newest, 3)
 
 

@@ -46,7 +46,7 @@ def test_a_damaged_manifest_is_corrupt_and_never_absent(damage):
         "empty": b"",
         "newer": encode_manifest(Manifest(epoch=1, batch=1, schema=2)),
     }[damage]
-    text = "has schema 2, this code reads 1. Upgrade headwater" if damage == "newer" else "cannot be read: .+"
+    text = "has schema 2; this code reads 1. Upgrade headwater" if damage == "newer" else "cannot be read: .+"
     with pytest.raises(Corrupt, match=f"^flow fleet, generation 1: the manifest {text}"):
         decode_manifest(broken, FLOW)
 

@@ -99,7 +99,7 @@ def test_no_single_changed_byte_goes_unseen():
 
 def test_a_record_of_a_newer_version_is_refused_whatever_its_layout():
     with pytest.raises(
-        Corrupt, match=r"aircraft, key b'N14228': the state has schema 3, this code reads 2\. Upgrade headwater"
+        Corrupt, match=r"aircraft, key b'N14228': the state has schema 3; this code reads 2\. Upgrade headwater"
     ):
         read(sealed(schema=3, lanes="laid out in another way"))
 

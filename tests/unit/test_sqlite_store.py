@@ -166,7 +166,7 @@ def test_a_directory_that_cannot_be_made_is_terminal(tmp_path):
 
 def test_a_path_that_leads_through_a_file_is_no_empty_store(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(Terminal, match=r"x\.db cannot be opened: Not a directory.* Check the path and its rights"):
+    with pytest.raises(Terminal, match=r"x\.db cannot be opened: Not a directory.* Check the path and its permissions"):
         open_store(f"sqlite://{tmp_path}/file/x.db").installed_epoch(FLOW)
 
 

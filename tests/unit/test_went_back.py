@@ -101,7 +101,7 @@ def test_a_store_that_goes_back_as_a_whole_under_a_run_ends_it_and_the_next_one_
 
 def test_a_manifest_that_went_back_is_named_by_what_was_acknowledged_and_what_is_there():
     assert str(manifest_behind(FlowRef("fleet", 2), (3, 14), (1, 5))).startswith(
-        "flow fleet, generation 2: the manifest went back: epoch 3, batch 14 was acknowledged, the store has epoch 1, batch 5."
+        "flow fleet, generation 2: the manifest went back: epoch 3, batch 14 was acknowledged; the store has epoch 1, batch 5."
     )
 
 
