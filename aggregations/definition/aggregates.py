@@ -9,8 +9,9 @@ from typing import Any, ClassVar
 
 import polars as pl
 
-from aggregations.definition.expressions import Expression, describe_expression
+from aggregations.definition.expressions import Expression, check_column, describe_expression
 from aggregations.definition.values import checked
+from aggregations.errors import FlowError
 from envelope import Position
 from envelope.dedup.lineage import position_order
 
@@ -33,6 +34,13 @@ class FieldAggregate:
     ordered: ClassVar[bool] = False
     numeric: ClassVar[bool] = False
     zero: ClassVar[Any] = None
+
+    def __post_init__(self) -> None:
+        for given in (self.of, self.by):
+            if given is not None:
+                check_column(f"{self.kind}()", given)
+        if self.of is None and self.kind != Count.kind:
+            raise FlowError(f"{self.kind}() takes a column name or a polars expression; got None")
 
     def add(self, state: Any, value: Any, by: Any, at: At) -> Any:
         """Return the state with one more value; `value` is never null unless `of` is None."""

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 import polars as pl
 
+from aggregations.definition.arguments import located
 from aggregations.errors import FlowError
 
 Expression: TypeAlias = str | pl.Expr
@@ -74,6 +75,36 @@ def expression(of: Expression) -> pl.Expr:
     if _filters_commute(found) is False:
         raise FlowError(f"{found} needs several rows; a step gets one row at a time")
     return found
+
+
+def check_column(what: str, argument: object) -> None:
+    """Check that an argument is a column's name or an expression over one row.
+
+    Raises:
+        FlowError: It is neither.
+    """
+    if not isinstance(argument, str | pl.Expr):
+        got = type(argument).__name__
+        raise FlowError(
+            f"{what} takes a column name or a polars expression, such as pl.lit(1) for a constant; got {got}"
+        )
+    with located(what):
+        expression(argument)
+
+
+def check_argument(what: str, argument: object) -> None:
+    """Check that an argument is a column's name, an expression over one row, or a function.
+
+    Raises:
+        FlowError: It is none of them.
+    """
+    if isinstance(argument, str | pl.Expr):
+        with located(what):
+            expression(argument)
+    elif not callable(argument):
+        raise FlowError(
+            f"{what} takes a column name, a polars expression or a function of the element; got {type(argument).__name__}"
+        )
 
 
 def _filters_commute(found: pl.Expr) -> bool | None:

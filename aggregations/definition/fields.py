@@ -34,12 +34,16 @@ class Fields:
 
     def __init__(self, **fields: FieldAggregate) -> None:
         if not fields:
-            raise FlowError("Fields() needs at least one field")
+            raise FlowError("Fields() needs at least one field: Fields(orders=count())")
         for name, field in fields.items():
             if not isinstance(field, FieldAggregate):
-                raise FlowError(f"field {name!r} is a {type(field).__name__}; use count(), total(...) and the like")
+                raise FlowError(
+                    f"field {name!r} takes an aggregate such as count() or total(...); got {type(field).__name__}"
+                )
             if f"{name}.by" in fields:
-                raise FlowError(f"field {name + '.by'!r} has the name of what orders field {name!r}; rename one")
+                raise FlowError(
+                    f"field {name + '.by'!r} clashes with the order column of field {name!r}; rename one of them"
+                )
             field.describe()
         object.__setattr__(self, "fields", dict(fields))
         object.__setattr__(self, "starts", {})
@@ -63,7 +67,7 @@ class Fields:
         for name, start in starts.items():
             field = self.fields.get(name)
             if field is None:
-                raise FlowError(f"added(): no field {name!r}; there are {', '.join(self.fields)}")
+                raise FlowError(f"added(): no field {name!r}; the fields are {', '.join(self.fields)}")
             plain = field.kind not in ("mean", "first", "last")
             try:
                 check_value(name, start if plain and start is not None else 0)
@@ -71,7 +75,7 @@ class Fields:
                 raise FlowError(f"added(): {error.detail}") from error
             if start is not None and not (plain and field.fits(start)):
                 raise FlowError(
-                    f"added(): {field.kind} {name!r} cannot begin with {start!r}; None means nothing folded"
+                    f"added(): {field.kind} {name!r} cannot start with {start!r}; use None if nothing was folded"
                 )
             states[name] = field.zero if start is None else start
         new = Fields(**self.fields)
@@ -86,11 +90,11 @@ class Fields:
             dtypes: Types of `inputs`, if known.
         """
         if not isinstance(state, dict):
-            return "the state is not one of Fields"
+            return "the state was not made by Fields"
         for name, field in self.fields.items():
             if name not in state:
                 if name not in self.starts:
-                    return f"field {name!r} is missing; declare what earlier states have in it, .added({name}=...)"
+                    return f"field {name!r} is missing; declare its value in earlier states with .added({name}=...)"
             elif not field.fits(state[name], dtypes.get(name), dtypes.get(f"{name}.by")):
                 return f"field {name!r} is not the state of {field.describe()}"
         return ""
@@ -127,7 +131,7 @@ class Fields:
         for name, dtype in dtypes.items():
             if not (dtype.is_integer() or dtype.is_float() or dtype in (pl.String, pl.Boolean, pl.Null)):
                 remedy = (
-                    "fold a number or text of it, such as its len()"
+                    "fold a number or text derived from it, such as its len()"
                     if dtype.is_nested()
                     else "cast it to a number or to text"
                 )

@@ -1,6 +1,5 @@
 """`Flow`: one immutable definition of a streaming aggregation, for every runner."""
 
-import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -8,10 +7,17 @@ from typing import Any, Generic, TypeVar, overload
 
 import polars as pl
 
-from aggregations.definition.arguments import check_argument, check_callable, check_zero, topic_name
+from aggregations.definition.arguments import (
+    check_callable,
+    check_name,
+    check_positive,
+    check_type,
+    located,
+    topic_name,
+)
 from aggregations.definition.description import lines_of
 from aggregations.definition.element import Element
-from aggregations.definition.expressions import Expression, columns_of, expression
+from aggregations.definition.expressions import Expression, check_argument, check_column, columns_of
 from aggregations.definition.fields import Fields
 from aggregations.definition.folds import Fold
 from aggregations.definition.operators import (
@@ -27,6 +33,7 @@ from aggregations.definition.operators import (
     Schema,
     Step,
     check_columns,
+    check_fold,
     definition_of,
     expressions_of,
     is_columnar,
@@ -62,8 +69,7 @@ U = TypeVar("U")
 
 END_OF_FLOW = "end"
 """Used as stage name for a record that fails after the last stage."""
-
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
+_TOPIC = 'a Topic, such as Topic("orders", Order)'
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,21 +132,21 @@ class Flow(Generic[T]):
     topic: Topic | None = None
 
     def __post_init__(self) -> None:
-        if not _NAME.fullmatch(self.name):
-            raise FlowError(f"{self.name!r} is not a valid name: use letters, digits, '_', '.' and '-', at most 100")
+        check_name("flow", self.name)
+        if self.topic is not None:
+            check_type("source()", self.topic, Topic, _TOPIC)
 
     def source(self, topic: Topic) -> "Flow[Mapping[str, Any]]":
         """Read a topic."""
         if self.topic is not None:
             raise FlowError(f"flow {self.name!r} already has a source")
-        if not isinstance(topic, Topic):
-            raise FlowError(f'source() takes a Topic, not a {type(topic).__name__}: Topic("orders", payload=Order)')
+        check_type("source()", topic, Topic, _TOPIC)
         return replace(self, topic=topic)  # type: ignore[return-value]
 
     def filter(self, keep: Predicate) -> "Flow[T]":
         """Keep the elements for which `keep` is true."""
-        check_argument(keep)
-        return self._with(Filter(keep))
+        check_argument("filter()", keep)
+        return self._with("filter()", Filter(keep))
 
     @overload
     def map(self, function: Callable[[Element[T]], U]) -> "Flow[U]": ...
@@ -151,27 +157,24 @@ class Flow(Generic[T]):
     def map(self, function: Any = None, **columns: Any) -> "Flow[Any]":
         """Replace every element's value, or add columns: `map(late=pl.col("arr_delay") > 15)`."""
         if (function is None) == (not columns):
-            raise FlowError("map() takes either one function or columns by name")
-        check_callable("map()", function)
-        for one in columns.values():
-            if not isinstance(one, str | pl.Expr):
-                raise FlowError(
-                    f"map(): a {type(one).__name__} is neither a column nor an expression; for one value pl.lit"
-                )
-            expression(one)
+            raise FlowError('map() takes either one function, or columns by name: map(total=pl.col("price") * 2)')
+        if function is not None:
+            check_callable("map()", function)
+        for name, column in columns.items():
+            check_column(f"map({name}=...)", column)
         if reserved := sorted(name for name in columns if name.startswith("_")):
-            raise FlowError(f"map(): columns {reserved}: names that begin with _ are the engine's; rename them")
-        return self._with(Map(columns, function))
+            raise FlowError(f"map(): column names that begin with _ are reserved; rename {', '.join(reserved)}")
+        return self._with("map()", Map(columns, function))
 
     def flat_map(self, function: Callable[[Element[T]], Iterable[U]]) -> "Flow[U]":
         """Make a collection of every element. The order of its items must be the same in every run."""
-        check_callable("flat_map()", function, needed=True)
-        return self._with(FlatMap(function))  # type: ignore[return-value]
+        check_callable("flat_map()", function)
+        return self._with("flat_map()", FlatMap(function))  # type: ignore[return-value]
 
     def divert(self, when: Predicate) -> "Flow[T]":
         """Send the elements for which `when` is true to the dead-letter topic."""
-        check_argument(when)
-        return self._with(Divert(when))
+        check_argument("divert()", when)
+        return self._with("divert()", Divert(when))
 
     def aggregate(
         self,
@@ -186,25 +189,23 @@ class Flow(Generic[T]):
         store: str = "",
     ) -> "Flow[T]":
         """Fold the elements of every key into a state, and pass each accepted element on. See `Aggregate`."""
-        if not _NAME.fullmatch(name):
-            raise FlowError(f"{name!r} is not a valid stage name: use letters, digits, '_', '.' and '-', at most 100")
+        check_name("stage", name)
         if name == END_OF_FLOW:
             raise FlowError(
-                f"no stage can be called {name!r}: the name is reserved for dead letters after the last stage"
+                f"stage name {name!r} is reserved for dead letters after the last stage; choose another name"
             )
         if any(isinstance(step, Aggregate) and step.name == name for step in self.steps):
-            raise FlowError(f"flow {self.name!r} has a stage {name!r} already")
-        if lanes < 1 or (history is not None and history < 1):
-            raise FlowError(f"stage {name!r}: history and lanes must be at least 1")
-        if isinstance(fold, type) or not isinstance(fold, Fields | Fold):
-            raise FlowError(
-                f"stage {name!r}: the fold must be Fields(...) or an object with zero() and fold(state, element)"
-            )
-        if not isinstance(fold, Fields):
-            check_zero(name, fold)
-        check_argument(key)
-        check_callable(f"stage {name!r}: emit", emit)
-        return self._with(Aggregate(name, key, fold, co_partitioned, history, lanes, emit, store))
+            raise FlowError(f"flow {self.name!r} already has a stage {name!r}; choose another name")
+        with located(f"stage {name!r}"):
+            check_argument("key=", key)
+            check_fold(fold)
+            check_type("co_partitioned=", co_partitioned, bool, "True or False")
+            check_positive("history=", 1 if history is None else history)
+            check_positive("lanes=", lanes)
+            if emit is not None:
+                check_callable("emit=", emit)
+            check_type("store=", store, str, "the URL of a store")
+        return self._with(f"stage {name!r}", Aggregate(name, key, fold, co_partitioned, history, lanes, emit, store))
 
     def publish(
         self, topic: str, *, key: Key | None = None, value: Callable[[Element[T]], bytes] | None = None, name: str = ""
@@ -217,28 +218,35 @@ class Flow(Generic[T]):
             value: Payload of the output; None writes the element's value as JSON.
             name: Name of this hop in the chain (`via`); the flow's name when empty.
         """
-        if key is not None:
-            check_argument(key)
-        check_callable("publish(): value", value)
-        processor = Publish(topic_name(topic), key, value, name or self.name)
+        with located("publish()"):
+            topic_name(topic)
+            if key is not None:
+                check_argument("key=", key)
+            if value is not None:
+                check_callable("value=", value)
+            check_type("name=", name, str, "text")
+        processor = Publish(topic, key, value, name or self.name)
         if any(isinstance(step, Publish) and (step.topic, step.name) == (topic, processor.name) for step in self.steps):
             # Both would produce messages of the same lineage; downstream the second would be dropped as a duplicate.
             raise FlowError(
-                f"flow {self.name!r} publishes to {topic} as {processor.name!r} already: give another name="
+                f"flow {self.name!r} already publishes to {topic} as {processor.name!r}: pass another name="
             )
-        return self._with(processor)
+        return self._with("publish()", processor)
 
     def publish_states(self, topic: str) -> "Flow[T]":
         """Produce the states of the previous stage that each batch changed, as snapshots: the newest per key wins."""
         if not self.steps or not isinstance(self.steps[-1], Aggregate | PublishStates):
             raise FlowError("publish_states() must follow an aggregate() directly")
-        return replace(self, steps=(*self.steps, PublishStates(topic_name(topic))))
+        with located("publish_states()"):
+            topic_name(topic)
+        return replace(self, steps=(*self.steps, PublishStates(topic)))
 
-    def _with(self, step: Step | Aggregate) -> "Flow[T]":
+    def _with(self, where: str, step: Step | Aggregate) -> "Flow[T]":
         if self.topic is None:
-            raise FlowError(f"flow {self.name!r} needs a source() first")
+            raise FlowError(f"flow {self.name!r} has no source(): call it before {where}")
         if self.schema is not None:
-            check_columns(step, self.schema)
+            with located(where):
+                check_columns(step, self.schema)
         return replace(self, steps=(*self.steps, step))
 
     @cached_property
@@ -251,8 +259,10 @@ class Flow(Generic[T]):
         """The keyed aggregations, upstream first.
 
         Raises:
-            FlowError: The flow has no aggregation.
+            FlowError: The flow has no source or no aggregation.
         """
+        if self.topic is None:
+            raise FlowError(f"flow {self.name!r} has no source()")
         stages: list[Stage] = []
         before: list[Step] = []
         columnar, begins = self.has_columns, 0
@@ -262,18 +272,18 @@ class Flow(Generic[T]):
                 continue
             columnar = columnar and keeps_columns(step)
             if isinstance(step, Aggregate):
-                made = definition_of(self.steps[: i + 1], self.topic.definition if self.topic else "")
+                made = definition_of(self.steps[: i + 1], self.topic.definition)
                 schema = self._schema_behind(begins)
                 stages.append(Stage(len(stages), tuple(before), step, columnar, made, schema=schema))
                 before, begins = [], i + 1
             else:
                 before.append(step)
         if not stages:
-            raise FlowError(f"flow {self.name!r} has no aggregate()")
-        if not self.calls_functions and self.topic and self.topic.tombstones is Tombstones.ELEMENT:
+            raise FlowError(f"flow {self.name!r} has no aggregate(): it needs at least one stage")
+        if not self.calls_functions and self.topic.tombstones is Tombstones.ELEMENT:
             raise FlowError(
-                f"topic {self.topic.name} hands tombstones to the flow, as None, and every step of it reads columns: key the "
-                "first stage by a function, or say tombstones='skip' or 'dead_letter'"
+                f"topic {self.topic.name} passes tombstones to the flow as None, and all steps of the flow read columns: key "
+                "the first stage by a function, or set tombstones='skip' or 'dead_letter'"
             )
         return tuple(stages)
 

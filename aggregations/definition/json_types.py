@@ -8,6 +8,9 @@ from typing import Annotated, Any, Final, TypeAlias
 import msgspec
 import polars as pl
 
+from aggregations.definition.arguments import check_type
+from aggregations.errors import FlowError
+
 Plain: TypeAlias = Callable[[Any], Any]
 """Converts a value that msgspec has read to lists and dictionaries."""
 
@@ -43,11 +46,13 @@ def json_type(name: str, declared: Any) -> pl.DataType:
         declared: A polars type, a Python type, `[item]` for a list or `{"field": type}` for an object.
 
     Raises:
-        TypeError: The type, or a type within it, cannot be read from JSON.
+        FlowError: The type, or a type within it, cannot be read from JSON, or the name of a field is not text.
     """
     if isinstance(declared, list) and len(declared) == 1:
         return pl.List(json_type(f"{name}[]", declared[0]))
     if isinstance(declared, Mapping) and declared:
+        for field in declared:
+            check_type(f"column {name!r}: the name of a field", field, str, "text")
         return pl.Struct({field: json_type(f"{name}.{field}", kind) for field, kind in declared.items()})
     dtype = _PYTHON.get(declared) if isinstance(declared, type) else declared
     dtype = declared if dtype is None else dtype
@@ -61,7 +66,7 @@ def json_type(name: str, declared: Any) -> pl.DataType:
             return pl.Struct({field.name: json_type(f"{name}.{field.name}", field.dtype) for field in dtype.fields})
         case pl.DataType() if type(dtype) in _BITS or type(dtype) in _SCALARS:
             return dtype
-    raise TypeError(
+    raise FlowError(
         f"column {name!r}: {declared!r} cannot be read from JSON; use an integer, Float64, String, Boolean, a list of these "
         "([str]) or an object ({'field': str})"
     )

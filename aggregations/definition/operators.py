@@ -11,10 +11,11 @@ from aggregations.definition.element import Element
 from aggregations.definition.expressions import Expression, columns_of, describe_expression, parsed, text_of
 from aggregations.definition.fields import Fields
 from aggregations.definition.fingerprint import describe_callable, describe_object
-from aggregations.definition.folds import Fold
+from aggregations.definition.folds import Fold, check_state
 from aggregations.definition.integers import select_exact
 from aggregations.definition.system import SYSTEM_COLUMNS
 from aggregations.errors import FlowError
+from envelope import EnvelopeError
 from envelope.dedup.eviction import LANES
 
 Predicate: TypeAlias = Expression | Callable[[Element[Any]], bool]
@@ -158,8 +159,6 @@ Step: TypeAlias = Filter | Map | FlatMap | Divert | Publish
 Schema: TypeAlias = Mapping[str, pl.DataType] | None
 """Columns and their types; None when a callable determines the value."""
 
-_KEY = "key of the stage"
-
 
 def schema_after(step: object, schema: Schema) -> Schema:
     """The columns after a step, given the columns `schema` before it.
@@ -189,16 +188,36 @@ def check_columns(step: Step | Aggregate, schema: Mapping[str, pl.DataType]) -> 
         case Filter(argument) | Divert(argument) if isinstance(argument, str | pl.Expr):
             dtype = types_of({"": parsed(argument)}, schema)[""]
             if dtype not in (pl.Boolean, pl.Null):
-                raise FlowError(f"{text_of(argument)} gives {dtype}, not true or false")
+                raise FlowError(f"{text_of(argument)} is of type {dtype}, not Boolean")
         case Map(_, None):
             schema_after(step, schema)
         case Publish(key=key) if isinstance(key, str | pl.Expr):
-            _check_key(f"publish({step.topic!r})", types_of({_KEY: parsed(key)}, schema)[_KEY])
-        case Aggregate(name=name, key=key, fold=fold):
+            _check_key(key, schema)
+        case Aggregate(key=key, fold=fold):
             if isinstance(key, str | pl.Expr):
-                _check_key(f"stage {name!r}", types_of({_KEY: parsed(key)}, schema)[_KEY])
+                _check_key(key, schema)
             if isinstance(fold, Fields):
                 fold.check(types_of(fold.inputs(), schema))
+
+
+def check_fold(fold: object) -> None:
+    """Check that a stage can use a fold, and that a fold in plain Python starts from a state.
+
+    Raises:
+        FlowError: It is not a fold, its `zero` raises, or a JSON round trip would change what `zero` returns.
+    """
+    if isinstance(fold, type) or not isinstance(fold, Fields | Fold):
+        got = f"the class {fold.__name__}" if isinstance(fold, type) else type(fold).__name__
+        raise FlowError(
+            f"the fold must be Fields(...) or an instance of a class with zero() and fold(state, element); got {got}"
+        )
+    if isinstance(fold, Fields):
+        return
+    try:
+        check_state(fold.zero())
+    except Exception as error:  # user code may raise anything
+        detail = error.detail if isinstance(error, EnvelopeError) else type(error).__name__
+        raise FlowError(f"zero() of its fold does not return a state: {detail}") from error
 
 
 def types_of(wanted: Mapping[str, pl.Expr], schema: Mapping[str, pl.DataType]) -> dict[str, pl.DataType]:
@@ -209,7 +228,7 @@ def types_of(wanted: Mapping[str, pl.Expr], schema: Mapping[str, pl.DataType]) -
     """
     missing = columns_of(wanted.values()) - set(schema) - SYSTEM_COLUMNS.keys()
     if missing:
-        raise FlowError(f"no column {', '.join(sorted(missing))}; there are {', '.join(sorted(schema))}")
+        raise FlowError(f"no column {', '.join(sorted(missing))}; the columns are {', '.join(sorted(schema))}")
     try:
         return dict(select_exact(pl.DataFrame(schema={**schema, **SYSTEM_COLUMNS}), wanted)[0].schema)
     except FlowError:
@@ -218,9 +237,10 @@ def types_of(wanted: Mapping[str, pl.Expr], schema: Mapping[str, pl.DataType]) -
         raise FlowError(f"an expression does not fit the columns: {type(error).__name__}: {error}") from error
 
 
-def _check_key(where: str, dtype: pl.DataType) -> None:
+def _check_key(key: Expression, schema: Mapping[str, pl.DataType]) -> None:
+    dtype = types_of({"": parsed(key)}, schema)[""]
     if not (dtype.is_integer() or dtype in (pl.String, pl.Binary, pl.Null)):
-        raise FlowError(f"{where}: its key is of type {dtype}; use text, bytes or an integer")
+        raise FlowError(f"the key is of type {dtype}; use text, bytes or an integer")
 
 
 def is_vectorised(step: Step | Aggregate) -> bool:

@@ -10,8 +10,10 @@ import polars as pl
 from google.protobuf.message import DecodeError, Message
 
 from aggregations.definition import protobuf
+from aggregations.definition.arguments import check_type
 from aggregations.definition.json_types import is_too_deep, json_type, plain, struct_of
 from aggregations.definition.protobuf import MessageType
+from aggregations.errors import FlowError
 from envelope import EnvelopeError, Reason
 
 RawColumns: TypeAlias = dict[str, object]
@@ -74,12 +76,15 @@ class Json:
         columns: Name to type.
 
     Raises:
-        TypeError: A type is not one of these.
+        FlowError: A name is not text, or a type is not one of these.
     """
 
     columns: tuple[tuple[str, pl.DataType], ...]
 
     def __init__(self, columns: Mapping[str, Any]) -> None:
+        check_type("Json()", columns, Mapping, 'a mapping of column names to types, such as {"order": str}')
+        for name in columns:
+            check_type("Json(): the name of a column", name, str, "text")
         object.__setattr__(self, "columns", tuple((name, json_type(name, kind)) for name, kind in columns.items()))
 
     @property
@@ -134,13 +139,13 @@ def payload_of(declared: object) -> Payload:
     """Return the payload kind for a declaration: a message class, `Json(...)` or `Raw()`.
 
     Raises:
-        TypeError: It is none of them.
+        FlowError: It is none of them.
     """
     if isinstance(declared, Protobuf | Json | Raw):
         return declared
     if isinstance(declared, type) and issubclass(declared, Message):
         return Protobuf(MessageType.of(declared))
-    raise TypeError(f"a payload is a protobuf message class, Json(...) or Raw(), not {declared!r}")
+    raise FlowError(f"the payload must be a protobuf message class, Json({{...}}) or Raw(), not {declared!r}")
 
 
 @lru_cache(maxsize=256)

@@ -5,17 +5,20 @@ batches with the same result.
 """
 
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from typing import Any, Final
 
 import msgspec
 import polars as pl
 
+from aggregations.definition.arguments import check_type, located, topic_name
 from aggregations.definition.element import Element, Record
 from aggregations.definition.payloads import Json, Payload, Protobuf, Raw, payload_of
+from aggregations.errors import FlowError
 from envelope import Envelope, EnvelopeError, Hop, Limits, Lineage, Node, Reason, Siblings, Tombstones, decode
 from envelope.codec import redriven_payload
 from envelope.framing import strip_frame
-from envelope.limits import DEFAULT_LIMITS, check_topic
+from envelope.limits import DEFAULT_LIMITS
 
 __all__ = ["Decoded", "Json", "Raw", "RecordDecoder", "Topic"]
 
@@ -39,9 +42,7 @@ class Topic:
         tombstones: What to do with records that have no value. `element` requires a flow with steps in Python.
 
     Raises:
-        EnvelopeError: Kafka would not allow the topic's name.
-        TypeError: `payload` is not a kind of payload.
-        ValueError: A column's name begins with an underscore, as the engine's own columns do.
+        FlowError: An argument is invalid, or a column's name begins with an underscore, as the engine's own do.
     """
 
     name: str
@@ -63,13 +64,16 @@ class Topic:
         cluster: str = "",
         tombstones: Tombstones = Tombstones.SKIP,
     ) -> None:
-        kind = Raw() if payload is None else payload_of(payload)
-        if reserved := sorted(column for column in kind.schema if column.startswith("_")):
-            raise ValueError(
-                f"columns {reserved} of topic {name}: names that begin with _ are the engine's; rename them"
-            )
-        policies = Siblings(siblings), limits, cluster, Tombstones(tombstones)
-        values = (check_topic(name, limits), kind, envelope, *policies)
+        check_type("Topic(): limits=", limits, Limits, "envelope.Limits(...)")
+        topic = topic_name(name, limits)
+        with located(f"topic {topic}"):
+            kind = Raw() if payload is None else payload_of(payload)
+            if reserved := sorted(column for column in kind.schema if column.startswith("_")):
+                raise FlowError(f"column names that begin with _ are reserved; rename {', '.join(reserved)}")
+            check_type("envelope=", envelope, bool, "True or False")
+            check_type("cluster=", cluster, str, "text")
+            policies = (_member("siblings=", Siblings, siblings), limits, cluster)
+            values = (topic, kind, envelope, *policies, _member("tombstones=", Tombstones, tombstones))
         for field, value in zip(self.__dataclass_fields__, values, strict=True):
             object.__setattr__(self, field, value)
 
@@ -87,6 +91,14 @@ class Topic:
         kind = "envelope" if self.envelope else "bare"
         more = ["tombstones"] if self.tombstones is Tombstones.ELEMENT else []
         return msgspec.json.encode(["source", self.cluster, self.name, kind, self.siblings.value, *more]).decode()
+
+
+def _member(what: str, kind: type[StrEnum], given: str) -> StrEnum:
+    """A member of an enumeration, given as such or by its value."""
+    try:
+        return kind(given)
+    except ValueError as error:
+        raise FlowError(f"{what} takes one of {', '.join(kind)}; got {given!r}") from error
 
 
 @dataclass(frozen=True, slots=True)

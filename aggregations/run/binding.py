@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from aggregations.definition.arguments import check_type
 from aggregations.definition.flow import Flow
 from aggregations.errors import FlowError
 from persistence.commit.order import store_order
@@ -17,10 +18,16 @@ def bind(flow: Flow[Any], stores: Mapping[str, str], default: str = "") -> dict[
         default: URL for stages without a URL in `stores` or in the flow's definition.
 
     Raises:
-        FlowError: A stage has no store, or `stores` names a stage that does not exist.
+        FlowError: A stage has no store, `stores` names a stage that does not exist, or an argument has the wrong type.
     """
-    for name in stores:
+    check_type("flow=", flow, Flow, "a Flow")
+    check_type(
+        "stores=", stores, Mapping, 'a mapping of stage names to URLs, such as {"orders": "sqlite:///orders.db"}'
+    )
+    for name, url in stores.items():
         flow.stage(name)
+        check_type(f"the store of stage {name!r}", url, str, "a URL")
+    check_type("default=", default, str, "a URL")
     bound = {stage.name: stores.get(stage.name) or stage.aggregate.store or default for stage in flow.stages}
     missing = [name for name, url in bound.items() if not url]
     if missing:

@@ -17,7 +17,9 @@ from aggregations.per_message.stage import KeyState, StageOutcome
 from aggregations.per_message.steps import OutputMessage
 from aggregations.report import DeadLetter, Report
 from aggregations.run.begin import begin
+from aggregations.run.binding import bind
 from aggregations.run.incarnations import Incarnations
+from aggregations.run.risks import check_accept
 from aggregations.run.run import Run
 from aggregations.run.snapshots import snapshots_of
 from aggregations.run.states import load_states, save_states
@@ -65,7 +67,7 @@ class MemoryRunner:
 
     Args:
         flow: The flow.
-        stores: URL of the store by stage name, from `run.bind`.
+        stores: URL of the store by stage name, as for `bind`.
         topic_ids: Current topic id by topic, for roots without a topic id.
         accept: Names of accepted risks; see `aggregations.run.risks.Risk`.
         ends: Current end offset by partition. A crashed run may have folded records below them; without them, any
@@ -76,6 +78,7 @@ class MemoryRunner:
         metadata_max_age: Seconds for which producers may not know of new partitions.
 
     Raises:
+        FlowError: The flow has no source or no stage, a stage has no store, or an argument has the wrong type.
         RunRefusedError: The stores are inconsistent with each other or with the flow.
 
     Attributes:
@@ -97,6 +100,8 @@ class MemoryRunner:
         clock: Callable[[], float] = time.time,
         metadata_max_age: float = METADATA_MAX_AGE_SECONDS,
     ) -> None:
+        stores = bind(flow, stores)
+        check_accept(accept)
         assert flow.topic is not None
         self.flow = flow
         self.topic = flow.topic

@@ -4,7 +4,7 @@ from collections.abc import Collection, Sequence
 from enum import StrEnum
 from typing import Final
 
-from aggregations.errors import DefinitionChangedError, RunRefusedError
+from aggregations.errors import DefinitionChangedError, FlowError, RunRefusedError
 from persistence.compaction import COMPACTED_SOURCE
 from persistence.findings import Finding
 from persistence.growth import GROWN_UNDRAINED
@@ -42,6 +42,16 @@ class Risk(StrEnum):
 
 LOSSES: Final = frozenset({Risk.DOWNSTREAM_BEHIND, Risk.STORE_EMPTY, Risk.STAGE_ADDED, Risk.STORE_WENT_BACK})
 """Risks of a store without, or no longer with, data that other stores rely on."""
+
+
+def check_accept(accept: Sequence[str]) -> None:
+    """Check that accepted risks are given as a list: the letters of a text are not risks.
+
+    Raises:
+        FlowError: It is a text.
+    """
+    if isinstance(accept, str):
+        raise FlowError(f"accept= takes a list of risks, such as [{accept!r}]; got text")
 
 
 def unsafe(risk: Risk, what: str, remedy: str) -> Finding:

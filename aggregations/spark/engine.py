@@ -11,9 +11,11 @@ from typing import Any
 
 from pyspark import SparkContext
 
+from aggregations.definition.arguments import check_type
 from aggregations.definition.flow import Flow
-from aggregations.errors import FlowError, SparkEndedError
+from aggregations.errors import SparkEndedError
 from aggregations.report import Report
+from aggregations.run.binding import bind
 from aggregations.run.plan import Plan
 from aggregations.run.run import Run
 from aggregations.spark.batches import Batches
@@ -68,7 +70,7 @@ def run_flow(
     Args:
         flow: The flow.
         kafka: Settings of the Kafka cluster with its source, outputs and dead letters.
-        stores: URL of the store by stage name, from `aggregations.run.binding.bind`.
+        stores: URL of the store by stage name, as for `aggregations.run.binding.bind`.
         dead_letters: Dead-letter topic. Without one the first record that cannot be used ends the run.
         group: Consumer group whose offsets show the flow's progress to lag tools; the flow's name when None.
         generation: Generation of the states.
@@ -96,8 +98,8 @@ def run_flow(
         FlowError: The flow or its stores cannot work on Spark.
         TasksLostError: Spark lost tasks repeatedly, or Spark itself ended.
     """
-    if flow.topic is None:
-        raise FlowError(f"flow {flow.name!r} has no source")
+    stores = bind(flow, stores)
+    check_type("kafka=", kafka, KafkaSettings, 'KafkaSettings, such as KafkaSettings("localhost:9092")')
     settings = {**(conf or {}), **submitted()}
     check_given(flow, stores, accept, master_of(master, settings), conf=settings, dead_letters=dead_letters)
     group = group or flow.name

@@ -7,13 +7,15 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
+from aggregations.definition.arguments import check_type
 from aggregations.definition.flow import Flow
 from aggregations.definition.operators import Publish, PublishStates
 from aggregations.errors import FlowError
 from aggregations.run.begin import begin, look
+from aggregations.run.binding import bind
 from aggregations.run.consistency import check_durability
 from aggregations.run.plan import Broker, Plan, plan
-from aggregations.run.risks import Risk, refuse
+from aggregations.run.risks import Risk, check_accept, refuse
 from aggregations.run.run import Run
 from aggregations.spark.session import NEEDED
 from envelope import TopicPartition
@@ -62,18 +64,20 @@ def check_given(
         FlowError: Workers cannot reach a store, a risk does not exist, a Spark setting conflicts with the engine, or
             the flow reads or publishes to the dead-letter topic.
     """
+    check_accept(accept)
     for name, value in (conf or {}).items():
+        check_type(f"conf {name}", value, str, "text")
         if value.lower() != NEEDED.get(name, value).lower():
-            raise FlowError(f"--conf {name}: the engine needs {NEEDED[name]}, leave it out")
+            raise FlowError(f"--conf {name}: the engine requires {NEEDED[name]}; remove this setting")
     if flow.topic is not None and dead_letters == flow.topic.name:
         raise FlowError(
-            f"flow {flow.name}: --dead-letters {dead_letters} is the flow's source, which would read its own dead letters; "
-            "name a topic of their own"
+            f"flow {flow.name}: --dead-letters {dead_letters} is the flow's source, so the flow would read its own dead "
+            "letters; use a separate topic"
         )
     if dead_letters in outputs_of(flow):
         raise FlowError(
-            f"flow {flow.name}: --dead-letters {dead_letters} is a topic that the flow publishes to, whose readers would "
-            "get its dead letters; name a topic of their own"
+            f"flow {flow.name}: --dead-letters {dead_letters} is a topic that the flow publishes to, so its readers would "
+            "receive dead letters; use a separate topic"
         )
     for name, url in stores.items():
         if url.startswith("memory:"):
@@ -169,8 +173,7 @@ def plan_flow(
     Args and errors: see `aggregations.spark.engine.run_flow`. `planned` gets the plan of a run that is refused
     because of it, too.
     """
-    if flow.topic is None:
-        raise FlowError(f"flow {flow.name!r} has no source")
+    stores = bind(flow, stores)
     check_given(flow, stores, accept, master, dead_letters=dead_letters)
     opening = open_run(
         flow,

@@ -25,6 +25,20 @@ def test_a_store_for_no_stage_is_refused():
         bind(flow(), {"c": "memory://c"})
 
 
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        (("fleet", {}), "flow= takes a Flow; got str"),
+        ((flow(), "memory://a"), "stores= takes a mapping of stage names to URLs.*got str"),
+        ((flow(), {"a": None}), "the store of stage 'a' takes a URL; got NoneType"),
+        ((flow(), {}, 3), "default= takes a URL; got int"),
+    ],
+)
+def test_an_argument_of_another_type_is_named(arguments, match):
+    with pytest.raises(FlowError, match=match):
+        bind(*arguments)
+
+
 def test_a_store_that_comes_back_behind_another_one_is_refused_without_showing_its_url():
     three = flow().aggregate("c", "tail", COUNT)
     with pytest.raises(FlowError, match="adjacent stages") as error:

@@ -47,7 +47,7 @@ def test_a_field_that_no_state_has_is_refused_before_anything_is_written_and_the
     with pytest.raises(
         DefinitionChangedError,
         match=r"flow fleet, generation 1, stage aircraft: 2 of 2 states do not fit its new definition, for example of key b'N[01]': "
-        r"field 'late' is missing; declare what earlier states have in it, \.added\(late=\.\.\.\)\. "
+        r"field 'late' is missing; declare its value in earlier states with \.added\(late=\.\.\.\)\. "
         r"Otherwise rebuild into a new generation \(--generation\)",
     ):
         accepted(ADDED, store)
@@ -167,7 +167,7 @@ class Counter:
 def test_the_state_of_a_fold_in_python_does_not_fit_fields():
     store = fresh_store()
     runner(flow(Counter()), store).process(legs(0))
-    with pytest.raises(DefinitionChangedError, match="the state is not one of Fields"):
+    with pytest.raises(DefinitionChangedError, match="the state was not made by Fields"):
         accepted(OLD, store)
 
 
@@ -201,10 +201,10 @@ def test_what_cannot_be_a_start_is_refused_where_it_is_written():
     fields = Fields(n=count(), a=mean("minutes"), top=maximum("tail"))
     starts: dict[str, Any]
     for starts, text in [
-        ({"m": 0}, "no field 'm'; there are n, a, top"),
-        ({"n": -1}, "count 'n' cannot begin with -1"),
-        ({"n": 1.5}, "count 'n' cannot begin with 1.5"),
-        ({"a": 2}, "mean 'a' cannot begin with 2; None means nothing folded"),
+        ({"m": 0}, "no field 'm'; the fields are n, a, top"),
+        ({"n": -1}, "count 'n' cannot start with -1"),
+        ({"n": 1.5}, "count 'n' cannot start with 1.5"),
+        ({"a": 2}, "mean 'a' cannot start with 2; use None if nothing was folded"),
         ({"top": [1]}, "field 'top' is a list"),
         ({"n": 2**64}, "field 'n' is an integer beyond 64 bits"),
     ]:

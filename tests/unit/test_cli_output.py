@@ -106,8 +106,8 @@ def test_a_flow_without_source_or_stage_is_described_to_nobody(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--conf", "spark.speculation=true"], "--conf spark.speculation: the engine needs false"),
-        (["--conf", "spark.python.daemon.module=x"], "the engine needs aggregations.spark.daemon"),
+        (["--conf", "spark.speculation=true"], "--conf spark.speculation: the engine requires false"),
+        (["--conf", "spark.python.daemon.module=x"], "the engine requires aggregations.spark.daemon"),
         (["--dead-letters", "flights.legs"], "is the flow's source"),
         (["--dead-letters", "flights.carriers"], "is a topic that the flow publishes to"),
     ],

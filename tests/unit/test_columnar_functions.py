@@ -229,7 +229,7 @@ def test_the_records_facts_are_columns_behind_a_function_that_replaces_the_value
 
 
 def test_an_unknown_column_with_an_underscore_is_refused_where_it_is_written() -> None:
-    with pytest.raises(Exception, match="no column _ofset; there are"):
+    with pytest.raises(Exception, match="no column _ofset; the columns are"):
         Flow("f").source(bare()).filter(pl.col("_ofset") > 0)
 
 

@@ -192,7 +192,7 @@ def test_a_batch_joined_to_a_state_is_what_its_values_one_by_one_make_of_it(seed
     ("fields", "match"),
     [
         (dict, "at least one"),
-        (lambda: {"f": 3}, "use count"),
+        (lambda: {"f": 3}, "takes an aggregate such as count"),
         (lambda: {"f": total(pl.col("x").sum())}, "several rows"),
         (lambda: {"f": last("x", by=pl.col("t").max())}, "several rows"),
         (lambda: {"f": last("x", by="t"), "f.by": count()}, "rename"),

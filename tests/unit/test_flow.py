@@ -194,38 +194,38 @@ def test_the_description_names_what_a_vectorised_step_calls_in_python():
 
 
 BAD = {
-    "a name with a space": (lambda: Flow("my flow"), "is not a valid name"),
-    "a name that is too long": (lambda: Flow("x" * 101), "is not a valid name"),
+    "a name with a space": (lambda: Flow("my flow"), "is not a valid flow name; use 1 to 100 letters"),
+    "a name that is too long": (lambda: Flow("x" * 101), "is not a valid flow name"),
     "two sources": (lambda: legs().source(bare()), "already has a source"),
-    "a source that is no topic": (lambda: Flow("f").source("legs"), "takes a Topic"),  # type: ignore[arg-type]
-    "a step without a source": (lambda: Flow("f").filter("late"), "needs a source"),
+    "a source that is no topic": (lambda: Flow("f").source("legs"), "takes a Topic.*; got str"),  # type: ignore[arg-type]
+    "a step without a source": (lambda: Flow("f").filter("late"), r"no source\(\): call it before filter"),
     "no aggregate": (lambda: legs().filter("late").stages, "has no aggregate"),
     "no aggregate, asked for the tail": (lambda: legs().filter("late").tail, "has no aggregate"),
     "a stage without a name": (lambda: legs().aggregate("", "tail", COUNT), "not a valid stage name"),
     "two stages of one name": (
         lambda: legs().aggregate("a", "tail", COUNT).aggregate("a", "carrier", COUNT),
-        "has a stage 'a' already",
+        "already has a stage 'a'",
     ),
     "an unknown stage": (lambda: legs().aggregate("a", "tail", COUNT).stage("b"), "it has a"),
     "a history of nothing": (lambda: legs().aggregate("a", "tail", COUNT, history=0), "at least 1"),
     "no lanes": (lambda: legs().aggregate("a", "tail", COUNT, lanes=0), "at least 1"),
     "a fold without fold": (lambda: legs().aggregate("a", "tail", object()), "the fold must be"),
-    "a class instead of its instance": (lambda: legs().aggregate("a", "tail", Tally), "an object with zero"),
+    "a class instead of its instance": (lambda: legs().aggregate("a", "tail", Tally), "got the class Tally"),
     "a key of several rows": (lambda: legs().aggregate("a", pl.col("tail").first(), COUNT), "several rows"),
-    "a key that is a number": (lambda: legs().aggregate("a", 3, COUNT), "neither a column"),
-    "a key of a type that has no bytes": (lambda: legs().aggregate("a", "delay", COUNT), "its key is of type Float64"),
+    "a key that is a number": (lambda: legs().aggregate("a", 3, COUNT), "stage 'a': key= takes a column.*got int"),
+    "a key of a type that has no bytes": (lambda: legs().aggregate("a", "delay", COUNT), "the key is of type Float64"),
     "an emit that is no function": (lambda: legs().aggregate("a", "tail", COUNT, emit=3), "takes a function"),
-    "a filter that is a number": (lambda: legs().filter(3), "neither a column"),
-    "a filter that is no truth": (lambda: legs().filter("minutes"), "not true or false"),
-    "a filter on a missing column": (lambda: legs().filter(pl.col("minuts") > 0), "no column minuts; there are"),
+    "a filter that is a number": (lambda: legs().filter(3), r"filter\(\) takes a column.*got int"),
+    "a filter that is no truth": (lambda: legs().filter("minutes"), "not Boolean"),
+    "a filter on a missing column": (lambda: legs().filter(pl.col("minuts") > 0), "no column minuts; the columns are"),
     "a filter that does not fit": (lambda: legs().filter(pl.col("tail") > 0), "does not fit"),
-    "a divert that is no truth": (lambda: legs().divert("minutes"), "not true or false"),
-    "a map of nothing": (lambda: legs().map(), "either one function or columns"),
-    "a map of both": (lambda: legs().map(carrier, x="tail"), "either one function or columns"),
+    "a divert that is no truth": (lambda: legs().divert("minutes"), "not Boolean"),
+    "a map of nothing": (lambda: legs().map(), "either one function, or columns"),
+    "a map of both": (lambda: legs().map(carrier, x="tail"), "either one function, or columns"),
     "a map of a value": (lambda: legs().map(x=3), "pl.lit"),
     "a map that is no function": (lambda: legs().map(3), "takes a function"),
     "a map of several rows": (lambda: legs().map(x=pl.col("minutes").sum()), "several rows"),
-    "a map to a column of the engine's": (lambda: legs().map(_p0="minutes"), "are the engine's; rename"),
+    "a map to a reserved column": (lambda: legs().map(_p0="minutes"), "reserved; rename _p0"),
     "a map of a missing column": (lambda: legs().map(x="minuts"), "no column minuts"),
     "a field of a missing column": (lambda: legs().aggregate("a", "tail", Fields(s=total("minuts"))), "no column"),
     "a total of text": (lambda: legs().aggregate("a", "tail", Fields(s=total("tail"))), "total of text"),
@@ -234,10 +234,35 @@ BAD = {
     "states without a stage": (lambda: legs().publish_states("s"), "must follow an aggregate"),
     "states to no topic": (lambda: legs().aggregate("a", "tail", COUNT).publish_states(""), "not a topic name"),
     "a value that is no function": (lambda: legs().publish("out", value=3), "takes a function"),
-    "a published key of no type": (lambda: legs().publish("out", key="delay"), "its key is of type Float64"),
+    "a published key of no type": (lambda: legs().publish("out", key="delay"), "the key is of type Float64"),
+    "a name that is no text": (lambda: Flow(3), "3 is not a valid flow name"),  # type: ignore[arg-type]
+    "a flow made of no topic": (lambda: Flow("f", topic=3), "takes a Topic.*; got int"),  # type: ignore[arg-type]
+    "a source of nothing": (lambda: Flow("f").source(None), "takes a Topic.*; got NoneType"),
+    "a stage name that is no text": (lambda: legs().aggregate(3, "tail", COUNT), "3 is not a valid stage name"),
+    "a reserved stage name": (lambda: legs().aggregate("end", "tail", COUNT), "'end' is reserved"),
+    "a history in text": (
+        lambda: legs().aggregate("a", "tail", COUNT, history="3"),
+        "history= takes an integer; got str",
+    ),
+    "a history of a fraction": (lambda: legs().aggregate("a", "tail", COUNT, history=1.5), "got float"),
+    "lanes of nothing": (lambda: legs().aggregate("a", "tail", COUNT, lanes=None), "lanes= takes an integer; got None"),
+    "lanes that are a truth": (lambda: legs().aggregate("a", "tail", COUNT, lanes=True), "got bool"),
+    "co-partitioning in text": (lambda: legs().aggregate("a", "tail", COUNT, co_partitioned="no"), "True or False"),
+    "a store that is no URL": (lambda: legs().aggregate("a", "tail", COUNT, store=3), "store= takes the URL"),
+    "a missing column of a stage": (lambda: legs().aggregate("a", "tial", COUNT), "stage 'a': no column tial"),
+    "a topic that is no text": (lambda: legs().publish(3), r"publish\(\): 3 is not a topic name"),
+    "a hop's name that is no text": (lambda: legs().publish("out", name=3), r"publish\(\): name= takes text; got int"),
+    "states to a number": (
+        lambda: legs().aggregate("a", "tail", COUNT).publish_states(3),
+        r"publish_states\(\): 3 is not",
+    ),
+    "a total of a number": (lambda: total(3), r"total\(\) takes a column.*pl.lit.*got int"),  # type: ignore[arg-type]
+    "a total of nothing": (lambda: total(None), r"total\(\) takes a column.*got None"),
+    "a last by a function": (lambda: last("minutes", by=carrier), r"last\(\) takes a column.*got function"),  # type: ignore[arg-type]
+    "a field that is a function": (lambda: Fields(n=count), "field 'n' takes an aggregate.*got function"),  # type: ignore[arg-type]
     "two hops of one name to one topic": (
         lambda: legs().publish("out").filter("late").publish("out"),
-        "give another name=",
+        "pass another name=",
     ),
 }
 

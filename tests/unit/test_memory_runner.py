@@ -245,7 +245,7 @@ def test_an_expression_over_a_tombstone_is_a_dead_letter():
 
 def test_a_flow_of_columns_cannot_ask_for_tombstones():
     flow = Flow("fleet").source(bare(tombstones="element")).aggregate("a", "tail", Fields(n=count()))
-    with pytest.raises(FlowError, match=r"hands tombstones to the flow.*key the first stage by a function"):
+    with pytest.raises(FlowError, match=r"passes tombstones to the flow.*key the first stage by a function"):
         runner(flow)
 
 

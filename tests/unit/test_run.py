@@ -178,6 +178,19 @@ def test_totals_of_both_stages_survive_a_change_of_runs_at_every_batch():
 def test_a_runner_is_made_of_a_flow_with_a_source():
     with pytest.raises(FlowError, match="has no aggregate"):
         MemoryRunner(Flow("fleet").source(bare()), {})
+    with pytest.raises(FlowError, match="has no source"):
+        MemoryRunner(Flow("fleet"), {})
+    with pytest.raises(FlowError, match="flow= takes a Flow; got str"):
+        MemoryRunner("fleet", {})  # type: ignore[arg-type]
+
+
+def test_a_runner_binds_stages_as_their_definition_says_and_refuses_one_without_a_store():
+    with pytest.raises(FlowError, match="no store for stage a"):
+        MemoryRunner(flow(), {})
+    with pytest.raises(FlowError, match=r"accept= takes a list of risks, such as \['definition'\]; got text"):
+        MemoryRunner(flow(), bind(flow(), {}, fresh_store()), accept="definition")
+    urls = two_stores()
+    assert MemoryRunner(flow(store=urls["a"]), {"b": urls["b"]}).run.urls == urls
 
 
 closed: list[str] = []

@@ -1,6 +1,7 @@
 """A topic as a source, and one record read from it."""
 
 import pickle
+from collections.abc import Callable
 from dataclasses import replace
 
 import polars as pl
@@ -9,6 +10,7 @@ import pytest
 from aggregations.definition.element import Element, Record
 from aggregations.definition.payloads import Json, Raw
 from aggregations.definition.source import Decoded, RecordDecoder, Topic
+from aggregations.errors import FlowError
 from envelope import Envelope, EnvelopeError, Hop, Limits, Reason, Siblings, encode
 from tests.messages import Every, Leg, Point
 
@@ -167,12 +169,24 @@ def test_a_topic_is_picklable_and_equal_by_content_whatever_module_its_class_cam
     assert again.schema == topic.schema
 
 
-def test_impossible_definitions_are_refused_at_once() -> None:
-    with pytest.raises(EnvelopeError):
-        Topic("no topic", Leg)
-    with pytest.raises(TypeError, match="Json"):
-        Topic("legs", dict)
-    with pytest.raises(TypeError, match="Float64"):
-        Json({"a": pl.Date})
-    with pytest.raises(ValueError, match="rename"):
-        Topic("legs", Json({"_row": int}))
+@pytest.mark.parametrize(
+    ("bad", "match"),
+    [
+        (lambda: Topic("no topic", Leg), "'no topic' is not a topic name that Kafka allows; use 1 to 249 letters"),
+        (lambda: Topic(3, Leg), "3 is not a topic name"),  # type: ignore[arg-type]
+        (lambda: Topic("legs", dict), "topic legs: the payload must be .*Json"),
+        (lambda: Topic("legs", Json({"_row": int})), "topic legs: .* reserved; rename _row"),
+        (lambda: Topic("legs", Leg, siblings="all"), "siblings= takes one of event_id, group, drop; got 'all'"),  # type: ignore[arg-type]
+        (lambda: Topic("legs", Leg, tombstones="keep"), "tombstones= takes one of skip, dead_letter, element"),  # type: ignore[arg-type]
+        (lambda: Topic("legs", Leg, limits=3), r"limits= takes envelope.Limits\(...\); got int"),  # type: ignore[arg-type]
+        (lambda: Topic("legs", Leg, cluster=3), "cluster= takes text; got int"),  # type: ignore[arg-type]
+        (lambda: Topic("legs", Leg, envelope="no"), "envelope= takes True or False; got str"),  # type: ignore[arg-type]
+        (lambda: Json({"a": pl.Date}), "Float64"),
+        (lambda: Json([("a", int)]), r"Json\(\) takes a mapping of column names.*got list"),  # type: ignore[arg-type]
+        (lambda: Json({3: int}), "the name of a column takes text; got int"),  # type: ignore[dict-item]
+        (lambda: Json({"a": {3: int}}), "column 'a': the name of a field takes text; got int"),
+    ],
+)
+def test_impossible_definitions_are_refused_at_once_with_what_to_change(bad: Callable[[], object], match: str) -> None:
+    with pytest.raises(FlowError, match=match):
+        bad()

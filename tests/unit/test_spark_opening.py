@@ -44,6 +44,13 @@ def test_a_risk_that_there_is_not_is_refused_with_the_names_of_those_that_there_
     check_given(FLOW, {"a": "cassandra://here/fleet"}, ["replication-1"], "local")
 
 
+def test_risks_and_settings_of_another_type_are_named() -> None:
+    with pytest.raises(FlowError, match=r"accept= takes a list of risks, such as \['definition'\]; got text"):
+        check_given(FLOW, {"a": "sqlite:///a.db"}, "definition", "local")
+    with pytest.raises(FlowError, match=r"conf spark\.cores takes text; got int"):
+        check_given(FLOW, {"a": "sqlite:///a.db"}, (), "local", conf={"spark.cores": 2})  # type: ignore[dict-item]
+
+
 @pytest.mark.parametrize("store", ["redis", "cassandra"])
 def test_every_risk_that_a_preflight_can_find_unsafe_is_in_its_list(store: str) -> None:
     modules = {"redis": ["preflight"], "cassandra": ["preflight", "paxos"]}[store]
