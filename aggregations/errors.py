@@ -14,7 +14,7 @@ class DefinitionChangedError(RunRefusedError):
 
 
 class TasksLostError(Exception):
-    """Spark lost tasks of a batch, with a worker process or with the source; the batch may be tried again."""
+    """Spark lost tasks of a batch, with a worker process or with the source; the batch may be retried."""
 
 
 class SharedKeyError(Exception):
@@ -22,4 +22,4 @@ class SharedKeyError(Exception):
 
 
 class SparkEndedError(TasksLostError):
-    """Spark itself ended; no batch can be tried again."""
+    """Spark itself ended; no batch can be retried."""

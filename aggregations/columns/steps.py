@@ -90,7 +90,7 @@ def apply_columns(steps: Sequence[Step], frame: pl.DataFrame, elements: Elements
             case Filter(keep):
                 stepped.filtered += stepped.keep(_predicate(stepped, keep)).height
             case Divert(when):
-                stepped.reject(_predicate(stepped, when), Reason.DIVERTED, "the flow diverts it")
+                stepped.reject(_predicate(stepped, when), Reason.DIVERTED, "the flow diverted it")
             case Map(columns, _):
                 found = evaluated(stepped, {name: expression(of) for name, of in columns.items()})
                 stepped.frame = stepped.frame.with_columns(found.get_columns())

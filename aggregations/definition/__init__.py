@@ -1,1 +1,1 @@
-"""What a flow is: sources, steps, folds, and the hash of what they mean."""
+"""The definition of a flow: source, steps, folds, and the hash that identifies it."""

@@ -17,7 +17,7 @@ Expression: TypeAlias = str | pl.Expr
 
 CANNOT = "an expression cannot be evaluated for it"
 
-# What polars writes of a literal and of an operand, more than a reader needs.
+# Details of literals and operands that polars prints and readers do not need.
 _LITERAL = re.compile(r"\(dyn \w+: ([^()]*)\)")
 _NESTED = re.compile(r"\((col\(\"[^\"]*\"\))\)")
 # Types to try for columns, so that polars can plan an expression whose columns have no types yet.
@@ -71,9 +71,9 @@ def expression(of: Expression) -> pl.Expr:
         if node in _PYTHON:
             raise FlowError(f"{found} contains Python code; pass a plain function of the element instead")
         if node in _SEVERAL_ROWS:
-            raise FlowError(f"{found} reads several rows ({node}); a step gets one row at a time")
+            raise FlowError(f"{found} reads several rows ({node}); an expression sees one row at a time")
     if _filters_commute(found) is False:
-        raise FlowError(f"{found} needs several rows; a step gets one row at a time")
+        raise FlowError(f"{found} needs several rows; an expression sees one row at a time")
     return found
 
 
@@ -174,9 +174,9 @@ def key_bytes(value: Any) -> bytes | None:
         try:
             return value.encode()
         except UnicodeEncodeError as error:
-            raise FlowError("the key contains half a surrogate pair, which UTF-8 cannot encode") from error
+            raise FlowError("the key contains an unpaired surrogate, which UTF-8 cannot encode") from error
     if isinstance(value, bool) or not isinstance(value, int):
-        raise FlowError(f"a key of type {type(value).__name__}: use text, bytes or an integer")
+        raise FlowError(f"the key is of type {type(value).__name__}; use text, bytes or an integer")
     return str(value).encode()
 
 

@@ -167,7 +167,7 @@ class Flow(Generic[T]):
         return self._with("map()", Map(columns, function))
 
     def flat_map(self, function: Callable[[Element[T]], Iterable[U]]) -> "Flow[U]":
-        """Make a collection of every element. The order of its items must be the same in every run."""
+        """Replace every element by a collection of elements. The order of its items must be the same in every run."""
         check_callable("flat_map()", function)
         return self._with("flat_map()", FlatMap(function))  # type: ignore[return-value]
 

@@ -44,13 +44,13 @@ def check_state(state: Any) -> None:
     kind = type(state)
     if kind is int:
         if not -INT64 <= state < INT64:
-            raise EnvelopeError(Reason.OVERFLOW, "an integer of the state would leave 64 bits")
+            raise EnvelopeError(Reason.OVERFLOW, "an integer in the state exceeds 64 bits")
     elif kind is float:
         if state - state != 0:
-            raise EnvelopeError(Reason.NOT_FINITE, "a number of the state is NaN or infinite")
+            raise EnvelopeError(Reason.NOT_FINITE, "a number in the state is NaN or infinite")
     elif kind is str:
         if not is_utf8(state):
-            raise EnvelopeError(Reason.FOLD_FAILED, "a string of the state contains half a surrogate pair")
+            raise EnvelopeError(Reason.FOLD_FAILED, "a string in the state contains an unpaired surrogate")
     elif kind is list:
         for one in state:
             check_state(one)
@@ -62,7 +62,8 @@ def check_state(state: Any) -> None:
             check_state(one)
     elif kind is not bool and state is not None:
         raise EnvelopeError(
-            Reason.FOLD_FAILED, f"JSON would not give back a {kind.__name__} in the state; use plain lists and the like"
+            Reason.FOLD_FAILED,
+            f"the state contains a {kind.__name__}, which JSON does not preserve; use lists, dictionaries, text and numbers",
         )
 
 

@@ -19,7 +19,7 @@ from aggregations.errors import FlowError
 Tree: TypeAlias = Any
 """A serialized expression."""
 
-LEFT_64_BITS = "an integer of an expression would leave 64 bits"
+LEFT_64_BITS = "an integer in an expression exceeds 64 bits"
 
 _LOW, _HIGH, _UNSIGNED = -(2**63), 2**63 - 1, 2**64 - 1
 _OPERATIONS = frozenset({"Plus", "Minus", "Multiply", "FloorDivide", "Modulus"})

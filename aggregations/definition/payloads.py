@@ -52,7 +52,7 @@ class Protobuf:
             try:
                 return fields(parse(payload))
             except DecodeError as error:
-                raise EnvelopeError(Reason.BAD_PAYLOAD, "the payload is not the protobuf message declared") from error
+                raise EnvelopeError(Reason.BAD_PAYLOAD, "the payload is not the declared protobuf message") from error
 
         return read
 
@@ -97,7 +97,7 @@ class Json:
 
         def read(payload: bytes) -> RawColumns:
             if (found := decoded(decode, payload)) is None:
-                raise EnvelopeError(Reason.BAD_PAYLOAD, "the payload is not JSON with the types declared")
+                raise EnvelopeError(Reason.BAD_PAYLOAD, "the payload is not JSON of the declared types")
             return make(found)  # type: ignore[no-any-return]
 
         return read
@@ -112,7 +112,7 @@ class Json:
 
 
 def decoded(decoder: "msgspec.json.Decoder[msgspec.Struct]", document: bytes) -> msgspec.Struct | None:
-    """Read one document; None when it is not JSON of the types that the decoder expects, or nests too deep."""
+    """Read one document; None when it is not JSON of the types that the decoder expects, or is nested too deeply."""
     if is_too_deep(document):
         return None
     try:

@@ -203,7 +203,9 @@ class RecordDecoder:
         if not payload:
             raise EnvelopeError(Reason.EMPTY, f"{record.node}: the record has no value")
         if len(payload) > limit:
-            raise EnvelopeError(Reason.PAYLOAD_TOO_LARGE, f"{record.node}: {len(payload)} bytes, the limit is {limit}")
+            raise EnvelopeError(
+                Reason.PAYLOAD_TOO_LARGE, f"{record.node}: the payload has {len(payload)} bytes; the limit is {limit}"
+            )
         if isinstance(self.topic.payload, Protobuf):
             payload = strip_frame(payload)
         try:

@@ -15,9 +15,9 @@ def checked(number: Any) -> Any:
     """
     if isinstance(number, int):
         if not -INT64 <= number < INT64:
-            raise EnvelopeError(Reason.OVERFLOW, "an integer total would leave 64 bits")
+            raise EnvelopeError(Reason.OVERFLOW, "an integer total exceeds 64 bits")
     elif number in (float("inf"), float("-inf")):
-        raise EnvelopeError(Reason.OVERFLOW, "a floating total would leave its range")
+        raise EnvelopeError(Reason.OVERFLOW, "a floating-point total exceeds its range")
     return number
 
 
@@ -39,7 +39,7 @@ def check_value(name: str, value: Any, *, numeric: bool = False) -> None:
                 raise EnvelopeError(Reason.NOT_FINITE, f"field {name!r} is NaN or infinite")
         case str() if not numeric:
             if not is_utf8(value):
-                raise EnvelopeError(Reason.BAD_PAYLOAD, f"field {name!r} contains half a surrogate pair")
+                raise EnvelopeError(Reason.BAD_PAYLOAD, f"field {name!r} contains an unpaired surrogate")
         case _:
             raise EnvelopeError(
                 Reason.BAD_PAYLOAD, f"field {name!r} is a {type(value).__name__}; use numbers, text or booleans"

@@ -141,7 +141,7 @@ def enter_tail(applied: Applied, *, ledger: Ledger, topic_ids: Mapping[str, str]
 
 
 def stage_key(value: Any) -> bytes | EnvelopeError:
-    """The canonical bytes of a stage's key, or why it is not one."""
+    """The canonical bytes of a stage's key, or the error if the value cannot be a key."""
     try:
         key = key_bytes(value)
     except FlowError as error:

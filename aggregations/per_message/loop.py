@@ -44,7 +44,7 @@ class Collector(Protocol):
 
 
 class Failures:
-    """Records with a failed item, for runners in which other tasks must know of them. Without other tasks: none."""
+    """Records with a failed item that other tasks must know of. This base class is for a runner without other tasks."""
 
     def at(self, index: int, *, hole: bool) -> Mapping[Node, Cause]:
         """Records that must not pass a stage, because one of their items failed in another task.

@@ -22,7 +22,7 @@ _SCALARS = frozenset({int, float, str, bool, bytes, type(None)})
 _INT64 = 2**63
 _ABSENT = object()
 _ALONE = object()
-_ROW = "\0row"  # no name of a column of a message
+_ROW = "\0row"  # not a valid column name of a message
 
 
 def evaluate_elements(elements: Sequence[Element[Any]], wanted: Mapping[str, Expression], schema: Schema) -> list[Any]:
@@ -95,7 +95,7 @@ def _looked_up(value: Any, names: Mapping[str, str | None]) -> Any:
 
 def _checked(value: Any, roots: Iterable[str | None]) -> Any:
     if not is_mapping(value):
-        return EnvelopeError(Reason.MISSING_FIELD, "the element's value has no columns, an expression needs them")
+        return EnvelopeError(Reason.MISSING_FIELD, "the element's value has no columns, but an expression needs them")
     missing = {str(name) for name in roots if value.get(name, _ABSENT) is _ABSENT}
     if missing:
         return EnvelopeError(Reason.MISSING_FIELD, f"no column {', '.join(sorted(missing))}")

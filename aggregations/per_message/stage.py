@@ -237,7 +237,7 @@ def _fold_key(
         kept = copied(state) if careful else None
         try:
             state, emitted = _fold_one(stage, state, arrival)
-        except Exception as error:  # the user's code: anything may come
+        except Exception as error:  # user code may raise anything
             result.failures.append((i, _cause(stage, error)))
             if not careful:
                 break
@@ -268,7 +268,7 @@ def _pass(stage: Aggregate, loaded: Mapping[bytes, KeyState], arrival: Arrival) 
     state = loaded.get(arrival.key, KeyState()).fold
     try:
         values = list(stage.emit(element, stage.fold.zero() if state is None else copied(state)))
-    except Exception as error:  # the user's code: anything may come
+    except Exception as error:  # user code may raise anything
         return Decided.rejected(arrival, _cause(stage, error))
     return Decided(arrival, decision, emitted=tuple(element.nth(n, value) for n, value in enumerate(values)))
 

@@ -182,7 +182,7 @@ def _divert(applied: Applied, step: Divert) -> None:
     away = _true(applied, step.when)
     for element, leaves in zip(applied.elements, away, strict=True):
         if leaves:
-            applied.rejected.append(RejectedElement(element, Reason.DIVERTED, "the flow diverts it", whole=False))
+            applied.rejected.append(RejectedElement(element, Reason.DIVERTED, "the flow diverted it", whole=False))
     applied.elements = [element for element, leaves in zip(applied.elements, away, strict=True) if not leaves]
 
 
@@ -270,7 +270,7 @@ def _late(element: Element[Any], hop: Hop) -> tuple[Hop, ...]:
 
 
 def _index(indices: tuple[int, ...]) -> int:
-    """One number for a place in nested collections: the same in every run, and unique.
+    """A unique number for an item of nested collections, the same in every run.
 
     Raises:
         EnvelopeError: A nested collection has too many items to be numbered.
@@ -280,7 +280,7 @@ def _index(indices: tuple[int, ...]) -> int:
     bits = 32 // len(indices)
     if any(one >> bits for one in indices):
         raise EnvelopeError(
-            Reason.TRANSFORM_FAILED, f"more than {1 << bits} items in one of {len(indices)} nested collections"
+            Reason.TRANSFORM_FAILED, f"one of {len(indices)} nested collections has more than {1 << bits} items"
         )
     index = 0
     for one in indices:
@@ -317,5 +317,5 @@ def called(function: Callable[..., Any], *arguments: Any) -> Any:
     """The result of user code; an `EnvelopeError` if it raises."""
     try:
         return function(*arguments)
-    except Exception as error:  # the user's code: anything may come
+    except Exception as error:  # user code may raise anything
         return refusal(error, Reason.TRANSFORM_FAILED, getattr(function, "__qualname__", "a step"))

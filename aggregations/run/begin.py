@@ -34,10 +34,10 @@ def begin(
         flow: The flow.
         urls: URL of the store by stage name, from `bind`.
         generation: Generation of the states.
-        accept: Names of risks taken on purpose; see `aggregations.run.risks.Risk`.
+        accept: Names of accepted risks; see `aggregations.run.risks.Risk`.
 
     Raises:
-        RunRefusedError: The stores do not fit together or to the flow, and that risk is not accepted.
+        RunRefusedError: The stores are inconsistent with each other or the flow, and the risk is not accepted.
         Fenced: A newer run has begun meanwhile.
     """
     with _opened(flow, urls, generation, accept_definition=Risk.DEFINITION in accept) as run:
@@ -68,10 +68,10 @@ def look(flow: Flow[Any], urls: Mapping[str, str], *, generation: int = 1, accep
         flow: The flow.
         urls: URL of the store by stage name, from `bind`.
         generation: Generation of the states.
-        accept: Names of risks taken on purpose; see `aggregations.run.risks.Risk`.
+        accept: Names of accepted risks; see `aggregations.run.risks.Risk`.
 
     Raises:
-        RunRefusedError: The stores do not fit together or to the flow, and that risk is not accepted.
+        RunRefusedError: The stores are inconsistent with each other or the flow, and the risk is not accepted.
     """
     with _opened(flow, urls, generation) as run:
         _read(run, accept)

@@ -36,9 +36,9 @@ def check_stores(
         findings.append(
             unsafe(
                 Risk.STORE_EMPTY,
-                f"flow {flow}: the store of stage {', '.join(lost)} has nothing of the flow, and another store has: it was "
-                "emptied, or its URL is another one's",
-                "Correct the URL, restore it, or rebuild into a new generation (--generation)",
+                f"flow {flow}: the store of stage {', '.join(lost)} contains nothing of the flow although another store does: "
+                "it was emptied, or its URL is that of another store",
+                "Correct the URL, restore the store, or rebuild into a new generation (--generation)",
             )
         )
     for up, down, behind in _behind(manifests):
@@ -46,9 +46,9 @@ def check_stores(
         findings.append(
             unsafe(
                 Risk.DOWNSTREAM_BEHIND,
-                f"flow {flow}: the store of stage {down} is behind the one of stage {up} at {places}: it lost data, and "
-                f"stage {up} would drop the replay that could refill it",
-                "Restore it, or rebuild into a new generation (--generation)",
+                f"flow {flow}: the store of stage {down} is behind that of stage {up} at {places}: it lost data, and a "
+                f"replay would not restore the data because stage {up} would drop the records as duplicates",
+                "Restore the store, or rebuild into a new generation (--generation)",
             )
         )
     findings += _added(flow, manifests, definitions, homes)
@@ -70,8 +70,8 @@ def _added(
     return [
         unsafe(
             Risk.STAGE_ADDED,
-            f"flow {flow} has begun without stage {stage} in its store: it was added, renamed or bound to another store",
-            "Rebuild into a new generation (--generation), or bind it to its store (--store)",
+            f"flow {flow} first ran without stage {stage} in its store: the stage was added, renamed or bound to another store",
+            "Rebuild into a new generation (--generation), or bind the stage to its earlier store (--store)",
         )
         for stage in definitions
         if stage in added
@@ -94,15 +94,15 @@ def _changed(
 ) -> list[Finding]:
     """Findings for stages whose states were made by another definition, or in another order of stages."""
     remedy = (
-        "Rebuild into a new generation (--generation), or accept it if old and new states mean the same and source, "
-        "siblings and co_partitioned are the same: with others, copies are folded again"
+        "Rebuild into a new generation (--generation), or accept the risk if old and new states mean the same and source, "
+        "siblings and co_partitioned are unchanged; otherwise copies are folded again"
     )
     known = [manifest.definitions for _, manifest in manifests if manifest]
     stored = {stage: made for one in known for stage, made in one.items()}
     findings = [
         unsafe(
             Risk.DEFINITION,
-            f"flow {flow}: stage {stage} has definition {definition}, the flow last ran with {stored[stage]}",
+            f"flow {flow}: stage {stage} has definition {definition}; the flow last ran with {stored[stage]}",
             remedy,
         )
         for stage, definition in definitions.items()
@@ -172,7 +172,7 @@ def check_marks(
                 mark, wanted = buckets[stage].get(bucket, _EMPTY).mark, Mark.parse(text)
                 if not mark.holds(wanted):
                     lost[stage, bucket] = (
-                        f"stage {stage}, bucket {bucket}: save {wanted.short} was acknowledged, the last is {mark.short}"
+                        f"stage {stage}, bucket {bucket}: save {wanted.short} was acknowledged but the newest is {mark.short}"
                     )
     if not lost:
         return []
@@ -180,9 +180,9 @@ def check_marks(
     return [
         unsafe(
             Risk.STORE_WENT_BACK,
-            f"flow {flow}: {len(lost)} buckets of its stores lost states that they had acknowledged ({places}), and a "
-            "replay would not bring them back",
-            "Restore all stores of the flow to one moment, or rebuild into a new generation",
+            f"flow {flow}: {len(lost)} buckets of its stores lost acknowledged states ({places}), and a "
+            "replay would not restore them",
+            "Restore all stores of the flow from backups of the same moment, or rebuild into a new generation",
         )
     ]
 
@@ -194,13 +194,13 @@ def check_durability(stores: Sequence[tuple[str, Capabilities]]) -> list[Finding
     the store contains an earlier consistent cut of all its writes.
 
     Args:
-        stores: (first stage of the store, what it can do), upstream first.
+        stores: (first stage of the store, its capabilities), upstream first.
     """
     findings = [
         unsafe(
             Risk.NOT_DURABLE,
-            f"the store of stage {down} may lose what it acknowledged, and the one of stage {up} is written right after it",
-            "Let it sync before it acknowledges (appendfsync always, commitlog_sync group), or keep both stages in it",
+            f"the store of stage {down} may lose acknowledged states while that of stage {up}, written after it, keeps its own",
+            "Configure it to sync before it acknowledges (appendfsync always, commitlog_sync group), or keep both stages in it",
         )
         for (up, _), (down, capabilities) in pairwise(stores)
         if not capabilities.durable
@@ -210,8 +210,8 @@ def check_durability(stores: Sequence[tuple[str, Capabilities]]) -> list[Finding
         findings.append(
             unsafe(
                 Risk.NOT_DURABLE,
-                f"the store of stage {first} may lose states that it acknowledged and keep what was written after them",
-                "Let it sync before it acknowledges (appendfsync always, commitlog_sync group, synchronous full)",
+                f"the store of stage {first} may lose acknowledged states and keep later writes",
+                "Configure it to sync before it acknowledges (appendfsync always, commitlog_sync group, synchronous full)",
             )
         )
     return findings

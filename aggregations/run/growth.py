@@ -68,7 +68,8 @@ def describe(topic: str, growth: Growth) -> str:
     if growth.partitions_before == growth.partitions_now:
         grown = f"to {growth.partitions_now} partitions before it was first read"
     if growth.until is None:
-        end = "the ends are not taken yet, as producers may not know of the new partitions"
+        end = "the ends to reach are not known yet, because producers may not know the new partitions"
     else:
-        end = "until " + ", ".join(f"{partition} is at {end}" for partition, end in sorted(growth.until.items()))
+        ends = ", ".join(f"{partition}:{end}" for partition, end in sorted(growth.until.items()))
+        end = f"it ends when these offsets are reached, as partition:offset: {ends}"
     return f"growth of topic {topic} {grown}: states evict no position; {end}"

@@ -136,7 +136,7 @@ def plan(
             findings.append(
                 unsafe(
                     Risk.LOST_RECORDS,
-                    f"flow {flow}: {place} is folded up to {offset} and its log begins at {low}: {low - offset} offsets were "
+                    f"flow {flow}: {place} is folded up to {offset}, but its log begins at {low}: {low - offset} offsets were "
                     "deleted unread",
                     "Restore them from a copy of the topic, or accept the loss",
                 )
@@ -146,9 +146,9 @@ def plan(
             findings.append(
                 unsafe(
                     Risk.BEYOND_END,
-                    f"flow {flow}: {place} is folded up to {offset} and its log ends at {high}: the broker lost records, or "
+                    f"flow {flow}: {place} is folded up to {offset}, but its log ends at {high}: the broker lost records, or "
                     "this is another cluster",
-                    "Correct the address, or accept to continue at the end",
+                    "Correct the address, or accept the risk to resume at the end of the log",
                 )
             )
             offset = high
@@ -183,7 +183,7 @@ def grown(flow: str, topic: str, growth: Growth) -> Finding:
     return unsafe(
         Risk.GROWN_UNDRAINED,
         f"flow {flow}: {undrained(topic, growth.partitions_before, growth.partitions_now)}",
-        "Accept it if readers of what the flow publishes need no order, or if their history= is larger than the unread "
+        "Accept the risk if consumers of the published messages need no order, or if their history= is larger than the unread "
         "records of a key",
     )
 
@@ -192,6 +192,6 @@ def recreated(flow: str, topic: str, known: str, now: str) -> Finding:
     """The topic that the flow reads was replaced by another topic of the same name."""
     return unsafe(
         Risk.TOPIC_RECREATED,
-        f"flow {flow}: topic {topic} has id {now}, the flow read {known}: it was created again",
-        "If that was meant, accept it: the new topic is folded from its beginning",
+        f"flow {flow}: topic {topic} was created again: its id is {now}, the flow read id {known}",
+        "If that is intended, accept the risk: the new topic is folded from its beginning",
     )

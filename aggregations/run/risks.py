@@ -25,7 +25,7 @@ class Risk(StrEnum):
     """A store contains nothing of the flow while another store does: the data of a downstream store stays missing, a
     store upstream of all others is filled again from the records that are still in the topic."""
     STAGE_ADDED = "stage-added"
-    """A stage was added to a flow that has run before, or bound to another store: it misses what was folded before."""
+    """A stage was added to a flow that has run before, or bound to another store: it lacks what was folded before."""
     STORE_WENT_BACK = "store-went-back"
     """A part of a store lost acknowledged writes, but its manifest did not go back: the data stays missing."""
     NOT_DURABLE = "not-durable"

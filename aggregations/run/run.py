@@ -317,7 +317,7 @@ class Run:
         return self.crashed and not read
 
     def doubted(self, ends: Mapping[TopicPartition, int]) -> None:
-        """Doubt what a crashed run may have read: all records below the partitions' ends at the start of this run."""
+        """Treat all records below the partitions' ends at the start of this run as possibly folded by a crashed run."""
         self.doubt = dict(ends) if self.crashed else {}
 
     def finish(self) -> None:

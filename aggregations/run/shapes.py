@@ -25,7 +25,7 @@ def continued(stage: Stage, state: Any, ref: StageRef, key: bytes) -> Any:
         return state
     if misfit := fold.misfit(state):
         raise DefinitionChangedError(
-            f"{ref}, key {show_key(key)}: a state of an earlier definition does not fit, {misfit}. {_REMEDY}"
+            f"{ref}, key {show_key(key)}: a state of an earlier definition does not fit: {misfit}. {_REMEDY}"
         )
     return fold.carried(state)
 

@@ -80,11 +80,11 @@ def read_snapshot(value: bytes | None) -> Snapshot:
     """
     envelope = decode(value)
     if envelope.payload_type != PAYLOAD_TYPE:
-        raise EnvelopeError(Reason.UNKNOWN_PAYLOAD_TYPE, f"the payload is no {PAYLOAD_TYPE}")
+        raise EnvelopeError(Reason.UNKNOWN_PAYLOAD_TYPE, f"the payload is not a {PAYLOAD_TYPE}")
     try:
         return _decoder.decode(envelope.payload)
     except msgspec.DecodeError as error:
-        raise EnvelopeError(Reason.BAD_PAYLOAD, "the payload is no snapshot") from error
+        raise EnvelopeError(Reason.BAD_PAYLOAD, "the payload is not a snapshot") from error
 
 
 class Latest:

@@ -49,7 +49,7 @@ def _state_of(stored: Stored, ref: StageRef, key: bytes, stage: Stage, earlier: 
     if record.definition != stage.definition:
         if earlier is not None and record.definition not in earlier:
             raise DefinitionChangedError(
-                f"{ref}: a state has definition {record.definition}, the flow has {stage.definition}. Rebuild into a new "
+                f"{ref}: a state has definition {record.definition}; the stage has {stage.definition}. Rebuild into a new "
                 "generation (--generation). If both mean the same and source, siblings and co_partitioned are the same, "
                 "continue with --accept definition"
             )

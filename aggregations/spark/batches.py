@@ -104,9 +104,9 @@ class Batches:
         for stage, records in keyless.items():
             width = width_of(self._flow.stage(stage).aggregate.history, wide=True)
             _LOG.warning(
-                "stage %s: %d of the first %d records were republished without a key. When they are sent again they come "
-                "over other partitions, and are known as long as each lane's history of %d positions reaches "
-                "(aggregate(history=...))",
+                "stage %s: %d of the first %d records were republished without a key. If such records are sent "
+                "again, they may arrive on other partitions, and are recognised only within each lane's history of %d "
+                "positions (aggregate(history=...))",
                 stage,
                 records,
                 self.total.counts.records,

@@ -115,8 +115,8 @@ class Fetcher:
                 deadline, before = time.monotonic() + _SILENCE_SECONDS, left
             elif time.monotonic() > deadline:
                 raise BrokerUnavailable(
-                    f"reading {self._topic}:{min(waiting)}: nothing came in {_SILENCE_SECONDS:g} s",
-                    "Look at the broker. The batch is tried again; nothing was committed",
+                    f"reading {self._topic}:{min(waiting)}: no records within {_SILENCE_SECONDS:g} s",
+                    "Check the broker. The batch is retried; nothing was committed",
                 )
         if held:
             yield self._table(held)
@@ -198,7 +198,7 @@ class Fetcher:
         elif error.code() == KafkaError._AUTO_OFFSET_RESET:
             raise BrokerUnavailable(
                 f"reading {self._topic}:{partition}: {error.str()}",
-                "If records were deleted meanwhile, start again to see which; else look at the broker",
+                "If records were deleted in the meantime, start the run again to see which ones; otherwise check the broker",
             )
         elif error.code() == KafkaError._UNKNOWN_PARTITION:  # just added, and not known to every broker
             raise BrokerUnavailable(f"reading {self._topic}:{partition}: {error.str()}", "Nothing was committed")

@@ -55,8 +55,8 @@ def _dead_letters(job: Job, dead: Sequence[RejectedRecord]) -> None:
     if job.dead_letters is None:
         first = dead[0]
         raise RunRefusedError(
-            f"flow {job.flow.name}: {len(dead)} records cannot be used, the first is {first.own} ({first.reason.value}: "
-            f"{first.detail}), and there is no dead-letter topic. Name one with --dead-letters"
+            f"flow {job.flow.name}: {len(dead)} records cannot be used; the first is {first.own} ({first.reason.value}: "
+            f"{first.detail}), and the flow has no dead-letter topic. Set one with --dead-letters"
         )
     size = max_message_bytes(job.kafka, job.dead_letters)
     by_record: dict[tuple[str, int, int], list[RejectedRecord]] = {}
@@ -129,7 +129,7 @@ def _read(consumer: Consumer, topic: str, partition: int, offsets: set[int]) -> 
                 continue
             raise BrokerUnavailable(
                 f"reading {topic}:{partition}:{todo[0]} for the dead-letter topic: {error.str() if error else 'no answer'}",
-                "The batch is tried again; nothing was committed",
+                "The batch is retried; nothing was committed",
             )
         offset = message.offset()
         assert offset is not None
@@ -137,7 +137,7 @@ def _read(consumer: Consumer, topic: str, partition: int, offsets: set[int]) -> 
         if offset > todo[0]:
             raise BrokerUnavailable(
                 f"{topic}:{partition}:{todo[0]} was deleted before it could go to the dead-letter topic",
-                "Lengthen the topic's retention, then start again",
+                "Increase the topic's retention, then start again",
             )
         if offset == todo[0]:
             todo.popleft()

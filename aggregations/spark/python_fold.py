@@ -43,7 +43,7 @@ def fold_elements(fold: Fold[Any], elements: Elements, codes: Ints, stored: Stor
                 if not is_state(state):
                     unfit[code] = True
                     break
-        except Exception:  # the user's code: anything may come
+        except Exception:  # user code may raise anything
             unfit[code] = True
         if not unfit[code]:
             texts.put(0, code, state)

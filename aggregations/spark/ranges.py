@@ -64,7 +64,7 @@ class Source:
         if gone := positions.keys() - marks.keys():  # or the broker that answered has not learned of them
             raise BrokerUnavailable(
                 f"{self._topic}:{min(gone)} is not among the {len(marks)} partitions that the broker knows",
-                "Look at the topic with kafka-topics",
+                "Check the topic with kafka-topics",
             )
         added = dict.fromkeys(marks.keys() - positions.keys() if self._widens else (), 0)
         self.positions = {**positions, **added}
@@ -73,8 +73,8 @@ class Source:
             low, high = marks[partition].low, marks[partition].high
             if not low <= start <= high:
                 raise BrokerRefused(
-                    f"{self._topic}:{partition} has the offsets from {low} to {high}, and {start} is to be read next",
-                    "If records were deleted meanwhile, start again to see which; else look at the broker",
+                    f"{self._topic}:{partition} has offsets {low} to {high}, but the next offset to read is {start}",
+                    "If records were deleted in the meantime, start the run again to see which ones; otherwise check the broker",
                 )
             if start < high:
                 backlog.append(Range(partition, start, high))

@@ -22,7 +22,7 @@ def pause_seconds(attempt: int) -> float:
 
 
 def worst(failures: Sequence[Exception]) -> Exception:
-    """The error that the driver raises or retries when several tasks failed: an unexpected one, else the gravest."""
+    """The error that the driver raises or retries when several tasks failed: an unexpected one, else the most severe."""
     return min(failures, key=lambda one: next((i for i, kind in enumerate(_GRAVITY) if isinstance(one, kind)), -1))
 
 

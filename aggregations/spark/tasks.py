@@ -2,11 +2,11 @@
 
     read, fold stage 1 | fold stage 2 | ... | fold the last stage, publish, persist it | persist the one before | ...
 
-The first stage is persisted after a bar even when it is the only one, unless the batch is of one partition. The bar
+The first stage is persisted after a barrier even when it is the only one, unless the batch is of one partition. The barrier
 shows whether two partitions contained the same key, for example after partitions were added to the topic. If so,
 nothing is written for that key, and the batch is folded again with the first stage after a shuffle.
 
-A bar is a shuffle: no task after it begins before every task before it is done. States of all stages but the last
+A barrier is a shuffle: no task after it begins before every task before it is done. States of all stages but the last
 therefore wait until every later stage is persisted: downstream first, without the driver in between. They wait as
 blocks, those of the first stage in the residents that read it, if there are residents. A task that fails sends its
 error to all later tasks, and none of them does anything more.
@@ -85,7 +85,7 @@ def _in_resident(routes: int, slot: int, function: Callable[..., list[Block]], *
     except TasksLostError as error:
         return _failed(routes, error)
     except residents.ResidentLostError as error:
-        return _failed(routes, TasksLostError(f"{error}. Look at its memory (a smaller --max-records needs less)"))
+        return _failed(routes, TasksLostError(f"{error}. Check its memory (a smaller --max-records needs less)"))
     return blocks
 
 

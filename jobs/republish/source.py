@@ -193,7 +193,7 @@ def _parser(payload: type[Json] | type[Message] | None) -> PayloadParser | None:
             try:
                 return from_string(content)
             except DecodeError as error:
-                raise EnvelopeError(Reason.BAD_PAYLOAD, "the payload is not the protobuf message declared") from error
+                raise EnvelopeError(Reason.BAD_PAYLOAD, "the payload is not the declared protobuf message") from error
 
         return protobuf
     raise TypeError(f"a payload is Json or a protobuf message class, not {payload!r}")

@@ -215,9 +215,7 @@ def test_a_node_that_comes_back_with_an_older_file_ends_the_run_and_the_next_sta
     run, urls = lost_node
     with pytest.raises(StoreWentBack, match=r"stage (carrier|aircraft).*went back"):
         run.process(legs(180, 270))
-    with pytest.raises(
-        RunRefusedError, match=r"lost states that they had acknowledged.*stage carrier.*--accept store-went-back"
-    ):
+    with pytest.raises(RunRefusedError, match=r"lost acknowledged states.*stage carrier.*--accept store-went-back"):
         MemoryRunner(FLOW, urls)
 
 

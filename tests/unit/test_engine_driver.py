@@ -286,7 +286,7 @@ def test_records_of_an_added_partition_that_were_deleted_unread_end_the_run(monk
     driver = Driver(monkeypatch, flow())
     place = TopicPartition("legs", 2)
     driver.broker.count, driver.broker.highs[place], driver.broker.lows[place] = 3, 9, 4
-    with pytest.raises(BrokerRefused, match="legs:2 has the offsets from 4 to 9, and 0 is to be read next"):
+    with pytest.raises(BrokerRefused, match="legs:2 has offsets 4 to 9, but the next offset to read is 0"):
         driver.stream()
 
 
@@ -309,7 +309,7 @@ def test_offsets_that_the_topic_does_not_have_end_the_run(low: int, high: int, m
     driver.run.start_at("legs", "T1", {0: 2, 1: 0})
     place = TopicPartition("legs", 0)
     driver.broker.lows[place], driver.broker.highs[place] = low, high
-    with pytest.raises(BrokerRefused, match=f"legs:0 has the offsets from {low} to {high}, and 2 is to be read"):
+    with pytest.raises(BrokerRefused, match=f"legs:0 has offsets {low} to {high}, but the next offset to read is 2"):
         driver.stream()
 
 

@@ -191,7 +191,7 @@ def test_a_lane_that_is_full_stops_the_run_and_the_risk_can_be_taken(monkeypatch
         legs.write(*[1] * 40)
         legs.fold(runner, p0=0)
         if error:
-            with pytest.raises(error, match=r"stage s0, legs:0:1: .* more than 50 positions.*--accept growth-full"):
+            with pytest.raises(error, match=r"stage s0, legs:0:1: .* more than 50 records.*--accept growth-full"):
                 legs.fold(runner)
         else:
             legs.fold(runner)
@@ -257,8 +257,10 @@ def test_what_stores_say_together_is_the_longest_growth():
 
 def test_a_growth_reads_as_a_sentence():
     assert describe("t", Growth(4, 6, 0)) == (
-        "growth of topic t from 4 to 6 partitions: states evict no position; the ends are not taken yet, as producers "
-        "may not know of the new partitions"
+        "growth of topic t from 4 to 6 partitions: states evict no position; the ends to reach are not known yet, because "
+        "producers may not know the new partitions"
     )
-    assert describe("t", Growth(4, 6, 0, {1: 9, 0: 7})).endswith("evict no position; until 0 is at 7, 1 is at 9")
+    assert describe("t", Growth(4, 6, 0, {1: 9, 0: 7})).endswith(
+        "; it ends when these offsets are reached, as partition:offset: 0:7, 1:9"
+    )
     assert "to 6 partitions before it was first read" in describe("t", Growth(6, 6, 0))

@@ -49,7 +49,7 @@ def test_diverted_messages_go_to_the_dead_letters_and_are_not_folded():
     run = runner(Flow("f").source(bare()).divert(pl.col("minutes") < 0).aggregate("a", "tail", FLEET))
     run.process([leg(1, minutes=-1), leg(2, minutes=3)])
     assert dead(run) == [(1, "a", Reason.DIVERTED)]
-    assert run.dead_letters[0].detail == "the flow diverts it"
+    assert run.dead_letters[0].detail == "the flow diverted it"
     assert states(run, "a") == {"N1": {"n": 1, "m": 3}}
 
 

@@ -103,10 +103,10 @@ def test_marks_count_from_the_epoch_on_at_which_a_loss_was_last_accepted() -> No
 def test_at_most_five_buckets_that_lost_states_are_named_each_with_what_was_acknowledged_and_what_is_there() -> None:
     marks = {"s": {str(bucket): "7 life" for bucket in range(6)}}
     [finding] = lost(Manifest(3, 1, marks=marks), {"1": Bucket(Mark(6, (("life", 0),)))})
-    assert "flow f: 6 buckets of its stores lost states" in finding
+    assert "flow f: 6 buckets of its stores lost acknowledged states" in finding
     places = finding.partition("(")[2].partition(")")[0].split("; ")
     assert places == [
-        f"stage s, bucket {bucket}: save 7 life was acknowledged, the last is {'6 life' if bucket == 1 else 0}"
+        f"stage s, bucket {bucket}: save 7 life was acknowledged but the newest is {'6 life' if bucket == 1 else 0}"
         for bucket in range(5)
     ]
 
@@ -202,27 +202,27 @@ def test_at_most_five_partitions_that_are_behind_are_named() -> None:
     [
         (
             lambda: planned(manifest(40), low=50).findings,
-            r"flow flow: t:0 is folded up to 40 .* begins at 50.*\. Restore them",
+            r"flow flow: t:0 is folded up to 40, .* begins at 50.*\. Restore them",
         ),
         (
             lambda: planned(manifest(140)).findings,
-            r"flow flow: t:0 is folded up to 140 .* ends at 100.*\. Correct the address",
+            r"flow flow: t:0 is folded up to 140, .* ends at 100.*\. Correct the address",
         ),
         (
             lambda: planned(manifest(4, "old")).findings,
-            r"flow flow: topic t has id one, the flow read old.*\. If that was meant",
+            r"flow flow: topic t was created again: its id is one, the flow read id old\. If that is intended",
         ),
         (
             lambda: check_stores("f", [("up", manifest(60)), ("down", manifest(40))], {}),
-            r"flow f: the store of stage down is behind the one of stage up at t:0.*\. Restore it, or rebuild",
+            r"flow f: the store of stage down is behind that of stage up at t:0.*\. Restore the store, or rebuild",
         ),
         (
             lambda: check_stores("f", [("a", manifest(1)), ("b", None), ("c", None)], {}),
-            r"flow f: the store of stage b, c has nothing of the flow.*\. Correct the URL, restore it, or rebuild",
+            r"flow f: the store of stage b, c contains nothing of the flow.*\. Correct the URL, restore the store, or rebuild",
         ),
         (
             lambda: check_stores("f", [("s", manifest(1, s="old"))], {"s": "new"}),
-            r"flow f: stage s has definition new, the flow last ran with old\. Rebuild into",
+            r"flow f: stage s has definition new; the flow last ran with old\. Rebuild into",
         ),
         (
             lambda: check_stores("f", [("s", manifest(1, a="x", b="y"))], {"b": "y", "a": "x"}),
@@ -230,15 +230,15 @@ def test_at_most_five_partitions_that_are_behind_are_named() -> None:
         ),
         (
             lambda: check_stores("f", [("s", manifest(1, s="x"))], {"s": "x", "t": "y"}),
-            r"flow f has begun without stage t in its store.*\. Rebuild into a new generation",
+            r"flow f first ran without stage t in its store.*\. Rebuild into a new generation",
         ),
         (
             lambda: check_durability([("up", Capabilities(durable=True)), ("down", Capabilities())]),
-            r"the store of stage down may lose .* the one of stage up .*\. Let it sync before",
+            r"the store of stage down may lose .* that of stage up, written after it.*\. Configure it to sync before",
         ),
         (
             lambda: check_durability([("only", Capabilities())]),
-            r"the store of stage only may lose states .* keep what was written after them\. Let it sync before",
+            r"the store of stage only may lose acknowledged states .*keep later writes\. Configure it to sync before",
         ),
     ],
 )
@@ -280,7 +280,7 @@ def test_a_flow_that_publishes_is_refused_when_they_were_added_before_everything
     [finding] = grown(manifest(40), 90, 0).findings
     assert (finding.risk, finding.unsafe) == ("grown-undrained", True)
     assert finding.what.startswith("flow flow: topic t grew from 1 to 2 partitions before it was read to its end")
-    assert finding.remedy.startswith("Accept it if readers of what the flow publishes need no order")
+    assert finding.remedy.startswith("Accept the risk if consumers of the published messages need no order")
     assert risks(grown(manifest(40), 40, 1).findings) == ["grown-undrained"]
     drained = grown(manifest(40), 40, 0)
     assert not drained.findings

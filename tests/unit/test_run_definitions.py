@@ -93,6 +93,6 @@ def test_a_state_of_a_definition_that_no_manifest_knows_is_refused_before_it_is_
     strange = writes_of({key: state_of(stored, ref, key)}, "strange")
     open_store(store).save(ref, strange, epoch=run.run.epoch, batch=run.run.batch)
     with pytest.raises(
-        DefinitionChangedError, match=f"a state has definition strange, the flow has {stage.definition}"
+        DefinitionChangedError, match=f"a state has definition strange; the stage has {stage.definition}"
     ):
         run.process(legs(1))

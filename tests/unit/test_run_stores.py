@@ -50,7 +50,7 @@ def test_a_downstream_store_that_is_lost_after_the_first_batch_died_before_its_m
     stores = two_stores()
     with faults.use(faults.Injector([faults.Fault.parse("manifest.error")])), pytest.raises(Transient):
         MemoryRunner(flow(), stores).process(legs(0))
-    with pytest.raises(RunRefusedError, match="flow fleet: the store of stage b has nothing"):
+    with pytest.raises(RunRefusedError, match="flow fleet: the store of stage b contains nothing"):
         MemoryRunner(flow(), {**stores, "b": fresh_store()})
 
 
@@ -59,7 +59,9 @@ def test_an_upstream_store_that_is_lost_is_refused_and_when_accepted_filled_with
     stores = two_stores()
     MemoryRunner(flow(), stores).process(legs(*range(10)))
     emptied = {**stores, "a": fresh_store()}
-    with pytest.raises(RunRefusedError, match=r"store of stage a has nothing .*--generation.*--accept store-empty"):
+    with pytest.raises(
+        RunRefusedError, match=r"store of stage a contains nothing .*--generation.*--accept store-empty"
+    ):
         MemoryRunner(flow(), emptied)
     filled = MemoryRunner(flow(), emptied, accept=["store-empty"])
     assert filled.run.start == {}
@@ -71,7 +73,7 @@ def test_of_three_stores_every_one_that_is_lost_is_named():
     three = flow().aggregate("c", "tail", COUNT)
     stores = {name: fresh_store() for name in "abc"}
     MemoryRunner(three, stores).process(legs(0))
-    with pytest.raises(RunRefusedError, match="the store of stage a, b has nothing"):
+    with pytest.raises(RunRefusedError, match="the store of stage a, b contains nothing"):
         begin(three, {**stores, "a": fresh_store(), "b": fresh_store()})
 
 
@@ -122,7 +124,7 @@ def test_a_stage_that_is_added_to_a_flow_under_way_is_refused_though_its_first_b
     with faults.use(faults.Injector([] if finished else [faults.Fault.parse("manifest.error")])):
         with nullcontext() if finished else pytest.raises(Transient):
             runner(one_stage(), store).process(legs(0))
-    with pytest.raises(RunRefusedError, match=r"has begun without stage b .*--generation.*--accept stage-added"):
+    with pytest.raises(RunRefusedError, match=r"first ran without stage b .*--generation.*--accept stage-added"):
         runner(flow(), store)
     accepted = MemoryRunner(flow(), bind(flow(), {}, store), accept=["stage-added"])
     accepted.process(legs(1))
@@ -137,7 +139,7 @@ def test_a_stage_that_was_left_out_for_a_while_is_refused_when_it_comes_back_eve
         without = MemoryRunner(one_stage(), {"a": stores["a"]})
         with faults.use(faults.Injector([faults.Fault.parse("manifest.error")])), pytest.raises(Transient):
             without.process(legs(1))
-        with pytest.raises(RunRefusedError, match="has begun without stage b"):
+        with pytest.raises(RunRefusedError, match="first ran without stage b"):
             MemoryRunner(flow(), stores)
 
 

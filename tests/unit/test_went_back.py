@@ -84,7 +84,7 @@ def test_a_part_that_goes_back_under_a_run_ends_it_and_the_next_start_is_refused
 def test_a_part_that_goes_back_between_two_runs_is_refused_at_the_start(one):
     store, urls = one
     gone_back(store, urls, "1")
-    with pytest.raises(RunRefusedError, match="a replay would not bring them back"):
+    with pytest.raises(RunRefusedError, match="a replay would not restore them"):
         begin(FLOW, urls)
 
 
