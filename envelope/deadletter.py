@@ -192,10 +192,10 @@ def size_of(key: bytes | None, value: bytes | None, headers: Headers) -> int:
     return _RECORD_OVERHEAD + len(key or b"") + len(value or b"") + _size(headers)
 
 
-def _digest(of: str, content: bytes) -> list[tuple[str, bytes | None]]:
+def _digest(part: str, content: bytes) -> list[tuple[str, bytes | None]]:
     return [
-        (f"{PREFIX}{of}-bytes", str(len(content)).encode()),
-        (f"{PREFIX}{of}-sha256", sha256(content).hexdigest().encode()),
+        (f"{PREFIX}{part}-bytes", str(len(content)).encode()),
+        (f"{PREFIX}{part}-sha256", sha256(content).hexdigest().encode()),
     ]
 
 

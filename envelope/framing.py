@@ -15,20 +15,20 @@ def strip_frame(value: bytes) -> bytes:
     """
     if not value.startswith(_MAGIC):
         return value
-    count, at = _zigzag(value, len(_MAGIC) + _SCHEMA_ID_BYTES)
+    count, position = _zigzag(value, len(_MAGIC) + _SCHEMA_ID_BYTES)
     for _ in range(min(max(count, 0), len(value))):
-        _, at = _zigzag(value, at)
-    return value[at:] if at <= len(value) else value
+        _, position = _zigzag(value, position)
+    return value[position:] if position <= len(value) else value
 
 
-def _zigzag(value: bytes, at: int) -> tuple[int, int]:
+def _zigzag(value: bytes, position: int) -> tuple[int, int]:
     """Read one zigzag varint; the position after it is past the end when `value` is too short."""
     number = shift = 0
-    while at < len(value) and shift < 64:
-        byte = value[at]
-        at += 1
+    while position < len(value) and shift < 64:
+        byte = value[position]
+        position += 1
         number |= (byte & 0x7F) << shift
         if byte < 0x80:
-            return (number >> 1) ^ -(number & 1), at
+            return (number >> 1) ^ -(number & 1), position
         shift += 7
     return 0, len(value) + 1

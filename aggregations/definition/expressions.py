@@ -50,21 +50,21 @@ _NAMES = frozenset(
 )
 
 
-def parsed(of: Expression) -> pl.Expr:
+def parsed(argument: Expression) -> pl.Expr:
     """Return the polars expression, unchecked."""
-    return pl.col(of) if isinstance(of, str) else of
+    return pl.col(argument) if isinstance(argument, str) else argument
 
 
-def expression(of: Expression) -> pl.Expr:
+def expression(argument: Expression) -> pl.Expr:
     """Return the polars expression. The result for a row must depend on that row alone.
 
     Raises:
         FlowError: It returns several columns, contains Python code, or aggregates, sorts, shifts or
             filters: its result would depend on where a batch ends.
     """
-    found = parsed(of)
+    found = parsed(argument)
     if found.meta.has_multiple_outputs():
-        raise FlowError(f"{of if isinstance(of, str) else found} selects several columns; name each one")
+        raise FlowError(f"{argument if isinstance(argument, str) else found} selects several columns; name each one")
     if found.meta.is_column():
         return found
     for node in _nodes(_tree(found)):
@@ -146,12 +146,12 @@ def _nodes(tree: Any) -> Iterator[str]:
         yield tree
 
 
-def describe_expression(of: Expression) -> str:
+def describe_expression(argument: Expression) -> str:
     """Canonical text of an expression, with every argument: part of a stage's definition hash.
 
     A plain column is its name. `str` would leave out arguments, such as the decimals of `round`.
     """
-    found = expression(of)
+    found = expression(argument)
     if found.meta.is_column():
         return found.meta.output_name()
     return json.dumps(_tree(found), sort_keys=True, separators=(",", ":"))

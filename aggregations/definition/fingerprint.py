@@ -25,10 +25,10 @@ _classes: WeakKeyDictionary[type, str] = WeakKeyDictionary()
 _SCALARS = (str, bytes, int, float, complex, type(None), type(Ellipsis))
 
 
-def describe_object(of: object) -> str:
+def describe_object(value: object) -> str:
     """Text of an instance: its class's name and code, and its attributes."""
-    kind = type(of)
-    return f"{kind.__module__}.{kind.__qualname__}#{_class(kind)}{_attributes(of, frozenset())}"
+    kind = type(value)
+    return f"{kind.__module__}.{kind.__qualname__}#{_class(kind)}{_attributes(value, frozenset())}"
 
 
 def describe_callable(function: Callable[..., Any]) -> str:
@@ -36,9 +36,9 @@ def describe_callable(function: Callable[..., Any]) -> str:
     return _value(function, frozenset())
 
 
-def _attributes(of: object, within: frozenset[int]) -> str:
-    slots = [name for kind in type(of).__mro__ for name in _slots(kind) if hasattr(of, name)]
-    found = {**{name: getattr(of, name) for name in slots}, **getattr(of, "__dict__", {})}
+def _attributes(value: object, within: frozenset[int]) -> str:
+    slots = [name for kind in type(value).__mro__ for name in _slots(kind) if hasattr(value, name)]
+    found = {**{name: getattr(value, name) for name in slots}, **getattr(value, "__dict__", {})}
     return _value(found, within) if found else ""
 
 
@@ -47,43 +47,45 @@ def _slots(kind: type) -> tuple[str, ...]:
     return (slots,) if isinstance(slots, str) else tuple(slots)
 
 
-def _value(of: Any, within: frozenset[int]) -> str:
+def _value(value: Any, within: frozenset[int]) -> str:
     """Text of an argument or a closure variable, the same in every process."""
-    if isinstance(of, _SCALARS):
-        return f"{type(of).__name__}:{of!r}" if type(of) not in _SCALARS else repr(of)
-    if id(of) in within:
+    if isinstance(value, _SCALARS):
+        return f"{type(value).__name__}:{value!r}" if type(value) not in _SCALARS else repr(value)
+    if id(value) in within:
         return "..."
-    inside = within | {id(of)}
-    if isinstance(of, list | tuple):
-        return f"{type(of).__name__}[{', '.join(_value(one, inside) for one in of)}]"
-    if isinstance(of, set | frozenset):
-        return f"set[{', '.join(sorted(_value(one, inside) for one in of))}]"
-    if isinstance(of, dict):
-        items = sorted((_value(name, inside), _value(one, inside)) for name, one in of.items())
+    inside = within | {id(value)}
+    if isinstance(value, list | tuple):
+        return f"{type(value).__name__}[{', '.join(_value(one, inside) for one in value)}]"
+    if isinstance(value, set | frozenset):
+        return f"set[{', '.join(sorted(_value(one, inside) for one in value))}]"
+    if isinstance(value, dict):
+        items = sorted((_value(name, inside), _value(one, inside)) for name, one in value.items())
         return f"{{{', '.join(f'{name}: {one}' for name, one in items)}}}"
-    if isinstance(of, partial):
-        return f"partial({_value(of.func, inside)}, {_value(of.args, inside)}, {_value(of.keywords, inside)})"
-    if isinstance(of, MethodType):
-        return f"{_value(of.__func__, inside)} of {_value(of.__self__, inside)}"
-    if isinstance(of, FunctionType):
-        return _function(of, inside)
-    if isinstance(of, type):
-        return f"{of.__module__}.{of.__qualname__}#{_class(of)}"
-    if isinstance(of, ModuleType):
-        return of.__name__
-    if inspect.isbuiltin(of) or inspect.ismethoddescriptor(of):
-        return f"{getattr(of, '__module__', '')}.{of.__qualname__} of {_value(getattr(of, '__self__', None), inside)}"
-    text = repr(of)
+    if isinstance(value, partial):
+        return f"partial({_value(value.func, inside)}, {_value(value.args, inside)}, {_value(value.keywords, inside)})"
+    if isinstance(value, MethodType):
+        return f"{_value(value.__func__, inside)} of {_value(value.__self__, inside)}"
+    if isinstance(value, FunctionType):
+        return _function(value, inside)
+    if isinstance(value, type):
+        return f"{value.__module__}.{value.__qualname__}#{_class(value)}"
+    if isinstance(value, ModuleType):
+        return value.__name__
+    if inspect.isbuiltin(value) or inspect.ismethoddescriptor(value):
+        return f"{getattr(value, '__module__', '')}.{value.__qualname__} of {_value(getattr(value, '__self__', None), inside)}"
+    text = repr(value)
     if " at 0x" not in text:
         return text
-    return f"{type(of).__module__}.{type(of).__qualname__}#{_class(type(of))}{_attributes(of, inside)}"
+    return f"{type(value).__module__}.{type(value).__qualname__}#{_class(type(value))}{_attributes(value, inside)}"
 
 
-def _function(of: FunctionType, within: frozenset[int]) -> str:
-    closed = {name: _cell(cell) for name, cell in zip(of.__code__.co_freevars, of.__closure__ or (), strict=True)}
-    given = [of.__defaults__ or (), of.__kwdefaults__ or {}, closed]
+def _function(function: FunctionType, within: frozenset[int]) -> str:
+    closed = {
+        name: _cell(cell) for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    }
+    given = [function.__defaults__ or (), function.__kwdefaults__ or {}, closed]
     extra = _value(given, within) if any(given) else ""
-    return f"function#{_hash(_source_of_function(of))}{extra}"
+    return f"function#{_hash(_source_of_function(function))}{extra}"
 
 
 class _Cell(Protocol):
@@ -97,9 +99,9 @@ def _cell(cell: _Cell) -> Any:
         return None
 
 
-def _source_of_function(of: FunctionType) -> str:
+def _source_of_function(function: FunctionType) -> str:
     # Code objects compare equal if they are the same code in the same line of different files.
-    return _source_of_code(of.__code__.co_filename, of.__code__)
+    return _source_of_code(function.__code__.co_filename, function.__code__)
 
 
 @lru_cache(maxsize=1 << 10)  # finding the source parses the whole file

@@ -46,7 +46,7 @@ class Exact(NamedTuple):
     overflow: pl.Expr | None = None
 
 
-def exact(of: pl.Expr, dtypes: Mapping[str, pl.DataType]) -> Exact:
+def exact(expr: pl.Expr, dtypes: Mapping[str, pl.DataType]) -> Exact:
     """Return the expression over columns of these types, computed in 64 bits.
 
     Explicit casts are left to polars. `when(...).then(...).otherwise(...)` overflows if the chosen branch does.
@@ -54,10 +54,10 @@ def exact(of: pl.Expr, dtypes: Mapping[str, pl.DataType]) -> Exact:
     Raises:
         FlowError: It computes with integers inside lists or structs, where overflow cannot be detected.
     """
-    if of.meta.is_column():
-        return Exact(of)
-    known = tuple((name, dtypes[name]) for name in sorted(set(of.meta.root_names())) if name in dtypes)
-    return _exact(of.meta.serialize(), known)
+    if expr.meta.is_column():
+        return Exact(expr)
+    known = tuple((name, dtypes[name]) for name in sorted(set(expr.meta.root_names())) if name in dtypes)
+    return _exact(expr.meta.serialize(), known)
 
 
 def select_exact(frame: pl.DataFrame, wanted: Mapping[str, pl.Expr]) -> tuple[pl.DataFrame, pl.Series | None]:
@@ -319,8 +319,8 @@ def _expression(tree: Tree) -> pl.Expr:
         ) from error
 
 
-def _tree(of: pl.Expr) -> Tree:
-    return json.loads(of.meta.serialize(format="json"))
+def _tree(expr: pl.Expr) -> Tree:
+    return json.loads(expr.meta.serialize(format="json"))
 
 
 def _inside() -> FlowError:

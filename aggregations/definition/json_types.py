@@ -137,7 +137,7 @@ def _list_of(kind: pl.DataType) -> Any:
     return GenericAlias(list, (_annotation(kind) | None,))
 
 
-def _dtype(of: Any) -> pl.DataType:
+def _dtype(nested: Any) -> pl.DataType:
     """A type nested in a type that `json_type` returned."""
-    assert isinstance(of, pl.DataType)
-    return of
+    assert isinstance(nested, pl.DataType)
+    return nested

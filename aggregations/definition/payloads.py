@@ -149,5 +149,7 @@ def payload_of(declared: object) -> Payload:
 
 
 @lru_cache(maxsize=256)
-def _json_decoder(of: Json, columns: frozenset[str] | None) -> "msgspec.json.Decoder[msgspec.Struct]":
-    return msgspec.json.Decoder(struct_of([(n, kind) for n, kind in of.columns if columns is None or n in columns]))
+def _json_decoder(payload: Json, columns: frozenset[str] | None) -> "msgspec.json.Decoder[msgspec.Struct]":
+    return msgspec.json.Decoder(
+        struct_of([(n, kind) for n, kind in payload.columns if columns is None or n in columns])
+    )

@@ -76,7 +76,7 @@ class MessageType:
 
 
 @lru_cache(maxsize=256)
-def trimmed(of: MessageType, columns: frozenset[str] | None = None) -> type[Message]:
+def trimmed(message_type: MessageType, columns: frozenset[str] | None = None) -> type[Message]:
     """Return a message class with only the fields of `columns`; all fields for None.
 
     "chain.topic" keeps that one field of the messages in `chain`; "chain" keeps them whole. An enum becomes an
@@ -84,19 +84,19 @@ def trimmed(of: MessageType, columns: frozenset[str] | None = None) -> type[Mess
     rejected in every syntax.
     """
     file = new_file()
-    add_message(file, "Columns", of.descriptor(), columns)
+    add_message(file, "Columns", message_type.descriptor(), columns)
     return message_class(file, "Columns")
 
 
-def reader(of: Descriptor) -> Callable[[Message], dict[str, object]]:
+def reader(descriptor: Descriptor) -> Callable[[Message], dict[str, object]]:
     """Return the function that reads the fields of a trimmed message by name: None, scalars, lists, dicts.
 
     Args:
-        of: Descriptor of the trimmed message.
+        descriptor: Descriptor of the trimmed message.
     """
     fields = [
         (field.name, field.is_repeated, field.has_presence, reader(field.message_type) if field.message_type else None)
-        for field in of.fields
+        for field in descriptor.fields
     ]
 
     def read(message: Message) -> dict[str, object]:
@@ -168,11 +168,11 @@ def _files(file: Descriptor) -> Iterator[bytes]:
 
 
 @lru_cache(maxsize=64)
-def _descriptor(of: MessageType) -> Descriptor:
+def _descriptor(message_type: MessageType) -> Descriptor:
     pool = descriptor_pool.DescriptorPool()
-    for file in of.files:
+    for file in message_type.files:
         pool.AddSerializedFile(file)
-    return pool.FindMessageTypeByName(of.full_name)
+    return pool.FindMessageTypeByName(message_type.full_name)
 
 
 def _columns(message: Descriptor, within: tuple[str, ...]) -> list[tuple[Field, pl.DataType]]:

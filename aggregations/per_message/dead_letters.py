@@ -89,12 +89,14 @@ class DeadLetterCollector:
         self._add(RejectedRecord(own, "", error.reason, error.detail))
         self.changes.added.add(Entry(self.first, died_in(own), (own.offset,)))
 
-    def rejected(self, stage: str, one: RejectedElement) -> None:
+    def rejected(self, stage: str, rejection: RejectedElement) -> None:
         """Collect an element that a step before a stage rejected or diverted; an empty stage means it was not read."""
-        element = one.element
+        element = rejection.element
         lineage = element.lineage.resolved(self.topic_ids)
-        dead = RejectedRecord(element.own, stage, one.reason, one.detail, str(lineage), raised=one.raised)
-        if not one.whole and element.indices:
+        dead = RejectedRecord(
+            element.own, stage, rejection.reason, rejection.detail, str(lineage), raised=rejection.raised
+        )
+        if not rejection.whole and element.indices:
             dead.items = (element.indices,)
         self.lost(
             dead,
@@ -103,7 +105,7 @@ class DeadLetterCollector:
             element.indices,
             proven=element.route is Route.MISSING or (element.route is Route.PLAIN and not element.again),
             late=element.route is not Route.PLAIN,
-            whole=one.whole,
+            whole=rejection.whole,
         )
 
     def lost(
@@ -131,14 +133,14 @@ class DeadLetterCollector:
         if back is not None and not late:
             redrive = back.redrive
             mine = self.ledger.mine(redrive)
-            at = redrive.stage if mine else ""
-            listed = self.ledger.entries(at or self.first, standing, back, indices, whole=True)
-            unlisted = mine and (redrive.hole or bool(self.ledger.forgotten.get(at or self.first)))
+            stage = redrive.stage if mine else ""
+            listed = self.ledger.entries(stage or self.first, standing, back, indices, whole=True)
+            unlisted = mine and (redrive.hole or bool(self.ledger.forgotten.get(stage or self.first)))
             if not listed and not unlisted:
                 self.copies[dead.stage or self.first] += 1
                 return
             # It stays a hole in a state, or entries of the ledger, as before.
-            dead.stage, dead.hole = at, mine and redrive.hole
+            dead.stage, dead.hole = stage, mine and redrive.hole
             size = len(standing.position)
             items = [entry.position[size:] for entry in listed if entry.group == standing.group]
             if items and all(items) and not indices:

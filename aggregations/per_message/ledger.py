@@ -257,10 +257,10 @@ def merged(ledgers: Iterable[Ledger]) -> Ledger:
     return first
 
 
-def highest(one: Mapping[str, Position], other: Mapping[str, Position]) -> dict[str, Position]:
+def highest(first: Mapping[str, Position], second: Mapping[str, Position]) -> dict[str, Position]:
     """The higher position of each route."""
-    found = dict(one)
-    for route, position in other.items():
+    found = dict(first)
+    for route, position in second.items():
         have = found.get(route)
         if have is None or position_order(position) > position_order(have):
             found[route] = position

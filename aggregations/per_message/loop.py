@@ -30,7 +30,7 @@ class Collector(Protocol):
         """A record that cannot be read; `again` matters only if its chain could be."""
         ...
 
-    def rejected(self, stage: str, one: RejectedElement) -> None:
+    def rejected(self, stage: str, rejection: RejectedElement) -> None:
         """An element that a step before a stage rejects, or that the flow diverts."""
         ...
 

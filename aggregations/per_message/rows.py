@@ -81,10 +81,10 @@ _FAILED = EnvelopeError(Reason.TRANSFORM_FAILED, CANNOT)
 _OVERFLOW = EnvelopeError(Reason.OVERFLOW, LEFT_64_BITS)
 
 
-def _plain_name(of: Expression) -> str | None:
-    if isinstance(of, str):
-        return of
-    return of.meta.output_name() if of.meta.is_column() else None
+def _plain_name(argument: Expression) -> str | None:
+    if isinstance(argument, str):
+        return argument
+    return argument.meta.output_name() if argument.meta.is_column() else None
 
 
 def _looked_up(value: Any, names: Mapping[str, str | None]) -> Any:

@@ -63,9 +63,9 @@ class AcknowledgedWrites:
         Raises:
             StoreWentBack: It is older than the last one that the store acknowledged.
         """
-        at = (found.epoch, found.batch) if found is not None else (0, 0)
-        if at < self.manifest(name):
-            raise manifest_behind(self.ref, self.manifest(name), at)
+        stored = (found.epoch, found.batch) if found is not None else (0, 0)
+        if stored < self.manifest(name):
+            raise manifest_behind(self.ref, self.manifest(name), stored)
 
     def check_buckets(self, buckets: Mapping[str, Mapping[str, Bucket]], *, epoch: int) -> None:
         """Check the marks that the buckets have, and use them as known marks.

@@ -118,10 +118,10 @@ class _Filling:
         entry = Entry(self._run.flow.stages[0].name, died_in(own), (own.offset,))
         self.strike(own, () if self._run.ledger.missing_from([entry]) else (entry,))
 
-    def rejected(self, stage: str, one: RejectedElement) -> None:
+    def rejected(self, stage: str, rejection: RejectedElement) -> None:
         """Remove the ledger entries of a rejected element under the stage of its dead letter."""
-        element = one.element
-        self.errors[element.own] = EnvelopeError(one.reason, one.detail)
+        element = rejection.element
+        self.errors[element.own] = EnvelopeError(rejection.reason, rejection.detail)
         back = element.lineage.redrive
         listed_at = back.stage if back and back.stage else self._run.flow.stages[0].name
         self.strike(element.own, self.entries(listed_at, element))

@@ -109,10 +109,10 @@ def _by_partition(rows: Rows) -> Rows:
     return Rows(rows.frame.sort(schema.PARTITION, maintain_order=True), rows.signatures) if rows.signatures else rows
 
 
-def _unread(work: Work, table: pa.Table, one: Rejection) -> Unread:
-    own = work.job.node(*(table.column(name)[one.row].as_py() for name in ("topic", "partition", "offset")))
-    lineage = Lineage.of(one.error.chain or (), own).resolved(work.roots.topic_ids)
-    return Unread(own, table.column("key")[one.row].as_py(), one.error, lineage)
+def _unread(work: Work, table: pa.Table, rejection: Rejection) -> Unread:
+    own = work.job.node(*(table.column(name)[rejection.row].as_py() for name in ("topic", "partition", "offset")))
+    lineage = Lineage.of(rejection.error.chain or (), own).resolved(work.roots.topic_ids)
+    return Unread(own, table.column("key")[rejection.row].as_py(), rejection.error, lineage)
 
 
 def _first_deliveries(work: Work, rows: Rows, unread: Sequence[Unread]) -> Rows:

@@ -121,47 +121,49 @@ class Histories:
                 met.add(one.lane)
         return [decisions[i] for i in range(len(arrivals))]
 
-    def _decide(self, one: Standing, taken: set[tuple[str, Position]], met: set[str], siblings: Siblings) -> Decision:
-        history = self.lanes.get(one.lane)
-        if self._holds(one, history):
-            return Decision(Verdict.AMBIGUOUS if one.ambiguous else Verdict.DUPLICATE, fold=False)
-        if (one.group, one.position) in taken:
-            if one.ambiguous:
+    def _decide(
+        self, standing: Standing, taken: set[tuple[str, Position]], met: set[str], siblings: Siblings
+    ) -> Decision:
+        history = self.lanes.get(standing.lane)
+        if self._holds(standing, history):
+            return Decision(Verdict.AMBIGUOUS if standing.ambiguous else Verdict.DUPLICATE, fold=False)
+        if (standing.group, standing.position) in taken:
+            if standing.ambiguous:
                 return Decision(Verdict.AMBIGUOUS, fold=siblings is Siblings.GROUP)
             return Decision(Verdict.DUPLICATE_IN_BATCH, fold=False)
-        if one.position in self.holes.get(one.group, ()):
+        if standing.position in self.holes.get(standing.group, ()):
             return Decision(Verdict.REDRIVEN, fold=True)
-        if one.route is Route.COPY:
+        if standing.route is Route.COPY:
             return Decision(Verdict.COPY, fold=False)
-        if one.route in _LATE:
-            proven = one.route is Route.MISSING or not self._passed(one)
+        if standing.route in _LATE:
+            proven = standing.route is Route.MISSING or not self._passed(standing)
             return Decision(Verdict.REDRIVEN, fold=True) if proven else Decision(Verdict.UNPROVEN, fold=False)
         if history is None:
-            return Decision(Verdict.NEW_LANE if met and one.lane not in met else Verdict.ACCEPTED, fold=True)
-        if history.reaches(one.position):
-            return Decision(Verdict.UNPROVEN if one.route is Route.RETRIED else Verdict.BELOW_FLOOR, fold=False)
-        late = history.highest is not None and one.position < history.highest
+            return Decision(Verdict.NEW_LANE if met and standing.lane not in met else Verdict.ACCEPTED, fold=True)
+        if history.reaches(standing.position):
+            return Decision(Verdict.UNPROVEN if standing.route is Route.RETRIED else Verdict.BELOW_FLOOR, fold=False)
+        late = history.highest is not None and standing.position < history.highest
         return Decision(Verdict.LATE if late else Verdict.ACCEPTED, fold=True)
 
-    def _passed(self, one: Standing) -> bool:
-        """Whether `one` may have been folded and evicted since: then nothing proves that it was not folded."""
-        floors = [history for lane, history in self.lanes.items() if group_of(lane) == one.group]
-        if one.route is Route.HEALED:
+    def _passed(self, standing: Standing) -> bool:
+        """Whether `standing` may have been folded and evicted since: then nothing proves that it was not folded."""
+        floors = [history for lane, history in self.lanes.items() if group_of(lane) == standing.group]
+        if standing.route is Route.HEALED:
             # It is expected below the floors of its path. Positions healed before are remembered, up to a limit.
-            healed = self.lanes.get(healed_lane(one.group), History())
-            return healed.reaches(one.position) and any(history.reaches(one.position) for history in floors)
-        return any(history.reaches(one.position) for history in floors)
+            healed = self.lanes.get(healed_lane(standing.group), History())
+            return healed.reaches(standing.position) and any(history.reaches(standing.position) for history in floors)
+        return any(history.reaches(standing.position) for history in floors)
 
-    def _holds(self, one: Standing, history: History | None) -> bool:
-        if history is not None and history.holds(one.position):
+    def _holds(self, standing: Standing, history: History | None) -> bool:
+        if history is not None and history.holds(standing.position):
             return True
         if len(self.lanes) == (history is not None):
             return False
-        healed = self.lanes.get(healed_lane(one.group))
-        if healed is not None and not one.ambiguous and healed.holds(one.position):
+        healed = self.lanes.get(healed_lane(standing.group))
+        if healed is not None and not standing.ambiguous and healed.holds(standing.position):
             return True
-        group = self.group(one.group)
-        return group is not None and group.holds(one.position)
+        group = self.group(standing.group)
+        return group is not None and group.holds(standing.position)
 
     def folding(
         self,
@@ -213,20 +215,20 @@ class Histories:
         retired = retire(known, lanes, batch, evict=evict, replays=replays)
         return Histories(known, {group: left for group, left in holes.items() if left}), retired
 
-    def leaving_hole(self, one: Standing, limit: int = HOLES) -> "Histories":
-        """Return the histories with a hole at the position of `one`, which goes to the dead-letter topic.
+    def leaving_hole(self, standing: Standing, limit: int = HOLES) -> "Histories":
+        """Return the histories with a hole at the position of `standing`, which goes to the dead-letter topic.
 
         Raises:
             HolesFullError: The state already has `limit` holes.
         """
-        present = self.holes.get(one.group, frozenset())
-        if one.position in present:
+        present = self.holes.get(standing.group, frozenset())
+        if standing.position in present:
             return self
         if sum(len(positions) for positions in self.holes.values()) >= limit:
             raise HolesFullError(
                 f"{limit} dead-lettered messages of one key wait to be redriven; redrive or discard them"
             )
-        return replace(self, holes={**self.holes, one.group: present | {one.position}})
+        return replace(self, holes={**self.holes, standing.group: present | {standing.position}})
 
 
 def in_order(arrivals: Sequence[Standing]) -> list[int]:

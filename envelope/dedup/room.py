@@ -24,23 +24,23 @@ class Room:
         self._opened: set[str] = set()
         self._siblings: dict[tuple[str, int | str], set[Position]] = {}
 
-    def take(self, one: Standing) -> tuple[Reason, str] | None:
+    def take(self, standing: Standing) -> tuple[Reason, str] | None:
         """Count a message that is to be folded; return the reason code and the rule if it exceeds a limit."""
-        if one.lane not in self._histories.lanes and one.lane not in self._opened:
+        if standing.lane not in self._histories.lanes and standing.lane not in self._opened:
             if len(self._histories.lanes) + len(self._opened) >= KNOWN_LANES:
                 return Reason.TOO_MANY_LANES, f"its key arrives on more than {KNOWN_LANES} lanes"
-            self._opened.add(one.lane)
-        if not is_loose(one.position):
+            self._opened.add(standing.lane)
+        if not is_loose(standing.position):
             return None
-        siblings = self._siblings_of(one)
-        if one.position not in siblings and len(siblings) >= SIBLINGS:
+        siblings = self._siblings_of(standing)
+        if standing.position not in siblings and len(siblings) >= SIBLINGS:
             return Reason.TOO_MANY_SIBLINGS, f"its root has more than {SIBLINGS} messages without a fan-out index"
-        siblings.add(one.position)
+        siblings.add(standing.position)
         return None
 
-    def _siblings_of(self, one: Standing) -> set[Position]:
-        root = (one.group, one.position[0])
+    def _siblings_of(self, standing: Standing) -> set[Position]:
+        root = (standing.group, standing.position[0])
         if root not in self._siblings:
-            group = self._histories.group(one.group)
-            self._siblings[root] = set() if group is None else group.of_root(one.position[0])
+            group = self._histories.group(standing.group)
+            self._siblings[root] = set() if group is None else group.of_root(standing.position[0])
         return self._siblings[root]
