@@ -192,8 +192,8 @@ def _named(text: str) -> tuple[str, str]:
     return stage, f"{scheme}://{tail}"
 
 
-def seconds(text: str) -> float:
-    """Read a duration: `500ms`, `1s`, `2m`, `1h`, or a bare number of seconds.
+def seconds(text: str, option: str) -> float:
+    """Read a duration, the value of an option: `500ms`, `1s`, `2m`, `1h`, or a bare number of seconds.
 
     Raises:
         UsageError: It is not a duration, or not above zero.
@@ -201,11 +201,11 @@ def seconds(text: str) -> float:
     found = _DURATION.fullmatch(text.strip())
     length = float(found[1]) * _SECONDS[found[2] or "s"] if found else 0.0
     if length <= 0:
-        raise UsageError(f"{text!r} is not a duration: write 500ms, 1s, 2m or 1h")
+        raise UsageError(f"{option}: {text!r} is not a duration; write for example 500ms, 1s, 2m or 1h")
     return length
 
 
-def patience(text: str) -> float:
+def patience(text: str, option: str) -> float:
     """Read how long to wait: a duration as in `seconds`, `0` for no wait, `forever` for infinity.
 
     Raises:
@@ -213,7 +213,7 @@ def patience(text: str) -> float:
     """
     if text.strip() == "forever":
         return math.inf
-    return 0.0 if text.strip() == "0" else seconds(text)
+    return 0.0 if text.strip() == "0" else seconds(text, option)
 
 
 def pairs(given: Sequence[str], option: str) -> dict[str, str]:

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from aggregations.errors import FlowError
-from envelope import DEFAULT_LIMITS, EnvelopeError, Limits
-from envelope.limits import check_topic
+from envelope import EnvelopeError, Limits
+from envelope.limits import DEFAULT_LIMITS, check_topic
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 

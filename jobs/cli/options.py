@@ -1,9 +1,19 @@
 """Options shared by several commands."""
 
 from pathlib import Path
-from typing import Annotated, TypeAlias
+from typing import Annotated, TypeAlias, TypeVar
 
 import typer
+
+T = TypeVar("T")
+
+
+def filled(value: T) -> T:
+    """Refuse an empty text: usually a shell variable that is not set, which must not count as a missing option."""
+    if "" in (value if isinstance(value, list) else [value]):
+        raise typer.BadParameter("it is empty")
+    return value
+
 
 FlowName: TypeAlias = Annotated[
     str, typer.Argument(metavar="MODULE:FLOW", help="The flow: `fleet:flow` is `flow` in fleet.py of this directory.")
@@ -14,6 +24,7 @@ Bootstrap: TypeAlias = Annotated[
         metavar="HOST:PORT",
         help="Kafka's address. Without it: HEADWATER_KAFKA_BOOTSTRAP, headwater.toml, then the local stack.",
         show_default=False,
+        callback=filled,
     ),
 ]
 KafkaFile: TypeAlias = Annotated[
@@ -44,6 +55,7 @@ Group: TypeAlias = Annotated[
         metavar="NAME",
         help="Consumer group whose offsets show the flow's progress to lag tools. Without it: the flow's name.",
         show_default=False,
+        callback=filled,
     ),
 ]
 Accept: TypeAlias = Annotated[
@@ -68,6 +80,7 @@ DeadLetters: TypeAlias = Annotated[
         metavar="TOPIC",
         help="Topic for rejected records. Without it: headwater.toml; without both, the first rejected record ends the run.",
         show_default=False,
+        callback=filled,
     ),
 ]
 Generation: TypeAlias = Annotated[
@@ -79,7 +92,9 @@ Generation: TypeAlias = Annotated[
         show_default=False,
     ),
 ]
-DeadLetterTopic: TypeAlias = Annotated[str, typer.Option("--from", metavar="TOPIC", help="The dead-letter topic.")]
+DeadLetterTopic: TypeAlias = Annotated[
+    str, typer.Option("--from", metavar="TOPIC", help="The dead-letter topic.", callback=filled)
+]
 Reasons: TypeAlias = Annotated[
     list[str] | None,
     typer.Option("--reason", metavar="CODE", help="Only this reason code; may be repeated.", show_default=False),

@@ -16,6 +16,7 @@ from jobs.cli.options import (
     KafkaFile,
     Root,
     Stores,
+    filled,
 )
 from jobs.cli.run import show_plan
 from jobs.screen import say
@@ -34,7 +35,7 @@ def plan(
     bootstrap: Bootstrap = None,
     kafka_settings: KafkaFile = None,
     root: Root = STACK_ROOT,
-    master: Annotated[str, typer.Option(metavar="URL", help="Spark's master.")] = "local[2]",
+    master: Annotated[str, typer.Option(metavar="URL", help="Spark's master.", callback=filled)] = "local[2]",
     json: Json = False,
 ) -> None:
     """Show where a run would start, or why it is refused.

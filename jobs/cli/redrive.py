@@ -15,6 +15,7 @@ from jobs.cli.options import (
     RecordTopics,
     Root,
     Stages,
+    filled,
 )
 from jobs.screen import progress
 
@@ -44,6 +45,7 @@ def redrive(
             metavar="MODULE:FUNCTION",
             help="Function that is called with key and value and returns the value to send.",
             show_default=False,
+            callback=filled,
         ),
     ] = None,
     bootstrap: Bootstrap = None,

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from jobs.cli.options import METADATA_MAX_AGE, STACK_ROOT, Bootstrap, Json, KafkaFile, MetadataMaxAge, Root
+from jobs.cli.options import METADATA_MAX_AGE, STACK_ROOT, Bootstrap, Json, KafkaFile, MetadataMaxAge, Root, filled
 from jobs.environment import UsageError
 from jobs.screen import counted, emit, progress, say
 
@@ -24,17 +24,28 @@ def republish(
             "jobs.republish.record:identity forwards every record unchanged.",
         ),
     ],
-    source: Annotated[list[str], typer.Option("--from", metavar="TOPIC", help="Topic to read; may be repeated.")],
+    source: Annotated[
+        list[str], typer.Option("--from", metavar="TOPIC", help="Topic to read; may be repeated.", callback=filled)
+    ],
     target: Annotated[
         list[str],
-        typer.Option("--to", metavar="TOPIC", help="Topic to write; may be repeated, the first is the default."),
+        typer.Option(
+            "--to", metavar="TOPIC", help="Topic to write; may be repeated, the first is the default.", callback=filled
+        ),
     ],
     via: Annotated[
         str,
-        typer.Option(metavar="NAME", help="Name of this republisher: part of every message's chain, do not change it."),
+        typer.Option(
+            metavar="NAME",
+            help="Name of this republisher: part of every message's chain, do not change it.",
+            callback=filled,
+        ),
     ],
     group: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Consumer group. Without it: the name.", show_default=False)
+        str | None,
+        typer.Option(
+            metavar="NAME", help="Consumer group. Without it: the value of --via.", show_default=False, callback=filled
+        ),
     ] = None,
     instance: Annotated[
         str | None,
@@ -43,6 +54,7 @@ def republish(
             help="Name of this process within the group (static membership): after a crash it gets its partitions "
             "back immediately, without waiting for the session to time out.",
             show_default=False,
+            callback=filled,
         ),
     ] = None,
     kind: Annotated[
@@ -58,6 +70,7 @@ def republish(
             metavar="TOPIC",
             help="Topic for rejected records. Without it, the first rejected record ends the service.",
             show_default=False,
+            callback=filled,
         ),
     ] = None,
     until_caught_up: Annotated[
@@ -104,7 +117,12 @@ def republish(
     transform = load(function)
     if not callable(transform):
         raise UsageError(f"{function} is not a function but a {type(transform).__name__}")
-    patience = settings.patience(topic_wait)
+    try:
+        topics = Source.of(tuple(source), kind, tombstones)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    patience = settings.patience(topic_wait, "--topic-wait")
+    max_age = settings.seconds(metadata_max_age, "--metadata-max-age")
     kafka = settings.kafka(bootstrap, root, kafka_settings)
     if instance:
         kafka = kafka.with_options(group_instance_id=instance)
@@ -116,24 +134,21 @@ def republish(
             if json:
                 emit(done.as_dict())
 
-        try:
-            done = serve(
-                transform,
-                until_caught_up=until_caught_up,
-                progress=committed,
-                source=Source.of(tuple(source), kind, tombstones),
-                target=target,
-                name=via,
-                settings=kafka,
-                group=group,
-                dead_letter=dead_letters,
-                batch_size=batch,
-                topic_wait=patience,
-                metadata_max_age=settings.seconds(metadata_max_age),
-                accept=accept or (),
-            )
-        except ValueError as error:
-            raise UsageError(str(error)) from error
+        done = serve(
+            transform,
+            until_caught_up=until_caught_up,
+            progress=committed,
+            source=topics,
+            target=target,
+            name=via,
+            settings=kafka,
+            group=group,
+            dead_letter=dead_letters,
+            batch_size=batch,
+            topic_wait=patience,
+            metadata_max_age=max_age,
+            accept=accept or (),
+        )
     if json:
         emit({"done": True, **done.as_dict()})
     else:

@@ -24,6 +24,7 @@ from jobs.cli.options import (
     MetadataMaxAge,
     Root,
     Stores,
+    filled,
 )
 from jobs.cli.signals import Stopped, on_signals
 from jobs.screen import Bar, counted, emit, progress, say, table, write
@@ -62,6 +63,7 @@ def run(
             metavar="URL",
             help="Spark's master. Without it: that of spark-submit, then local[2].",
             show_default=False,
+            callback=filled,
         ),
     ] = None,
     conf: Annotated[
@@ -103,7 +105,8 @@ def run(
     here = Directory.load()
     kafka = settings.kafka(bootstrap, root, kafka_settings, directory=here)
     chosen = settings.of_flow(found, store, dead_letters=dead_letters, generation=generation, directory=here)
-    seconds = settings.seconds(trigger)
+    seconds = settings.seconds(trigger, "--trigger")
+    max_age = settings.seconds(metadata_max_age, "--metadata-max-age")
     if not IS_SUBMITTED:  # `run_flow` also checks this
         at = master_of(master, spark)
         check_given(found, chosen.stores, accept or (), at, conf=spark, dead_letters=chosen.dead_letters)
@@ -112,7 +115,9 @@ def run(
     began = time.monotonic()
     with progress(f"flow {found.name}", unit="records") as bar, suppress(Stopped):
         reports, report = _Reports(bar, bounded=until_caught_up, json=json), Report()
-        on_signals(stop.set, "stopping after this batch; once more to stop now", idle=lambda: not reports.planned)
+        on_signals(
+            stop.set, "stopping after this batch; a second signal stops immediately", idle=lambda: not reports.planned
+        )
         report = run_flow(
             found,
             kafka=kafka,
@@ -124,7 +129,7 @@ def run(
             until_caught_up=until_caught_up,
             trigger_seconds=seconds,
             max_records=max_records,
-            metadata_max_age=settings.seconds(metadata_max_age),
+            metadata_max_age=max_age,
             modules=files_of(flow),
             master=master,
             conf=spark,

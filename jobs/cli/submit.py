@@ -49,7 +49,8 @@ def submit_command(
             f"--deploy-mode cluster: Spark does not run Python drivers on the machines of {master}; remove the option, or "
             "give another --master (yarn, k8s://...)"
         )
-    settings.seconds(given["trigger"])
+    settings.seconds(given["trigger"], "--trigger")
+    settings.seconds(given["metadata_max_age"], "--metadata-max-age")
     conf = settings.pairs(given["conf"] or (), "--conf")
     chosen = settings.of_flow(found, given["store"], dead_letters=given["dead_letters"])
     check_given(found, chosen.stores, given["accept"] or (), master, conf=conf, dead_letters=chosen.dead_letters)

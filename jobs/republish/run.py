@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from jobs.environment import UsageError
 from jobs.loading import load
 from jobs.republish.counts import OnStatistics, Statistics
 from jobs.republish.record import Transform
@@ -28,11 +29,11 @@ def republish(
 
     Raises:
         BrokerError: Kafka does not answer or refuses; one line with the remedy.
-        ValueError: The arguments are invalid; one line.
+        UsageError: The arguments are invalid; one line.
     """
     made: Transform = load(transform) if isinstance(transform, str) else transform
     if not callable(made):
-        raise ValueError(f"{transform} is not a function but a {type(made).__name__}")  # noqa: TRY004 - an argument
+        raise UsageError(f"{transform} is not a function but a {type(made).__name__}")
     republisher = Republisher(made, **arguments)
     with _stopped_by_signals(republisher):
         return republisher.run(until_caught_up=until_caught_up, progress=progress)

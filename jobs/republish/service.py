@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from envelope import Limits, TopicPartition
 from envelope.limits import DEFAULT_LIMITS
+from jobs.environment import UsageError
 from jobs.republish.absence import TOPIC_WAIT_SECONDS, Absence, Unsafe, is_absence
 from jobs.republish.counts import OnStatistics, Statistics
 from jobs.republish.growing import Growing
@@ -78,7 +79,7 @@ class Republisher:
         statistics: Counts of the current or last run.
 
     Raises:
-        ValueError: A topic is both read and written, a name or target is missing, or a risk in `accept` does not exist.
+        UsageError: A topic is both read and written, a name or target is missing, or a risk in `accept` does not exist.
     """
 
     def __init__(
@@ -126,11 +127,13 @@ class Republisher:
         self._inputs = (*self._source.topics, *retry.delays)
         self._outputs = (*self._targets, *retry.delays, *((dead_letter,) if dead_letter else ()))
         if not self._targets or not name:
-            raise ValueError("a republisher needs a name and a target topic")
+            raise UsageError("a republisher needs a name and a target topic")
         if both := sorted(set(self._inputs) & {*self._targets, dead_letter}):
-            raise ValueError(f"{', '.join(both)} is read and written: messages would loop forever")
+            raise UsageError(
+                f"{', '.join(both)} is read and written: messages would loop forever; write to another topic"
+            )
         if unknown := sorted(self._accept - {*_RISKS}):
-            raise ValueError(f"unknown risk {', '.join(unknown)}; there are {', '.join(_RISKS)}")
+            raise UsageError(f"unknown risk {', '.join(unknown)}; there are {', '.join(_RISKS)}")
 
     def stop(self) -> None:
         """Make `run` commit the records in flight and return, permanently. Safe in any thread or signal handler."""

@@ -76,7 +76,10 @@ class Source:
         Raises:
             ValueError: `kind` or the policy is not one of these.
         """
-        policy = Tombstones(tombstones)
+        try:
+            policy = Tombstones(tombstones)
+        except ValueError as error:
+            raise ValueError(f"unknown policy for tombstones {tombstones!r}: write skip or dead_letter") from error
         names = (topics,) if isinstance(topics, str) else topics
         match kind:
             case "envelope":
@@ -87,7 +90,7 @@ class Source:
                 return cls(names, Wrapping.NONE, Json, policy)
             case "cloudevents":
                 return cls(names, Wrapping.CLOUDEVENTS, tombstones=policy)
-        raise ValueError(f"no kind of source {kind!r}: envelope, raw, json or cloudevents")
+        raise ValueError(f"unknown input format {kind!r}: write envelope, raw, json or cloudevents")
 
 
 class Opener:

@@ -220,12 +220,35 @@ def test_wrong_usage_ends_in_two(
 
 
 @pytest.mark.parametrize(
+    "arguments",
+    [
+        *(
+            ["republish", "jobs.demo.flow:legs", "--from", "a", "--to", "b", "--via", "v", option, ""]
+            for option in ("--from", "--to", "--via", "--group", "--instance", "--dead-letters", "--bootstrap")
+        ),
+        *(
+            ["run", "jobs.demo.flow:flow", option, ""]
+            for option in ("--group", "--dead-letters", "--bootstrap", "--master")
+        ),
+        ["plan", "jobs.demo.flow:flow", "--master", ""],
+        ["redrive", "--from", ""],
+        ["redrive", "--from", "dead", "--mend", ""],
+    ],
+    ids=lambda words: f"{words[0]} {words[-2]}",
+)
+def test_an_empty_text_is_refused_and_does_not_count_as_a_missing_option(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, *arguments) == Exit.USAGE
+    assert f"Invalid value for '{arguments[-2]}': it is empty" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
     ("arguments", "said"),
     [
         (["run", "jobs.demo.flow:legs"], "jobs.demo.flow:legs is not a Flow but a function"),
         (["run", "shop.py:flow"], "shop.py is a file: write shop:flow"),
         (["run", "jobs.demo.flow:flow"], "no Kafka: give --bootstrap HOST:PORT"),
-        (["run", "jobs.demo.flow:flow", "--bootstrap", "b:1", "--trigger", "soon"], "'soon' is not a duration"),
         (["run", "jobs.demo.flow:flow", "--bootstrap", "b:1", "--store", "here"], "--store: write URL or STAGE=URL"),
         (["run", "jobs.demo.flow:flow", "--bootstrap", "b:1", "--conf", "spark"], "--conf: write NAME=VALUE"),
         (["inspect", "jobs.demo.flow:flow"], "has the stages aircraft, carrier: give --stage"),
@@ -246,7 +269,22 @@ def test_wrong_usage_ends_in_two(
         ),
         (
             "republish jobs.demo.flow:legs --from a --to b --via v --bootstrap b:1 --input xml".split(),
-            "no kind of source 'xml'",
+            "unknown input format 'xml'",
+        ),
+        (
+            "republish jobs.demo.flow:legs --from a --to b --via v --bootstrap b:1 --tombstones keep".split(),
+            "unknown policy for tombstones 'keep'",
+        ),
+        *(
+            (f"run jobs.demo.flow:flow --bootstrap b:1 {option} soon".split(), f"{option}: 'soon' is not a duration")
+            for option in ("--trigger", "--metadata-max-age")
+        ),
+        *(
+            (
+                f"republish jobs.demo.flow:legs --from a --to b --via v --bootstrap b:1 {option} soon".split(),
+                f"{option}: 'soon' is not a duration",
+            )
+            for option in ("--topic-wait", "--metadata-max-age")
         ),
         (["schema", "print", "cassandra://host"], "names no keyspace"),
         (["schema", "apply", "cassandra://host/fleet?copies=3"], "has no option 'copies'"),

@@ -111,6 +111,18 @@ def test_what_a_callee_raises_becomes_an_exit_code(
     assert run(monkeypatch, *COMMANDS[path].words.split()) == code
 
 
+@pytest.mark.parametrize("path", ["headwater run", "headwater republish"])
+def test_an_unexpected_value_error_is_not_wrong_usage_and_is_not_quoted(
+    path: str, calls: Calls, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def raises(*_: Any, **__: Any) -> None:
+        raise ValueError("the customer's number is 4711")
+
+    monkeypatch.setattr(COMMANDS[path].callee, raises)
+    assert run(monkeypatch, *COMMANDS[path].words.split()) == Exit.FAILED
+    assert "4711" not in capsys.readouterr().err
+
+
 def test_debug_is_for_the_whole_process(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(DEBUG, "")
     levels: list[Any] = []

@@ -47,7 +47,7 @@ def test_on_a_terminal_progress_is_drawn_and_lines_stand_above_it(monkeypatch: p
     terminal = io.StringIO()
     terminal.isatty = lambda: True  # type: ignore[method-assign]
     monkeypatch.setattr(sys, "stderr", terminal)
-    monkeypatch.setenv("EPOCH", "xterm")
+    monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "100")
     with screen.progress("flights", 5000, "records") as bar:
         bar(2500)

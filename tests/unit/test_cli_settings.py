@@ -121,24 +121,24 @@ def test_a_store_for_a_stage_that_there_is_not_is_refused() -> None:
     ("text", "length"), [("500ms", 0.5), ("1s", 1), ("1.5 s", 1.5), ("2m", 120), ("1h", 3600), (" 3 ", 3)]
 )
 def test_durations_are_read(text: str, length: float) -> None:
-    assert settings.seconds(text) == length
+    assert settings.seconds(text, "--trigger") == length
 
 
 @pytest.mark.parametrize("text", ["", "s", "0", "-1s", "1d", "1s1", "nan"])
 def test_what_is_no_duration_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="500ms"):
-        settings.seconds(text)
+    with pytest.raises(UsageError, match=r"--trigger: .*500ms"):
+        settings.seconds(text, "--trigger")
 
 
 @pytest.mark.parametrize(("text", "length"), [("0", 0.0), ("5m", 300.0), ("forever", math.inf)])
 def test_how_long_to_wait_is_a_duration_or_not_at_all_or_for_ever(text: str, length: float) -> None:
-    assert settings.patience(text) == length
+    assert settings.patience(text, "--topic-wait") == length
 
 
 @pytest.mark.parametrize("text", ["-1s", "never", ""])
 def test_what_is_no_wait_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="is not a duration"):
-        settings.patience(text)
+    with pytest.raises(UsageError, match=r"--topic-wait: .* is not a duration"):
+        settings.patience(text, "--topic-wait")
 
 
 def test_spark_s_settings_keep_the_user_s_java_options_behind_ours() -> None:
