@@ -71,8 +71,10 @@ class Directory:
             text = path.read_text(encoding="utf-8")
         except FileNotFoundError:
             return cls()
-        except (OSError, UnicodeDecodeError) as error:
-            raise DirectoryError(f"{path} cannot be read: {type(error).__name__}") from error
+        except OSError as error:
+            raise DirectoryError(f"{path} cannot be read: {error.strerror}") from error
+        except UnicodeDecodeError as error:
+            raise DirectoryError(f"{path} cannot be read: it is not UTF-8") from error
         try:
             table = tomllib.loads(text)
         except tomllib.TOMLDecodeError as error:  # its text has the line and no value

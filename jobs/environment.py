@@ -1,6 +1,7 @@
 """Names of the environment variables that the command line reads; Kafka's settings have their own, `HEADWATER_KAFKA_*`."""
 
 import os
+import shlex
 from collections.abc import Mapping
 from typing import Final
 
@@ -34,6 +35,10 @@ def check(env: Mapping[str, str] = os.environ) -> None:
     scratch = env.get("TMPDIR", "")
     if scratch and not (os.path.isdir(scratch) and os.access(scratch, os.W_OK | os.X_OK)):
         raise UsageError(f"TMPDIR={scratch} is not a directory that this user may write: create it, or unset TMPDIR")
+    try:
+        shlex.split(env.get(STACK_JAVA_OPTIONS, ""))
+    except ValueError as error:
+        raise UsageError(f"{STACK_JAVA_OPTIONS}: {str(error).lower()}; quote its words as in a shell") from error
     if env.get(FAULT):
         from persistence.commit.faults import from_environment
 

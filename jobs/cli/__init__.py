@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from itertools import takewhile
+from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
@@ -74,6 +75,7 @@ def common(
         # Client libraries log errors that they recover from; other errors are reported as headwater's own.
         lines.addFilter(Lasting("headwater.kafka"))
         lines.addFilter(lambda record: record.name.partition(".")[0] not in ("cassandra", "stamina"))
+        lines.addFilter(lambda record: "py4j" not in Path(record.pathname).parts)  # it uses the root logger
     level = logging.INFO if debugging else logging.WARNING
     logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s", handlers=[lines])
 

@@ -8,6 +8,7 @@ ledger. Redriving a dead letter twice does no harm.
 import logging
 import sys
 from array import array
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -17,6 +18,7 @@ from envelope.codec import is_sealed, redriven_payload
 from envelope.deadletter import PREFIX, DeadLetterHeaders, Form, own_headers, size_of
 from envelope.errors import Reason
 from envelope.headers import Headers
+from envelope.raised import Raised
 from envelope.redrive import Redrive, read_via, redrive_hops
 from envelope.redrive_notes import notes_of
 from jobs.dead_letters.letters import Handled, Letters, Selection, StoredDeadLetter, group_of
@@ -109,6 +111,7 @@ class _Back:
         self._rooms: dict[str, int] = {}
         self.places: dict[tuple[str, str, str], dict[int, array[int]]] = {}
         self._dead_letters = dead_letters
+        self._failures: Counter[str] = Counter()
         self._unnoted: list[tuple[int, int]] = []
         self._notes = producer is not None and self._may_note()
 
@@ -121,6 +124,8 @@ class _Back:
             )
         except EnvelopeError as error:
             self._result.unusable[error.reason.value] += 1
+            if error.reason is Reason.TRANSFORM_FAILED:
+                self._failures[f"{error.detail}{f' at {error.raised.at}' if error.raised else ''}"] += 1
             return
         headers = own_headers(letter.headers)
         if size_of(letter.key, value, headers) > self._room_of(facts.topic):
@@ -148,7 +153,9 @@ class _Back:
         self._unnoted.clear()
 
     def close(self) -> None:
-        """Return when the last notes are acknowledged."""
+        """Return when the last notes are acknowledged, and log why `mend` failed."""
+        for failure, count in self._failures.items():
+            _LOG.warning("dead letters not mended: %d: %s", count, failure)
         if self._notes and self._producer is not None:
             effect(REDRIVE_FLUSH, self._producer.flush)
 
@@ -310,9 +317,11 @@ def _mended(mend: Mend, key: bytes | None, value: bytes | None) -> bytes:
     try:
         result = mend(key, value)
     except Exception as error:  # user code may raise anything, and its text may quote the dead letter
-        raise EnvelopeError(Reason.TRANSFORM_FAILED, f"{type(error).__name__} in the function that mends") from error
+        failed = EnvelopeError(Reason.TRANSFORM_FAILED, f"the function of --mend raised {type(error).__name__}")
+        failed.raised = Raised.of(error)
+        raise failed from error
     if not isinstance(result, bytes):
         raise EnvelopeError(
-            Reason.TRANSFORM_FAILED, f"the function that mends returned {type(result).__name__}, not bytes"
+            Reason.TRANSFORM_FAILED, f"the function of --mend returned {type(result).__name__} instead of bytes"
         )
     return result

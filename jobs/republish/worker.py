@@ -5,7 +5,7 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
-from envelope import EnvelopeError, Lineage
+from envelope import EnvelopeError, Lineage, Reason
 from envelope.deadletter import DeadLetterHeaders, DeadLetterRecord, dead_letter_record
 from jobs.republish.counts import Statistics
 from jobs.republish.input import Input
@@ -185,8 +185,10 @@ class Worker:
             headers = self._retry.headers(topic, attempt, kind, now)
             return (self._processor.detour(record, part.hops, topic, headers),)
         if not self._dead_letter:
+            other = "" if error.reason is not Reason.NOT_AN_ENVELOPE else ", set the format of the topic (--input)"
             raise BrokerRefused(
-                f"{record.node} cannot be republished ({error})", "Name a dead-letter topic, or fix the producer"
+                f"{record.node} cannot be republished ({error})",
+                f"Name a dead-letter topic{other}, or fix the producer",
             )
         letter = DeadLetterHeaders(
             record.topic,

@@ -24,6 +24,7 @@ _SERVERS: Final[dict[str, Prepare]] = {
 }
 _POLL_SECONDS: Final = 0.1
 _STOP_SECONDS: Final = 20.0
+_SHOWN_LINES: Final = 3  # of a log
 
 
 def up(
@@ -165,4 +166,5 @@ def _said(server: ServerState) -> str:
     """The last errors of its log, else its last lines, and where to read on."""
     lines = Path(server.log).read_text(errors="replace").splitlines() if Path(server.log).exists() else []
     errors = [line for line in lines if any(word in line for word in ("ERROR", "FATAL", "Exception", "Error:"))]
-    return f"{' | '.join((errors or lines)[-3:]) or 'it wrote nothing'} (log: {server.log})"
+    shown = lines if len(lines) <= _SHOWN_LINES else (errors or lines)[-_SHOWN_LINES:]
+    return f"{' | '.join(shown) or 'it wrote nothing'} (log: {server.log})"

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final, Self
@@ -75,7 +76,9 @@ class StackState:
         except (ValueError, KeyError, TypeError) as error:
             pids = [pid for pid in re.findall(r'"pid": (\d+)\b', text) if process.start_of(int(pid))]
             which = (
-                f"processes {', '.join(pids)} may be its servers" if pids else f"`pgrep -af {root}` shows its servers"
+                f"processes {', '.join(pids)} may be its servers"
+                if pids
+                else f"`pgrep -af {shlex.quote(str(root))}` shows its servers"
             )
             raise StackError(
                 f"{path} is damaged, so it does not say which servers run: {which}. End them (kill PID), delete the file, "

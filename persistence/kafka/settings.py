@@ -47,7 +47,10 @@ class KafkaSettings:
 
     def __post_init__(self) -> None:
         if not self.bootstrap.strip():
-            raise SettingsError(f"no Kafka address: give host:port, or set {ENV_PREFIX}BOOTSTRAP")
+            raise SettingsError(
+                f"no Kafka address: give HOST:PORT, set {ENV_PREFIX}BOOTSTRAP, or write bootstrap into the table [kafka] "
+                "of the settings file"
+            )
 
     def __repr__(self) -> str:
         shown = {name: "***" if is_secret(name) else value for name, value in sorted(self.options.items())}
@@ -111,14 +114,15 @@ class KafkaSettings:
 
 
 def _from_file(path: Path, table: Mapping[str, Any] | None) -> dict[str, str]:
-    try:
-        if table is None:
-            table = tomllib.loads(path.read_text(encoding="utf-8")).get("kafka", {})
-    except tomllib.TOMLDecodeError as error:  # its text has the line and no value
-        raise SettingsError(f"the settings file {path} is not valid TOML: {error}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError(f"the settings file {path} cannot be read: {type(error).__name__}") from error
-    settings = dict(_flat(table or {}))
+    if table is None:
+        text = _read(path, f"the settings file {path}")
+        try:
+            table = tomllib.loads(text).get("kafka")
+        except tomllib.TOMLDecodeError as error:  # its text has the line and no value
+            raise SettingsError(f"the settings file {path} is not valid TOML: {error}") from None
+    if not isinstance(table, Mapping):
+        raise SettingsError(f"the settings file {path} has no table [kafka]")
+    settings = dict(_flat(table))
     for name in settings:
         if is_secret(name) and not name.endswith(_FILE_SUFFIX):
             raise SettingsError(
@@ -151,7 +155,13 @@ def _env_name(name: str) -> str:
 def _resolved(name: str, value: str) -> tuple[str, str]:
     if not name.endswith(_FILE_SUFFIX):
         return name, value
+    return name.removesuffix(_FILE_SUFFIX), _read(Path(value), f"the file named by {name}").strip()
+
+
+def _read(path: Path, what: str) -> str:
     try:
-        return name.removesuffix(_FILE_SUFFIX), Path(value).read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError(f"the file named by {name} cannot be read: {type(error).__name__}") from error
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise SettingsError(f"{what} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise SettingsError(f"{what} cannot be read: it is not UTF-8") from error

@@ -34,7 +34,7 @@ from persistence.kafka.errors import (
     connection_trouble,
     unreachable,
 )
-from persistence.kafka.settings import KafkaSettings
+from persistence.kafka.settings import KafkaSettings, SettingsError
 
 T = TypeVar("T")
 
@@ -100,7 +100,7 @@ class Topics:
         try:
             self._admin = AdminClient(settings.client(on_error=self._on_error))
         except KafkaException as error:
-            raise broker_error(error.args[0], "setting up the Kafka client") from error
+            raise SettingsError(f"Kafka's settings: {error.args[0].str()}. The names are librdkafka's") from error
 
     def check(self) -> None:
         """Return when a broker has answered."""

@@ -131,6 +131,14 @@ def test_what_exactness_rests_on_cannot_be_set_and_dead_letters_have_a_topic_of_
     assert said in capsys.readouterr().err
 
 
+def test_java_options_with_an_open_quote_are_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HEADWATER_STACK_JAVA_OPTIONS", "-Da='b")
+    assert run(monkeypatch, "stack", "status") == Exit.USAGE
+    assert "HEADWATER_STACK_JAVA_OPTIONS: no closing quotation" in capsys.readouterr().err
+
+
 def test_a_java_home_without_a_java_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     java.cache_clear()

@@ -103,7 +103,9 @@ def test_what_client_libraries_log_of_their_own_retries_is_not_shown() -> None:
     code = (
         "import logging; from jobs.cli import common; common()\n"
         "for name in ('stamina', 'cassandra.pool', 'headwater.kafka', 'headwater.spark'):\n"
-        "    logging.getLogger(name).warning('again')"
+        "    logging.getLogger(name).warning('again')\n"
+        "for path in ('/lib/py4j/java_gateway.py', '/lib/other.py'):\n"
+        "    logging.getLogger().handle(logging.LogRecord('root', logging.ERROR, path, 1, path, (), None))"
     )
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stderr
-    assert shown == "WARNING headwater.spark: again\n"
+    assert shown == "WARNING headwater.spark: again\nERROR root: /lib/other.py\n"

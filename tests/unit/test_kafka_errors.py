@@ -13,6 +13,7 @@ from persistence.kafka import (
     BrokerRefused,
     BrokerUnavailable,
     KafkaSettings,
+    SettingsError,
     TopicMissing,
     Topics,
 )
@@ -159,6 +160,11 @@ def test_a_setting_that_the_client_does_not_know_is_refused_and_no_secret_is_sho
     with pytest.raises(BrokerRefused, match="Correct the setting") as caught:
         AcknowledgedProducer(KafkaSettings("k:1", {"security.protocol": "hugo", "sasl.password": "hunter2"}))
     assert "hunter2" not in str(caught.value)
+
+
+def test_a_setting_that_no_client_knows_is_wrong_usage_for_every_command() -> None:
+    with pytest.raises(SettingsError, match=r'No such configuration property: "no\.such".*librdkafka'):
+        Topics(KafkaSettings("k:1", {"no.such": "1"}))
 
 
 @pytest.mark.parametrize("more", ["", ", 30 identical error(s) suppressed"])

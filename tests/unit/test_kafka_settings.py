@@ -41,14 +41,24 @@ def test_a_secret_in_the_settings_file_is_refused_without_being_quoted(tmp_path:
 
 @pytest.mark.parametrize(
     ("text", "said"),
-    [("\n[kafka\n", r"is not valid TOML: .*line 2"), ("\udcff", "cannot be read")],
-    ids=["no toml", "no text"],
+    [
+        ("\n[kafka\n", r"is not valid TOML: .*line 2"),
+        ("\udcff", "cannot be read: it is not UTF-8"),
+        ('bootstrap = "k:1"', r"has no table \[kafka\]"),
+        ("kafka = 1", r"has no table \[kafka\]"),
+    ],
+    ids=["no toml", "no text", "no table", "no table either"],
 )
 def test_a_settings_file_that_cannot_be_read_is_named(tmp_path: Path, text: str, said: str) -> None:
     file = tmp_path / "headwater.toml"
     file.write_bytes(text.encode("utf-8", "surrogateescape"))
     with pytest.raises(SettingsError, match=rf"headwater\.toml {said}"):
         KafkaSettings.load(file=file, env={})
+
+
+def test_a_settings_file_that_does_not_exist_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"kafka\.toml cannot be read: No such file or directory"):
+        KafkaSettings.load(file=tmp_path / "kafka.toml", env={})
 
 
 def test_no_address_is_an_error_that_says_how_to_give_one() -> None:

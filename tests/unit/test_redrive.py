@@ -20,7 +20,11 @@ from envelope import Envelope, EnvelopeError, Hop, Reason, Siblings, append_hop,
 from envelope.deadletter import DeadLetterHeaders, Form
 from envelope.dedup.lineage import Redriven
 from envelope.redrive import HEALED, Redrive, redrive_hops
+from envelope.redrive_notes import Notes
+from jobs.dead_letters import redrive as redriving
+from jobs.dead_letters.letters import StoredDeadLetter
 from jobs.dead_letters.redrive import redriven as redriven_value
+from persistence.kafka import KafkaSettings
 from tests.support.pure import table_of
 
 LEGS = Topic("legs", Json({"tail": str, "carrier": str, "air": float}))
@@ -174,6 +178,35 @@ def test_letters_that_are_trimmed_damaged_or_empty_do_not_go_back_as_they_are() 
     bare = replace(letter, form=Form.PAYLOAD)
     mended = redriven_value(b"k", damaged, (), bare, place, lambda key, value: b'{"tail":"N1"}')
     assert decode(mended).payload == b'{"tail":"N1"}'
+
+
+def test_why_a_function_that_mends_failed_is_logged_with_its_line_and_without_its_text(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    facts = DeadLetterHeaders("plain", 0, 7, Reason.BAD_PAYLOAD)
+
+    class Stored(list[Any]):
+        total = 3
+        notes = Notes()
+
+    def mend(key: bytes | None, value: bytes | None) -> bytes:
+        if value == b"text":
+            return "text"
+        raise LookupError("the customer's number is 4711")
+
+    stored = [
+        StoredDeadLetter(Hop("dead", 0, offset), None, value, (), facts)
+        for offset, value in enumerate([b"{", b"text", b"}"])
+    ]
+    monkeypatch.setattr(redriving, "Letters", lambda *_: Stored(stored))
+    monkeypatch.setattr(redriving, "Topics", lambda *_: None)
+    done = redriving.redrive(KafkaSettings("k:1"), "dead", mend=mend)
+    assert done.unusable == {"transform_failed": 3}
+    line = mend.__code__.co_firstlineno + 3
+    assert [record.getMessage() for record in caplog.records] == [
+        f"dead letters not mended: 2: the function of --mend raised LookupError at test_redrive.py:{line} in mend",
+        "dead letters not mended: 1: the function of --mend returned str instead of bytes",
+    ]
 
 
 def test_a_mended_payload_keeps_the_chain_of_its_letter() -> None:

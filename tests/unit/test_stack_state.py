@@ -86,6 +86,28 @@ def test_a_damaged_state_file_is_not_taken_for_a_stack_without_servers(tmp_path:
             command(tmp_path)
 
 
+def test_the_command_that_shows_the_servers_of_a_damaged_stack_can_be_pasted_into_a_shell(tmp_path: Path) -> None:
+    root = tmp_path / "my stack"
+    root.mkdir()
+    (root / "stack.json").write_text("{")
+    with pytest.raises(StackError, match=f"pgrep -af '{root}'"):
+        stack.status(root)
+
+
+@pytest.mark.parametrize(
+    ("log", "said"),
+    [
+        ("Unrecognized option\nError: no machine\nError: will exit\n", "Unrecognized option | Error: no machine"),
+        ("a\nb\nc\nERROR d\ne\n", "ERROR d (log:"),
+        ("a\nb\nc\nd\n", "b | c | d (log:"),
+        ("", "it wrote nothing"),
+    ],
+)
+def test_a_server_that_does_not_start_is_quoted(log: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "kafka.log").write_text(log)
+    assert lifecycle._said(ServerState("kafka", 1, "", "", str(tmp_path / "kafka.log"))).startswith(said)
+
+
 def test_a_truncated_state_file_leads_to_the_servers_that_it_still_names(tmp_path: Path) -> None:
     (tmp_path / "stack.json").write_text(f'{{"servers": [{{"name": "kafka", "pid": {os.getpid()}, "sta')
     with pytest.raises(StackError, match=rf"processes {os.getpid()} may be its servers\. End them \(kill PID\)"):
