@@ -15,7 +15,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from jobs import environment
+from jobs import documentation, environment
 from jobs.cli import demo, discard, faults, new, plan, redrive, republish, run, schema, stack, submit, views
 from jobs.cli.errors import Exit, explain
 from jobs.environment import DEBUG
@@ -26,7 +26,8 @@ __all__ = ["app", "fail", "main"]
 app = typer.Typer(
     name="headwater",
     help="Streaming aggregation on Kafka and Spark that stays exact when messages are replayed.",
-    epilog="Exit codes: 0 done, 1 failed, 2 wrong usage or settings, 3 refused as unsafe, 4 found differences.",
+    epilog="Exit codes: 0 done, 1 failed, 2 wrong usage or settings, 3 refused as unsafe, 4 found differences.\n\n\b\n"
+    f"Documentation: {documentation.directory() / 'index.md'}",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

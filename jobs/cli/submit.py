@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
+from jobs import documentation
 from jobs.cli.options import FlowName, Json
 from jobs.environment import UsageError
 from jobs.screen import emit, say, write
@@ -67,7 +68,8 @@ def submit_command(
         return
     write(shlex.join(line))
     if not master.startswith("local"):
-        say("every worker needs headwater and its packages; see the guide 'Moving to a cluster'")
+        guide = documentation.directory() / "guides" / "cluster.md"
+        say(f"every worker needs headwater and its packages: see {guide}")
     if deploy_mode == "cluster":
         say(
             "HEADWATER_* variables and headwater.toml are not available to the driver there: use options or a settings file"

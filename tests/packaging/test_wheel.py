@@ -1,7 +1,10 @@
+import re
 from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 
+ROOT = Path(__file__).parents[2]
 PACKAGES = ["envelope", "persistence", "aggregations", "jobs"]
 
 
@@ -37,6 +40,26 @@ def test_the_installed_command_shows_its_help(installed) -> None:
     assert done.returncode == 0, done.stderr
     for verb in ("demo", "stack", "republish", "run", "inspect"):
         assert verb in done.stdout
+
+
+@pytest.fixture(scope="module")
+def documentation(installed) -> Path:
+    """The folder that `headwater --help` names."""
+    [page] = re.findall(r"^ *Documentation: (.+)$", installed.run("headwater", "--help").stdout, re.MULTILINE)
+    return Path(page).parent
+
+
+def test_the_help_names_the_documentation_which_is_in_the_wheel(installed, documentation, names: set[str]) -> None:
+    assert documentation.is_relative_to(installed.home / "lib")
+    assert (documentation / "index.md").read_text().startswith("# headwater")
+    pages = {str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md")}
+    assert {f"jobs/{path}" for path in pages} <= names
+
+
+def test_no_link_of_the_documentation_in_the_wheel_is_dead(documentation) -> None:
+    for page in documentation.rglob("*.md"):
+        for target in re.findall(r"\]\((?!https?://|#)([^)#]+)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.relative_to(documentation)}: {target}"
 
 
 def test_nothing_below_jobs_loads_spark_or_a_kafka_client(installed) -> None:
