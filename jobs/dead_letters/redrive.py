@@ -125,7 +125,8 @@ class _Back:
         except EnvelopeError as error:
             self._result.unusable[error.reason.value] += 1
             if error.reason is Reason.TRANSFORM_FAILED:
-                self._failures[f"{error.detail}{f' at {error.raised.at}' if error.raised else ''}"] += 1
+                where = f" at {error.raised.at}" if error.raised and error.raised.at else ""
+                self._failures[f"{error.detail}{where}"] += 1
             return
         headers = own_headers(letter.headers)
         if size_of(letter.key, value, headers) > self._room_of(facts.topic):

@@ -194,6 +194,9 @@ def test_why_a_function_that_mends_failed_is_logged_with_its_line_and_without_it
             return "text"
         raise LookupError("the customer's number is 4711")
 
+    def of_one(value: bytes) -> bytes:
+        return value
+
     stored = [
         StoredDeadLetter(Hop("dead", 0, offset), None, value, (), facts)
         for offset, value in enumerate([b"{", b"text", b"}"])
@@ -207,6 +210,10 @@ def test_why_a_function_that_mends_failed_is_logged_with_its_line_and_without_it
         f"dead letters not mended: 2: the function of --mend raised LookupError at test_redrive.py:{line} in mend",
         "dead letters not mended: 1: the function of --mend returned str instead of bytes",
     ]
+    caplog.clear()
+    redriving.redrive(KafkaSettings("k:1"), "dead", mend=of_one)
+    [record] = caplog.records
+    assert record.getMessage() == "dead letters not mended: 3: the function of --mend raised TypeError"
 
 
 def test_a_mended_payload_keeps_the_chain_of_its_letter() -> None:
