@@ -45,7 +45,7 @@ def commands() -> list[tuple[str, str]]:
         (name(path), line)
         for path in DOCUMENTS
         for block in shell_blocks(path.read_text())
-        for line in COMMAND.findall(block)
+        for line in COMMAND.findall(block.replace("\\\n", " "))
     ]
 
 
@@ -95,6 +95,12 @@ def test_the_example_is_the_readme_s_flow() -> None:
     [flow] = re.findall(r"^flow = \(\n.*?^\)", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
     assert flow in (ROOT / "examples" / "fleet.py").read_text()
     assert len([line for line in flow.splitlines() if line]) <= 15
+
+
+@pytest.mark.parametrize("path", [ROOT / "CHANGELOG.md", *DOCUMENTS], ids=name)
+def test_lines_fit_a_wide_terminal(path: Path) -> None:
+    lines = enumerate(path.read_text().splitlines(), start=1)
+    assert [number for number, line in lines if len(line) > 120 and not line.startswith("|")] == []
 
 
 def test_links_within_the_repository_lead_somewhere() -> None:

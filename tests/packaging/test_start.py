@@ -33,7 +33,7 @@ def test_its_commands_do_what_it_says(installed, tmp_path: Path) -> None:
                 [name] = re.findall(r"Save this as `(\S+)`", before)
                 (tmp_path / name).write_text(block)
             elif language == "console" and "pip install" not in block:
-                for line in block.splitlines():
+                for line in block.replace("\\\n", " ").splitlines():
                     follow(line.removeprefix("$ "))
     finally:
         follow("headwater stack down")
