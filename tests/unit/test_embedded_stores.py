@@ -58,14 +58,14 @@ def change_environment(path: Path, change: str) -> None:
 
 
 SQLITE = Kind(
-    "sqlite", "file", "", ("synchronous", ("full", "normal", "off")), "schema 3, this code reads 2", change_database
+    "sqlite", "file", "", ("synchronous", ("full", "normal", "off")), "schema 3; this code reads 2", change_database
 )
 LMDB = Kind(
     "lmdb",
     "directory",
     "data.mdb",
     ("sync", ("full", "nometasync", "nosync")),
-    "schema 2, this code reads 1",
+    "schema 2; this code reads 1",
     change_environment,
 )
 
