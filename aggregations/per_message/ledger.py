@@ -10,7 +10,7 @@ therefore knows what a crashed attempt left out.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple, TypeAlias, cast
 
 from envelope import Lineage, Node, Position, Route, Standing, TopicPartition
@@ -189,7 +189,27 @@ class Ledger:
         seen = None if self.seen is None else highest(self.seen, changes.seen)
         if seen is not None and len(seen) > ROUTES:
             seen = None
-        return Ledger(self.flow, self.generation, {k: v for k, v in kept.items() if v}, forgotten, seen)
+        after = Ledger(self.flow, self.generation, {k: v for k, v in kept.items() if v}, forgotten, seen)
+        return after.levelled() if self._widened(changes.seen) else after
+
+    def levelled(self) -> "Ledger":
+        """The ledger after partitions were added on a path: a copy of what was read may arrive by any of its routes.
+
+        A key may have moved from one old partition to another. So every route of a path counts as read up to the
+        highest position that was read by any of them.
+        """
+        if self.seen is None:
+            return self
+        tops: dict[str, Position] = {}
+        for route, position in self.seen.items():
+            tops = highest(tops, {group_of(route): position})
+        return replace(self, seen={route: tops[group_of(route)] for route in self.seen})
+
+    def _widened(self, read: Iterable[str]) -> bool:
+        """Whether a known path leads through a partition for the first time."""
+        known = self.seen or {}
+        new = [route for route in read if route not in known]
+        return bool(new) and not frozenset(map(group_of, new)).isdisjoint(map(group_of, known))
 
     def missing_from(self, added: Iterable[Entry]) -> set[Entry]:
         """The entries among `added` that are not listed yet, up to the limit of the list."""
@@ -271,7 +291,8 @@ class Reading:
     """Decides which records of a batch may be copies of earlier ones. Records are read in order of offsets.
 
     A record is proven to be the first delivery of its event when its position is above all positions that arrived on
-    the same path, from the same root partition, through the same partitions.
+    the same path, from the same root partition, through the same partitions; and above all that had arrived through any
+    partitions when partitions were last added on the path.
 
     In addition, no earlier run or attempt at the batch may have folded it and crashed before this was noted.
 

@@ -118,6 +118,8 @@ class Run:
             ends=ends,
             shared=shared,
         )
+        if before is not None or self.growth is not None:
+            self.ledger = self.ledger.levelled()
         return self.growth != before
 
     @property
@@ -281,7 +283,7 @@ class Run:
 
     def noting(self) -> Manifest:
         """The manifest with the growth that was detected since, between two batches."""
-        return self.changed(growth={} if self.growth is None else {self.source: self.growth})
+        return self.changed(growth={} if self.growth is None else {self.source: self.growth}, **self.ledger.fields())
 
     def save_everywhere(self, manifest: Manifest) -> None:
         """Write a manifest outside of a commit, downstream store first."""

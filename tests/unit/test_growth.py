@@ -5,6 +5,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from aggregations.definition.aggregates import count
+from aggregations.definition.fields import Fields
+from aggregations.definition.flow import Flow
+from aggregations.definition.source import Json, Topic
 from aggregations.run.binding import bind
 from aggregations.run.growth import advance, describe, merge
 from aggregations.run.memory import MemoryRunner
@@ -14,6 +18,7 @@ from envelope.dedup import histories
 from envelope.dedup.eviction import GrowthFullError
 from persistence.manifest import Growth
 from tests.support.growing import MAX_AGE, Legs, flow
+from tests.support.letters import back
 from tests.support.pure import fresh_store
 
 LATER = MAX_AGE + 1
@@ -60,6 +65,29 @@ def test_from_four_to_six_partitions_keys_move_between_old_partitions_too():
         legs.fold(runner, **{f"p{slow}": 0})
     legs.fold(runner)
     assert runner.results("s0") == legs.expected()
+
+
+def test_a_copy_that_moved_to_another_old_partition_and_died_is_not_taken_for_a_first_delivery():
+    legs, broken = Legs.of(2), {"now": False}
+    of = (
+        Flow("growing")
+        .source(Topic("legs", Json({"k": str})))
+        .filter(lambda element: 1 // (not broken["now"]) == 1)
+        .aggregate("s0", "k", Fields(n=count()), history=4)
+    )
+    runner = legs.start(of, stores(of))
+    legs.write(2, *[3] * 20)
+    legs.fold(runner)
+    legs.grow(3)  # 3 moves from partition 1 to 0, through which nothing has come since the first event
+    broken["now"] = True
+    legs.send_again(1)
+    legs.fold(runner)
+    broken["now"] = False
+    first = runner.dead_letters[0]
+    assert (first.record.partition, first.record.offset) == (0, 1)
+    runner.process([back(first, len(legs.partitions[0]), "growing")])
+    assert runner.results("s0") == legs.expected()
+    assert runner.dead_letters[-1].reason == "unproven"
 
 
 def test_a_second_growth_during_the_first_begins_the_wait_anew():

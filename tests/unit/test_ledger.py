@@ -219,6 +219,17 @@ def test_a_partition_that_a_known_path_did_not_take_before_proves_nothing() -> N
     assert not Reading({}).again(lineage(9, partition=1), b"k")
 
 
+def test_when_a_path_has_more_partitions_a_copy_may_come_by_any_of_them() -> None:
+    """From 2 to 3 partitions a key may move from an old one to the other old one."""
+    ledger = Ledger("fleet", seen={f"{GROUP}:0": (9, 0), f"{GROUP}:1": (5, 0), "raw:1#R>rep>legs:1": (2, 0)})
+    assert not Reading(ledger.seen).again(lineage(7, partition=1), b"k")
+    assert ledger.changed(Changes(seen={f"{GROUP}:1": (6, 0)})).seen == {**(ledger.seen or {}), f"{GROUP}:1": (6, 0)}
+    wider = ledger.changed(Changes(seen={f"{GROUP}:2": (8, 0)}))
+    assert wider.seen == {**{f"{GROUP}:{one}": (9, 0) for one in range(3)}, "raw:1#R>rep>legs:1": (2, 0)}
+    assert [Reading(wider.seen).again(lineage(root, partition=1), b"k") for root in (7, 9, 10)] == [True, True, False]
+    assert Ledger("fleet", seen=None).levelled().seen is None
+
+
 def test_without_a_key_an_index_or_a_list_of_routes_a_record_may_always_be_a_copy() -> None:
     assert Reading({}).again(lineage(1), None)
     assert Reading({}).again(lineage(1, index=None), b"k")
