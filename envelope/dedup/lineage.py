@@ -42,7 +42,7 @@ class Siblings(StrEnum):
     EVENT_ID = "event_id"
     """The event id tells them apart: exact if ids are unique and stable. A message without an event id: as DROP."""
     GROUP = "group"
-    """Equal positions within one batch are siblings and folded; in a later batch they are dropped."""
+    """Equal positions within one batch count as siblings and are folded, copies included; later ones are dropped."""
     DROP = "drop"
     """Of equal positions, all but the first are dropped."""
 
