@@ -9,6 +9,7 @@ import copy
 import json
 import subprocess
 import sys
+import tomllib
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,13 +17,14 @@ from fnmatch import fnmatch
 from itertools import takewhile
 from pathlib import Path
 
-from tests.mutants.plugin import OUT_OF_TIME
+from tests.mutants.quick import OUT_OF_TIME
 
 ROOT = Path("mutants")
 KNOWN = Path(__file__).with_name("survivors.txt")
 WANTED = 0.95
 _CONTEXT = 24
 _SQL = ("BEGIN", "COMMIT", "ROLLBACK", "PRAGMA", "SELECT", "INSERT", "UPDATE")
+_FEW = "persistence.findings.*"
 _SKIPPED = 34
 _OUT_OF_TIME = (OUT_OF_TIME, -24, 36, 152)
 _DEAD = (*_OUT_OF_TIME, 1, 3, 255)  # 255: a test file that uses it while it is imported could not be imported
@@ -101,9 +103,19 @@ def known() -> set[str]:
     return {line for line in lines if line and not line.startswith("#")}
 
 
-def choose(patterns: list[str], listed: set[str]) -> None:
-    """Make mutmut try mutants that were not tried yet, or survive without a reason, and match a pattern, if any."""
-    again = {one.name for one in mutants() if one.code in _OUT_OF_TIME or _kind(one, listed) in ("unknown", "untried")}
+def choose(patterns: list[str], listed: set[str], *, out_of_time: bool) -> None:
+    """Have mutants tried that were not tried yet, or survive without a reason, and match a pattern, if any.
+
+    Args:
+        patterns: The patterns.
+        listed: Changes with a reason.
+        out_of_time: Also try mutants with which the tests did not end.
+    """
+    again = {
+        one.name
+        for one in mutants()
+        if _kind(one, listed) in ("unknown", "untried") or (out_of_time and one.code in _OUT_OF_TIME)
+    }
     for meta in ROOT.rglob("*.py.meta"):
         notes = json.loads(meta.read_text())
         codes = notes["exit_code_by_key"]
@@ -148,15 +160,30 @@ def _kind(one: Mutant, listed: set[str]) -> str:
     return "text" if one.text else "listed" if one.change in listed else "unknown"
 
 
+def _mutmut(*patterns: str) -> None:
+    """Have mutmut try what has no result and, even if it has one, what matches a pattern."""
+    mutmut = Path(sys.executable).with_name("mutmut")
+    subprocess.run([str(mutmut), "run", "--max-children", "1", *patterns], check=True)
+
+
+def _quickly() -> None:
+    """Try what has no result with most of the tests; see `tests.mutants.quick`."""
+    settings = tomllib.loads(Path("pyproject.toml").read_text())["tool"]["mutmut"]
+    tests = (*settings["pytest_add_cli_args_test_selection"], *settings["pytest_add_cli_args"])
+    command = [sys.executable, "-m", "pytest", "-ptests.mutants.quick", "--rootdir=.", "-q", *tests]
+    subprocess.run(command, cwd=ROOT, stdout=subprocess.DEVNULL, check=True)
+
+
 def main(arguments: list[str]) -> int:
     """Run and report; return 0 if enough mutants are killed and every survivor has a reason."""
     listed = known()
     if arguments != ["report"]:
-        patterns = [] if any(ROOT.rglob("*.py.meta")) else arguments  # mutmut tries what is named even if it was tried
-        choose(arguments, listed)
         (ROOT / "mutmut-stats.json").unlink(missing_ok=True)  # which test reaches what may have changed
-        mutmut = Path(sys.executable).with_name("mutmut")
-        subprocess.run([str(mutmut), "run", "--max-children", "1", *patterns], check=True)
+        _mutmut(_FEW)  # makes all mutants, and notes which test reaches what
+        choose(arguments, listed, out_of_time=True)
+        _quickly()
+        choose(arguments, listed, out_of_time=False)
+        _mutmut()
     return 0 if report(listed) else 1
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.mutants.__main__ import KNOWN, _wordless, difference, known
-from tests.mutants.plugin import OUT_OF_TIME
+from tests.mutants.quick import KILLED, OUT_OF_TIME
 
 ROOT = Path(__file__).parents[2]
 
@@ -71,20 +71,23 @@ def test_every_change_on_the_list_has_a_reason_above_it():
     assert all(" => " in change for change in known())
 
 
-def test_the_fastest_tests_run_first_and_one_that_does_not_end_ends_the_process(tmp_path):
-    # The limit is longer than a test usually takes by some seconds, less here.
-    (tmp_path / "mutmut-stats.json").write_text(
-        json.dumps({"duration_by_test": {"test_it.py::test_endless": -0.45, "test_it.py::test_quick": -0.5}})
-    )
+def test_a_mutant_is_tried_with_the_tests_that_reach_it_until_one_fails_in_a_process_that_ends(tmp_path):
     (tmp_path / "test_it.py").write_text(
-        "def test_endless():\n    print('endless', flush=True)\n    while True:\n        pass\n"
-        "def test_quick():\n    print('quick', flush=True)\n"
+        "from mutmut.mutation import trampoline\n"
+        "def test_quick():\n    assert trampoline.get_mutant_under_test() not in ('m.x_f__mutmut_1', 'fail')\n"
+        "def test_endless():\n    while trampoline.get_mutant_under_test() == 'm.x_f__mutmut_2':\n        pass\n"
+        "def test_of_another():\n    assert trampoline.get_mutant_under_test() != 'm.x_f__mutmut_3'\n"
     )
-    options = ("-s", "-q", "--rootdir=.", "-pno:cacheprovider", "-ptests.mutants.plugin")
-    ended = subprocess.run(
-        [sys.executable, "-m", "pytest", *options], cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
-    assert ended.returncode == OUT_OF_TIME
-    assert ended.stdout.split()[:1] == ["quick"]
-    assert "endless" in ended.stdout
+    reaching = {"m.x_f": ["test_it.py::test_quick", "test_it.py::test_endless"]}
+    # The limit is some seconds longer than a test usually takes: less here.
+    usual = {"test_it.py::test_quick": 0.0, "test_it.py::test_endless": -0.45, "test_it.py::test_of_another": 0.0}
+    stats = {"duration_by_test": usual, "tests_by_mangled_function_name": reaching}
+    (tmp_path / "mutmut-stats.json").write_text(json.dumps(stats))
+    known = {"m.x_f__mutmut_4": 34}
+    meta = tmp_path / "m.py.meta"
+    meta.write_text(json.dumps({"exit_code_by_key": known | {f"m.x_f__mutmut_{n}": None for n in (1, 2, 3)}}))
+    options = ("-q", "--rootdir=.", "-pno:cacheprovider", "-ptests.mutants.quick")
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    subprocess.run([sys.executable, "-m", "pytest", *options], cwd=tmp_path, env=environment, timeout=60, check=True)
+    results = json.loads(meta.read_text())["exit_code_by_key"]
+    assert results == known | {"m.x_f__mutmut_1": KILLED, "m.x_f__mutmut_2": OUT_OF_TIME, "m.x_f__mutmut_3": 0}
