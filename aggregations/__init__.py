@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from aggregations.errors import DefinitionChangedError, FlowError, RunRefusedError
     from aggregations.run.binding import bind
     from aggregations.run.memory import MemoryRunner
+    from aggregations.run.snapshots import Latest, Snapshot, read_snapshot
     from aggregations.spark import run_flow
 
 __all__ = [
@@ -28,10 +29,12 @@ __all__ = [
     "FlowError",
     "Fold",
     "Json",
+    "Latest",
     "MemoryRunner",
     "Raw",
     "Record",
     "RunRefusedError",
+    "Snapshot",
     "Topic",
     "bind",
     "count",
@@ -40,6 +43,7 @@ __all__ = [
     "maximum",
     "mean",
     "minimum",
+    "read_snapshot",
     "run_flow",
     "total",
 ]
@@ -54,6 +58,7 @@ _MODULES: Final = {
     "errors": ("DefinitionChangedError", "FlowError", "RunRefusedError"),
     "run.binding": ("bind",),
     "run.memory": ("MemoryRunner",),
+    "run.snapshots": ("Latest", "Snapshot", "read_snapshot"),
     "spark": ("run_flow",),
 }
 _MODULE_OF: Final = {name: f"{__name__}.{module}" for module, names in _MODULES.items() for name in names}

@@ -8,9 +8,12 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parent), str(HERE / "extensions")]
 
 import aggregations  # noqa: E402 - from here
+import jobs  # noqa: E402
+import persistence  # noqa: E402
 
-for name in aggregations.__all__:  # a lazy import is not seen
-    getattr(aggregations, name)
+for package in (aggregations, jobs, persistence):  # a lazy import is not seen
+    for name in package.__all__:
+        getattr(package, name)
 
 project = "headwater"
 author = "The headwater maintainers"

@@ -5,8 +5,8 @@ python fill.py [FLIGHTS]     to the local stack, or to the broker in HEADWATER_K
 
 import sys
 
+from jobs import kafka
 from jobs.demo import flights
-from jobs.settings import kafka
 from persistence.kafka import AcknowledgedProducer, Topics
 
 broker = kafka()

@@ -11,8 +11,8 @@ It is also a program: `python fleet.py`, or `spark-submit fleet.py`, with the op
 import polars as pl
 
 from aggregations import Fields, Flow, Topic, count, maximum, total
+from jobs import run
 from jobs.demo.leg_pb2 import Leg
-from jobs.submit import run
 
 flow = (
     Flow("fleet")

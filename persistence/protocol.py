@@ -105,41 +105,41 @@ class StateStore(Protocol):
       9. `save` replaces a state if and only if its version is the `expected` one; the version
          then becomes `expected + 1`. 0 stands for "no state". Value, version, epoch and batch
          change together: a reader sees all of the old state or all of the new state.
-     10. A repeated write (same epoch, batch and value, found at version `expected + 1`)
-         succeeds and changes nothing, so a task can be retried safely.
-     11. If a stored state has a higher epoch than the writer, `save` raises `Fenced`, before any other check.
-     12. If any other state has another version, `save` raises `Conflict` with exactly those keys. The capability
-         `atomic_save` decides whether the writes of the call that did not conflict take effect:
-         with it none does, without it each does or does not, as a whole.
-     13. A call may have any number of writes; the store splits them as needed. Without writes
-         it does nothing. If a key occurs twice in one call, it raises ValueError and writes nothing.
-     14. An unknown outcome (a timeout, a cut connection) is resolved by reading back, never by
-         a blind second write. If that fails as well, the call raises `Transient`: the writes
-         then did or did not take effect, each as a whole.
-     15. States of different stages, generations and flows are independent.
-     16. `scan` yields every state that exists during the whole scan exactly once, as a stream.
-         States written during the scan may be missing.
+      10. A repeated write (same epoch, batch and value, found at version `expected + 1`)
+          succeeds and changes nothing, so a task can be retried safely.
+      11. If a stored state has a higher epoch than the writer, `save` raises `Fenced`, before any other check.
+      12. If any other state has another version, `save` raises `Conflict` with exactly those keys. The capability
+          `atomic_save` decides whether the writes of the call that did not conflict take effect:
+          with it none does, without it each does or does not, as a whole.
+      13. A call may have any number of writes; the store splits them as needed. Without writes
+          it does nothing. If a key occurs twice in one call, it raises ValueError and writes nothing.
+      14. An unknown outcome (a timeout, a cut connection) is resolved by reading back, never by
+          a blind second write. If that fails as well, the call raises `Transient`: the writes
+          then did or did not take effect, each as a whole.
+      15. States of different stages, generations and flows are independent.
+      16. `scan` yields every state that exists during the whole scan exactly once, as a stream.
+          States written during the scan may be missing.
 
     Manifests
-     17. `load_manifest` returns the manifest saved last, equal to the one passed in, or None.
-     18. `save_manifest` follows 5 and 6 with the manifest's own epoch. Within an epoch the batch
-         never goes back: a lower batch raises `Fenced`. Saving the same manifest again succeeds.
+      17. `load_manifest` returns the manifest saved last, equal to the one passed in, or None.
+      18. `save_manifest` follows 5 and 6 with the manifest's own epoch. Within an epoch the batch
+          never goes back: a lower batch raises `Fenced`. Saving the same manifest again succeeds.
 
     Marks, of a store that is `marked` (`persistence.marks`)
-     23. The states of a stage are divided into buckets, and `save` returns the mark of each bucket that it accessed. A
-         save that changes a state raises its bucket's mark in the same atomic step; any other save keeps the mark.
-     24. A `save` with a known mark that its bucket does not hold raises `StoreWentBack` and changes nothing in
-         that bucket. A bucket that is ahead of the known mark is not an error.
-     25. `marks` returns every bucket of a stage, with its mark and the `downstream` argument of the last save that
-         changed the bucket.
-     26. `save_manifest` with `after` raises `StoreWentBack` and changes nothing if the manifest in the store is older.
+      23. The states of a stage are divided into buckets, and `save` returns the mark of each bucket that it accessed. A
+          save that changes a state raises its bucket's mark in the same atomic step; any other save keeps the mark.
+      24. A `save` with a known mark that its bucket does not hold raises `StoreWentBack` and changes nothing in
+          that bucket. A bucket that is ahead of the known mark is not an error.
+      25. `marks` returns every bucket of a stage, with its mark and the `downstream` argument of the last save that
+          changed the bucket.
+      26. `save_manifest` with `after` raises `StoreWentBack` and changes nothing if the manifest in the store is older.
 
     All
-     19. Acknowledged writes survive a kill of the client (kill -9), and, if `capabilities.durable`, a crash of the
-         server and of the machine.
-     20. A handle may be used by several threads, and after a fork by the child as well as by the parent.
-     21. `close` releases connections; a second call does nothing. It never waits for the network.
-     22. Every failure is one of `persistence.errors`; no message contains a secret, a state or a payload.
+      19. Acknowledged writes survive a kill of the client (kill -9), and, if `capabilities.durable`, a crash of the
+          server and of the machine.
+      20. A handle may be used by several threads, and after a fork by the child as well as by the parent.
+      21. `close` releases connections; a second call does nothing. It never waits for the network.
+      22. Every failure is one of `persistence.errors`; no message contains a secret, a state or a payload.
     """
 
     @property

@@ -18,7 +18,7 @@ Republisher(
 The transform itself needs no Kafka: `Processor` runs it on one record.
 """
 
-from jobs.republish.counts import OnStatistics, Statistics
+from jobs.republish.counts import Statistics
 from jobs.republish.processor import Outgoing, Processor, TransformError
 from jobs.republish.record import KEEP, PASS, InputRecord, OutputRecord, Transform, identity
 from jobs.republish.retry import RetryTopics
@@ -33,7 +33,6 @@ __all__ = [
     "Outgoing",
     "OutputRecord",
     "Processor",
-    "OnStatistics",
     "InputRecord",
     "Republisher",
     "RetryTopics",

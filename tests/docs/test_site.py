@@ -1,6 +1,5 @@
 """The site builds without a warning, no link in it is dead, and it has every public name."""
 
-import ast
 import importlib
 import re
 import subprocess
@@ -13,9 +12,9 @@ from urllib.parse import unquote, urlsplit
 import pytest
 from sphinx.util.inventory import InventoryFile
 
+from tests.support.faces import FACES
+
 ROOT = Path(__file__).parents[2]
-PYTHON = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
-FACES = ("aggregations", "envelope", "jobs.republish", "persistence.contract")
 
 
 @pytest.fixture(scope="module")
@@ -77,23 +76,6 @@ def known(site: Path) -> set[str]:
 def test_it_has_every_public_name(site: Path) -> None:
     public = {f"{face}.{name}" for face in FACES for name in importlib.import_module(face).__all__}
     assert public - known(site) == set()
-
-
-def imported() -> Iterator[str]:
-    """What the documents and the template of a project import from headwater; `jobs.demo` belongs to the demo."""
-    documents = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
-    blocks = [block for path in documents for block in PYTHON.findall(path.read_text())]
-    blocks += [path.read_text() for path in (ROOT / "jobs" / "new" / "template").glob("*.py")]
-    for node in (node for block in blocks for node in ast.walk(ast.parse(block))):
-        top = str(node.module).split(".")[0] if isinstance(node, ast.ImportFrom) else ""
-        if isinstance(node, ast.ImportFrom) and (ROOT / top / "__init__.py").exists():
-            yield from (f"{node.module}.{name.name}" for name in node.names)
-
-
-def test_it_has_every_name_that_its_examples_import(site: Path) -> None:
-    names = {name for name in imported() if not name.startswith("jobs.demo.")}
-    assert len(names) > 40
-    assert names - known(site) == set()
 
 
 def test_nothing_of_it_is_fetched_from_elsewhere_when_it_is_read(site: Path) -> None:

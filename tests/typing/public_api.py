@@ -17,6 +17,7 @@ from aggregations import (
     Flow,
     Fold,
     Json,
+    Latest,
     MemoryRunner,
     Raw,
     Record,
@@ -28,11 +29,27 @@ from aggregations import (
     maximum,
     mean,
     minimum,
+    read_snapshot,
     run_flow,
     total,
 )
-from envelope import Envelope, Hop, Lineage, Node, Reason, Tombstones, Verdict, append_hop, decode, encode
-from envelope.hops import HopWriter
+from envelope import (
+    Decision,
+    Envelope,
+    Histories,
+    Hop,
+    HopWriter,
+    Lineage,
+    Node,
+    Reason,
+    Siblings,
+    Tombstones,
+    Verdict,
+    append_hop,
+    decode,
+    encode,
+)
+from jobs import View, kafka, states
 from jobs.republish import (
     PASS,
     InputRecord,
@@ -48,6 +65,7 @@ from jobs.republish import (
     identity,
 )
 from jobs.republish import Json as JsonPayload
+from persistence import FlowRef, StateStore, Stored, Write, open_store
 from persistence.contract import StoreContract
 from persistence.kafka import AcknowledgedProducer, KafkaSettings, Topics
 
@@ -167,6 +185,10 @@ encode(b"payload")  # type: ignore[arg-type]
 Envelope("payload", chain)  # type: ignore[arg-type]
 append_hop("value", b"hop")  # type: ignore[arg-type]
 
+standing = Lineage.of(chain, Node("lines", 0, 3)).standing()
+assert_type(Histories().judge([standing], Siblings.GROUP), list[Decision])
+Histories().judge(standing)  # type: ignore[arg-type]
+
 
 # Republishers.
 
@@ -208,7 +230,17 @@ def serve(settings: KafkaSettings) -> Statistics:
     ).run(until_caught_up=True)
 
 
-# Stores.
+# States and stores.
+
+latest = Latest()
+assert_type(latest.apply(b"ann", read_snapshot(b"value")), bool)
+latest.apply(b"ann", b"value")  # type: ignore[arg-type]
+assert_type([*states(summed, "customer", bind(summed, {}))], list[View])
+assert_type(kafka(), KafkaSettings)
+
+store: StateStore = open_store("memory://orders")
+assert_type(store.load(FlowRef("orders").stage("customer"), [b"ann"]), dict[bytes, Stored])
+store.save(FlowRef("orders"), [Write(b"ann", 0, b"5")], epoch=1, batch=1)  # type: ignore[arg-type]
 
 
 class TestMine(StoreContract):

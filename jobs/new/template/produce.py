@@ -7,7 +7,7 @@ import json
 import random
 import sys
 
-from jobs.settings import kafka
+from jobs import kafka
 from persistence.kafka import AcknowledgedProducer, Message, Topics
 
 PRICES = {"apples": 45, "bread": 320, "coffee": 690, "milk": 129, "olives": 275, "rice": 210}

@@ -5,7 +5,7 @@ import uuid
 from collections.abc import Iterable
 
 from aggregations import MemoryRunner, Record, bind
-from envelope.hops import HopWriter
+from envelope import HopWriter
 from jobs.republish import InputRecord, Outgoing, Processor, Source
 
 from republisher import order_lines
