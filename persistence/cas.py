@@ -18,17 +18,17 @@ def check_distinct(stage: StageRef, writes: Sequence[Write]) -> None:
         raise ValueError(f"{stage}: a key occurs twice in one save; each state is written once per batch")
 
 
-def check_is_epoch(at: FlowRef | StageRef, epoch: int) -> None:
+def check_is_epoch(ref: FlowRef | StageRef, epoch: int) -> None:
     """Refuse an epoch below 1: `acquire_epoch` never returns one, so the run has not acquired an epoch.
 
     Raises:
         ValueError: The epoch is below 1.
     """
     if epoch < 1:
-        raise ValueError(f"{at}: epoch {epoch} is invalid: epochs count from 1; acquire one first")
+        raise ValueError(f"{ref}: epoch {epoch} is invalid: epochs count from 1; acquire one first")
 
 
-def check_epoch(at: FlowRef | StageRef, epoch: int, installed: int) -> None:
+def check_epoch(ref: FlowRef | StageRef, epoch: int, installed: int) -> None:
     """Compare a writer's epoch with the installed one (contract 5 and 6).
 
     Raises:
@@ -36,20 +36,20 @@ def check_epoch(at: FlowRef | StageRef, epoch: int, installed: int) -> None:
         Fenced: A higher epoch is installed.
         Terminal: The store does not know the writer's epoch.
     """
-    check_is_epoch(at, epoch)
+    check_is_epoch(ref, epoch)
     if installed > epoch:
-        raise Fenced.by(at, epoch, installed)
+        raise Fenced.by(ref, epoch, installed)
     if installed < epoch:
-        raise unknown_epoch(at, epoch, installed)
+        raise unknown_epoch(ref, epoch, installed)
 
 
-def unknown_epoch(at: FlowRef | StageRef, epoch: int, installed: int) -> Terminal:
+def unknown_epoch(ref: FlowRef | StageRef, epoch: int, installed: int) -> Terminal:
     """The error of contract 6."""
     return Terminal(
         f"the store has epoch {installed}; this run has epoch {epoch}",
         "The store was emptied or replaced by an older copy while the flow ran. Start the flow again: "
         "the run compares the manifests and reports what is missing",
-        at=at,
+        ref=ref,
     )
 
 
@@ -71,7 +71,7 @@ def check_manifest(
         raise Fenced(
             f"the manifest of epoch {manifest.epoch}, batch {manifest.batch} comes after "
             f"the one of epoch {newest.epoch}, batch {newest.batch}",
-            at=flow,
+            ref=flow,
         )
 
 
@@ -80,7 +80,7 @@ def manifest_behind(flow: FlowRef, after: tuple[int, int], found: tuple[int, int
     return StoreWentBack(
         f"the manifest went back: epoch {after[0]}, batch {after[1]} was acknowledged; the store has epoch {found[0]}, "
         f"batch {found[1]}",
-        at=flow,
+        ref=flow,
     )
 
 
@@ -106,14 +106,14 @@ def resolve(
         state = stored.get(write.key)
         if state is not None and state.epoch > epoch:
             raise Fenced(
-                f"the state was written by epoch {state.epoch}; this run has epoch {epoch}", at=stage, key=write.key
+                f"the state was written by epoch {state.epoch}; this run has epoch {epoch}", ref=stage, key=write.key
             )
         if write.expected == (state.version if state else 0):
             todo.append(write)
         elif state is None or not _is_retry(write, state, epoch, batch):
             changed.append(write.key)
     if changed:
-        raise Conflict(tuple(changed), at=stage)
+        raise Conflict(tuple(changed), ref=stage)
     return todo
 
 

@@ -22,7 +22,7 @@ class StoreError(Exception):
     Attributes:
         what: What happened.
         remedy: What to do about it.
-        at: Flow or stage concerned.
+        ref: Flow or stage concerned.
         key: Key of the state concerned, if any.
     """
 
@@ -32,17 +32,17 @@ class StoreError(Exception):
         self,
         what: str,
         remedy: str = "",
-        at: FlowRef | StageRef | None = None,
+        ref: FlowRef | StageRef | None = None,
         key: bytes | None = None,
     ) -> None:
-        super().__init__(what, remedy, at, key)
+        super().__init__(what, remedy, ref, key)
         self.what = what
         self.remedy = remedy or self.usual_remedy
-        self.at = at
+        self.ref = ref
         self.key = key
 
     def __str__(self) -> str:
-        place = [str(self.at)] if self.at else []
+        place = [str(self.ref)] if self.ref else []
         if self.key is not None:
             place.append(f"key {show_key(self.key)}")
         parts = [": ".join(filter(None, [", ".join(place), self.what]))]
@@ -95,9 +95,9 @@ class Fenced(StoreError):
     usual_remedy = "A newer run of this flow has taken over: stop this one"
 
     @classmethod
-    def by(cls, at: FlowRef | StageRef, mine: int, newest: int) -> Self:
+    def by(cls, ref: FlowRef | StageRef, mine: int, newest: int) -> Self:
         """The error for a run of epoch `mine` that finds epoch `newest` in the store."""
-        return cls(f"this run has epoch {mine}; the store has epoch {newest}", at=at)
+        return cls(f"this run has epoch {mine}; the store has epoch {newest}", ref=ref)
 
 
 class Conflict(StoreError):
@@ -109,8 +109,8 @@ class Conflict(StoreError):
 
     usual_remedy = "The batch is loaded and folded again; if this persists, another program writes these states"
 
-    def __init__(self, keys: tuple[bytes, ...], at: FlowRef | StageRef | None = None) -> None:
+    def __init__(self, keys: tuple[bytes, ...], ref: FlowRef | StageRef | None = None) -> None:
         count = "1 state has" if len(keys) == 1 else f"{len(keys)} states have"
-        super().__init__(f"{count} changed since they were loaded", at=at, key=keys[0] if keys else None)
-        self.args = (keys, at)
+        super().__init__(f"{count} changed since they were loaded", ref=ref, key=keys[0] if keys else None)
+        self.args = (keys, ref)
         self.keys = keys

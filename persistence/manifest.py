@@ -109,10 +109,10 @@ def decode_manifest(value: bytes, flow: FlowRef) -> Manifest:
     try:
         manifest = _decoder.decode(unseal(value))
     except (DamagedError, msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise Corrupt(f"the manifest cannot be read: {error}", at=flow) from error
+        raise Corrupt(f"the manifest cannot be read: {error}", ref=flow) from error
     if manifest.schema > SCHEMA:
         raise Corrupt(
-            f"the manifest has schema {manifest.schema}; this code reads {SCHEMA}", "Upgrade headwater", at=flow
+            f"the manifest has schema {manifest.schema}; this code reads {SCHEMA}", "Upgrade headwater", ref=flow
         )
     return manifest
 

@@ -124,7 +124,7 @@ def behind(stage: StageRef, bucket: str, wanted: str, found: str) -> StoreWentBa
     """The error for a bucket that does not hold an acknowledged mark."""
     return StoreWentBack(
         f"bucket {bucket} went back: save {wanted} was acknowledged and is not in its history, which ends at save {found}",
-        at=stage,
+        ref=stage,
     )
 
 

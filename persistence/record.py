@@ -62,7 +62,7 @@ def encode_record(record: StateRecord) -> bytes:
     return seal(_encoder.encode(_Record(SCHEMA, record.definition, record.state, active, retired, holes)))
 
 
-def decode_record(value: bytes, at: StageRef, key: bytes) -> StateRecord:
+def decode_record(value: bytes, ref: StageRef, key: bytes) -> StateRecord:
     """Parse what `encode_record` wrote.
 
     Raises:
@@ -73,10 +73,10 @@ def decode_record(value: bytes, at: StageRef, key: bytes) -> StateRecord:
         schema = SCHEMA if body.startswith(_HEAD) else _schema_decoder.decode(body).schema
         if schema != SCHEMA:
             remedy = "Upgrade headwater" if schema > SCHEMA else ""
-            raise Corrupt(f"the state has schema {schema}; this code reads {SCHEMA}", remedy, at, key)
+            raise Corrupt(f"the state has schema {schema}; this code reads {SCHEMA}", remedy, ref, key)
         record = _decoder.decode(body)
         histories = unpacked(record.lanes, record.retired)
     except (DamagedError, msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise Corrupt(f"the state cannot be read: {error}", at=at, key=key) from error
+        raise Corrupt(f"the state cannot be read: {error}", ref=ref, key=key) from error
     holes = {name: frozenset(tuple(one) for one in positions) for name, positions in record.holes.items()}
     return StateRecord(record.definition, record.state, Histories(histories, holes))

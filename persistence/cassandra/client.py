@@ -19,7 +19,7 @@ from persistence.names import FlowRef, StageRef
 
 T = TypeVar("T")
 Row = tuple[Any, ...]
-At = FlowRef | StageRef | None
+Ref = FlowRef | StageRef | None
 
 _PAGE_ROWS: Final = 100
 _PAGE_BYTES: Final = 4 << 20
@@ -62,7 +62,7 @@ class Client:
         """
         return self._retrying(action)
 
-    def live(self, at: At) -> Live:
+    def live(self, ref: Ref) -> Live:
         """The open connections; connects if there are none, with the retries of `retried`.
 
         Raises:
@@ -73,34 +73,36 @@ class Client:
             return live
         with self._connecting:
             # Another thread may have connected while this one waited.
-            live = self._live or self.retried(lambda: self._connect(at))
+            live = self._live or self.retried(lambda: self._connect(ref))
             self._live = live
             return live
 
-    def rows(self, at: At, statement: Any, *, serial: bool = False) -> list[Row]:
+    def rows(self, ref: Ref, statement: Any, *, serial: bool = False) -> list[Row]:
         """Execute a bound statement or a batch once, and return its rows (the first page of them).
 
         Args:
-            at: For the errors.
+            ref: Flow or stage concerned, for errors.
             statement: A statement from `Statements`.
             serial: Read at the serial consistency, which first completes a transaction in progress.
         """
-        return self._execute(at, statement, None, serial=serial)[0]
+        return self._execute(ref, statement, None, serial=serial)[0]
 
-    def applied(self, at: At, statement: Any) -> tuple[bool, dict[str, Any]]:
+    def applied(self, ref: Ref, statement: Any) -> tuple[bool, dict[str, Any]]:
         """Execute a transaction once; return whether it took effect, and the columns of the first row returned."""
-        live = self.live(at)
+        live = self.live(ref)
         try:
             result = live.session.execute(statement)
             return bool(result.current_rows[0][0]), dict(zip(result.column_names, result.current_rows[0], strict=True))
         except DRIVER_ERRORS as error:
-            raise translate(error, self.settings.place, at) from error
+            raise translate(error, self.settings.place, ref) from error
 
-    def pages(self, at: At, statement: Any, size: Callable[[Row], int], *, serial: bool = False) -> Iterator[list[Row]]:
+    def pages(
+        self, ref: Ref, statement: Any, size: Callable[[Row], int], *, serial: bool = False
+    ) -> Iterator[list[Row]]:
         """Execute a read and yield its pages, each with the retries of `retried`.
 
         Args:
-            at: For the errors.
+            ref: Flow or stage concerned, for errors.
             statement: A statement from `Statements`.
             size: Returns the bytes of a row, to limit the size of the next page.
             serial: As in `rows`.
@@ -108,14 +110,14 @@ class Client:
         state: bytes | None = None
         statement.fetch_size = _PAGE_ROWS
         while True:
-            page, state = self.retried(lambda: self._execute(at, statement, state, serial=serial))  # noqa: B023
+            page, state = self.retried(lambda: self._execute(ref, statement, state, serial=serial))  # noqa: B023
             yield page
             if not state:
                 return
             largest = max((size(row) for row in page), default=1)
             statement.fetch_size = min(max(_PAGE_BYTES // max(largest, 1), 1), 10 * _PAGE_ROWS)
 
-    def together(self, at: At, tasks: Sequence[Callable[[], T]]) -> list[T]:
+    def together(self, ref: Ref, tasks: Sequence[Callable[[], T]]) -> list[T]:
         """Run tasks in parallel and return their results in order.
 
         When this method returns or raises, all tasks have ended, so nothing is written later.
@@ -125,13 +127,13 @@ class Client:
         """
         if len(tasks) == 1:
             return [tasks[0]()]
-        pool = self.live(at).pool
+        pool = self.live(ref).pool
         futures: list[Future[T]] = []
         try:
             futures.extend(pool.submit(task) for task in tasks)
             wait(futures, return_when=FIRST_EXCEPTION)
         except RuntimeError as error:  # the pool is shut down
-            raise Transient("the store was closed by another thread", at=at) from error
+            raise Transient("the store was closed by another thread", ref=ref) from error
         finally:
             for future in futures:
                 future.cancel()
@@ -157,18 +159,18 @@ class Client:
             self._live = None
 
     def _execute(
-        self, at: At, statement: Any, paging_state: bytes | None, *, serial: bool
+        self, ref: Ref, statement: Any, paging_state: bytes | None, *, serial: bool
     ) -> tuple[list[Row], bytes | None]:
-        live = self.live(at)
+        live = self.live(ref)
         if serial:
             statement.consistency_level = self._serial
         try:
             result = live.session.execute(statement, paging_state=paging_state)
             return list(result.current_rows), result.paging_state
         except DRIVER_ERRORS as error:
-            raise translate(error, self.settings.place, at) from error
+            raise translate(error, self.settings.place, ref) from error
 
-    def _connect(self, at: At) -> Live:
+    def _connect(self, ref: Ref) -> Live:
         cluster = None
         try:
             cluster, session = connect(self.settings)
@@ -176,7 +178,7 @@ class Client:
         except (*DRIVER_ERRORS, StoreError) as error:
             if cluster is not None:
                 disconnect(cluster)
-            raise translate(error, self.settings.place, at) from error
+            raise translate(error, self.settings.place, ref) from error
         pool = ThreadPoolExecutor(self.settings.concurrency, thread_name_prefix="headwater-cassandra")
         return Live(cluster, session, statements, pool)
 

@@ -69,7 +69,7 @@ class Epochs:
                 f"the stage was created with mode={layout.mode}, the URL has mode={self._layout.mode}",
                 f"Set mode={layout.mode}, or rebuild the flow into a new generation: the modes order writes by "
                 "different clocks",
-                at=stage,
+                ref=stage,
             )
         return layout
 

@@ -53,33 +53,33 @@ _FOREIGN = ("Undefined column", "Unknown identifier")
 _TLS_ERRORS = ("CERTIFICATE_VERIFY_FAILED", "WRONG_VERSION_NUMBER", "_ALERT_")
 
 
-def translate(error: BaseException, place: str, at: FlowRef | StageRef | None = None) -> StoreError:
+def translate(error: BaseException, place: str, ref: FlowRef | StageRef | None = None) -> StoreError:
     """Return the store error for `error`. It quotes no bound value, since the driver's texts contain none."""
     if isinstance(error, StoreError):
         return error
     if isinstance(error, NoHostAvailable):
-        return _no_host(error, place, at)
+        return _no_host(error, place, ref)
     what = f"{_reason(error)} ({place})"
     if isinstance(error, (AuthenticationFailed, BadCredentials)):
-        return Terminal(f"the login was refused ({place})", _LOGIN, at=at)
+        return Terminal(f"the login was refused ({place})", _LOGIN, ref=ref)
     if isinstance(error, Unauthorized):
-        return Terminal(what, _RIGHTS, at=at)
+        return Terminal(what, _RIGHTS, ref=ref)
     if isinstance(error, (InvalidRequest, SyntaxException, RequestValidationException, RefusedRequest)):
-        return Terminal(what, _schema_remedy(str(error)), at=at)
+        return Terminal(what, _schema_remedy(str(error)), ref=ref)
     if isinstance(error, OSError) and any(name in str(error) for name in _TLS_ERRORS):
-        return Terminal(what, _TLS, at=at)
+        return Terminal(what, _TLS, ref=ref)
     if isinstance(error, (ProtocolVersionUnsupported, UnsupportedOperation)):
-        return Terminal(what, _VERSION, at=at)
+        return Terminal(what, _VERSION, ref=ref)
     if isinstance(error, UnresolvableContactPoints):
-        return Terminal(f"none of the hosts has an address ({place})", _REACH, at=at)
+        return Terminal(f"none of the hosts has an address ({place})", _REACH, ref=ref)
     if isinstance(error, Unavailable):
-        return Transient(what, _REPLICAS, at=at)
+        return Transient(what, _REPLICAS, ref=ref)
     if isinstance(error, (OperationTimedOut, ReadTimeout, WriteTimeout, ReadFailure, WriteFailure)):
-        return Transient(what, _BUSY, at=at)
+        return Transient(what, _BUSY, ref=ref)
     if isinstance(error, OverloadedErrorMessage):
-        return Transient(what, _BUSY, at=at)
+        return Transient(what, _BUSY, ref=ref)
     # The others are temporary: lost connections, and codes for bootstrapping, truncating or an unknown outcome.
-    return Transient(what, at=at)
+    return Transient(what, ref=ref)
 
 
 def _schema_remedy(text: str) -> str:
@@ -90,15 +90,15 @@ def _schema_remedy(text: str) -> str:
     return "See the server's log"
 
 
-def _no_host(error: Any, place: str, at: FlowRef | StageRef | None) -> StoreError:
+def _no_host(error: Any, place: str, ref: FlowRef | StageRef | None) -> StoreError:
     """The error after every host failed: a permanent reason of one host takes precedence."""
     causes = list(error.errors.values()) if isinstance(error.errors, dict) else list(error.errors or ())
-    translated = [translate(cause, place, at) for cause in causes if isinstance(cause, Exception)]
+    translated = [translate(cause, place, ref) for cause in causes if isinstance(cause, Exception)]
     for one in translated:
         if isinstance(one, Terminal):
             return one
     reasons = sorted({_reason(cause) for cause in causes if isinstance(cause, Exception)})
-    return Transient(f"no host can be reached: {', '.join(reasons) or 'all are down'} ({place})", _REACH, at=at)
+    return Transient(f"no host can be reached: {', '.join(reasons) or 'all are down'} ({place})", _REACH, ref=ref)
 
 
 def _reason(error: BaseException) -> str:

@@ -90,7 +90,7 @@ class Fences:
             raise Terminal(
                 f"bucket {bucket} has been emptied: its fence and its states are missing",
                 "Restore the table from a copy, or rebuild the flow into a new generation (`headwater run --generation`)",
-                at=stage,
+                ref=stage,
             )
 
     def _read(self, stage: StageRef, bucket: int, *, serial: bool) -> int:

@@ -97,5 +97,5 @@ class Flows:
         epoch, manifest = rows[0] if rows else (None, None)
         return epoch or 0, manifest
 
-    def _write(self, at: FlowRef | StageRef, statement: Any) -> tuple[bool, dict[str, Any]]:
-        return self._client.retried(lambda: self._client.applied(at, statement))
+    def _write(self, ref: FlowRef | StageRef, statement: Any) -> tuple[bool, dict[str, Any]]:
+        return self._client.retried(lambda: self._client.applied(ref, statement))

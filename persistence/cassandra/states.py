@@ -139,7 +139,7 @@ class _CqlBatch:
             self._checked = False
             if self._send():
                 return
-        raise Transient(f"other writers changed the states during {_ROUNDS} attempts in a row", at=self._stage)
+        raise Transient(f"other writers changed the states during {_ROUNDS} attempts in a row", ref=self._stage)
 
     def _send(self) -> bool:
         """Send the remaining writes once; return whether they took effect."""
@@ -188,5 +188,5 @@ def stored(stage: StageRef, row: Row) -> Stored:
     """
     key, version, epoch, batch, value = row
     if version is None or epoch is None or batch is None or value is None:
-        raise Corrupt("the state's row has no version, epoch, batch number or value", at=stage, key=key)
+        raise Corrupt("the state's row has no version, epoch, batch number or value", ref=stage, key=key)
     return Stored(version, epoch, batch, value)

@@ -104,7 +104,7 @@ class CassandraStore:
         )
         changed = self._client.together(stage, [partial(save, bucket, some) for bucket, some in lanes])
         if keys := {key for part in changed for key in part}:
-            raise Conflict(tuple(write.key for write in writes if write.key in keys), at=stage)
+            raise Conflict(tuple(write.key for write in writes if write.key in keys), ref=stage)
         return {str(bucket): Mark(mark_of(epoch, batch)) for bucket, _ in lanes}
 
     def marks(self, stage: StageRef) -> Mapping[str, Bucket]:
@@ -136,13 +136,13 @@ class CassandraStore:
             if len(write.key) > MAX_KEY_BYTES:
                 raise Terminal(
                     f"the key has {len(write.key)} bytes; Cassandra's limit is {MAX_KEY_BYTES}", "Use a shorter key",
-                    at=stage, key=write.key,
+                    ref=stage, key=write.key,
                 )  # fmt: skip
             if len(write.value) > limit:
                 raise Terminal(
                     f"the state has {len(write.value)} bytes; the limit is {limit}",
                     "Keep less in the state, or raise the limit with the URL's max_value_bytes, up to 8 MiB",
-                    at=stage,
+                    ref=stage,
                     key=write.key,
                 )
 

@@ -166,7 +166,7 @@ class StateContract(Contract):
         with pytest.raises(Conflict) as caught:
             store.save(stage, writes, epoch=epoch, batch=1)
         assert caught.value.keys == (b"wrong", b"missing", b"there")
-        assert caught.value.at == stage
+        assert caught.value.ref == stage
         held = store.load(stage, [write.key for write in writes])
         assert held[b"wrong"] == held[b"there"] == Stored(1, epoch, 0, b"0")
         assert held[b"retried"] == Stored(1, epoch, 1, b"1")

@@ -62,10 +62,10 @@ class Environment:
         self._lmdb: lmdb.Environment | None = None
         self._files: _Identity = ()
 
-    def read(self, user: object, at: FlowRef | StageRef, action: Callable[[Transaction], T], absent: T) -> T:
+    def read(self, user: object, ref: FlowRef | StageRef, action: Callable[[Transaction], T], absent: T) -> T:
         """Return the result of `action` in a read transaction; `absent` if there is no environment yet."""
-        with self.lock, self._translated(at):
-            while environment := self._open(user, at, create=False):
+        with self.lock, self._translated(ref):
+            while environment := self._open(user, ref, create=False):
                 try:
                     with environment.begin() as transaction:
                         return action(transaction)
@@ -76,19 +76,19 @@ class Environment:
                         raise
             return absent
 
-    def write(self, user: object, at: FlowRef | StageRef, action: Callable[[Transaction], T]) -> T:
+    def write(self, user: object, ref: FlowRef | StageRef, action: Callable[[Transaction], T]) -> T:
         """Return the result of `action` in a write transaction, committed at its end and rolled back on any error.
 
         When the map is full it grows, and the transaction begins again: `action` may be called several times.
         """
-        with self.lock, self._translated(at):
+        with self.lock, self._translated(ref):
             while True:
-                environment = self._open(user, at, create=True)
+                environment = self._open(user, ref, create=True)
                 assert environment is not None
                 environment.reader_check()  # the pages that a killed reader had seen can be used again
                 try:
                     with environment.begin(write=True) as transaction:
-                        if self._is_fresh(transaction, at):
+                        if self._is_fresh(transaction, ref):
                             transaction.put(OWNER, encode(Owner()))
                         return action(transaction)
                 except lmdb.MapFullError:
@@ -120,13 +120,13 @@ class Environment:
             raise
 
     @contextmanager
-    def _translated(self, at: FlowRef | StageRef) -> Iterator[None]:
+    def _translated(self, ref: FlowRef | StageRef) -> Iterator[None]:
         try:
             yield
         except lmdb.Error as error:
-            raise translate(error, str(self.path), at) from error
+            raise translate(error, str(self.path), ref) from error
 
-    def _open(self, user: object, at: FlowRef | StageRef, *, create: bool) -> lmdb.Environment | None:
+    def _open(self, user: object, ref: FlowRef | StageRef, *, create: bool) -> lmdb.Environment | None:
         self._users.add(user)
         found = self._identity()
         if self._lmdb is not None:
@@ -135,7 +135,7 @@ class Environment:
                 raise Terminal(
                     f"{self.path} was deleted or replaced while it was open",
                     "Start the flow again: the run compares the manifests",
-                    at=at,
+                    ref=ref,
                 )
             return self._lmdb
         if not found and not create:
@@ -146,7 +146,7 @@ class Environment:
         try:
             opened.reader_check()
             with opened.begin() as transaction:
-                self._is_fresh(transaction, at)
+                self._is_fresh(transaction, ref)
             self._files = self._identity()
             if not found:
                 _sync_directories(self.path)
@@ -177,15 +177,15 @@ class Environment:
         if others:
             raise Terminal(f"{self.path} contains other files, for example {others[0]}", "Choose another directory")
 
-    def _is_fresh(self, transaction: Transaction, at: FlowRef | StageRef) -> bool:
+    def _is_fresh(self, transaction: Transaction, ref: FlowRef | StageRef) -> bool:
         """Whether the environment is empty; refuse one of another application or of a newer version."""
-        owner = read_owner(transaction.get(OWNER), at)
+        owner = read_owner(transaction.get(OWNER), ref)
         if owner is not None and owner.schema > SCHEMA:
             raise Terminal(
-                f"{self.path} has schema {owner.schema}; this code reads {SCHEMA}", "Upgrade headwater", at=at
+                f"{self.path} has schema {owner.schema}; this code reads {SCHEMA}", "Upgrade headwater", ref=ref
             )
         if owner is None and transaction.stat()["entries"]:
-            raise Terminal(f"{self.path} is an environment of another application", "Choose another directory", at=at)
+            raise Terminal(f"{self.path} is an environment of another application", "Choose another directory", ref=ref)
         return owner is None
 
 

@@ -25,21 +25,21 @@ _TERMINAL = {
 }
 
 
-def translate(error: lmdb.Error, path: str, at: FlowRef | StageRef | None) -> StoreError:
+def translate(error: lmdb.Error, path: str, ref: FlowRef | StageRef | None) -> StoreError:
     """Return the store error for `error`."""
     what = f"{error} ({path})"
     match error:
         case lmdb.CorruptedError() | lmdb.PageNotFoundError() | lmdb.InvalidError():
-            return Corrupt(what, at=at)
+            return Corrupt(what, ref=ref)
         case lmdb.ReadersFullError():
-            return Transient(what, "Too many processes read this store: start fewer workers", at=at)
+            return Transient(what, "Too many processes read this store: start fewer workers", ref=ref)
         case lmdb.PanicError() | lmdb.LockError() | lmdb.MapResizedError():
-            return Transient(what, at=at)
+            return Transient(what, ref=ref)
         case lmdb.VersionMismatchError():
-            return Terminal(what, "Choose another directory: another version of LMDB has written this one", at=at)
+            return Terminal(what, "Choose another directory: another version of LMDB has written this one", ref=ref)
         case lmdb.TxnFullError():
-            return Terminal(what, "Read fewer records in a batch", at=at)
+            return Terminal(what, "Read fewer records in a batch", ref=ref)
     if "already open in this process" in what:
         remedy = "Give every URL of this directory the same `sync`, and open it by no other program of this process"
-        return Terminal(what, remedy, at=at)
-    return Terminal(what, _TERMINAL.get(getattr(error, "code", 0), "See the return codes of LMDB"), at=at)
+        return Terminal(what, remedy, ref=ref)
+    return Terminal(what, _TERMINAL.get(getattr(error, "code", 0), "See the return codes of LMDB"), ref=ref)

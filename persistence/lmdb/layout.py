@@ -99,7 +99,7 @@ def stage_key(stage: StageRef) -> bytes:
     return f"stage/{stage.flow}/{stage.generation}/{stage.stage}".encode()
 
 
-def read_owner(value: bytes | None, at: FlowRef | StageRef) -> Owner | None:
+def read_owner(value: bytes | None, ref: FlowRef | StageRef) -> Owner | None:
     """Parse the entry that identifies an environment.
 
     Raises:
@@ -108,7 +108,7 @@ def read_owner(value: bytes | None, at: FlowRef | StageRef) -> Owner | None:
     try:
         return None if value is None else _owner.decode(value)
     except msgspec.DecodeError as error:
-        raise Corrupt(f"the entry {OWNER.decode()} of the environment cannot be read: {error}", at=at) from error
+        raise Corrupt(f"the entry {OWNER.decode()} of the environment cannot be read: {error}", ref=ref) from error
 
 
 def read_epoch(value: bytes | None, flow: FlowRef) -> int:
@@ -120,7 +120,7 @@ def read_epoch(value: bytes | None, flow: FlowRef) -> int:
     try:
         return int(value or b"0")
     except ValueError as error:
-        raise Corrupt("the installed epoch is not a number", at=flow) from error
+        raise Corrupt("the installed epoch is not a number", ref=flow) from error
 
 
 def read_stage(value: bytes | None, stage: StageRef) -> StageEntry | None:
@@ -132,7 +132,7 @@ def read_stage(value: bytes | None, stage: StageRef) -> StageEntry | None:
     try:
         return None if value is None else _stage.decode(value)
     except msgspec.DecodeError as error:
-        raise Corrupt(f"the entry of the stage cannot be read: {error}", at=stage) from error
+        raise Corrupt(f"the entry of the stage cannot be read: {error}", ref=stage) from error
 
 
 def place(prefix: bytes, key: bytes) -> bytes:
@@ -178,6 +178,6 @@ def read_state(stage: StageRef, found: bytes, value: bytes) -> tuple[bytes, Stor
         key = value[begin:][: int.from_bytes(value[HEAD.size : begin])]
         begin += len(key)
     if len(value) < begin or (is_cut(found) and place(found[: _NUMBER.size], key) != found):
-        raise Corrupt("the stored state is incomplete", at=stage, key=found[_NUMBER.size :])
+        raise Corrupt("the stored state is incomplete", ref=stage, key=found[_NUMBER.size :])
     version, epoch, batch = HEAD.unpack_from(value)
     return key, Stored(version, epoch, batch, value[begin:])

@@ -56,12 +56,14 @@ class Caller:
         self._settings = settings
         self._waits = _waits(settings)
 
-    def run(self, calls: Sequence[Call], at: FlowRef | StageRef, *, writes: bool = False, point: str = "") -> list[Any]:
+    def run(
+        self, calls: Sequence[Call], ref: FlowRef | StageRef, *, writes: bool = False, point: str = ""
+    ) -> list[Any]:
         """Return the answers of the calls, in order.
 
         Args:
             calls: The calls; those to one server are sent together.
-            at: For the errors.
+            ref: Flow or stage concerned, for errors.
             writes: Wait until the replicas and disks required by the settings have the writes.
             point: Fault point of each exchange with a server; empty for none.
 
@@ -83,9 +85,9 @@ class Caller:
                 with attempt:
                     self._try(calls, answers, self._waits if writes else (), point)
         except _AgainError as error:
-            raise _placed(error.meaning.error(self._settings.url), at) from error.__cause__
+            raise _placed(error.meaning.error(self._settings.url), ref) from error.__cause__
         except StoreError as error:
-            raise _placed(error, at) from error.__cause__
+            raise _placed(error, ref) from error.__cause__
         return [answers[i] for i in range(len(calls))]
 
     def _try(self, calls: Sequence[Call], answers: dict[int, Any], waits: Sequence[Command], point: str) -> None:
@@ -160,8 +162,8 @@ def _short(wait: Command, reply: Any) -> Meaning | None:
     )
 
 
-def _placed(error: StoreError, at: FlowRef | StageRef) -> StoreError:
-    return type(error)(error.what, error.remedy, at, error.key)
+def _placed(error: StoreError, ref: FlowRef | StageRef) -> StoreError:
+    return type(error)(error.what, error.remedy, ref, error.key)
 
 
 def chunks(sizes: Iterable[int], most: int, most_bytes: int) -> list[slice]:

@@ -183,12 +183,12 @@ class RedisStore:
             raise Fenced(
                 f"the manifest of epoch {manifest.epoch}, batch {manifest.batch} comes after "
                 f"the one of epoch {int(rest[0])}, batch {int(rest[1])}",
-                at=flow,
+                ref=flow,
             )
         if kind == b"BEHIND":
             raise manifest_behind(flow, after, (int(rest[0]), int(rest[1])))
         if kind == b"DAMAGED":
-            raise Corrupt("the manifest's head cannot be read", at=flow)
+            raise Corrupt("the manifest's head cannot be read", ref=flow)
         _refused_epoch(flow, kind, manifest.epoch, int(rest[0]))
 
     def scan(self, stage: StageRef) -> Iterator[tuple[bytes, Stored]]:
@@ -251,8 +251,8 @@ class RedisStore:
         answer: bytes | None = self._command(flow, key, ("HGET", key, field))
         return answer
 
-    def _command(self, at: FlowRef | StageRef, key: bytes, command: Sequence[Any]) -> Any:
-        return self._caller.run([Call(key, command)], at)[0]
+    def _command(self, ref: FlowRef | StageRef, key: bytes, command: Sequence[Any]) -> Any:
+        return self._caller.run([Call(key, command)], ref)[0]
 
 
 def open_store(url: str) -> RedisStore:
@@ -297,33 +297,33 @@ def _refused(stage: StageRef, writes: Sequence[Write], answer: Sequence[Any], ep
     if kind == b"NEWER":
         raise Fenced(
             f"the state was written by epoch {int(rest[1])}; this run has epoch {epoch}",
-            at=stage,
+            ref=stage,
             key=writes[rest[0]].key,
         )
     if kind == b"DAMAGED":
         raise (
-            Corrupt("the state's head is missing or cannot be read", at=stage, key=writes[rest[0]].key)
+            Corrupt("the state's head is missing or cannot be read", ref=stage, key=writes[rest[0]].key)
             if rest
-            else Corrupt("the mark of a bucket cannot be read", at=stage)
+            else Corrupt("the mark of a bucket cannot be read", ref=stage)
         )
     return _refused_epoch(stage, kind, epoch, int(rest[0]))
 
 
-def _refused_epoch(at: FlowRef | StageRef, kind: bytes, epoch: int, installed: int) -> NoReturn:
-    raise Fenced.by(at, epoch, installed) if kind == b"FENCED" else unknown_epoch(at, epoch, installed)
+def _refused_epoch(ref: FlowRef | StageRef, kind: bytes, epoch: int, installed: int) -> NoReturn:
+    raise Fenced.by(ref, epoch, installed) if kind == b"FENCED" else unknown_epoch(ref, epoch, installed)
 
 
 def _stored(stage: StageRef, key: bytes, head: bytes | None, value: bytes | None) -> Stored:
     if value is None:
         raise Corrupt(
-            "the state has disappeared: evicted, expired, deleted or replaced by another type", at=stage, key=key
+            "the state has disappeared: evicted, expired, deleted or replaced by another type", ref=stage, key=key
         )
     try:
         version, epoch, batch = map(int, (head or b"").split())
     except ValueError:
-        raise Corrupt("the state's head is missing or cannot be read", at=stage, key=key) from None
+        raise Corrupt("the state's head is missing or cannot be read", ref=stage, key=key) from None
     return Stored(version, epoch, batch, value)
 
 
 def _other_buckets(flow: FlowRef, buckets: int) -> Terminal:
-    return Terminal(f"the flow has {buckets} buckets in this store", "Remove the option buckets", at=flow)
+    return Terminal(f"the flow has {buckets} buckets in this store", "Remove the option buckets", ref=flow)

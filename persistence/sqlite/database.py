@@ -79,12 +79,12 @@ class Database:
         _databases.add(self)
 
     @contextmanager
-    def reading(self, at: FlowRef | StageRef) -> Iterator[sqlite3.Connection]:
+    def reading(self, ref: FlowRef | StageRef) -> Iterator[sqlite3.Connection]:
         """The connection, for statements that each see a consistent state by themselves.
 
         A missing file reads as empty and is not created.
         """
-        with self._lock, self._translated(at):
+        with self._lock, self._translated(ref):
             if self._connection is None and self._identity() is None:
                 with closing(_empty()) as connection:
                     yield connection
@@ -92,9 +92,9 @@ class Database:
                 yield self._open()
 
     @contextmanager
-    def writing(self, at: FlowRef | StageRef) -> Iterator[sqlite3.Connection]:
+    def writing(self, ref: FlowRef | StageRef) -> Iterator[sqlite3.Connection]:
         """The connection within one write transaction, committed at the end and rolled back on any error."""
-        with self._lock, self._translated(at):
+        with self._lock, self._translated(ref):
             connection = self._open()
             # IMMEDIATE waits for the lock here. A transaction that began with a read would
             # fail at its first write if another process had written in between.
@@ -116,11 +116,11 @@ class Database:
                 connection.close()
 
     @contextmanager
-    def _translated(self, at: FlowRef | StageRef) -> Iterator[None]:
+    def _translated(self, ref: FlowRef | StageRef) -> Iterator[None]:
         try:
             yield
         except sqlite3.Error as error:
-            raise translate(error, str(self.path), at) from error
+            raise translate(error, str(self.path), ref) from error
 
     def _open(self) -> sqlite3.Connection:
         if self._connection is None:

@@ -18,14 +18,14 @@ _TERMINAL = {
 }
 
 
-def translate(error: sqlite3.Error, path: str, at: FlowRef | StageRef | None) -> StoreError:
+def translate(error: sqlite3.Error, path: str, ref: FlowRef | StageRef | None) -> StoreError:
     """Return the store error for `error`."""
     code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & _PRIMARY
     what = f"{error} ({path})"
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-        return Transient(what, "Another process has locked the file; raise busy_timeout if this persists", at=at)
+        return Transient(what, "Another process has locked the file; raise busy_timeout if this persists", ref=ref)
     if code in (sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_INTERRUPT, sqlite3.SQLITE_PROTOCOL):
-        return Transient(what, at=at)
+        return Transient(what, ref=ref)
     if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
-        return Corrupt(what, at=at)
-    return Terminal(what, _TERMINAL.get(code, "See the result codes of SQLite"), at=at)
+        return Corrupt(what, ref=ref)
+    return Terminal(what, _TERMINAL.get(code, "See the result codes of SQLite"), ref=ref)

@@ -267,5 +267,5 @@ def _read(connection: sqlite3.Connection, stage: StageRef, keys: Sequence[bytes]
 def _stored(stage: StageRef, row: tuple[bytes, int, int, int, bytes]) -> Stored:
     key, version, epoch, batch, value = row
     if type(value) is not bytes:
-        raise Corrupt(f"the state is a {type(value).__name__}, not bytes", at=stage, key=key)
+        raise Corrupt(f"the state is a {type(value).__name__}, not bytes", ref=stage, key=key)
     return Stored(version, epoch, batch, value)

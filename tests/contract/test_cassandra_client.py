@@ -28,7 +28,7 @@ def test_a_call_ends_in_the_gravest_of_its_failures(client, order):
         both.wait(30)
         raise error
 
-    errors = [Conflict((b"N1",), at=STAGE), Fenced.by(STAGE, 1, 2)][::order]
+    errors = [Conflict((b"N1",), ref=STAGE), Fenced.by(STAGE, 1, 2)][::order]
     with pytest.raises(Fenced):
         client.together(STAGE, [lambda error=error: fail(error) for error in errors])
 
@@ -45,7 +45,7 @@ def test_a_call_that_fails_does_not_return_while_one_of_its_tasks_runs(client):
     def fail() -> None:
         assert runs.wait(30)
         failed.set()
-        raise Conflict((b"N1",), at=STAGE)
+        raise Conflict((b"N1",), ref=STAGE)
 
     def call() -> None:
         with pytest.raises(Conflict):

@@ -165,7 +165,7 @@ class RefusesToBeAhead(MemoryStore):
     def save(self, stage, writes, *, epoch, batch, known=NONE, **options):
         held = self.marks(stage)
         if any(held[name].mark.count > mark.count for name, mark in known.items() if name in held):
-            raise StoreWentBack("ahead", at=stage)
+            raise StoreWentBack("ahead", ref=stage)
         return super().save(stage, writes, epoch=epoch, batch=batch, known=known, **options)
 
 

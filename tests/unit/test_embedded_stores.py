@@ -223,7 +223,7 @@ def test_a_file_of_something_else_is_corrupt(kind, store, path):
     kind.file(path).write_bytes(b"not a database at all " * 500)
     with pytest.raises(Corrupt, match=str(path)) as caught:
         store.installed_epoch(FLOW)
-    assert caught.value.at == FLOW
+    assert caught.value.ref == FLOW
 
 
 def create(url):

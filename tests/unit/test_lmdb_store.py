@@ -317,7 +317,7 @@ def test_what_somebody_else_wrote_there_is_corrupt_and_names_its_place(store, pa
     change(path, key, b"damaged")
     with pytest.raises(Corrupt) as caught:
         read(store)
-    assert caught.value.at in (FLOW, STAGE)
+    assert caught.value.ref in (FLOW, STAGE)
 
 
 @pytest.mark.parametrize(
@@ -338,7 +338,7 @@ def test_return_codes_become_errors_with_a_remedy(error, code, kind):
     raised.code = code
     translated = translate(raised, "states", STAGE)
     assert type(translated) is kind
-    assert translated.at == STAGE
+    assert translated.ref == STAGE
     assert translated.remedy
     assert "See the return codes" not in translated.remedy
     assert "states" in str(translated)

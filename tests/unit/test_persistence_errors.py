@@ -8,12 +8,12 @@ from persistence.names import FlowRef, StageRef
 STAGE = StageRef("fleet", 2, "aircraft")
 
 ERRORS = [
-    Transient("timed out", at=STAGE),
-    Terminal("the disk is full", "Make room", at=FlowRef("fleet")),
-    Corrupt("wrong checksum", at=STAGE, key=b"N14228"),
+    Transient("timed out", ref=STAGE),
+    Terminal("the disk is full", "Make room", ref=FlowRef("fleet")),
+    Corrupt("wrong checksum", ref=STAGE, key=b"N14228"),
     Fenced.by(STAGE, 3, 4),
     Conflict((b"N14228", b"\xff\x00"), STAGE),
-    Conflict(keys=(), at=None),
+    Conflict(keys=(), ref=None),
 ]
 
 
@@ -26,12 +26,12 @@ def test_an_error_crosses_a_process_border_unchanged(error):
 
 
 def test_the_text_names_flow_stage_key_and_remedy():
-    text = str(Corrupt("the checksum is wrong.", "Restore it", at=STAGE, key=b"N1"))
+    text = str(Corrupt("the checksum is wrong.", "Restore it", ref=STAGE, key=b"N1"))
     assert text == "flow fleet, generation 2, stage aircraft, key b'N1': the checksum is wrong. Restore it"
 
 
 def test_a_long_key_is_shown_up_to_64_bytes():
-    text = str(Corrupt("bad", at=STAGE, key=b"k" * 1000))
+    text = str(Corrupt("bad", ref=STAGE, key=b"k" * 1000))
     assert "k" * 64 in text
     assert "k" * 65 not in text
     assert "1000 bytes" in text

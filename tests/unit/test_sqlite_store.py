@@ -270,7 +270,7 @@ def test_an_error_says_which_flow_or_stage_it_is_about(store, path, at, call):
     path.write_bytes(b"no database" * 1000)
     with pytest.raises(Corrupt) as caught:
         call(store)
-    assert caught.value.at == at
+    assert caught.value.ref == at
 
 
 def test_what_somebody_else_wrote_into_the_tables_is_corrupt_and_names_its_place(store, path):
@@ -279,12 +279,12 @@ def test_what_somebody_else_wrote_into_the_tables_is_corrupt_and_names_its_place
     for read in (lambda: list(store.scan(STAGE)), lambda: store.load(STAGE, [b"k"])):
         with pytest.raises(Corrupt, match="the state is a str, not bytes") as caught:
             read()
-        assert (caught.value.at, caught.value.key) == (STAGE, b"k")
+        assert (caught.value.ref, caught.value.key) == (STAGE, b"k")
     run_sql(path, "UPDATE flow SET manifest = x'00'")
     for read in (lambda: store.load_manifest(FLOW), lambda: store.save_manifest(FLOW, Manifest(epoch=epoch, batch=9))):
         with pytest.raises(Corrupt) as caught:
             read()
-        assert caught.value.at == FLOW
+        assert caught.value.ref == FLOW
 
 
 @pytest.mark.parametrize(
@@ -306,6 +306,6 @@ def test_result_codes_become_errors_with_a_remedy(code, kind):
     error.sqlite_errorcode = code
     translated = translate(error, "states.db", STAGE)
     assert type(translated) is kind
-    assert translated.at == STAGE
+    assert translated.ref == STAGE
     assert translated.remedy
     assert "states.db" in str(translated)
