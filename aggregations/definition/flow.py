@@ -252,7 +252,7 @@ class Flow(Generic[T]):
     @cached_property
     def schema(self) -> Schema:
         """Columns and dtypes after the last step; None when a callable determines the value."""
-        return self._schema_behind(len(self.steps))
+        return self._schema_at(len(self.steps))
 
     @cached_property
     def stages(self) -> tuple[Stage, ...]:
@@ -273,7 +273,7 @@ class Flow(Generic[T]):
             columnar = columnar and keeps_columns(step)
             if isinstance(step, Aggregate):
                 made = definition_of(self.steps[: i + 1], self.topic.definition)
-                schema = self._schema_behind(begins)
+                schema = self._schema_at(begins)
                 stages.append(Stage(len(stages), tuple(before), step, columnar, made, schema=schema))
                 before, begins = [], i + 1
             else:
@@ -290,32 +290,30 @@ class Flow(Generic[T]):
     @cached_property
     def tail(self) -> tuple[Step, ...]:
         """Steps after the last aggregation."""
-        return tuple(
-            step for step in self.steps[self._behind_stages :] if not isinstance(step, PublishStates | Aggregate)
-        )
+        return tuple(step for step in self.steps[self._tail_start :] if not isinstance(step, PublishStates | Aggregate))
 
     @cached_property
     def tail_schema(self) -> Schema:
         """Columns before the first step of `tail`; None when a callable determines the value."""
-        return self._schema_behind(self._behind_stages)
+        return self._schema_at(self._tail_start)
 
     @property
-    def _behind_stages(self) -> int:
+    def _tail_start(self) -> int:
         last = self.stages[-1].aggregate
         return 1 + next(i for i, step in enumerate(self.steps) if step is last)
 
-    def _schema_behind(self, count: int) -> Schema:
+    def _schema_at(self, count: int) -> Schema:
         schema: Schema = None if self.topic is None else self.topic.schema
         for step in self.steps[:count]:
             schema = schema_after(step, schema)
         return schema
 
-    def behind(self, stage: "Stage") -> frozenset[str]:
+    def after(self, stage: "Stage") -> frozenset[str]:
         """Names of the stages after a stage, and the end of the flow: where a redriven record may be bound for."""
         return frozenset((*(later.name for later in self.stages[stage.index + 1 :]), END_OF_FLOW))
 
     @cached_property
-    def fronts(self) -> frozenset[str]:
+    def followed(self) -> frozenset[str]:
         """Names of the stages that are followed by other stages or by outputs."""
         *inner, last = self.stages
         ends = any(isinstance(step, Publish) for step in self.tail)

@@ -29,7 +29,7 @@ class Arrival:
         values: Values of `Fields.inputs` for it, or the error; empty for a fold in plain Python.
         transit: It was redriven to a later stage and is held here: passed on, not folded.
         entries: Its ledger entries at this stage.
-        back: How it came back from the dead-letter topic; None when it was not redriven.
+        redriven: How it came back from the dead-letter topic; None when it was not redriven.
     """
 
     element: Element[Any]
@@ -39,7 +39,7 @@ class Arrival:
     values: Mapping[str, Any] | EnvelopeError = field(default_factory=dict)
     transit: bool = False
     entries: tuple[Entry, ...] = ()
-    back: Redriven | None = None
+    redriven: Redriven | None = None
 
 
 @dataclass(slots=True)
@@ -87,19 +87,19 @@ def arrive(
     for element, key, values in zip(applied.elements, keys, inputs, strict=True):
         lineage = element.lineage.resolved(topic_ids)
         standing = standing_of(element, lineage, siblings, rekeyed=key != element.key or not stage.co_partitioned)
-        root, back = lineage.root, lineage.redriven
+        root, redriven = lineage.root, lineage.redriven
         age = incarnation(root.topic, root.topic_id) if root.cluster == lineage.own.cluster else None
         transit = (
-            back is not None
-            and back.redrive.stage in later
-            and ledger.mine(back.redrive)
+            redriven is not None
+            and redriven.redrive.stage in later
+            and ledger.mine(redriven.redrive)
             and element.route is Route.PLAIN
         )
-        entries = ledger.entries(stage.name, standing, back, element.indices)
-        route = ledger.route(stage.name, standing, back, entries)
+        entries = ledger.entries(stage.name, standing, redriven, element.indices)
+        route = ledger.route(stage.name, standing, redriven, entries)
         if route is not standing.route:
             standing = replace(standing, route=route)
-        arrivals.append(Arrival(element, key, standing, age, values, transit, entries, back))
+        arrivals.append(Arrival(element, key, standing, age, values, transit, entries, redriven))
     return arrivals
 
 
@@ -121,13 +121,13 @@ def enter_tail(applied: Applied, *, ledger: Ledger, topic_ids: Mapping[str, str]
     tail = Tail(applied)
     for element in applied.elements:
         lineage = element.lineage.resolved(topic_ids)
-        back = lineage.redriven
-        if element.route is not Route.PLAIN or back is None or back.redrive.stage != END_OF_FLOW:
+        redriven = lineage.redriven
+        if element.route is not Route.PLAIN or redriven is None or redriven.redrive.stage != END_OF_FLOW:
             kept.append(element)
             continue
         standing = standing_of(element, lineage, siblings)
-        entries = ledger.entries(END_OF_FLOW, standing, back, element.indices, whole=True)
-        route = ledger.route(END_OF_FLOW, standing, back, entries)
+        entries = ledger.entries(END_OF_FLOW, standing, redriven, element.indices, whole=True)
+        route = ledger.route(END_OF_FLOW, standing, redriven, entries)
         if route is Route.COPY:
             tail.copies += 1
             continue

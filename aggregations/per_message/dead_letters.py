@@ -59,7 +59,7 @@ class DeadLetterCollector:
         first: Name of the first stage.
         siblings: Policy for equal positions without index and id.
         topic_ids: Current topic id by topic.
-        fronts: Names of the stages that are followed by other stages or by outputs.
+        followed: Names of the stages that are followed by other stages or by outputs.
         dead: Dead letters, one per record and stage.
         changes: Changes that the batch makes to the ledger.
         copies: Redriven records that this flow did not reject, by the stage that dropped them before the key was known.
@@ -69,7 +69,7 @@ class DeadLetterCollector:
     first: str
     siblings: Siblings
     topic_ids: Mapping[str, str]
-    fronts: frozenset[str]
+    followed: frozenset[str]
     dead: dict[tuple[Node, str], RejectedRecord] = field(default_factory=dict)
     changes: Changes = field(default_factory=Changes)
     copies: Counter[str] = field(default_factory=Counter)
@@ -112,7 +112,7 @@ class DeadLetterCollector:
         self,
         dead: RejectedRecord,
         standing: Standing,
-        back: Redriven | None,
+        redriven: Redriven | None,
         indices: tuple[int, ...] = (),
         *,
         proven: bool,
@@ -124,17 +124,17 @@ class DeadLetterCollector:
         Args:
             dead: Its facts.
             standing: Where it stands, in any lane of its group.
-            back: How it came back from the dead-letter topic.
+            redriven: How it came back from the dead-letter topic.
             indices: Its index in each flat-map of the flow.
             proven: It is the first delivery of its event.
             late: An earlier stage has folded it late.
             whole: All items of its record were rejected with it.
         """
-        if back is not None and not late:
-            redrive = back.redrive
+        if redriven is not None and not late:
+            redrive = redriven.redrive
             mine = self.ledger.mine(redrive)
             stage = redrive.stage if mine else ""
-            listed = self.ledger.entries(stage or self.first, standing, back, indices, whole=True)
+            listed = self.ledger.entries(stage or self.first, standing, redriven, indices, whole=True)
             unlisted = mine and (redrive.hole or bool(self.ledger.forgotten.get(stage or self.first)))
             if not listed and not unlisted:
                 self.copies[dead.stage or self.first] += 1
@@ -146,7 +146,9 @@ class DeadLetterCollector:
             if items and all(items) and not indices:
                 dead.items = tuple(sorted(tuple(map(int, item)) for item in items))
         else:
-            entry = self._list(dead.stage or self.first, dead.own, standing, back, indices, proven=proven, whole=whole)
+            entry = self._list(
+                dead.stage or self.first, dead.own, standing, redriven, indices, proven=proven, whole=whole
+            )
             if late:
                 self.changes.again.add(entry)
         self._add(dead)
@@ -156,16 +158,16 @@ class DeadLetterCollector:
         stage: str,
         own: Node,
         standing: Standing,
-        back: Redriven | None,
+        redriven: Redriven | None,
         indices: tuple[int, ...],
         *,
         proven: bool,
         whole: bool,
     ) -> Entry:
-        event = dead_entry(stage, own, standing, back, indices, proven=True, whole=whole)
+        event = dead_entry(stage, own, standing, redriven, indices, proven=True, whole=whole)
         # A copy of a listed dead letter is the same event.
         known = proven or event in self.changes.added or not self.ledger.missing_from([event])
-        entry = event if known else dead_entry(stage, own, standing, back, indices, proven=False, whole=whole)
+        entry = event if known else dead_entry(stage, own, standing, redriven, indices, proven=False, whole=whole)
         self.changes.added.add(entry)
         return entry
 
@@ -178,16 +180,16 @@ class DeadLetterCollector:
             element = one.arrival.element
             lineage = str(element.lineage)
             dead = RejectedRecord(element.own, stage, one.reason, one.detail, lineage, one.hole, raised=one.raised)
-            back = one.arrival.back
-            if one.arrival.transit and back is not None:
-                dead.stage, dead.hole = back.redrive.stage, back.redrive.hole
+            redriven = one.arrival.redriven
+            if one.arrival.transit and redriven is not None:
+                dead.stage, dead.hole = redriven.redrive.stage, redriven.redrive.hole
             elif one.hole:
-                if stage in self.fronts and one.proven:
-                    event = dead_entry(stage, element.own, one.arrival.standing, back, element.indices, proven=True)
+                if stage in self.followed and one.proven:
+                    event = dead_entry(stage, element.own, one.arrival.standing, redriven, element.indices, proven=True)
                     self.changes.added.add(event)
             elif one.decision.verdict is Verdict.UNPROVEN:
                 indices = element.indices
-                self._list(stage, element.own, one.arrival.standing, back, indices, proven=False, whole=False)
+                self._list(stage, element.own, one.arrival.standing, redriven, indices, proven=False, whole=False)
                 dead.items = (indices,) if indices else ()
             self._add(dead)
 

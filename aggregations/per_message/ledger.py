@@ -122,7 +122,7 @@ class Ledger:
         self,
         stage: str,
         standing: Standing,
-        back: Redriven | None,
+        redriven: Redriven | None,
         indices: tuple[int, ...] = (),
         *,
         whole: bool = False,
@@ -132,7 +132,7 @@ class Ledger:
         Args:
             stage: The stage.
             standing: Where the element stands.
-            back: How it came back from the dead-letter topic.
+            redriven: How it came back from the dead-letter topic.
             indices: Its index in each flat-map of the flow.
             whole: Include entries of items that later steps make from it.
         """
@@ -141,29 +141,29 @@ class Ledger:
             return ()
         found = _among(groups.get(standing.group), standing.position, len(indices), whole=whole)
         entries = [Entry(stage, standing.group, at) for at in found]
-        if back is not None:
-            died = _among(groups.get(back.place), (back.offset, *indices), len(indices), whole=whole)
-            entries += [Entry(stage, back.place, at) for at in died]
+        if redriven is not None:
+            died = _among(groups.get(redriven.place), (redriven.offset, *indices), len(indices), whole=whole)
+            entries += [Entry(stage, redriven.place, at) for at in died]
         return tuple(entries)
 
-    def route(self, stage: str, standing: Standing, back: Redriven | None, entries: Sequence[Entry]) -> Route:
+    def route(self, stage: str, standing: Standing, redriven: Redriven | None, entries: Sequence[Entry]) -> Route:
         """Route of an element at a stage, according to the ledger.
 
         Args:
             stage: The stage.
             standing: Where the element stands.
-            back: How it came back from the dead-letter topic.
+            redriven: How it came back from the dead-letter topic.
             entries: Result of `entries`.
         """
         if any(entry.group == standing.group for entry in entries):
             return Route.MISSING
-        if standing.route is not Route.COPY or back is None:
+        if standing.route is not Route.COPY or redriven is None:
             return standing.route
-        mine = self.mine(back.redrive)
+        mine = self.mine(redriven.redrive)
         if entries:
-            return Route.MISSING if mine and back.redrive.asserted else Route.DEAD_LETTER
-        if mine and not back.redrive.hole and self.forgotten.get(stage):
-            return Route.HEALED if back.redrive.asserted else Route.DEAD_LETTER
+            return Route.MISSING if mine and redriven.redrive.asserted else Route.DEAD_LETTER
+        if mine and not redriven.redrive.hole and self.forgotten.get(stage):
+            return Route.HEALED if redriven.redrive.asserted else Route.DEAD_LETTER
         return Route.COPY
 
     def changed(self, changes: Changes) -> "Ledger":
@@ -233,7 +233,7 @@ def dead_entry(
     stage: str,
     own: Node,
     standing: Standing,
-    back: Redriven | None,
+    redriven: Redriven | None,
     indices: tuple[int, ...] = (),
     *,
     proven: bool,
@@ -245,7 +245,7 @@ def dead_entry(
         stage: Stage that it was bound for.
         own: Coordinates of its record.
         standing: Where it stands, in any lane of its group.
-        back: How it came back from the dead-letter topic.
+        redriven: How it came back from the dead-letter topic.
         indices: Its index in each flat-map of the flow.
         proven: It is the first delivery of its event.
         whole: All items of its record were rejected with it.
@@ -253,7 +253,7 @@ def dead_entry(
     items = len(indices) if whole else 0
     if proven:
         return Entry(stage, standing.group, event_of(standing.position, items))
-    place, offset = (died_in(own), own.offset) if back is None else (back.place, back.offset)
+    place, offset = (died_in(own), own.offset) if redriven is None else (redriven.place, redriven.offset)
     return Entry(stage, place, event_of((offset, *indices), items))
 
 

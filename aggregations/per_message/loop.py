@@ -134,7 +134,7 @@ class MessageLoop:
             topic_ids=self.topic_ids,
             incarnation=self.incarnation,
             siblings=self._topic.siblings,
-            later=self.flow.behind(stage),
+            later=self.flow.after(stage),
         )
         self._gather(stage.index, stage.name, applied)
         return arrivals

@@ -157,7 +157,7 @@ def fold_stage(
     failed = {own: cause for own, cause in (excluded or {}).items() if own in by_record}
     arrivals = list(arrivals)
     for own in failed:
-        _let_back(arrivals, by_key, by_record[own])
+        _accept_copies(arrivals, by_key, by_record[own])
     results: dict[bytes, _Folded] = {}
     # In an order that depends only on the batch: it may decide which of two records fails.
     todo = dict.fromkeys(sorted(by_key))
@@ -173,13 +173,13 @@ def fold_stage(
             own = arrivals[i].element.own
             if own not in failed:
                 failed[own] = cause
-                _let_back(arrivals, by_key, by_record[own])
+                _accept_copies(arrivals, by_key, by_record[own])
                 todo |= dict.fromkeys(arrivals[sibling].key for sibling in by_record[own])
     passing = {i: _pass(stage, loaded, one) for i, one in enumerate(arrivals) if one.transit}
     return _outcome(stage, arrivals, results, loaded, failed, by_record, siblings, passing)
 
 
-def _let_back(arrivals: list[Arrival], by_key: Mapping[bytes, Sequence[int]], died: Sequence[int]) -> None:
+def _accept_copies(arrivals: list[Arrival], by_key: Mapping[bytes, Sequence[int]], died: Sequence[int]) -> None:
     """Accept redriven copies that arrive in the same batch in which their record is rejected."""
     for i in died:
         dead = arrivals[i]

@@ -122,8 +122,8 @@ class _Filling:
         """Remove the ledger entries of a rejected element under the stage of its dead letter."""
         element = rejection.element
         self.errors[element.own] = EnvelopeError(rejection.reason, rejection.detail)
-        back = element.lineage.redrive
-        listed_at = back.stage if back and back.stage else self._run.flow.stages[0].name
+        redrive = element.lineage.redrive
+        listed_at = redrive.stage if redrive and redrive.stage else self._run.flow.stages[0].name
         self.strike(element.own, self.entries(listed_at, element))
 
     def decided(self, stage: str, decided: Iterable[Decided]) -> None:

@@ -151,7 +151,7 @@ def _onward(work: Work, stage: Stage, accepted: Rows) -> Rows | None:
     stages = work.job.flow.stages
     if stage.index + 1 < len(stages):
         return _enter(work, stages[stage.index + 1], accepted)
-    stepped = _stepped(work, work.job.flow.tail, _missing_behind(work, accepted))
+    stepped = _stepped(work, work.job.flow.tail, _missing_after(work, accepted))
     if stepped.outputs:
         own = (work.job.node(*place) for frame, _ in stepped.rejected for place in frame.select(_OWN).iter_rows())
         stepped.outputs = without_rejected(stepped.outputs, frozenset(own))
@@ -163,7 +163,7 @@ def _stepped(work: Work, steps: Sequence[Step], rows: Rows) -> Stepped:
     return apply_columns(steps, rows.frame, lambda frame: work.elements(frame, rows.signatures))
 
 
-def _missing_behind(work: Work, rows: Rows) -> Rows:
+def _missing_after(work: Work, rows: Rows) -> Rows:
     """Select the rows for the steps after the last stage: redriven rows only if they are missing there."""
     bound = [one.back is not None and one.back.redrive.stage == END_OF_FLOW for one in rows.signatures]
     if not any(bound) or not rows.frame.height:

@@ -42,7 +42,7 @@ from persistence.protocol import Stored, Write
 _FIRST_SEEN = tuple(VERDICTS.index(one) for one in (Verdict.ACCEPTED, Verdict.LATE, Verdict.NEW_LANE))
 
 
-class _Door(NamedTuple):
+class _Input(NamedTuple):
     """Arrivals as input of `aggregations.columns.judge`."""
 
     lanes: Ints
@@ -80,7 +80,7 @@ class ColumnarFold:
         self.stage = stage
         self.aggregate: Aggregate = stage.aggregate
         self.siblings: Siblings = work.job.flow.topic.siblings
-        self.later = work.job.flow.behind(stage)
+        self.later = work.job.flow.after(stage)
         self.rows = rows
         self.frame = rows.frame
         self.codes = codes
@@ -103,22 +103,22 @@ class ColumnarFold:
             refused = np.zeros(self.frame.height, np.bool_)
         values = [None if (one := self.stored.get(key)) is None else one.value for key in self.keys]
         before = StoredStates(values, form, names)
-        door = self._door()
+        entering = self._input()
         exotic: Mask = self.frame.get_column(schema.EXOTIC).to_numpy()
         judged = judge(
             self.codes,
-            door.lanes,
-            door.positions,
-            door.places,
+            entering.lanes,
+            entering.positions,
+            entering.places,
             before.lanes,
             names,
             Limits.of(self.aggregate.history, self.aggregate.lanes, job.batch, evict=job.evict),
             pure=before.other,
-            exotic=exotic | self._excluded() | self._late() | self._listed(door),
+            exotic=exotic | self._excluded() | self._late() | self._listed(entering),
             refused=refused,
         )
         if isinstance(fold, Fields):
-            folded = self._folded(fold, kinds, inputs, door, judged, before)
+            folded = self._folded(fold, kinds, inputs, entering, judged, before)
         else:
             folded = self._called(fold, judged, before)
         uncommon = judged.pure | folded.unfit[self.codes]
@@ -129,7 +129,7 @@ class ColumnarFold:
             self._one_by_one(np.flatnonzero(uncommon))
         return self
 
-    def _door(self) -> "_Door":
+    def _input(self) -> "_Input":
         signatures = self.frame.get_column(schema.SIGNATURE).to_numpy()
         rekeyed = self.frame.get_column(REKEYED).to_numpy()
         keyless = self.frame.get_column(schema.KEY).is_null().to_numpy()
@@ -137,7 +137,7 @@ class ColumnarFold:
         if any(place.wide for place in places):
             wide = np.array([place.wide for place in places])[lanes]
             self.work.report.counts.keyless += Counter({self.stage.name: int(wide.sum())})
-        return _Door(lanes, position_arrays(self.frame), places)
+        return _Input(lanes, position_arrays(self.frame), places)
 
     def _refused(self, fields: Fields, inputs: pl.DataFrame) -> Mask:
         """Rows that the fold will reject."""
@@ -149,7 +149,7 @@ class ColumnarFold:
         fields: Fields,
         kinds: Sequence[int],
         inputs: pl.DataFrame,
-        door: "_Door",
+        entering: "_Input",
         judged: Judged,
         before: StoredStates,
     ) -> Folded:
@@ -157,8 +157,8 @@ class ColumnarFold:
         rows = judged.order[judged.fold[judged.order]]
         at = None
         if any(field.ordered for field in fields.fields.values()):
-            names = [door.places[lane].lane for lane in door.lanes[rows].tolist()]
-            at = list(zip(positions_of(door.positions, rows), names, strict=True))
+            names = [entering.places[lane].lane for lane in entering.lanes[rows].tolist()]
+            at = list(zip(positions_of(entering.positions, rows), names, strict=True))
         taken = inputs[rows] if inputs.width else inputs
         return fold_fields(fields, kinds, taken, self.codes[rows], at, before)
 
@@ -269,14 +269,14 @@ class ColumnarFold:
             return np.zeros(self.frame.height, np.bool_)
         return self.frame.get_column(schema.LATE).is_not_null().to_numpy()
 
-    def _listed(self, door: "_Door") -> Mask:
+    def _listed(self, entering: "_Input") -> Mask:
         """Rows whose event may be listed as a dead letter: by the offset of its root."""
         mask = np.zeros(self.frame.height, np.bool_)
         groups = self.work.job.ledger.listed.get(self.stage.name, {})
-        for number, place in enumerate(door.places):
+        for number, place in enumerate(entering.places):
             if listed := groups.get(place.group):
                 roots = np.fromiter((int(position[0]) for position in listed), np.int64, len(listed))
-                mask |= (door.lanes == number) & np.isin(door.positions[0], roots)
+                mask |= (entering.lanes == number) & np.isin(entering.positions[0], roots)
         return mask
 
     def _excluded(self) -> Mask:

@@ -58,7 +58,7 @@ class Work:
         flow = self.job.flow
         assert flow.topic is not None
         return DeadLetterCollector(
-            self.job.ledger, flow.stages[0].name, flow.topic.siblings, self.roots.topic_ids, flow.fronts
+            self.job.ledger, flow.stages[0].name, flow.topic.siblings, self.roots.topic_ids, flow.followed
         )
 
     def fail(self, stage: int, own: Node, cause: Exclusion) -> None:

@@ -163,12 +163,12 @@ def decided(
     """The decision of stage `b` about an element with the standing `EVENT`, or about an item of it."""
     lineage = one.lineage.resolved({"raw": "R"})
     standing = Standing(f"{EVENT[0]}:0", EVENT[0], (*EVENT[1], *one.indices), one.route)
-    arrival = Arrival(one, b"K", standing, transit=transit, entries=listed, back=lineage.redriven)
+    arrival = Arrival(one, b"K", standing, transit=transit, entries=listed, redriven=lineage.redriven)
     return Decided(arrival, Decision(verdict, fold=verdict is Verdict.REDRIVEN), reason, "boom", raised=RAISED)
 
 
-def after(*all_of: Decided, fronts: frozenset[str] = frozenset({"b"})) -> DeadLetterCollector:
-    found = DeadLetterCollector(Ledger("fleet"), "first", Siblings.EVENT_ID, {"raw": "R"}, fronts)
+def after(*all_of: Decided, followed: frozenset[str] = frozenset({"b"})) -> DeadLetterCollector:
+    found = DeadLetterCollector(Ledger("fleet"), "first", Siblings.EVENT_ID, {"raw": "R"}, followed)
     found.decided("b", all_of)
     return found
 
@@ -186,7 +186,7 @@ def test_a_hole_in_front_of_other_stages_is_listed_only_where_no_attempt_can_hav
     first, copy = (decided(element(again=again), Verdict.REJECTED, Reason.FOLD_FAILED) for again in (False, True))
     assert after(first).changes.added == {event}
     assert after(copy).changes.added == set()
-    assert after(first, fronts=frozenset({"a"})).changes.added == set(), "nothing is behind it"
+    assert after(first, followed=frozenset({"a"})).changes.added == set(), "nothing is behind it"
 
 
 def test_all_items_of_a_record_that_leaves_holes_in_front_of_other_stages_are_one_entry() -> None:
