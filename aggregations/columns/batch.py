@@ -18,7 +18,7 @@ from envelope import EnvelopeError, Route, Siblings, Standing
 from envelope.dedup.lineage import Redriven
 
 
-class Rejection(NamedTuple):
+class RejectedRow(NamedTuple):
     """A rejected record.
 
     Attributes:
@@ -88,7 +88,7 @@ class Batch:
 
     frame: pl.DataFrame
     signatures: Sequence[Signature]
-    rejected: Sequence[Rejection]
+    rejected: Sequence[RejectedRow]
     siblings: Siblings = Siblings.EVENT_ID
     skipped: int = 0
 

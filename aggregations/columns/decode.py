@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from aggregations.columns import schema
 from aggregations.columns.arrays import Ints, Mask, Spans, arrow
-from aggregations.columns.batch import Batch, Inputs, Rejection
+from aggregations.columns.batch import Batch, Inputs, RejectedRow
 from aggregations.columns.hops import Hops, Own, Routes
 from aggregations.columns.payload import payload_columns
 from aggregations.columns.signature import Signature, Signatures, Way, way_of
@@ -100,7 +100,7 @@ class Decoder:
         inputs = Inputs.of(records)
         codes = _Codes(self._signatures)
         parts = [self._enveloped(inputs, codes) if self.topic.envelope else self._bare(inputs, codes)]
-        rejected: list[Rejection] = []
+        rejected: list[RejectedRow] = []
         skipped = inputs.value.null_count if self.topic.tombstones is Tombstones.SKIP else 0
         if len(parts[0].rows) + skipped < len(inputs.value):
             left = np.setdiff1d(np.arange(len(inputs.value)), parts[0].rows, assume_unique=True)
@@ -181,13 +181,13 @@ class Decoder:
         placed = signature_codes >= 0
         return part if read.all() and placed.all() else _without(part, read, placed)
 
-    def _one_by_one(self, inputs: Inputs, rows: Ints, codes: _Codes, rejected: list[Rejection]) -> _Part:
+    def _one_by_one(self, inputs: Inputs, rows: Ints, codes: _Codes, rejected: list[RejectedRow]) -> _Part:
         read: list[tuple[int, Decoded]] = []
         for row in rows.tolist():
             try:
                 read.append((row, self._one.decode(inputs.record(row))))
             except EnvelopeError as error:
-                rejected.append(Rejection(row, error))
+                rejected.append(RejectedRow(row, error))
         positions = [_position(one) for _, one in read]
         width = max(map(len, positions), default=1)
         # Tombstones reach this point only as rejections: flows on columns do not process them.

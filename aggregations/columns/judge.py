@@ -57,7 +57,7 @@ class Judged:
     lanes: LaneArrays
 
 
-class Limits(NamedTuple):
+class HistoryLimits(NamedTuple):
     """Limits of histories.
 
     Attributes:
@@ -75,7 +75,7 @@ class Limits(NamedTuple):
     batch: int
 
     @classmethod
-    def of(cls, size: int | None = None, lanes: int = LANES, batch: int = 0, *, evict: bool = True) -> "Limits":
+    def of(cls, size: int | None = None, lanes: int = LANES, batch: int = 0, *, evict: bool = True) -> "HistoryLimits":
         """The limits of a stage.
 
         Args:
@@ -107,7 +107,7 @@ def judge(
     places: Sequence[Lane],
     before: LaneArrays,
     names: LaneNames,
-    limits: Limits,
+    limits: HistoryLimits,
     *,
     pure: Mask,
     exotic: Mask,
@@ -266,7 +266,7 @@ def _hold(
     rows: _Rows,
     before: LaneArrays,
     table: LaneTable,
-    limits: Limits,
+    limits: HistoryLimits,
     pure: Mask,
     fold: Mask,
     changed: Ints,

@@ -3,7 +3,7 @@
 import numpy as np
 
 from aggregations.columns.fold import fold_whole
-from aggregations.columns.judge import Limits, judge
+from aggregations.columns.judge import HistoryLimits, judge
 from aggregations.columns.lane_names import LaneNames
 from aggregations.columns.record_text import WHOLE
 from aggregations.columns.records import StoredStates, encoded, form_of
@@ -18,7 +18,7 @@ def prepare() -> None:
     state = StateRecord("definition", {"n": 1}, Histories({name: History(((1,),), used=1)}))
     stored = StoredStates([encode_record(state)], form, names)
     one, no = np.zeros(1, np.int64), np.zeros(1, np.bool_)
-    lane, limits = Lane(name, name), Limits.of()
+    lane, limits = Lane(name, name), HistoryLimits.of()
     judged = judge(one, one, [one + 2], [lane], stored.lanes, names, limits, pure=no, exotic=no, refused=no)
     fold_whole(0, one, one, ~no, stored.values.whole[0], stored.values.known[0], no.copy())
     encoded(form, names, judged.lanes, one, stored.values.of_keys(judged.changed), b"")

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from aggregations.columns import schema
-from aggregations.columns.batch import Batch, Rejection, redriven, standing
+from aggregations.columns.batch import Batch, RejectedRow, redriven, standing
 from aggregations.columns.decode import Decoder
 from aggregations.columns.first import Unread, may_be_copies, unread_may_be_copy
 from aggregations.columns.signature import Signature
@@ -109,7 +109,7 @@ def _by_partition(rows: Rows) -> Rows:
     return Rows(rows.frame.sort(schema.PARTITION, maintain_order=True), rows.signatures) if rows.signatures else rows
 
 
-def _unread(work: Work, table: pa.Table, rejection: Rejection) -> Unread:
+def _unread(work: Work, table: pa.Table, rejection: RejectedRow) -> Unread:
     own = work.job.node(*(table.column(name)[rejection.row].as_py() for name in ("topic", "partition", "offset")))
     lineage = Lineage.of(rejection.error.chain or (), own).resolved(work.roots.topic_ids)
     return Unread(own, table.column("key")[rejection.row].as_py(), rejection.error, lineage)

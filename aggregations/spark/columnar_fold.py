@@ -19,7 +19,7 @@ from aggregations.columns.arrays import Ints, Mask
 from aggregations.columns.batch import position_arrays, redriven, standing
 from aggregations.columns.elements import plain_element
 from aggregations.columns.fold import Folded, fold_fields, kinds_of, unfit_rows
-from aggregations.columns.judge import VERDICTS, Judged, Limits, judge
+from aggregations.columns.judge import VERDICTS, HistoryLimits, Judged, judge
 from aggregations.columns.lane_names import LaneNames, known_names
 from aggregations.columns.order import positions_of
 from aggregations.columns.record_text import Form
@@ -112,7 +112,7 @@ class ColumnarFold:
             entering.places,
             before.lanes,
             names,
-            Limits.of(self.aggregate.history, self.aggregate.lanes, job.batch, evict=job.evict),
+            HistoryLimits.of(self.aggregate.history, self.aggregate.lanes, job.batch, evict=job.evict),
             pure=before.other,
             exotic=exotic | self._excluded() | self._late() | self._listed(entering),
             refused=refused,

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aggregations.columns.judge import VERDICTS, Judged, Limits, judge
+from aggregations.columns.judge import VERDICTS, HistoryLimits, Judged, judge
 from aggregations.columns.lane_names import LaneNames
 from aggregations.columns.order import sorted_rows
 from aggregations.columns.record_text import WHOLE
@@ -145,7 +145,7 @@ def judge_both_ways(course: list[list[Message]], doubled: bool, data: st.DataObj
             places,
             stored.lanes,
             states.names,
-            Limits.of(size, MOST_LANES, number, evict=evict),
+            HistoryLimits.of(size, MOST_LANES, number, evict=evict),
             pure=stored.other,
             exotic=exotic,
             refused=refused,
@@ -214,7 +214,7 @@ def test_all_verdicts_of_a_stage_without_dead_letters_occur_in_the_histories() -
     for batch in (first, second):
         keys, lanes, positions, exotic = arrays(batch)
         stored, none = states.load(), np.zeros(len(batch), np.bool_)
-        limits = Limits.of(SIZE)
+        limits = HistoryLimits.of(SIZE)
         judged = judge(
             keys,
             lanes,

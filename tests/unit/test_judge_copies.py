@@ -3,7 +3,7 @@
 import numpy as np
 
 from aggregations.columns.histories import LaneArrays
-from aggregations.columns.judge import VERDICTS, Limits, judge
+from aggregations.columns.judge import VERDICTS, HistoryLimits, judge
 from aggregations.columns.lane_names import LaneNames
 from aggregations.columns.signature import Lane
 from envelope import Verdict
@@ -21,7 +21,7 @@ def test_copies_of_one_position_over_two_groups_are_folded_once_per_group() -> N
         places,
         LaneArrays.empty(1),
         LaneNames(),
-        Limits.of(),
+        HistoryLimits.of(),
         pure=none[:1],
         exotic=none,
         refused=none,
