@@ -68,7 +68,7 @@ def test_a_server_that_stays_away_is_transient_with_a_remedy_and_no_secret(url, 
     epoch = begun(store, stage)
     patient.load(stage, [b"k"])
     with proxy.refusing():
-        with pytest.raises(Transient, match=r"aircraft.*Check that the cluster runs"):
+        with pytest.raises(Transient, match=r"aircraft.*Check that the cluster is running"):
             store.save(stage, [Write(b"k", 1, b"SECRET")], epoch=epoch, batch=1)
         with pytest.raises(Transient) as caught:
             store.load(stage, [b"k"])

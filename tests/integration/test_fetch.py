@@ -204,7 +204,7 @@ def test_records_that_were_deleted_are_an_error_and_not_left_out(
     admin = AdminClient({"bootstrap.servers": settings.bootstrap})
     for deleted in admin.delete_records([TopicPartition(filled, 0, 20)]).values():
         deleted.result(30)
-    with pytest.raises(BrokerUnavailable, match=f"reading {filled}:0: .*deleted meanwhile"):
+    with pytest.raises(BrokerUnavailable, match=f"reading {filled}:0: .*deleted in the meantime"):
         read(fetcher, Range(0, 10, 30))
     assert read(fetcher, Range(0, 20, 30)) == offsets(Range(0, 20, 30))
 

@@ -134,7 +134,7 @@ def test_a_batch_ends_where_spark_took_it_to_though_no_record_is_there_and_a_par
     assert world.run(flow).records == 0
     world.send(alone(leg, partition=1) for leg in sent[:5])
     expire(world, p1=5)
-    with pytest.raises(RunRefusedError, match=f"{world.topic}:1.*up to 0 and its log begins at 5"):
+    with pytest.raises(RunRefusedError, match=f"{world.topic}:1.*up to 0, but its log begins at 5"):
         world.run(flow)
 
 
