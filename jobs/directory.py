@@ -114,7 +114,7 @@ class _Reader:
         """Refuse unknown keys, and values of another type."""
         for key, value in table.items():
             if key not in known:
-                self._refuse(f"no setting is called {key!r}; known are {', '.join(known)}", *path, key)
+                self._refuse(f"unknown setting {key!r}; known are {', '.join(known)}", *path, key)
             if type(value) is not known[key]:
                 names = {str: "a string", int: "an integer", dict: "a table"}
                 self._refuse(f"{key!r} must be {names[known[key]]}", *path, key)
@@ -125,9 +125,9 @@ class _Reader:
         try:
             parts = urlsplit(url)
         except ValueError:
-            self._refuse(f"{key!r} is no store's URL", *path, key)
+            self._refuse(f"{key!r} is not the URL of a store", *path, key)
         if key in table and not (parts.scheme and "://" in url):
-            self._refuse(f"{key!r} is no store's URL: write for example redis://host:6379", *path, key)
+            self._refuse(f"{key!r} is not the URL of a store: write for example redis://host:6379", *path, key)
         if parts.password:
             self._refuse(f"the URL of {key!r} has a password: name a file with password_file=...", *path, key)
         return url

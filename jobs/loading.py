@@ -1,4 +1,4 @@
-"""Objects by name: `module:name`, as flows and functions are given on the command line."""
+"""Loads flows and functions by the name that the command line takes, `module:name`."""
 
 import importlib
 import os
@@ -37,7 +37,7 @@ def load(reference: str) -> Any:
         for part in name.split("."):
             found = getattr(found, part)
     except AttributeError as error:
-        raise LoadError(f"module {module} has no {name}") from error
+        raise LoadError(f"module {module} has no {name!r}") from error
     return found
 
 
@@ -77,7 +77,7 @@ def _import(module: str) -> Any:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name and (module == error.name or module.startswith(f"{error.name}.")):
-            raise LoadError(f"there is no module {error.name} in {os.getcwd()} nor on PYTHONPATH") from error
+            raise LoadError(f"there is no module {error.name} in {os.getcwd()} or on PYTHONPATH") from error
         raise LoadError(f"importing {module} failed: {error}") from error
     except (Exception, SystemExit) as error:
         where = _place(error, module)

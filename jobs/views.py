@@ -89,7 +89,9 @@ def states(
     ref = FlowRef(flow.name, generation).stage(stage)
     with closing(open_store(stores[stage])) as store:
         if not store.capabilities.shared:
-            raise FlowError(f"the store of stage {stage} is in the memory of its process: give --store URL of another")
+            raise FlowError(
+                f"the store of stage {stage} is in the memory of one process: give another one with --store URL"
+            )
         found = store.scan(ref) if keys is None else iter(store.load(ref, keys).items())
         for key, stored in found:
             yield _view(found_stage, ref, key, stored)

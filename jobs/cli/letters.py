@@ -17,13 +17,13 @@ def reasons(given: Sequence[str] | None) -> frozenset[str]:
     """The values of `--reason`.
 
     Raises:
-        UsageError: One of them is no reason code.
+        UsageError: One of them is not a reason code.
     """
     from envelope import Reason
 
     known = [reason.value for reason in Reason]
     if unknown := sorted(set(given or ()) - set(known)):
-        raise UsageError(f"--reason {unknown[0]}: no such reason code; there are {', '.join(known)}")
+        raise UsageError(f"--reason {unknown[0]}: unknown reason code; known are {', '.join(known)}")
     return frozenset(given or ())
 
 
@@ -73,6 +73,6 @@ def show(
         elif result.left == result.letters:
             say(f"{none}: {counted(result.letters, 'dead letter')} read")
         if not apply and rows:
-            say(f"nothing was {written}; --apply does it")
+            say(f"nothing was {written}: add --apply to do it")
     if result.unusable:
         raise typer.Exit(Exit.DIFFERENCES)

@@ -79,7 +79,7 @@ def redrive(
         done="redriven",
         written="produced",
         none="no dead letter matches the options",
-        unusable="cannot be redriven unchanged: {}; see --mend",
+        unusable="cannot be redriven: {}" if mend else "cannot be redriven unchanged: {}; see --mend",
         apply=apply,
         json=json,
     )

@@ -21,7 +21,7 @@ StoreUrl = Annotated[
 def print_(url: StoreUrl, json: Json = False) -> None:
     """Print the statements that create a store's tables.
 
-    They are in order. The store is not contacted.
+    Run them in this order. The store is not contacted.
     """
     from persistence.registry import schema
 
@@ -50,7 +50,7 @@ def apply(url: StoreUrl, json: Json = False) -> None:
     elif created:
         say(f"created {', '.join(created)}")
     else:
-        say("nothing was missing" if needed else _NOTHING)
+        say("all tables exist already" if needed else _NOTHING)
 
 
 _NOTHING = "nothing to apply: this store creates what it needs"

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from jobs.stack import StackState
 
 app = typer.Typer(
-    help="Start and stop a local Kafka, Redis and Cassandra. They are child processes on loopback, from packages.",
+    help="Start and stop a local Kafka, Redis and Cassandra. They run on loopback as ordinary processes, without Docker.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )

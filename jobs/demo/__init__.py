@@ -1,1 +1,1 @@
-"""The proof: real flights, republished and aggregated with crashes on purpose, compared with the plain truth."""
+"""The demo: real flights are republished and aggregated with injected crashes, and every result is checked."""

@@ -60,7 +60,7 @@ def run(
     finally:
         code = _end(child)
     if fault and code != -signal.SIGKILL:
-        raise DemoError(f"{name} ended with exit code {code}, it should have been killed at {fault} (log: {log})")
+        raise DemoError(f"{name} ended with exit code {code} instead of being killed at {fault} (log: {log})")
     if not fault and code != 0:
         raise DemoError(f"{name} failed with exit code {code}: {_last_line(log)} (log: {log})")
 

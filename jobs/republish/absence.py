@@ -88,12 +88,12 @@ class Absence:
                 raise type(trouble)(f"{trouble.what}; waited {waited:.0f} s", trouble.remedy) from error
             if now - said >= _SAY_SECONDS:
                 said = now
-                _LOG.warning("%s; waiting since %.0f s", trouble.what, waited)
+                _LOG.warning("%s; waiting for %.0f s so far", trouble.what, waited)
                 self._told()
         self._statistics.waiting, self._statistics.waited = (), before + time.monotonic() - began
         self._told()
         if not self._stop.is_set():
-            _LOG.warning("all topics exist again after %.0f s; rejoining the group", time.monotonic() - began)
+            _LOG.warning("all topics exist after %.0f s; rejoining the group", time.monotonic() - began)
 
     def _trouble(self, topics: Topics) -> BrokerError | None:
         """The current problem: topics that do not exist, or a broker that does not answer; None without a problem."""
@@ -102,4 +102,9 @@ class Absence:
         except BrokerUnavailable as error:
             return error
         self._statistics.waiting = tuple(missing)
-        return TopicMissing(f"topic {', '.join(missing)} does not exist", MISSING_TOPIC_REMEDY) if missing else None
+        if not missing:
+            return None
+        what = (
+            f"topic {missing[0]} does not exist" if len(missing) == 1 else f"topics {', '.join(missing)} do not exist"
+        )
+        return TopicMissing(what, MISSING_TOPIC_REMEDY)

@@ -163,7 +163,7 @@ def _unread(places: Mapping[int, Committed], resolved: int, now: int) -> int | N
 def _describe(topic: str, growth: TopicGrowth, *, sure: bool) -> str:
     text = f"growth of topic {topic} from {growth.partitions_before} to {growth.partitions_now} partitions"
     if not sure:
-        return f"{text}, before it was read to its end: it is not read unless another member has seen more"
+        return f"{text}, before it was read to its end: nothing is read until another member has noted how it grew"
     if growth.unread is None:
-        return f"{text}: new ones wait; ends are not taken yet, as producers may not know of them"
+        return f"{text}: new ones wait; producers may not know of them yet, so the ends of the others are not taken"
     return f"{text}: new ones wait until {growth.unread} offsets of the others are read"

@@ -231,7 +231,7 @@ class Input:
         if expected is None:
             return
         if offset < expected:
-            _LOG.warning("%s:%d went back from %d to %d", part.topic, part.partition, expected, offset)
+            _LOG.warning("%s:%d: the position went back from %d to %d", part.topic, part.partition, expected, offset)
             return
         low, _ = self._consumer.get_watermark_offsets(TopicPartition(part.topic, part.partition), cached=True)
         self._count_expired(part.topic, part.partition, expected, min(low, offset))
@@ -261,7 +261,7 @@ class Input:
         """
         if self._ends is not None and seconds > _IDLE_SECONDS and not self._growing.under_way:
             hint = f" ({self._connection})" if self._connection else ""
-            what = f"nothing came of {', '.join(self._names)} for {seconds:.0f} s, before the end{hint}"
+            what = f"no record of {', '.join(self._names)} arrived for {seconds:.0f} s, before the end{hint}"
             raise BrokerUnavailable(what, UNREACHABLE_REMEDY)
 
     @property

@@ -92,7 +92,7 @@ class InputRecord:
         self._chain: tuple[Hop, ...] | None = None
 
     def __repr__(self) -> str:
-        return f"Record({self.node})"
+        return f"InputRecord({self.node})"
 
     @property
     def node(self) -> Node:

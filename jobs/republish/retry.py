@@ -30,7 +30,7 @@ class RetryTopics:
         for topic, seconds in self.delays.items():
             check_topic(topic)
             if seconds < 0:
-                raise ValueError(f"retry topic {topic}: a delay of {seconds} s")
+                raise ValueError(f"retry topic {topic}: the delay {seconds} s is negative")
 
     def next(self, attempt: int) -> str | None:
         """The topic for a record whose `attempt`-th attempt failed; None when it was the last attempt."""

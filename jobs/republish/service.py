@@ -52,10 +52,10 @@ class Republisher:
     A crash between any two steps repeats messages with the same chain and index; it loses none.
 
     Args:
-        transform: Called with each record; returns None, an `Output` or several. It must be deterministic: the same
+        transform: Called with each record; returns None, an `OutputRecord` or several. It must be deterministic: the same
             record gives the same outputs in the same order.
         source: Topic name (of envelopes) or `Source`.
-        target: Topic to produce to, or several: `Output.topic` chooses, the first is the default.
+        target: Topic to produce to, or several: `OutputRecord.topic` chooses, the first is the default.
         name: Name of this republisher, the hop's `via`. Part of every message's path: do not change it.
         settings: Settings of the Kafka cluster.
         group: Consumer group; `name` when None.
@@ -133,7 +133,7 @@ class Republisher:
                 f"{', '.join(both)} is read and written: messages would loop forever; write to another topic"
             )
         if unknown := sorted(self._accept - {*_RISKS}):
-            raise UsageError(f"unknown risk {', '.join(unknown)}; there are {', '.join(_RISKS)}")
+            raise UsageError(f"unknown risk {', '.join(unknown)}; known are {', '.join(_RISKS)}")
 
     def stop(self) -> None:
         """Make `run` commit the records in flight and return, permanently. Safe in any thread or signal handler."""

@@ -1,4 +1,4 @@
-"""A local Kafka, Redis and Cassandra as child processes: no Docker, no root, loopback only."""
+"""A local Kafka, Redis and Cassandra on loopback, as ordinary processes: without Docker and root."""
 
 from jobs.stack.lifecycle import DEFAULT_ROOT, down, ephemeral, status, up
 from jobs.stack.state import ServerState, StackError, StackState

@@ -1,4 +1,4 @@
-"""A Cassandra node out of the jars of cassandra-all."""
+"""A Cassandra node, started from the jars of cassandra-all."""
 
 from pathlib import Path
 from typing import Final
@@ -26,7 +26,7 @@ commitlog_directory: {data}/commitlog
 saved_caches_directory: {data}/saved_caches
 hints_directory: {data}/hints
 cdc_raw_directory: {data}/cdc_raw
-# Acknowledged means on disk: with the default, periodic, a kill loses the last second.
+# An acknowledged write is on disk. With the default, periodic, a kill loses the last second.
 commitlog_sync: group
 commitlog_sync_group_window: 5ms
 paxos_variant: v2
@@ -54,7 +54,7 @@ _OPENS: Final = (
     "java.base/jdk.internal.ref java.base/jdk.internal.reflect java.base/jdk.internal.math "
     "java.base/jdk.internal.module java.base/jdk.internal.util.jar jdk.management/com.sun.management.internal"
 )
-"""The modules that Cassandra 5 reaches into on Java 17 (its own `jvm17-server.options`)."""
+"""The Java 17 modules that Cassandra 5 uses internally, from its `jvm17-server.options`."""
 
 _OPTIONS: Final = b"\x04\x00\x00\x00\x05\x00\x00\x00\x00"
 """The native protocol's OPTIONS request, version 4."""
@@ -62,7 +62,7 @@ _SUPPORTED: Final = 6
 
 
 def prepare(home: Path, *, heap_mb: int, progress: OnStep) -> Launch:
-    """Write the node's configuration; a single node that forms its ring at once."""
+    """Write the configuration of a single node that forms its ring at once."""
     found = jars.cassandra(progress=lambda jar: progress(f"downloading {jar}"))
     chosen = ports.remembered(home, ("client", "storage"), progress)
     config, logging, data = home / "cassandra.yaml", home / "logback.xml", home / "data"
@@ -81,7 +81,7 @@ def prepare(home: Path, *, heap_mb: int, progress: OnStep) -> Launch:
         f"-Dcassandra.config={config.as_uri()}",
         f"-Dcassandra.storagedir={data}",
         "-Dcassandra-foreground=yes",
-        # Nobody else is in this ring to wait for.
+        # No other node is in the ring.
         "-Dcassandra.skip_wait_for_gossip_to_settle=0",
         "-Dcassandra.ring_delay_ms=1000",
         "-Dcassandra.superuser_setup_delay_ms=0",
@@ -95,6 +95,6 @@ def prepare(home: Path, *, heap_mb: int, progress: OnStep) -> Launch:
 
 
 def _is_ready(port: int) -> bool:
-    """The native protocol is opened last, when the node serves."""
+    """Whether the node accepts requests: it opens the native protocol last."""
     answer = ports.ask(port, _OPTIONS, 9)
     return len(answer) > 4 and answer[4] == _SUPPORTED

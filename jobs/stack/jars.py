@@ -1,8 +1,7 @@
-"""Jars of Maven Central through the Ivy that PySpark brings: no Maven, no build tool.
+"""Downloads jars from Maven Central with the Ivy that PySpark contains; Maven is not needed.
 
-A set of jars is resolved once into a directory of the cache and from then on only listed. The
-directory appears by a rename, so that it is complete whenever it is there; a file lock lets
-one process at a time run Ivy, whose own cache is not made for several.
+A set of jars is downloaded once into a directory of the cache, which appears by a rename: if it exists, it is complete.
+A file lock lets one process at a time run Ivy, because Ivy's own cache does not support several.
 """
 
 import errno
@@ -25,7 +24,7 @@ from jobs.stack.java import java
 from persistence.directories import cache_dir
 
 KAFKA_BROKER: Final = ("org.apache.kafka:kafka_2.13:4.3.1", "org.apache.logging.log4j:log4j-slf4j-impl:2.25.4@jar")
-"""The broker, and the binding without which it swallows every message of its log."""
+"""The broker, and the binding without which it writes no log."""
 CASSANDRA: Final = ("org.apache.cassandra:cassandra-all:5.0.9",)
 OnDownload = Callable[[str], None]
 """Called with the name of each jar when its download begins."""
@@ -35,24 +34,23 @@ _DOWNLOADING: Final = re.compile(r"downloading \S*/(\S+) \.\.\.")
 
 
 class JarsUnavailable(RuntimeError):
-    """A set of jars could not be resolved; the text names the remedy."""
+    """A set of jars could not be downloaded; the text names the remedy."""
 
 
 def resolve(name: str, coordinates: Sequence[str], *, progress: OnDownload | None = None) -> list[Path]:
-    """Return the jars of `coordinates` and of everything they need at run time, sorted by name.
+    """Return the jars of `coordinates` and their dependencies at run time, sorted by name.
 
-    Resolving takes about a minute the first time and no Java at all afterwards. It may be called
-    by several processes at once. `HEADWATER_IVY_SETTINGS` names an Ivy settings file for those
-    who reach Maven Central by a mirror.
+    The first call takes about a minute; later ones need no Java. Several processes may call it at once.
+    `HEADWATER_IVY_SETTINGS` names an Ivy settings file, for a mirror of Maven Central.
 
     Args:
         name: Name of the set in the cache.
-        coordinates: `group:artifact:version`; with the suffix `@jar`, that jar without its dependencies.
-        progress: Called for every download.
+        coordinates: `group:artifact:version`; with the suffix `@jar`, a jar without its dependencies.
+        progress: Called for each download.
 
     Raises:
-        JarsUnavailable: A coordinate is malformed, is not found, the repository is out of reach, or the cache cannot be
-            written.
+        JarsUnavailable: A coordinate is malformed or not found, the repository cannot be reached, or the cache cannot
+            be written.
         JavaUnavailable: Ivy needs Java.
     """
     try:
@@ -78,18 +76,18 @@ def _cached(name: str, coordinates: Sequence[str], progress: OnDownload | None) 
 
 
 def _is_whole(done: Path) -> bool:
-    """Whether a set of jars is there, and none is cut off: the directory of a zip file is at its end."""
+    """Whether a set of jars exists, and none is truncated: the directory of a zip file is at its end."""
     jars = list(done.glob("*.jar"))
     return bool(jars) and all(zipfile.is_zipfile(jar) for jar in jars)
 
 
 def _drop_damaged(done: Path, progress: OnDownload | None) -> None:
-    """Delete a damaged set, with its damaged jars in Ivy's cache, and what killed processes left."""
+    """Delete a damaged set, its damaged jars in Ivy's cache, and the files of killed processes."""
     for jar in (*done.glob("*.jar"), *(cache_dir() / "ivy" / "cache").glob("**/*.jar")):
         if not zipfile.is_zipfile(jar):
             jar.unlink()
             if progress is not None:
-                progress(f"{jar.name} again, it was damaged")
+                progress(f"{jar.name} again: it was damaged")
     shutil.rmtree(done, ignore_errors=True)
     for left in done.parent.glob(".*"):
         shutil.rmtree(left, ignore_errors=True)
@@ -138,7 +136,7 @@ def _module(coordinates: Sequence[str]) -> str:
 
 
 def _retrieve(name: str, module: str, done: Path, progress: OnDownload | None) -> None:
-    """Run Ivy and let its result appear as the directory `done`."""
+    """Run Ivy, and rename the directory of its result to `done`."""
     work = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=done.parent))
     try:
         description = work / "ivy.xml"
@@ -154,12 +152,12 @@ def _retrieve(name: str, module: str, done: Path, progress: OnDownload | None) -
 def _ivy(description: Path, into: Path, name: str, progress: OnDownload | None) -> None:
     ivy = next(_pyspark_jars().glob("ivy-*.jar"), None)
     if ivy is None:
-        raise JarsUnavailable("this PySpark has no Ivy jar: install the pyspark package of PyPI, 4.0 or newer")
+        raise JarsUnavailable("this PySpark contains no Ivy jar: install the package pyspark 4.0 with pip")
     home = cache_dir() / "ivy"
     command = [java(), f"-Divy.default.ivy.user.dir={home}", "-jar", str(ivy), "-ivy", str(description)]
     if settings := os.environ.get("HEADWATER_IVY_SETTINGS"):
         command += ["-settings", settings]
-    # Artifacts of one name differ by their classifier (netty's native parts), which the pattern must keep.
+    # Artifacts of one name differ in their classifier (netty's native parts), so the pattern contains it.
     command += ["-cache", str(home / "cache"), "-confs", "default", "-types", "jar", "bundle"]
     command += ["-retrieve", f"{into}/[artifact]-[revision](-[classifier]).[ext]"]
     tail: deque[str] = deque(maxlen=200)
@@ -182,8 +180,8 @@ def _ivy(description: Path, into: Path, name: str, progress: OnDownload | None) 
 
 
 def _cause(tail: Sequence[str]) -> str:
-    """The lines of Ivy's output that say what is missing."""
+    """The lines of Ivy's output that name what is missing."""
     said = [
         line.strip(": ") for line in tail if re.search(r"\S#\S.*not found|FAILED DOWNLOAD|Exception|\[FAILED", line)
     ]
-    return "; ".join(dict.fromkeys(said[-3:])) or "Ivy does not say why"
+    return "; ".join(dict.fromkeys(said[-3:])) or "Ivy gave no reason"

@@ -12,20 +12,18 @@ from typing import Final
 from jobs.environment import STACK_JAVA_OPTIONS
 
 OLDEST: Final = 17
-"""Spark 4 and the jars of Kafka 4 and Cassandra 5 need it."""
-
-
+"""Spark 4, Kafka 4 and Cassandra 5 need it."""
 ANY_PATH: Final = {"LC_ALL": "C.UTF-8"}
-"""With this in its environment Java opens paths of any characters; otherwise only those of the user's locale."""
+"""With this environment Java opens paths with any characters; otherwise only those of the user's locale."""
 
 
 class JavaUnavailable(RuntimeError):
-    """No Java, or one that is too old; the text names the remedy."""
+    """There is no Java, or it is too old; the text names the remedy."""
 
 
 @cache
 def java() -> str:
-    """Return the java command of `JAVA_HOME`, else of `PATH`, after asking it for its version.
+    """Return the java command of `JAVA_HOME`, or else of `PATH`, after a check of its version.
 
     Raises:
         JavaUnavailable: There is none, it does not start, or it is older than Java 17.
@@ -42,10 +40,12 @@ def java() -> str:
         raise JavaUnavailable(f"{command} does not start ({type(error).__name__}): {remedy}") from error
     found = re.search(r'version "(\d+)', answer.stderr + answer.stdout)
     if found is None or int(found[1]) < OLDEST:
-        raise JavaUnavailable(f"{command} is Java {found[1] if found else 'of an unknown version'}: {remedy}")
+        raise JavaUnavailable(
+            f"{command} is Java {found[1]}: {remedy}" if found else f"{command} has an unknown version: {remedy}"
+        )
     return command
 
 
 def server_options() -> tuple[str, ...]:
-    """Return the Java options that `HEADWATER_STACK_JAVA_OPTIONS` gives the servers of the local stack."""
+    """Return the Java options in `HEADWATER_STACK_JAVA_OPTIONS`, for the servers of the local stack."""
     return tuple(shlex.split(os.environ.get(STACK_JAVA_OPTIONS, "")))

@@ -28,7 +28,7 @@ log.dirs={data}
 
 # A misspelt topic is an error.
 auto.create.topics.enable=false
-# Records of past years, as data sets have them, are old by their own timestamps: retention would delete them at once.
+# Retention goes by the records' timestamps: it would delete data sets of past years at once.
 log.retention.ms=-1
 
 # One node.
@@ -38,7 +38,7 @@ transaction.state.log.min.isr=1
 share.coordinator.state.topic.replication.factor=1
 share.coordinator.state.topic.min.isr=1
 
-# A laptop: less disk, memory and waiting.
+# For a laptop: less disk and memory, shorter waits.
 offsets.topic.num.partitions=4
 transaction.state.log.num.partitions=4
 share.coordinator.state.topic.num.partitions=4
@@ -63,7 +63,7 @@ rootLogger.appenderRef.out.ref = out
 
 
 PORTS: Final = ("client", "controller")
-"""Names of the broker's ports in its directory."""
+"""Names of the broker's ports in `ports.json`."""
 
 
 def prepare(
@@ -79,21 +79,21 @@ def prepare(
     Args:
         home: The broker's directory.
         heap_mb: Java heap, in MiB.
-        progress: Told what is being waited for.
-        properties: Broker settings that win over ours, by Kafka's names.
+        progress: Called with each step that takes time.
+        properties: More broker settings, by Kafka's names; they win over those above.
         format_options: More options for formatting the storage, for example users of SCRAM (`--add-scram`).
     """
     found = jars.kafka_broker(progress=lambda jar: progress(f"downloading {jar}"))
     chosen = ports.remembered(home, PORTS, progress)
     configuration, logging, data = home / "server.properties", home / "log4j2.properties", home / "data"
-    # Of a name that stands in the file twice Java takes the last.
+    # Java uses the last value of a name.
     more = "".join(f"{name}={value}\n" for name, value in (properties or {}).items())
     configuration.write_text(_latin(_PROPERTIES.format(**chosen, data=data) + more), encoding="ascii")
     logging.write_text(_LOGGING)
     run = (
         java(),
         f"-Xmx{heap_mb}m",
-        # The collector that takes the least CPU from whatever else runs on a few cores.
+        # On a few cores this collector leaves the most CPU time to other processes.
         "-XX:+UseSerialGC",
         "-XX:+ExitOnOutOfMemoryError",
         *server_options(),
@@ -111,7 +111,7 @@ def prepare(
 
 
 def _latin(text: str) -> str:
-    """Text of a properties file, which Java reads as Latin-1: every other character is UTF-16 in hexadecimal."""
+    """Encode a properties file, which Java reads as Latin-1: other characters become UTF-16 in hexadecimal."""
     return "".join(letter if letter.isascii() else _hexadecimal(letter) for letter in text)
 
 
@@ -120,7 +120,7 @@ def _hexadecimal(letter: str) -> str:
 
 
 def _cluster_id() -> str:
-    """A random id as Kafka writes them: 22 characters, none of them a leading dash."""
+    """A random id in Kafka's format: 22 characters that do not begin with a dash."""
     return "h" + base64.urlsafe_b64encode(uuid.uuid4().bytes).decode()[1:22]
 
 
@@ -129,12 +129,14 @@ def _format(command: tuple[str, ...]) -> None:
         command, capture_output=True, text=True, check=False, timeout=120, env={**os.environ, **ANY_PATH}
     )
     if done.returncode != 0:
-        said = [line for line in (done.stderr or done.stdout).splitlines() if line[:1].strip()]  # no lines of a stack
+        said = [
+            line for line in (done.stderr or done.stdout).splitlines() if line[:1].strip()
+        ]  # without the stack trace
         raise StackError(f"Kafka could not format its storage ({' | '.join(said[-3:]) or 'it gave no reason'})")
 
 
 def _is_ready(port: int, address: str) -> bool:
-    """A broker is in its own metadata once it may host partitions."""
+    """A broker appears in its own metadata when it can host partitions."""
     if ports.is_free(port):
         return False
     try:

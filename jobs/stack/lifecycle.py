@@ -36,25 +36,25 @@ def up(
     heap_mb: int = 512,
     progress: OnStep | None = None,
 ) -> StackState:
-    """Start the requested servers that do not run yet; return when each of them accepts requests.
+    """Start the requested servers that are not running; return when all of them accept requests.
 
-    They continue after this process ends, and keep data and ports in `root` from one start to the next. Several
+    They continue after this process ends. Data and ports are kept in `root`. Several
     processes may call this at once; one starts the servers and all return them.
 
     Args:
-        root: The stack's directory, created when missing.
-        kafka: Whether a Kafka broker is wanted.
-        redis: Whether a Redis server is wanted (Valkey where no redis-server is installed).
-        cassandra: Whether a Cassandra node is wanted.
+        root: The stack's directory; created if it does not exist.
+        kafka: Whether to start a Kafka broker.
+        redis: Whether to start a Redis server (Valkey if no redis-server is installed).
+        cassandra: Whether to start a Cassandra node.
         heap_mb: Java heap of each Java server, in MiB.
-        progress: Told what is being waited for.
+        progress: Called with each step that takes time.
 
     Returns:
         All servers that run in `root`.
 
     Raises:
-        StackError: A server did not start; what it said is quoted, and it is stopped. Or `root` cannot be used.
-        JarsUnavailable: Its jars could not be fetched.
+        StackError: A server did not start: the text quotes its log, and the server is stopped. Or `root` cannot be used.
+        JarsUnavailable: Its jars could not be downloaded.
         JavaUnavailable: There is no Java 17 or newer.
     """
     say = progress or (lambda _line: None)
@@ -83,7 +83,7 @@ def up(
 
 
 def down(root: Path) -> list[str]:
-    """Stop every server that was started in `root` and return their names; data and ports stay.
+    """Stop every server that was started in `root` and return their names; data and ports are kept.
 
     Raises:
         StackError: A server did not end, not even by SIGKILL, or is another user's.
@@ -101,13 +101,13 @@ def down(root: Path) -> list[str]:
                     f"{server.name} (pid {server.pid}) runs as another user: stop it as that user"
                 ) from error
             if server.alive:
-                raise StackError(f"{server.name} (pid {server.pid}) does not stop: see {server.log}")
+                raise StackError(f"{server.name} (pid {server.pid}) does not end: see {server.log}")
         StackState(root).save()
         return [server.name for server in state.servers]
 
 
 def status(root: Path) -> StackState | None:
-    """Return the servers that run in `root`, or None when none does."""
+    """Return the servers that run in `root`; None if there are none."""
     state = StackState.load(root.absolute())
     return state if state.servers else None
 
@@ -116,7 +116,7 @@ def status(root: Path) -> StackState | None:
 def ephemeral(
     *, kafka: bool = True, redis: bool = False, cassandra: bool = False, heap_mb: int = 512
 ) -> Iterator[StackState]:
-    """A stack in a temporary directory that ends, with its data, where the `with` block does."""
+    """A stack in a temporary directory. It is stopped and deleted at the end of the `with` block."""
     root = Path(tempfile.mkdtemp(prefix="headwater-stack-"))
     try:
         yield up(root, kafka=kafka, redis=redis, cassandra=cassandra, heap_mb=heap_mb)
@@ -127,7 +127,7 @@ def ephemeral(
 
 @contextmanager
 def _locked(root: Path) -> Iterator[None]:
-    """One process at a time works on the stack in `root`, which is created when missing."""
+    """Let one process at a time work on the stack in `root`, which is created if it does not exist."""
     try:
         root.mkdir(parents=True, exist_ok=True)
         with (root / "lock").open("w") as lock:
@@ -163,7 +163,7 @@ def _wait(server: ServerState, launch: Launch) -> None:
 
 
 def _said(server: ServerState) -> str:
-    """The last errors of its log, else its last lines, and where to read on."""
+    """The last errors in its log, or else its last lines, and the path of the log."""
     lines = Path(server.log).read_text(errors="replace").splitlines() if Path(server.log).exists() else []
     errors = [line for line in lines if any(word in line for word in ("ERROR", "FATAL", "Exception", "Error:"))]
     shown = lines if len(lines) <= _SHOWN_LINES else (errors or lines)[-_SHOWN_LINES:]

@@ -1,4 +1,4 @@
-"""Free ports on loopback, remembered so that a server keeps its address from one start to the next."""
+"""Free ports on loopback. They are stored, so that a server keeps its address when it is started again."""
 
 import json
 import os
@@ -18,7 +18,7 @@ _RANGE: Final = range(20_000, 32_000)
 
 
 def remembered(home: Path, names: Sequence[str], progress: Callable[[str], None] | None = None) -> dict[str, int]:
-    """Return a free port per name: the one that `home` remembers, else a new one."""
+    """Return a free port for each name: the one stored in `home`, or else a new one."""
     before = _load(home)
     ports = {name: port for name, port in before.items() if name in names and is_free(port)}
     for name in names:
@@ -27,19 +27,19 @@ def remembered(home: Path, names: Sequence[str], progress: Callable[[str], None]
             if port not in ports.values() and is_free(port):
                 ports[name] = port
         if progress is not None and (old := before.get(name, ports[name])) != ports[name]:
-            progress(f"port {old} is taken by {holder(old)}: using {ports[name]}, which clients must be told")
+            progress(f"port {old} is taken by {holder(old)}: using {ports[name]}; tell clients the new address")
     (home / _FILE).write_text(json.dumps(ports))
     return ports
 
 
 def conflicts(home: Path) -> str:
-    """Which of the ports that `home` remembers other processes hold, once its server has ended; empty if none."""
+    """Which ports of a server that has ended are taken by other processes, and what to do; empty if none is."""
     held = [f"port {port} is taken by {holder(port)}" for port in _load(home).values() if not is_free(port)]
     return f"; {', '.join(held)}: `headwater stack up` chooses another port, or end that process" if held else ""
 
 
 def holder(port: int) -> str:
-    """Which process listens on that port, as far as this user may know it: its id and name, else `another process`."""
+    """Id and name of the process that listens on a port; `another process` if this user may not see them."""
     sockets = set()
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         with suppress(OSError):
@@ -62,7 +62,7 @@ def _load(home: Path) -> dict[str, int]:
 
 
 def is_free(port: int) -> bool:
-    """Whether a server could listen on that port of loopback now."""
+    """Whether a server could listen on a port of loopback now."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do: a closed one's leftovers are fine
         try:
@@ -73,7 +73,7 @@ def is_free(port: int) -> bool:
 
 
 def ask(port: int, request: bytes, size: int) -> bytes:
-    """Send `request` to that port and return up to `size` bytes of the answer, none when there is no answer."""
+    """Send `request` to a port and return up to `size` bytes of the answer; empty without an answer."""
     try:
         with socket.create_connection((LOOPBACK, port), timeout=2) as connection:
             connection.sendall(request)

@@ -1,4 +1,4 @@
-"""Processes that outlive the command that started them, told apart from later ones by their start time."""
+"""Processes that outlive the command that started them. Their start time distinguishes them from later processes."""
 
 import contextlib
 import os
@@ -12,7 +12,7 @@ _POLL_SECONDS = 0.05
 
 
 def spawn(command: Sequence[str], log: Path, home: Path, environment: Mapping[str, str] | None = None) -> int:
-    """Start `command` in a session of its own, so that no terminal's Ctrl-C reaches it, and return its pid."""
+    """Start `command` in its own session, so that Ctrl-C in a terminal does not reach it, and return its pid."""
     with log.open("ab") as out:
         child = subprocess.Popen(
             command,
@@ -23,15 +23,15 @@ def spawn(command: Sequence[str], log: Path, home: Path, environment: Mapping[st
             env={**os.environ, **(environment or {})},
             start_new_session=True,
         )
-    child.returncode = 0  # It is meant to go on: Popen shall not warn about it.
+    child.returncode = 0  # It continues after this process: Popen must not warn about it.
     return child.pid
 
 
 def start_of(pid: int) -> str | None:
-    """When the process of that id began, in the system's own words; None when it has ended."""
+    """When a process began, as the system reports it; None if it has ended."""
     _reap(pid)
     try:
-        # Fields behind the command's name, which may hold spaces and brackets: state, ..., start time in ticks.
+        # The command's name may contain spaces and brackets. After it: state, ..., start time in ticks.
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return None if fields[0] == "Z" else fields[19]
     except FileNotFoundError:
@@ -44,7 +44,7 @@ def start_of(pid: int) -> str | None:
 
 
 def stop(pid: int, started: str, grace_seconds: float) -> bool:
-    """End that very process: SIGTERM, then SIGKILL after `grace_seconds`. Return whether it ended by itself."""
+    """End a process: SIGTERM, then SIGKILL after `grace_seconds`. Return whether SIGTERM was enough."""
     for number, seconds in ((signal.SIGTERM, grace_seconds), (signal.SIGKILL, 10.0)):
         if start_of(pid) != started:
             return True
@@ -61,6 +61,6 @@ def stop(pid: int, started: str, grace_seconds: float) -> bool:
 
 
 def _reap(pid: int) -> None:
-    """Collect a child that has ended; another's child is none of ours."""
+    """Collect a child that has ended; do nothing for a process that is not a child."""
     with contextlib.suppress(ChildProcessError):
         os.waitpid(pid, os.WNOHANG)

@@ -1,4 +1,4 @@
-"""A Redis server: the installed one, else Valkey out of its Python wheel."""
+"""A Redis server: the installed one, or else Valkey from its Python wheel."""
 
 import shutil
 from pathlib import Path
@@ -9,17 +9,17 @@ from jobs.stack.state import StackError
 
 
 def prepare(home: Path, *, heap_mb: int, progress: OnStep) -> Launch:
-    """Choose the server's program and its port; durable as the stores ask for it."""
+    """Choose the program and port of the server. It is as durable as the stores require."""
     port = ports.remembered(home, ("client",), progress)["client"]
     data = home / "data"
     data.mkdir(exist_ok=True)
     command = (
         _program(),
         *("--bind", ports.LOOPBACK, "--port", str(port), "--dir", str(data), "--daemonize", "no"),
-        # Acknowledged means on disk, and nothing is ever thrown out to make room.
+        # An acknowledged write is on disk, and nothing is evicted.
         *("--appendonly", "yes", "--appendfsync", "always", "--save", "", "--maxmemory-policy", "noeviction"),
     )
-    # While it still reads its log it answers LOADING.
+    # It answers LOADING while it reads its log.
     return Launch(command, f"redis://{ports.LOOPBACK}:{port}", lambda: ports.ask(port, b"PING\r\n", 7) == b"+PONG\r\n")
 
 

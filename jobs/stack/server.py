@@ -1,4 +1,4 @@
-"""What a server's module tells the stack: how to start it, and when it is ready."""
+"""How the stack starts a server, and when the server is ready."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -6,20 +6,20 @@ from pathlib import Path
 from typing import Protocol
 
 OnStep = Callable[[str], None]
-"""Called with one plain line for each thing that a person waits for."""
+"""Called with a line for each step that takes time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """How to start one server, with everything on disk already prepared.
+    """How to start one server whose files are prepared.
 
     Attributes:
-        command: What to run; it stays in the foreground.
-        address: Where clients will reach it.
-        is_ready: Asks it once whether it serves.
-        environment: Added to this process's own.
-        ready_seconds: How long a start may take on a slow, busy machine.
-        stop_seconds: How long it may take to end after SIGTERM.
+        command: Program and arguments; it stays in the foreground.
+        address: Its address for clients.
+        is_ready: Returns whether it accepts requests.
+        environment: Variables to add to those of this process.
+        ready_seconds: Maximum seconds until it is ready, on a slow and busy machine.
+        stop_seconds: Maximum seconds until it ends after SIGTERM.
     """
 
     command: tuple[str, ...]
@@ -31,6 +31,6 @@ class Launch:
 
 
 class Prepare(Protocol):
-    """A server's module: prepares its directory, whose content survives stops, and says how to start."""
+    """Function of a server's module: prepares its directory and returns how to start it."""
 
     def __call__(self, home: Path, *, heap_mb: int, progress: OnStep) -> Launch: ...

@@ -1,4 +1,4 @@
-"""What is remembered of the servers that were started, and which of them still run."""
+"""The servers that were started, stored in a file, and which of them still run."""
 
 import json
 import os
@@ -33,9 +33,9 @@ class ServerState:
     Attributes:
         name: `kafka`, `redis` or `cassandra`.
         pid: Its process.
-        started: When that process began, as the system tells it; a reused pid has another one.
-        address: Where clients reach it: `host:port` for Kafka, else a URL.
-        log: What it wrote to its terminal.
+        started: When that process began, as the system reports it; a reused pid has another value.
+        address: Its address for clients: `host:port` for Kafka, a URL for others.
+        log: File with its output.
     """
 
     name: str
@@ -46,20 +46,20 @@ class ServerState:
 
     @property
     def alive(self) -> bool:
-        """Whether this very process still runs."""
+        """Whether the process still runs."""
         return process.start_of(self.pid) == self.started
 
 
 @dataclass(frozen=True, slots=True)
 class StackState:
-    """The servers of one stack, kept as JSON in its root directory."""
+    """The servers of one stack, stored as JSON in its root directory."""
 
     root: Path
     servers: tuple[ServerState, ...] = ()
 
     @classmethod
     def load(cls, root: Path) -> Self:
-        """Return the servers of `root` that are alive; a missing file holds none.
+        """Return the running servers of `root`; none if the file is missing.
 
         Raises:
             StackError: The file is damaged or cannot be read.
@@ -87,7 +87,7 @@ class StackState:
         return cls(root, tuple(server for server in servers if server.alive))
 
     def save(self) -> None:
-        """Replace the file in one step; delete it if no server runs, which a full disk allows too."""
+        """Replace the file in one step; delete it if no server runs, which works on a full disk too."""
         if not self.servers:
             (self.root / _FILE).unlink(missing_ok=True)
             return
@@ -99,11 +99,11 @@ class StackState:
             draft.unlink(missing_ok=True)
 
     def having(self, server: ServerState) -> Self:
-        """Return this state with `server` in it."""
+        """Return this state with `server` added."""
         return type(self)(self.root, (*(other for other in self.servers if other.name != server.name), server))
 
     def find(self, name: str) -> ServerState | None:
-        """Return the server of that name, if it runs."""
+        """Return the server of a name if it runs."""
         return next((server for server in self.servers if server.name == name), None)
 
     @property

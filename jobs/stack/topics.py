@@ -1,10 +1,10 @@
-"""Topics of the local broker, in one call each."""
+"""Functions for topics of the local broker."""
 
 from persistence.kafka import KafkaSettings, Topics
 
 
 def create(bootstrap: str, name: str, partitions: int, **config: str | int) -> str:
-    """Create a topic unless it exists, and return its id once it can be used.
+    """Create a topic if it does not exist, and return its id when it can be used.
 
     Args:
         bootstrap: Broker address.
@@ -20,7 +20,7 @@ def create(bootstrap: str, name: str, partitions: int, **config: str | int) -> s
 
 
 def topic_ids(bootstrap: str, names: list[str]) -> dict[str, str]:
-    """Return the current id of each topic; one that was deleted and created again has another.
+    """Return the current id of each topic. A topic that was deleted and created again has a new id.
 
     Raises:
         BrokerError: A topic does not exist, or the broker does not answer.
@@ -29,7 +29,7 @@ def topic_ids(bootstrap: str, names: list[str]) -> dict[str, str]:
 
 
 def delete(bootstrap: str, *names: str) -> None:
-    """Delete topics and wait until they are gone; one that does not exist is deleted already.
+    """Delete the topics that exist, and wait until they are gone.
 
     Raises:
         BrokerError: The broker refused or does not answer.

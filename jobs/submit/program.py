@@ -53,7 +53,7 @@ def _reference(flow: "Flow[Any]", caller: dict[str, Any]) -> str:
             return f"{module.__name__}:{name}"
     raise LoadError(
         f"run(flow): flow {flow.name!r} is not a variable of {file.name}; define it before "
-        '`if __name__ == "__main__":`, Spark\'s workers import it from there'
+        '`if __name__ == "__main__":`, so that Spark\'s workers can import it'
     )
 
 

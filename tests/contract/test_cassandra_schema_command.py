@@ -40,7 +40,7 @@ def test_apply_creates_what_is_missing_says_so_and_the_store_works(url, monkeypa
     store.close()
 
     code, out, err = headwater(monkeypatch, capsys, "schema", "apply", url)
-    assert (code, out, err[-1]) == (Exit.DONE, "", "nothing was missing")
+    assert (code, out, err[-1]) == (Exit.DONE, "", "all tables exist already")
 
 
 def test_what_print_shows_is_all_that_a_store_needs(url, cassandra_url, monkeypatch, capsys):

@@ -88,7 +88,7 @@ def test_a_topic_that_does_not_exist_yet_is_waited_for_and_shown(
         assert (republisher.statistics.waiting, republisher.statistics.waited > 0) == ((), True)
     assert len(read_all(settings, names["target"])) == 20
     said = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    assert any(f"topic {names[away]} does not exist; waiting since" in line for line in said)
+    assert any(f"topic {names[away]} does not exist; waiting for" in line for line in said)
     assert any("all topics exist again" in line for line in said)
 
 
@@ -185,7 +185,7 @@ def test_the_command_refuses_a_compacted_source_with_the_code_for_it(
     assert "--accept compacted-source" in capsys.readouterr().err
     assert headwater(monkeypatch, *command, "--accept", "compacted-source") == 0
     assert headwater(monkeypatch, *command, "--accept", "everything") == Exit.USAGE
-    assert "unknown risk everything; there are compacted-source, grown-undrained" in capsys.readouterr().err
+    assert "unknown risk everything; known are compacted-source, grown-undrained" in capsys.readouterr().err
 
 
 def test_a_refusal_is_no_absence_and_ends_the_service_at_once(settings: KafkaSettings, topic: Make) -> None:

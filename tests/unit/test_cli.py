@@ -98,7 +98,7 @@ def test_an_error_is_one_line_on_standard_error(
     assert run(monkeypatch, "describe", "no_such_module:flow") == Exit.USAGE
     out, err = capsys.readouterr()
     assert out == ""
-    assert err == f"headwater: there is no module no_such_module in {tmp_path} nor on PYTHONPATH\n"
+    assert err == f"headwater: there is no module no_such_module in {tmp_path} or on PYTHONPATH\n"
 
 
 WITH_JSON = [path.split()[1:] for path, parameter in PARAMETERS if parameter.name == "json"]
@@ -253,9 +253,9 @@ def test_an_empty_text_is_refused_and_does_not_count_as_a_missing_option(
         (["run", "jobs.demo.flow:flow", "--bootstrap", "b:1", "--conf", "spark"], "--conf: write NAME=VALUE"),
         (["inspect", "jobs.demo.flow:flow"], "has the stages aircraft, carrier: give --stage"),
         (["inspect", "jobs.demo.flow:flow", "--stage", "pilot"], "has no stage 'pilot'"),
-        (["inspect", "jobs.demo.flow:flow", "--stage", "carrier", "--store", "memory://m"], "in the memory of its"),
+        (["inspect", "jobs.demo.flow:flow", "--stage", "carrier", "--store", "memory://m"], "in the memory of one"),
         *(
-            ([*command.split(), "--from", "dead", "--reason", "fold"], "--reason fold: no such reason code; there are")
+            ([*command.split(), "--from", "dead", "--reason", "fold"], "--reason fold: unknown reason code; known are")
             for command in ("redrive", "discard jobs.demo.flow:flow")
         ),
         (["demo", "--store", "memory://m"], "a store that they can share"),

@@ -185,7 +185,7 @@ def test_a_module_of_the_current_directory_is_found(module: str, bare: Path) -> 
         ("1 / 0", "ZeroDivisionError: division by zero"),
         ("raise SystemExit(3)", "SystemExit: 3"),
         ("def f(:", ".py:1: SyntaxError"),
-        ("x = 1", "has no flow"),
+        ("x = 1", "has no 'flow'"),
         ("flow = 1", "is not a Flow but a int"),
     ],
 )

@@ -76,7 +76,7 @@ def test_a_set_with_a_damaged_jar_is_named_and_fetched_again(
     said: list[str] = []
     assert jars.resolve("x", ["g:a:1"], progress=said.append) == first
     assert all(zipfile.is_zipfile(jar) for jar in first)
-    assert "a-1.jar again, it was damaged" in said
+    assert "a-1.jar again: it was damaged" in said
     assert not list(cache.glob("ivy/**/*.jar"))
     assert [path.name for path in (cache / "jars").iterdir()] == [first[0].parent.name]
 
@@ -105,4 +105,4 @@ def test_a_plain_install_has_the_stores_drivers_and_the_pyspark_that_is_tested()
 def test_the_cause_is_what_ivy_says_is_missing() -> None:
     said = ["\t::::::::::::", ":: UNRESOLVED DEPENDENCIES ::", ":: g#a;1: not found", "\t::::::::::::"]
     assert jars._cause(said) == "g#a;1: not found"
-    assert jars._cause([]) == "Ivy does not say why"
+    assert jars._cause([]) == "Ivy gave no reason"

@@ -211,7 +211,7 @@ def test_why_a_function_that_mends_failed_is_logged_with_its_line_and_without_it
         "dead letters not mended: 1: the function of --mend returned str instead of bytes",
     ]
     caplog.clear()
-    redriving.redrive(KafkaSettings("k:1"), "dead", mend=of_one)
+    redriving.redrive(KafkaSettings("k:1"), "dead", mend=of_one)  # type: ignore[arg-type]
     [record] = caplog.records
     assert record.getMessage() == "dead letters not mended: 3: the function of --mend raised TypeError"
 

@@ -294,7 +294,7 @@ def test_the_record_tells_the_transform_where_it_came_from() -> None:
     assert str(item.lineage) == "raw:1:3 -> legs:2:17"
     assert (item.event_id, item.event_time_us, item.payload, item.attempt) == ("e1", 5, b"payload", 3)
     assert item.envelope == ENVELOPE
-    assert repr(item) == "Record(legs:2:17)"
+    assert repr(item) == "InputRecord(legs:2:17)"
 
 
 RETRY = RetryTopics({"legs.retry": 5.0})

@@ -156,7 +156,7 @@ def test_a_taken_port_is_reported_with_its_holder_and_the_new_one(tmp_path: Path
         who = f"port {first} is taken by process {os.getpid()} \\("
         assert re.match(rf"; {who}.*\): `headwater stack up` chooses another port", ports.conflicts(tmp_path))
         second = ports.remembered(tmp_path, ("client",), said.append)["client"]
-    assert re.match(rf"{who}.*\): using {second}, ", said[0])
+    assert re.match(rf"{who}.*\): using {second}; ", said[0])
 
 
 def test_a_server_that_loses_its_port_while_it_starts_says_who_has_it(tmp_path: Path) -> None:
