@@ -112,13 +112,13 @@ def republish(
     from jobs import settings
     from jobs.loading import load
     from jobs.republish.run import republish as serve
-    from jobs.republish.source import Source
+    from jobs.republish.source import InputTopics
 
     transform = load(function)
     if not callable(transform):
         raise UsageError(f"{function} is not a function but a {type(transform).__name__}")
     try:
-        topics = Source.of(tuple(source), kind, tombstones)
+        topics = InputTopics.of(tuple(source), kind, tombstones)
     except ValueError as error:
         raise UsageError(str(error)) from error
     patience = settings.patience(topic_wait, "--topic-wait")

@@ -7,7 +7,7 @@ def legs(record: InputRecord) -> list[OutputRecord]:
 
 Republisher(
     legs,
-    source=Source("flights.raw", Wrapping.NONE, Json),
+    source=InputTopics("flights.raw", Wrapping.NONE, JsonPayload),
     target="flights.legs",
     dead_letter="flights.dead",
     name="legs",
@@ -24,19 +24,19 @@ from jobs.republish.record import KEEP, PASS, InputRecord, OutputRecord, Transfo
 from jobs.republish.retry import RetryTopics
 from jobs.republish.run import republish
 from jobs.republish.service import Republisher
-from jobs.republish.source import Json, Source, Wrapping
+from jobs.republish.source import InputTopics, JsonPayload, Wrapping
 
 __all__ = [
     "KEEP",
     "PASS",
-    "Json",
+    "JsonPayload",
     "Outgoing",
     "OutputRecord",
     "Processor",
     "InputRecord",
     "Republisher",
     "RetryTopics",
-    "Source",
+    "InputTopics",
     "Statistics",
     "Transform",
     "TransformError",

@@ -16,7 +16,7 @@ from envelope.raised import Raised
 from envelope.redrive import read_via
 from jobs.republish.express import Express, express
 from jobs.republish.record import KEEP, RETRY_PREFIX, InputRecord, OutputRecord, Transform, identity
-from jobs.republish.source import Opener, Source, Wrapping
+from jobs.republish.source import InputTopics, ValueOpener, Wrapping
 
 _MOST_KNOWN = 1000
 _OVERHEAD_BYTES = 256  # of a record batch around one record, with room to spare
@@ -73,7 +73,7 @@ class Processor:
         transform: Transform,
         *,
         via: str,
-        source: Source,
+        source: InputTopics,
         targets: Mapping[str, int],
         retry_topics: Iterable[str] = (),
         limits: Limits = DEFAULT_LIMITS,
@@ -97,8 +97,8 @@ class Processor:
         self._skips_tombstones = source.tombstones is Tombstones.SKIP
         self._cloudevents = source.wrapping is Wrapping.CLOUDEVENTS
         self._reads = source.wrapping is not Wrapping.ENVELOPE or source.payload is not None
-        opener = Opener(source, limits)
-        retried = Opener(Source(source.topics, payload=source.payload), limits)
+        opener = ValueOpener(source, limits)
+        retried = ValueOpener(InputTopics(source.topics, payload=source.payload), limits)
         self._openers = dict.fromkeys(source.topics, opener) | dict.fromkeys(retry_topics, retried)
 
     def form(self, topic: str) -> Form:

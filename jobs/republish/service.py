@@ -19,7 +19,7 @@ from jobs.republish.processor import Processor
 from jobs.republish.record import Transform
 from jobs.republish.retry import NO_RETRIES, RetryTopics
 from jobs.republish.roots import RootEnds
-from jobs.republish.source import Source
+from jobs.republish.source import InputTopics
 from jobs.republish.worker import Worker, now_ms
 from persistence.commit.faults import REPUBLISH_COMMIT, effect
 from persistence.compaction import COMPACTED_SOURCE, compaction
@@ -54,7 +54,7 @@ class Republisher:
     Args:
         transform: Called with each record; returns None, an `OutputRecord` or several. It must be deterministic: the same
             record gives the same outputs in the same order.
-        source: Topic name (of envelopes) or `Source`.
+        source: Topic name (of envelopes) or `InputTopics`.
         target: Topic to produce to, or several: `OutputRecord.topic` chooses, the first is the default.
         name: Name of this republisher, the hop's `via`. Part of every message's path: do not change it.
         settings: Settings of the Kafka cluster.
@@ -86,7 +86,7 @@ class Republisher:
         self,
         transform: Transform,
         *,
-        source: str | Source,
+        source: str | InputTopics,
         target: str | Sequence[str],
         name: str,
         settings: KafkaSettings,
@@ -106,7 +106,7 @@ class Republisher:
     ) -> None:
         self.statistics = Statistics()
         self._transform = transform
-        self._source = Source((source,)) if isinstance(source, str) else source
+        self._source = InputTopics((source,)) if isinstance(source, str) else source
         self._targets = (target,) if isinstance(target, str) else tuple(target)
         self._name = name
         self._settings = settings

@@ -32,18 +32,18 @@ class Wrapping(StrEnum):
     """As a CloudEvent in binary mode: the context is in headers, and the record is the root of its event."""
 
 
-class Json:
+class JsonPayload:
     """Declares a JSON payload; `InputRecord.data` is the parsed JSON."""
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class InputTopics:
     """The topics that a republisher reads, and how it reads them.
 
     Attributes:
         topics: Their names.
         wrapping: How the payload is wrapped.
-        payload: `Json`, a protobuf message class, or None for bytes that only the transform interprets. A
+        payload: `JsonPayload`, a protobuf message class, or None for bytes that only the transform interprets. A
             payload that does not match the declaration goes to the dead-letter topic.
         tombstones: What to do with records that have no value: skip them, or dead-letter them as `empty`. They cannot
             be forwarded, because they have no value to which a hop could be appended.
@@ -55,7 +55,7 @@ class Source:
 
     topics: Sequence[str]
     wrapping: Wrapping = Wrapping.ENVELOPE
-    payload: type[Json] | type[Message] | None = None
+    payload: type[JsonPayload] | type[Message] | None = None
     tombstones: Tombstones = Tombstones.SKIP
 
     def __post_init__(self) -> None:
@@ -70,7 +70,9 @@ class Source:
             raise ValueError("a source needs a topic")
 
     @classmethod
-    def of(cls, topics: str | tuple[str, ...], kind: str, tombstones: str | Tombstones = Tombstones.SKIP) -> "Source":
+    def of(
+        cls, topics: str | tuple[str, ...], kind: str, tombstones: str | Tombstones = Tombstones.SKIP
+    ) -> "InputTopics":
         """Return the source for command-line arguments: `envelope`, `raw`, `json` or `cloudevents`, and a policy.
 
         Raises:
@@ -87,13 +89,13 @@ class Source:
             case "raw":
                 return cls(names, Wrapping.NONE, tombstones=policy)
             case "json":
-                return cls(names, Wrapping.NONE, Json, policy)
+                return cls(names, Wrapping.NONE, JsonPayload, policy)
             case "cloudevents":
                 return cls(names, Wrapping.CLOUDEVENTS, tombstones=policy)
         raise ValueError(f"unknown input format {kind!r}: write envelope, raw, json or cloudevents")
 
 
-class Opener:
+class ValueOpener:
     """Parses the values of one topic.
 
     Args:
@@ -101,7 +103,7 @@ class Opener:
         limits: Limits of the envelopes and payloads that are accepted.
     """
 
-    def __init__(self, source: Source, limits: Limits = DEFAULT_LIMITS) -> None:
+    def __init__(self, source: InputTopics, limits: Limits = DEFAULT_LIMITS) -> None:
         self._limits = limits
         self._parse = _parser(source.payload)
         self._type = ""
@@ -184,10 +186,10 @@ def _traceparent(headers: Headers) -> str:
     return found[-1].decode() if found and found[-1].isascii() else ""
 
 
-def _parser(payload: type[Json] | type[Message] | None) -> PayloadParser | None:
+def _parser(payload: type[JsonPayload] | type[Message] | None) -> PayloadParser | None:
     if payload is None:
         return None
-    if payload is Json:
+    if payload is JsonPayload:
         return _json
     if issubclass(payload, Message):
         from_string = payload.FromString
@@ -199,7 +201,7 @@ def _parser(payload: type[Json] | type[Message] | None) -> PayloadParser | None:
                 raise EnvelopeError(Reason.BAD_PAYLOAD, "the payload is not the declared protobuf message") from error
 
         return protobuf
-    raise TypeError(f"a payload is Json or a protobuf message class, not {payload!r}")
+    raise TypeError(f"a payload is JsonPayload or a protobuf message class, not {payload!r}")
 
 
 def _json(content: bytes) -> Any:

@@ -3,7 +3,7 @@
 import json
 import sys
 
-from jobs.republish import InputRecord, OutputRecord, RetryTopics, Source, republish
+from jobs.republish import InputRecord, InputTopics, OutputRecord, RetryTopics, republish
 from persistence.kafka import KafkaSettings
 
 
@@ -21,7 +21,7 @@ def split(record: InputRecord) -> list[OutputRecord]:
 def main() -> None:
     arguments = json.loads(sys.argv[1])
     settings = KafkaSettings(arguments.pop("bootstrap"), arguments.pop("options", {}))
-    source = Source.of(arguments.pop("source"), arguments.pop("kind"))
+    source = InputTopics.of(arguments.pop("source"), arguments.pop("kind"))
     retry = RetryTopics(arguments.pop("retry", {}))
     done = republish(
         split,

@@ -10,7 +10,7 @@ import pytest
 
 from envelope import Envelope, decode, encode
 from envelope.deadletter import DeadLetterHeaders
-from jobs.republish import OutputRecord, Republisher, Source
+from jobs.republish import InputTopics, OutputRecord, Republisher
 from persistence.kafka import KafkaSettings, Topics
 from tests.integration.republish_process import split
 from tests.support.republish import INPUTS, POISON, Make, expected, outputs, process, produce, read_all, run
@@ -117,7 +117,7 @@ def test_members_that_come_and_go_lose_nothing_and_never_commit_backwards(
     def member(name: str) -> tuple[Republisher, threading.Thread]:
         republisher = Republisher(
             split,
-            source=Source.of(source, "raw"),
+            source=InputTopics.of(source, "raw"),
             target=target,
             name="split",
             group=group,

@@ -12,7 +12,7 @@ import pytest
 
 from envelope import decode
 from jobs.cli.errors import Exit
-from jobs.republish import Republisher, Source, Statistics, identity
+from jobs.republish import InputTopics, Republisher, Statistics, identity
 from jobs.republish.absence import Unsafe
 from persistence.kafka import BrokerRefused, KafkaSettings, TopicMissing, Topics
 from tests.support.cli import run as headwater
@@ -34,7 +34,7 @@ def running(settings: KafkaSettings, names: dict[str, str], **arguments: Any) ->
     """A republisher that runs until the block ends, and has no error then."""
     republisher = Republisher(
         identity,
-        source=Source.of(names["source"], "raw"),
+        source=InputTopics.of(names["source"], "raw"),
         target=names["target"],
         dead_letter=names["dead_letter"],
         name="r",
@@ -168,7 +168,7 @@ def test_a_compacted_source_is_refused_unless_that_is_accepted(
 ) -> None:
     source, target = topic(1, "in", cleanup_policy=policy), topic(1, "out", cleanup_policy="compact")
     produce(settings, source, INPUTS[:20])
-    arguments: dict[str, Any] = {"source": Source.of(source, "raw"), "target": target}
+    arguments: dict[str, Any] = {"source": InputTopics.of(source, "raw"), "target": target}
     with pytest.raises(Unsafe, match=rf"{source} is compacted.*--accept compacted-source"):
         run(settings, **arguments)
     assert run(settings, accept=["compacted-source"], **arguments).consumed == 20

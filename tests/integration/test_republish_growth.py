@@ -9,7 +9,7 @@ import pytest
 from confluent_kafka import Producer
 
 from envelope import decode
-from jobs.republish import InputRecord, OutputRecord, Republisher, Source, Statistics, identity
+from jobs.republish import InputRecord, InputTopics, OutputRecord, Republisher, Statistics, identity
 from jobs.republish.absence import Unsafe
 from jobs.republish.counts import TopicGrowth
 from persistence.kafka import KafkaSettings, Topics
@@ -51,7 +51,7 @@ def test_the_order_of_each_key_is_kept_when_partitions_are_doubled_behind_a_back
     def member() -> tuple[Republisher, threading.Thread]:
         made = Republisher(
             gated,
-            source=Source.of(source, "raw"),
+            source=InputTopics.of(source, "raw"),
             target=target,
             name="r",
             group=group,
@@ -98,7 +98,7 @@ def test_a_growth_that_nobody_saw_is_refused_unless_everything_was_read(
 ) -> None:
     monkeypatch.setattr("jobs.republish.growing._UNSURE_SECONDS", 2.0)
     source, target, group = topic(2, "in"), topic(1, "out"), uuid.uuid4().hex
-    arguments: dict[str, Any] = {"source": Source.of(source, "raw"), "target": target, "group": group}
+    arguments: dict[str, Any] = {"source": InputTopics.of(source, "raw"), "target": target, "group": group}
     produce(settings, source, numbered(0))
     assert run(settings, **arguments).consumed == COUNT
     topics.add_partitions(source, 3)

@@ -10,7 +10,7 @@ import pytest
 
 from envelope import Envelope, Hop, decode, encode
 from envelope.deadletter import DeadLetterHeaders, own_headers
-from jobs.republish import InputRecord, OutputRecord, Republisher, RetryTopics, Source, Statistics, identity
+from jobs.republish import InputRecord, InputTopics, OutputRecord, Republisher, RetryTopics, Statistics, identity
 from persistence.commit import faults
 from persistence.errors import Transient
 from persistence.kafka import AcknowledgedProducer, BrokerRefused, BrokerUnavailable, KafkaSettings, Topics
@@ -37,7 +37,7 @@ def test_poison_of_every_kind_is_kept_byte_for_byte_and_the_rest_goes_on(setting
             producer.send(source, good, b"k")
             producer.send(source, value, key, headers)
         producer.flush()
-    read = Source(source, tombstones="dead_letter")
+    read = InputTopics(source, tombstones="dead_letter")
     counts = run(settings, source=read, target=target, dead_letter=dead, name="r")
     assert counts.consumed == 14
     assert counts.produced == len(read_all(settings, target)) == 7
@@ -63,7 +63,7 @@ def test_tombstones_are_skipped_and_counted_unless_told_otherwise(
         for value in (good, None, good, None):
             producer.send(source, value, b"k")
         producer.flush()
-    counts = run(settings, source=Source(source, wrapping), target=target, name="r")
+    counts = run(settings, source=InputTopics(source, wrapping), target=target, name="r")
     assert (counts.consumed, counts.produced, counts.tombstones, counts.dropped) == (4, 2, 2, 0)
     assert counts.as_dict()["tombstones"] == 2
 

@@ -11,7 +11,7 @@ import pytest
 from confluent_kafka import Consumer, KafkaError
 
 from envelope import decode
-from jobs.republish import Republisher, Source, identity
+from jobs.republish import InputTopics, Republisher, identity
 from jobs.republish.offsets import MemberFenced, failure
 from jobs.republish.place import await_place
 from persistence.commit.faults import REPUBLISH_COMMIT, NoFaults, use
@@ -37,7 +37,7 @@ def test_a_process_that_was_frozen_and_overtaken_ends_and_commits_nothing(
         kind="raw",
         **arguments,
     )
-    successor = Republisher(identity, source=Source.of(source, "raw"), settings=static, **arguments)
+    successor = Republisher(identity, source=InputTopics.of(source, "raw"), settings=static, **arguments)
     thread = threading.Thread(target=successor.run)
     try:
         while topics.group_offsets(group, [source]) != {(source, 0): 50}:
@@ -68,7 +68,13 @@ def test_a_member_that_was_fenced_by_itself_takes_its_place_again(
     produce(settings, source, INPUTS[:50])
     static = settings.with_options(group_instance_id="one", session_timeout_ms="6000")
     republisher = Republisher(
-        identity, source=Source.of(source, "raw"), target=target, name="r", group=group, settings=static, max_wait=0.1
+        identity,
+        source=InputTopics.of(source, "raw"),
+        target=target,
+        name="r",
+        group=group,
+        settings=static,
+        max_wait=0.1,
     )
     refused = threading.Event()
 

@@ -16,7 +16,7 @@ from confluent_kafka.admin import AdminClient
 
 from envelope import decode
 from jobs import stack
-from jobs.republish import Republisher, Source, identity
+from jobs.republish import InputTopics, Republisher, identity
 from persistence.commit.faults import REPUBLISH_COMMIT, NoFaults, use
 from persistence.kafka import AcknowledgedProducer, BrokerUnavailable, KafkaSettings, Topics
 from tests.integration.republish_process import split
@@ -29,7 +29,7 @@ def test_added_partitions_are_read_from_their_beginning(settings: KafkaSettings,
     source, target, group = topic(1, "in"), topic(1, "out"), uuid.uuid4().hex
     produce(settings, source, INPUTS[:100])
     arguments: dict[str, Any] = {
-        "source": Source.of(source, "raw"),
+        "source": InputTopics.of(source, "raw"),
         "target": target,
         "group": group,
         "transform": split,
@@ -81,7 +81,7 @@ def test_a_topic_that_was_created_again_gives_chains_with_its_new_id(settings: K
     for _ in range(2):
         ids.append(topics.create(source, 1).topic_id)
         produce(settings, source, [(b"k", b"0:a")])
-        run(settings, split, source=Source.of(source, "raw"), target=target, group=group)
+        run(settings, split, source=InputTopics.of(source, "raw"), target=target, group=group)
         topics.delete([source])
     assert [decode(m.value()).chain[0].topic_id for m in read_all(settings, target)] == ids
     topics.delete([target])
@@ -96,7 +96,13 @@ def test_a_topic_created_again_under_a_running_republisher_is_noticed(
     first = topics.create(source, 1).topic_id
     produce(settings, source, INPUTS[:before])
     republisher = Republisher(
-        identity, source=Source.of(source, "raw"), target=target, name="r", group=group, settings=settings, max_wait=0.1
+        identity,
+        source=InputTopics.of(source, "raw"),
+        target=target,
+        name="r",
+        group=group,
+        settings=settings,
+        max_wait=0.1,
     )
     thread = threading.Thread(target=republisher.run)
     thread.start()
@@ -161,7 +167,7 @@ def test_an_offset_that_counts_in_an_earlier_topic_is_not_gone_on_from(
     consumer = Consumer(settings.client(group_id=group, enable_auto_commit=False))
     consumer.commit(offsets=[TopicPartition(source, 0, 50, metadata=said)], asynchronous=False)
     consumer.close()
-    arguments: dict[str, Any] = {"source": Source.of(source, "raw"), "target": target, "group": group}
+    arguments: dict[str, Any] = {"source": InputTopics.of(source, "raw"), "target": target, "group": group}
     assert run(settings, **arguments).consumed == read
     assert [at.metadata for at in _committed(settings, group, source)] == [f"{current} 1"]
     assert run(settings, **arguments).consumed == 0
@@ -183,7 +189,7 @@ def test_what_retention_deleted_is_counted_and_the_rest_goes_on(
     topics.alter_group_offsets(group, {(source, 0): 2})
     admin, upto = AdminClient(settings.client()), TopicPartition(source, 0, 6)
     admin.delete_records([upto])[upto].result(20)
-    counts = run(settings, split, source=Source.of(source, "raw"), target=target, group=group)
+    counts = run(settings, split, source=InputTopics.of(source, "raw"), target=target, group=group)
     assert (counts.expired, counts.consumed) == (4, 4)
 
 
@@ -199,7 +205,7 @@ def test_aborted_transactions_and_markers_leave_gaps_and_no_messages(settings: K
         else:
             producer.flush(20)
             producer.abort_transaction(20)
-    counts = run(settings, split, source=Source.of(source, "raw"), target=target)
+    counts = run(settings, split, source=InputTopics.of(source, "raw"), target=target)
     assert (counts.consumed, counts.expired) == (2, 0)
     assert [decode(m.value()).payload for m in read_all(settings, target)] == [b"0/a", b"2/a"]
 
@@ -234,7 +240,7 @@ def kill_and_start_again(root: Path) -> str:
 def test_a_broker_that_dies_and_comes_back_costs_neither_messages_nor_the_service(tmp_path: Path) -> None:
     with own_broker(tmp_path, partitions=2) as settings:
         republisher = Republisher(
-            split, source=Source.of("in", "raw"), target="out", name="r", settings=settings, max_wait=0.1
+            split, source=InputTopics.of("in", "raw"), target="out", name="r", settings=settings, max_wait=0.1
         )
         thread = threading.Thread(target=republisher.run)
         thread.start()
@@ -261,7 +267,7 @@ def test_a_static_member_whose_broker_was_away_for_a_session_sees_partitions_tha
         )
         republisher = Republisher(
             identity,
-            source=Source.of("in", "raw"),
+            source=InputTopics.of("in", "raw"),
             target="out",
             name="r",
             settings=static,
@@ -322,7 +328,7 @@ def test_a_broker_that_dies_in_front_of_a_commit_and_stays_away_ends_the_service
     with own_broker(tmp_path) as settings:
         produce(settings, "in", INPUTS[:50])
         republisher = Republisher(
-            identity, source=Source.of("in", "raw"), target="out", name="r", settings=settings, max_wait=0.1
+            identity, source=InputTopics.of("in", "raw"), target="out", name="r", settings=settings, max_wait=0.1
         )
         with use(Dies()), pytest.raises(BrokerUnavailable, match="committing the input offsets: no answer for 3 s"):
             republisher.run()
@@ -337,7 +343,7 @@ def test_a_topic_created_again_after_a_restart_of_its_broker_is_read(
         produce(settings, "in", INPUTS[:50])
         kill_and_start_again(tmp_path)  # the partition's leader epoch is 1 now, that of the new topic will be 0
         republisher = Republisher(
-            identity, source=Source.of("in", "raw"), target="out", name="r", settings=settings, max_wait=0.1
+            identity, source=InputTopics.of("in", "raw"), target="out", name="r", settings=settings, max_wait=0.1
         )
         thread = threading.Thread(target=republisher.run, daemon=True)
         thread.start()

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from envelope import Envelope, EnvelopeError, Hop, encode
 from envelope.hops import HopWriter
-from jobs.republish import InputRecord, Json, Processor, Source, Wrapping, identity
+from jobs.republish import InputRecord, InputTopics, JsonPayload, Processor, Wrapping, identity
 
 hops = st.builds(
     Hop,
@@ -50,7 +50,7 @@ def long_way(processor: Processor, record: InputRecord, writer: HopWriter) -> by
     st.integers(300, 800),
 )
 def test_the_short_way_gives_what_the_long_way_gives_or_nothing(steps: list, room: int) -> None:
-    processor = Processor(identity, via="r", source=Source(("legs",)), targets={"out": room})
+    processor = Processor(identity, via="r", source=InputTopics(("legs",)), targets={"out": room})
     express = processor.express()
     assert express
     writers = [HopWriter("legs", 2, "r", topic_id="id") for _ in range(2)]
@@ -65,7 +65,7 @@ def test_the_short_way_gives_what_the_long_way_gives_or_nothing(steps: list, roo
 
 
 def test_the_usual_record_does_take_the_short_way() -> None:
-    processor = Processor(identity, via="r", source=Source(("legs",)), targets={"out": 1000})
+    processor = Processor(identity, via="r", source=InputTopics(("legs",)), targets={"out": 1000})
     express, writer = processor.express(), HopWriter("legs", 2, "r")
     assert express
     value = encode(Envelope(b"payload", (Hop("raw", 0, 1), Hop("mid", 0, 1)), key=b"k"))
@@ -76,9 +76,13 @@ def test_the_usual_record_does_take_the_short_way() -> None:
 
 
 def test_there_is_no_short_way_for_another_transform_or_option() -> None:
-    source = Source(("legs",))
+    source = InputTopics(("legs",))
     assert not Processor(lambda r: None, via="r", source=source, targets={"out": 1000}).express()
-    for read in (Source(("legs",), payload=Json), Source(("legs",), Wrapping.NONE), Source(("legs",), "cloudevents")):
+    for read in (
+        InputTopics(("legs",), payload=JsonPayload),
+        InputTopics(("legs",), Wrapping.NONE),
+        InputTopics(("legs",), "cloudevents"),
+    ):
         assert not Processor(identity, via="r", source=read, targets={"out": 1000}).express()
     assert not Processor(identity, via="r", source=source, targets={"out": 1000}, headers_mirror=True).express()
     assert not Processor(identity, via="r", source=source, targets={"out": 1000}, roots=["raw"]).express()

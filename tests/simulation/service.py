@@ -11,7 +11,7 @@ from envelope import Envelope, Lineage, Node, Standing, decode, encode
 from envelope.codec import parse
 from envelope.headers import Headers
 from jobs.republish import InputRecord as Input
-from jobs.republish import OutputRecord, Republisher, RetryTopics, Source, Transform, Wrapping, identity
+from jobs.republish import InputTopics, OutputRecord, Republisher, RetryTopics, Transform, Wrapping, identity
 from jobs.republish.growth import Note
 from jobs.republish.place import INSTANCE
 from tests.simulation.driver import METADATA_MAX_AGE
@@ -209,7 +209,7 @@ class Service:
         )
         republisher = Republisher(
             self._transform(self.lives),
-            source=Source((processor.source,), Wrapping.NONE if processor.raw else Wrapping.ENVELOPE),
+            source=InputTopics((processor.source,), Wrapping.NONE if processor.raw else Wrapping.ENVELOPE),
             target=processor.targets,
             name=processor.name,
             settings=life,  # type: ignore[arg-type]

@@ -10,7 +10,7 @@ from envelope.hops import HopWriter
 from jobs.demo.flow import LEGS, RAW, VIA, legs
 from jobs.republish.processor import Processor
 from jobs.republish.record import InputRecord as Incoming
-from jobs.republish.source import Source
+from jobs.republish.source import InputTopics
 from persistence.kafka import Message
 
 PARTITIONS = 4
@@ -27,7 +27,7 @@ def placed(messages: Iterable[Message]) -> Iterator[tuple[int, int, Message]]:
 
 def republished(messages: list[Message], refused: Counter[str] | None = None) -> list[Message]:
     """What the republisher makes of flights.raw, in one go."""
-    processor = Processor(legs, via=VIA, source=Source.of(RAW, "json"), targets={LEGS: 1_000_000})
+    processor = Processor(legs, via=VIA, source=InputTopics.of(RAW, "json"), targets={LEGS: 1_000_000})
     hops = [HopWriter(topic=RAW, partition=partition, via=VIA) for partition in range(PARTITIONS)]
     out: list[Message] = []
     for partition, offset, message in placed(messages):

@@ -53,18 +53,18 @@ from jobs import View, kafka, states
 from jobs.republish import (
     PASS,
     InputRecord,
+    InputTopics,
+    JsonPayload,
     Outgoing,
     OutputRecord,
     Processor,
     Republisher,
     RetryTopics,
-    Source,
     Statistics,
     Transform,
     Wrapping,
     identity,
 )
-from jobs.republish import Json as JsonPayload
 from persistence import FlowRef, StateStore, Stored, Write, open_store
 from persistence.contract import StoreContract
 from persistence.kafka import AcknowledgedProducer, KafkaSettings, Topics
@@ -203,7 +203,7 @@ def texts(record: InputRecord) -> Iterable[str]:
 
 
 transforms: list[Transform] = [lines, identity, lambda record: None, lambda record: PASS]
-source = Source("orders", Wrapping.NONE, JsonPayload, Tombstones.DEAD_LETTER)
+source = InputTopics("orders", Wrapping.NONE, JsonPayload, Tombstones.DEAD_LETTER)
 processor = Processor(lines, via="lines", source=source, targets={"lines": 1_000_000})
 order = InputRecord("orders", 0, 17, b"ann", b'{"lines": []}')
 assert_type(processor.process(order, HopWriter("orders", 0, via="lines")), list[Outgoing])

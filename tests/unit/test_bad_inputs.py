@@ -4,7 +4,7 @@ import pytest
 
 from envelope import decode
 from envelope.hops import HopWriter
-from jobs.republish import InputRecord, Processor, Source, identity
+from jobs.republish import InputRecord, InputTopics, Processor, identity
 from tests.unit.bad_inputs import BAD_INPUTS, OFFSET, PARTITION, TOPIC, BadInput, reason
 
 NAMES = [bad.name for bad in BAD_INPUTS]
@@ -23,7 +23,7 @@ def test_the_codec_reads_it_or_says_why_not(bad: BadInput) -> None:
 @pytest.mark.parametrize("bad", BAD_INPUTS, ids=NAMES)
 def test_a_republisher_passes_it_on_or_says_why_not(bad: BadInput) -> None:
     processor = Processor(
-        identity, via="r2", source=Source((TOPIC,)), targets={"out": 1_048_588}, roots={"raw", "t0", TOPIC}
+        identity, via="r2", source=InputTopics((TOPIC,)), targets={"out": 1_048_588}, roots={"raw", "t0", TOPIC}
     )
     hops = HopWriter(TOPIC, PARTITION, "r2")
     for value in bad.values:

@@ -13,12 +13,12 @@ from envelope.redrive import Redrive, redrive_hops
 from jobs.republish import (
     PASS,
     InputRecord,
-    Json,
+    InputTopics,
+    JsonPayload,
     Outgoing,
     OutputRecord,
     Processor,
     RetryTopics,
-    Source,
     Transform,
     TransformError,
     Wrapping,
@@ -44,8 +44,8 @@ ENVELOPE = Envelope(
 VALUE = encode(ENVELOPE)
 
 
-def processor(transform: Transform = identity, source: Source | str = "legs", **options: Any) -> Processor:
-    source = Source((source,)) if isinstance(source, str) else source
+def processor(transform: Transform = identity, source: InputTopics | str = "legs", **options: Any) -> Processor:
+    source = InputTopics((source,)) if isinstance(source, str) else source
     options = {"targets": {"out": 1_048_588, "other": 2000}, **options}
     return Processor(transform, via="r2", source=source, **options)
 
@@ -81,7 +81,7 @@ def test_the_same_record_gives_the_same_bytes_each_time() -> None:
 
 
 def test_a_record_without_an_envelope_is_the_root_of_its_event() -> None:
-    (out,) = through(processor(source=Source(("legs",), Wrapping.NONE)), record(b"bytes"))
+    (out,) = through(processor(source=InputTopics(("legs",), Wrapping.NONE)), record(b"bytes"))
     assert decode(out.value) == Envelope(b"bytes", (my_hop(),), key=b"N1", event_time_us=1_700_000_000_000_000)
 
 
@@ -198,7 +198,7 @@ def test_an_output_larger_than_its_topic_takes_is_refused_with_its_siblings() ->
 
 
 def test_json_is_parsed_and_nonsense_refused() -> None:
-    source = Source.of("legs", "json")
+    source = InputTopics.of("legs", "json")
     (out,) = through(processor(lambda r: OutputRecord(key=r.data["tail"].encode()), source), record(b'{"tail": "N7"}'))
     assert out.key == b"N7"
     (out,) = through(
@@ -213,12 +213,12 @@ def test_json_is_parsed_and_nonsense_refused() -> None:
 def test_a_redriven_record_of_no_bytes_is_refused_as_empty(kind: str) -> None:
     hops = redrive_hops(Hop("legs", 2, 17), Hop("dead", 0, 0), Redrive(hole=False, application="r2"))
     value = encode(Envelope(b"", hops, key=b"N1"))
-    assert refused(processor(source=Source.of("legs", kind)), record(value)).reason is Reason.EMPTY
+    assert refused(processor(source=InputTopics.of("legs", kind)), record(value)).reason is Reason.EMPTY
 
 
 @pytest.mark.parametrize("frame", [b"", b"\0\0\0\0\x07\0", b"\0\0\0\0\x07\x02\x02"])
 def test_a_protobuf_payload_is_parsed_its_framing_stripped_and_its_type_noted(frame: bytes) -> None:
-    source = Source(("legs",), Wrapping.NONE, Leg)
+    source = InputTopics(("legs",), Wrapping.NONE, Leg)
     (out,) = through(
         processor(lambda r: OutputRecord(key=r.data.tail.encode()), source),
         record(frame + Leg(tail="N7").SerializeToString()),
@@ -229,27 +229,29 @@ def test_a_protobuf_payload_is_parsed_its_framing_stripped_and_its_type_noted(fr
 
 
 def test_a_payload_that_is_not_what_the_source_declares_is_refused() -> None:
-    bare, wrapped = Source(("legs",), Wrapping.NONE, Leg), Source(("legs",), payload=Leg)
+    bare, wrapped = InputTopics(("legs",), Wrapping.NONE, Leg), InputTopics(("legs",), payload=Leg)
     assert refused(processor(source=bare), record(b"\xff\xff")).reason is Reason.BAD_PAYLOAD
     assert refused(processor(source=wrapped), record()).reason is Reason.UNKNOWN_PAYLOAD_TYPE
 
 
 def test_a_cloudevent_becomes_an_envelope_and_its_headers_go_with_it() -> None:
     headers = [("ce_specversion", b"1.0"), ("ce_id", b"1"), ("ce_source", b"s"), ("ce_type", b"t"), ("own", b"x")]
-    (out,) = through(processor(source=Source.of("legs", "cloudevents")), record(b"data", headers=headers))
+    (out,) = through(processor(source=InputTopics.of("legs", "cloudevents")), record(b"data", headers=headers))
     assert out.headers == [("own", b"x")]
     got = decode(out.value)
     assert (got.event_id, got.payload_type, got.payload, got.chain) == ("s#1", "t", b"data", (my_hop(),))
     assert got.event_time_us == 1_700_000_000_000_000
     dated = [*headers, ("ce_time", b"1970-01-01T00:00:01Z")]
-    (out,) = through(processor(source=Source.of("legs", "cloudevents")), record(b"data", headers=dated))
+    (out,) = through(processor(source=InputTopics.of("legs", "cloudevents")), record(b"data", headers=dated))
     assert decode(out.value).event_time_us == 1_000_000
-    assert refused(processor(source=Source.of("legs", "cloudevents")), record(b"data")).reason is Reason.MISSING_FIELD
+    assert (
+        refused(processor(source=InputTopics.of("legs", "cloudevents")), record(b"data")).reason is Reason.MISSING_FIELD
+    )
 
 
 def test_headers_pass_through_and_the_trace_is_carried_on() -> None:
     headers = [("a", b"1"), ("a", None), ("traceparent", b"00-x-y-01")]
-    (out,) = through(processor(source=Source.of("legs", "raw")), record(b"data", headers=headers))
+    (out,) = through(processor(source=InputTopics.of("legs", "raw")), record(b"data", headers=headers))
     assert out.headers == headers
     assert decode(out.value).traceparent == "00-x-y-01"
     (out,) = through(processor(lambda r: OutputRecord(headers=[("b", b"2")])), record(headers=headers))
@@ -266,7 +268,7 @@ def test_the_mirror_is_written_on_request() -> None:
     (out,) = through(processor(headers_mirror=True), record(headers=headers))
     found = dict(out.headers)
     assert (found["hw-root"], found["ce_id"], found["a"], "CE_ID" in found) == (b"raw:1:3", b"e1", b"1", False)
-    (out,) = through(processor(source=Source.of("legs", "raw"), headers_mirror=True), record(b"data"))
+    (out,) = through(processor(source=InputTopics.of("legs", "raw"), headers_mirror=True), record(b"data"))
     assert dict(out.headers)["hw-root"] == b"legs:2:17"
 
 
@@ -301,9 +303,9 @@ RETRY = RetryTopics({"legs.retry": 5.0})
 
 
 @pytest.mark.parametrize(
-    "source", [Source(("legs",)), Source(("legs",), Wrapping.NONE, Json)], ids=["envelope", "JSON"]
+    "source", [InputTopics(("legs",)), InputTopics(("legs",), Wrapping.NONE, JsonPayload)], ids=["envelope", "JSON"]
 )
-def test_a_detour_over_a_retry_topic_changes_nothing_of_where_a_message_stands(source: Source) -> None:
+def test_a_detour_over_a_retry_topic_changes_nothing_of_where_a_message_stands(source: InputTopics) -> None:
     value = VALUE if source.wrapping is Wrapping.ENVELOPE else b'{"a": 1}'
     way = processor(lambda r: [OutputRecord(key=b"a"), OutputRecord(key=b"b")], source, retry_topics=RETRY.delays)
     direct = through(way, record(value))

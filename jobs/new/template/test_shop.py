@@ -6,13 +6,15 @@ from collections.abc import Iterable
 
 from aggregations import MemoryRunner, Record, bind
 from envelope import HopWriter
-from jobs.republish import InputRecord, Outgoing, Processor, Source
+from jobs.republish import InputRecord, InputTopics, Outgoing, Processor
 
 from republisher import order_lines
 from shop import flow
 
 VIA = "order-lines"
-PROCESSOR = Processor(order_lines, via=VIA, source=Source.of("shop.orders", "json"), targets={"shop.lines": 1_000_000})
+PROCESSOR = Processor(
+    order_lines, via=VIA, source=InputTopics.of("shop.orders", "json"), targets={"shop.lines": 1_000_000}
+)
 
 ANN = {
     "customer": "ann",
