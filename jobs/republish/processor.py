@@ -18,6 +18,7 @@ from jobs.republish.express import Express, express
 from jobs.republish.record import KEEP, RETRY_PREFIX, InputRecord, OutputRecord, Transform, identity
 from jobs.republish.source import InputTopics, ValueOpener, Wrapping
 
+MAX_OUTPUTS = 10_000  # of one input, by default
 _MOST_KNOWN = 1000
 _OVERHEAD_BYTES = 256  # of a record batch around one record, with room to spare
 
@@ -77,7 +78,7 @@ class Processor:
         targets: Mapping[str, int],
         retry_topics: Iterable[str] = (),
         limits: Limits = DEFAULT_LIMITS,
-        max_outputs: int = 10_000,
+        max_outputs: int = MAX_OUTPUTS,
         roots: Iterable[str] | None = None,
         is_beyond: Callable[[Node], bool] | None = None,
         headers_mirror: bool = False,

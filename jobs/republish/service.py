@@ -3,7 +3,7 @@
 import logging
 import threading
 import time
-from collections.abc import Collection, Sequence, Sized
+from collections.abc import Collection, Iterable, Sequence, Sized
 from typing import Any, Final
 
 from envelope import Limits, TopicPartition
@@ -15,7 +15,7 @@ from jobs.republish.growing import Growing
 from jobs.republish.input import Input, TopicReplaced
 from jobs.republish.offsets import PATIENCE_SECONDS, MemberFenced
 from jobs.republish.place import await_place
-from jobs.republish.processor import Processor
+from jobs.republish.processor import MAX_OUTPUTS, Processor
 from jobs.republish.record import Transform
 from jobs.republish.retry import NO_RETRIES, RetryTopics
 from jobs.republish.roots import RootEnds
@@ -73,7 +73,10 @@ class Republisher:
         metadata_max_age: Seconds for which producers of the source may not know of new partitions: the largest
             `metadata.max.age.ms` of all producers.
         accept: Names of accepted risks: `compacted-source`, `grown-undrained`.
-        options: `max_outputs`, `roots`, `headers_mirror`, `mark_destination`: see `Processor`.
+        max_outputs: Maximum number of outputs of one input.
+        roots: Topics that a chain may begin with; None for any.
+        headers_mirror: Write the envelope's mirror into headers.
+        mark_destination: Write the target topic into every envelope, not only into those that name one.
 
     Attributes:
         statistics: Counts of the current or last run.
@@ -102,7 +105,10 @@ class Republisher:
         topic_wait: float = TOPIC_WAIT_SECONDS,
         metadata_max_age: float = METADATA_MAX_AGE_SECONDS,
         accept: Collection[str] = (),
-        **options: Any,
+        max_outputs: int = MAX_OUTPUTS,
+        roots: Iterable[str] | None = None,
+        headers_mirror: bool = False,
+        mark_destination: bool = False,
     ) -> None:
         self.statistics = Statistics()
         self._transform = transform
@@ -122,7 +128,12 @@ class Republisher:
         self._topic_wait = topic_wait
         self._metadata_max_age = metadata_max_age
         self._accept = frozenset(accept)
-        self._options = options
+        self._options: dict[str, Any] = {
+            "max_outputs": max_outputs,
+            "roots": roots,
+            "headers_mirror": headers_mirror,
+            "mark_destination": mark_destination,
+        }
         self._stop = threading.Event()
         self._inputs = (*self._source.topics, *retry.delays)
         self._outputs = (*self._targets, *retry.delays, *((dead_letter,) if dead_letter else ()))

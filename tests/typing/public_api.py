@@ -227,7 +227,19 @@ def serve(settings: KafkaSettings) -> Statistics:
         settings=settings,
         dead_letter="dead",
         retry=RetryTopics({"orders.retry.10s": 10}),
-    ).run(until_caught_up=True)
+        headers_mirror=True,
+    ).run(until_caught_up=True, progress=print)
+
+
+def misspelt(settings: KafkaSettings) -> Republisher:
+    return Republisher(
+        lines,
+        source=source,
+        target="lines",
+        name="lines",
+        settings=settings,
+        on_statistics=print,  # type: ignore[call-arg]
+    )
 
 
 # States and stores.
