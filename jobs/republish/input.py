@@ -13,8 +13,8 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaExcepti
 
 import envelope
 from jobs.republish.counts import Statistics
-from jobs.republish.growing import Growing
 from jobs.republish.growth import Committed, Note
+from jobs.republish.growth_watch import GrowthWatch
 from jobs.republish.offsets import commit_offsets, committed, failure, is_of_another_topic, patiently
 from jobs.republish.partition import Consumed, InputPartition
 from jobs.republish.place import INSTANCE, SESSION_MS
@@ -54,7 +54,7 @@ class Input:
         before_revoke: Called before partitions are revoked, and when a topic has grown.
         statistics: Statistics that count rebalances and expired records.
         member_ids: Collects the member ids that the group assigns to this consumer.
-        growing: Decides which partitions wait because their topic grows.
+        growth: Decides which partitions wait because their topic grows.
         ends: Offset to reach by topic and partition; None to read until stopped.
         cluster: Name of the Kafka cluster, when there is more than one.
 
@@ -74,7 +74,7 @@ class Input:
         before_revoke: Callable[[], None],
         statistics: Statistics,
         member_ids: set[str],
-        growing: Growing,
+        growth: GrowthWatch,
         ends: Mapping[envelope.TopicPartition, int] | None = None,
         cluster: str = "",
     ) -> None:
@@ -82,7 +82,7 @@ class Input:
         self.assigned = False
         self._statistics = statistics
         self._member_ids = member_ids
-        self._growing = growing
+        self._growth = growth
         self._topics = Topics(settings)
         self._names = list(topics)
         self._via = via
@@ -138,7 +138,7 @@ class Input:
         facts: dict[str, TopicFacts] = {}
         if got:
             facts = patiently(lambda left: self._check_topics())
-        elif time.monotonic() - self._looked > (_GROWING_SECONDS if self._growing.under_way else _LOOK_SECONDS):
+        elif time.monotonic() - self._looked > (_GROWING_SECONDS if self._growth.under_way else _LOOK_SECONDS):
             # A client may never see that a topic was created again: the new topic's leader epochs count from 0, and the
             # client ignores them as outdated if the broker was restarted since the old topic was created.
             with suppress(BrokerUnavailable):
@@ -160,15 +160,15 @@ class Input:
     def _follow(self, facts: Iterable[TopicFacts]) -> None:
         """Check the number of partitions, and the group's progress in topics that have grown."""
         for fact in facts:
-            if self._growing.see(fact):
+            if self._growth.see(fact):
                 self._before_revoke()  # processed records count as read
-            if self._growing.is_due(fact.name):
+            if self._growth.is_due(fact.name):
                 places = self._every([fact.name])
                 self._judge(fact, patiently(lambda left: committed(self._consumer, places, self._connection)))  # noqa: B023
 
     def _every(self, topics: Iterable[str]) -> list[TopicPartition]:
         """Every partition of topics that were seen."""
-        return [TopicPartition(topic, number) for topic in topics for number in range(self._growing.count(topic))]
+        return [TopicPartition(topic, number) for topic in topics for number in range(self._growth.count(topic))]
 
     def _judge(self, fact: TopicFacts, found: Iterable[TopicPartition]) -> None:
         """Read the partitions of a topic that may be read, and let the others wait.
@@ -183,15 +183,15 @@ class Input:
         places = {one: place for one, place in places.items() if place.note.topic_id in ("", topic_id)}
         places |= {part.partition: Committed(part.done, part.note) for part in own}
         ends = cache(lambda: {n: end for (_, n), end in patiently(lambda left: self._topics.ends([topic])).items()})
-        verdict = self._growing.judge(topic, places, ends)
+        verdict = self._growth.judge(topic, places, ends)
         for part in own:
-            part.note = self._growing.note(topic, part.note, verdict, lambda part=part: ends().get(part.partition, 0))  # type: ignore[misc]
+            part.note = self._growth.note(topic, part.note, verdict, lambda part=part: ends().get(part.partition, 0))  # type: ignore[misc]
             if part.partition < verdict.resolved and verdict.sure:
                 self._release(part)
             elif not part.due_ms:
                 part.due_ms = _HELD
                 self._consumer.pause([TopicPartition(topic, part.partition)])
-        self._growing.show(topic, verdict, places | {part.partition: Committed(part.done, part.note) for part in own})
+        self._growth.show(topic, verdict, places | {part.partition: Committed(part.done, part.note) for part in own})
 
     def _release(self, part: InputPartition) -> None:
         if part.due_ms == _HELD:
@@ -259,7 +259,7 @@ class Input:
         Raises:
             BrokerUnavailable: No record has arrived for too long.
         """
-        if self._ends is not None and seconds > _IDLE_SECONDS and not self._growing.under_way:
+        if self._ends is not None and seconds > _IDLE_SECONDS and not self._growth.under_way:
             hint = f" ({self._connection})" if self._connection else ""
             what = f"no record of {', '.join(self._names)} arrived for {seconds:.0f} s, before the end{hint}"
             raise BrokerUnavailable(what, UNREACHABLE_REMEDY)
@@ -318,7 +318,7 @@ class Input:
         facts = patiently(lambda left: self._facts(added))
         marks = patiently(lambda left: self._topics.marks(names))
         for fact in facts.values():
-            self._growing.see(fact)
+            self._growth.see(fact)
         found = patiently(lambda left: committed(consumer, self._every(names), self._connection))
         mine = {(part.topic, part.partition) for part in added}
         starts = [at for at in found if (at.topic, at.partition) in mine]
@@ -327,7 +327,7 @@ class Input:
         # By default the client library would fetch the committed offsets again, and start there.
         self._assign(starts)
         for fact in facts.values():
-            if fact.name in self._growing.sources:
+            if fact.name in self._growth.sources:
                 self._judge(fact, found)
 
     def _facts(self, added: Iterable[TopicPartition]) -> dict[str, TopicFacts]:
@@ -386,7 +386,7 @@ class Input:
             part = self.partitions.pop((at.topic, at.partition), None)
             if part and part.due_ms:
                 self._consumer.resume([at])  # or it would still be paused when it is assigned again
-        self._growing.forget({part.topic for part in gone} - {part.topic for part in self.partitions.values()})
+        self._growth.forget({part.topic for part in gone} - {part.topic for part in self.partitions.values()})
 
     def _new(self, topic: str, partition: int, topic_id: str) -> InputPartition:
         end = None if self._ends is None else self._ends.get(envelope.TopicPartition(topic, partition), 0)

@@ -11,7 +11,7 @@ from envelope.limits import DEFAULT_LIMITS
 from jobs.environment import UsageError
 from jobs.republish.absence import TOPIC_WAIT_SECONDS, Absence, Unsafe, is_absence
 from jobs.republish.counts import OnStatistics, Statistics
-from jobs.republish.growing import Growing
+from jobs.republish.growth_watch import GrowthWatch
 from jobs.republish.input import Input, TopicReplaced
 from jobs.republish.offsets import PATIENCE_SECONDS, MemberFenced
 from jobs.republish.place import await_place
@@ -163,10 +163,10 @@ class Republisher:
             Unsafe: A source topic is compacted, or has grown so that the order of its records cannot be kept.
         """
         self.statistics = Statistics()
-        timeout, member_ids, growing = _START_SECONDS, set[str](), self._growing(progress)
+        timeout, member_ids, growth = _START_SECONDS, set[str](), self._growth_watch(progress)
         while not self._stop.is_set():
             try:
-                self._serve(Topics(self._settings, timeout=timeout), member_ids, growing, until_caught_up, progress)
+                self._serve(Topics(self._settings, timeout=timeout), member_ids, growth, until_caught_up, progress)
                 break
             except MemberFenced as error:
                 await_place(self._settings, self._group, member_ids, error)
@@ -193,8 +193,8 @@ class Republisher:
             told=lambda: progress(self.statistics) if progress else None,
         )
 
-    def _growing(self, progress: OnStatistics | None) -> Growing:
-        return Growing(
+    def _growth_watch(self, progress: OnStatistics | None) -> GrowthWatch:
+        return GrowthWatch(
             self._source.topics,
             group=self._group,
             accepted=GROWN_UNDRAINED in self._accept,
@@ -218,7 +218,7 @@ class Republisher:
         self,
         topics: Topics,
         member_ids: set[str],
-        growing: Growing,
+        growth: GrowthWatch,
         until_caught_up: bool,
         progress: OnStatistics | None,
     ) -> None:
@@ -237,7 +237,7 @@ class Republisher:
             batch_size=min(_PRODUCER_BATCH_BYTES, *max_bytes.values()),
         ) as producer:
             roots = RootEnds(topics) if self._check_roots else None
-            _Run(self, member_ids, growing, producer, max_bytes, ends, roots, progress).loop()
+            _Run(self, member_ids, growth, producer, max_bytes, ends, roots, progress).loop()
 
 
 class _Run:
@@ -247,7 +247,7 @@ class _Run:
         self,
         of: Republisher,
         member_ids: set[str],
-        growing: Growing,
+        growth: GrowthWatch,
         producer: AcknowledgedProducer,
         max_bytes: dict[str, int],
         ends: dict[TopicPartition, int] | None,
@@ -264,7 +264,7 @@ class _Run:
             before_revoke=self._commit,
             statistics=of.statistics,
             member_ids=member_ids,
-            growing=growing,
+            growth=growth,
             ends=ends,
             cluster=of._cluster,
         )

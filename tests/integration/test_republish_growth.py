@@ -96,7 +96,7 @@ def test_the_order_of_each_key_is_kept_when_partitions_are_doubled_behind_a_back
 def test_a_growth_that_nobody_saw_is_refused_unless_everything_was_read(
     settings: KafkaSettings, topic: Make, topics: Topics, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("jobs.republish.growing._UNSURE_SECONDS", 2.0)
+    monkeypatch.setattr("jobs.republish.growth_watch._UNSURE_SECONDS", 2.0)
     source, target, group = topic(2, "in"), topic(1, "out"), uuid.uuid4().hex
     arguments: dict[str, Any] = {"source": InputTopics.of(source, "raw"), "target": target, "group": group}
     produce(settings, source, numbered(0))

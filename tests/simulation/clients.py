@@ -12,7 +12,7 @@ from typing import Any
 from confluent_kafka import KafkaError
 
 from envelope.headers import Headers
-from jobs.republish import absence, growing, offsets, place, service, worker
+from jobs.republish import absence, growth_watch, offsets, place, service, worker
 from jobs.republish import input as reading
 from jobs.republish.place import SESSION_MS
 from persistence.commit.faults import effect
@@ -122,7 +122,7 @@ class SimulatedProducer:
         self._queue.clear()
 
 
-TIMED = (absence, growing, reading, offsets, place, service, worker, producing)
+TIMED = (absence, growth_watch, reading, offsets, place, service, worker, producing)
 """Modules that read the clock."""
 _PATCHES: Sequence[Patch] = (
     (reading, "Consumer", SimulatedConsumer),

@@ -7,7 +7,7 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from jobs.republish import Statistics
-from jobs.republish.growing import Growing
+from jobs.republish.growth_watch import GrowthWatch
 from jobs.republish.offsets import MemberFenced, commit_offsets, is_of_another_topic
 from persistence.kafka import BrokerError
 from persistence.kafka.topics import TopicFacts
@@ -56,14 +56,14 @@ class Clock:
 
 def test_a_broker_that_does_not_know_new_partitions_yet_takes_none_away(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
-    monkeypatch.setattr("jobs.republish.growing.time", clock)
-    growing = Growing(
+    monkeypatch.setattr("jobs.republish.growth_watch.time", clock)
+    watch = GrowthWatch(
         ["in"], group="g", accepted=False, max_age=300, statistics=Statistics(), told=lambda: None
     )  # fmt: skip
 
     def seen(partitions: int, *, after: float = 0, topic_id: str = "T") -> tuple[bool, int]:
         clock.now += after
-        return growing.see(TopicFacts("in", topic_id, partitions)), growing.count("in")
+        return watch.see(TopicFacts("in", topic_id, partitions)), watch.count("in")
 
     assert seen(2) == (False, 2)
     assert seen(4) == (True, 4)

@@ -6,7 +6,7 @@ from typing import Any
 
 from aggregations.run import growth, run
 from aggregations.run.plan import Plan, plan
-from jobs.republish import growing
+from jobs.republish import growth_watch
 from jobs.republish.growth import Note, Readable, judge
 from tests.simulation import driver
 from tests.simulation.patch import Patch
@@ -47,11 +47,11 @@ BUGS: Mapping[str, tuple[str, Sequence[Patch]]] = {
     ),
     "service-reads-new-partitions-at-once": (
         "a republisher reads partitions that were added before what stands in the old ones",
-        [(growing, "judge", _all_at_once)],
+        [(growth_watch, "judge", _all_at_once)],
     ),
     "service-trusts-one-end": (
         "a republisher reads new partitions when the end of one old partition is known",
-        [(growing, "judge", _one_end_is_enough)],
+        [(growth_watch, "judge", _one_end_is_enough)],
     ),
     "service-forgets-growth": (
         "a republisher does not commit that its topic has grown",

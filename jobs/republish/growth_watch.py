@@ -27,7 +27,7 @@ class _Watch(NamedTuple):
     looked: float
 
 
-class Growing:
+class GrowthWatch:
     """A member's knowledge of growing topics. It is kept when the member makes a new consumer.
 
     Args:
