@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from jobs.cli.letters import reasons, show
+from jobs.cli.dead_letters import reasons, show
 from jobs.cli.options import (
     STACK_ROOT,
     Bootstrap,

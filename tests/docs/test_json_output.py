@@ -11,7 +11,7 @@ import pytest
 from aggregations.report import Report
 from aggregations.run.plan import PartitionPlan, Plan
 from envelope import Histories
-from jobs.cli.letters import show
+from jobs.cli.dead_letters import show
 from jobs.cli.run import as_json, show_plan
 from jobs.dead_letters.discard import Discarded
 from jobs.dead_letters.letters import Handled
