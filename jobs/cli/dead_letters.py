@@ -51,7 +51,7 @@ def show(
         emit(
             {
                 "applied": apply,
-                "letters": result.letters,
+                "dead_letters": result.dead_letters,
                 done: [dict(zip(names, row, strict=False)) for row in rows],
                 **more,
                 "left": result.left,
@@ -68,10 +68,10 @@ def show(
         if result.unusable:
             reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(result.unusable.items()))
             say(f"{sum(result.unusable.values())} {unusable.format(reasons)}")
-        if not result.letters:
+        if not result.dead_letters:
             say("the topic contains no dead letters")
-        elif result.left == result.letters:
-            say(f"{none}: {counted(result.letters, 'dead letter')} read")
+        elif result.left == result.dead_letters:
+            say(f"{none}: {counted(result.dead_letters, 'dead letter')} read")
         if not apply and rows:
             say(f"nothing was {written}: add --apply to do it")
     if result.unusable:

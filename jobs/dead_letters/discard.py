@@ -96,7 +96,7 @@ def _meant(
         if (facts := letter.facts) is None:
             result.foreign += 1
             continue
-        result.letters += 1
+        result.dead_letters += 1
         if (facts.application, facts.generation) != flow or not selection.takes(facts):
             result.left += 1
         else:

@@ -74,7 +74,7 @@ class Handled:
     """Counts of the records in a dead-letter topic, by what was done with them.
 
     Attributes:
-        letters: Dead letters read.
+        dead_letters: Dead letters read.
         done: Count by (topic, stage, reason) of the dead letters that were handled, or would be.
         left: Dead letters that were not selected.
         foreign: Records that are not dead letters.
@@ -82,7 +82,7 @@ class Handled:
         before: How many of `done` had been redriven before, according to the notes.
     """
 
-    letters: int = 0
+    dead_letters: int = 0
     done: Counter[tuple[str, str, str]] = field(default_factory=Counter)
     left: int = 0
     foreign: int = 0

@@ -67,7 +67,7 @@ def redrive(
             if letter.facts is None:
                 result.foreign += 1
             else:
-                result.letters += 1
+                result.dead_letters += 1
                 if selection.takes(letter.facts):
                     back.bring(letter, letter.facts)
                 else:

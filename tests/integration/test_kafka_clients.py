@@ -252,7 +252,7 @@ def test_a_letter_that_its_topic_does_not_take_is_counted_and_the_others_go_back
     assert topics.marks([small])[small, 0].high == 2
     again = redrive(settings, dead)
     group = (small, "", "fold_failed")
-    assert (again.letters, again.foreign, again.done[group], again.before) == (3, 0, 2, {group: 2})
+    assert (again.dead_letters, again.foreign, again.done[group], again.before) == (3, 0, 2, {group: 2})
     assert (result.before, redrive(settings, dead, apply=True).before) == ({group: 0}, {group: 2})
 
 
@@ -268,4 +268,4 @@ def test_letters_are_read_to_the_end_of_a_topic_whose_last_offset_is_no_record(
     producer.commit_transaction(20)
     while topics.marks([dead])[dead, 0].high < 2:  # the transaction's marker is an offset without a record
         pass
-    assert redrive(settings, dead).letters == 1
+    assert redrive(settings, dead).dead_letters == 1

@@ -172,7 +172,7 @@ def test_republisher_flow_and_redrive_work_over_sasl_ssl_and_show_no_secret(
     code, said = headwater(*redrive, at=tmp_path, name="redrive").finished()
     assert code == 0, said
     shown.append(said)
-    assert json.loads(said.splitlines()[-1])["letters"] == 1
+    assert json.loads(said.splitlines()[-1])["dead_letters"] == 1
 
     assert not [text[:200] for text in shown if PASSWORD in text]
 

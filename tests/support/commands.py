@@ -177,7 +177,7 @@ COMMANDS = {
     "headwater redrive": Command(
         "redrive --from dead --bootstrap b:1",
         "jobs.dead_letters.redrive.redrive",
-        Handled(letters=1),
+        Handled(dead_letters=1),
         {
             **LETTERS,
             "root": renamed(ROOT, "kafka", "settings"),
@@ -189,7 +189,7 @@ COMMANDS = {
     "headwater discard": Command(
         f"discard {FLOW} --from dead --bootstrap b:1",
         "jobs.dead_letters.discard.discard",
-        Discarded(letters=1),
+        Discarded(dead_letters=1),
         {
             **LETTERS,
             "root": renamed(ROOT, "kafka", "settings"),

@@ -30,8 +30,8 @@ def calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Calls:
 SEVERAL: Sequence[tuple[str, Any, Exit]] = [
     ("headwater run", Report(), Exit.DONE),
     ("headwater republish", Statistics(), Exit.DONE),
-    ("headwater redrive", Handled(letters=2), Exit.DONE),
-    ("headwater discard", Discarded(letters=2), Exit.DONE),
+    ("headwater redrive", Handled(dead_letters=2), Exit.DONE),
+    ("headwater discard", Discarded(dead_letters=2), Exit.DONE),
     ("headwater demo", Exact(), Exit.DONE),
     ("headwater demo", Exact(exact=False), Exit.FAILED),
     ("headwater stack down", ["kafka"], Exit.DONE),
@@ -74,7 +74,7 @@ def test_letters_that_cannot_be_used_are_differences(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    result = (Handled if path == "headwater redrive" else Discarded)(letters=3)
+    result = (Handled if path == "headwater redrive" else Discarded)(dead_letters=3)
     result.unusable["truncated"] = 2
     plant(calls, COMMANDS[path], monkeypatch, result)
     assert run(monkeypatch, *COMMANDS[path].words.split(), *words) == Exit.DIFFERENCES
@@ -91,7 +91,7 @@ def test_letters_that_cannot_be_used_are_differences(
 def test_a_selection_that_no_dead_letter_matches_is_said(
     path: str, calls: Calls, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    result = (Handled if path == "headwater redrive" else Discarded)(letters=3, left=3)
+    result = (Handled if path == "headwater redrive" else Discarded)(dead_letters=3, left=3)
     plant(calls, COMMANDS[path], monkeypatch, result)
     assert run(monkeypatch, *COMMANDS[path].words.split(), "--reason", "empty") == Exit.DONE
     assert "matches the options: 3 dead letters read" in capsys.readouterr().err

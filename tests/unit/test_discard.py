@@ -231,7 +231,7 @@ def test_letters_of_another_generation_are_left(monkeypatch: pytest.MonkeyPatch)
         lay(monkeypatch, run)
     for generation, left in ((1, 0), (2, 2)):
         result = discarding.discard(KafkaSettings("nowhere:1"), "dead", SPLIT, stores, generation=generation)
-        assert (result.letters, result.left, result.done.total()) == (2, left, 2 - left)
+        assert (result.dead_letters, result.left, result.done.total()) == (2, left, 2 - left)
         assert not result.no_hole
 
 
