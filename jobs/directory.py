@@ -114,7 +114,7 @@ class _Reader:
         """Refuse unknown keys, and values of another type."""
         for key, value in table.items():
             if key not in known:
-                self._refuse(f"unknown setting {key!r}; known are {', '.join(known)}", *path, key)
+                self._refuse(f"unknown setting {key!r}; choose from {', '.join(known)}", *path, key)
             if type(value) is not known[key]:
                 names = {str: "a string", int: "an integer", dict: "a table"}
                 self._refuse(f"{key!r} must be {names[known[key]]}", *path, key)

@@ -91,7 +91,7 @@ def check_given(
             )
     known = {*Risk, *(risk for url in stores.values() for risk in risks(url))}
     if unknown := sorted({*accept} - known):
-        raise FlowError(f"flow {flow.name}: unknown risk {', '.join(unknown)}; known are {', '.join(sorted(known))}")
+        raise FlowError(f"flow {flow.name}: unknown risk {', '.join(unknown)}; choose from {', '.join(sorted(known))}")
 
 
 def outputs_of(flow: Flow[Any]) -> list[str]:

@@ -23,7 +23,7 @@ def reasons(given: Sequence[str] | None) -> frozenset[str]:
 
     known = [reason.value for reason in Reason]
     if unknown := sorted(set(given or ()) - set(known)):
-        raise UsageError(f"--reason {unknown[0]}: unknown reason code; known are {', '.join(known)}")
+        raise UsageError(f"--reason {unknown[0]}: unknown reason code; choose from {', '.join(known)}")
     return frozenset(given or ())
 
 

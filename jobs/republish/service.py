@@ -144,7 +144,7 @@ class Republisher:
                 f"{', '.join(both)} is read and written: messages would loop forever; write to another topic"
             )
         if unknown := sorted(self._accept - {*_RISKS}):
-            raise UsageError(f"unknown risk {', '.join(unknown)}; known are {', '.join(_RISKS)}")
+            raise UsageError(f"unknown risk {', '.join(unknown)}; choose from {', '.join(_RISKS)}")
 
     def stop(self) -> None:
         """Make `run` commit the records in flight and return, permanently. Safe in any thread or signal handler."""

@@ -185,7 +185,7 @@ def test_the_command_refuses_a_compacted_source_with_the_code_for_it(
     assert "--accept compacted-source" in capsys.readouterr().err
     assert headwater(monkeypatch, *command, "--accept", "compacted-source") == 0
     assert headwater(monkeypatch, *command, "--accept", "everything") == Exit.USAGE
-    assert "unknown risk everything; known are compacted-source, grown-undrained" in capsys.readouterr().err
+    assert "unknown risk everything; choose from compacted-source, grown-undrained" in capsys.readouterr().err
 
 
 def test_a_refusal_is_no_absence_and_ends_the_service_at_once(settings: KafkaSettings, topic: Make) -> None:

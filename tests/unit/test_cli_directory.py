@@ -85,7 +85,7 @@ def test_describe_says_what_the_commands_use_and_who_said_so(
     ("text", "line", "said"),
     [
         ("store = \n", 1, "Invalid value"),
-        ('\nstores = "redis://r"\n', 2, "unknown setting 'stores'; known are store, kafka, flows"),
+        ('\nstores = "redis://r"\n', 2, "unknown setting 'stores'; choose from store, kafka, flows"),
         ("[flows.flights]\ngeneration = true\n", 2, "'generation' must be an integer"),
         ("[flows.other]\ngeneration = 1\n[flows.flights]\ngeneration = 0\n", 4, "a generation is 1 or greater"),
         ('[flows.flights]\nstore = "here"\n', 2, "'store' is not the URL of a store: write for example"),

@@ -36,7 +36,7 @@ def test_a_file_is_a_store_for_workers_of_this_machine(master: str) -> None:
 
 
 def test_a_risk_that_there_is_not_is_refused_with_the_names_of_those_that_there_are() -> None:
-    with pytest.raises(FlowError, match=r"unknown risk lost_records; known are .*lost-records.*topic-recreated"):
+    with pytest.raises(FlowError, match=r"unknown risk lost_records; choose from .*lost-records.*topic-recreated"):
         check_given(FLOW, {"a": "sqlite:///a.db"}, ["lost_records", "beyond-end"], "local")
     with pytest.raises(FlowError, match="unknown risk eviction"):
         check_given(FLOW, {"a": "sqlite:///a.db"}, ["eviction"], "local")
