@@ -13,6 +13,7 @@ from aggregations.definition.flow import Flow, Stage
 from aggregations.errors import FlowError, SparkEndedError, TasksLostError
 from aggregations.spark.blocks import Kind, Row, unpack
 from aggregations.spark.job import Job, TaskReport
+from aggregations.spark.placement import Placement
 from aggregations.spark.tasks import Task, folding, outcome_of, persisting, publishing, reading
 
 
@@ -32,6 +33,7 @@ class Action:
         self._flow = flow
         self._spark = spark
         self.is_local = str(spark.master).split("[")[0] == "local"
+        self._placement = Placement(spark, is_local=self.is_local)
         self._group = str(uuid.uuid4())
         self.routes = spark.defaultParallelism
 
@@ -62,7 +64,8 @@ class Action:
         stages = self._flow.stages
         self._spark.setJobGroup(self._group, f"{self._flow.name}, batch {job.batch}")
         tasks = len(job.tasks)
-        chain = Chain(self._spark.parallelize(range(tasks), tasks).mapPartitions(reading(job)), tasks, self.routes)
+        placed = self._placement.tasks([slot.number for slot in job.tasks])
+        chain = Chain(placed.mapPartitions(reading(job)), tasks, self.routes)
         for stage in stages[1:] if job.folds_while_reading else stages:
             chain = chain.then(folding(job, stage))
         if not self._flow.scatters:

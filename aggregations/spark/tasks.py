@@ -60,20 +60,14 @@ def path_of(job: Job) -> Path:
 def reading(job: Job) -> Callable[[Iterable[int]], Iterator[Row]]:
     """The task that reads from Kafka: one for each slot, whose number it gets.
 
-    It reads in the resident of the slot if all tasks of a slot run on this machine. On a cluster Spark gives a slot to
-    another executor in each batch, which would fetch ahead in vain.
+    It reads in the resident of the slot, which has fetched ahead: the task runs where the slot was read before.
     """
     payload = cloudpickle.dumps(job)  # type: ignore[no-untyped-call]
-    stays = job.local
     slots, routes = [slot.number for slot in job.tasks], job.routes
 
     def task(numbers: Iterable[int]) -> Iterator[Row]:
         for number in numbers:
-            if stays:
-                blocks = _in_resident(routes, slots[number], read_slot, payload, number)
-            else:
-                blocks = read_slot(payload, number)
-            yield from pack(blocks)
+            yield from pack(_in_resident(routes, slots[number], read_slot, payload, number))
 
     return task
 
@@ -211,7 +205,7 @@ def _fold(work: Work, path: Path, stage: Stage, arrivals: object, reads: int | N
     blocks = _leave(work, persists=at_once)
     if at_once:
         return [*blocks, *_persist(work, stage, writes)]
-    if reads is not None and residents.is_resident():
+    if reads is not None and work.job.local and residents.is_resident():
         blocks += _kept(work.job, reads, writes)
     else:
         blocks += _waiting(work.job, stage, writes)

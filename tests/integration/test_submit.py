@@ -44,6 +44,27 @@ flow = Flow("fleet", (*source.steps, *demo.steps), source.topic)
 if __name__ == "__main__":
     run(flow)
 """
+NOTED = """
+import os
+from aggregations import Fields, Flow, Topic, count
+from jobs.demo.leg_pb2 import Leg
+from jobs.submit import run
+
+
+def noted(leg):
+    with open(os.environ["NOTES"], "ab", buffering=0) as notes:
+        notes.write(b"%d %d %d\\n" % (leg.partition, os.getpid(), os.getppid()))
+    return True
+
+
+flow = (
+    Flow("noted").source(Topic({topic!r}, payload=Leg)).filter(noted)
+    .aggregate("aircraft", key="tail", fold=Fields(legs=count()))
+)
+
+if __name__ == "__main__":
+    run(flow)
+"""
 
 
 @pytest.fixture
@@ -60,6 +81,7 @@ def fleet(kafka: str, topic: Callable[..., str], tmp_path: Path) -> list[str]:
         producer.send_many(name, republished(flights.messages(flights.load(FLIGHTS))))
         producer.flush()
     (tmp_path / "fleet.py").write_text(FLEET.format(topic=name))
+    (tmp_path / "noted.py").write_text(NOTED.format(topic=name))
     return ["--bootstrap", kafka, "--dead-letters", dead, "--until-caught-up", "--max-records", "200", "--json"]
 
 
@@ -124,6 +146,24 @@ def test_a_submitted_driver_that_is_killed_in_a_commit_and_submitted_again_is_ex
         states = views.states(flow, stage, bind(flow, {}, redis))
         truth = flights.expected(flights.load(FLIGHTS), column)
         assert not audit.differences(truth, {view.key.decode(): view.state for view in states}, stage)
+
+
+def test_a_slot_is_read_by_one_resident_of_one_executor_in_every_batch(
+    fleet: list[str], redis: str, tmp_path: Path
+) -> None:
+    notes = tmp_path / "notes"
+    conf = {"spark.executorEnv.PYTHONPATH": str(ROOT), "spark.executorEnv.NOTES": str(notes), **FAST}
+    conf["spark.locality.wait"] = "10m"  # on a busy machine an executor may answer late
+    options = [text for name, value in conf.items() for text in ("--conf", f"{name}={value}")]
+    ended = submit("--master", MASTER, *options, "noted.py", *fleet, "--store", redis, cwd=tmp_path)
+    assert ended.returncode == 0, ended.stdout
+    batches = [line for line in lines(ended) if "batch" in line]
+    found = [tuple(line.split()) for line in notes.read_text().splitlines()]
+    assert len(batches) > 3
+    assert sum(batch["records"] for batch in batches) == len(found)
+    readers = set(found)
+    assert sorted(partition for partition, _, _ in readers) == ["0", "1"]
+    assert len({daemon for _, _, daemon in readers}) == 2, "one executor read both partitions"
 
 
 def test_a_file_of_this_machine_is_no_store_for_the_submitted_master(fleet: list[str], tmp_path: Path) -> None:
