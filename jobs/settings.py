@@ -121,7 +121,7 @@ def of_flow(
     2. The environment: `HEADWATER_STORE`.
     3. `headwater.toml` of the current directory.
     4. The flow's definition: `aggregate(..., store=URL)`.
-    5. The default: the SQLite file `.headwater/states.db`, no dead-letter topic, generation 1.
+    5. The default: the LMDB store in `.headwater/states`, no dead-letter topic, generation 1.
 
     Args:
         flow: The flow.
@@ -153,8 +153,8 @@ def of_flow(
             except FlowError as error:
                 raise UsageError(f"{origin}: {error}") from error
     if (everywhere := env.get(STORE)) and "://" not in everywhere:
-        raise UsageError(f"{STORE}: write a URL, for example sqlite://states.db or redis://host")
-    default = f"sqlite://{(HOME / 'states.db').absolute()}"
+        raise UsageError(f"{STORE}: write a URL, for example lmdb://states or redis://host")
+    default = f"lmdb://{(HOME / 'states').absolute()}"
     urls = {}
     for stage in flow.stages:
         url = first(
@@ -188,7 +188,7 @@ def _named(text: str) -> tuple[str, str]:
     stage, equals, scheme = head.rpartition("=")
     if not separator or not scheme or (equals and not stage):
         # The text may contain a password.
-        raise UsageError("--store: write URL or STAGE=URL, for example sqlite://states.db or carrier=sqlite://c.db")
+        raise UsageError("--store: write URL or STAGE=URL, for example lmdb://states or carrier=redis://host")
     return stage, f"{scheme}://{tail}"
 
 

@@ -45,7 +45,7 @@ Stores: TypeAlias = Annotated[
         "--store",
         metavar="[STAGE=]URL",
         help="Store of all stages, or of one; may be repeated. Without it: HEADWATER_STORE, headwater.toml, the "
-        "flow's definition, then the SQLite file .headwater/states.db.",
+        "flow's definition, then the LMDB store in .headwater/states.",
         show_default=False,
     ),
 ]

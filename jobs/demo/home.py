@@ -41,7 +41,7 @@ def prepared(store: str | None, home: Path) -> tuple[str, int]:
         StoreError: It cannot be opened.
     """
     if store is None:
-        return f"sqlite://{home / 'states.db'}", 1
+        return f"lmdb://{home / 'states'}", 1
     if store in KINDS:
         return store, 1
     with closing(open_store(store)) as opened:

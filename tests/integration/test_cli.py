@@ -92,7 +92,7 @@ def test_a_flow_runs_goes_on_and_refuses_another_definition(fleet: list[str], tm
     assert done["done"] is True
     assert sum(plan["plan"]["lag"]) == done["records"] == sum(one["records"] for one in batches)
     assert len(batches) == done["batches"] > 1
-    url = f"sqlite://{tmp_path}/.headwater/states.db"
+    url = f"lmdb://{tmp_path}/.headwater/states"
     shown = told(headwater("inspect", "fleet:flow", "--stage", "carrier", "--json", cwd=tmp_path))
     truth = flights.expected(flights.load(FLIGHTS), "carrier")
     assert not audit.differences(truth, {view["key"]: view["state"] for view in shown}, "carrier")

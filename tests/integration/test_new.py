@@ -55,5 +55,5 @@ def test_a_new_project_counts_every_order_once_although_its_republisher_is_kille
         name: (lines[name], pieces[name]) for name in pieces
     }
     assert {name: state["cents"] for name, state in customers.items()} == cents
-    assert (project / ".headwater" / "states.db").exists()
+    assert (project / ".headwater" / "states").exists()
     assert "bad_payload" in done("sh", "-c", "cd shop && make show")

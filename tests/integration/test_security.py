@@ -160,7 +160,7 @@ def test_republisher_flow_and_redrive_work_over_sasl_ssl_and_show_no_secret(
     assert "SparkListenerEnvironmentUpdate" in shown[-1]
 
     flow = fleet(LEGS)
-    stores = bind(flow, {}, f"sqlite://{tmp_path / '.headwater' / 'states.db'}")
+    stores = bind(flow, {}, f"lmdb://{tmp_path / '.headwater' / 'states'}")
     assert {view.key: view.state for view in views.states(flow, "carrier", stores)} == totals(sent, "carrier")
 
     settings = tmp_path / "headwater.toml"
@@ -200,7 +200,7 @@ def test_a_client_s_certificate_and_the_shorter_scram_reach_republisher_and_flow
         assert code == 0, said[-3000:]
         assert PASSWORD not in said
     flow = fleet(out)
-    stores = bind(flow, {}, f"sqlite://{tmp_path / '.headwater' / 'states.db'}")
+    stores = bind(flow, {}, f"lmdb://{tmp_path / '.headwater' / 'states'}")
     assert {view.key: view.state for view in views.states(flow, "carrier", stores)} == totals(sent, "carrier")
 
 

@@ -186,4 +186,4 @@ def test_the_line_itself_can_be_run(fleet: list[str], tmp_path: Path) -> None:
     assert shlex.split(shlex.join(command)) == command
     ended = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
-    assert (tmp_path / ".headwater" / "states.db").exists()
+    assert (tmp_path / ".headwater" / "states").exists()

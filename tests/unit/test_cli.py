@@ -255,7 +255,10 @@ def test_an_empty_text_is_refused_and_does_not_count_as_a_missing_option(
         (["inspect", "jobs.demo.flow:flow", "--stage", "pilot"], "has no stage 'pilot'"),
         (["inspect", "jobs.demo.flow:flow", "--stage", "carrier", "--store", "memory://m"], "in the memory of one"),
         *(
-            ([*command.split(), "--from", "dead", "--reason", "fold"], "--reason fold: unknown reason code; choose from")
+            (
+                [*command.split(), "--from", "dead", "--reason", "fold"],
+                "--reason fold: unknown reason code; choose from",
+            )
             for command in ("redrive", "discard jobs.demo.flow:flow")
         ),
         (["demo", "--store", "memory://m"], "a store that they can share"),

@@ -106,7 +106,7 @@ def test_a_store_that_is_not_there_is_read_as_empty_and_not_created(
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("HEADWATER_STORE", raising=False)
     assert run(monkeypatch) == 1
-    assert f"sqlite://{tmp_path}/.headwater/states.db (default)" in capsys.readouterr().err
+    assert f"lmdb://{tmp_path}/.headwater/states (default)" in capsys.readouterr().err
     assert run(monkeypatch, "--store", f"sqlite://{tmp_path}/no/such/x.db", "--key", "a") == 1
     assert list(tmp_path.iterdir()) == []
 

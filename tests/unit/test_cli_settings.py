@@ -67,7 +67,7 @@ def test_without_any_kafka_the_three_ways_to_one_are_named() -> None:
 
 
 def test_states_go_to_a_file_of_this_directory_when_nothing_else_is_said(bare: Path) -> None:
-    url = f"sqlite://{bare}/.headwater/states.db"
+    url = f"lmdb://{bare}/.headwater/states"
     assert settings.of_flow(flow).stores == {"aircraft": url, "carrier": url}
 
 

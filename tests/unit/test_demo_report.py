@@ -106,6 +106,6 @@ def test_a_store_of_one_s_own_gets_a_generation_without_states(tmp_path: Path) -
     url, generation = home.prepared(f"sqlite://{tmp_path}/mine.db", tmp_path)
     assert url == f"sqlite://{tmp_path}/mine.db"
     assert generation > 1
-    assert home.prepared(None, tmp_path) == (f"sqlite://{tmp_path}/states.db", 1)
+    assert home.prepared(None, tmp_path) == (f"lmdb://{tmp_path}/states", 1)
     with pytest.raises(UsageError, match="can share"):
         home.prepared("memory://mine", tmp_path)
