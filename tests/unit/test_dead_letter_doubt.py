@@ -5,12 +5,13 @@ import pytest
 from aggregations.definition.aggregates import count
 from aggregations.definition.element import Record
 from aggregations.definition.fields import Fields
+from aggregations.definition.flow import Flow
 from aggregations.per_message.ledger import LISTED, Changes, Entry
 from envelope.dedup import history
 from persistence.commit import faults
 from persistence.commit.faults import Fault, Injector
 from persistence.errors import Transient
-from tests.support.letters import FLEET, Sum, back, feed, leg, legs, parsing, runner, url
+from tests.support.letters import FLEET, LEGS, Sum, back, feed, leg, legs, parsing, runner, url
 
 
 @pytest.fixture(autouse=True)
@@ -99,6 +100,30 @@ def test_a_record_that_dies_only_after_an_attempt_folded_it_and_crashed_is_not_f
     run.process([back(died, 100, "parsing")])
     assert run.dead_letters[-1].reason == "unproven"
     assert run.results("counts") == {b"K": {"n": 100}}
+
+
+@pytest.mark.parametrize("first", ["letter", "copy"])
+def test_the_letter_of_a_doubtful_record_is_to_be_redriven_before_a_plain_copy_comes(first: str) -> None:
+    """A limit: the copy is judged like any record, and a later stage drops it below its floor."""
+    broken, store = {"now": True}, url()
+    parsed = Flow("parsing").source(LEGS).filter(lambda element: 1 // (not (broken["now"] and element["v"] < 0)) == 1)
+    flow = parsed.aggregate("wide", "k", Fields(n=count()), history=200).aggregate("narrow", "c", Fields(n=count()))
+    records = [leg(n, v=-1 if n == 3 else 1) for n in range(100)]
+    with faults.use(Injector([Fault.parse("fold.error")])), pytest.raises(Transient):
+        runner(flow, store).process(records)
+    run = feed(runner(flow, store, ends={("legs", 0): 100}), records)
+    [died] = run.dead_letters
+    broken["now"] = False
+    if first == "copy":
+        run.process([leg(100, 3, v=-1)])
+        run.process([back(died, 101, "parsing")])
+        assert run.report.verdicts["narrow"]["below_floor"] == 1
+        assert run.results("narrow") == {b"UA": {"n": 99}}
+    else:
+        run.process([back(died, 100, "parsing")])
+        run.process([leg(101, 3, v=-1), back(run.dead_letters[-1], 102, "parsing", 1, asserted=True)])
+        assert run.results("narrow") == {b"UA": {"n": 100}}
+    assert run.results("wide") == {b"K": {"n": 100}}
 
 
 def test_a_run_that_ends_before_it_has_read_what_a_crashed_one_folded_leaves_the_doubt_to_the_next() -> None:
