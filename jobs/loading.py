@@ -85,7 +85,7 @@ def _import(module: str) -> Any:
 
 
 def _place(error: BaseException, module: str) -> str:
-    """Where in the module it happened, else where at all."""
+    """The line of the module that failed, or else the innermost line of the traceback."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{Path(error.filename).name}:{error.lineno}"
     frames = [(Path(frame.filename).name, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]

@@ -165,7 +165,7 @@ def table(rows: Iterable[Sequence[object]], columns: Sequence[str], *, left: Seq
         shown.add_column(name, justify="left" if name in left else "right", overflow="fold")
     for row in rows:
         shown.add_row(*(number(value) for value in row))
-    # Without a terminal there is no width to keep to.
+    # Without a terminal the width is not limited.
     width = None if _is_terminal(sys.stdout) else 10_000
     text = io.StringIO()
     Console(width=width, highlight=False, markup=False, file=text).print(shown)

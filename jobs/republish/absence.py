@@ -43,7 +43,7 @@ class Absence:
         patience: Maximum wait in seconds; 0 for none, infinity for no limit.
         stop: Ends the wait.
         statistics: Statistics that show the wait.
-        told: Called when the statistics have changed.
+        on_change: Called when the statistics have changed.
     """
 
     def __init__(
@@ -54,14 +54,14 @@ class Absence:
         patience: float,
         stop: Event,
         statistics: Statistics,
-        told: Callable[[], None],
+        on_change: Callable[[], None],
     ) -> None:
         self._settings = settings
         self._names = names
         self._patience = patience
         self._stop = stop
         self._statistics = statistics
-        self._told = told
+        self._on_change = on_change
 
     def wait(self, error: BrokerError) -> None:
         """Return when every topic exists, or a stop was requested.
@@ -89,9 +89,9 @@ class Absence:
             if now - said >= _SAY_SECONDS:
                 said = now
                 _LOG.warning("%s; waiting for %.0f s so far", trouble.what, waited)
-                self._told()
+                self._on_change()
         self._statistics.waiting, self._statistics.waited = (), before + time.monotonic() - began
-        self._told()
+        self._on_change()
         if not self._stop.is_set():
             _LOG.warning("all topics exist after %.0f s; rejoining the group", time.monotonic() - began)
 

@@ -36,7 +36,7 @@ class GrowthWatch:
         accepted: Whether new partitions are read immediately, and disorder is accepted.
         max_age: Seconds for which producers may not know of new partitions.
         statistics: Statistics that show growths.
-        told: Called when the statistics have changed.
+        on_change: Called when the statistics have changed.
     """
 
     def __init__(
@@ -47,14 +47,14 @@ class GrowthWatch:
         accepted: bool,
         max_age: float,
         statistics: Statistics,
-        told: Callable[[], None],
+        on_change: Callable[[], None],
     ) -> None:
         self.sources = frozenset(sources)
         self._group = group
         self._accepted = accepted
         self._max_age_ms = round(max_age * 1000)
         self._statistics = statistics
-        self._told = told
+        self._on_change = on_change
         self._watched: dict[str, _Watch] = {}
         self._verdicts: dict[str, Readable] = {}
         self._judged: dict[str, float] = {}
@@ -143,10 +143,10 @@ class GrowthWatch:
             shown[topic] = view = TopicGrowth(resolved, now, _unread(places, resolved, now))
             if before is None or (before.unread is None) != (view.unread is None):
                 _LOG.warning("%s", _describe(topic, view, sure=verdict.sure))
-                self._told()
+                self._on_change()
         elif before is not None:
             _LOG.warning("growth of topic %s is over: all %d partitions are read", topic, now)
-            self._told()
+            self._on_change()
 
 
 def _unread(places: Mapping[int, Committed], resolved: int, now: int) -> int | None:

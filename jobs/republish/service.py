@@ -190,7 +190,7 @@ class Republisher:
             patience=self._topic_wait,
             stop=self._stop,
             statistics=self.statistics,
-            told=lambda: progress(self.statistics) if progress else None,
+            on_change=lambda: progress(self.statistics) if progress else None,
         )
 
     def _growth_watch(self, progress: OnStatistics | None) -> GrowthWatch:
@@ -200,7 +200,7 @@ class Republisher:
             accepted=GROWN_UNDRAINED in self._accept,
             max_age=self._metadata_max_age,
             statistics=self.statistics,
-            told=lambda: progress(self.statistics) if progress else None,
+            on_change=lambda: progress(self.statistics) if progress else None,
         )
 
     def _check_sources(self, topics: Topics) -> None:

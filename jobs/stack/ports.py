@@ -14,7 +14,7 @@ _FILE: Final = "ports.json"
 _LISTENS: Final = "0A"
 """State of a listening socket in Linux's tables."""
 _RANGE: Final = range(20_000, 32_000)
-"""Below the range from which systems give ports to outgoing connections, so that none of those is in the way."""
+"""Below the ports that systems use for outgoing connections."""
 
 
 def remembered(home: Path, names: Sequence[str], progress: Callable[[str], None] | None = None) -> dict[str, int]:

@@ -58,7 +58,7 @@ def test_a_broker_that_does_not_know_new_partitions_yet_takes_none_away(monkeypa
     clock = Clock()
     monkeypatch.setattr("jobs.republish.growth_watch.time", clock)
     watch = GrowthWatch(
-        ["in"], group="g", accepted=False, max_age=300, statistics=Statistics(), told=lambda: None
+        ["in"], group="g", accepted=False, max_age=300, statistics=Statistics(), on_change=lambda: None
     )  # fmt: skip
 
     def seen(partitions: int, *, after: float = 0, topic_id: str = "T") -> tuple[bool, int]:
