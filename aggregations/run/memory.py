@@ -101,7 +101,7 @@ class MemoryRunner:
         metadata_max_age: float = METADATA_MAX_AGE_SECONDS,
     ) -> None:
         stores = bind(flow, stores)
-        check_accept(accept)
+        check_accept(flow.name, stores, accept)
         assert flow.topic is not None
         self.flow = flow
         self.topic = flow.topic

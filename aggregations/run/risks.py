@@ -1,6 +1,6 @@
 """Reasons to refuse a run, each with a name: the run goes ahead only if that risk is accepted by name."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from enum import StrEnum
 from typing import Final
 
@@ -8,6 +8,7 @@ from aggregations.errors import DefinitionChangedError, FlowError, RunRefusedErr
 from persistence.compaction import COMPACTED_SOURCE
 from persistence.findings import Finding
 from persistence.growth import GROWN_UNDRAINED
+from persistence.registry import risks
 
 
 class Risk(StrEnum):
@@ -44,14 +45,22 @@ LOSSES: Final = frozenset({Risk.DOWNSTREAM_BEHIND, Risk.STORE_EMPTY, Risk.STAGE_
 """Risks of a store without, or no longer with, data that other stores rely on."""
 
 
-def check_accept(accept: Sequence[str]) -> None:
-    """Check that accepted risks are given as a list: the letters of a text are not risks.
+def check_accept(flow: str, stores: Mapping[str, str], accept: Sequence[str]) -> None:
+    """Check the names of accepted risks.
+
+    Args:
+        flow: Name of the flow.
+        stores: URL of the store by stage name.
+        accept: The names.
 
     Raises:
-        FlowError: It is a text.
+        FlowError: It is a text instead of a list, or neither a run nor one of the stores has such a risk.
     """
     if isinstance(accept, str):
         raise FlowError(f"accept= takes a list of risks, such as [{accept!r}]; got text")
+    known = {*Risk, *(risk for url in stores.values() for risk in risks(url))}
+    if unknown := sorted({*accept} - known):
+        raise FlowError(f"flow {flow}: unknown risk {', '.join(unknown)}; choose from {', '.join(sorted(known))}")
 
 
 def unsafe(risk: Risk, what: str, remedy: str) -> Finding:
@@ -67,9 +76,9 @@ def refuse(findings: Sequence[Finding], accept: Collection[str]) -> None:
     """
     left = [finding for finding in findings if finding.unsafe and finding.risk not in accept]
     if left:
-        risks = " ".join(f"--accept {risk}" for risk in dict.fromkeys(finding.risk for finding in left))
+        named = " ".join(f"--accept {risk}" for risk in dict.fromkeys(finding.risk for finding in left))
         changed = all(finding.risk == Risk.DEFINITION for finding in left)
         error = DefinitionChangedError if changed else RunRefusedError
         raise error(
-            "; ".join(f"{one.what.removesuffix('.')}. {one.remedy.removesuffix('.')}" for one in left) + f" ({risks})"
+            "; ".join(f"{one.what.removesuffix('.')}. {one.remedy.removesuffix('.')}" for one in left) + f" ({named})"
         )

@@ -15,13 +15,13 @@ from aggregations.run.begin import begin, look
 from aggregations.run.binding import bind
 from aggregations.run.consistency import check_durability
 from aggregations.run.plan import Broker, Plan, plan
-from aggregations.run.risks import Risk, check_accept, refuse
+from aggregations.run.risks import check_accept, refuse
 from aggregations.run.run import Run
 from aggregations.spark.session import NEEDED
 from envelope import TopicPartition
 from persistence.compaction import compaction
 from persistence.kafka import KafkaSettings, Topics
-from persistence.registry import preflight, risks
+from persistence.registry import preflight
 
 _LOG = logging.getLogger("headwater.spark")
 
@@ -64,7 +64,6 @@ def check_given(
         FlowError: Workers cannot reach a store, a risk does not exist, a Spark setting conflicts with the engine, or
             the flow reads or publishes to the dead-letter topic.
     """
-    check_accept(accept)
     for name, value in (conf or {}).items():
         check_type(f"conf {name}", value, str, "text")
         if value.lower() != NEEDED.get(name, value).lower():
@@ -89,9 +88,7 @@ def check_given(
                 f"stage {name!r}: {url} is a file of this machine, and Spark's workers ({master}) may run on others; "
                 "use Redis or Cassandra, or --master local[N]"
             )
-    known = {*Risk, *(risk for url in stores.values() for risk in risks(url))}
-    if unknown := sorted({*accept} - known):
-        raise FlowError(f"flow {flow.name}: unknown risk {', '.join(unknown)}; choose from {', '.join(sorted(known))}")
+    check_accept(flow.name, stores, accept)
 
 
 def outputs_of(flow: Flow[Any]) -> list[str]:

@@ -144,7 +144,7 @@ def run(
 
 
 def describe(flow: FlowName, json: Json = False) -> None:
-    """Draw a flow, one step per line.
+    """Show a flow, one step per line.
 
     Each line ends with the path of its step: vectorised or per message. Standard error shows the stores, generation and
     dead-letter topic that the commands use here, with their origins.

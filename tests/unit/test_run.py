@@ -189,6 +189,8 @@ def test_a_runner_binds_stages_as_their_definition_says_and_refuses_one_without_
         MemoryRunner(flow(), {})
     with pytest.raises(FlowError, match=r"accept= takes a list of risks, such as \['definition'\]; got text"):
         MemoryRunner(flow(), bind(flow(), {}, fresh_store()), accept="definition")
+    with pytest.raises(FlowError, match=r"unknown risk lost_records; choose from .*lost-records"):
+        MemoryRunner(flow(), bind(flow(), {}, fresh_store()), accept=["lost_records"])
     urls = two_stores()
     assert MemoryRunner(flow(store=urls["a"]), {"b": urls["b"]}).run.urls == urls
 
