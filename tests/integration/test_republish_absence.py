@@ -89,7 +89,7 @@ def test_a_topic_that_does_not_exist_yet_is_waited_for_and_shown(
     assert len(read_all(settings, names["target"])) == 20
     said = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert any(f"topic {names[away]} does not exist; waiting for" in line for line in said)
-    assert any("all topics exist again" in line for line in said)
+    assert any("all topics exist after" in line for line in said)
 
 
 def test_a_source_that_is_deleted_is_waited_for_and_the_new_one_is_read_from_its_beginning(
