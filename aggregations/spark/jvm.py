@@ -120,6 +120,7 @@ class Jvm:
     """
 
     def __init__(self, conf: Mapping[str, str], environment: Mapping[str, str]) -> None:
+        self._owner = os.getpid()
         self.asked = _at_start(conf), dict(environment)
         home = _spark_home()
         self._archive = ClassArchive(home, conf, environment) if is_local(conf[MASTER]) else None
@@ -145,6 +146,7 @@ class Jvm:
             env={**environment, **own},
             start_new_session=True,
         )
+        self._used = False
         atexit.register(self._end)
 
     def connect(self, stop: threading.Event) -> Any:
@@ -169,6 +171,7 @@ class Jvm:
             time.sleep(_POLL_SECONDS)
         answer = self._address.read_bytes()  # a number of four bytes, and a text with its length
         shutil.rmtree(self._directory)
+        self._used = True
         where = {_PORT: str(int.from_bytes(answer[:4])), _SECRET: answer[8:].decode()}
         os.environ.update(where)
         try:
@@ -181,14 +184,20 @@ class Jvm:
 
     def kill(self) -> None:
         """End the JVM, which nothing has used."""
+        atexit.unregister(self._end)
         self.process.kill()
         self.process.wait()
         shutil.rmtree(self._directory, ignore_errors=True)
-        self._end()
+        if self._archive is not None:
+            self._archive.finish(self.process)
 
     def _end(self) -> None:
-        atexit.unregister(self._end)
-        if self._archive is not None:
+        """End the JVM with this process."""
+        if os.getpid() != self._owner:
+            return
+        if not self._used:
+            self.kill()
+        elif self._archive is not None:
             self._archive.finish(self.process)
 
 

@@ -148,6 +148,10 @@ try:
         pass
 except Exception as error:
     print(type(error).__name__)
+del os.environ["JAVA_HOME"]
+jvm.start_ahead("local[1]", FAST)
+print(jvm._ahead.process.pid, jvm._ahead._directory)
+sys.exit()  # nothing has used it
 """
 
 ARCHIVED = """
@@ -205,7 +209,11 @@ def test_a_session_of_our_own_can_be_stopped_while_it_starts_leaves_nothing_behi
 def test_a_jvm_that_was_started_ahead_is_used_if_it_fits_and_ended_if_nobody_uses_it() -> None:
     ended = subprocess.run([sys.executable, "-c", AHEAD], capture_output=True, text=True, check=False)
     lines = ["-9 False", "True own", "-9 False the flow's own module", "PySparkRuntimeError"]
-    assert ended.stdout.splitlines() == lines, ended.stderr
+    *found, left = ended.stdout.splitlines()
+    assert found == lines, ended.stderr
+    process, directory = left.split()
+    assert not Path("/proc", process).exists()
+    assert not Path(directory).exists()
 
 
 def test_spark_s_classes_are_archived_by_the_first_jvm_and_read_by_the_next(tmp_path: Path) -> None:
