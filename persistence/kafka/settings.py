@@ -18,6 +18,7 @@ SECRET_NAMES: Final = r"(?i)password|secret|jaas|\.pem\b|keystore\.key\b|oauthbe
 """Names of settings whose values are never shown. Also meant for `spark.redaction.regex`."""
 
 _SECRET = re.compile(SECRET_NAMES)
+_ADDRESS = re.compile(r"(?:\w+://)?(?:\[[\w:.%]+\]|[^\s:/@\[\]]+)(?::\d{1,5})?")
 _LOG = logging.getLogger("headwater.kafka")
 _LOG.addHandler(logging.NullHandler())
 # The client logs this for each producer.
@@ -50,6 +51,10 @@ class KafkaSettings:
             raise SettingsError(
                 f"no Kafka address: give HOST:PORT, set {ENV_PREFIX}BOOTSTRAP, or write bootstrap into the table [kafka] "
                 "of the settings file"
+            )
+        if not all(_ADDRESS.fullmatch(address.strip()) for address in self.bootstrap.split(",")):
+            raise SettingsError(
+                f"Kafka address {self.bootstrap!r}: write HOST:PORT, or several with commas between them"
             )
 
     def __repr__(self) -> str:

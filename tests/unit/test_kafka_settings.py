@@ -66,6 +66,17 @@ def test_no_address_is_an_error_that_says_how_to_give_one() -> None:
         KafkaSettings.load(env={})
 
 
+@pytest.mark.parametrize("address", ["host:xx", "a:1:2", "a:1, b:", "http:/a", "a b:1", "u@a:1", ":9092", "a:9092,"])
+def test_an_address_that_no_broker_can_have_is_refused(address: str) -> None:
+    with pytest.raises(SettingsError, match="write HOST:PORT"):
+        KafkaSettings(address)
+
+
+@pytest.mark.parametrize("address", ["a", "a:9092", "a.b-c:1, 127.0.0.1:2", "[::1]:9092", "SASL_SSL://a:9092", "a_1:9"])
+def test_an_address_as_librdkafka_reads_it_is_taken(address: str) -> None:
+    assert KafkaSettings(address).bootstrap == address
+
+
 def test_secrets_are_in_no_text_of_the_settings_and_survive_pickling() -> None:
     secrets = {
         "sasl.password": SECRET,
