@@ -2,15 +2,15 @@
 
 It runs in mutmut's copy of the code, after mutmut has noted which tests reach which function. The tests that reach a
 mutant run until one fails: first those that failed for other mutants of the function, then the fastest. Modules that
-start threads when they are imported are not collected, because a forked process does not have these threads. Therefore
-mutmut tries each mutant again that survives here.
+start threads when they are imported are collected in the forked process, which does not have the threads of the other.
+Modules are imported without a mutant. Therefore mutmut tries each mutant again that survives here.
 """
 
 import json
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -36,13 +36,14 @@ _START_THREADS: Final = frozenset(
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
-    """Leave out modules that start threads."""
+    """Leave out modules that start threads, until a module is named."""
     return True if collection_path.name in _START_THREADS else None
 
 
 def pytest_collectreport(report: pytest.CollectReport) -> None:
-    """End the run if another module starts threads: the tests of every mutant would wait for them."""
-    if any(thread.read_text().strip() == _POOL for thread in Path("/proc/self/task").glob("*/comm")):
+    """End the run if another module starts threads: tests would wait for them in a forked process."""
+    mutant = trampoline.get_mutant_under_test()
+    if not mutant and any(thread.read_text().strip() == _POOL for thread in Path("/proc/self/task").glob("*/comm")):
         pytest.exit(f"{report.nodeid} starts threads: exclude it in {Path(__file__).name}", returncode=2)
 
 
@@ -60,7 +61,7 @@ def pytest_runtestloop(session: pytest.Session) -> bool:
         names = set(reaching.get(function, ()))
         reached = [item for item in tests if item.nodeid in names]
         for mutant in mutants:
-            code, failed = trial.run(mutant, reached)
+            code, failed = trial.run(mutant, reached, names - {item.nodeid for item in reached})
             reached.sort(key=lambda item: item.nodeid != failed)
             notes = json.loads(meta.read_text())
             notes["exit_code_by_key"][mutant] = code
@@ -95,15 +96,26 @@ class _Trial:
         self._session = session
         self._usual = usual
 
-    def run(self, mutant: str, tests: Sequence[pytest.Item]) -> tuple[int, str]:
-        """Return the exit code, and the name of the test that failed."""
+    def run(self, mutant: str, tests: Sequence[pytest.Item], late: Collection[str] = ()) -> tuple[int, str]:
+        """Run tests in a process.
+
+        Args:
+            mutant: Name of the mutant.
+            tests: The tests.
+            late: Names of tests to collect there.
+
+        Returns:
+            The exit code, and the name of the test that failed.
+        """
         reading, writing = os.pipe()
         with TemporaryDirectory() as place:
             if not (child := os.fork()):
                 code = _BROKEN
                 try:
                     os.environ["PYTEST_DEBUG_TEMPROOT"] = place
-                    code = self._run(mutant, tests, writing)
+                    trampoline.set_mutant_under_test(mutant)
+                    trampoline.get_mutant_under_test = lambda: mutant  # called in each call of a function with mutants
+                    code = self._run(tests, writing) or self._run(self._collected(late), writing)
                 finally:
                     os._exit(code)
             _, status = os.waitpid(child, 0)
@@ -112,9 +124,12 @@ class _Trial:
             code = os.waitstatus_to_exitcode(status)
             return OUT_OF_TIME if code in (-signal.SIGPROF, -signal.SIGALRM) else code, failed.read()
 
-    def _run(self, mutant: str, tests: Sequence[pytest.Item], writing: int) -> int:
-        trampoline.set_mutant_under_test(mutant)
-        trampoline.get_mutant_under_test = lambda: mutant  # called in each call of a function with mutants
+    def _collected(self, names: Collection[str]) -> list[pytest.Item]:
+        modules = sorted({name.partition("::")[0] for name in names})
+        items = self._session.perform_collect(modules) if modules else []
+        return [item for item in items if item.nodeid in names]
+
+    def _run(self, tests: Sequence[pytest.Item], writing: int) -> int:
         for item, following in zip_longest(tests, tests[1:]):
             for timer, times, seconds in _LIMITS:
                 signal.setitimer(timer, times * self._usual[item.nodeid] + seconds)

@@ -1,25 +1,38 @@
-"""What the loop over a flow's stages reads, and which records it gives up before any step."""
+"""What the loop over a flow's stages reads, and which records it gives up because they failed in another task."""
+
+from collections.abc import Mapping
+
+import polars as pl
 
 from aggregations.definition.aggregates import count
-from aggregations.definition.element import Record
+from aggregations.definition.element import Element, Record
 from aggregations.definition.fields import Fields
-from aggregations.definition.flow import Flow
+from aggregations.definition.flow import END_OF_FLOW, Flow
 from aggregations.definition.payloads import Json
 from aggregations.definition.source import Topic
+from aggregations.per_message.cause import Cause
 from aggregations.per_message.dead_letters import BEYOND_END, DeadLetterCollector
-from aggregations.per_message.ledger import Doubt, Entry, Ledger
-from aggregations.per_message.loop import MessageLoop
+from aggregations.per_message.ledger import Changes, Doubt, Entry, Ledger
+from aggregations.per_message.loop import Failures, MessageLoop
+from aggregations.per_message.steps import Applied
 from aggregations.report import Report
 from envelope import Envelope, Hop, Node, Reason, Siblings, TopicPartition, encode
 from envelope.dedup.lineage import died_in
+from envelope.raised import Raised
+from envelope.redrive import Redrive, redrive_hops
 
 TOPIC = Topic("legs", Json({"tail": str}), cluster="paris")
-FLOW = Flow("fleet").source(TOPIC).aggregate("aircraft", "tail", Fields(n=count()))
+FOLD = Fields(n=count())
+FLOW = Flow("fleet").source(TOPIC).aggregate("aircraft", "tail", FOLD)
 IDS = {"raw": "R", "legs": "L"}
 
 
+def chain_of(root: int) -> tuple[Hop, ...]:
+    return (Hop("raw", 0, root, via="kit", index=0, count=1, cluster="paris"),)
+
+
 def leg(offset: int, root: int | None, payload: bytes = b'{"tail": "N1"}') -> Record:
-    chain = () if root is None else (Hop("raw", 0, root, via="kit", index=0, count=1, cluster="paris"),)
+    chain = () if root is None else chain_of(root)
     value = encode(Envelope(payload, chain, key=b"N1"))
     return Record("legs", 0, offset, b"N1", value, headers=(("h", b"%d" % offset),), topic_id="L")
 
@@ -72,3 +85,92 @@ def test_tombstones_are_counted_and_what_comes_after_them_is_read() -> None:
     assert [element.offset for element in read.elements] == [3]
     assert (loop.report.records, loop.report.tombstones) == (4, 3)
     assert [route.partition(">")[0].partition(":")[2] for route in loop.seen] == ["0#R"]
+
+
+CAUSE = Cause(Reason.TRANSFORM_FAILED, "ValueError in a step", Raised("ValueError", "fleet.py:1 in step"))
+
+
+class OtherTasks(Failures):
+    """Other tasks, in which items of some records failed in a step before a stage."""
+
+    def __init__(self, **failed: tuple[int, ...]) -> None:
+        self.failed = {stage: {own(offset): CAUSE for offset in offsets} for stage, offsets in failed.items()}
+        self.told: list[tuple[int, Node, Cause, bool]] = []
+
+    def at(self, index: int, *, hole: bool) -> Mapping[Node, Cause]:
+        return {} if hole else self.failed.get(f"stage{index}", {})
+
+    def add(self, index: int, own: Node, cause: Cause, *, hole: bool) -> None:
+        self.told.append((index, own, cause, hole))
+
+
+def beside(flow: Flow, others: OtherTasks, *listed: Entry) -> tuple[MessageLoop, DeadLetterCollector]:
+    ledger = Ledger("fleet").changed(Changes(added=set(listed)))
+    collector = DeadLetterCollector(ledger, "aircraft", Siblings.GROUP, IDS, frozenset())
+    return MessageLoop(*(flow, ledger, IDS, collector, Report(), 1), failures=others), collector
+
+
+def facts(found: DeadLetterCollector) -> set[tuple[int, str, Cause]]:
+    return {(dead.own.offset, dead.stage, Cause(dead.reason, dead.detail, dead.raised)) for dead in found.dead.values()}
+
+
+def test_a_record_that_failed_in_another_task_is_rejected_for_that_cause_before_any_step_sees_it() -> None:
+    seen = []
+
+    def name(one: Element) -> dict[str, str]:
+        seen.append(one.offset)
+        return {"tail": one["tail"].lower()}
+
+    known = pl.col("tail").str.starts_with("N").fill_null(True)
+    flow = Flow("fleet").source(TOPIC).filter(known).map(name).aggregate("aircraft", "tail", FOLD)
+    for records, arriving, filtered in (
+        ([leg(0, 5), leg(1, 6), leg(2, 7, b'{"tail": null}'), leg(3, 8, b'{"tail": "D0"}'), leg(4, 9)], [0], 1),
+        ([leg(1, 6), leg(2, 7, b'{"tail": null}'), leg(4, 9)], [], 0),
+    ):
+        others = OtherTasks(stage0=(1, 4))
+        loop, found = beside(flow, others)
+        seen.clear()
+        arrivals = loop.enter(flow.stages[0], loop.read(records))
+        assert [one.element.offset for one in arrivals] == arriving
+        assert seen == [*arriving, 2]
+        assert loop.report.filtered == filtered
+        failed = {offset: cause for offset, _, cause in facts(found)}
+        assert failed == {1: CAUSE, 2: failed[2], 4: CAUSE}
+        assert failed[2].raised is not None
+        assert failed[2].raised.kind == "AttributeError"
+        assert {dead.stage for dead in found.dead.values()} == {"aircraft"}
+        # Other tasks learn of all of them.
+        assert others.told == [(0, own(offset), failed[offset], False) for offset in (2, 1, 4)]
+
+
+def test_after_the_last_stage_only_the_missing_items_of_a_record_are_passed_on_beside_one_that_failed_elsewhere() -> (
+    None
+):
+    """The items of a redriven record that were not diverted have been published before."""
+    seen = []
+
+    def pair(one: Element) -> list[str]:
+        seen.append(one.offset)
+        return ["first", "second"]
+
+    flow = Flow("fleet").source(TOPIC).aggregate("aircraft", "tail", FOLD).flat_map(pair).publish("pairs")
+    back = redrive_hops(
+        Hop("legs", 0, 0, topic_id="L"), Hop("dead", 0, 0), Redrive(END_OF_FLOW, hole=False, application="fleet")
+    )
+    records = [
+        Element({"tail": "N1"}, b"N1", own(7), (*chain_of(5), *back)),
+        *(Element({"tail": "N1"}, b"N1", own(offset), chain_of(offset)) for offset in (8, 9)),
+    ]
+    group = records[0].lineage.resolved(IDS).standing().group
+    missing = Entry(END_OF_FLOW, group, (5, 0, 1))
+    passed = {7: [(7, (1,))], **{offset: [(offset, (0,)), (offset, (1,))] for offset in (8, 9)}}
+    for failed in ((), (8,)):
+        loop, found = beside(flow, OtherTasks(stage1=failed), missing)
+        seen.clear()
+        loop.leave(Applied(list(records), TOPIC.schema))
+        assert [(one.own.offset, one.indices) for one in loop.outputs if one.own] == [
+            item for offset in passed if offset not in failed for item in passed[offset]
+        ]
+        assert seen == [offset for offset in (7, 8, 9) if offset not in failed]
+        assert facts(found) == {(offset, END_OF_FLOW, CAUSE) for offset in failed}
+        assert found.changes.filled == {missing}

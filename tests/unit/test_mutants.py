@@ -78,16 +78,39 @@ def test_a_mutant_is_tried_with_the_tests_that_reach_it_until_one_fails_in_a_pro
         "def test_endless():\n    while trampoline.get_mutant_under_test() == 'm.x_f__mutmut_2':\n        pass\n"
         "def test_of_another():\n    assert trampoline.get_mutant_under_test() != 'm.x_f__mutmut_3'\n"
     )
-    reaching = {"m.x_f": ["test_it.py::test_quick", "test_it.py::test_endless"]}
+    (tmp_path / "test_discard.py").write_text(
+        "from mutmut.mutation import trampoline\n"
+        "assert trampoline.get_mutant_under_test().startswith('m.')\n"
+        "def test_late():\n    assert trampoline.get_mutant_under_test() != 'm.x_g__mutmut_1'\n"
+    )
+    reaching = {
+        "m.x_f": ["test_it.py::test_quick", "test_it.py::test_endless"],
+        "m.x_g": ["test_it.py::test_quick", "test_discard.py::test_late"],
+    }
     # The limit is some seconds longer than a test usually takes: less here.
     usual = {"test_it.py::test_quick": 0.0, "test_it.py::test_endless": -0.45, "test_it.py::test_of_another": 0.0}
+    usual["test_discard.py::test_late"] = 0.0
     stats = {"duration_by_test": usual, "tests_by_mangled_function_name": reaching}
     (tmp_path / "mutmut-stats.json").write_text(json.dumps(stats))
     known = {"m.x_f__mutmut_4": 34}
     meta = tmp_path / "m.py.meta"
-    meta.write_text(json.dumps({"exit_code_by_key": known | {f"m.x_f__mutmut_{n}": None for n in (1, 2, 3)}}))
+    meta.write_text(
+        json.dumps(
+            {
+                "exit_code_by_key": known
+                | {f"m.x_f__mutmut_{n}": None for n in (1, 2, 3)}
+                | {f"m.x_g__mutmut_{n}": None for n in (1, 2)}
+            }
+        )
+    )
     options = ("-q", "--rootdir=.", "-pno:cacheprovider", "-ptests.mutants.quick")
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     subprocess.run([sys.executable, "-m", "pytest", *options], cwd=tmp_path, env=environment, timeout=60, check=True)
     results = json.loads(meta.read_text())["exit_code_by_key"]
-    assert results == known | {"m.x_f__mutmut_1": KILLED, "m.x_f__mutmut_2": OUT_OF_TIME, "m.x_f__mutmut_3": 0}
+    assert results == known | {
+        "m.x_f__mutmut_1": KILLED,
+        "m.x_f__mutmut_2": OUT_OF_TIME,
+        "m.x_f__mutmut_3": 0,
+        "m.x_g__mutmut_1": KILLED,
+        "m.x_g__mutmut_2": 0,
+    }
