@@ -14,7 +14,7 @@ from aggregations.definition.expressions import CANNOT, Expression, expression
 from aggregations.definition.flow import Divert, Filter, Map, Predicate, Publish, Step
 from aggregations.definition.integers import LEFT_64_BITS, select_exact
 from aggregations.per_message.cause import Cause
-from aggregations.per_message.steps import OutputMessage, called, output_of, truth_of
+from aggregations.per_message.steps import Marking, OutputMessage, called, output_of, truth_of
 from envelope import EnvelopeError, Reason
 
 Elements: TypeAlias = Callable[[pl.DataFrame], Iterable[Element[Any]]]
@@ -82,8 +82,10 @@ class Stepped:
         return self.succeeded([called(of, element) for element in self.elements(self.frame)])
 
 
-def apply_columns(steps: Sequence[Step], frame: pl.DataFrame, elements: Elements) -> Stepped:
-    """Run filters, maps, diversions and publications over a frame, in order."""
+def apply_columns(
+    steps: Sequence[Step], frame: pl.DataFrame, elements: Elements, marking: Marking | None = None
+) -> Stepped:
+    """Run filters, maps, diversions and publications over a frame, in order; `marking` marks what they publish."""
     stepped = Stepped(frame, elements)
     for step in steps:
         match step:
@@ -96,8 +98,9 @@ def apply_columns(steps: Sequence[Step], frame: pl.DataFrame, elements: Elements
                 stepped.frame = stepped.frame.with_columns(found.get_columns())
             case Publish(key=key):
                 keys = stepped.each((lambda element: element.key) if key is None else key)
-                output, rows = output_of(step), stepped.elements(stepped.frame)
-                stepped.outputs += stepped.succeeded([called(output, *one) for one in zip(rows, keys, strict=True)])
+                output, rows = output_of(step, marking), stepped.elements(stepped.frame)
+                outputs = stepped.succeeded([called(output, *one) for one in zip(rows, keys, strict=True)])
+                stepped.outputs += [one for one in outputs if one is not None]
             case _:
                 raise AssertionError(f"{type(step).__name__} cannot be done on columns")
     return stepped

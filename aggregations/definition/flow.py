@@ -319,6 +319,11 @@ class Flow(Generic[T]):
         ends = any(isinstance(step, Publish) for step in self.tail)
         return frozenset(stage.name for stage in (*inner, *((last,) if ends else ())))
 
+    @cached_property
+    def publishing(self) -> frozenset[str]:
+        """Names of the stages with publish steps before them."""
+        return frozenset(stage.name for stage in self.stages if any(isinstance(step, Publish) for step in stage.before))
+
     def stage(self, name: str) -> Stage:
         """The stage of that name.
 

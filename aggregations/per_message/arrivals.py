@@ -10,9 +10,9 @@ from aggregations.definition.fields import Fields
 from aggregations.definition.flow import END_OF_FLOW, Aggregate
 from aggregations.definition.operators import Schema
 from aggregations.errors import FlowError
-from aggregations.per_message.ledger import Entry, Ledger
+from aggregations.per_message.ledger import Entry, Ledger, outputs_before
 from aggregations.per_message.rows import evaluate_elements
-from aggregations.per_message.steps import Applied
+from aggregations.per_message.steps import Applied, Marking
 from envelope import EnvelopeError, Lineage, Node, Position, Reason, Route, Siblings, Standing, Verdict
 from envelope.dedup.lineage import Redriven
 
@@ -89,18 +89,58 @@ def arrive(
         standing = standing_of(element, lineage, siblings, rekeyed=key != element.key or not stage.co_partitioned)
         root, redriven = lineage.root, lineage.redriven
         age = incarnation(root.topic, root.topic_id) if root.cluster == lineage.own.cluster else None
-        transit = (
-            redriven is not None
-            and redriven.redrive.stage in later
-            and ledger.mine(redriven.redrive)
-            and element.route is Route.PLAIN
-        )
+        transit = _only_passes(element, redriven, ledger, later)
         entries = ledger.entries(stage.name, standing, redriven, element.indices)
         route = ledger.route(stage.name, standing, redriven, entries)
         if route is not standing.route:
             standing = replace(standing, route=route)
         arrivals.append(Arrival(element, key, standing, age, values, transit, entries, redriven))
     return arrivals
+
+
+def marking_before(
+    stage: str, *, ledger: Ledger, topic_ids: Mapping[str, str], siblings: Siblings, later: Collection[str]
+) -> Marking:
+    """Decides what publish steps before a stage publish, and marks outputs that are missing downstream.
+
+    A record that is rejected before a stage publishes nothing before it, and the ledger lists that its outputs are
+    missing (`outputs_before`). Any other redriven record was published before, as was a dead letter of another reader.
+
+    Args:
+        stage: Name of the stage.
+        ledger: The flow's ledger.
+        topic_ids: Current topic id by topic.
+        siblings: Policy for equal positions without index and id.
+        later: Names of the stages after this one: what is redriven to one of them was published before.
+    """
+    missing = outputs_before(stage)
+    listed = missing in ledger.listed
+
+    def marked(element: Element[Any]) -> Element[Any] | None:
+        if not (listed or (element.chain and element.chain[-1].pass_through)):
+            return element
+        lineage = element.lineage.resolved(topic_ids)
+        redriven = lineage.redriven
+        if _only_passes(element, redriven, ledger, later):
+            return None
+        standing = standing_of(element, lineage, siblings)
+        entries = ledger.entries(missing, standing, redriven, element.indices)
+        route = ledger.route(missing, standing, redriven, entries)
+        if route is Route.COPY:
+            return None
+        return element if route is Route.PLAIN else replace(element, route=passed_on(route))
+
+    return marked
+
+
+def _only_passes(element: Element[Any], redriven: Redriven | None, ledger: Ledger, later: Collection[str]) -> bool:
+    """Whether an element is redriven to a later stage, and passes this one."""
+    return (
+        redriven is not None
+        and redriven.redrive.stage in later
+        and ledger.mine(redriven.redrive)
+        and element.route is Route.PLAIN
+    )
 
 
 def standing_of(element: Element[Any], lineage: Lineage, siblings: Siblings, *, rekeyed: bool = False) -> Standing:

@@ -9,7 +9,7 @@ from aggregations.definition.element import Element
 from aggregations.definition.flow import END_OF_FLOW
 from aggregations.per_message.arrivals import standing_of
 from aggregations.per_message.cause import Cause
-from aggregations.per_message.ledger import Changes, Entry, Ledger, dead_entry
+from aggregations.per_message.ledger import Changes, Entry, Ledger, dead_entry, outputs_before
 from aggregations.per_message.stage import Decided
 from aggregations.per_message.steps import RejectedElement
 from envelope import EnvelopeError, Node, Reason, Route, Siblings, Standing, Verdict
@@ -60,6 +60,7 @@ class DeadLetterCollector:
         siblings: Policy for equal positions without index and id.
         topic_ids: Current topic id by topic.
         followed: Names of the stages that are followed by other stages or by outputs.
+        publishing: Names of the stages with publish steps before them.
         dead: Dead letters, one per record and stage.
         changes: Changes that the batch makes to the ledger.
         copies: Redriven records that this flow did not reject, by the stage that dropped them before the key was known.
@@ -70,6 +71,7 @@ class DeadLetterCollector:
     siblings: Siblings
     topic_ids: Mapping[str, str]
     followed: frozenset[str]
+    publishing: frozenset[str]
     dead: dict[tuple[Node, str], RejectedRecord] = field(default_factory=dict)
     changes: Changes = field(default_factory=Changes)
     copies: Counter[str] = field(default_factory=Counter)
@@ -87,7 +89,7 @@ class DeadLetterCollector:
             self.rejected("", RejectedElement.because(element, Cause.of(error)))
             return
         self._add(RejectedRecord(own, "", error.reason, error.detail))
-        self.changes.added.add(Entry(self.first, died_in(own), (own.offset,)))
+        self._add_entries(Entry(self.first, died_in(own), (own.offset,)))
 
     def rejected(self, stage: str, rejection: RejectedElement) -> None:
         """Collect an element that a step before a stage rejected or diverted; an empty stage means it was not read."""
@@ -149,9 +151,18 @@ class DeadLetterCollector:
             entry = self._list(
                 dead.stage or self.first, dead.own, standing, redriven, indices, proven=proven, whole=whole
             )
+            entries = self._add_entries(entry)
             if late:
-                self.changes.again.add(entry)
+                self.changes.again |= entries
         self._add(dead)
+
+    def _add_entries(self, entry: Entry) -> set[Entry]:
+        """List a dead letter that was rejected before its stage, and its outputs before that stage as missing."""
+        entries = {entry}
+        if entry.stage in self.publishing:
+            entries.add(entry._replace(stage=outputs_before(entry.stage)))
+        self.changes.added |= entries
+        return entries
 
     def _list(
         self,
@@ -192,6 +203,10 @@ class DeadLetterCollector:
                 self._list(stage, element.own, one.arrival.standing, redriven, indices, proven=False, whole=False)
                 dead.items = (indices,) if indices else ()
             self._add(dead)
+
+    def published(self, filled: Iterable[Entry]) -> None:
+        """Collect entries of outputs before a stage that are no longer missing."""
+        self.changes.filled.update(filled)
 
     def tail(self, filled: Iterable[Entry], *, copies: int) -> None:
         """Collect redriven records after the last stage: entries that are no longer missing, and copies."""

@@ -3,7 +3,8 @@
 A record that is rejected before its key is known leaves no hole in any state. The ledger lists it under the stage that
 it was bound for: by the position of its event if it is proven to be the event's first delivery, else by the
 coordinates at which it was rejected. A redriven record is folded only if it is listed or fits a hole. A hole that is
-followed by other stages or outputs is listed too: the record that fills it is then known to be missing there.
+followed by other stages or outputs is listed too: the record that fills it is then known to be missing there. If
+publish steps precede the stage of a rejected record, its outputs there are listed as missing too (`outputs_before`).
 
 Entries are added before anything of their batch is published or persisted, and removed with its manifest. A replay
 therefore knows what a crashed attempt left out.
@@ -255,6 +256,16 @@ def dead_entry(
         return Entry(stage, standing.group, event_of(standing.position, items))
     place, offset = (died_in(own), own.offset) if redriven is None else (redriven.place, redriven.offset)
     return Entry(stage, place, event_of((offset, *indices), items))
+
+
+def outlet_of(stage: str) -> str:
+    """Name under which the ledger lists what was not published before a stage. No stage has this name."""
+    return f"{stage}>"
+
+
+def outputs_before(stage: str) -> str:
+    """Name under which the ledger lists events whose outputs before a stage are missing. No stage has this name."""
+    return f"{stage}>"
 
 
 def merged(ledgers: Iterable[Ledger]) -> Ledger:

@@ -9,12 +9,12 @@ from typing import Any, Protocol
 from aggregations.definition.element import Element, Record
 from aggregations.definition.flow import END_OF_FLOW, Flow, Stage, Step
 from aggregations.definition.source import RecordDecoder
-from aggregations.per_message.arrivals import Arrival, arrive, enter_tail
+from aggregations.per_message.arrivals import Arrival, arrive, enter_tail, marking_before
 from aggregations.per_message.cause import Cause
 from aggregations.per_message.dead_letters import BEYOND_END
-from aggregations.per_message.ledger import Doubt, Entry, Ledger, Reading
+from aggregations.per_message.ledger import Doubt, Entry, Ledger, Reading, outputs_before
 from aggregations.per_message.stage import Decided, KeyState, StageOutcome, fold_stage
-from aggregations.per_message.steps import Applied, OutputMessage, RejectedElement, apply_steps, withhold
+from aggregations.per_message.steps import Applied, Marking, OutputMessage, RejectedElement, apply_steps, withhold
 from aggregations.report import Report
 from envelope import EnvelopeError, Lineage, Node, Position, Reason, Verdict
 from persistence.commit.faults import effect
@@ -36,6 +36,10 @@ class Collector(Protocol):
 
     def decided(self, stage: str, decided: Iterable[Decided]) -> None:
         """Decisions of a stage."""
+        ...
+
+    def published(self, filled: Iterable[Entry]) -> None:
+        """Entries of outputs before a stage that are no longer missing."""
         ...
 
     def tail(self, filled: Iterable[Entry], *, copies: int) -> None:
@@ -126,7 +130,11 @@ class MessageLoop:
 
     def enter(self, stage: Stage, before: Applied) -> list[Arrival]:
         """Run elements through the steps before a stage."""
-        applied = self._apply(stage.index, stage.before, before)
+        later = self.flow.after(stage)
+        marking = marking_before(
+            stage.name, ledger=self.ledger, topic_ids=self.topic_ids, siblings=self._topic.siblings, later=later
+        )
+        applied = self._apply(stage.index, stage.before, before, marking=marking)
         arrivals = arrive(
             stage.aggregate,
             applied,
@@ -134,9 +142,12 @@ class MessageLoop:
             topic_ids=self.topic_ids,
             incarnation=self.incarnation,
             siblings=self._topic.siblings,
-            later=self.flow.after(stage),
+            later=later,
         )
         self._gather(stage.index, stage.name, applied)
+        missing = outputs_before(stage.name)
+        for one in arrivals:
+            self.collector.published(self.ledger.entries(missing, one.standing, one.redriven, one.element.indices))
         return arrivals
 
     def fold(
@@ -183,7 +194,6 @@ class MessageLoop:
         self.collector.tail(tail.filled, copies=tail.copies)
         last = len(self.flow.stages)
         applied = self._apply(last, self.flow.tail, tail.applied, tail.items)
-        withhold(applied)
         self._gather(last, END_OF_FLOW, applied)
 
     def _apply(
@@ -192,13 +202,14 @@ class MessageLoop:
         steps: Sequence[Step],
         before: Applied,
         only: Mapping[Node, frozenset[Position]] | None = None,
+        marking: Marking | None = None,
     ) -> Applied:
         """Run the steps before a stage, without the records that failed there in another task."""
         failed = self.failures.at(index, hole=False)
         if not failed:
-            return apply_steps(steps, before.elements, before.schema, only)
+            return apply_steps(steps, before.elements, before.schema, only, marking)
         kept = [element for element in before.elements if element.own not in failed]
-        applied = apply_steps(steps, kept, before.schema, only)
+        applied = apply_steps(steps, kept, before.schema, only, marking)
         applied.rejected += [
             RejectedElement.because(element, failed[element.own])
             for element in before.elements
@@ -207,6 +218,7 @@ class MessageLoop:
         return applied
 
     def _gather(self, index: int, name: str, applied: Applied) -> None:
+        withhold(applied)
         for rejected in applied.rejected:
             self.collector.rejected(name, rejected)
             if rejected.whole:

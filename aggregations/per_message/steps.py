@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 import polars as pl
@@ -74,15 +74,20 @@ class OutputMessage:
     indices: tuple[int, ...] = ()
 
 
+Marking: TypeAlias = Callable[[Element[Any]], Element[Any] | None]
+"""Returns an element with the route that its output is marked with; None if it must not be published."""
+
+
 @dataclass(slots=True)
 class Applied:
-    """Result of steps applied to elements."""
+    """Result of steps applied to elements; `marking` marks what they publish, if given."""
 
     elements: list[Element[Any]]
     schema: Schema
     rejected: list[RejectedElement] = field(default_factory=list)
     outputs: list[OutputMessage] = field(default_factory=list)
     filtered: int = 0
+    marking: Marking | None = None
 
     def each(self, argument: Predicate | Callable[[Element[Any]], Any]) -> list[Any]:
         """Evaluate an argument for every element; elements for which it raises are rejected and removed."""
@@ -120,6 +125,7 @@ def apply_steps(
     elements: Sequence[Element[Any]],
     schema: Schema,
     only: Mapping[Node, frozenset[Position]] | None = None,
+    marking: Marking | None = None,
 ) -> Applied:
     """Run the steps in order.
 
@@ -130,8 +136,9 @@ def apply_steps(
         elements: The elements.
         schema: Columns before the steps; None when a callable determines the value.
         only: Items to pass on, by their indices, for the given records.
+        marking: Marks what the steps publish.
     """
-    applied = Applied(list(elements), schema)
+    applied = Applied(list(elements), schema, marking=marking)
     for step in steps:
         _STEPS[type(step)](applied, step)
         if only and isinstance(step, FlatMap):
@@ -142,7 +149,7 @@ def apply_steps(
 def withhold(applied: Applied) -> None:
     """Remove outputs that a record, or a diverted item of it, published before the step that rejected it.
 
-    After the last stage they are published when the record is redriven, as messages that readers have not received.
+    They are published when the record comes back, as messages that readers have not received.
     """
     whole = frozenset(one.element.own for one in applied.rejected if one.whole)
     items: dict[Node | None, list[tuple[int, ...]]] = {}
@@ -212,19 +219,22 @@ def _flat_map(applied: Applied, step: FlatMap) -> None:
 
 def _publish(applied: Applied, step: Publish) -> None:
     keys = [element.key for element in applied.elements] if step.key is None else applied.each(step.key)
-    output = output_of(step)
+    output = output_of(step, applied.marking)
     results = [called(output, *pair) for pair in zip(applied.elements, keys, strict=True)]
-    applied.outputs += applied.survivors(results)
+    applied.outputs += [one for one in applied.survivors(results) if one is not None]
 
 
-def output_of(step: Publish) -> Callable[[Element[Any], Any], OutputMessage]:
-    """Return the function that makes a published message from an element and its key."""
+def output_of(step: Publish, marking: Marking | None) -> Callable[[Element[Any], Any], OutputMessage | None]:
+    """Return the function that makes a published message from an element and its key; None if it is not published."""
 
-    def output(element: Element[Any], key: Any) -> OutputMessage:
+    def output(element: Element[Any], key: Any) -> OutputMessage | None:
         key = key_bytes(key)
+        marked = element if marking is None else marking(element)
+        if marked is None:
+            return None
         order = element.lineage.standing(indices=element.indices).position
         return OutputMessage(
-            step.topic, key, encode(_republished(element, step, key)), (), order, element.own, element.indices
+            step.topic, key, encode(_republished(marked, step, key)), (), order, element.own, element.indices
         )
 
     output.__qualname__ = f"publish to {step.topic}"

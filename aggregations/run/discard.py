@@ -8,7 +8,7 @@ from typing import Any, Final
 from aggregations.definition.element import Element, Record
 from aggregations.definition.flow import END_OF_FLOW, Stage
 from aggregations.per_message.arrivals import Arrival, standing_of
-from aggregations.per_message.ledger import Changes, Entry
+from aggregations.per_message.ledger import Changes, Entry, outputs_before
 from aggregations.per_message.loop import MessageLoop
 from aggregations.per_message.stage import Decided, KeyState, fold_stage
 from aggregations.per_message.steps import RejectedElement
@@ -116,7 +116,9 @@ class _Filling:
         if error is not None:
             self.errors[own] = error
         entry = Entry(self._run.flow.stages[0].name, died_in(own), (own.offset,))
-        self.strike(own, () if self._run.ledger.missing_from([entry]) else (entry,))
+        listed = () if self._run.ledger.missing_from([entry]) else (entry,)
+        self.strike(own, listed)
+        self.published(one._replace(stage=outputs_before(one.stage)) for one in listed)
 
     def rejected(self, stage: str, rejection: RejectedElement) -> None:
         """Remove the ledger entries of a rejected element under the stage of its dead letter."""
@@ -125,9 +127,14 @@ class _Filling:
         redrive = element.lineage.redrive
         listed_at = redrive.stage if redrive and redrive.stage else self._run.flow.stages[0].name
         self.strike(element.own, self.entries(listed_at, element))
+        self.published(self.entries(outputs_before(listed_at), element))
 
     def decided(self, stage: str, decided: Iterable[Decided]) -> None:
         """Nothing is folded."""
+
+    def published(self, filled: Iterable[Entry]) -> None:
+        """Remove entries of outputs, which belong to a dead letter that is counted already."""
+        self.struck.update(filled)
 
     def tail(self, filled: Iterable[Entry], *, copies: int) -> None:
         """Nothing is published."""

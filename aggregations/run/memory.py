@@ -182,7 +182,7 @@ class MemoryRunner:
                 {TopicPartition(*place): MAX_OFFSET for place in {(topic, partition) for topic, partition, _ in found}}
             )
         collector = DeadLetterCollector(
-            run.ledger, flow.stages[0].name, self.topic.siblings, self.topic_ids, flow.followed
+            run.ledger, flow.stages[0].name, self.topic.siblings, self.topic_ids, flow.followed, flow.publishing
         )
         batch = _Batch(found, Report(), collector)
         loop = MessageLoop(

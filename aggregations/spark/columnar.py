@@ -20,9 +20,10 @@ from aggregations.definition.expressions import Expression, columns_of, expressi
 from aggregations.definition.fields import Fields
 from aggregations.definition.flow import END_OF_FLOW, Stage, Step
 from aggregations.definition.operators import expressions_of, is_vectorised
-from aggregations.per_message.arrivals import passed_on, stage_key
+from aggregations.per_message.arrivals import marking_before, passed_on, stage_key
 from aggregations.per_message.dead_letters import BEYOND_END, RejectedRecord
-from aggregations.per_message.steps import without_rejected
+from aggregations.per_message.ledger import outputs_before
+from aggregations.per_message.steps import Marking, without_rejected
 from aggregations.spark.blocks import route_of
 from aggregations.spark.columnar_fold import ColumnarFold
 from aggregations.spark.job import Job, dumps, loads, shared_key
@@ -152,15 +153,12 @@ def _onward(work: Work, stage: Stage, accepted: Rows) -> Rows | None:
     if stage.index + 1 < len(stages):
         return _enter(work, stages[stage.index + 1], accepted)
     stepped = _stepped(work, work.job.flow.tail, _missing_after(work, accepted))
-    if stepped.outputs:
-        own = (work.job.node(*place) for frame, _ in stepped.rejected for place in frame.select(_OWN).iter_rows())
-        stepped.outputs = without_rejected(stepped.outputs, frozenset(own))
     _gather(work, END_OF_FLOW, accepted, stepped)
     return None
 
 
-def _stepped(work: Work, steps: Sequence[Step], rows: Rows) -> Stepped:
-    return apply_columns(steps, rows.frame, lambda frame: work.elements(frame, rows.signatures))
+def _stepped(work: Work, steps: Sequence[Step], rows: Rows, marking: Marking | None = None) -> Stepped:
+    return apply_columns(steps, rows.frame, lambda frame: work.elements(frame, rows.signatures), marking)
 
 
 def _missing_after(work: Work, rows: Rows) -> Rows:
@@ -192,13 +190,21 @@ def _enter(work: Work, stage: Stage, before: Rows) -> Rows:
     """Apply steps, key and inputs of a stage; keep only the columns that it and the following stages need."""
     job = work.job
     aggregate = stage.aggregate
-    stepped = _stepped(work, stage.before, before)
+    marking = marking_before(
+        stage.name,
+        ledger=job.ledger,
+        topic_ids=work.roots.topic_ids,
+        siblings=work.collector.siblings,
+        later=job.flow.after(stage),
+    )
+    stepped = _stepped(work, stage.before, before, marking)
     key = _keys(stepped, aggregate.key)
     frame = stepped.frame
     wanted = aggregate.fold.inputs() if isinstance(aggregate.fold, Fields) else {}
     # A row whose inputs cannot be computed still arrives: it leaves a hole in the state of its key.
     inputs, broken = evaluate_columns(frame, {f"{INPUT}{name}": one for name, one in wanted.items()})
     _gather(work, stage.name, before, stepped)
+    _fill_outputs(work, outputs_before(stage.name), Rows(frame, before.signatures))
     rekeyed = pl.lit(value=True) if not aggregate.co_partitioned else pl.col(STAGE_KEY).ne_missing(pl.col(schema.KEY))
     system = [name for name in frame.columns if name in _SYSTEM or _is_position(name)]
     frame = frame.select([*system, *_further(job, stage, frame)]).with_columns(
@@ -206,6 +212,15 @@ def _enter(work: Work, stage: Stage, before: Rows) -> Rows:
     )
     frame = frame.with_columns(rekeyed.alias(REKEYED))
     return Rows(frame, before.signatures)
+
+
+def _fill_outputs(work: Work, missing: str, rows: Rows) -> None:
+    """Collect the ledger entries of outputs before a stage that are no longer missing: of rows that arrive there."""
+    ledger, siblings = work.job.ledger, work.collector.siblings
+    if missing in ledger.listed:
+        for row in rows.frame.iter_rows(named=True):
+            at = standing(row, rows.signatures, rekeyed=False, siblings=siblings)
+            work.collector.published(ledger.entries(missing, at, redriven(row, rows.signatures)))
 
 
 def _is_position(name: str) -> bool:
@@ -244,7 +259,9 @@ def _key_bytes(key: pl.Series) -> pl.Series:
 
 def _gather(work: Work, stage: str, before: Rows, stepped: Stepped) -> None:
     work.report.counts.filtered += stepped.filtered
-    work.outputs += stepped.outputs
+    if stepped.outputs:
+        died = (work.job.node(*place) for frame, _ in stepped.rejected for place in frame.select(_OWN).iter_rows())
+        work.outputs += without_rejected(stepped.outputs, frozenset(died))
     for frame, cause in stepped.rejected:
         lineages = _lineages(work, frame, before.signatures)
         for number, row in enumerate(frame.iter_rows(named=True)):

@@ -58,7 +58,12 @@ class Work:
         flow = self.job.flow
         assert flow.topic is not None
         return DeadLetterCollector(
-            self.job.ledger, flow.stages[0].name, flow.topic.siblings, self.roots.topic_ids, flow.followed
+            self.job.ledger,
+            flow.stages[0].name,
+            flow.topic.siblings,
+            self.roots.topic_ids,
+            flow.followed,
+            flow.publishing,
         )
 
     def fail(self, stage: int, own: Node, cause: Exclusion) -> None:

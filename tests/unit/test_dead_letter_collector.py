@@ -21,7 +21,7 @@ RAISED = Raised("ValueError")
 
 def collector(*listed: Entry) -> DeadLetterCollector:
     ledger = Ledger("fleet").changed(Changes(added=set(listed)))
-    return DeadLetterCollector(ledger, "first", Siblings.EVENT_ID, {"raw": "R"}, frozenset())
+    return DeadLetterCollector(ledger, "first", Siblings.EVENT_ID, {"raw": "R"}, frozenset(), frozenset())
 
 
 def element(*chain: Hop, **fields: Any) -> Element[Any]:
@@ -168,7 +168,7 @@ def decided(
 
 
 def after(*all_of: Decided, followed: frozenset[str] = frozenset({"b"})) -> DeadLetterCollector:
-    found = DeadLetterCollector(Ledger("fleet"), "first", Siblings.EVENT_ID, {"raw": "R"}, followed)
+    found = DeadLetterCollector(Ledger("fleet"), "first", Siblings.EVENT_ID, {"raw": "R"}, followed, frozenset())
     found.decided("b", all_of)
     return found
 

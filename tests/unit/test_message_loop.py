@@ -43,7 +43,7 @@ def own(offset: int) -> Node:
 
 def reading(doubt: Doubt | None = None) -> tuple[MessageLoop, DeadLetterCollector]:
     ledger = Ledger("fleet")
-    collector = DeadLetterCollector(ledger, "aircraft", Siblings.GROUP, IDS, frozenset())
+    collector = DeadLetterCollector(ledger, "aircraft", Siblings.GROUP, IDS, frozenset(), frozenset())
     loop = MessageLoop(
         *(FLOW, ledger, IDS, collector, Report(), 1, doubt or {}), beyond_end=lambda root: root.offset >= 10
     )
