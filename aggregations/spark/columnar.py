@@ -277,8 +277,9 @@ def _gather(work: Work, stage: str, before: Rows, stepped: Stepped) -> None:
 
 
 def _lineages(work: Work, frame: pl.DataFrame, signatures: Sequence[Signature]) -> list[str]:
-    """Lineages as text, where the values of records are kept."""
-    if not work.job.flow.calls_functions:
+    """Lineages as text, where the values of records are kept: as long as a function may read them."""
+    kept = schema.VALUE in frame.columns or not any(one.chained for one in signatures)
+    if not (kept and work.job.flow.calls_functions):
         return [""] * frame.height
     found = (one.lineage.resolved(work.roots.topic_ids) for one in work.elements(frame, signatures))
     return [str(one) for one in found]

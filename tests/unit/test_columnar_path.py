@@ -166,3 +166,10 @@ def test_a_redriven_record_is_judged_beside_its_siblings_that_only_event_ids_tel
     both.process([record(first_one.topic, 3, b"N1", value)])
     assert both.memory.report.verdicts["a"] == {"accepted": 2, "duplicate": 1}
     assert both.results("a") == {b"N1": {"n": 2}}
+
+
+def test_a_record_that_a_later_stage_refuses_needs_no_chain_once_no_function_may_read_it() -> None:
+    sums = Fields(n=count())
+    both = Both(Flow("f").source(wrapped()).publish("out").aggregate("a", "tail", sums).aggregate("b", "carrier", sums))
+    both.process([chained(0, hop("raw", 0, 7), carrier="AA"), chained(1, hop("raw", 0, 8))])
+    assert both.reasons() == [(1, Reason.NULL_KEY)]
