@@ -6,9 +6,21 @@ import pytest
 
 from envelope import Envelope, EnvelopeError, Hop, Limits, Reason, append_hop, decode, encode
 from envelope import envelope_pb2 as pb
-from envelope.codec import HEAD, append_bytes, check_head, check_seal, encode_hop, is_sealed, parse, rewrite, varint
+from envelope.codec import (
+    HEAD,
+    append_bytes,
+    check_head,
+    check_seal,
+    encode_hop,
+    is_sealed,
+    parse,
+    redriven_payload,
+    rewrite,
+    varint,
+)
 from envelope.framing import strip_frame
 from envelope.limits import MAX_INDEX, check_coordinates, check_topic
+from envelope.redrive import Redrive, redrive_hops
 from tests.unit.bad_inputs import reason, sealed, unsealed
 
 HOP = Hop("raw", 1, 3, via="r", index=0, count=1)
@@ -217,3 +229,24 @@ def test_a_frame_has_as_many_indexes_as_it_says(count: int) -> None:
 )
 def test_what_is_no_whole_frame_is_left_as_it_is(value: bytes, behind: bytes) -> None:
     assert strip_frame(value) == behind
+
+
+def test_a_redriven_payload_is_an_envelope_within_the_limits_whose_last_hop_says_so() -> None:
+    hops = redrive_hops(Hop("plain", 0, 7), Hop("dead", 0, 1), Redrive(application="fleet"))
+    back = encode(Envelope(b"body", hops))
+    assert redriven_payload(back) == Envelope(b"body", hops)
+    assert redriven_payload(back, Limits(hops=1)) is None
+    for other in (
+        (Hop("plain", 0, 7, via="retry", pass_through=True),),
+        (Hop("plain", 0, 7, via="kit"),),
+        (),
+    ):
+        assert redriven_payload(encode(Envelope(b"body", other))) is None
+    assert redriven_payload(back[:-1]) is None
+
+
+def test_the_error_of_an_envelope_that_cannot_be_read_has_no_chain() -> None:
+    with pytest.raises(EnvelopeError) as caught:
+        decode(b"")
+    assert caught.value.chain is None
+    assert caught.value.raised is None

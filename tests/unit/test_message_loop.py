@@ -174,3 +174,61 @@ def test_after_the_last_stage_only_the_missing_items_of_a_record_are_passed_on_b
         assert seen == [offset for offset in (7, 8, 9) if offset not in failed]
         assert facts(found) == {(offset, END_OF_FLOW, CAUSE) for offset in failed}
         assert found.changes.filled == {missing}
+
+
+def test_each_stage_counts_its_keyless_lanes_and_passes_on_elements_with_the_columns_before_the_next() -> None:
+    counted = pl.lit(1).alias("n")
+    flow = (
+        Flow("fleet")
+        .source(TOPIC)
+        .aggregate("aircraft", "tail", FOLD)
+        .map(n=counted)
+        .aggregate("again", "tail", FOLD)
+        .map(m=counted)
+        .aggregate("last", "tail", FOLD)
+    )
+    loop, _ = beside(flow, OtherTasks())
+    hop = Hop("raw", 0, 5, via="kit", index=0, count=1, cluster="paris", keyless=True)
+    value = encode(Envelope(b'{"tail": "N1"}', (hop,), key=b"N1"))
+    applied = loop.read([Record("legs", 0, 0, b"N1", value, topic_id="L"), leg(1, 6)])
+    columns = []
+    for stage in flow.stages:
+        outcome = loop.fold(stage, loop.enter(stage, applied), lambda _, __: {})
+        applied = loop.onward(stage, outcome)
+        assert applied.schema is not None
+        columns.append([*applied.schema])
+        assert len(applied.elements) == 2
+    assert columns == [["tail"], ["tail", "n"], ["tail", "n", "m"]]
+    assert loop.report.keyless == dict.fromkeys(["aircraft", "again", "last"], 1)
+
+
+class Refusing:
+    """A fold that fails of one aircraft."""
+
+    def zero(self) -> int:
+        return 0
+
+    def fold(self, state: int, element: Element) -> int:
+        if element["tail"] == "bad":
+            raise LookupError("refused")
+        return state + 1
+
+
+def test_other_tasks_learn_why_a_fold_failed_and_nothing_of_a_record_that_leaves_no_hole() -> None:
+    flow = Flow("fleet").source(TOPIC).aggregate("aircraft", "tail", Refusing(), history=1)
+    others = OtherTasks()
+    loop, found = beside(flow, others)
+    [stage] = flow.stages
+    before = loop.fold(stage, loop.enter(stage, loop.read([leg(n, n) for n in (5, 6, 7)])), lambda _, __: {}).states
+    retried = (
+        Hop("raw", 0, 5, via="kit", cluster="paris", pass_through=True),
+        Hop("retry", 0, 0, via="kit", index=0, cluster="paris"),
+    )
+    value = encode(Envelope(b'{"tail": "N1"}', retried, key=b"N1"))
+    records = [Record("legs", 0, 8, b"N1", value, topic_id="L"), leg(9, 9, b'{"tail": "bad"}')]
+    loop.fold(stage, loop.enter(stage, loop.read(records)), lambda _, __: before)
+    failed = {offset: cause for offset, _, cause in facts(found)}
+    assert failed[8].reason is Reason.UNPROVEN
+    assert failed[9].reason is Reason.FOLD_FAILED
+    assert failed[9].raised is not None
+    assert others.told == [(0, own(9), failed[9], True)]
