@@ -6,7 +6,7 @@ import pytest
 
 from envelope import Verdict
 from tests.messages import Leg
-from tests.support.flows import BROKEN, emitting, shared
+from tests.support.flows import BROKEN, Path, emitting, shared
 from tests.support.world import World, alone, republished, verdicts
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration]
@@ -16,8 +16,9 @@ LEGS: list[Any] = [Leg(tail=f"N{i % 5}", carrier=SOLD[i % len(SOLD)], minutes=1 
 POISON: Any = Leg(tail="N1", carrier=f"AA+DL+{BROKEN}+UA+B6", minutes=1000)
 
 
-def test_items_of_one_record_are_folded_under_their_own_keys(world: World) -> None:
-    flow = shared(world.topic)
+@pytest.mark.parametrize("path", ["messages", "columns"])
+def test_items_of_one_record_are_folded_under_their_own_keys(world: World, path: Path) -> None:
+    flow = shared(world.topic, path=path)
     world.send(republished(LEGS, [*range(40), *range(25, 60)]))
     report = world.run(flow)
     oracle = world.check(flow)
@@ -25,8 +26,11 @@ def test_items_of_one_record_are_folded_under_their_own_keys(world: World) -> No
     assert world.results(flow, "carrier")[b"AA"]["legs"] == sum("AA" in leg.carrier for leg in LEGS)
 
 
-def test_a_record_with_one_item_that_fails_leaves_holes_under_all_its_keys_and_one_dead_letter(world: World) -> None:
-    flow = shared(world.topic)
+@pytest.mark.parametrize("path", ["messages", "columns"])
+def test_a_record_with_one_item_that_fails_leaves_holes_under_all_its_keys_and_one_dead_letter(
+    world: World, path: Path
+) -> None:
+    flow = shared(world.topic, path=path)
     world.send(alone(leg) for leg in [*LEGS[:30], POISON, *LEGS[30:]])
     report = world.run(flow)
     oracle = world.check(flow)
@@ -47,8 +51,9 @@ def test_a_record_with_one_item_that_fails_leaves_holes_under_all_its_keys_and_o
     assert report.verdicts["carrier"][Verdict.REJECTED] == 5
 
 
-def test_several_poisoned_records_of_one_batch_are_all_set_apart(world: World) -> None:
-    flow = shared(world.topic)
+@pytest.mark.parametrize("path", ["messages", "columns"])
+def test_several_poisoned_records_of_one_batch_are_all_set_apart(world: World, path: Path) -> None:
+    flow = shared(world.topic, path=path)
     second = Leg(tail="N2", carrier=f"{BROKEN}+WN", minutes=3)
     world.send(alone(leg) for leg in [POISON, *LEGS[:20], second, POISON, *LEGS[20:]])
     world.run(flow, max_records=30)

@@ -115,10 +115,11 @@ def fleet(source: str | Topic, path: Path = "columns", *, stages: int = 2, co_pa
     return flow.aggregate("carrier", carrier, Totals()) if stages == 2 else flow
 
 
-def shared(source: str, history: int = HISTORY) -> Flow[Any]:
+def shared(source: str, history: int = HISTORY, *, path: Path = "messages") -> Flow[Any]:
     """Totals per carrier of legs that several carriers sold, then per aircraft: items of a record scatter."""
     flow: Flow[Any] = Flow("shared").source(Topic(source, payload=Leg))
-    flow = flow.flat_map(carriers).aggregate("carrier", carrier, Totals(), history=history)
+    flow = flow.flat_map(carriers if path == "messages" else pl.col("carrier").str.split("+"))
+    flow = flow.aggregate("carrier", carrier, Totals(), history=history)
     return flow.aggregate("aircraft", tail, Totals(), history=history)
 
 
