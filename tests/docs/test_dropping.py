@@ -48,8 +48,8 @@ def drop_sqlite(path: Path) -> list[object]:
 
 
 def drop_lmdb(path: Path) -> list[object]:
-    [recipe] = re.findall(r"^LMDB, in Python.*?\n\n(.*?)^Redis:", PAGE, re.MULTILINE | re.DOTALL)
-    exec(textwrap.dedent(recipe).replace('"states"', repr(str(path))), {})
+    [recipe] = re.findall(r"^LMDB, in Python.*?\n\n(.*?)^SQLite:", PAGE, re.MULTILINE | re.DOTALL)
+    exec(textwrap.dedent(recipe).replace('".headwater/states"', repr(str(path))), {})
     with lmdb.open(str(path), readonly=True) as environment, environment.begin() as transaction:
         keys = [bytes(key) for key, _ in transaction.cursor()]
         numbers = {

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 import polars as pl
+import pytest
 
 from aggregations.definition.aggregates import count
 from aggregations.definition.element import Element, Record
@@ -174,6 +175,24 @@ def test_after_the_last_stage_only_the_missing_items_of_a_record_are_passed_on_b
         assert seen == [offset for offset in (7, 8, 9) if offset not in failed]
         assert facts(found) == {(offset, END_OF_FLOW, CAUSE) for offset in failed}
         assert found.changes.filled == {missing}
+
+
+@pytest.mark.parametrize(("siblings", "passed"), [(Siblings.EVENT_ID, 1), (Siblings.GROUP, 0)])
+def test_after_the_last_stage_the_event_id_stands_in_for_an_index_where_the_policy_says_so(siblings, passed) -> None:
+    topic = Topic("legs", Json({"tail": str}), cluster="paris", siblings=siblings)
+    flow = Flow("fleet").source(topic).aggregate("aircraft", "tail", FOLD).publish("pairs")
+    back = redrive_hops(
+        Hop("legs", 0, 0, topic_id="L"), Hop("dead", 0, 0), Redrive(END_OF_FLOW, hole=False, application="fleet")
+    )
+    chain = (Hop("raw", 0, 5, via="kit", cluster="paris"), *back)
+    one = Element({"tail": "N1"}, b"N1", own(7), chain, event_id="e1")
+    group = one.lineage.resolved(IDS).standing().group
+    listed = Entry(END_OF_FLOW, group, (5, -1, "e1"))
+    loop, found = beside(flow, OtherTasks(), listed)
+    loop.leave(Applied([one], topic.schema))
+    assert len(loop.outputs) == passed
+    assert found.copies == ({} if passed else {END_OF_FLOW: 1})
+    assert found.changes.filled == ({listed} if passed else set())
 
 
 def test_each_stage_counts_its_keyless_lanes_and_passes_on_elements_with_the_columns_before_the_next() -> None:
