@@ -111,6 +111,24 @@ def position_arrays(frame: pl.DataFrame) -> list[Ints]:
     return arrays
 
 
+def positions_at_stage(frame: pl.DataFrame, signatures: Sequence[Signature]) -> list[Ints]:
+    """As `position_arrays`, with the indices of flat-maps: they follow the components of each row's own record."""
+    arrays, items = position_arrays(frame), schema.item_columns(frame.columns)
+    if not items:
+        return arrays
+    widths = np.array([one.width for one in signatures], np.int64)[frame.get_column(schema.SIGNATURE).to_numpy()]
+    whole = np.full((max(len(arrays), int(widths.max(initial=1)) + len(items)), frame.height), schema.MISSING, np.int64)
+    whole[: len(arrays)] = arrays
+    for place, name in enumerate(items):
+        whole[widths + place, np.arange(frame.height)] = frame.get_column(name).to_numpy()
+    return list(whole)
+
+
+def indices_of(row: Mapping[str, Any]) -> tuple[int, ...]:
+    """The index of a row in each flat-map that it went through."""
+    return tuple(row[name] for name in schema.item_columns(row))
+
+
 def standing(
     row: Mapping[str, Any],
     signatures: Sequence[Signature],
@@ -121,7 +139,7 @@ def standing(
     """Return the standing of a row, given by its system and position columns, before the ledger is consulted."""
     signature = signatures[row[schema.SIGNATURE]]
     place = signature.place(rekeyed=rekeyed, keyless=row[schema.KEY] is None)
-    position = tuple(row[schema.position(component)] for component in range(signature.width))
+    position = tuple(row[schema.position(component)] for component in range(signature.width)) + indices_of(row)
     event_id = row[schema.EVENT_ID] if siblings is Siblings.EVENT_ID else ""
     if signature.missing and event_id:
         position = (*position, event_id)

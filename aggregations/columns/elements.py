@@ -36,6 +36,7 @@ class Elements:
         self._size = frame.height
         self._columns = _Columns(frame)
         self._payload = _Columns(frame.select(name for name in frame.columns if not name.startswith("_")))
+        self._items = schema.item_columns(frame.columns)
         self._signatures = signatures
         self._topic = topic
         self._node = node
@@ -73,6 +74,10 @@ class Elements:
         """The record's headers."""
         found = self._optional(schema.HEADERS, row)
         return tuple((one["key"], one["value"]) for one in found or ())
+
+    def indices(self, row: int) -> tuple[int, ...]:
+        """Its index in each flat-map."""
+        return tuple(self._columns[name][row] for name in self._items)
 
     def again(self, row: int) -> bool:
         """Whether it may be a copy."""
@@ -152,7 +157,7 @@ _READ: Final[Mapping[str, Callable[[Elements, int], Any]]] = {
     "event_time_us": lambda rows, row: rows.cell(schema.EVENT_TIME, row),
     "event_id": lambda rows, row: rows.cell(schema.EVENT_ID, row) or "",
     "headers": Elements.headers,
-    "indices": lambda _rows, _row: (),
+    "indices": Elements.indices,
     "branch": lambda _rows, _row: (),
     "again": Elements.again,
     "route": Elements.route,

@@ -1,5 +1,6 @@
 """Names of the engine's own columns. They begin with an underscore, and payload columns do not."""
 
+from collections.abc import Iterable
 from typing import Final
 
 import polars as pl
@@ -21,6 +22,9 @@ HEADERS: Final = "_headers"
 and a record has headers."""
 LATE: Final = "_late"
 """`Element.route`, as text, of a message that a stage of this flow folded late. String; present only if a row has one."""
+
+ITEM: Final = "_i"
+"""The index in each flat-map that the row went through: `_i0`, `_i1`, … UInt32; present after a flat-map."""
 
 SYSTEM: Final[dict[str, pl.DataType]] = {
     ROW: pl.UInt32(),
@@ -47,3 +51,10 @@ def position(component: int) -> str:
     `_p0` is the root offset.
     """
     return f"_p{component}"
+
+
+def item_columns(columns: Iterable[str]) -> list[str]:
+    """The names of the columns of indices, in the order of the flat-maps."""
+    return sorted(
+        (name for name in columns if name.startswith(ITEM) and name[2:].isdecimal()), key=lambda i: int(i[2:])
+    )

@@ -2,23 +2,28 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from aggregations.columns import schema
 from aggregations.columns.arrays import Mask
 from aggregations.definition.element import Element
 from aggregations.definition.expressions import CANNOT, Expression, expression
-from aggregations.definition.flow import Divert, Filter, Map, Predicate, Publish, Step
+from aggregations.definition.flow import Divert, Filter, FlatMap, Map, Predicate, Publish, Step
 from aggregations.definition.integers import LEFT_64_BITS, select_exact
 from aggregations.per_message.cause import Cause
-from aggregations.per_message.steps import Marking, OutputMessage, called, output_of, truth_of
-from envelope import EnvelopeError, Reason
+from aggregations.per_message.steps import Marking, OutputMessage, called, leads_to, output_of, truth_of
+from envelope import EnvelopeError, Position, Reason
 
 Elements: TypeAlias = Callable[[pl.DataFrame], Iterable[Element[Any]]]
 """Returns the rows of a frame as elements."""
+Items: TypeAlias = Mapping[tuple[int, int], frozenset[Position]]
+"""Some items of records: their indices in flat-maps, by partition and offset."""
+NONE: Final[Items] = MappingProxyType({})
 
 TRANSFORM_FAILED, OVERFLOW = 1, 2
 FAILURES: Mapping[int, tuple[Reason, str]] = {
@@ -26,6 +31,23 @@ FAILURES: Mapping[int, tuple[Reason, str]] = {
     OVERFLOW: (Reason.OVERFLOW, LEFT_64_BITS),
 }
 """Reasons why an expression has no result for a row."""
+_CAUSES: Final = [Cause(*FAILURES[code]) for code in (TRANSFORM_FAILED, OVERFLOW)]
+_DIVERTED: Final = Cause(Reason.DIVERTED, "the flow diverted it")
+_OWN: Final = (schema.PARTITION, schema.OFFSET)
+
+
+class Rejected(NamedTuple):
+    """Rejected rows.
+
+    Attributes:
+        frame: The rows, as before the rejecting step.
+        cause: Why.
+        whole: With them all other items of their records are rejected.
+    """
+
+    frame: pl.DataFrame
+    cause: Cause
+    whole: bool = True
 
 
 @dataclass(slots=True)
@@ -35,14 +57,14 @@ class Stepped:
     Attributes:
         frame: The remaining rows.
         elements: Returns rows as elements, for functions.
-        rejected: Rejected rows, as frames before the rejecting step, with the cause.
+        rejected: Rejected rows.
         filtered: Number of rows that filters removed.
         outputs: Messages that steps publish.
     """
 
     frame: pl.DataFrame
     elements: Elements
-    rejected: list[tuple[pl.DataFrame, Cause]] = field(default_factory=list)
+    rejected: list[Rejected] = field(default_factory=list)
     filtered: int = 0
     outputs: list[OutputMessage] = field(default_factory=list)
 
@@ -55,25 +77,38 @@ class Stepped:
         self.frame = self.frame.filter(kept)
         return others
 
-    def reject(self, bad: Mask, reason: Reason, detail: str) -> None:
-        """Reject the rows of the mask."""
-        if bad.any():
-            self.rejected.append((self.keep(~bad), Cause(reason, detail)))
+    def reject(self, failed: npt.NDArray[np.integer], causes: Sequence[Cause]) -> Mask:
+        """Reject rows, and with each row all rows of its record.
+
+        Args:
+            failed: For each row the number of its cause, from 1; 0 for none.
+            causes: The causes. That of a record is the one of its last row that failed.
+
+        Returns:
+            The mask of the rows that remain.
+        """
+        if not failed.any():
+            return np.ones(len(failed), np.bool_)
+        if schema.item_columns(self.frame.columns):
+            last = pl.col("failed").filter(pl.col("failed") > 0).last().over(*_OWN)
+            spread = self.frame.select(*_OWN, pl.Series("failed", failed)).select(last.fill_null(0))
+            failed = spread.to_series().to_numpy()
+        kept: Mask = failed == 0
+        for number, cause in enumerate(causes, start=1):
+            if (mine := failed == number).any():
+                self.rejected.append(Rejected(self.frame.filter(pl.Series(mine)), cause))
+        self.keep(kept)
+        return kept
 
     def succeeded(self, results: Sequence[Any]) -> list[Any]:
-        """Reject the rows whose result is an error; return the other results."""
-        failed: dict[Cause, list[int]] = {}
+        """Reject the rows whose result is an error; return the results of the others."""
+        numbers: dict[Cause, int] = {}
+        failed = np.zeros(len(results), np.int64)
         for row, one in enumerate(results):
             if isinstance(one, EnvelopeError):
-                failed.setdefault(Cause.of(one), []).append(row)
-        if not failed:
-            return list(results)
-        good = np.ones(len(results), np.bool_)
-        for cause, rows in failed.items():
-            self.rejected.append((self.frame[rows], cause))
-            good[rows] = False
-        self.keep(good)
-        return [one for one in results if not isinstance(one, EnvelopeError)]
+                failed[row] = numbers.setdefault(Cause.of(one), len(numbers) + 1)
+        kept = self.reject(failed, list(numbers))
+        return list(results) if kept.all() else [one for one, stays in zip(results, kept, strict=True) if stays]
 
     def each(self, of: Expression | Callable[[Element[Any]], Any]) -> list[Any]:
         """Evaluate an argument for every row; reject the rows for which that fails."""
@@ -83,19 +118,38 @@ class Stepped:
 
 
 def apply_columns(
-    steps: Sequence[Step], frame: pl.DataFrame, elements: Elements, marking: Marking | None = None
+    steps: Sequence[Step],
+    frame: pl.DataFrame,
+    elements: Elements,
+    only: Items = NONE,
+    marking: Marking | None = None,
 ) -> Stepped:
-    """Run filters, maps, diversions and publications over a frame, in order; `marking` marks what they publish."""
+    """Run steps over a frame, in order.
+
+    Args:
+        steps: The steps, of which no function replaces the values.
+        frame: The rows.
+        elements: Returns rows as elements, for functions.
+        only: Items to pass on, by their indices, for the given records.
+        marking: Marks what the steps publish.
+    """
     stepped = Stepped(frame, elements)
     for step in steps:
         match step:
             case Filter(keep):
                 stepped.filtered += stepped.keep(_predicate(stepped, keep)).height
             case Divert(when):
-                stepped.reject(_predicate(stepped, when), Reason.DIVERTED, "the flow diverted it")
+                away = _predicate(stepped, when)
+                if away.any():
+                    stepped.rejected.append(Rejected(stepped.keep(~away), _DIVERTED, whole=False))
             case Map(columns, _):
                 found = evaluated(stepped, {name: expression(of) for name, of in columns.items()})
                 stepped.frame = stepped.frame.with_columns(found.get_columns())
+            case FlatMap(items=str() | pl.Expr() as items):
+                lists = evaluated(stepped, {step.column: expression(items)})
+                stepped.frame = _exploded(stepped.frame, lists.to_series())
+                if only:
+                    stepped.keep(_leading_to(stepped.frame, only))
             case Publish(key=key):
                 keys = stepped.each((lambda element: element.key) if key is None else key)
                 output, rows = output_of(step, marking), stepped.elements(stepped.frame)
@@ -106,15 +160,26 @@ def apply_columns(
     return stepped
 
 
+def _exploded(frame: pl.DataFrame, lists: pl.Series) -> pl.DataFrame:
+    """One row for each item of the lists, with its index; none for null and for an empty list."""
+    sizes = lists.list.len().fill_null(0).to_numpy().astype(np.int64)
+    index = np.arange(int(sizes.sum())) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    place = f"{schema.ITEM}{len(schema.item_columns(frame.columns))}"
+    rows = frame.with_columns(lists).filter(pl.Series(sizes > 0)).explode(lists.name)
+    return rows.with_columns(pl.Series(place, index.astype(np.uint32)))
+
+
+def _leading_to(frame: pl.DataFrame, only: Items) -> Mask:
+    """The rows of all records but those in `only`, and of these the rows that lead to the given items."""
+    found = frame.select(*_OWN, *schema.item_columns(frame.columns)).iter_rows()
+    return np.array([(at := only.get(row[:2])) is None or leads_to(row[2:], at) for row in found], np.bool_)
+
+
 def evaluated(stepped: Stepped, wanted: Mapping[str, pl.Expr]) -> pl.DataFrame:
     """Evaluate expressions for every row; reject the rows for which an evaluation fails."""
     found, failed = evaluate_columns(stepped.frame, wanted)
-    if failed.any():
-        found = found.filter(pl.Series(failed == 0))
-        for code in (TRANSFORM_FAILED, OVERFLOW):
-            stepped.reject(failed == code, *FAILURES[code])
-            failed = failed[failed != code]
-    return found
+    kept = stepped.reject(failed, _CAUSES)
+    return found if kept.all() else found.filter(pl.Series(kept))
 
 
 def evaluate_columns(frame: pl.DataFrame, wanted: Mapping[str, pl.Expr]) -> tuple[pl.DataFrame, npt.NDArray[np.uint8]]:

@@ -59,12 +59,10 @@ def lines_of(flow: "Flow[Any]") -> Iterator[Line]:
 
 def _content(step: Step | Aggregate | PublishStates) -> str:
     match step:
-        case Filter(argument) | Divert(argument):
+        case Filter(argument) | Divert(argument) | FlatMap(argument):
             return text_of(argument)
         case Map(columns, function):
             return ", ".join(columns) if function is None else name_of(function)
-        case FlatMap(function):
-            return name_of(function)
         case Publish(topic) | PublishStates(topic):
             return topic
         case Aggregate(name=name, key=key, fold=fold, emit=emit):

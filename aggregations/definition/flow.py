@@ -166,10 +166,26 @@ class Flow(Generic[T]):
             raise FlowError(f"map(): column names that begin with _ are reserved; rename {', '.join(reserved)}")
         return self._with("map()", Map(columns, function))
 
-    def flat_map(self, function: Callable[[Element[T]], Iterable[U]]) -> "Flow[U]":
-        """Replace every element by a collection of elements. The order of its items must be the same in every run."""
-        check_callable("flat_map()", function)
-        return self._with("flat_map()", FlatMap(function))  # type: ignore[return-value]
+    @overload
+    def flat_map(self, items: Callable[[Element[T]], Iterable[U]]) -> "Flow[U]": ...
+
+    @overload
+    def flat_map(self, items: Expression) -> "Flow[Mapping[str, Any]]": ...
+
+    def flat_map(self, items: Any) -> "Flow[Any]":
+        """Replace every element by a collection: the result of a function, or one element for each item of a list.
+
+        With a column or an expression that gives a list, each item takes the place of the list in the column of that
+        name, and the other columns stay. Null and an empty list give no element. The order of a function's items must
+        be the same in every run.
+        """
+        check_argument("flat_map()", items)
+        step = FlatMap(items)
+        if step.column.startswith("_"):
+            raise FlowError(
+                f"flat_map(): column names that begin with _ are reserved; rename {step.column} with alias()"
+            )
+        return self._with("flat_map()", step)
 
     def divert(self, when: Predicate) -> "Flow[T]":
         """Send the elements for which `when` is true to the dead-letter topic."""

@@ -60,9 +60,14 @@ class Map(_Deciding):
 
 @dataclass(frozen=True, slots=True)
 class FlatMap(_Deciding):
-    """Makes a collection of values from each element; the collection is folded as a whole or not at all."""
+    """Makes a collection of each element, by a function or of a list column; it is folded as a whole or not at all."""
 
-    function: Callable[[Element[Any]], Iterable[Any]]
+    items: Expression | Callable[[Element[Any]], Iterable[Any]]
+
+    @property
+    def column(self) -> str:
+        """The column that becomes the item; empty if a function makes the items."""
+        return "" if callable(self.items) else parsed(self.items).meta.output_name()
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +175,8 @@ def schema_after(step: object, schema: Schema) -> Schema:
         case Map(columns, None) if schema is not None:
             new = types_of({name: parsed(of) for name, of in columns.items()}, schema)
             return {**schema, **new}
+        case FlatMap(str() | pl.Expr() as items) if schema is not None:
+            return {**schema, step.column: _item_type(items, schema)}
         case Map() | FlatMap():
             return None
         case Aggregate(emit=emit) if emit is not None:
@@ -189,7 +196,7 @@ def check_columns(step: Step | Aggregate, schema: Mapping[str, pl.DataType]) -> 
             dtype = types_of({"": parsed(argument)}, schema)[""]
             if dtype not in (pl.Boolean, pl.Null):
                 raise FlowError(f"{text_of(argument)} is of type {dtype}, not Boolean")
-        case Map(_, None):
+        case Map(_, None) | FlatMap(str() | pl.Expr()):
             schema_after(step, schema)
         case Publish(key=key) if isinstance(key, str | pl.Expr):
             _check_key(key, schema)
@@ -237,6 +244,13 @@ def types_of(wanted: Mapping[str, pl.Expr], schema: Mapping[str, pl.DataType]) -
         raise FlowError(f"an expression does not fit the columns: {type(error).__name__}: {error}") from error
 
 
+def _item_type(items: Expression, schema: Mapping[str, pl.DataType]) -> pl.DataType:
+    dtype = types_of({"": parsed(items)}, schema)[""]
+    if not isinstance(dtype, pl.List):
+        raise FlowError(f"{text_of(items)} is of type {dtype}, not a list")
+    return pl.Series(dtype=dtype).explode().dtype
+
+
 def _check_key(key: Expression, schema: Mapping[str, pl.DataType]) -> None:
     dtype = types_of({"": parsed(key)}, schema)[""]
     if not (dtype.is_integer() or dtype in (pl.String, pl.Binary, pl.Null)):
@@ -255,8 +269,8 @@ def keeps_columns(step: Step | Aggregate) -> bool:
             return function is None
         case Aggregate(emit=emit):
             return emit is None
-        case FlatMap():
-            return False
+        case FlatMap(items):
+            return is_columnar(items)
         case _:
             return True
 
@@ -268,8 +282,8 @@ def calls_of(step: Step | Aggregate) -> str:
             return "" if is_columnar(argument) else "its function"
         case Map(_, function):
             return "" if function is None else "its function"
-        case FlatMap():
-            return "its function"
+        case FlatMap(items):
+            return "" if is_columnar(items) else "its function"
         case Publish():
             return "the encoding of its messages"
         case Aggregate(key=key, fold=fold, emit=emit):
@@ -288,6 +302,8 @@ def expressions_of(step: Step | Aggregate | PublishStates) -> list[pl.Expr]:
             return [parsed(argument)]
         case Map(columns, None):
             return [parsed(one) for one in columns.values()]
+        case FlatMap(str() | pl.Expr() as items):
+            return [parsed(items)]
         case Aggregate(key=key, fold=Fields() as fields) if isinstance(key, str | pl.Expr):
             return [parsed(key), *fields.inputs().values()]
         case _:

@@ -1,7 +1,7 @@
 """One stage, message by message: verdicts and folds. Pure; the reference for the vectorised path."""
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -101,11 +101,13 @@ class StageOutcome:
         states: States that changed, by key, with the version that was loaded.
         decided: One per arrival, in the order of arrival.
         retired: Lanes retired to their floor.
+        failed: Records that could not be folded, or must not be.
     """
 
     states: Mapping[bytes, KeyState]
     decided: Sequence[Decided]
     retired: int = 0
+    failed: Collection[Node] = ()
 
     @property
     def verdicts(self) -> Counter[str]:
@@ -346,7 +348,7 @@ def _outcome(
         decision = decisions[i]
         reason = Reason.UNPROVEN if decision.verdict is Verdict.UNPROVEN else None
         decided.append(Decided(arrival, decision, reason, emitted=results[arrival.key].emitted.get(i, ())))
-    return StageOutcome(states, decided, sum(result.retired for result in results.values()))
+    return StageOutcome(states, decided, sum(result.retired for result in results.values()), failed.keys())
 
 
 def _taken(arrivals: Sequence[Arrival], decisions: Mapping[int, Decision]) -> frozenset[tuple[bytes, str, Position]]:

@@ -1,6 +1,6 @@
 """The steps between source and stages, applied to elements: the per-message path."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
@@ -97,7 +97,11 @@ class Applied:
 
     def columns(self, wanted: Mapping[str, Expression]) -> list[Any]:
         """Evaluate expressions for every element, like `each`: one mapping of names to values per element."""
-        return self.survivors(evaluate_elements(self.elements, wanted, self.schema))
+        return self.survivors(self.evaluated(wanted))
+
+    def evaluated(self, wanted: Mapping[str, Expression]) -> list[Any]:
+        """As `columns`, with an `EnvelopeError` for each element for which it fails."""
+        return evaluate_elements(self.elements, wanted, self.schema)
 
     def survivors(self, results: Sequence[Any]) -> list[Any]:
         """Remove the elements whose result is an error, with every other item of their records."""
@@ -142,7 +146,9 @@ def apply_steps(
     for step in steps:
         _STEPS[type(step)](applied, step)
         if only and isinstance(step, FlatMap):
-            applied.elements = [one for one in applied.elements if one.own not in only or _leads_to(one, only[one.own])]
+            applied.elements = [
+                one for one in applied.elements if one.own not in only or leads_to(one.indices, only[one.own])
+            ]
     return applied
 
 
@@ -151,22 +157,18 @@ def withhold(applied: Applied) -> None:
 
     They are published when the record comes back, as messages that readers have not received.
     """
-    whole = frozenset(one.element.own for one in applied.rejected if one.whole)
+    rejected = [(one.element.own, () if one.whole else one.element.indices) for one in applied.rejected]
+    applied.outputs = without_rejected(applied.outputs, rejected)
+
+
+def without_rejected(
+    outputs: Sequence[OutputMessage], rejected: Iterable[tuple[Node, tuple[int, ...]]]
+) -> list[OutputMessage]:
+    """The outputs of other records and items than these: own coordinates, and indices, none for the whole record."""
     items: dict[Node | None, list[tuple[int, ...]]] = {}
-    for one in applied.rejected:
-        if not one.whole:
-            items.setdefault(one.element.own, []).append(one.element.indices)
-    if whole or items:
-        applied.outputs = [
-            output
-            for output in without_rejected(applied.outputs, whole)
-            if not any(_within(item, output.indices) for item in items.get(output.own, ()))
-        ]
-
-
-def without_rejected(outputs: Iterable[OutputMessage], records: Collection[Node | None]) -> list[OutputMessage]:
-    """The outputs of other records than these."""
-    return [output for output in outputs if output.own not in records]
+    for own, indices in rejected:
+        items.setdefault(own, []).append(indices)
+    return [one for one in outputs if not any(_within(item, one.indices) for item in items.get(one.own, ()))]
 
 
 def _within(item: tuple[int, ...], indices: tuple[int, ...]) -> bool:
@@ -174,8 +176,8 @@ def _within(item: tuple[int, ...], indices: tuple[int, ...]) -> bool:
     return indices[: len(item)] == item
 
 
-def _leads_to(element: Element[Any], items: frozenset[Position]) -> bool:
-    indices = element.indices
+def leads_to(indices: tuple[int, ...], items: frozenset[Position]) -> bool:
+    """Whether an element with these indices is one of the items, or they are made from it or it from them."""
     return any(item[: len(indices)] == indices[: len(item)] for item in items)
 
 
@@ -208,13 +210,35 @@ def _map(applied: Applied, step: Map) -> None:
 
 
 def _flat_map(applied: Applied, step: FlatMap) -> None:
-    collections = applied.each(lambda element: list(step.function(element)))
+    if not callable(step.items):
+        _explode(applied, step.column, step.items)
+        if applied.schema is not None:
+            applied.schema = schema_after(step, applied.schema)
+        return
+    function = step.items
+    collections = applied.each(lambda element: list(function(element)))
     applied.elements = [
         element.nth(n, value)
         for element, collection in zip(applied.elements, collections, strict=True)
         for n, value in enumerate(collection)
     ]
     applied.schema = None
+
+
+def _explode(applied: Applied, column: str, items: Expression) -> None:
+    rows = applied.survivors([_listed(row, column) for row in applied.evaluated({column: items})])
+    applied.elements = [
+        element.nth(n, {**element.value, column: item})
+        for element, row in zip(applied.elements, rows, strict=True)
+        for n, item in enumerate(row[column] or ())
+    ]
+
+
+def _listed(row: Any, column: str) -> Any:
+    """The row, or why it has no list to flat-map."""
+    if isinstance(row, EnvelopeError) or isinstance(row[column], list | tuple | None):
+        return row
+    return EnvelopeError(Reason.TRANSFORM_FAILED, "flat_map() needs a list")
 
 
 def _publish(applied: Applied, step: Publish) -> None:

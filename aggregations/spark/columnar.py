@@ -10,26 +10,27 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from aggregations.columns import schema
-from aggregations.columns.batch import Batch, RejectedRow, redriven, standing
+from aggregations.columns.batch import Batch, RejectedRow, indices_of, redriven, standing
 from aggregations.columns.decode import Decoder
 from aggregations.columns.first import Unread, may_be_copies, unread_may_be_copy
 from aggregations.columns.signature import Signature
-from aggregations.columns.steps import Stepped, apply_columns, evaluate_columns, evaluated
+from aggregations.columns.steps import NONE, Items, Rejected, Stepped, apply_columns, evaluate_columns, evaluated
 from aggregations.definition.element import Element
 from aggregations.definition.expressions import Expression, columns_of, expression
 from aggregations.definition.fields import Fields
 from aggregations.definition.flow import END_OF_FLOW, Stage, Step
 from aggregations.definition.operators import expressions_of, is_vectorised
 from aggregations.per_message.arrivals import marking_before, passed_on, stage_key
+from aggregations.per_message.cause import Cause
 from aggregations.per_message.dead_letters import BEYOND_END, RejectedRecord
 from aggregations.per_message.ledger import outputs_before
 from aggregations.per_message.steps import Marking, without_rejected
 from aggregations.spark.blocks import route_of
 from aggregations.spark.columnar_fold import ColumnarFold
-from aggregations.spark.job import Job, dumps, loads, shared_key
+from aggregations.spark.job import Exclusion, Job, dumps, loads, shared_key
 from aggregations.spark.path import Work
 from aggregations.spark.rows import BROKEN, INPUT, REKEYED, STAGE_KEY, Rows, key_codes, together
-from envelope import EnvelopeError, Lineage, Reason, Route
+from envelope import EnvelopeError, Lineage, Position, Reason, Route
 from persistence.commit.faults import effect
 from persistence.commit.steps import CommitStep
 from persistence.protocol import Write
@@ -38,6 +39,7 @@ _SYSTEM = frozenset({*schema.SYSTEM, schema.AGAIN, schema.LATE})
 _RECORD = frozenset({schema.VALUE, schema.HEADERS})
 _OWN = (schema.TOPIC, schema.PARTITION, schema.OFFSET)
 _NO_END = np.iinfo(np.int64).max
+_NULL_KEY = Cause(Reason.NULL_KEY, "the stage's key is null")
 
 
 class ColumnarPath:
@@ -107,7 +109,11 @@ class ColumnarPath:
 
 def _by_partition(rows: Rows) -> Rows:
     """In the order of partitions, whichever came first: of two copies, every attempt and every runner folds the same."""
-    return Rows(rows.frame.sort(schema.PARTITION, maintain_order=True), rows.signatures) if rows.signatures else rows
+    if not rows.signatures:
+        return rows
+    items = schema.item_columns(rows.frame.columns)  # of a record whose items come from several tasks
+    place = [schema.PARTITION, *((schema.OFFSET, *items) if items else ())]
+    return Rows(rows.frame.sort(place, maintain_order=True), rows.signatures)
 
 
 def _unread(work: Work, table: pa.Table, rejection: RejectedRow) -> Unread:
@@ -152,22 +158,43 @@ def _onward(work: Work, stage: Stage, accepted: Rows) -> Rows | None:
     stages = work.job.flow.stages
     if stage.index + 1 < len(stages):
         return _enter(work, stages[stage.index + 1], accepted)
-    stepped = _stepped(work, work.job.flow.tail, _missing_after(work, accepted))
-    _gather(work, END_OF_FLOW, accepted, stepped)
+    missing, only = _missing_after(work, accepted)
+    stepped = _stepped(work, len(stages), work.job.flow.tail, missing, only)
+    _gather(work, len(stages), END_OF_FLOW, accepted, stepped)
     return None
 
 
-def _stepped(work: Work, steps: Sequence[Step], rows: Rows, marking: Marking | None = None) -> Stepped:
-    return apply_columns(steps, rows.frame, lambda frame: work.elements(frame, rows.signatures), marking)
+def _stepped(
+    work: Work,
+    index: int,
+    steps: Sequence[Step],
+    rows: Rows,
+    only: Items = NONE,
+    marking: Marking | None = None,
+) -> Stepped:
+    """Run the steps before a stage, without the records that failed there in another task."""
+    frame, failed = rows.frame, []
+    for own, cause in work.job.excluded_at(index, hole=False).items():
+        mine = (pl.col(schema.PARTITION) == own.partition) & (pl.col(schema.OFFSET) == own.offset)
+        failed.append(Rejected(frame.filter(mine), cause))
+        frame = frame.filter(~mine)
+    stepped = apply_columns(steps, frame, lambda frame: work.elements(frame, rows.signatures), only, marking)
+    stepped.rejected += failed
+    return stepped
 
 
-def _missing_after(work: Work, rows: Rows) -> Rows:
-    """Select the rows for the steps after the last stage: redriven rows only if they are missing there."""
+def _missing_after(work: Work, rows: Rows) -> tuple[Rows, Items]:
+    """Select the rows for the steps after the last stage: redriven rows only if they are missing there.
+
+    Returns:
+        The rows, and for records of which only some items are missing, the indices of these in the steps' flat-maps.
+    """
     bound = [one.back is not None and one.back.redrive.stage == END_OF_FLOW for one in rows.signatures]
     if not any(bound) or not rows.frame.height:
-        return rows
+        return rows, NONE
     ledger, collector = work.job.ledger, work.collector
     keep, lates = [], []
+    only: dict[tuple[int, int], frozenset[Position]] = {}
     for row in rows.frame.iter_rows(named=True):
         late = row.get(schema.LATE)
         kept = True
@@ -176,14 +203,19 @@ def _missing_after(work: Work, rows: Rows) -> Rows:
                 standing(row, rows.signatures, rekeyed=False, siblings=collector.siblings),
                 redriven(row, rows.signatures),
             )
-            entries = ledger.entries(END_OF_FLOW, at, back)
+            indices = indices_of(row)
+            entries = ledger.entries(END_OF_FLOW, at, back, indices, whole=True)
             route = ledger.route(END_OF_FLOW, at, back, entries)
             kept, late = route is not Route.COPY, passed_on(route).value
-            collector.tail(entries, copies=not kept)
+            collector.tail(entries if kept else (), copies=not kept)
+            items = [entry.position[len(at.position) :] for entry in entries if entry.group == at.group]
+            if kept and items and all(items):
+                own = row[schema.PARTITION], row[schema.OFFSET]
+                only[own] = frozenset((*indices, *item) for item in items)
         keep.append(kept)
         lates.append(late)
     frame = rows.frame.with_columns(pl.Series(schema.LATE, lates, dtype=pl.String))
-    return Rows(frame.filter(pl.Series(keep, dtype=pl.Boolean)), rows.signatures)
+    return Rows(frame.filter(pl.Series(keep, dtype=pl.Boolean)), rows.signatures), only
 
 
 def _enter(work: Work, stage: Stage, before: Rows) -> Rows:
@@ -197,16 +229,17 @@ def _enter(work: Work, stage: Stage, before: Rows) -> Rows:
         siblings=work.collector.siblings,
         later=job.flow.after(stage),
     )
-    stepped = _stepped(work, stage.before, before, marking)
+    stepped = _stepped(work, stage.index, stage.before, before, marking=marking)
     key = _keys(stepped, aggregate.key)
     frame = stepped.frame
     wanted = aggregate.fold.inputs() if isinstance(aggregate.fold, Fields) else {}
     # A row whose inputs cannot be computed still arrives: it leaves a hole in the state of its key.
     inputs, broken = evaluate_columns(frame, {f"{INPUT}{name}": one for name, one in wanted.items()})
-    _gather(work, stage.name, before, stepped)
+    _gather(work, stage.index, stage.name, before, stepped)
     _fill_outputs(work, outputs_before(stage.name), Rows(frame, before.signatures))
     rekeyed = pl.lit(value=True) if not aggregate.co_partitioned else pl.col(STAGE_KEY).ne_missing(pl.col(schema.KEY))
     system = [name for name in frame.columns if name in _SYSTEM or _is_position(name)]
+    system += schema.item_columns(frame.columns)
     frame = frame.select([*system, *_further(job, stage, frame)]).with_columns(
         key.alias(STAGE_KEY), pl.Series(BROKEN, broken), *inputs.get_columns()
     )
@@ -220,7 +253,7 @@ def _fill_outputs(work: Work, missing: str, rows: Rows) -> None:
     if missing in ledger.listed:
         for row in rows.frame.iter_rows(named=True):
             at = standing(row, rows.signatures, rekeyed=False, siblings=siblings)
-            work.collector.published(ledger.entries(missing, at, redriven(row, rows.signatures)))
+            work.collector.published(ledger.entries(missing, at, redriven(row, rows.signatures), indices_of(row)))
 
 
 def _is_position(name: str) -> bool:
@@ -243,11 +276,8 @@ def _keys(stepped: Stepped, of: Expression | Callable[[Element[Any]], Any]) -> p
         keys = stepped.succeeded([stage_key(one) for one in stepped.each(of)])
         return pl.Series(STAGE_KEY, keys, dtype=pl.Binary)
     key = evaluated(stepped, {STAGE_KEY: expression(of)}).get_column(STAGE_KEY)
-    null = key.is_null().to_numpy()
-    if null.any():
-        stepped.reject(null, Reason.NULL_KEY, "the stage's key is null")
-        key = key.filter(~pl.Series(null))
-    return _key_bytes(key)
+    kept = stepped.reject(key.is_null().to_numpy().astype(np.uint8), [_NULL_KEY])
+    return _key_bytes(key if kept.all() else key.filter(pl.Series(kept)))
 
 
 def _key_bytes(key: pl.Series) -> pl.Series:
@@ -257,27 +287,45 @@ def _key_bytes(key: pl.Series) -> pl.Series:
     return key.cast(pl.String).cast(pl.Binary)
 
 
-def _gather(work: Work, stage: str, before: Rows, stepped: Stepped) -> None:
+def _indices(frame: pl.DataFrame) -> list[tuple[int, ...]]:
+    """The index of every row in each flat-map."""
+    items = schema.item_columns(frame.columns)
+    return list(frame.select(items).iter_rows()) if items else [()] * frame.height
+
+
+def _gather(work: Work, index: int, stage: str, before: Rows, stepped: Stepped) -> None:
+    """Collect what the steps before a stage rejected, filtered and published."""
     work.report.counts.filtered += stepped.filtered
     if stepped.outputs:
-        died = (work.job.node(*place) for frame, _ in stepped.rejected for place in frame.select(_OWN).iter_rows())
-        work.outputs += without_rejected(stepped.outputs, frozenset(died))
-    for frame, cause in stepped.rejected:
+        died = (
+            (work.job.node(*place), () if whole else indices)
+            for frame, _, whole in stepped.rejected
+            for place, indices in zip(frame.select(_OWN).iter_rows(), _indices(frame), strict=True)
+        )
+        work.outputs += without_rejected(stepped.outputs, died)
+    for frame, cause, whole in stepped.rejected:
         lineages = _lineages(work, frame, before.signatures)
         for number, row in enumerate(frame.iter_rows(named=True)):
             own = work.job.node(row[schema.TOPIC], row[schema.PARTITION], row[schema.OFFSET])
-            late = row.get(schema.LATE)
+            late, indices = row.get(schema.LATE), indices_of(row)
+            dead = RejectedRecord(own, stage, cause.reason, cause.detail, lineages[number], raised=cause.raised)
+            if whole:
+                work.fail(index, own, Exclusion(cause.reason, cause.detail, hole=False, raised=cause.raised))
+            elif indices:
+                dead.items = (indices,)
             work.collector.lost(
-                RejectedRecord(own, stage, cause.reason, cause.detail, lineages[number], raised=cause.raised),
+                dead,
                 standing(row, before.signatures, rekeyed=False, siblings=work.collector.siblings),
                 redriven(row, before.signatures),
+                indices,
                 proven=late == Route.MISSING or not (late or row.get(schema.AGAIN)),
                 late=bool(late),
+                whole=whole,
             )
 
 
 def _lineages(work: Work, frame: pl.DataFrame, signatures: Sequence[Signature]) -> list[str]:
-    """Lineages as text, where the values of records are kept: as long as a function may read them."""
+    """Lineages as text, where the values of records are kept: as long as the flow calls functions."""
     kept = schema.VALUE in frame.columns or not any(one.chained for one in signatures)
     if not (kept and work.job.flow.calls_functions):
         return [""] * frame.height

@@ -6,7 +6,7 @@ code, which is the reference; all other keys are folded by columns.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -16,7 +16,7 @@ import polars as pl
 
 from aggregations.columns import schema
 from aggregations.columns.arrays import Ints, Mask
-from aggregations.columns.batch import position_arrays, redriven, standing
+from aggregations.columns.batch import indices_of, positions_at_stage, redriven, standing
 from aggregations.columns.elements import plain_element
 from aggregations.columns.fold import Folded, fold_fields, kinds_of, unfit_rows
 from aggregations.columns.judge import VERDICTS, HistoryLimits, Judged, judge
@@ -31,12 +31,13 @@ from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Aggregate, Stage
 from aggregations.definition.folds import Fold
 from aggregations.per_message.arrivals import Arrival, passed_on
-from aggregations.per_message.stage import KeyState, fold_stage
+from aggregations.per_message.stage import KeyState, StageOutcome, fold_stage
 from aggregations.run.states import state_of, writes_of
+from aggregations.spark.job import Exclusion
 from aggregations.spark.path import Work
 from aggregations.spark.python_fold import fold_elements
 from aggregations.spark.rows import BROKEN, INPUT, REKEYED, STAGE_KEY, Rows
-from envelope import EnvelopeError, Route, Siblings, Verdict
+from envelope import EnvelopeError, Node, Route, Siblings, Verdict
 from persistence.protocol import Stored, Write
 
 _FIRST_SEEN = tuple(VERDICTS.index(one) for one in (Verdict.ACCEPTED, Verdict.LATE, Verdict.NEW_LANE))
@@ -121,12 +122,14 @@ class ColumnarFold:
             folded = self._folded(fold, kinds, inputs, entering, judged, before)
         else:
             folded = self._called(fold, judged, before)
-        uncommon = judged.pure | folded.unfit[self.codes]
-        self.accepted = judged.fold & ~uncommon
-        self._count(judged.verdicts, ~uncommon)
-        self._write(form, names, judged, folded)
-        if uncommon.any():
-            self._one_by_one(np.flatnonzero(uncommon))
+        self.accepted = judged.fold.copy()
+        apart = np.zeros(len(self.keys), np.bool_)
+        apart[self.codes[judged.pure]] = True
+        apart |= folded.unfit
+        if apart.any():
+            self._one_by_one(apart)
+        self._count(judged.verdicts, ~apart[self.codes])
+        self._write(form, names, judged, folded, apart)
         return self
 
     def _input(self) -> "_Input":
@@ -137,7 +140,7 @@ class ColumnarFold:
         if any(place.wide for place in places):
             wide = np.array([place.wide for place in places])[lanes]
             self.work.report.counts.keyless += Counter({self.stage.name: int(wide.sum())})
-        return _Input(lanes, position_arrays(self.frame), places)
+        return _Input(lanes, positions_at_stage(self.frame, self.rows.signatures), places)
 
     def _refused(self, fields: Fields, inputs: pl.DataFrame) -> Mask:
         """Rows that the fold will reject."""
@@ -169,9 +172,9 @@ class ColumnarFold:
         elements = self.work.elements(self.frame[rows], self.rows.signatures)
         return fold_elements(fold, elements, codes, before)
 
-    def _write(self, form: Form, names: LaneNames, judged: Judged, folded: Folded) -> None:
-        """Encode the changed states."""
-        fit = np.flatnonzero(~folded.unfit[judged.changed])
+    def _write(self, form: Form, names: LaneNames, judged: Judged, folded: Folded, apart: Mask) -> None:
+        """Encode the changed states, except those that are folded one by one."""
+        fit = np.flatnonzero(~apart[judged.changed])
         changed = judged.changed[fit]
         values = folded.values.of_keys(judged.changed)
         records = encoded(form, names, judged.lanes, fit, values, folded.texts)
@@ -196,26 +199,20 @@ class ColumnarFold:
         mine = self.work.report.counts.verdicts.setdefault(self.stage.name, Counter())
         mine.update({VERDICTS[i].value: int(count) for i, count in enumerate(counts) if count})
 
-    def _one_by_one(self, rows: Ints) -> None:
-        """Fold some keys by the pure code."""
-        job = self.work.job
-        frame = self.frame[rows]
-        arrivals = [self._arrival(row) for row in frame.iter_rows(named=True)]
-        if not isinstance(self.aggregate.fold, Fields):
-            elements = map(plain_element, self.work.elements(frame, self.rows.signatures))
-            arrivals = [replace(one, element=element) for one, element in zip(arrivals, elements, strict=True)]
-        found = {one.key: self.stored[one.key] for one in arrivals if one.key in self.stored}
-        loaded = job.states_in(self.stage, found)
-        outcome = fold_stage(
-            self.aggregate,
-            loaded,
-            arrivals,
-            batch=job.batch,
-            siblings=self.siblings,
-            excluded=job.excluded_at(self.stage.index, hole=True),
-            evict=job.evict,
-            replays=job.replays,
-        )
+    def _one_by_one(self, apart: Mask) -> None:
+        """Fold some keys by the pure code, and with them all keys that have an item of a record that fails there.
+
+        Args:
+            apart: The keys; keys are added to it.
+        """
+        while True:
+            rows = np.flatnonzero(apart[self.codes])
+            outcome = self._fold_rows(self.frame[rows])
+            failed = np.zeros(len(self.keys), np.bool_)
+            failed[self.codes[self._of_records(outcome.failed)]] = True
+            if not (failed & ~apart).any():
+                break
+            apart |= failed
         self.states.update(outcome.states)
         self.writes += writes_of(outcome.states, self.stage.definition)
         counts = self.work.report.counts
@@ -226,6 +223,29 @@ class ColumnarFold:
             self.accepted[row] = one.decision.fold or one.arrival.transit
             if one.decision.verdict is Verdict.REDRIVEN and one.decision.fold:
                 self.late[int(row)] = passed_on(one.arrival.standing.route).value
+            if one.hole and one.reason is not None:
+                cause = Exclusion(one.reason, one.detail, hole=True, raised=one.raised)
+                self.work.fail(self.stage.index, one.arrival.element.own, cause)
+
+    def _fold_rows(self, frame: pl.DataFrame) -> StageOutcome:
+        """Fold rows, which are all rows of their keys, by the pure code."""
+        job = self.work.job
+        arrivals = [self._arrival(row) for row in frame.iter_rows(named=True)]
+        if not isinstance(self.aggregate.fold, Fields):
+            elements = map(plain_element, self.work.elements(frame, self.rows.signatures))
+            arrivals = [replace(one, element=element) for one, element in zip(arrivals, elements, strict=True)]
+        found = {one.key: self.stored[one.key] for one in arrivals if one.key in self.stored}
+        loaded = job.states_in(self.stage, found)
+        return fold_stage(
+            self.aggregate,
+            loaded,
+            arrivals,
+            batch=job.batch,
+            siblings=self.siblings,
+            excluded=job.excluded_at(self.stage.index, hole=True),
+            evict=job.evict,
+            replays=job.replays,
+        )
 
     def _arrival(self, row: Mapping[str, Any]) -> Arrival:
         signatures, job = self.rows.signatures, self.work.job
@@ -235,7 +255,8 @@ class ColumnarFold:
         names = self.aggregate.fold.inputs() if isinstance(self.aggregate.fold, Fields) else ()
         at, back = standing(row, signatures, rekeyed=row[REKEYED], siblings=self.siblings), redriven(row, signatures)
         late = Route(row.get(schema.LATE) or Route.PLAIN)
-        entries = job.ledger.entries(self.stage.name, at, back)
+        indices = indices_of(row)
+        entries = job.ledger.entries(self.stage.name, at, back, indices)
         bound = back is not None and back.redrive.stage in self.later and job.ledger.mine(back.redrive)
         return Arrival(
             Element(
@@ -243,6 +264,7 @@ class ColumnarFold:
                 row[schema.KEY],
                 own,
                 event_id=row[schema.EVENT_ID] or "",
+                indices=indices,
                 again=bool(row.get(schema.AGAIN)),
                 route=late,
             ),
@@ -280,7 +302,10 @@ class ColumnarFold:
         return mask
 
     def _excluded(self) -> Mask:
-        nodes = self.work.job.excluded_at(self.stage.index, hole=True)
+        return self._of_records(self.work.job.excluded_at(self.stage.index, hole=True))
+
+    def _of_records(self, nodes: Iterable[Node]) -> Mask:
+        """The rows of some records."""
         mask = np.zeros(self.frame.height, np.bool_)
         partition = self.frame.get_column(schema.PARTITION).to_numpy()
         offset = self.frame.get_column(schema.OFFSET).to_numpy()

@@ -112,6 +112,7 @@ def named(amount: Element[int]) -> bytes:
 numbers = orders.map(cents)
 assert_type(numbers, Flow[int])
 assert_type(numbers.flat_map(coins), Flow[bool])
+assert_type(orders.flat_map(pl.col("lines")), Flow[Mapping[str, Any]])
 assert_type(numbers.filter(lambda amount: amount.value > 0), Flow[int])
 assert_type(numbers.publish("amounts", value=named), Flow[int])
 

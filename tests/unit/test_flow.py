@@ -229,7 +229,7 @@ BAD = {
     "a map of a missing column": (lambda: legs().map(x="minuts"), "no column minuts"),
     "a field of a missing column": (lambda: legs().aggregate("a", "tail", Fields(s=total("minuts"))), "no column"),
     "a total of text": (lambda: legs().aggregate("a", "tail", Fields(s=total("tail"))), "total of text"),
-    "a flat map of a column": (lambda: legs().flat_map("tail"), "takes a function"),
+    "a flat map of a column": (lambda: legs().flat_map("tail"), "not a list"),
     "a topic that Kafka refuses": (lambda: legs().publish("my topic"), "not a topic name that Kafka allows"),
     "states without a stage": (lambda: legs().publish_states("s"), "must follow an aggregate"),
     "states to no topic": (lambda: legs().aggregate("a", "tail", COUNT).publish_states(""), "not a topic name"),

@@ -2,10 +2,11 @@
 
 import json
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
+import polars as pl
 import pyarrow as pa
 import pytest
 
@@ -75,6 +76,31 @@ def flow(step: str) -> Flow[Any]:
     )
 
 
+def of_columns(step: str) -> Flow[Any]:
+    """The same on the vectorised path, where functions replace no values."""
+
+    def key(element: Element[Any]) -> str:
+        if step == "key":
+            fail(element)
+        return f"all:{element['sku']}"
+
+    def kept(element: Element[Any]) -> bool:
+        fail(element)
+        return True
+
+    first = (
+        Flow("shop")
+        .source(Topic("orders", Json({"list": [str]})))
+        .flat_map("list")
+        .map(sku=pl.col("list"), at=pl.lit(step))
+        .aggregate("sku", "sku", _Fine())
+    )
+    return (first.filter(kept) if step == "filter" else first).aggregate("all", key, Count())
+
+
+FLOWS = [*((flow, step) for step in STEPS), *((of_columns, step) for step in ("filter", "key", "fold"))]
+
+
 class _Fine(Count):
     def fold(self, state: dict[str, int], element: Element[Any]) -> dict[str, int]:
         return {"n": state["n"] + 1}
@@ -82,7 +108,7 @@ class _Fine(Count):
 
 def order(offset: int, items: str) -> Record:
     chain = (Hop("raw", 0, 100 + offset, via="rep", index=0, topic_id="R"),)
-    body = json.dumps({"items": items}).encode()
+    body = json.dumps({"items": items, "list": items.split(",")}).encode()
     return Record("orders", 0, offset, b"x", encode(Envelope(body, chain, b"x")), topic_id="O")
 
 
@@ -197,11 +223,12 @@ def letter(dead: RejectedRecord, record: Record, offset: int) -> Record:
 
 
 @pytest.mark.parametrize("routes", [1, 2, 3, 4])
-@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize(("flow", "step"), FLOWS)
 def test_items_of_one_record_are_folded_all_or_none_and_its_letter_brings_what_was_missing(
-    step: str, routes: int, _published: list[RejectedRecord]
+    flow: Callable[[str], Flow[Any]], step: str, routes: int, _published: list[RejectedRecord]
 ) -> None:
     assert len({route_of(b"ok", 4), route_of(b"bad", 4)}) == 2, "the items are folded by different tasks"
+    assert flow(step).is_columnar is (flow is of_columns)
     BROKEN["now"] = True
     records = [order(n, "ok,bad" if n == 0 else "ok") for n in range(60)]
     run = Tasks(flow(step), routes)

@@ -1,0 +1,169 @@
+"""`flat_map` over list columns on the vectorised path: item by item what it does message by message."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aggregations.definition.aggregates import count, last, total
+from aggregations.definition.element import Element, Record
+from aggregations.definition.fields import Fields
+from aggregations.definition.flow import Flow
+from aggregations.definition.source import Json, Topic
+from envelope import Envelope, Hop, encode
+from tests.support.both import TOPIC_ID, Both
+
+ORDERS = Topic("orders", Json({"who": str, "lines": [{"sku": str, "n": int, "tags": [str]}], "tags": [str]}))
+BROKEN = {"now": True}
+
+
+@pytest.fixture(autouse=True)
+def _broken() -> Iterator[None]:
+    yield
+    BROKEN["now"] = True
+
+
+class Listing:
+    """A fold in Python that refuses some items, until that is mended."""
+
+    def zero(self) -> Any:
+        return []
+
+    def fold(self, state: Any, element: Element[Any]) -> Any:
+        if BROKEN["now"] and element["sku"] == "bad":
+            raise ValueError
+        return [*state, [element.offset, *element.indices, repr(element.value), str(element.lineage)]]
+
+
+def checked(element: Element[Any]) -> bool:
+    if BROKEN["now"] and element["sku"] == "odd":
+        raise KeyError(element["sku"])
+    return element["sku"] != "no"
+
+
+def refusing(element: Element[Any]) -> bytes | None:
+    if BROKEN["now"] and element["sku"] == "odd":
+        raise ValueError
+    return None if element["sku"] is None else b"%d:" % len(element.indices) + element["sku"].encode()
+
+
+SUMS = Fields(items=count(), n=total("n"), at=last("sku"))
+LINE = pl.col("lines").struct.field
+AROUND = ["filter", "checked", "divert", "fails", "publish", "publish by a function"]
+INSIDE = [*AROUND, "overflow", "tags"]
+
+
+def added(flow: Flow[Any], step: str, name: str) -> Flow[Any]:
+    match step:
+        case "filter":
+            return flow.filter(pl.col("n") != 5)
+        case "checked":
+            return flow.filter(checked)
+        case "divert":
+            return flow.divert(pl.col("sku") == "test")
+        case "fails":
+            return flow.map(number=pl.col("sku").str.replace("odd", "1").str.replace("[a-z]+", "2").cast(pl.Int64))
+        case "overflow":
+            return flow.map(n=pl.col("n") * 2**62)
+        case "tags":
+            return flow.flat_map("tags")
+        case "publish":
+            return flow.publish("out", name=name)
+        case _:
+            return flow.publish("out", key=refusing, name=name)
+
+
+@st.composite
+def flows(draw: st.DrawFn) -> Flow[Any]:
+    items = draw(st.sampled_from(["lines", "lines", pl.col("lines").list.head(2)]))
+    flow: Flow[Any] = Flow("shop").source(ORDERS)
+    if draw(st.booleans()):
+        flow = flow.publish("orders.out", name="before")
+    flow = flow.flat_map(items).map(sku=LINE("sku"), n=LINE("n"))
+    if draw(st.booleans()):
+        flow = flow.map(tags=LINE("tags"))
+    for number, step in enumerate(draw(st.lists(st.sampled_from(INSIDE), max_size=3, unique=True))):
+        flow = added(flow, step, f"first-{number}")
+    flow = flow.aggregate(
+        "first", draw(st.sampled_from(["sku", "sku", "who", refusing])), draw(st.sampled_from([SUMS, SUMS, Listing()]))
+    )
+    for number, step in enumerate(draw(st.lists(st.sampled_from(AROUND), max_size=2, unique=True))):
+        flow = added(flow, step, f"second-{number}")
+    if draw(st.booleans()):
+        flow = flow.aggregate(
+            "second", draw(st.sampled_from(["who", refusing])), draw(st.sampled_from([SUMS, Listing()]))
+        )
+    tail = [*AROUND, *(["tags"] if flow.schema is not None and flow.schema["tags"] == pl.List(pl.String) else [])]
+    for number, step in enumerate(draw(st.lists(st.sampled_from(tail), max_size=3, unique=True))):
+        flow = added(flow, step, f"last-{number}")
+    return flow
+
+
+def mostly(usual: st.SearchStrategy[Any], seldom: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    return st.integers(0, 11).flatmap(lambda one: usual if one else seldom)
+
+
+NULL = st.none()
+tags = mostly(st.lists(mostly(st.sampled_from(["red", "blue"]), NULL), max_size=3), NULL)
+lines = st.fixed_dictionaries(
+    {
+        "sku": mostly(
+            st.sampled_from(["pear", "pear", "plum", "7"]), st.sampled_from(["bad", "odd", "test", "no", None])
+        ),
+        "n": mostly(st.sampled_from([0, 1, 1, 5]), st.sampled_from([2**63 - 2, -(2**63), None])),
+        "tags": tags,
+    }
+)
+orders = st.fixed_dictionaries(
+    {
+        "who": mostly(st.sampled_from(["ann", "bob"]), NULL),
+        "lines": mostly(st.lists(mostly(lines, NULL), max_size=4), NULL),
+        "tags": tags,
+    }
+)
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> list[list[Record]]:
+    """Records with chains of different lengths, some sent again in their batch or later."""
+    found, sent, offset = [], [], 0
+    for _ in range(draw(st.integers(1, 3))):
+        batch = []
+        for order in draw(st.lists(orders, min_size=1, max_size=6)):
+            if sent and draw(st.integers(0, 4)) == 0:
+                key, value = draw(st.sampled_from(sent))
+            else:
+                key = draw(st.sampled_from([b"ann", b"ann", None]))
+                index = draw(st.sampled_from([0, 0, 1, None]))
+                chain = [
+                    Hop("raw", 0, offset, via="a", index=index, topic_id="R"),
+                    Hop("mid", 0, offset, via="b", index=2),
+                ]
+                used = tuple(chain[: draw(st.integers(0, 2))])
+                value = encode(Envelope(json.dumps(order).encode(), used, event_id=draw(st.sampled_from(["", "e1"]))))
+                sent.append((key, value))
+            batch.append(Record("orders", 0, offset, key, value, 1_000 + offset, (), TOPIC_ID))
+            offset += 1
+        found.append(batch)
+    return found
+
+
+@settings(max_examples=150, deadline=None)
+@given(flow=flows(), found=batches(), mended=st.booleans())
+def test_both_paths_expand_lists_alike_and_take_back_what_they_rejected(
+    flow: Flow[Any], found: list[list[Record]], mended: bool
+) -> None:
+    BROKEN["now"] = True
+    both = Both(flow)
+    for batch in found:
+        both.process(batch)
+    BROKEN["now"] = not mended
+    first = 1 + max(one.offset for batch in found for one in batch)
+    again = [both.redriven(dead, first + number) for number, dead in enumerate(both.dead_letters)]
+    if again:
+        both.process(again)
+        both.process([both.redriven(dead, first + len(again) + n) for n, dead in enumerate(both.dead_letters[:2])])
