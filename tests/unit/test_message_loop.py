@@ -107,7 +107,7 @@ class OtherTasks(Failures):
 
 def beside(flow: Flow, others: OtherTasks, *listed: Entry) -> tuple[MessageLoop, DeadLetterCollector]:
     ledger = Ledger("fleet").changed(Changes(added=set(listed)))
-    collector = DeadLetterCollector(ledger, "aircraft", Siblings.GROUP, IDS, frozenset())
+    collector = DeadLetterCollector(ledger, "aircraft", Siblings.GROUP, IDS, frozenset(), frozenset())
     return MessageLoop(*(flow, ledger, IDS, collector, Report(), 1), failures=others), collector
 
 
