@@ -51,6 +51,16 @@ def draw(random: Random) -> Spec:
     return replace(spec, audit=audit, revives=revives, mends=audit == OUT or random.random() < 0.3)
 
 
+def draw_outputs(random: Random, spec: Spec) -> Spec:
+    """Move the publish step of some worlds before a stage, with draws of its own."""
+    # Before the first stage copies are published too. The second flow drops them if they keep their lanes.
+    scattered = spec.growth or spec.keyless or spec.spreads(FINAL)
+    stages = spec.stages[1:] if scattered else spec.stages
+    if not (spec.publishes and stages) or random.random() < 0.5:
+        return spec
+    return replace(spec, publishes_before=random.choice(stages).name)
+
+
 def _draw_audit(random: Random, spec: Spec) -> str:
     topics = [FINAL, *{processor.source: 0 for processor in spec.processors}, *([OUT] * 5 if spec.publishes else [])]
     audited = spec.growth in ("", "drained") and random.random() < (0.9 if spec.publishes else 0.4)

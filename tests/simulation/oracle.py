@@ -268,9 +268,10 @@ class Oracle:
             for refused in filter(None, (message.fails, message.diverts)):
                 if not self.gave_up(name, refused):
                     raise Violation(f"{name} is no dead letter of stage {refused}, which refuses it")
-        last = len(self.spec.stages) - 1
+        names = [stage.name for stage in self.spec.stages]
+        at = names.index(self.spec.publishes_before or names[-1])
         outputs = {
-            item.id for message in self.messages.values() if len(message.items) > last for item in message.items[last]
+            item.id for message in self.messages.values() if len(message.items) > at for item in message.items[at]
         }
         if self.spec.publishes and (lost := outputs - self.outputs.keys()):
             raise Violation(f"{min(lost)} was never published")

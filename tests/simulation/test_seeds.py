@@ -43,6 +43,7 @@ def test_worlds_have_second_flows_and_steps_that_fail_in_every_way():
     assert {stage.fails for stage in stages} == {"", "map", "filter", "flat_map", "key", "divert"}
     assert any(stage.emit_fails for stage in stages if stage.emits)
     assert any(world.mends for world in worlds if world.history == 1)
+    assert {"", "s0", "s1"} <= {world.publishes_before for world in worlds if world.audit == OUT}
 
 
 def test_letters_are_read_by_other_flows_and_by_republishers_and_are_copies_to_them(monkeypatch):

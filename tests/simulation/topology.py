@@ -165,7 +165,8 @@ class Spec:
         recreates: Topics may be deleted and created again, when nothing is in progress.
         reorders: Services' producers may swap neighbours.
         filters: The flow filters out some elements.
-        publishes: The flow publishes the output of its last stage to a topic.
+        publishes: The flow publishes to a topic: the output of its last stage, or what `publishes_before` says.
+        publishes_before: Name of the stage before which it publishes; empty for after the last stage.
         keyless: Producers of the roots write no key, and services that keep the key write none.
         audit: Topic that a second flow reads; empty for none.
         revives: Records that republishers reject are redriven to them.
@@ -184,6 +185,7 @@ class Spec:
     reorders: bool = False
     filters: bool = False
     publishes: bool = False
+    publishes_before: str = ""
     keyless: bool = False
     audit: str = ""
     revives: bool = False
@@ -203,6 +205,8 @@ class Spec:
             refuse, bad = Refuse(stage.bad_in_front), Marked(stage.bad_in_front)
             if stage.flat:
                 flow = flow.flat_map(Split(refuse if stage.fails == "flat_map" else None))
+            if stage.name == self.publishes_before:
+                flow = flow.publish(OUT, key="g")
             if stage.fails == "map":
                 flow = flow.map(refuse)
             elif stage.fails == "filter":
@@ -219,7 +223,7 @@ class Spec:
                 lanes=self.lanes,
                 emit=Emit(Refuse(stage.bad_in_emit) if stage.emit_fails else None) if stage.emits else None,
             )
-        return flow.publish(OUT, key="g") if self.publishes else flow
+        return flow.publish(OUT, key="g") if self.publishes and not self.publishes_before else flow
 
     def is_raw(self, topic: str) -> bool:
         """Whether a topic contains payloads without envelopes."""

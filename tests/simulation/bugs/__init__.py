@@ -22,6 +22,7 @@ MATTERS: Mapping[str, Callable[[Spec], bool]] = {
     **{name: lambda spec: bool(spec.processors) for name in BUGS if name.startswith("service-")},
     **dict.fromkeys(growth.BUGS, lambda spec: spec.growth == "lagging"),
     "outputs-not-marked": lambda spec: spec.audit == OUT,
+    "outputs-before-a-stage-not-listed": lambda spec: bool(spec.publishes_before),
     "marks-not-kept-upstream": lambda spec: spec.split < len(spec.stages),
     "partial-flat-map": lambda spec: any(stage.flat for stage in spec.stages),
     "service-gives-no-key": lambda spec: spec.keyless and bool(spec.processors),

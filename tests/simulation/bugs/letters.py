@@ -8,7 +8,7 @@ from aggregations.definition import flow
 from aggregations.definition.flow import Divert
 from aggregations.per_message import steps
 from aggregations.per_message.dead_letters import DeadLetterCollector
-from aggregations.per_message.ledger import Changes, Ledger
+from aggregations.per_message.ledger import Changes, Entry, Ledger
 from aggregations.per_message.steps import Applied, RejectedElement
 from envelope import Envelope, EnvelopeError, Reason, Route, encode
 from envelope.redrive import Redrive, read_via
@@ -54,6 +54,11 @@ def _without_chain(value: Any, mended: bytes, letter: Any, key: bytes | None, ho
     return encode(Envelope(mended, key=key, chain=tuple(hops)))
 
 
+def _lists_the_stage_alone(self: DeadLetterCollector, entry: Entry) -> set[Entry]:
+    self.changes.added.add(entry)
+    return {entry}
+
+
 def _of_the_fold_alone(steps: Any, source: str) -> str:
     *_, stage = steps
     made: str = _definition_of([replace(stage, co_partitioned=True)], "")
@@ -84,6 +89,10 @@ BUGS: Mapping[str, tuple[str, Sequence[Patch]]] = {
     "outputs-not-marked": (
         "what a flow publishes of an element that it folded late does not say so",
         [(steps, "_late", lambda element, hop: ())],
+    ),
+    "outputs-before-a-stage-not-listed": (
+        "the ledger does not list that outputs before a stage are missing",
+        [(DeadLetterCollector, "_add_entries", _lists_the_stage_alone)],
     ),
     "divert-takes-the-record": (
         "the dead letter of a diverted item brings back its siblings, which were folded",
