@@ -143,6 +143,8 @@ class DeadLetterCollector:
                 return
             # It stays a hole in a state, or entries of the ledger, as before.
             dead.stage, dead.hole = stage, mine and redrive.hole
+            if not whole:
+                self._split(stage or self.first, dead.own, standing, redriven, indices)
             size = len(standing.position)
             items = [entry.position[size:] for entry in listed if entry.group == standing.group]
             if items and all(items) and not indices:
@@ -155,6 +157,14 @@ class DeadLetterCollector:
             if late:
                 self.changes.again |= entries
         self._add(dead)
+
+    def _split(self, stage: str, own: Node, standing: Standing, redriven: Redriven, indices: tuple[int, ...]) -> None:
+        """List a diverted item of a listed record by itself: its siblings, which arrive, fill the record's entry."""
+        for place in (stage, outputs_before(stage)):
+            entries = self.ledger.entries(place, standing, redriven, indices)
+            proven = any(entry.group == standing.group for entry in entries)
+            if entries:
+                self.changes.added.add(dead_entry(place, own, standing, redriven, indices, proven=proven, whole=False))
 
     def _add_entries(self, entry: Entry) -> set[Entry]:
         """List a dead letter that was rejected before its stage, and its outputs before that stage as missing."""

@@ -243,3 +243,24 @@ def test_a_filter_that_drops_a_redriven_record_leaves_its_outputs_published_once
         chain.process(back(chain.first.dead_letters[0], 100 + n, "fleet", n))
     assert chain.first.results("totals") == {b"K": {"n": 99}}
     assert (chain.folded(), chain.second.dead_letters) == (100, [])
+
+
+def test_an_item_that_is_diverted_when_its_rejected_record_comes_back_can_be_redriven() -> None:
+    diverts = True
+
+    def items(element: Element[Any]) -> list[dict[str, Any]]:
+        return [{"k": "K", "v": 1}, {"k": "K", "v": element["v"]}]
+
+    flow = Flow("fleet").source(LEGS).flat_map(items).publish("out").filter(fails)
+    flow = flow.divert(lambda element: diverts and element["v"] == BAD)
+    chain = Chain(flow.aggregate("totals", lambda element: element["k"], Count()))
+    chain.process(*(leg(n, v=BAD if n == 3 else 1) for n in range(100)))
+    assert chain.folded() == 198
+    BROKEN["now"] = False
+    chain.process(back(chain.first.dead_letters[-1], 100, "fleet"))
+    assert chain.first.dead_letters[-1].items == ((1,),)
+    diverts = False
+    for n in (1, 2):
+        chain.process(back(chain.first.dead_letters[-1], 100 + n, "fleet", n))
+    assert chain.first.results("totals") == {b"K": {"n": 200}}
+    assert (chain.folded(), chain.second.dead_letters, chain.first.run.ledger.listed) == (200, [], {})
