@@ -19,7 +19,7 @@ def lines() -> list[str]:
     text = (ROOT / "README.md").read_text().partition("## Run it")[2]
     block = re.search(r"```console\n(.*?)```", text, re.DOTALL)
     assert block
-    return [line.removeprefix("$ ") for line in block[1].splitlines()]
+    return [line.removeprefix("$ ") for line in block[1].replace("\\\n", "").splitlines()]
 
 
 def test_the_lines_under_run_it_lead_to_numbers(tmp_path: Path) -> None:
