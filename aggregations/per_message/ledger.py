@@ -258,11 +258,6 @@ def dead_entry(
     return Entry(stage, place, event_of((offset, *indices), items))
 
 
-def outlet_of(stage: str) -> str:
-    """Name under which the ledger lists what was not published before a stage. No stage has this name."""
-    return f"{stage}>"
-
-
 def outputs_before(stage: str) -> str:
     """Name under which the ledger lists events whose outputs before a stage are missing. No stage has this name."""
     return f"{stage}>"
