@@ -292,3 +292,11 @@ def test_a_growth_reads_as_a_sentence():
         "; it ends when these offsets are reached, as partition:offset: 0:7, 1:9"
     )
     assert "to 6 partitions before it was first read" in describe("t", Growth(6, 6, 0))
+
+
+def test_a_growth_during_another_begins_where_that_one_began():
+    """Records of keys that moved in the first growth may still be unread."""
+    first = Growth(4, 6, 1_000, {})
+    grown = {"known": 6, "now": 8, "clock_ms": 2_000, "max_age_ms": 300_000, "positions": dict.fromkeys(range(6), 0)}
+    assert advance(first, ends=None, **grown) == Growth(4, 8, 2_000)
+    assert advance(None, ends=None, **grown) == Growth(6, 8, 2_000)

@@ -2,6 +2,7 @@
 
 import pickle
 
+from aggregations.per_message import ledger as ledgers
 from aggregations.per_message.ledger import LISTED, ROUTES, Changes, Entry, Ledger, Reading, UnlistedError, merged
 from envelope import Hop, Lineage, Node, Route, Standing, TopicPartition
 from envelope.dedup.lineage import Redriven
@@ -251,3 +252,11 @@ def test_below_the_ends_of_a_run_that_crashed_nothing_is_a_proven_first_delivery
     own = [Lineage.of([], Node("legs", partition, offset)) for partition, offset in ((0, 9), (0, 10), (1, 9))]
     assert [Reading({}, doubt).again(one, b"k") for one in own] == [True, False, False]
     assert not Reading(None).again(own[0], b"k"), "a record that nobody republished comes once"
+
+
+def test_beyond_the_limit_the_lowest_positions_are_listed_whatever_is_listed_already(monkeypatch) -> None:
+    """Whether a record is listed depends on the batch alone: a replay must find the same."""
+    monkeypatch.setattr(ledgers, "LISTED", 12)
+    full = listing(*(entry(n) for n in range(10))).changed(Changes({entry(n) for n in range(100)}))
+    assert listed(full) == {entry(n) for n in range(12)}
+    assert full.forgotten == {"a": 88}

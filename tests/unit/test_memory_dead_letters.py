@@ -7,6 +7,8 @@ import pytest
 
 from aggregations.definition.element import Record
 from aggregations.definition.flow import Flow
+from aggregations.run.binding import bind
+from aggregations.run.memory import MemoryRunner
 from envelope import Hop, Reason
 from envelope.redrive import Redrive, redrive_hops
 from persistence.commit import faults
@@ -188,3 +190,13 @@ def test_a_key_with_holes_alone_has_no_result():
     run.process([leg(1, carrier="bad")])
     assert run.results("a") == {}
     assert set(run.states("a")) == {b"N10"}
+
+
+def test_a_record_whose_root_has_no_topic_id_is_listed_by_its_event_in_the_current_topic():
+    def fails(_element):
+        raise ValueError
+
+    of = Flow("fleet").source(wrapped()).map(fails).aggregate("aircraft", "tail", FLEET)
+    run = MemoryRunner(of, bind(of, {}, fresh_store()), topic_ids={"raw": "R"})
+    run.process([chained(0, Hop("raw", 0, 5, via="wrap", index=0))])
+    assert run.run.ledger.listed == {"aircraft": {"raw:0#R>wrap>legs": {(5, 0)}}}

@@ -166,7 +166,8 @@ def test_after_the_last_stage_only_the_missing_items_of_a_record_are_passed_on_b
     missing = Entry(END_OF_FLOW, group, (5, 0, 1))
     passed = {7: [(7, (1,))], **{offset: [(offset, (0,)), (offset, (1,))] for offset in (8, 9)}}
     for failed in ((), (8,)):
-        loop, found = beside(flow, OtherTasks(stage1=failed), missing)
+        others = OtherTasks(stage1=failed)
+        loop, found = beside(flow, others, missing)
         seen.clear()
         loop.leave(Applied(list(records), TOPIC.schema))
         assert [(one.own.offset, one.indices) for one in loop.outputs if one.own] == [
@@ -174,6 +175,7 @@ def test_after_the_last_stage_only_the_missing_items_of_a_record_are_passed_on_b
         ]
         assert seen == [offset for offset in (7, 8, 9) if offset not in failed]
         assert facts(found) == {(offset, END_OF_FLOW, CAUSE) for offset in failed}
+        assert others.told == [(1, own(offset), CAUSE, False) for offset in failed]
         assert found.changes.filled == {missing}
 
 

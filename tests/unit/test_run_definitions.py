@@ -96,3 +96,10 @@ def test_a_state_of_a_definition_that_no_manifest_knows_is_refused_before_it_is_
         DefinitionChangedError, match=f"a state has definition strange; the stage has {stage.definition}"
     ):
         run.process(legs(1))
+
+
+def test_states_of_any_definition_are_continued_only_if_that_is_accepted():
+    stores = bind(flow(), {}, fresh_store())
+    for accepted, continued in (([], ()), (["definition"], None)):
+        run = begin(flow(), stores, accept=accepted)
+        assert [run.earlier_of(stage) for stage in run.flow.stages] == [continued] * 2
