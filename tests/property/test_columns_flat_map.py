@@ -2,6 +2,8 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
+from itertools import cycle
 from typing import Any
 
 import polars as pl
@@ -14,6 +16,7 @@ from aggregations.definition.element import Element, Record
 from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Flow
 from aggregations.definition.source import Json, Topic
+from aggregations.report import DeadLetter
 from envelope import Envelope, Hop, encode
 from tests.support.both import TOPIC_ID, Both
 
@@ -45,6 +48,10 @@ def checked(element: Element[Any]) -> bool:
     return element["sku"] != "no"
 
 
+def diverted(element: Element[Any]) -> bool:
+    return BROKEN["now"] and element["sku"] in ("test", "plum")
+
+
 def refusing(element: Element[Any]) -> bytes | None:
     if BROKEN["now"] and element["sku"] == "odd":
         raise ValueError
@@ -53,7 +60,7 @@ def refusing(element: Element[Any]) -> bytes | None:
 
 SUMS = Fields(items=count(), n=total("n"), at=last("sku"))
 LINE = pl.col("lines").struct.field
-AROUND = ["filter", "checked", "divert", "fails", "publish", "publish by a function"]
+AROUND = ["filter", "checked", "divert", "divert for now", "fails", "publish", "publish by a function"]
 INSIDE = [*AROUND, "overflow", "tags"]
 
 
@@ -65,6 +72,8 @@ def added(flow: Flow[Any], step: str, name: str) -> Flow[Any]:
             return flow.filter(checked)
         case "divert":
             return flow.divert(pl.col("sku") == "test")
+        case "divert for now":
+            return flow.divert(diverted)
         case "fails":
             return flow.map(number=pl.col("sku").str.replace("odd", "1").str.replace("[a-z]+", "2").cast(pl.Int64))
         case "overflow":
@@ -152,18 +161,29 @@ def batches(draw: st.DrawFn) -> list[list[Record]]:
     return found
 
 
+def back(both: Both, dead: DeadLetter, offset: int, how: str) -> Record:
+    """A rejected record that comes back."""
+    if how == "copy":
+        return replace(dead.record, offset=offset)
+    return both.redriven(dead, offset, "" if how == "redriven" else "another")
+
+
+BACK = st.sampled_from(["redriven", "redriven", "redriven", "of another flow", "copy"])
+
+
 @settings(max_examples=150, deadline=None)
-@given(flow=flows(), found=batches(), mended=st.booleans())
+@given(flow=flows(), found=batches(), mended=st.booleans(), ways=st.lists(st.lists(BACK, min_size=1), max_size=3))
 def test_both_paths_expand_lists_alike_and_take_back_what_they_rejected(
-    flow: Flow[Any], found: list[list[Record]], mended: bool
+    flow: Flow[Any], found: list[list[Record]], mended: bool, ways: list[list[str]]
 ) -> None:
     BROKEN["now"] = True
     both = Both(flow)
     for batch in found:
         both.process(batch)
     BROKEN["now"] = not mended
-    first = 1 + max(one.offset for batch in found for one in batch)
-    again = [both.redriven(dead, first + number) for number, dead in enumerate(both.dead_letters)]
-    if again:
-        both.process(again)
-        both.process([both.redriven(dead, first + len(again) + n) for n, dead in enumerate(both.dead_letters[:2])])
+    offset = 1 + max(one.offset for batch in found for one in batch)
+    for hows in ways:
+        again = [back(both, dead, offset + n, how) for n, (dead, how) in enumerate(zip(both.dead_letters, cycle(hows)))]
+        offset += len(again)
+        if again:
+            both.process(again)

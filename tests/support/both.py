@@ -75,6 +75,8 @@ class Both:
         verdicts = {**{stage.name: Counter() for stage in self.flow.stages}, **counts.verdicts}
         assert verdicts == dict(report.verdicts)
         assert (counts.records, counts.filtered) == (report.records, report.filtered)
+        ours, theirs = self.memory.run.ledger, self._run.ledger
+        assert (ours.listed, ours.forgotten, ours.seen) == (theirs.listed, theirs.forgotten, theirs.seen)
         for stage in self.flow.stages:
             store = self._run.stores[stage.name]
             keys = [key for key, _ in store.scan(self._run.stage_ref(stage))]
@@ -93,13 +95,20 @@ class Both:
         """Offset and reason of every dead letter so far."""
         return [(one.record.offset, one.reason) for one in self.dead_letters]
 
-    def redriven(self, dead: DeadLetter, offset: int) -> Record:
-        """A dead letter of the flow, as an operator redrives it."""
+    def redriven(self, dead: DeadLetter, offset: int, application: str = "") -> Record:
+        """A dead letter of the flow, or of another application, as an operator redrives it."""
         assert self.flow.topic is not None
         record, form = dead.record, Form.ENVELOPE if self.flow.topic.envelope else Form.PAYLOAD
         place = (self.topic, record.partition, record.offset)
         letter = DeadLetterHeaders(
-            *place, dead.reason, TOPIC_ID, "", dead.stage, application=self.flow.name, hole=dead.hole, form=form
+            *place,
+            dead.reason,
+            topic_id=TOPIC_ID,
+            stage=dead.stage,
+            application=application or self.flow.name,
+            hole=dead.hole,
+            items=dead.items,
+            form=form,
         )
         value = redriven(record.key, record.value, (), letter, Hop("dead", 0, offset, topic_id="D"))
         return Record(self.topic, record.partition, offset, record.key, value, record.timestamp_ms, (), TOPIC_ID)

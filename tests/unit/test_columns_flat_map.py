@@ -84,11 +84,11 @@ def test_each_list_and_expression_has_a_definition_of_its_own() -> None:
 @pytest.mark.parametrize(
     ("items", "text"),
     [
-        ("who", "flat_map.*is of type String, not a list"),
-        ("none", "none"),
-        (pl.col("tags").alias("_tags"), "begin with _ are reserved; rename _tags"),
+        ("who", "flat_map.*who is of type String, not a list"),
+        ("none", "no column none"),
+        (pl.col("tags").alias("_tags"), "begin with _ are reserved; rename _tags with alias"),
         (pl.col("tags").sort(), "reads several rows"),
-        (7, "flat_map.*takes a column name.*got int"),
+        (7, "takes a column name, a polars expression or a function of the element; got int"),
     ],
 )
 def test_what_gives_no_list_is_refused_when_the_flow_is_defined(items: Any, text: str) -> None:
@@ -152,3 +152,38 @@ def test_items_that_are_diverted_after_the_last_stage_come_back_alone() -> None:
     BROKEN["now"] = False
     both.process([both.redriven(both.dead_letters[0], 1)])
     assert [one.indices for one in both.memory.outputs] == [(0,), (2,), (1,)]
+
+
+def test_an_item_that_is_diverted_before_a_stage_is_published_when_it_comes_back_and_its_record_is_not() -> None:
+    flow = orders().publish("orders.out").flat_map("tags").publish("items.out").divert(red)
+    both = Both(flow.aggregate("a", "tags", COUNT))
+    both.process([order(0, tags=["blue", "red"])])
+    assert published(both) == [("orders.out", ()), ("items.out", (0,))]
+    BROKEN["now"] = False
+    for n in (1, 2):
+        both.process([both.redriven(both.dead_letters[0], n)])
+    assert published(both)[2:] == [("items.out", (1,))]
+    assert both.memory.run.ledger.listed == {}
+    assert both.results("a") == {b"blue": {"items": 1}, b"red": {"items": 1}}
+
+
+def test_a_record_with_an_item_that_fails_publishes_nothing_until_it_comes_back_and_then_all() -> None:
+    flow = orders().publish("orders.out").flat_map("tags").publish("items.out").filter(lambda one: not failing(one))
+    both = Both(flow.aggregate("a", "tags", COUNT))
+    both.process([order(0, tags=["blue", "red"])])
+    assert published(both) == []
+    BROKEN["now"] = False
+    for n in (1, 2):
+        both.process([both.redriven(both.dead_letters[0], n)])
+    assert published(both) == [("orders.out", ()), ("items.out", (0,)), ("items.out", (1,))]
+    assert both.memory.run.ledger.listed == {}
+
+
+def failing(element: Element[Any]) -> bool:
+    if red(element):
+        raise ValueError
+    return False
+
+
+def published(both: Both) -> list[tuple[str, tuple[int, ...]]]:
+    return [(one.topic, one.indices) for one in both.memory.outputs]
