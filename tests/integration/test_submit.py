@@ -148,7 +148,7 @@ def test_a_submitted_driver_that_is_killed_in_a_commit_and_submitted_again_is_ex
         assert not audit.differences(truth, {view.key.decode(): view.state for view in states}, stage)
 
 
-def test_a_slot_is_read_by_one_resident_of_one_executor_in_every_batch(
+def test_a_slot_is_read_by_one_resident_of_one_executor_from_batch_to_batch(
     fleet: list[str], redis: str, tmp_path: Path
 ) -> None:
     notes = tmp_path / "notes"
@@ -159,9 +159,10 @@ def test_a_slot_is_read_by_one_resident_of_one_executor_in_every_batch(
     assert ended.returncode == 0, ended.stdout
     batches = [line for line in lines(ended) if "batch" in line]
     found = [tuple(line.split()) for line in notes.read_text().splitlines()]
-    assert len(batches) > 3
+    assert len(batches) > 5
     assert sum(batch["records"] for batch in batches) == len(found)
-    readers = set(found)
+    # The first batches may be read before Spark knows all executors.
+    readers = set(found[-sum(batch["records"] for batch in batches[-3:]) :])
     assert sorted(partition for partition, _, _ in readers) == ["0", "1"]
     assert len({daemon for _, _, daemon in readers}) == 2, "one executor read both partitions"
 

@@ -10,7 +10,7 @@ from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, C
 
 from aggregations.errors import RunRefusedError
 from envelope import decode
-from jobs.republish import InputRecord, OutputRecord, Republisher, Source
+from jobs.republish import InputRecord, InputTopics, OutputRecord, Republisher
 from persistence.kafka import AcknowledgedProducer
 from tests.messages import Leg
 from tests.support.flows import PATHS, Path, fleet, totals
@@ -41,7 +41,7 @@ def test_partitions_added_at_the_root_and_in_the_middle_make_new_lanes_and_copie
             producer.flush()
 
     def republished() -> None:
-        source = Source.of(root, "raw")
+        source = InputTopics.of(root, "raw")
         service = Republisher(
             by_aircraft,
             source=source,
