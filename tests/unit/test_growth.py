@@ -1,5 +1,6 @@
 """Partitions that are added to the consumed topic before it is read to its end."""
 
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -297,6 +298,7 @@ def test_a_growth_reads_as_a_sentence():
 def test_a_growth_during_another_begins_where_that_one_began():
     """Records of keys that moved in the first growth may still be unread."""
     first = Growth(4, 6, 1_000, {})
-    grown = {"known": 6, "now": 8, "clock_ms": 2_000, "max_age_ms": 300_000, "positions": dict.fromkeys(range(6), 0)}
-    assert advance(first, ends=None, **grown) == Growth(4, 8, 2_000)
-    assert advance(None, ends=None, **grown) == Growth(6, 8, 2_000)
+    positions = dict.fromkeys(range(6), 0)
+    grown = partial(advance, known=6, now=8, clock_ms=2_000, max_age_ms=300_000, positions=positions, ends=None)
+    assert grown(first) == Growth(4, 8, 2_000)
+    assert grown(None) == Growth(6, 8, 2_000)
