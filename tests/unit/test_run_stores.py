@@ -12,6 +12,7 @@ from aggregations.run.memory import MemoryRunner
 from persistence.commit import faults
 from persistence.errors import Transient
 from persistence.manifest import Manifest, Progress
+from persistence.registry import open_store
 from tests.support.pure import bare, fresh_store, runner, states
 from tests.support.two_stages import COUNT, flow, legs, manifest, one_stage, save, two_stores
 
@@ -205,3 +206,12 @@ def test_a_topic_of_whose_ids_no_order_is_known_goes_on():
     save(store, ref, Manifest(1, 1, {"legs": {0: Progress(5)}}, {"legs": "T1"}))
     run = begin(flow(), bind(flow(), {}, store))
     assert (run.start, run.manifest.topic_ids) == ({("legs", 0): 5}, {"legs": "T1"})
+
+
+def test_an_empty_store_that_was_accepted_is_still_one_if_nothing_was_folded_since():
+    stores = two_stores()
+    MemoryRunner(flow(), stores).process(legs(0))
+    stores = {**stores, "b": fresh_store()}
+    for _ in range(2):
+        run = begin(flow(), stores, accept=["store-empty"])
+        assert open_store(stores["b"]).load_manifest(run.ref) is None
