@@ -233,3 +233,20 @@ def test_a_look_says_whether_the_growth_has_changed_and_waits_as_long_as_produce
     changes = [(1, 0, False), (2, 5_000, True), (2, 5_000, False), (2, 64_999, False), (2, 65_000, True)]
     for partitions, clock_ms, changed in changes:
         assert run.look(partitions, clock_ms=clock_ms, ends=lambda: ends, max_age_seconds=60) is changed
+
+
+def test_a_run_that_fails_after_batches_of_its_own_counts_as_crashed_and_one_that_reads_nothing_does_not():
+    stores = two_stores()
+    failed = MemoryRunner(flow(), stores)
+    failed.process(legs(0))
+    with faults.use(faults.Injector([faults.Fault.parse("persist:a.error")])), pytest.raises(Transient):
+        failed.process(legs(1))
+    failed.close()
+    crashed = MemoryRunner(flow(), stores, ends={TopicPartition("legs", 0): 2})
+    assert crashed.run.crashed
+    crashed.process(legs(1))
+    crashed.close()
+    idle = MemoryRunner(flow(), stores)
+    assert not idle.run.crashed
+    idle.close()
+    assert not begin(flow(), stores).crashed
