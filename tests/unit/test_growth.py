@@ -302,3 +302,25 @@ def test_a_growth_during_another_begins_where_that_one_began():
     grown = partial(advance, known=6, now=8, clock_ms=2_000, max_age_ms=300_000, positions=positions, ends=None)
     assert grown(first) == Growth(4, 8, 2_000)
     assert grown(None) == Growth(6, 8, 2_000)
+
+
+def test_a_runner_that_gets_records_alone_knows_a_growth_by_their_partitions_and_waits_as_long_as_it_is_told():
+    of, now = flow(), 5.0
+    runner = MemoryRunner(of, stores(of), clock=lambda: now)
+    legs = Legs.of(2)
+    legs.write(0, 1)
+    [first], [second] = legs.partitions
+    runner.process([first])
+    assert runner.run.growth is None
+    runner.process([second])
+    assert runner.run.growth == Growth(1, 2, 5_000)
+    whole = {0: 0, 1: 0, 2: 0}
+    runner = MemoryRunner(
+        of, runner.run.urls, accept=[Risk.GROWN_UNDRAINED], whole=lambda: whole, clock=lambda: now, metadata_max_age=1
+    )
+    runner.process([])
+    assert runner.run.growth is not None
+    assert (runner.run.growth.partitions_now, runner.run.growth.until) == (3, None)
+    now = 6.5
+    runner.process([])
+    assert runner.run.growth is None or runner.run.growth.until is not None

@@ -5,12 +5,13 @@ from typing import Any
 import pytest
 
 from envelope import Decision, Histories, History, Position, Reason, Route, Siblings, Standing, Verdict
+from envelope.dedup import eviction
 from envelope.dedup import history as history_module
 from envelope.dedup import room as room_module
 from envelope.dedup.eviction import LANES
 from envelope.dedup.histories import Group, HolesFullError, in_order
 from envelope.dedup.history import HEALED, HISTORY, WIDE
-from envelope.dedup.lanes import group_of
+from envelope.dedup.lanes import group_of, healed_lane
 from envelope.dedup.room import Room
 
 
@@ -387,3 +388,22 @@ def test_more_lanes_of_late_folds_than_a_state_keeps_are_retired_only_when_no_re
 
 def missing_in(group: str) -> Standing:
     return at(1, lane=group, group=group, route=Route.MISSING)
+
+
+def test_late_positions_are_kept_while_a_crashed_run_is_replayed_however_many_groups_have_some(monkeypatch):
+    monkeypatch.setattr(eviction, "LANES", 2)
+    groups = [f"raw:{n}#R" for n in range(4)]
+    known = Histories({healed_lane(group): History(((1, 0),), used=1) for group in groups})
+    one = Standing(groups[0], groups[0], (9, 0))
+    for replays, retired in ((True, 0), (False, 2)):
+        after, gone = known.folding([one], lanes=1, batch=5, replays=replays)
+        assert len(gone) == retired
+        assert sum(history.retires for lane, history in after.lanes.items() if lane.startswith("!")) == 4 - retired
+
+
+def test_a_lane_that_may_not_evict_is_not_retired_either():
+    lanes = [f"raw:0#R>rep{n}>legs" for n in range(3)]
+    known = Histories({lane: History(((1, 0),), used=1) for lane in lanes})
+    one = Standing(lanes[0], lanes[0], (9, 0))
+    assert known.folding([one], lanes=2, batch=5, evict=True)[1] == (lanes[1],)
+    assert known.folding([one], lanes=2, batch=5, evict=False)[1] == ()

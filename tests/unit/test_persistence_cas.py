@@ -1,7 +1,7 @@
 import pytest
 
 from persistence.cas import check_distinct, check_epoch, check_manifest, resolve
-from persistence.errors import Conflict, Fenced, Terminal
+from persistence.errors import Conflict, Fenced, StoreWentBack, Terminal
 from persistence.manifest import Manifest
 from persistence.names import FlowRef
 from persistence.protocol import Stored, Write
@@ -87,3 +87,10 @@ def test_a_state_of_the_same_or_an_older_epoch_is_replaced():
     write = Write(b"k", 4, b"new")
     for epoch in (1, 2):
         assert resolve(STAGE, [write], {b"k": Stored(4, epoch, 9, b"old")}, epoch=2, batch=1) == [write]
+
+
+def test_a_store_that_lost_its_first_manifest_went_back():
+    flow = FlowRef("fleet")
+    with pytest.raises(StoreWentBack, match="fleet"):
+        check_manifest(flow, Manifest(1, 1), None, 1, (1, 0))
+    check_manifest(flow, Manifest(1, 1), Manifest(1, 0), 1, (1, 0))

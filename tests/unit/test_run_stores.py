@@ -215,3 +215,12 @@ def test_an_empty_store_that_was_accepted_is_still_one_if_nothing_was_folded_sin
     for _ in range(2):
         run = begin(flow(), stores, accept=["store-empty"])
         assert open_store(stores["b"]).load_manifest(run.ref) is None
+        noted = open_store(stores["a"]).load_manifest(run.ref)
+        assert noted is not None
+        assert noted.since == run.epoch, "marks that were acknowledged before are no longer checked"
+
+
+def test_a_new_flow_that_crashes_before_its_first_batch_can_still_prove_first_deliveries():
+    stores = two_stores()
+    begin(flow(), stores)
+    assert begin(flow(), stores).ledger.seen == {}

@@ -77,7 +77,7 @@ def test_a_part_that_goes_back_under_a_run_ends_it_and_the_next_start_is_refused
     runner = gone_back(store, urls, part)
     with pytest.raises(StoreWentBack, match=f"bucket {part} went back"):
         runner.process(legs(60, 90))
-    with pytest.raises(RunRefusedError, match=rf"bucket {part}: save.*--accept store-went-back"):
+    with pytest.raises(RunRefusedError, match=rf"flow fleet: .*bucket {part}: save.*--accept store-went-back"):
         MemoryRunner(FLOW, urls)
 
 
@@ -97,6 +97,13 @@ def test_a_store_that_goes_back_as_a_whole_under_a_run_ends_it_and_the_next_one_
     assert again.run.start == {("legs", 0): 30}
     again.process(legs(30, 90))
     assert sums(again) == {"a": 90, "b": 90}
+
+
+def test_a_manifest_that_goes_back_after_the_check_of_its_batch_is_noticed_when_the_next_one_is_written(one):
+    store, urls = one
+    runner = gone_back(store, urls, FLOW_PART)
+    with pytest.raises(StoreWentBack, match="manifest went back"):
+        runner.run.save_manifest("a", runner.run.changed())
 
 
 def test_a_manifest_that_went_back_is_named_by_what_was_acknowledged_and_what_is_there():
