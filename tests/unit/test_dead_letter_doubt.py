@@ -11,6 +11,7 @@ from envelope.dedup import history
 from persistence.commit import faults
 from persistence.commit.faults import Fault, Injector
 from persistence.errors import Transient
+from tests.support import pure
 from tests.support.letters import FLEET, LEGS, Sum, back, feed, leg, legs, parsing, runner, url
 
 
@@ -192,3 +193,29 @@ def test_letters_beyond_what_the_ledger_lists_come_back_unproven() -> None:
     run.process([back(run.dead_letters[-1], 101, "parsing", 1, asserted=True)])
     run.process([back(run.dead_letters[-1], 102, "parsing", 1, asserted=True)])
     assert run.results("counts") == {b"K": {"n": 100}}
+
+
+def test_a_record_that_is_folded_late_and_dies_at_the_next_stage_is_listed_by_its_event_id():
+    broken = {"first", "second"}
+
+    def step(name):
+        def passes(element):
+            if name in broken:
+                raise ValueError
+            return dict(element.value)
+
+        return passes
+
+    of = (
+        Flow("fleet")
+        .source(pure.wrapped())
+        .map(step("first"))
+        .aggregate("a", lambda one: one["tail"], Fields(n=count()))
+    )
+    run = pure.runner(of.map(step("second")).aggregate("b", lambda one: one["tail"], Fields(n=count())))
+    run.process([pure.chained(0, pure.hop("raw", 0, 5, index=None), event_id="e1")])
+    [died] = run.dead_letters
+    broken.remove("first")
+    run.process([back(died, 1, "fleet", asserted=True)])
+    assert run.results("a") == {b"N1": {"n": 1}}
+    assert run.run.ledger.listed["b"] == {"raw:0#id-raw>wrap>legs": {(5, -1, "e1")}}

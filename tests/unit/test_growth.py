@@ -1,5 +1,6 @@
 """Partitions that are added to the consumed topic before it is read to its end."""
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -20,7 +21,7 @@ from envelope.dedup.eviction import GrowthFullError
 from persistence.manifest import Growth
 from tests.support.growing import MAX_AGE, Legs, flow
 from tests.support.letters import back
-from tests.support.pure import fresh_store
+from tests.support.pure import fleet, fresh_store, leg, runner
 
 LATER = MAX_AGE + 1
 OPEN, CLOSED = "raw:0#R>rep>legs", "raw:0#R>rep>legs:1"
@@ -324,3 +325,10 @@ def test_a_runner_that_gets_records_alone_knows_a_growth_by_their_partitions_and
     now = 6.5
     runner.process([])
     assert runner.run.growth is None or runner.run.growth.until is not None
+
+
+@pytest.mark.parametrize(("key", "grown"), [(None, False), (b"N1", True)])
+def test_records_without_a_key_in_two_partitions_are_no_growth_and_those_of_one_key_are(key, grown):
+    run = runner(fleet())
+    run.process([replace(leg(0, partition=n), key=key) for n in (0, 1)])
+    assert (run.run.growth is not None) == grown

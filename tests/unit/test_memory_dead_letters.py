@@ -5,9 +5,7 @@ from collections import Counter
 import polars as pl
 import pytest
 
-from aggregations.definition.aggregates import count
 from aggregations.definition.element import Record
-from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Flow
 from aggregations.run.binding import bind
 from aggregations.run.memory import MemoryRunner
@@ -16,10 +14,7 @@ from envelope.redrive import Redrive, redrive_hops
 from persistence.commit import faults
 from persistence.commit.faults import Fault, Injector
 from persistence.errors import Transient
-from tests.support.letters import back
 from tests.support.pure import FLEET, TOPIC, bare, batch, chained, fleet, fresh_store, hop, leg, runner, states, wrapped
-
-COUNT = Fields(n=count())
 
 
 def dead(run):
@@ -205,24 +200,3 @@ def test_a_record_whose_root_has_no_topic_id_is_listed_by_its_event_in_the_curre
     run = MemoryRunner(of, bind(of, {}, fresh_store()), topic_ids={"raw": "R"})
     run.process([chained(0, Hop("raw", 0, 5, via="wrap", index=0))])
     assert run.run.ledger.listed == {"aircraft": {"raw:0#R>wrap>legs": {(5, 0)}}}
-
-
-def test_a_record_that_is_folded_late_and_dies_at_the_next_stage_is_listed_by_its_event_id():
-    broken = {"first", "second"}
-
-    def step(name):
-        def passes(element):
-            if name in broken:
-                raise ValueError
-            return dict(element.value)
-
-        return passes
-
-    of = Flow("fleet").source(wrapped()).map(step("first")).aggregate("a", lambda one: one["tail"], COUNT)
-    run = runner(of.map(step("second")).aggregate("b", lambda one: one["tail"], COUNT))
-    run.process([chained(0, hop("raw", 0, 5, index=None), event_id="e1")])
-    [died] = run.dead_letters
-    broken.remove("first")
-    run.process([back(died, 1, "fleet", asserted=True)])
-    assert run.results("a") == {b"N1": {"n": 1}}
-    assert run.run.ledger.listed["b"] == {"raw:0#id-raw>wrap>legs": {(5, -1, "e1")}}
