@@ -5,8 +5,9 @@
 Importing this package imports nothing else: a name is imported when it is first used, and Spark only for `run_flow`.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
+
+from persistence.lazy import lazy
 
 if TYPE_CHECKING:
     from aggregations.definition.aggregates import count, first, last, maximum, mean, minimum, total
@@ -61,15 +62,5 @@ _MODULES: Final = {
     "run.snapshots": ("Latest", "Snapshot", "read_snapshot"),
     "spark": ("run_flow",),
 }
-_MODULE_OF: Final = {name: f"{__name__}.{module}" for module, names in _MODULES.items() for name in names}
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULE_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = globals()[name] = getattr(import_module(_MODULE_OF[name]), name)
-    return found
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy(__name__, _MODULES)

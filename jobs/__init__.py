@@ -3,8 +3,9 @@
 Importing this package imports nothing else: a name is imported when it is first used.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING
+
+from persistence.lazy import lazy
 
 if TYPE_CHECKING:
     from jobs.settings import kafka
@@ -13,15 +14,4 @@ if TYPE_CHECKING:
 
 __all__ = ["View", "kafka", "run", "states"]
 
-_MODULE_OF: Final = {"View": "jobs.views", "kafka": "jobs.settings", "run": "jobs.submit", "states": "jobs.views"}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULE_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = globals()[name] = getattr(import_module(_MODULE_OF[name]), name)
-    return found
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy(__name__, {"settings": ["kafka"], "submit": ["run"], "views": ["View", "states"]})

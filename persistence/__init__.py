@@ -3,8 +3,9 @@
 Importing this package imports nothing else: a name is imported when it is first used.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
+
+from persistence.lazy import lazy
 
 if TYPE_CHECKING:
     from persistence.errors import Conflict, Corrupt, Fenced, StoreError, StoreWentBack, Terminal, Transient
@@ -34,15 +35,5 @@ _MODULES: Final = {
     "protocol": ("Capabilities", "FlowRef", "Manifest", "StageRef", "StateStore", "Stored", "Write"),
     "registry": ("open_store",),
 }
-_MODULE_OF: Final = {name: f"{__name__}.{module}" for module, names in _MODULES.items() for name in names}
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULE_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = globals()[name] = getattr(import_module(_MODULE_OF[name]), name)
-    return found
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy(__name__, _MODULES)

@@ -3,16 +3,13 @@
 Importing this package imports nothing else: Spark's daemon begins here, in every run.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from persistence.lazy import lazy
 
 if TYPE_CHECKING:
     from aggregations.spark.engine import run_flow
 
 __all__ = ["run_flow"]
 
-
-def __getattr__(name: str) -> Any:
-    if name == "run_flow":
-        return import_module("aggregations.spark.engine").run_flow
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__, __dir__ = lazy(__name__, {"engine": ["run_flow"]})
