@@ -6,14 +6,11 @@ positions. If there are many, `steps` replaces `held`: the first offset, then th
 are equal, otherwise one per position. If positions differ in length, because only some messages had an event id,
 `ragged` has one list per position instead.
 
-Retired lanes, which have only a floor, are stored together, one column per component. The first column of `at` is
-encoded like `steps`. Every other column is one value if all are equal, otherwise the lowest value and the difference
-of each from it.
+`persistence.floors` describes the format of retired lanes, which have only a floor.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate, chain, groupby, repeat
-from operator import sub
+from collections.abc import Mapping, Sequence
+from itertools import repeat
 from typing import Any, TypeAlias
 
 import msgspec
@@ -22,14 +19,15 @@ from envelope import History, Position
 from envelope.dedup.history import is_loose
 from envelope.dedup.lanes import HopsMissingError, lane_of, parts_of
 from envelope.dedup.lineage import NO_INDEX
+from envelope.dedup.packed import PackedLanes, divided, opened
+from persistence.columns import ascending_of, steps_of
+from persistence.floors import MANY_FLOORS, Retired, packed_floors, plain_floors, read_floors
 from persistence.seal import DamagedError
 
-Column: TypeAlias = int | str | list[int | str]
+IndexColumn: TypeAlias = int | str | list[int | str]
 
 _MANY = 64
 """Histories with more positions than this are written as steps. With fewer, the saved bytes are not worth the time."""
-_LONGEST_RUN = 1 << 20
-"""Limit of steps of 1 in a row; no history holds this many positions."""
 
 
 class LaneRecord(msgspec.Struct, omit_defaults=True, gc=False):
@@ -38,45 +36,31 @@ class LaneRecord(msgspec.Struct, omit_defaults=True, gc=False):
     at: list[int] = []
     held: list[int] = []
     steps: list[int] = []
-    index: list[Column] = []
+    index: list[IndexColumn] = []
     ragged: list[list[int | str]] = []
     floor: list[int | str] | None = None
     used: int = 0
     wide: bool = False
 
 
-class RetiredLanes(msgspec.Struct, omit_defaults=True, gc=False):
-    """Floors of the retired lanes of one group."""
-
-    at: list[int | list[int]] = []
-    floor: list[int | list[int]] = []
-
-
-def packed(histories: Mapping[str, History]) -> tuple[dict[str, list[LaneRecord]], dict[str, list[RetiredLanes]]]:
-    """Lanes with their histories, and retired lanes, both by group."""
+def packed(histories: Mapping[str, History]) -> tuple[dict[str, list[LaneRecord]], Retired]:
+    """Lanes with their histories by group, and retired lanes."""
+    unpacked, kept = divided(histories)
+    floors = [name for name, history in unpacked.items() if _floor(history)]
+    many = len(floors) + sum(map(len, kept.values())) > MANY_FLOORS
+    unpacked, kept = opened(histories, floors if many else kept)
     active: dict[str, list[LaneRecord]] = {}
-    floors: dict[tuple[str, int, int], list[tuple[tuple[int, ...], Position]]] = {}
-    for name, history in histories.items():
+    retired: dict[str, list[tuple[tuple[int, ...], Position]]] = {}
+    for name, history in unpacked.items():
         group, at = parts_of(name)
-        floor = history.floor
-        if not (history.held or history.used or history.wide) and floor is not None and not isinstance(floor[-1], str):
-            floors.setdefault((group, len(at), len(floor)), []).append((at, floor))
+        if floor := _floor(history):
+            retired.setdefault(group, []).append((at, floor))
         else:
             active.setdefault(group, []).append(_lane(history, at))
-    retired: dict[str, list[RetiredLanes]] = {}
-    for (group, _, _), found in sorted(floors.items()):
-        found.sort()
-        partitions = list(zip(*(at for at, _ in found), strict=True))
-        columns = [_relative(column) for column in zip(*(floor for _, floor in found), strict=True)]
-        retired.setdefault(group, []).append(
-            RetiredLanes([*map(_steps, partitions[:1]), *map(_relative, partitions[1:])], columns)
-        )
-    return active, retired
+    return active, packed_floors(retired, kept) if many else plain_floors(retired)
 
 
-def unpacked(
-    active: Mapping[str, Sequence[LaneRecord]], retired: Mapping[str, Sequence[RetiredLanes]]
-) -> dict[str, History]:
+def unpacked(active: Mapping[str, Sequence[LaneRecord]], retired: Retired) -> Mapping[str, History]:
     """Histories by the full names of their lanes.
 
     Raises:
@@ -87,13 +71,18 @@ def unpacked(
         for group, lanes in active.items():
             for lane in lanes:
                 histories[lane_of(group, tuple(lane.at)) if lane.at else group] = _history(lane)
-        for group, blocks in retired.items():
-            for block in blocks:
-                for at, floor in _floors(block):
-                    histories[lane_of(group, at) if at else group] = History((), floor)
+        plain, kept = read_floors(retired)
     except HopsMissingError as error:
         raise DamagedError(str(error)) from None
-    return histories
+    histories |= plain
+    return PackedLanes(histories, kept) if kept else histories
+
+
+def _floor(history: History) -> Position | None:
+    """The floor of a retired lane; None if it has more than a floor, or one with an event id."""
+    if history.held or history.used or history.wide or history.floor is None or isinstance(history.floor[-1], str):
+        return None
+    return history.floor
 
 
 def _lane(history: History, at: tuple[int, ...]) -> LaneRecord:
@@ -105,12 +94,12 @@ def _lane(history: History, at: tuple[int, ...]) -> LaneRecord:
     except ValueError:
         ragged = [list(one) for one in held]
         return LaneRecord(list(at), ragged=ragged, floor=floor, used=history.used, wide=history.wide)
-    index: list[Column] = []
+    index: list[IndexColumn] = []
     for column in columns[1:]:
         first = column[0]
         index.append(first if column.count(first) == len(column) else list(column))
     if len(held) > _MANY:
-        return LaneRecord(list(at), [], _steps(columns[0]), index, [], floor, history.used, history.wide)
+        return LaneRecord(list(at), [], steps_of(columns[0]), index, [], floor, history.used, history.wide)
     return LaneRecord(list(at), list(columns[0]), [], index, [], floor, history.used, history.wide)
 
 
@@ -118,7 +107,7 @@ def _history(lane: LaneRecord) -> History:
     offsets, index = lane.held, lane.index
     floor = None if lane.floor is None else tuple(lane.floor)
     if lane.steps:
-        offsets = _offsets(lane.steps)
+        offsets = ascending_of(lane.steps)
     elif not offsets:
         ragged = tuple(map(tuple, lane.ragged))
         return History(ragged, floor, lane.used, lane.wide, any(map(is_loose, ragged)))
@@ -131,47 +120,3 @@ def _history(lane: LaneRecord) -> History:
     except ValueError:
         raise DamagedError("a lane's positions are inconsistent") from None
     return History(held, floor, lane.used, lane.wide, any(map(is_loose, held)))
-
-
-def _steps(ascending: Sequence[Any]) -> list[int]:
-    """The first number, then the steps; -n for n steps of 1 where most of them are."""
-    steps = [ascending[0]]
-    steps += map(sub, ascending[1:], ascending)
-    ones = steps.count(1)
-    if ones * 2 <= len(steps):
-        return steps
-    runs = [(step, len(list(same))) for step, same in groupby(steps[1:])]
-    return [steps[0], *chain.from_iterable([-n] if step == 1 < n else [step] * n for step, n in runs)]
-
-
-def _offsets(steps: list[int]) -> list[int]:
-    """The inverse of `_steps`."""
-    if min(steps) < 0:
-        if steps[0] < 0 or min(steps) < -_LONGEST_RUN:
-            raise DamagedError("a lane's positions are invalid")
-        steps = list(chain.from_iterable([1] * -step if step < 0 else [step] for step in steps))
-    return list(accumulate(steps))
-
-
-def _relative(column: Sequence[Any]) -> int | list[int]:
-    lowest: int = min(column)
-    return lowest if max(column) == lowest else [lowest, *(one - lowest for one in column)]
-
-
-def _absolute(column: int | list[int], count: int) -> Iterable[int]:
-    if isinstance(column, int):
-        return repeat(column, count)
-    lowest, *above = column
-    return [lowest + one for one in above]
-
-
-def _floors(block: RetiredLanes) -> Iterator[tuple[tuple[int, ...], Position]]:
-    """Partitions and floor of every lane."""
-    first = _offsets(block.at[0]) if block.at and isinstance(block.at[0], list) and block.at[0] else []
-    count = len(first) if block.at else 1
-    try:
-        partitions = list(zip(first, *(_absolute(one, count) for one in block.at[1:]), strict=True)) if first else [()]
-        floors = list(zip(*(_absolute(one, count) for one in block.floor), strict=True))
-        return iter(list(zip(partitions, floors, strict=True)))
-    except ValueError:
-        raise DamagedError("the floors of retired lanes are inconsistent") from None

@@ -5,7 +5,7 @@
      "retired":{"flights.raw:0#Qx1>wrap>flights.legs":[{"at":[[0,-3]],"floor":[[500,7,0,2,11],0]}]},
      "holes":{"...":[[12,0]]},"crc32c":"8f3a01bc"}
 
-`persistence.lanes` describes the format of lanes. Schema 1, with every lane under its full name, was never released.
+`persistence.lanes` describes the format of lanes, `persistence.floors` that of retired ones. Schema 1, with every lane under its full name, was never released.
 """
 
 from typing import Any
@@ -14,7 +14,8 @@ import msgspec
 
 from envelope import Histories
 from persistence.errors import Corrupt
-from persistence.lanes import LaneRecord, RetiredLanes, packed, unpacked
+from persistence.floors import Retired
+from persistence.lanes import LaneRecord, packed, unpacked
 from persistence.protocol import StageRef
 from persistence.seal import DamagedError, seal, unseal
 
@@ -28,7 +29,7 @@ class _Record(msgspec.Struct, omit_defaults=True, gc=False):
     definition: str
     state: Any
     lanes: dict[str, list[LaneRecord]]
-    retired: dict[str, list[RetiredLanes]] = {}
+    retired: Retired = {}
     holes: dict[str, list[list[int | str]]] = {}
 
 

@@ -9,6 +9,7 @@ from envelope.dedup.eviction import GROWTH, LANES, check_full, retire
 from envelope.dedup.history import History, width_of
 from envelope.dedup.lanes import group_of, healed_lane, is_healed, names_partition
 from envelope.dedup.lineage import Position, Route, Siblings, Standing, position_order
+from envelope.dedup.packed import PackedLanes, divided, opened
 from envelope.dedup.verdict import Verdict
 from envelope.limits import MAX_INDEX
 
@@ -17,7 +18,7 @@ HOLES = 1024
 
 _ABOVE = MAX_INDEX + 1  # every fan-out index
 _SEARCH = 4  # positions that can be added to a set in the time of one search
-_LATE = (Route.MISSING, Route.HEALED, Route.DEAD_LETTER)
+_LATE = (Route.MISSING, Route.HEALED, Route.DEAD_LETTER, Route.ASSERTED)
 """Routes whose messages may be folded below the floor of their lane."""
 
 
@@ -93,7 +94,7 @@ class Histories:
         groups = self._groups
         if groups is None:
             histories: dict[str, list[History]] = {}
-            for lane, history in self.lanes.items():
+            for lane, history in divided(self.lanes)[0].items():
                 if history.held:
                     histories.setdefault(group_of(lane), []).append(history)
             groups = {group: Group(held) for group, held in histories.items()}
@@ -112,20 +113,26 @@ class Histories:
         """
         decisions: dict[int, Decision] = {}
         taken: set[tuple[str, Position]] = set()
-        met: set[str] = set(self.lanes)
+        met: set[str] = set()
+        known, _ = opened(self.lanes, (name for one in arrivals for name in (one.lane, healed_lane(one.group))))
         for i in in_order(arrivals):
             one = arrivals[i]
-            decision = decisions[i] = self._decide(one, taken, met, siblings)
+            decision = decisions[i] = self._decide(one, known, taken, met, siblings)
             if decision.fold:
                 taken.add((one.group, one.position))
                 met.add(one.lane)
         return [decisions[i] for i in range(len(arrivals))]
 
     def _decide(
-        self, standing: Standing, taken: set[tuple[str, Position]], met: set[str], siblings: Siblings
+        self,
+        standing: Standing,
+        known: Mapping[str, History],
+        taken: set[tuple[str, Position]],
+        met: set[str],
+        siblings: Siblings,
     ) -> Decision:
-        history = self.lanes.get(standing.lane)
-        if self._holds(standing, history):
+        history = known.get(standing.lane)
+        if self._holds(standing, known):
             return Decision(Verdict.AMBIGUOUS if standing.ambiguous else Verdict.DUPLICATE, fold=False)
         if (standing.group, standing.position) in taken:
             if standing.ambiguous:
@@ -136,30 +143,23 @@ class Histories:
         if standing.route is Route.COPY:
             return Decision(Verdict.COPY, fold=False)
         if standing.route in _LATE:
-            proven = standing.route is Route.MISSING or not self._passed(standing)
+            proven = standing.route in (Route.MISSING, Route.ASSERTED) or not _passed(standing, known)
             return Decision(Verdict.REDRIVEN, fold=True) if proven else Decision(Verdict.UNPROVEN, fold=False)
         if history is None:
-            return Decision(Verdict.NEW_LANE if met and standing.lane not in met else Verdict.ACCEPTED, fold=True)
+            new = (self.lanes or met) and standing.lane not in met
+            return Decision(Verdict.NEW_LANE if new else Verdict.ACCEPTED, fold=True)
         if history.reaches(standing.position):
             return Decision(Verdict.UNPROVEN if standing.route is Route.RETRIED else Verdict.BELOW_FLOOR, fold=False)
         late = history.highest is not None and standing.position < history.highest
         return Decision(Verdict.LATE if late else Verdict.ACCEPTED, fold=True)
 
-    def _passed(self, standing: Standing) -> bool:
-        """Whether `standing` may have been folded and evicted since: then nothing proves that it was not folded."""
-        floors = [history for lane, history in self.lanes.items() if group_of(lane) == standing.group]
-        if standing.route is Route.HEALED:
-            # It is expected below the floors of its path. Positions healed before are remembered, up to a limit.
-            healed = self.lanes.get(healed_lane(standing.group), History())
-            return healed.reaches(standing.position) and any(history.reaches(standing.position) for history in floors)
-        return any(history.reaches(standing.position) for history in floors)
-
-    def _holds(self, standing: Standing, history: History | None) -> bool:
+    def _holds(self, standing: Standing, known: Mapping[str, History]) -> bool:
+        history = known.get(standing.lane)
         if history is not None and history.holds(standing.position):
             return True
         if len(self.lanes) == (history is not None):
             return False
-        healed = self.lanes.get(healed_lane(standing.group))
+        healed = known.get(healed_lane(standing.group))
         if healed is not None and not standing.ambiguous and healed.holds(standing.position):
             return True
         group = self.group(standing.group)
@@ -199,7 +199,7 @@ class Histories:
                 positions.setdefault(healed_lane(one.group), []).append(one.position)
             if one.position in holes.get(one.group, ()):
                 holes[one.group] = holes[one.group] - {one.position}
-        known = dict(self.lanes)
+        known, packed = opened(self.lanes, positions)
         for lane, added in positions.items():
             history = known.get(lane, History())
             if is_healed(lane):
@@ -213,7 +213,8 @@ class Histories:
             if whole:
                 check_full(history, known[lane], width)
         retired = retire(known, lanes, batch, evict=evict, replays=replays)
-        return Histories(known, {group: left for group, left in holes.items() if left}), retired
+        every = PackedLanes(known, packed) if packed else known
+        return Histories(every, {group: left for group, left in holes.items() if left}), retired
 
     def leaving_hole(self, standing: Standing, limit: int = HOLES) -> "Histories":
         """Return the histories with a hole at the position of `standing`, which goes to the dead-letter topic.
@@ -234,3 +235,13 @@ class Histories:
 def in_order(arrivals: Sequence[Standing]) -> list[int]:
     """Return the indices of `arrivals` in the order in which a batch folds them: position, lane, arrival."""
     return sorted(range(len(arrivals)), key=lambda i: (position_order(arrivals[i].position), arrivals[i].lane))
+
+
+def _passed(standing: Standing, known: Mapping[str, History]) -> bool:
+    """Whether `standing` may have been folded and evicted since: then nothing proves that it was not folded."""
+    floors = [history for lane, history in known.items() if group_of(lane) == standing.group]
+    if standing.route is Route.HEALED:
+        # It is expected below the floors of its path. Positions healed before are remembered, up to a limit.
+        healed = known.get(healed_lane(standing.group), History())
+        return healed.reaches(standing.position) and any(history.reaches(standing.position) for history in floors)
+    return any(history.reaches(standing.position) for history in floors)

@@ -44,6 +44,22 @@ def lane_of(group: str, partitions: tuple[int, ...]) -> str:
     return name
 
 
+def path_of(group: str) -> tuple[str, str]:
+    """Return the name of a group without the root's partition, and this partition, for `group_at`.
+
+    The partition is empty if no lineage produces the name.
+    """
+    root, mark, steps = group.partition("#")
+    topic, colon, partition = root.rpartition(":")
+    return (f"{topic}#{steps}", partition) if mark and colon and partition else (group, "")
+
+
+def group_at(path: str, partition: str) -> str:
+    """Return the name of the group of a path with this partition of the root."""
+    topic, mark, steps = path.partition("#")
+    return f"{topic}:{partition}{mark}{steps}" if partition else path
+
+
 def healed_lane(group: str) -> str:
     """Lane that remembers the positions of a group that were folded late. No other lane begins with "!"."""
     return f"!{group}"

@@ -61,6 +61,9 @@ class Route(StrEnum):
     """As MISSING, but reported by a flow upstream, which may repeat it at any time."""
     DEAD_LETTER = "dead_letter"
     """Redriven. This flow rejected its record, but nothing proves that no copy of the event was folded before."""
+    ASSERTED = "asserted"
+    """Redriven. The operator asserts that this stage never folded it. It is folded at any position, unless the state
+    holds it. Nothing is said about later stages."""
     COPY = "copy"
     """Redriven. This flow did not reject its record, or has folded it since: it is folded only into a hole."""
 

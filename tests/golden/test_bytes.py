@@ -77,3 +77,26 @@ STORED = (
 def test_a_state_record_is_written_as_ever_and_read_as_ever() -> None:
     assert encode_record(LANES) == STORED
     assert decode_record(STORED, StageRef("fleet", 1, "aircraft"), b"N14228") == LANES
+
+
+MANY = StateRecord(
+    "9f2c4b1a00e7d355",
+    {"legs": 7},
+    Histories(
+        {
+            **{f"a:0#Qx1>r>b:{n}>s>c:{n % 3}": History((), (500 + 8_675_309 * n % 1000, n % 2)) for n in range(40)},
+            **{f"a:1#Qx1>r>b:{2 * n}": History((), (9, 0)) for n in range(25)},
+        }
+    ),
+)
+STORED_MANY = (
+    b'{"schema":2,"definition":"9f2c4b1a00e7d355","state":{"legs":7},"lanes":{},"retired":{'
+    b'"a#Qx1>r>b>s>c":{"0":[[[[0,-39],"0:2:GGGGGGGGGGGGGA=="],'
+    b'["500:10:ABNZq587Ih1Yo3Yw0WmPsQEVGnvsD9jLZy0enHhraC1QiVejPBQ6Q94MV+svHxsbmDM=","0:1:VVVVVVU="]]]},'
+    b'"a#Qx1>r>b":{"1":[[[[0,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2]],[9,0]]]}},"crc32c":"e41de33f"}'
+)
+
+
+def test_many_retired_lanes_are_written_as_ever_and_read_as_ever() -> None:
+    assert encode_record(MANY) == STORED_MANY
+    assert decode_record(STORED_MANY, StageRef("fleet", 1, "aircraft"), b"N14228") == MANY

@@ -195,7 +195,7 @@ def test_a_key_that_comes_over_a_hundred_times_a_hundred_partitions_has_a_small_
         histories, _ = histories.folding(standings, batch=batch)
     record = StateRecord("d", {"n": 1}, histories)
     assert len(histories.lanes) == 10_000
-    assert len(encode_record(record)) < 50_000
+    assert len(encode_record(record)) < 30_000
     assert read(encode_record(record)) == record
 
 
