@@ -1,9 +1,9 @@
 """Sends calls to the servers that store their keys: pipelined, with bounded retries."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import groupby
+from itertools import chain, groupby
 from typing import Any
 
 import stamina
@@ -13,7 +13,7 @@ from persistence.commit.faults import effect
 from persistence.errors import StoreError, Terminal
 from persistence.names import FlowRef, StageRef
 from persistence.redis.errors import Meaning, meaning_of
-from persistence.redis.nodes import LOST, Command, Nodes, Server
+from persistence.redis.nodes import LOST, Command, Nodes, Read, Server
 from persistence.redis.scripts import ALL, Script
 from persistence.redis.settings import RedisSettings
 
@@ -24,16 +24,37 @@ class Call:
 
     Attributes:
         key: Determines the server.
-        command: The command.
+        command: Makes the command. A large one is made when it is sent: meanwhile the server executes others.
+        read: Converts the answer as soon as it arrives; None to return it unchanged. It may be called several times.
     """
 
     key: bytes
-    command: Command
+    command: Callable[[], Command]
+    read: Read | None = None
 
 
-def script_call(script: Script, keys: Sequence[bytes], arguments: Sequence[bytes | int] = ()) -> Call:
-    """The call of a script. All its keys are in one slot. It is safe to send again: the script checks what is stored."""
-    return Call(keys[0], ("EVALSHA", script.sha, len(keys), *keys, *arguments))
+def command_call(key: bytes, *command: Any, read: Read | None = None) -> Call:
+    """The call of a command."""
+    return Call(key, lambda: command, read)
+
+
+def script_call(
+    script: Script,
+    keys: Sequence[bytes],
+    arguments: Sequence[bytes | int] | Callable[[], Sequence[bytes | int]] = (),
+) -> Call:
+    """The call of a script. All its keys are in one slot. It is safe to send again: the script checks what is stored.
+
+    Args:
+        script: The script.
+        keys: Its keys.
+        arguments: Its further arguments, or what makes them.
+    """
+
+    def command() -> Command:
+        return ("EVALSHA", script.sha, len(keys), *keys, *(arguments() if callable(arguments) else arguments))
+
+    return Call(keys[0], command)
 
 
 class _AgainError(Exception):
@@ -131,12 +152,16 @@ class Caller:
 
 def _exchange(node: Server, calls: Sequence[Call], waits: Sequence[Command]) -> tuple[list[Any], Meaning | None]:
     """The answers, and an error if too few replicas or disks acknowledged."""
-    got = node.exchange([*(call.command for call in calls), *waits])
+    got = _sent(node, calls, waits)
     if any(isinstance(reply, redis.NoScriptError) for reply in got[: len(calls)]):
         # These were not executed. The others were, and find that when they are sent again.
         node.exchange([("SCRIPT", "LOAD", script.text) for script in ALL])
-        got = node.exchange([*(call.command for call in calls), *waits])
+        got = _sent(node, calls, waits)
     return got[: len(calls)], next(filter(None, map(_short, waits, got[len(calls) :])), None)
+
+
+def _sent(node: Server, calls: Sequence[Call], waits: Sequence[Command]) -> list[Any]:
+    return node.exchange(chain((call.command() for call in calls), waits), [call.read for call in calls])
 
 
 def _waits(settings: RedisSettings) -> tuple[Command, ...]:

@@ -5,19 +5,18 @@ With the default prefix, for flow `fleet`, generation 1, stage `aircraft`, the s
 | key | type | content |
 |---|---|---|
 | `hw:{fleet:1}` | hash | `epoch`, `buckets`, `manifest` (JSON), `manifest_head` (its epoch and batch) |
-| `hw:{fleet:1:5}` | hash | `epoch`, `buckets` of bucket 5, and by stage `mark:aircraft` and `downstream:aircraft` (JSON) |
-| `hw:{fleet:1:5}:aircraft` | hash | the head of each state by key: `N14228` is `7 3 12`, version, epoch and batch |
-| `hw:{fleet:1:5}:aircraft:N14228` | string | the state record, JSON |
+| `hw:{fleet:1:5}` | hash | `epoch`, `buckets` of bucket 5; `mark:aircraft`, `states:aircraft`, `downstream:aircraft` (JSON) |
+| `hw:{fleet:1:5}:aircraft` | hash | states by key: `N14228` is `7 3 12 {...}`: version, epoch, batch, and the record, JSON |
 
 A key's bucket is its CRC-32 (as in zlib) modulo the number of buckets. The part in braces determines the
 cluster slot, so a bucket is on one node and one script can replace many of its states. A bucket's own hash is
-the fence, which the script that writes checks. Read a state with
-`redis-cli GET 'hw:{fleet:1:5}:aircraft:N14228'`; never write one.
+the fence, which the script that writes checks. `states:aircraft` is the number of states that the last save left:
+a save, a scan, and a load that misses a state compare it with the number that exists, so no state disappears unnoticed.
+Read a state with `redis-cli HGET 'hw:{fleet:1:5}:aircraft' N14228`; never write one.
 
-A state is not a hash of its own. A script pays for every command twice, to run it and to write it to the
-append-only file, and one command can write many strings, or many fields of one hash. So a conditional write
-costs 2 times an MSET; with a hash for each state it would cost 3 to 4 times. The heads also distinguish a state
-that was evicted, expired or deleted from a state that never existed.
+A state is a field and not a key of its own. A script pays for each string that it is given or reads, and the server's
+memory for each place that it looks at. With the head in front of the record, a load is one HMGET without a script, and
+a save looks at each state in one place, which it finds by its short key.
 """
 
 from dataclasses import dataclass
@@ -40,8 +39,8 @@ class RedisLayout:
         """A bucket's hash."""
         return f"{self.prefix}:{{{flow.flow}:{flow.generation}:{bucket}}}".encode()
 
-    def heads(self, stage: StageRef, bucket: int) -> bytes:
-        """The hash of heads. A state's name is this, a colon, and its key."""
+    def states(self, stage: StageRef, bucket: int) -> bytes:
+        """The hash of a stage's states in a bucket."""
         return self.bucket(stage.flow_ref, bucket) + b":" + stage.stage.encode()
 
 

@@ -1,8 +1,10 @@
 """Servers, and how to find the server that stores a key. Nothing here sends a command twice."""
 
 import threading
-from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain, repeat
+from typing import Any, Final, Protocol
 
 from redis import exceptions as redis
 from redis.backoff import NoBackoff
@@ -15,6 +17,9 @@ from persistence.credentials import Secret
 from persistence.redis.settings import Endpoint, RedisSettings
 
 Command = Sequence[Any]
+Read = Callable[[Any], Any]
+_AHEAD: Final = 16
+"""Commands sent before the answer to the first of them is read: the server executes while the client packs and reads."""
 LOST = (redis.ConnectionError, redis.TimeoutError, OSError)
 """After one of these errors it is unknown whether a command took effect."""
 
@@ -25,10 +30,14 @@ class Server:
     def __init__(self, pool: ConnectionPool) -> None:
         self._pool = pool
 
-    def exchange(self, commands: Sequence[Command]) -> list[Any]:
-        """Send commands over one connection at once and return their answers in order.
+    def exchange(self, commands: Iterable[Command], reads: Iterable[Read | None] = ()) -> list[Any]:
+        """Send commands over one connection, without waiting for each answer, and return the answers in order.
 
         An error reply is returned in place of the answer.
+
+        Args:
+            commands: The commands; each is made when it is sent.
+            reads: For the first commands a function of the answer whose result is returned; None for the answer.
 
         Raises:
             redis.ConnectionError: The connection, or an answer, was lost.
@@ -36,12 +45,16 @@ class Server:
             OSError: The connection was lost.
         """
         connection: Any = self._pool.get_connection()
+        answers: list[Any] = []
         complete = False
         try:
-            for command in commands:
-                # One by one: the server executes the first while the next is packed.
+            waiting = deque[Read | None]()
+            for command, read in zip(commands, chain(reads, repeat(None)), strict=False):
+                if len(waiting) == _AHEAD:
+                    answers.append(_answer(connection, waiting.popleft()))
                 connection.send_packed_command(connection.pack_command(*command))
-            answers = [_read(connection) for _ in commands]
+                waiting.append(read)
+            answers += [_answer(connection, read) for read in waiting]
             complete = True
         finally:
             if not complete:
@@ -55,11 +68,12 @@ class Server:
         self._pool.disconnect(inuse_connections=False)
 
 
-def _read(connection: Any) -> Any:
+def _answer(connection: Any, read: Read | None) -> Any:
     try:
-        return connection.read_response()
+        answer = connection.read_response()
     except redis.ResponseError as error:
         return error
+    return answer if read is None else read(answer)
 
 
 class Nodes(Protocol):

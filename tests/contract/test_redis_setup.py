@@ -9,7 +9,7 @@ from persistence.errors import Terminal, Transient
 from persistence.manifest import Manifest
 from persistence.protocol import Stored, Write
 from persistence.redis import open_store, preflight
-from tests.support.redis_server import DURABLE, encrypted, server, state_name, until
+from tests.support.redis_server import DURABLE, encrypted, server, until, value_in
 from tests.support.stores import begun
 
 pytestmark = pytest.mark.integration
@@ -72,7 +72,7 @@ def test_wait_counts_a_write_only_when_a_replica_has_it(stage):
             waiting = open_store(f"{primary.url}?wait=1&waitaof=1,1&wait_timeout=2&retry_for=20")
             epoch = begun(waiting, stage)
             replica.client.config_set("replica-serve-stale-data", "yes")
-            assert replica.client.get(state_name(stage)) == b"first"
+            assert value_in(replica.client, stage) == b"first"
             replica.signal(signal.SIGSTOP)
             try:
                 with pytest.raises(Terminal, match=r"WAIT returned \[0\]"):
@@ -80,7 +80,7 @@ def test_wait_counts_a_write_only_when_a_replica_has_it(stage):
             finally:
                 replica.signal(signal.SIGCONT)
             waiting.save(stage, [Write(b"k", 1, b"second")], epoch=epoch, batch=1)
-            assert replica.client.get(state_name(stage)) == b"second"
+            assert value_in(replica.client, stage) == b"second"
             waiting.close()
         store.close()
 
@@ -160,7 +160,7 @@ def test_replicas_and_disks_are_waited_for_each_by_its_own_option(replicated, st
     with frozen(replica), pytest.raises(Terminal, match=answered):
         store.save(stage, [Write(b"k", 1, b"second")], epoch=epoch, batch=1)
     patient.save(stage, [Write(b"k", 1, b"second")], epoch=epoch, batch=1)
-    assert replica.client.get(state_name(stage)) == b"second"
+    assert value_in(replica.client, stage) == b"second"
     store.close()
     patient.close()
 
@@ -194,7 +194,7 @@ def test_what_is_sent_again_waits_again_although_the_primary_has_it(replicated, 
                 store.save(stage, [Write(b"k", 1, b"second")], epoch=9, batch=1)
             store.close()
     patient.save(stage, [Write(b"k", 1, b"second")], epoch=9, batch=1)
-    assert replica.client.get(state_name(stage)) == b"second"
+    assert value_in(replica.client, stage) == b"second"
     patient.save_manifest(flow, manifest)
     assert replica.client.hget(f"hw:{{{stage.flow}:1}}", "manifest_head") == b"9 0"
     patient.close()

@@ -102,9 +102,14 @@ def until(condition, seconds=20):
         time.sleep(0.02)
 
 
-def state_name(stage, key=b"k"):
-    """Name of a state of a flow that has one bucket."""
-    return b"hw:{%b:1:0}:%b:%b" % (stage.flow.encode(), stage.stage.encode(), key)
+def states_name(stage):
+    """Name of the hash of a stage's states, of a flow that has one bucket."""
+    return b"hw:{%b:1:0}:%b" % (stage.flow.encode(), stage.stage.encode())
+
+
+def value_in(client, stage, key=b"k"):
+    """The value of a state, without its head."""
+    return client.hget(states_name(stage), key).split(b" ", 3)[3]
 
 
 def free_port():

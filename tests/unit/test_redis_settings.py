@@ -150,8 +150,8 @@ def test_key_names_are_the_documented_ones():
     layout = RedisLayout()
     assert layout.flow(FlowRef("fleet")) == b"hw:{fleet:1}"
     assert layout.bucket(FlowRef("fleet", 2), 5) == b"hw:{fleet:2:5}"
-    assert layout.heads(STAGE, 5) == b"hw:{fleet:1:5}:aircraft"
-    assert RedisLayout("mine").heads(STAGE, 0) == b"mine:{fleet:1:0}:aircraft"
+    assert layout.states(STAGE, 5) == b"hw:{fleet:1:5}:aircraft"
+    assert RedisLayout("mine").states(STAGE, 0) == b"mine:{fleet:1:0}:aircraft"
 
 
 def test_buckets_are_those_of_crc_32():

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from jobs import stack
-from jobs.stack import kafka, lifecycle, ports, process
+from jobs.stack import kafka, lifecycle, ports, process, redis
 from jobs.stack.server import Launch
 from jobs.stack.state import ServerState, StackError, StackState
 
@@ -214,3 +214,12 @@ def test_a_server_of_another_user_is_not_reported_as_stopped(tmp_path: Path, mon
         with pytest.raises(StackError, match=rf"kafka \(pid {server.pid}\) runs as another user"):
             stack.down(tmp_path)
     assert stack.down(tmp_path) == ["kafka"]
+
+
+def test_the_redis_server_gets_an_allocator_for_scripts_and_the_user_has_the_last_word(tmp_path, monkeypatch):
+    monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
+    launch = redis.prepare(tmp_path, heap_mb=1, progress=lambda line: None)
+    assert launch.environment == {"GLIBC_TUNABLES": "glibc.malloc.tcache_count=16384"}
+    monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.tcache_count=7")
+    launch = redis.prepare(tmp_path, heap_mb=1, progress=lambda line: None)
+    assert launch.environment["GLIBC_TUNABLES"].endswith(":glibc.malloc.tcache_count=7")

@@ -21,9 +21,9 @@ def _read(name: str) -> Script:
 
 
 SAVE: Final = _read("save")
-LOAD: Final = _read("load")
+COUNTS: Final = _read("counts")
 ACQUIRE: Final = _read("acquire")
 INSTALL: Final = _read("install")
 MANIFEST: Final = _read("manifest")
 SCAN: Final = _read("scan")
-ALL: Final = (SAVE, LOAD, ACQUIRE, INSTALL, MANIFEST, SCAN)
+ALL: Final = (SAVE, COUNTS, ACQUIRE, INSTALL, MANIFEST, SCAN)

@@ -1,22 +1,26 @@
 -- Replace states of one bucket, each only if its version matches. All or none.
 --
--- KEYS  1 the bucket, 2 the heads of the stage in this bucket, 3... states
--- ARGV  1 epoch, 2 batch, 3 count and 4 life of the mark that the bucket is known to have reached (0 for none),
---       5 marks that stages downstream have acknowledged, then for each state: expected version, value
+-- KEYS  1 the bucket, 2 the states of the stage in this bucket
+-- ARGV  1 epoch, 2 count and 3 life of the mark that the bucket is known to have reached (0 for none),
+--       4 marks that stages downstream have acknowledged, 5 expected versions, as "VERSION STATES VERSION STATES ...",
+--       then for each state: key, new content, which is "VERSION EPOCH BATCH VALUE"
 -- Returns the bucket's mark: "COUNT LIFE:BEGIN LIFE:BEGIN ...", newest life first, as in persistence.marks.
 --
 -- Everything is validated before anything is written, since Redis does not roll back a script that fails.
 -- A write that was applied before (same version, epoch, batch and value) counts as done. So the script may
 -- be sent again after a lost answer: it reads back and decides in one atomic step.
+--
+-- Every argument and every answer is copied into a new string of Lua, which is most of what this script costs. So it
+-- takes no name twice, reads a state's version and value at once, and hands its arguments on as they are.
 
-local KEYS, ARGV = KEYS, ARGV -- access to a local is much faster than to a global, and this is the hot path
+local ARGV = ARGV -- access to a local is much faster than to a global, and this is the hot path
 local call, match, sub = redis.call, string.match, string.sub
-local epoch, tail = ARGV[1], ' ' .. ARGV[1] .. ' ' .. ARGV[2]
+local epoch, first = ARGV[1], 6
 local mine = tonumber(epoch)
 
 local stage = sub(KEYS[2], #KEYS[1] + 1) -- begins with the colon
-local found = call('HMGET', KEYS[1], 'epoch', 'mark' .. stage)
-local installed, mark = found[1] or '0', found[2] or '0'
+local found = call('HMGET', KEYS[1], 'epoch', 'mark' .. stage, 'states' .. stage)
+local installed, mark, states = found[1] or '0', found[2] or '0', tonumber(found[3] or '0')
 if installed ~= epoch then
   return {tonumber(installed) > mine and 'FENCED' or 'UNKNOWN', installed}
 end
@@ -24,51 +28,61 @@ end
 local count, newest, lives = match(mark, '^(%d+) ?(%w*)(.*)$')
 if not count then return {'DAMAGED'} end
 lives = newest .. lives
-local known, held, upper = tonumber(ARGV[3]), false, tonumber(count)
+local known, held, upper = tonumber(ARGV[2]), false, tonumber(count)
 for life, begin in string.gmatch(lives, '(%w+):(%d+)') do
   begin = tonumber(begin)
-  if life == ARGV[4] and begin < known and known <= upper then held = true end
+  if life == ARGV[3] and begin < known and known <= upper then held = true end
   upper = begin
 end
 if not held and known > upper then return {'BEHIND', mark} end
+local there = call('HLEN', KEYS[2])
+if there ~= states then return {'LOST', states, there} end
 
-local n, first = #KEYS - 2, #KEYS[2] + 2 -- where the state's own key begins in its name
+local n = (#ARGV - first + 1) / 2
 local keys = {}
-for i = 1, n do keys[i] = sub(KEYS[i + 2], first) end
-local heads = call('HMGET', KEYS[2], unpack(keys))
+for i = 1, n do keys[i] = ARGV[first + 2 * i - 2] end
+local stored = call('HMGET', KEYS[2], unpack(keys))
 
-local changed, states, heads_after, m = {'CONFLICT'}, {}, {}, 0
-local versions, followings = {}, {} -- many states of a batch have the same head: each is parsed and built once
-for i = 1, n do
-  local head, expected, value = heads[i], ARGV[2 * i + 4], ARGV[2 * i + 5]
-  local version = '0'
-  if head then
-    version = versions[head]
-    if not version then
-      local by
-      version, by = match(head, '^(%d+) (%d+) %d+$')
-      if not version then return {'DAMAGED', i - 1} end
-      if tonumber(by) > mine then return {'NEWER', i - 1, by} end
-      versions[head] = version
+local changed, done, i = {'CONFLICT'}, {}, 0
+local versions = {} -- many states have the same head: each is parsed once
+for expected, same in string.gmatch(ARGV[5], '(%d+) (%d+)') do
+  for j = i + 1, i + same do
+    local content, version = stored[j], '0'
+    if content then
+      local head = match(content, '^%d+ %d+ %d+ ')
+      if not head then return {'DAMAGED', j - 1} end
+      version = versions[head]
+      if not version then
+        local by
+        version, by = match(head, '^(%d+) (%d+)')
+        if tonumber(by) > mine then return {'NEWER', j - 1, by} end
+        versions[head] = version
+      end
+    end
+    if version ~= expected then
+      if content == ARGV[first + 2 * j - 1] then done[j] = true else changed[#changed + 1] = j - 1 end
     end
   end
-  local following = followings[expected]
-  if not following then
-    following = (expected + 1) .. tail
-    followings[expected] = following
-  end
-  if version == expected then
-    states[m + 1], states[m + 2], heads_after[m + 1], heads_after[m + 2], m = KEYS[i + 2], value, keys[i], following, m + 2
-  elseif head ~= following or call('GET', KEYS[i + 2]) ~= value then
-    changed[#changed + 1] = i - 1
-  end
+  i = i + same
 end
 if #changed > 1 then return changed end
 
-if m == 0 then
-  -- All states were written before; this write gives WAIT something to wait for.
-  call('HSET', KEYS[1], 'epoch', epoch)
-  return mark
+local added
+if next(done) == nil then
+  added = call('HSET', KEYS[2], unpack(ARGV, first))
+else
+  local left, m = {}, 0
+  for j = 1, n do
+    if not done[j] then
+      left[m + 1], left[m + 2], m = keys[j], ARGV[first + 2 * j - 1], m + 2
+    end
+  end
+  if m == 0 then
+    -- All states were written before; this write gives WAIT something to wait for.
+    call('HSET', KEYS[1], 'epoch', epoch)
+    return mark
+  end
+  added = call('HSET', KEYS[2], unpack(left))
 end
 local life = sub(match(call('INFO', 'server'), 'run_id:(%w+)') or '', 1, 12)
 if newest ~= life then
@@ -76,11 +90,6 @@ if newest ~= life then
   lives = match(lives, '^' .. string.rep('%S+ ', 7) .. '%S+') or lives -- the newest eight
 end
 mark = (count + 1) .. ' ' .. lives
-if ARGV[5] == '' then
-  call('HSET', KEYS[1], 'epoch', epoch, 'mark' .. stage, mark)
-else
-  call('HSET', KEYS[1], 'epoch', epoch, 'mark' .. stage, mark, 'downstream' .. stage, ARGV[5])
-end
-call('MSET', unpack(states))
-call('HSET', KEYS[2], unpack(heads_after))
+call('HSET', KEYS[1], 'epoch', epoch, 'mark' .. stage, mark, 'states' .. stage, states + added)
+if ARGV[4] ~= '' then call('HSET', KEYS[1], 'downstream' .. stage, ARGV[4]) end
 return mark
