@@ -4,7 +4,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -12,7 +12,7 @@ import lmdb
 
 from persistence.errors import Terminal
 from persistence.lmdb.errors import RIGHTS, translate
-from persistence.lmdb.layout import OWNER, SCHEMA, Owner, encode, read_owner
+from persistence.lmdb.layout import OWNER, SCHEMA, SHARDS, Owner, encode, read_owner
 from persistence.names import FlowRef, StageRef
 
 if TYPE_CHECKING:
@@ -138,9 +138,10 @@ class Environment:
                     ref=ref,
                 )
             return self._lmdb
-        if not found and not create:
-            return None
         if not found:
+            self._check_directories()
+            if not create:
+                return None
             self._make_directory()
         opened = lmdb.open(str(self.path), map_size=MAP_BYTES, create=False, max_readers=READERS, **SYNC[self._sync])
         try:
@@ -166,16 +167,23 @@ class Environment:
                 f"{self.path} cannot be opened: {error.strerror}", "Check the path and its permissions"
             ) from error
 
+    def _check_directories(self) -> None:
+        """Refuse directories with other files than those of a store."""
+        shards = {*map(str, range(SHARDS))}
+        for directory, ours in ((self.path.parent, shards), (self.path, {*_FILES})):
+            with suppress(OSError):  # it does not exist yet
+                if others := sorted({file.name for file in directory.iterdir()} - ours):
+                    raise Terminal(
+                        f"{directory} contains other files, for example {others[0]}", "Choose another directory"
+                    )
+
     def _make_directory(self) -> None:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            others = sorted({file.name for file in self.path.iterdir()} - {*_FILES})
         except PermissionError as error:
             raise Terminal(f"{self.path} cannot be created: {error.strerror}", RIGHTS) from error
         except OSError as error:
             raise Terminal(f"{self.path} cannot be created: {error.strerror}", "Choose another directory") from error
-        if others:
-            raise Terminal(f"{self.path} contains other files, for example {others[0]}", "Choose another directory")
 
     def _is_fresh(self, transaction: Transaction, ref: FlowRef | StageRef) -> bool:
         """Whether the environment is empty; refuse one of another application or of a newer version."""
@@ -191,7 +199,7 @@ class Environment:
 
 def _sync_directories(path: Path) -> None:
     """Let the names of new files and directories survive a loss of power."""
-    for directory in (path, path.parent):
+    for directory in (path, path.parent, path.parent.parent):
         descriptor = os.open(directory, os.O_RDONLY)
         try:
             os.fsync(descriptor)

@@ -1,6 +1,8 @@
-r"""Entries of an LMDB environment.
+r"""Entries of the LMDB environments.
 
-All are in its main database. For flow `fleet`, generation 1, stage `aircraft`, the state of key `N14228`:
+A store's directory has four directories, `0` to `3`, each with an environment, a shard. The state of a key is in the
+shard with the number of its hash modulo four (`persistence.lmdb.place`), the manifest in shard 0, every other entry in
+each shard. All entries are in the main database. For flow `fleet`, generation 1, stage `aircraft`, key `N14228`:
 
 | key | value |
 |---|---|
@@ -27,9 +29,10 @@ import msgspec
 from persistence.errors import Corrupt
 from persistence.marks import Bucket, Mark, bucket_of_parts
 from persistence.names import FlowRef, StageRef
-from persistence.protocol import Stored
+from persistence.protocol import Stored, Write
 
 SCHEMA: Final = 1
+SHARDS: Final = 4
 OWNER: Final = b"headwater"
 
 HEAD: Final = Struct(">QQQ")
@@ -71,7 +74,7 @@ class StageEntry(msgspec.Struct, omit_defaults=True):
 
     @property
     def bucket(self) -> Bucket:
-        """Its mark and notes. An environment goes back as a whole, so it is one bucket with one life."""
+        """Its mark and notes. A shard goes back as a whole, so it is one bucket with one life."""
         return bucket_of_parts(Mark(self.mark), encode(self.downstream) if self.downstream else None)
 
     @property
@@ -140,14 +143,23 @@ def place(prefix: bytes, key: bytes) -> bytes:
     return prefix + key if len(key) <= SHORT else prefix + key[:SHORT] + sha256(key).digest()
 
 
+def places(prefix: bytes, keys: Sequence[bytes]) -> list[bytes]:
+    """The same for each key."""
+    if max(map(len, keys), default=0) <= SHORT:
+        return [prefix + key for key in keys]
+    return [place(prefix, key) for key in keys]
+
+
 def is_cut(found: bytes) -> bool:
     """Whether this place is of a key that is longer than `SHORT`."""
     return len(found) == _LONGEST
 
 
-def written(key: bytes, head: bytes, value: bytes) -> bytes:
-    """The value in the environment of a state."""
-    return head + value if len(key) <= SHORT else b"".join([head, _NUMBER.pack(len(key)), key, value])
+def written(found: bytes, head: bytes, write: Write) -> bytes:
+    """The value in the environment of a state at place `found`."""
+    if len(found) < _LONGEST:
+        return head + write.value
+    return b"".join([head, _NUMBER.pack(len(write.key)), write.key, write.value])
 
 
 def read_states(stage: StageRef, found: Sequence[tuple[bytes, bytes]]) -> dict[bytes, Stored]:

@@ -15,6 +15,7 @@ from persistence.errors import Conflict, Corrupt, Terminal, Transient
 from persistence.lmdb import environment
 from persistence.lmdb.errors import translate
 from persistence.lmdb.layout import SHORT
+from persistence.lmdb.place import shards_of
 from persistence.protocol import FlowRef, Manifest, Stored, Write
 from persistence.registry import open_store
 
@@ -72,7 +73,7 @@ def run_in(context, target, *args):
 def test_sync_reaches_lmdb(url, sync, expected):
     store = open_store(f"{url}?sync={sync}")
     put(store, b"k")
-    flags = store._environment._lmdb.flags()
+    flags = store._shards[0]._environment._lmdb.flags()
     assert (flags["sync"], flags["metasync"]) == expected
     store.close()
 
@@ -89,19 +90,23 @@ def test_a_handle_that_is_closed_leaves_the_others_open(store, url):
     put(store, b"k")
     other = open_store(url)
     assert other.load(STAGE, [b"k"])
-    opened = store._environment._lmdb
+    opened = store._shards[0]._environment._lmdb
     other.close()
-    assert store._environment._lmdb is opened
+    assert store._shards[0]._environment._lmdb is opened
     store.close()
-    assert store._environment._lmdb is None
+    assert store._shards[0]._environment._lmdb is None
 
 
 def test_entries_are_where_the_layout_says(store, path):
     epoch = put(store, b"N14228")
     store.save_manifest(FLOW, Manifest(epoch=epoch, batch=1))
     store.close()
-    assert sorted(file.name for file in path.iterdir()) == ["data.mdb", "lock.mdb"]
-    found = entries(path)
+    assert sorted(str(file.relative_to(path)) for file in path.rglob("*.mdb")) == [
+        f"{shard}/{file}" for shard in range(4) for file in ("data.mdb", "lock.mdb")
+    ]
+    for shard in range(1, 4):
+        assert entries(path / str(shard)) == {b"headwater": b'{"schema":1,"stages":0}', b"epoch/fleet/1": b"1"}
+    found = entries(path / "0")
     assert found.pop(b"manifest/fleet/1").startswith(b"{")
     assert found == {
         b"headwater": b'{"schema":1,"stages":1}',
@@ -127,24 +132,29 @@ def test_a_scan_keeps_no_transaction_open_between_pages(store):
     put(store, *[b"%05d" % i for i in range(2500)])
     scan = store.scan(STAGE)
     next(scan)
-    assert "(no active readers)" in store._environment._lmdb.readers()
+    assert "(no active readers)" in store._shards[0]._environment._lmdb.readers()
     assert len([*scan]) == 2499
 
 
-def test_a_save_whose_last_part_conflicts_writes_nothing(store):
-    epoch = put(store, b"9999")
-    with pytest.raises(Conflict):
-        store.save(STAGE, [Write(b"%04d" % i, 0, b"x") for i in range(10_000)], epoch=epoch, batch=4)
-    assert [key for key, _ in store.scan(STAGE)] == [b"9999"]
+def test_a_save_whose_last_part_conflicts_writes_nothing_in_its_shard_and_all_in_the_others(store):
+    keys = [b"%04d" % i for i in range(10_000)]
+    *rest, last = [key for key, shard in zip(keys, shards_of(keys), strict=True) if shard == 2]
+    epoch = put(store, last, keys[0])
+    with pytest.raises(Conflict) as caught:
+        store.save(STAGE, [Write(key, 0, b"x") for key in keys], epoch=epoch, batch=4)
+    assert caught.value.keys == (keys[0], last)
+    assert shards_of([keys[0]]) != [2]
+    assert {shards_of([key])[0] for key, _ in store.scan(STAGE)} == {0, 1, 2, 3}
+    assert not store.load(STAGE, rest)
 
 
 def test_a_full_map_grows_and_nothing_of_the_save_is_lost(store, monkeypatch):
     monkeypatch.setattr(environment, "MAP_BYTES", 1 << 16)
     keys = [b"%05d" % i for i in range(3000)]
     epoch = put(store, *keys, value=bytes(1000))
-    assert store._environment._lmdb.info()["map_size"] >= 3_000_000
+    assert sum(one._environment._lmdb.info()["map_size"] for one in store._shards) >= 3_000_000
     assert set(store.load(STAGE, keys).values()) == {Stored(1, epoch, 3, bytes(1000))}
-    assert {name: one.mark.count for name, one in store.marks(STAGE).items()} == {"0": 1}
+    assert {name: one.mark.count for name, one in store.marks(STAGE).items()} == dict.fromkeys("0123", 1)
 
 
 def grow(store):
@@ -212,7 +222,7 @@ def die_within_a_save(url):
         transaction.put(b"\0\0\0\1k", b"half")
         os.kill(os.getpid(), signal.SIGKILL)
 
-    store._environment.write(store, STAGE, die)
+    store._shards[0]._environment.write(store, STAGE, die)
 
 
 def test_a_writer_killed_within_its_transaction_blocks_nobody_and_leaves_nothing(store, url):
@@ -225,15 +235,15 @@ def test_a_writer_killed_within_its_transaction_blocks_nobody_and_leaves_nothing
 
 def die_within_a_load(url):
     store = open_store(url)
-    store._environment.read(store, STAGE, lambda transaction: os.kill(os.getpid(), signal.SIGKILL), None)
+    store._shards[0]._environment.read(store, STAGE, lambda transaction: os.kill(os.getpid(), signal.SIGKILL), None)
 
 
 def test_the_pages_that_a_killed_reader_had_seen_are_used_again(store, url):
     put(store, b"k")
     assert run_in(_spawn, die_within_a_load, url) == -signal.SIGKILL
-    assert "(no active readers)" not in store._environment._lmdb.readers()
+    assert "(no active readers)" not in store._shards[0]._environment._lmdb.readers()
     store.acquire_epoch(FLOW)
-    assert "(no active readers)" in store._environment._lmdb.readers()
+    assert "(no active readers)" in store._shards[0]._environment._lmdb.readers()
 
 
 def finds_the_state_after_a_fork(store):
@@ -252,7 +262,7 @@ def test_a_fork_waits_until_no_other_thread_is_within_a_transaction(store):
         end.wait(60)
 
     with ThreadPoolExecutor(2) as pool:
-        writing = pool.submit(store._environment.write, store, STAGE, slow)
+        writing = pool.submit(store._shards[0]._environment.write, store, STAGE, slow)
         assert begun.wait(60)
         forking = pool.submit(finds_the_state_after_a_fork, store)
         assert not forking.done()
@@ -269,15 +279,16 @@ def child_of_a_child(store):
 
 def test_children_and_their_children_open_it_anew_and_the_parents_stays_open(store):
     put(store, b"k")
-    parents = store._environment._lmdb
+    parents = store._shards[0]._environment._lmdb
     assert run_in(_fork, child_of_a_child, store) == 0
-    assert store._environment._lmdb is parents
+    assert store._shards[0]._environment._lmdb is parents
     assert store.load(STAGE, [b"child"])
 
 
 @pytest.mark.parametrize("file", ["data.mdb", "lock.mdb"])
 def test_a_file_that_was_replaced_under_a_running_flow_stops_it(store, path, file):
     epoch = put(store, b"k")
+    path /= "0"
     (path / "copy").write_bytes((path / file).read_bytes())
     (path / "copy").replace(path / file)
     with pytest.raises(Terminal, match="deleted or replaced while it was open"):
@@ -314,7 +325,7 @@ def test_what_somebody_else_wrote_there_is_corrupt_and_names_its_place(store, pa
     epoch = put(store, b"k")
     store.save_manifest(FLOW, Manifest(epoch=epoch, batch=1))
     store.close()
-    change(path, key, b"damaged")
+    change(path / "0", key, b"damaged")
     with pytest.raises(Corrupt) as caught:
         read(store)
     assert caught.value.ref in (FLOW, STAGE)

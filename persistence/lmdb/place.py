@@ -1,0 +1,67 @@
+"""In which shard the state of a key is: by the hash by which Kafka's producers choose partitions.
+
+It is the 32-bit MurmurHash2 of the key, as in Kafka's `Utils.murmur2`. A partition of a topic with two, four or more
+partitions (a power of two) has keys of its own shards only.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+from persistence.lmdb.layout import SHARDS
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+_SEED: Final = 0x9747B28C
+_FACTOR: Final = 0x5BD1E995
+_MASK: Final = 0xFFFFFFFF
+_FEW: Final = 32
+"""Number of keys up to which arrays cost more than a loop."""
+
+
+def shards_of(keys: Sequence[bytes]) -> list[int]:
+    """Number of the shard of each key."""
+    if len(keys) <= _FEW:
+        return [murmur2(key) % SHARDS for key in keys]
+    import numpy as np  # a process that reads a few states does not need it
+
+    lengths = np.fromiter(map(len, keys), np.int64, len(keys))
+    order = np.argsort(lengths, kind="stable")
+    shards = np.empty(len(keys), np.int64)
+    for places in np.split(order, np.flatnonzero(np.diff(lengths[order])) + 1):
+        shards[places] = _murmur2_of([keys[i] for i in places.tolist()], int(lengths[places[0]])) % SHARDS
+    numbers: list[int] = shards.tolist()
+    return numbers
+
+
+def murmur2(key: bytes) -> int:
+    """The hash of a key, as an unsigned number."""
+    whole = len(key) & ~3
+    number = _SEED ^ len(key)
+    for start in range(0, whole, 4):
+        word = int.from_bytes(key[start : start + 4], "little") * _FACTOR & _MASK
+        word = (word ^ word >> 24) * _FACTOR & _MASK
+        number = number * _FACTOR & _MASK ^ word
+    if whole < len(key):
+        number = (number ^ int.from_bytes(key[whole:], "little")) * _FACTOR & _MASK
+    number = (number ^ number >> 13) * _FACTOR & _MASK
+    return number ^ number >> 15
+
+
+def _murmur2_of(keys: Sequence[bytes], length: int) -> "npt.NDArray[np.uint32]":
+    """The hashes of keys of one length."""
+    import numpy as np
+
+    whole = length & ~3
+    rows = np.frombuffer(b"".join(keys), np.uint8).reshape(len(keys), length)
+    words = np.ascontiguousarray(rows[:, :whole]).view("<u4").reshape(len(keys), whole // 4).astype(np.uint32)
+    factor, number = np.uint32(_FACTOR), np.full(len(keys), _SEED ^ length, np.uint32)
+    for word in (words * factor).T:
+        number = number * factor ^ (word ^ word >> np.uint32(24)) * factor
+    for i in range(whole, length):
+        number ^= rows[:, i].astype(np.uint32) << np.uint32(8 * (i - whole))
+    if whole < length:
+        number *= factor
+    number = (number ^ number >> np.uint32(13)) * factor
+    return number ^ number >> np.uint32(15)
