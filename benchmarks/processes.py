@@ -36,13 +36,14 @@ def parts(root: int) -> dict[str, list[int]]:
     """Processes of an application by part.
 
     Returns:
-        `jvm`: Java processes; `workers`: what these started, Spark's Python daemon and its workers; `driver`: the rest.
+        `jvm`: Java processes; `workers`: Spark's Python daemon, whoever started it, and its workers; `driver`: the rest.
     """
     started = _started()
     found: dict[str, list[int]] = {"driver": [], "jvm": [], "workers": []}
     stack = [(root, False)]
     while stack:
         pid, below = stack.pop()
+        below = below or _is_daemon(pid)
         is_java = not below and _is_java(pid)
         found["workers" if below else "jvm" if is_java else "driver"].append(pid)
         stack += [(child, below or is_java) for child in started.get(pid, [])]
@@ -95,6 +96,13 @@ def _started() -> dict[int, list[int]]:
         if entry.name.isdecimal() and (fields := _stat(int(entry.name))):
             found.setdefault(int(fields[1]), []).append(int(entry.name))
     return found
+
+
+def _is_daemon(pid: int) -> bool:
+    try:
+        return b"aggregations.spark.daemon" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
 
 
 def _is_java(pid: int) -> bool:

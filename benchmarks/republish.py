@@ -11,7 +11,8 @@ all runners take turns, so that what else the machine does meets them alike.
 | bare | consume, produce as it came, flush and commit every 50,000: no envelope is looked at |
 | bare-batch | the same with `produce_batch` |
 | republish | `Republisher(identity)`: checked, one hop more |
-| fan-out | `Republisher`: two outputs of each input, with new payloads and keys |
+| one-output | `Republisher`: one output of each input, with a new payload and key |
+| fan-out | the same with two outputs |
 """
 
 import argparse
@@ -35,7 +36,7 @@ from persistence.kafka import AcknowledgedProducer, KafkaSettings, Topics
 
 PARTITIONS = 4
 BATCH = 50_000
-RUNNERS = ("bare", "bare-batch", "republish", "fan-out")
+RUNNERS = ("bare", "bare-batch", "republish", "one-output", "fan-out")
 
 
 def fill(settings, topic, messages):
@@ -89,9 +90,17 @@ def bare(settings, source, target, messages, *, batched):
     consumer.close()
 
 
-def split(record):
-    payload = record.payload
-    return [OutputRecord(payload[:50] + b"%050d" % i, key=b"%d" % (record.offset % 1000)) for i in range(2)]
+def outputs(count):
+    """A transform that makes `count` outputs of each input, with new payloads and keys."""
+
+    def transform(record):
+        payload = record.payload
+        return [OutputRecord(payload[:50] + b"%050d" % i, key=b"%d" % (record.offset % 1000)) for i in range(count)]
+
+    return transform
+
+
+TRANSFORMS = {"republish": identity, "one-output": outputs(1), "fan-out": outputs(2)}
 
 
 def work(runner, settings, source, target, messages):
@@ -101,7 +110,7 @@ def work(runner, settings, source, target, messages):
         bare(settings, source, target, messages, batched=runner == "bare-batch")
     else:
         republisher = Republisher(
-            split if runner == "fan-out" else identity,
+            TRANSFORMS[runner],
             source=source,
             target=target,
             name="bench",

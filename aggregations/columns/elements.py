@@ -1,6 +1,7 @@
 """Elements over columns: what a function of a vectorised flow is called with, each attribute read when it is used."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import polars as pl
@@ -24,6 +25,8 @@ class Elements:
         signatures: By the codes of `_signature`.
         topic: The source.
         node: Returns coordinates with topic id and cluster, given topic, partition and offset.
+        values: Values that functions made, by the numbers of `schema.MADE`; None where the payload's columns are the
+            value.
     """
 
     def __init__(
@@ -32,10 +35,13 @@ class Elements:
         signatures: Sequence[Signature],
         topic: Topic,
         node: Callable[[str, int, int], Node],
+        values: Sequence[Any] | None = None,
     ) -> None:
         self._size = frame.height
         self._columns = _Columns(frame)
-        self._payload = _Columns(frame.select(name for name in frame.columns if not name.startswith("_")))
+        payload = frame.select(name for name in frame.columns if not name.startswith("_"))
+        self._payload = _Columns(payload) if values is None else None
+        self._values = values
         self._items = schema.item_columns(frame.columns)
         self._signatures = signatures
         self._topic = topic
@@ -56,19 +62,19 @@ class Elements:
         columns = self._columns
         return self._node(columns[schema.TOPIC][row], columns[schema.PARTITION][row], columns[schema.OFFSET][row])
 
-    def value(self, row: int) -> dict[str, Any]:
-        """The payload's columns."""
+    def value(self, row: int) -> Any:
+        """The payload's columns, or what a function made of them."""
         cells = self._payload
+        if cells is None:
+            assert self._values is not None
+            return self._values[self._columns[schema.MADE][row]]
         return {name: cells[name][row] for name in cells.names}
 
     def chain(self, row: int) -> tuple[Hop, ...]:
         """The hops of the record's envelope."""
         if not self._signatures[self._columns[schema.SIGNATURE][row]].chained:
             return ()
-        value, limits = self._columns[schema.VALUE][row], self._topic.limits
-        message = decode(value, limits) if self._topic.envelope else redriven_payload(value, limits)
-        assert message is not None
-        return message.chain
+        return chain_of(self._columns[schema.VALUE][row], self._topic)
 
     def headers(self, row: int) -> tuple[tuple[str, bytes | None], ...]:
         """The record's headers."""
@@ -94,6 +100,13 @@ class Elements:
 
     def _optional(self, column: str, row: int) -> Any:
         return self._columns[column][row] if column in self._columns.names else None
+
+
+def chain_of(value: bytes, topic: Topic) -> tuple[Hop, ...]:
+    """The hops of a record that has a chain, given its value."""
+    message = decode(value, topic.limits) if topic.envelope else redriven_payload(value, topic.limits)
+    assert message is not None
+    return message.chain
 
 
 class _Columns(dict[str, list[Any]]):
@@ -133,11 +146,41 @@ class _RowElement(Element[Any]):
         cells = self._cells
         return Element.__getitem__(self, column) if cells is None else cells[column][self._row]
 
+    def of(self, value: Any) -> Element[Any]:
+        """The element with another value, its other attributes still unread."""
+        return _with_value(self, value)
+
+    def nth(self, index: int, value: Any) -> Element[Any]:
+        """The `index`-th output of a flat-map of this element."""
+        made = _with_value(self, value)
+        _set(made, "indices", (*self.indices, index))
+        return made
+
     def __repr__(self) -> str:
         return repr(plain_element(self))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Element, _attributes(self)
+
+
+def _with_value(of: _RowElement, value: Any) -> Element[Any]:
+    if getattr(of, "_source", None) is None:
+        return replace(of, value=value)  # made by `replace`
+    made: Element[Any] = _new(_RowElement)
+    _set_source(made, of._source)
+    _set_row(made, of._row)
+    _set_cells(made, None)
+    _set(made, "value", value)
+    if of.indices:
+        _set(made, "indices", of.indices)
+    return made
+
+
+def row_of(element: Element[Any]) -> int:
+    """The number of the row from which `Elements` made an element."""
+    assert isinstance(element, _RowElement)
+    row: int = element._row
+    return row
 
 
 def plain_element(of: Element[Any]) -> Element[Any]:

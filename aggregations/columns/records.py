@@ -14,6 +14,7 @@ from aggregations.columns.lane_names import LaneNames
 from aggregations.columns.record_reading import READ, UNKNOWN, read_records
 from aggregations.columns.record_text import TEXT, Form, Values
 from aggregations.columns.record_writing import write_records
+from envelope.dedup.packed import divided
 from persistence.errors import Corrupt
 from persistence.names import StageRef
 from persistence.record import SCHEMA, decode_record
@@ -108,7 +109,8 @@ def _learn(value: bytes | None, names: LaneNames) -> None:
     """Number the lanes of a record."""
     assert value is not None
     with suppress(Corrupt):  # it is read again, and refused, when it is folded
-        for name in decode_record(value, _NOWHERE, b"").histories.lanes:
+        unpacked, _ = divided(decode_record(value, _NOWHERE, b"").histories.lanes)
+        for name in unpacked:
             names.number(name)
 
 

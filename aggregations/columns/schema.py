@@ -5,9 +5,22 @@ from typing import Final
 
 import polars as pl
 
-from aggregations.definition.system import EVENT_ID, EVENT_TIME, KEY, OFFSET, PARTITION, TIMESTAMP, TOPIC
+from aggregations.definition.system import (
+    CHAIN,
+    EVENT_ID,
+    EVENT_TIME,
+    HEADERS,
+    KEY,
+    OFFSET,
+    PARTITION,
+    TIMESTAMP,
+    TOPIC,
+)
 
-__all__ = ["EVENT_ID", "EVENT_TIME", "KEY", "OFFSET", "PARTITION", "TIMESTAMP", "TOPIC"]
+__all__ = ["CHAIN", "EVENT_ID", "EVENT_TIME", "HEADERS", "KEY", "OFFSET", "PARTITION", "TIMESTAMP", "TOPIC"]
+
+# `_headers` is present if an expression of the flow reads it, or if the flow calls functions and a record has headers;
+# without an expression that reads it, it is null where a record has none. `_chain` is present if an expression reads it.
 
 ROW: Final = "_row"
 SIGNATURE: Final = "_signature"
@@ -17,11 +30,11 @@ AGAIN: Final = "_again"
 VALUE: Final = "_value"
 """The record's value, from which functions get the chain. Binary; present only if the flow calls functions and a record
 has a chain."""
-HEADERS: Final = "_headers"
-"""The record's headers. List of structs of `key`, String, and `value`, Binary; present only if the flow calls functions
-and a record has headers."""
 LATE: Final = "_late"
 """`Element.route`, as text, of a message that a stage of this flow folded late. String; present only if a row has one."""
+MADE: Final = "_made"
+"""Number of the value that a function made, in the list of values beside the frame: it replaces the payload's columns.
+Int64; present after the first such function."""
 
 ITEM: Final = "_i"
 """The index in each flat-map that the row went through: `_i0`, `_i1`, … UInt32; present after a flat-map."""

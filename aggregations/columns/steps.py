@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
@@ -10,20 +9,18 @@ import numpy.typing as npt
 import polars as pl
 
 from aggregations.columns import schema
-from aggregations.columns.arrays import Mask
+from aggregations.columns.arrays import Ints, Mask
 from aggregations.definition.element import Element
 from aggregations.definition.expressions import CANNOT, Expression, expression
 from aggregations.definition.flow import Divert, Filter, FlatMap, Map, Predicate, Publish, Step
 from aggregations.definition.integers import LEFT_64_BITS, select_exact
 from aggregations.per_message.cause import Cause
-from aggregations.per_message.steps import Marking, OutputMessage, called, leads_to, output_of, truth_of
-from envelope import EnvelopeError, Position, Reason
+from aggregations.per_message.rows import evaluate_elements
+from aggregations.per_message.steps import Marking, OutputMessage, called, output_of, truth_of
+from envelope import EnvelopeError, Reason
 
-Elements: TypeAlias = Callable[[pl.DataFrame], Iterable[Element[Any]]]
-"""Returns the rows of a frame as elements."""
-Items: TypeAlias = Mapping[tuple[int, int], frozenset[Position]]
-"""Some items of records: their indices in flat-maps, by partition and offset."""
-NONE: Final[Items] = MappingProxyType({})
+Elements: TypeAlias = Callable[[pl.DataFrame, Sequence[Any] | None], Iterable[Element[Any]]]
+"""Returns the rows of a frame as elements, given the values that functions made of them, if any did."""
 
 TRANSFORM_FAILED, OVERFLOW = 1, 2
 FAILURES: Mapping[int, tuple[Reason, str]] = {
@@ -57,6 +54,7 @@ class Stepped:
     Attributes:
         frame: The remaining rows.
         elements: Returns rows as elements, for functions.
+        values: The values that functions made, by the numbers of `schema.MADE`; None if none did.
         rejected: Rejected rows.
         filtered: Number of rows that filters removed.
         outputs: Messages that steps publish.
@@ -64,9 +62,14 @@ class Stepped:
 
     frame: pl.DataFrame
     elements: Elements
+    values: list[Any] | None = None
     rejected: list[Rejected] = field(default_factory=list)
     filtered: int = 0
     outputs: list[OutputMessage] = field(default_factory=list)
+
+    def rows(self) -> Iterable[Element[Any]]:
+        """The remaining rows as elements."""
+        return self.elements(self.frame, self.values)
 
     def keep(self, mask: Mask) -> pl.DataFrame:
         """Keep the rows of the mask; return the others."""
@@ -112,16 +115,18 @@ class Stepped:
 
     def each(self, of: Expression | Callable[[Element[Any]], Any]) -> list[Any]:
         """Evaluate an argument for every row; reject the rows for which that fails."""
+        if isinstance(of, str | pl.Expr) and self.values is not None:
+            found = self.succeeded(evaluate_elements(list(self.rows()), {"_": of}, None))
+            return [row["_"] for row in found]
         if isinstance(of, str | pl.Expr):
             return evaluated(self, {"_": expression(of)}).to_series().to_list()
-        return self.succeeded([called(of, element) for element in self.elements(self.frame)])
+        return self.succeeded([called(of, element) for element in self.rows()])
 
 
 def apply_columns(
     steps: Sequence[Step],
     frame: pl.DataFrame,
     elements: Elements,
-    only: Items = NONE,
     marking: Marking | None = None,
 ) -> Stepped:
     """Run steps over a frame, in order.
@@ -130,7 +135,6 @@ def apply_columns(
         steps: The steps, of which no function replaces the values.
         frame: The rows.
         elements: Returns rows as elements, for functions.
-        only: Items to pass on, by their indices, for the given records.
         marking: Marks what the steps publish.
     """
     stepped = Stepped(frame, elements)
@@ -148,11 +152,9 @@ def apply_columns(
             case FlatMap(items=str() | pl.Expr() as items):
                 lists = evaluated(stepped, {step.column: expression(items)})
                 stepped.frame = _exploded(stepped.frame, lists.to_series())
-                if only:
-                    stepped.keep(_leading_to(stepped.frame, only))
             case Publish(key=key):
                 keys = stepped.each((lambda element: element.key) if key is None else key)
-                output, rows = output_of(step, marking), stepped.elements(stepped.frame)
+                output, rows = output_of(step, marking), stepped.rows()
                 outputs = stepped.succeeded([called(output, *one) for one in zip(rows, keys, strict=True)])
                 stepped.outputs += [one for one in outputs if one is not None]
             case _:
@@ -163,16 +165,20 @@ def apply_columns(
 def _exploded(frame: pl.DataFrame, lists: pl.Series) -> pl.DataFrame:
     """One row for each item of the lists, with its index; none for null and for an empty list."""
     sizes = lists.list.len().fill_null(0).to_numpy().astype(np.int64)
-    index = np.arange(int(sizes.sum())) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    place = f"{schema.ITEM}{len(schema.item_columns(frame.columns))}"
     rows = frame.with_columns(lists).filter(pl.Series(sizes > 0)).explode(lists.name)
+    return numbered(rows, sizes)
+
+
+def numbered(rows: pl.DataFrame, sizes: Ints) -> pl.DataFrame:
+    """Items of a flat-map, with their indices.
+
+    Args:
+        rows: A row for each item, in the order of their elements.
+        sizes: Number of items of each element.
+    """
+    index = np.arange(rows.height) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    place = f"{schema.ITEM}{len(schema.item_columns(rows.columns))}"
     return rows.with_columns(pl.Series(place, index.astype(np.uint32)))
-
-
-def _leading_to(frame: pl.DataFrame, only: Items) -> Mask:
-    """The rows of all records but those in `only`, and of these the rows that lead to the given items."""
-    found = frame.select(*_OWN, *schema.item_columns(frame.columns)).iter_rows()
-    return np.array([(at := only.get(row[:2])) is None or leads_to(row[2:], at) for row in found], np.bool_)
 
 
 def evaluated(stepped: Stepped, wanted: Mapping[str, pl.Expr]) -> pl.DataFrame:

@@ -51,10 +51,12 @@ def lines_of(flow: "Flow[Any]") -> Iterator[Line]:
     yield Line(
         "source",
         flow.topic.name if flow.topic else "(none)",
-        "" if flow.has_columns else "per message: tombstones have no columns",
+        "" if flow.is_columnar else "per message: tombstones have no columns",
     )
+    columnar = flow.is_columnar
     for step in flow.steps:
-        yield Line(_METHODS[type(step)], _content(step), _path(step, columnar=flow.is_columnar))
+        yield Line(_METHODS[type(step)], _content(step), _path(step, columnar=columnar))
+        columnar = columnar and (isinstance(step, PublishStates) or keeps_columns(step))
 
 
 def _content(step: Step | Aggregate | PublishStates) -> str:
@@ -73,9 +75,10 @@ def _content(step: Step | Aggregate | PublishStates) -> str:
 def _path(step: Step | Aggregate | PublishStates, *, columnar: bool) -> str:
     if isinstance(step, PublishStates):
         return ""
-    if not keeps_columns(step):
-        return f"per message: {'emit' if isinstance(step, Aggregate) else 'its function'} replaces the values"
     if not columnar:
         return "per message"
+    if not keeps_columns(step):
+        called = "emit" if isinstance(step, Aggregate) else "its function"
+        return f"per message from here: {called} replaces the values"
     calls = calls_of(step)
     return f"vectorised, with Python for {calls}" if calls else "vectorised"

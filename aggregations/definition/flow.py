@@ -43,7 +43,7 @@ from aggregations.definition.operators import (
     types_of,
 )
 from aggregations.definition.source import Topic
-from aggregations.definition.system import SYSTEM_COLUMNS
+from aggregations.definition.system import HEADERS, LISTS, SYSTEM_COLUMNS
 from aggregations.errors import FlowError
 from envelope import Tombstones
 from envelope.dedup.eviction import LANES
@@ -281,7 +281,7 @@ class Flow(Generic[T]):
             raise FlowError(f"flow {self.name!r} has no source()")
         stages: list[Stage] = []
         before: list[Step] = []
-        columnar, begins = self.has_columns, 0
+        columnar, begins = self.is_columnar, 0
         for i, step in enumerate(self.steps):
             if isinstance(step, PublishStates):
                 stages[-1] = replace(stages[-1], snapshots=(*stages[-1].snapshots, step.topic))
@@ -369,36 +369,38 @@ class Flow(Generic[T]):
 
     @cached_property
     def is_columnar(self) -> bool:
-        """Whether its elements stay in columns: on Spark a flow takes one path as a whole."""
-        return self.has_columns and all(map(keeps_columns, self._working))
-
-    @property
-    def has_columns(self) -> bool:
-        """Whether every element of the source has columns."""
+        """Whether Spark reads, judges and passes on its records in columns: every element of the source has columns."""
         return self.topic is None or self.topic.tombstones is not Tombstones.ELEMENT
-
-    @property
-    def _working(self) -> list[Step | Aggregate]:
-        return [step for step in self.steps if not isinstance(step, PublishStates)]
 
     @cached_property
     def calls_functions(self) -> bool:
         """Whether a step calls Python for each element."""
-        return not all(map(is_vectorised, self._working))
+        return not all(is_vectorised(step) for step in self.steps if not isinstance(step, PublishStates))
 
     @cached_property
     def columns(self) -> frozenset[str] | None:
         """Payload columns that the flow reads; None when a callable may read any of them."""
-        if self.calls_functions:
-            return None
-        found = columns_of(one for step in self.steps for one in expressions_of(step))
-        return found.difference(SYSTEM_COLUMNS)
+        return None if self.calls_functions else self._read.difference(SYSTEM_COLUMNS)
+
+    @cached_property
+    def system_lists(self) -> frozenset[str]:
+        """Those of the columns `_headers` and `_chain` that expressions of the flow read."""
+        return self._read & LISTS
+
+    @property
+    def reads_headers(self) -> bool:
+        """Whether a step may read the headers of records."""
+        return self.calls_functions or HEADERS in self.system_lists
+
+    @property
+    def _read(self) -> frozenset[str]:
+        return columns_of(one for step in self.steps for one in expressions_of(step))
 
     def describe(self) -> str:
         """Describe the flow as text, one step a line: its method, its content and its path.
 
-        The path is `vectorised`, also with Python for a part of the step, or `per message`: if one step or the source
-        needs that, the whole flow is processed message by message.
+        The path is `vectorised`, also with Python for a part of the step, or `per message`: from the first function
+        that replaces the elements' values, and everywhere if the source needs it.
         """
         return "\n".join(
             [self.name, *(f"  {step:14s} {what:50s} {path}".rstrip() for step, what, path in lines_of(self))]

@@ -296,15 +296,14 @@ def calls_of(step: Step | Aggregate) -> str:
 
 
 def expressions_of(step: Step | Aggregate | PublishStates) -> list[pl.Expr]:
-    """Every expression of a vectorised step."""
+    """Every expression of a step."""
     match step:
-        case Filter(argument) | Divert(argument) if isinstance(argument, str | pl.Expr):
-            return [parsed(argument)]
-        case Map(columns, None):
-            return [parsed(one) for one in columns.values()]
-        case FlatMap(str() | pl.Expr() as items):
-            return [parsed(items)]
-        case Aggregate(key=key, fold=Fields() as fields) if isinstance(key, str | pl.Expr):
-            return [parsed(key), *fields.inputs().values()]
+        case Filter(argument) | Divert(argument) | FlatMap(argument) | Publish(key=argument):
+            arguments = [argument]
+        case Map(columns):
+            arguments = list(columns.values())
+        case Aggregate(key=key, fold=fold):
+            arguments = [key, *(fold.inputs().values() if isinstance(fold, Fields) else ())]
         case _:
-            return []
+            arguments = []
+    return [parsed(one) for one in arguments if isinstance(one, str | pl.Expr)]

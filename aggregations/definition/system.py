@@ -3,7 +3,7 @@
 Their names begin with an underscore; those of a payload's columns do not.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, Final
@@ -11,6 +11,7 @@ from typing import Any, Final
 import polars as pl
 
 from aggregations.definition.element import Element
+from envelope import Hop
 
 KEY: Final = "_key"
 TOPIC: Final = "_topic"
@@ -19,7 +20,25 @@ OFFSET: Final = "_offset"
 TIMESTAMP: Final = "_timestamp"
 EVENT_TIME: Final = "_event_time_us"
 EVENT_ID: Final = "_event_id"
+HEADERS: Final = "_headers"
+CHAIN: Final = "_chain"
 
+_HOP: Final = {
+    "topic": pl.String(),
+    "partition": pl.Int32(),
+    "offset": pl.Int64(),
+    "via": pl.String(),
+    "index": pl.Int64(),
+    "count": pl.Int64(),
+    "rekeyed": pl.Boolean(),
+    "pass_through": pl.Boolean(),
+    "topic_id": pl.String(),
+    "leader_epoch": pl.Int32(),
+    "timestamp_ms": pl.Int64(),
+    "cluster": pl.String(),
+    "keyless": pl.Boolean(),
+}
+"""Fields of a hop in `_chain`, as `envelope.Hop` names them: all but the serialized ones of a newer schema."""
 SYSTEM_COLUMNS: Final[Mapping[str, pl.DataType]] = MappingProxyType(
     {
         KEY: pl.Binary(),
@@ -29,9 +48,14 @@ SYSTEM_COLUMNS: Final[Mapping[str, pl.DataType]] = MappingProxyType(
         TIMESTAMP: pl.Int64(),
         EVENT_TIME: pl.Int64(),
         EVENT_ID: pl.String(),
+        HEADERS: pl.List(pl.Struct({"key": pl.String(), "value": pl.Binary()})),
+        CHAIN: pl.List(pl.Struct(_HOP)),
     }
 )
-"""Columns that every element has, whatever its payload, and their types."""
+"""Columns that every element has, whatever its payload, and their types. `_headers` and `_chain` are empty lists where
+there are none."""
+LISTS: Final = frozenset({HEADERS, CHAIN})
+"""Those that cost more than a look: they are made only for flows whose expressions read them."""
 
 _ATTRIBUTES: Final[Mapping[str, Callable[[Element[Any]], Any]]] = {
     KEY: attrgetter("key"),
@@ -41,7 +65,14 @@ _ATTRIBUTES: Final[Mapping[str, Callable[[Element[Any]], Any]]] = {
     TIMESTAMP: attrgetter("timestamp_ms"),
     EVENT_TIME: attrgetter("event_time_us"),
     EVENT_ID: attrgetter("event_id"),
+    HEADERS: lambda element: [{"key": name, "value": value} for name, value in element.headers],
+    CHAIN: lambda element: hop_values(element.chain),
 }
+
+
+def hop_values(chain: Iterable[Hop]) -> list[dict[str, Any]]:
+    """The value of `_chain` for a chain."""
+    return [{name: getattr(hop, name) for name in _HOP} for hop in chain]
 
 
 def system_values(element: Element[Any], names: frozenset[str]) -> dict[str, Any]:

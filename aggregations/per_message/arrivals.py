@@ -13,7 +13,7 @@ from aggregations.errors import FlowError
 from aggregations.per_message.ledger import Entry, Ledger, outputs_before
 from aggregations.per_message.rows import evaluate_elements
 from aggregations.per_message.steps import Applied, Marking
-from envelope import EnvelopeError, Lineage, Node, Position, Reason, Route, Siblings, Standing, Verdict
+from envelope import EnvelopeError, Lineage, Reason, Route, Siblings, Standing, Verdict
 from envelope.dedup.lineage import Redriven
 
 
@@ -40,23 +40,6 @@ class Arrival:
     transit: bool = False
     entries: tuple[Entry, ...] = ()
     redriven: Redriven | None = None
-
-
-@dataclass(slots=True)
-class Tail:
-    """Elements that are passed on after the last stage.
-
-    Attributes:
-        applied: The elements.
-        filled: Entries of the ledger that are no longer missing.
-        copies: Redriven elements that were not missing.
-        items: For records with only some missing items, the indices of these items in the tail's flat-maps.
-    """
-
-    applied: Applied
-    filled: set[Entry] = field(default_factory=set)
-    copies: int = 0
-    items: dict[Node, frozenset[Position]] = field(default_factory=dict)
 
 
 def arrive(
@@ -99,15 +82,16 @@ def arrive(
 
 
 def marking_before(
-    stage: str, *, ledger: Ledger, topic_ids: Mapping[str, str], siblings: Siblings, later: Collection[str]
+    stage: str, *, ledger: Ledger, topic_ids: Mapping[str, str], siblings: Siblings, later: Collection[str] = ()
 ) -> Marking:
     """Decides what publish steps before a stage publish, and marks outputs that are missing downstream.
 
-    A record that is rejected before a stage publishes nothing before it, and the ledger lists that its outputs are
-    missing (`outputs_before`). Any other redriven record was published before, as was a dead letter of another reader.
+    A record, or an item of it, that is rejected before a stage publishes nothing before it, and the ledger lists that
+    its outputs are missing (`outputs_before`). Anything else of a redriven record was published before, as was a dead
+    letter of another reader.
 
     Args:
-        stage: Name of the stage.
+        stage: Name of the stage; `end` for the steps after the last stage.
         ledger: The flow's ledger.
         topic_ids: Current topic id by topic.
         siblings: Policy for equal positions without index and id.
@@ -128,7 +112,7 @@ def marking_before(
         route = ledger.route(missing, standing, redriven, entries)
         if route is Route.COPY:
             return None
-        return element if route is Route.PLAIN else replace(element, route=passed_on(route))
+        return element if route is Route.PLAIN else replace(element, route=passed_on(route, redriven))
 
     return marked
 
@@ -155,29 +139,29 @@ def standing_of(element: Element[Any], lineage: Lineage, siblings: Siblings, *, 
     )
 
 
-def enter_tail(applied: Applied, *, ledger: Ledger, topic_ids: Mapping[str, str], siblings: Siblings) -> Tail:
-    """Select the elements for the steps after the last stage: redriven elements only if they are missing there."""
+def missing_after(
+    applied: Applied, *, ledger: Ledger, topic_ids: Mapping[str, str], siblings: Siblings
+) -> tuple[set[Entry], int]:
+    """Keep the elements for the steps after the last stage: redriven ones only if something of them is missing there.
+
+    Returns:
+        Entries of the ledger that are no longer missing, and the number of copies.
+    """
     kept: list[Element[Any]] = []
-    tail = Tail(applied)
+    filled: set[Entry] = set()
     for element in applied.elements:
         lineage = element.lineage.resolved(topic_ids)
         redriven = lineage.redriven
-        if element.route is not Route.PLAIN or redriven is None or redriven.redrive.stage != END_OF_FLOW:
-            kept.append(element)
-            continue
-        standing = standing_of(element, lineage, siblings)
-        entries = ledger.entries(END_OF_FLOW, standing, redriven, element.indices, whole=True)
-        route = ledger.route(END_OF_FLOW, standing, redriven, entries)
-        if route is Route.COPY:
-            tail.copies += 1
-            continue
-        tail.filled.update(entries)
-        missing = [entry.position[len(standing.position) :] for entry in entries if entry.group == standing.group]
-        if missing and all(missing):
-            tail.items[element.own] = frozenset((*element.indices, *item) for item in missing)
-        kept.append(replace(element, route=passed_on(route)))
+        if element.route is Route.PLAIN and redriven is not None and redriven.redrive.stage == END_OF_FLOW:
+            standing = standing_of(element, lineage, siblings)
+            entries = ledger.entries(END_OF_FLOW, standing, redriven, element.indices, whole=True)
+            if ledger.route(END_OF_FLOW, standing, redriven, entries) is Route.COPY:
+                continue
+            filled.update(entries)
+        kept.append(element)
+    copies = len(applied.elements) - len(kept)
     applied.elements = kept
-    return tail
+    return filled, copies
 
 
 def stage_key(value: Any) -> bytes | EnvelopeError:
@@ -189,13 +173,18 @@ def stage_key(value: Any) -> bytes | EnvelopeError:
     return EnvelopeError(Reason.NULL_KEY, "the stage's key is null") if key is None else key
 
 
-def passed_on(route: Route) -> Route:
+def passed_on(route: Route, redriven: Redriven | None) -> Route:
     """Route on which a late-folded element is passed on to the following stages.
 
-    They have not received an element that the flow lists, or that was healed upstream. A crashed attempt may have
-    passed any other element on to them.
+    They have not received an element whose event the flow lists, or that was healed upstream. A crashed attempt may
+    have passed any other element on to them, also one of which an operator asserts that this stage never folded it.
+
+    Args:
+        route: Route on which it arrived.
+        redriven: How it came back from the dead-letter topic.
     """
-    return Route.MISSING if route in (Route.MISSING, Route.HEALED) else Route.RETRIED
+    healed = route is Route.HEALED and redriven is None
+    return Route.MISSING if route is Route.MISSING or healed else Route.RETRIED
 
 
 def _inputs_of(stage: Aggregate, elements: Sequence[Element[Any]], schema: Schema) -> list[Any]:

@@ -143,7 +143,9 @@ class DeadLetterCollector:
                 return
             # It stays a hole in a state, or entries of the ledger, as before.
             dead.stage, dead.hole = stage, mine and redrive.hole
-            if not whole:
+            if whole:
+                self.changes.again.update(listed)
+            else:
                 self._split(stage or self.first, dead.own, standing, redriven, indices)
             size = len(standing.position)
             items = [entry.position[size:] for entry in listed if entry.group == standing.group]
@@ -164,7 +166,9 @@ class DeadLetterCollector:
             entries = self.ledger.entries(place, standing, redriven, indices)
             proven = any(entry.group == standing.group for entry in entries)
             if entries:
-                self.changes.added.add(dead_entry(place, own, standing, redriven, indices, proven=proven, whole=False))
+                item = dead_entry(place, own, standing, redriven, indices, proven=proven, whole=False)
+                self.changes.added.add(item)
+                self.changes.again.add(item)
 
     def _add_entries(self, entry: Entry) -> set[Entry]:
         """List a dead letter that was rejected before its stage, and its outputs before that stage as missing."""

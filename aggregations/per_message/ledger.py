@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple, TypeAlias, cast
 
+from aggregations.definition.flow import END_OF_FLOW
 from envelope import Lineage, Node, Position, Route, Standing, TopicPartition
 from envelope.dedup.lanes import group_of
 from envelope.dedup.lineage import Redriven, died_in, event_of, position_order
@@ -162,7 +163,7 @@ class Ledger:
             return standing.route
         mine = self.mine(redriven.redrive)
         if entries:
-            return Route.MISSING if mine and redriven.redrive.asserted else Route.DEAD_LETTER
+            return Route.ASSERTED if mine and redriven.redrive.asserted else Route.DEAD_LETTER
         if mine and not redriven.redrive.hole and self.forgotten.get(stage):
             return Route.HEALED if redriven.redrive.asserted else Route.DEAD_LETTER
         return Route.COPY
@@ -259,8 +260,11 @@ def dead_entry(
 
 
 def outputs_before(stage: str) -> str:
-    """Name under which the ledger lists events whose outputs before a stage are missing. No stage has this name."""
-    return f"{stage}>"
+    """Name under which the ledger lists events whose outputs before a stage are missing. No stage has this name.
+
+    After the last stage nothing but outputs can be missing: they are listed under `end`.
+    """
+    return stage if stage == END_OF_FLOW else f"{stage}>"
 
 
 def merged(ledgers: Iterable[Ledger]) -> Ledger:

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from aggregations.definition.element import Element, Record
 from aggregations.definition.flow import END_OF_FLOW, Flow, Stage, Step
 from aggregations.definition.source import RecordDecoder
-from aggregations.per_message.arrivals import Arrival, arrive, enter_tail, marking_before
+from aggregations.per_message.arrivals import Arrival, arrive, marking_before, missing_after
 from aggregations.per_message.cause import Cause
 from aggregations.per_message.dead_letters import BEYOND_END
 from aggregations.per_message.ledger import Doubt, Entry, Ledger, Reading, outputs_before
@@ -134,7 +134,7 @@ class MessageLoop:
         marking = marking_before(
             stage.name, ledger=self.ledger, topic_ids=self.topic_ids, siblings=self._topic.siblings, later=later
         )
-        applied = self._apply(stage.index, stage.before, before, marking=marking)
+        applied = self._apply(stage.index, stage.before, before, marking)
         arrivals = arrive(
             stage.aggregate,
             applied,
@@ -190,26 +190,20 @@ class MessageLoop:
 
     def leave(self, emitted: Applied) -> None:
         """Run the elements that the last stage passes on through the steps after it."""
-        tail = enter_tail(emitted, ledger=self.ledger, topic_ids=self.topic_ids, siblings=self._topic.siblings)
-        self.collector.tail(tail.filled, copies=tail.copies)
+        topic_ids, siblings = self.topic_ids, self._topic.siblings
+        filled, copies = missing_after(emitted, ledger=self.ledger, topic_ids=topic_ids, siblings=siblings)
+        self.collector.tail(filled, copies=copies)
+        marking = marking_before(END_OF_FLOW, ledger=self.ledger, topic_ids=topic_ids, siblings=siblings)
         last = len(self.flow.stages)
-        applied = self._apply(last, self.flow.tail, tail.applied, tail.items)
-        self._gather(last, END_OF_FLOW, applied)
+        self._gather(last, END_OF_FLOW, self._apply(last, self.flow.tail, emitted, marking))
 
-    def _apply(
-        self,
-        index: int,
-        steps: Sequence[Step],
-        before: Applied,
-        only: Mapping[Node, frozenset[Position]] | None = None,
-        marking: Marking | None = None,
-    ) -> Applied:
+    def _apply(self, index: int, steps: Sequence[Step], before: Applied, marking: Marking) -> Applied:
         """Run the steps before a stage, without the records that failed there in another task."""
         failed = self.failures.at(index, hole=False)
         if not failed:
-            return apply_steps(steps, before.elements, before.schema, only, marking)
+            return apply_steps(steps, before.elements, before.schema, marking)
         kept = [element for element in before.elements if element.own not in failed]
-        applied = apply_steps(steps, kept, before.schema, only, marking)
+        applied = apply_steps(steps, kept, before.schema, marking)
         applied.rejected += [
             RejectedElement.because(element, failed[element.own])
             for element in before.elements

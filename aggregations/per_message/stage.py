@@ -246,7 +246,7 @@ def _fold_key(
             state = kept
             continue
         if decision.verdict is Verdict.REDRIVEN:
-            late = passed_on(arrival.standing.route)
+            late = passed_on(arrival.standing.route, arrival.redriven)
             emitted = tuple(replace(element, route=late) for element in emitted)
         result.emitted[i] = emitted
         folded.append(arrival.standing)

@@ -128,7 +128,6 @@ def apply_steps(
     steps: Sequence[Step],
     elements: Sequence[Element[Any]],
     schema: Schema,
-    only: Mapping[Node, frozenset[Position]] | None = None,
     marking: Marking | None = None,
 ) -> Applied:
     """Run the steps in order.
@@ -139,16 +138,11 @@ def apply_steps(
         steps: The steps.
         elements: The elements.
         schema: Columns before the steps; None when a callable determines the value.
-        only: Items to pass on, by their indices, for the given records.
         marking: Marks what the steps publish.
     """
     applied = Applied(list(elements), schema, marking=marking)
     for step in steps:
         _STEPS[type(step)](applied, step)
-        if only and isinstance(step, FlatMap):
-            applied.elements = [
-                one for one in applied.elements if one.own not in only or leads_to(one.indices, only[one.own])
-            ]
     return applied
 
 
@@ -174,11 +168,6 @@ def without_rejected(
 def _within(item: tuple[int, ...], indices: tuple[int, ...]) -> bool:
     """Whether an output belongs to an item; an output published before the flat-map belongs to all of its items."""
     return indices[: len(item)] == item
-
-
-def leads_to(indices: tuple[int, ...], items: frozenset[Position]) -> bool:
-    """Whether an element with these indices is one of the items, or they are made from it or it from them."""
-    return any(item[: len(indices)] == indices[: len(item)] for item in items)
 
 
 def _filter(applied: Applied, step: Filter) -> None:

@@ -8,13 +8,14 @@ import msgspec
 
 from aggregations.definition.flow import Flow, Stage
 from aggregations.run.common import common
-from aggregations.run.consistency import check_marks, check_stores
+from aggregations.run.consistency import check_marks, check_stores, lost_manifests
 from aggregations.run.risks import LOSSES, Risk, refuse
 from aggregations.run.run import Run
 from aggregations.run.shapes import check_states
 from persistence.commit.faults import EPOCH, effect
 from persistence.findings import Finding
 from persistence.manifest import Manifest
+from persistence.marks import Bucket
 from persistence.protocol import FlowRef, StateStore
 from persistence.registry import open_store
 
@@ -119,11 +120,20 @@ def _findings(run: Run) -> list[Finding]:
     findings = [
         *check_stores(run.flow.name, run.manifests, run.definitions(), homes),
         *check_marks(run.flow.name, run.manifests, buckets, homes, run.acknowledged.since),
+        *lost_manifests(run.flow.name, _without_manifest(run, buckets)),
     ]
     if any(one.risk in LOSSES for one in findings):
         # Used only if the risk is accepted: marks that were acknowledged before are then no longer checked.
         run.acknowledged.since = run.epoch
     return findings
+
+
+def _without_manifest(run: Run, buckets: Mapping[str, Mapping[str, Bucket]]) -> list[str]:
+    """Stores that have marks but no manifest, also when it is read after the marks: a run may just have begun."""
+    homes = run.homes()
+    marked = {homes[stage] for stage, held in buckets.items() if any(one.mark.count for one in held.values())}
+    missing = {name for name, manifest in run.manifests if manifest is None} & marked
+    return [name for name, store in run.distinct_stores() if name in missing and store.load_manifest(run.ref) is None]
 
 
 def _redefined(run: Run) -> list[Stage]:

@@ -131,6 +131,24 @@ def _empty(manifests: Sequence[tuple[str, Manifest | None]]) -> list[str]:
     ]
 
 
+def lost_manifests(flow: str, stores: Iterable[str]) -> list[Finding]:
+    """Findings for stores that have buckets with marks but no manifest, which is written before the first states.
+
+    Args:
+        flow: Name of the flow.
+        stores: First stage of each such store.
+    """
+    return [
+        unsafe(
+            Risk.STORE_EMPTY,
+            f"flow {flow}: the store of stage {name} has states of the flow but no manifest: a part of it was lost, and a "
+            "replay of what the topic still has would not restore it",
+            "Restore the store, or rebuild into a new generation (--generation)",
+        )
+        for name in stores
+    ]
+
+
 def _behind(manifests: Sequence[tuple[str, Manifest | None]]) -> list[tuple[str, str, list[TopicPartition]]]:
     """(store, the store downstream of it that is behind, the partitions where it is behind)."""
     return [
@@ -211,7 +229,7 @@ def check_durability(stores: Sequence[tuple[str, Capabilities]]) -> list[Finding
             unsafe(
                 Risk.NOT_DURABLE,
                 f"the store of stage {first} may lose acknowledged states and keep later writes",
-                "Configure it to sync before it acknowledges (appendfsync always, commitlog_sync group, synchronous full)",
+                "Configure it to sync before it acknowledges (appendfsync always, commitlog_sync group, synchronous=full, sync=full)",
             )
         )
     return findings

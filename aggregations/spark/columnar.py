@@ -1,26 +1,28 @@
 """The vectorised path: whole columns from Kafka's bytes to the stages, and from one stage to the next."""
 
 import io
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import polars as pl
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from aggregations.columns import schema
-from aggregations.columns.batch import Batch, RejectedRow, indices_of, redriven, standing
+from aggregations.columns.batch import RejectedRow, indices_of, redriven, standing
 from aggregations.columns.decode import Decoder
 from aggregations.columns.first import Unread, may_be_copies, unread_may_be_copy
+from aggregations.columns.record_columns import with_record_columns
 from aggregations.columns.signature import Signature
-from aggregations.columns.steps import NONE, Items, Rejected, Stepped, apply_columns, evaluate_columns, evaluated
+from aggregations.columns.steps import Rejected, Stepped, apply_columns, evaluate_columns, evaluated
+from aggregations.columns.values import apply_values, parts_of, with_values
 from aggregations.definition.element import Element
 from aggregations.definition.expressions import Expression, columns_of, expression
 from aggregations.definition.fields import Fields
-from aggregations.definition.flow import END_OF_FLOW, Stage, Step
+from aggregations.definition.flow import END_OF_FLOW, Flow, Stage, Step
 from aggregations.definition.operators import expressions_of, is_vectorised
-from aggregations.per_message.arrivals import marking_before, passed_on, stage_key
+from aggregations.definition.system import SYSTEM_COLUMNS
+from aggregations.per_message.arrivals import marking_before, stage_key
 from aggregations.per_message.cause import Cause
 from aggregations.per_message.dead_letters import BEYOND_END, RejectedRecord
 from aggregations.per_message.ledger import outputs_before
@@ -30,13 +32,13 @@ from aggregations.spark.columnar_fold import ColumnarFold
 from aggregations.spark.job import Exclusion, Job, dumps, loads, shared_key
 from aggregations.spark.path import Work
 from aggregations.spark.rows import BROKEN, INPUT, REKEYED, STAGE_KEY, Rows, key_codes, together
-from envelope import EnvelopeError, Lineage, Position, Reason, Route
+from envelope import EnvelopeError, Lineage, Reason, Route
 from persistence.commit.faults import effect
 from persistence.commit.steps import CommitStep
 from persistence.protocol import Write
 
-_SYSTEM = frozenset({*schema.SYSTEM, schema.AGAIN, schema.LATE})
-_RECORD = frozenset({schema.VALUE, schema.HEADERS})
+_SYSTEM = frozenset({*schema.SYSTEM, schema.AGAIN, schema.LATE, schema.MADE})
+_RECORD = frozenset({schema.VALUE, schema.HEADERS, schema.CHAIN})
 _OWN = (schema.TOPIC, schema.PARTITION, schema.OFFSET)
 _NO_END = np.iinfo(np.int64).max
 _NULL_KEY = Cause(Reason.NULL_KEY, "the stage's key is null")
@@ -57,9 +59,9 @@ class ColumnarPath:
                 work.report.counts.records += table.num_rows
                 work.report.counts.tombstones += batch.skipped
                 unread += [_unread(work, table, one) for one in batch.rejected]
-                frame = _with_records(batch, table) if job.flow.calls_functions else batch.frame
+                frame = with_record_columns(batch, table, job.flow)
                 parts.append(_existing(work, Rows(frame, list(batch.signatures))))
-        whole = together(parts, _empty(decoder))
+        whole = together(parts, _empty(decoder, job.flow))
         if len(job.tasks) < sum(len(slot.ranges) for slot in job.tasks):
             whole = _by_partition(whole)
         with work.timed("steps"):
@@ -75,14 +77,15 @@ class ColumnarPath:
         payloads = []
         for number in range(routes):
             part = frame.filter(pl.Series(route == number))
-            payloads.append(dumps((_ipc(part), arrivals.signatures)) if part.height else b"")
+            part, values = _own_values(part, arrivals.values)
+            payloads.append(dumps((_ipc(part), arrivals.signatures, values)) if part.height else b"")
         return payloads
 
     def unpack(self, work: Work, payloads: Sequence[bytes]) -> Rows:
         parts = []
         for payload in payloads:
-            data, signatures = loads(payload)
-            parts.append(Rows(pl.read_ipc(io.BytesIO(data)), signatures))
+            data, signatures, values = loads(payload)
+            parts.append(Rows(pl.read_ipc(io.BytesIO(data)), signatures, values))
         whole = together(parts, None)
         return _by_partition(whole) if len(parts) > 1 else whole
 
@@ -113,7 +116,7 @@ def _by_partition(rows: Rows) -> Rows:
         return rows
     items = schema.item_columns(rows.frame.columns)  # of a record whose items come from several tasks
     place = [schema.PARTITION, *((schema.OFFSET, *items) if items else ())]
-    return Rows(rows.frame.sort(place, maintain_order=True), rows.signatures)
+    return Rows(rows.frame.sort(place, maintain_order=True), rows.signatures, rows.values)
 
 
 def _unread(work: Work, table: pa.Table, rejection: RejectedRow) -> Unread:
@@ -158,81 +161,69 @@ def _onward(work: Work, stage: Stage, accepted: Rows) -> Rows | None:
     stages = work.job.flow.stages
     if stage.index + 1 < len(stages):
         return _enter(work, stages[stage.index + 1], accepted)
-    missing, only = _missing_after(work, accepted)
-    stepped = _stepped(work, len(stages), work.job.flow.tail, missing, only)
+    missing = _missing_after(work, accepted)
+    stepped = _stepped(work, len(stages), work.job.flow.tail, missing, _marking(work, END_OF_FLOW))
     _gather(work, len(stages), END_OF_FLOW, accepted, stepped)
     return None
 
 
-def _stepped(
-    work: Work,
-    index: int,
-    steps: Sequence[Step],
-    rows: Rows,
-    only: Items = NONE,
-    marking: Marking | None = None,
-) -> Stepped:
+def _stepped(work: Work, index: int, steps: Sequence[Step], rows: Rows, marking: Marking) -> Stepped:
     """Run the steps before a stage, without the records that failed there in another task."""
     frame, failed = rows.frame, []
     for own, cause in work.job.excluded_at(index, hole=False).items():
         mine = (pl.col(schema.PARTITION) == own.partition) & (pl.col(schema.OFFSET) == own.offset)
         failed.append(Rejected(frame.filter(mine), cause))
         frame = frame.filter(~mine)
-    stepped = apply_columns(steps, frame, lambda frame: work.elements(frame, rows.signatures), only, marking)
+    on_columns, on_values = parts_of(steps, made=rows.values is not None)
+    stepped = apply_columns(
+        on_columns, frame, lambda frame, values: work.elements(frame, rows.signatures, values), marking
+    )
+    stepped.values = rows.values
+    apply_values(on_values, stepped, marking)
     stepped.rejected += failed
     return stepped
 
 
-def _missing_after(work: Work, rows: Rows) -> tuple[Rows, Items]:
-    """Select the rows for the steps after the last stage: redriven rows only if they are missing there.
-
-    Returns:
-        The rows, and for records of which only some items are missing, the indices of these in the steps' flat-maps.
-    """
+def _missing_after(work: Work, rows: Rows) -> Rows:
+    """The rows for the steps after the last stage: redriven rows only if something of them is missing there."""
     bound = [one.back is not None and one.back.redrive.stage == END_OF_FLOW for one in rows.signatures]
-    if not any(bound) or not rows.frame.height:
-        return rows, NONE
+    if not any(bound):
+        return rows
     ledger, collector = work.job.ledger, work.collector
-    keep, lates = [], []
-    only: dict[tuple[int, int], frozenset[Position]] = {}
+    keep = []
     for row in rows.frame.iter_rows(named=True):
-        late = row.get(schema.LATE)
         kept = True
-        if bound[row[schema.SIGNATURE]] and not late:
-            at, back = (
-                standing(row, rows.signatures, rekeyed=False, siblings=collector.siblings),
-                redriven(row, rows.signatures),
-            )
-            indices = indices_of(row)
-            entries = ledger.entries(END_OF_FLOW, at, back, indices, whole=True)
-            route = ledger.route(END_OF_FLOW, at, back, entries)
-            kept, late = route is not Route.COPY, passed_on(route).value
+        if bound[row[schema.SIGNATURE]] and not row.get(schema.LATE):
+            at = standing(row, rows.signatures, rekeyed=False, siblings=collector.siblings)
+            back = redriven(row, rows.signatures)
+            entries = ledger.entries(END_OF_FLOW, at, back, indices_of(row), whole=True)
+            kept = ledger.route(END_OF_FLOW, at, back, entries) is not Route.COPY
             collector.tail(entries if kept else (), copies=not kept)
-            items = [entry.position[len(at.position) :] for entry in entries if entry.group == at.group]
-            if kept and items and all(items):
-                own = row[schema.PARTITION], row[schema.OFFSET]
-                only[own] = frozenset((*indices, *item) for item in items)
         keep.append(kept)
-        lates.append(late)
-    frame = rows.frame.with_columns(pl.Series(schema.LATE, lates, dtype=pl.String))
-    return Rows(frame.filter(pl.Series(keep, dtype=pl.Boolean)), rows.signatures), only
+    return Rows(rows.frame.filter(pl.Series(keep, dtype=pl.Boolean)), rows.signatures, rows.values)
+
+
+def _marking(work: Work, stage: str, later: Collection[str] = ()) -> Marking:
+    """Decides what publish steps before a stage publish."""
+    return marking_before(
+        stage,
+        ledger=work.job.ledger,
+        topic_ids=work.roots.topic_ids,
+        siblings=work.collector.siblings,
+        later=later,
+    )
 
 
 def _enter(work: Work, stage: Stage, before: Rows) -> Rows:
     """Apply steps, key and inputs of a stage; keep only the columns that it and the following stages need."""
     job = work.job
     aggregate = stage.aggregate
-    marking = marking_before(
-        stage.name,
-        ledger=job.ledger,
-        topic_ids=work.roots.topic_ids,
-        siblings=work.collector.siblings,
-        later=job.flow.after(stage),
-    )
-    stepped = _stepped(work, stage.index, stage.before, before, marking=marking)
+    stepped = _stepped(work, stage.index, stage.before, before, _marking(work, stage.name, job.flow.after(stage)))
     key = _keys(stepped, aggregate.key)
     frame = stepped.frame
-    wanted = aggregate.fold.inputs() if isinstance(aggregate.fold, Fields) else {}
+    # Inputs of values that a function made are evaluated message by message, when they are folded.
+    fold = aggregate.fold
+    wanted = fold.inputs() if isinstance(fold, Fields) and stepped.values is None else {}
     # A row whose inputs cannot be computed still arrives: it leaves a hole in the state of its key.
     inputs, broken = evaluate_columns(frame, {f"{INPUT}{name}": one for name, one in wanted.items()})
     _gather(work, stage.index, stage.name, before, stepped)
@@ -244,7 +235,7 @@ def _enter(work: Work, stage: Stage, before: Rows) -> Rows:
         key.alias(STAGE_KEY), pl.Series(BROKEN, broken), *inputs.get_columns()
     )
     frame = frame.with_columns(rekeyed.alias(REKEYED))
-    return Rows(frame, before.signatures)
+    return Rows(frame, before.signatures, stepped.values)
 
 
 def _fill_outputs(work: Work, missing: str, rows: Rows) -> None:
@@ -262,17 +253,21 @@ def _is_position(name: str) -> bool:
 
 def _further(job: Job, stage: Stage, frame: pl.DataFrame) -> list[str]:
     """Columns that are needed from here on, apart from the system columns: all if a function may read any of them."""
+    if schema.MADE in frame.columns:
+        return [name for name in frame.columns if name in (schema.VALUE, schema.HEADERS)]
     later = job.flow.stages[stage.index + 1 :]
     steps = [*(step for one in later for step in (*one.before, one.aggregate)), *job.flow.tail]
-    if isinstance(stage.aggregate.fold, Fields) and all(map(is_vectorised, steps)):
+    if isinstance(stage.aggregate.fold, Fields) and all(map(is_vectorised, steps)) and stage.aggregate.emit is None:
         needed = columns_of(one for step in steps for one in expressions_of(step))
-        return sorted(name for name in needed if name in frame.columns and not name.startswith("_"))
-    return [name for name in frame.columns if not name.startswith("_") or name in _RECORD]
+        further = sorted(needed.intersection(frame.columns))
+    else:
+        further = frame.columns
+    return [name for name in further if not name.startswith("_") or name in _RECORD]
 
 
 def _keys(stepped: Stepped, of: Expression | Callable[[Element[Any]], Any]) -> pl.Series:
     """Canonical bytes of the stage's key of every row; rows without one are rejected."""
-    if not isinstance(of, str | pl.Expr):
+    if not isinstance(of, str | pl.Expr) or stepped.values is not None:
         keys = stepped.succeeded([stage_key(one) for one in stepped.each(of)])
         return pl.Series(STAGE_KEY, keys, dtype=pl.Binary)
     key = evaluated(stepped, {STAGE_KEY: expression(of)}).get_column(STAGE_KEY)
@@ -333,25 +328,16 @@ def _lineages(work: Work, frame: pl.DataFrame, signatures: Sequence[Signature]) 
     return [str(one) for one in found]
 
 
-def _with_records(batch: Batch, table: pa.Table) -> pl.DataFrame:
-    """The rows with what functions may read of their records: values, if there are chains, and headers."""
-    wanted = {}
-    if any(one.chained for one in batch.signatures):
-        wanted[schema.VALUE] = table.column("value")
-    if "headers" in table.schema.names and pc.any(pc.greater(pc.list_value_length(table.column("headers")), 0)).as_py():
-        wanted[schema.HEADERS] = table.column("headers")
-    rows = batch.frame.get_column(schema.ROW)
-    return batch.frame.with_columns(_series(column).gather(rows).alias(name) for name, column in wanted.items())
+def _empty(decoder: Decoder, flow: Flow[Any]) -> pl.DataFrame:
+    lists = {name: SYSTEM_COLUMNS[name] for name in sorted(flow.system_lists)}
+    return pl.DataFrame(schema={**decoder.schema, **schema.SYSTEM, schema.position(0): pl.Int64, **lists})
 
 
-def _series(column: pa.Array | pa.ChunkedArray) -> pl.Series:
-    found = pl.from_arrow(column)
-    assert isinstance(found, pl.Series)
-    return found
-
-
-def _empty(decoder: Decoder) -> pl.DataFrame:
-    return pl.DataFrame(schema={**decoder.schema, **schema.SYSTEM, schema.position(0): pl.Int64})
+def _own_values(part: pl.DataFrame, values: Sequence[Any] | None) -> tuple[pl.DataFrame, list[Any] | None]:
+    """Some rows with only their values."""
+    if values is None:
+        return part, None
+    return with_values(part, [values[number] for number in part.get_column(schema.MADE)])
 
 
 def _ipc(frame: pl.DataFrame) -> bytes:

@@ -25,12 +25,14 @@ from aggregations.columns.order import positions_of
 from aggregations.columns.record_text import Form
 from aggregations.columns.records import StoredStates, encoded, form_of
 from aggregations.columns.signature import Lane, Signature, lanes_of
-from aggregations.columns.steps import FAILURES
+from aggregations.columns.steps import FAILURES, numbered
+from aggregations.columns.values import with_values
 from aggregations.definition.element import Element
 from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Aggregate, Stage
 from aggregations.definition.folds import Fold
 from aggregations.per_message.arrivals import Arrival, passed_on
+from aggregations.per_message.rows import evaluate_elements
 from aggregations.per_message.stage import KeyState, StageOutcome, fold_stage
 from aggregations.run.states import state_of, writes_of
 from aggregations.spark.job import Exclusion
@@ -91,9 +93,15 @@ class ColumnarFold:
         self.writes: list[Write] = []
         self.accepted = np.zeros(self.frame.height, np.bool_)
         self.late: dict[int, str] = {}
+        self.emitted: dict[int, list[Any]] = {}
 
     def run(self) -> "ColumnarFold":
         fold, job, names = self.aggregate.fold, self.work.job, known_names()
+        entering = self._input()
+        if self.aggregate.emit is not None or (isinstance(fold, Fields) and self.rows.values is not None):
+            # `emit` gets the state after each message, and inputs made of a function's values have no types.
+            self._one_by_one(np.ones(len(self.keys), np.bool_))
+            return self
         if isinstance(fold, Fields):
             inputs = self.frame.select(pl.col(f"{INPUT}{name}").alias(name) for name in fold.inputs())
             kinds = kinds_of(fold, inputs.schema)
@@ -102,9 +110,8 @@ class ColumnarFold:
         else:
             form = form_of(self.stage.definition, None)
             refused = np.zeros(self.frame.height, np.bool_)
-        values = [None if (one := self.stored.get(key)) is None else one.value for key in self.keys]
+        values = [None if one is None else one.value for one in map(self.stored.get, self.keys)]
         before = StoredStates(values, form, names)
-        entering = self._input()
         exotic: Mask = self.frame.get_column(schema.EXOTIC).to_numpy()
         judged = judge(
             self.codes,
@@ -169,7 +176,7 @@ class ColumnarFold:
         """The same for a fold in plain Python."""
         rows = judged.order[judged.fold[judged.order]]
         codes = self.codes[rows]
-        elements = self.work.elements(self.frame[rows], self.rows.signatures)
+        elements = self.work.elements(self.frame[rows], self.rows.signatures, self.rows.values)
         return fold_elements(fold, elements, codes, before)
 
     def _write(self, form: Form, names: LaneNames, judged: Judged, folded: Folded, apart: Mask) -> None:
@@ -178,13 +185,12 @@ class ColumnarFold:
         changed = judged.changed[fit]
         values = folded.values.of_keys(judged.changed)
         records = encoded(form, names, judged.lanes, fit, values, folded.texts)
-        for code, record in zip(changed.tolist(), records, strict=True):
-            key = self.keys[code]
-            stored = self.stored.get(key)
-            write = Write(key, stored.version if stored else 0, record)
-            self.writes.append(write)
-            if self.stage.snapshots:
-                self.states[key] = self._state(write)
+        keys = [self.keys[code] for code in changed.tolist()]
+        versions = [one.version if one else 0 for one in map(self.stored.get, keys)]
+        writes = list(map(Write, keys, versions, records))
+        self.writes += writes
+        if self.stage.snapshots:
+            self.states |= {write.key: self._state(write) for write in writes}
 
     def _state(self, write: Write) -> KeyState:
         stage = self.work.job.ref.stage(self.stage.name)
@@ -221,8 +227,10 @@ class ColumnarFold:
         self.work.collector.decided(self.stage.name, outcome.decided)
         for row, one in zip(rows, outcome.decided, strict=True):
             self.accepted[row] = one.decision.fold or one.arrival.transit
+            if self.aggregate.emit is not None:
+                self.emitted[int(row)] = [element.value for element in one.emitted]
             if one.decision.verdict is Verdict.REDRIVEN and one.decision.fold:
-                self.late[int(row)] = passed_on(one.arrival.standing.route).value
+                self.late[int(row)] = passed_on(one.arrival.standing.route, one.arrival.redriven).value
             if one.hole and one.reason is not None:
                 cause = Exclusion(one.reason, one.detail, hole=True, raised=one.raised)
                 self.work.fail(self.stage.index, one.arrival.element.own, cause)
@@ -231,9 +239,15 @@ class ColumnarFold:
         """Fold rows, which are all rows of their keys, by the pure code."""
         job = self.work.job
         arrivals = [self._arrival(row) for row in frame.iter_rows(named=True)]
-        if not isinstance(self.aggregate.fold, Fields):
-            elements = map(plain_element, self.work.elements(frame, self.rows.signatures))
+        fold, made = self.aggregate.fold, self.rows.values
+        if not isinstance(fold, Fields) or made is not None or self.aggregate.emit is not None:
+            elements = list(self.work.elements(frame, self.rows.signatures, made))
+            if not isinstance(fold, Fields):
+                elements = list(map(plain_element, elements))  # a fold may put an element into its state
             arrivals = [replace(one, element=element) for one, element in zip(arrivals, elements, strict=True)]
+            if isinstance(fold, Fields) and made is not None:
+                inputs = evaluate_elements(elements, fold.inputs(), None)
+                arrivals = [replace(one, values=values) for one, values in zip(arrivals, inputs, strict=True)]
         found = {one.key: self.stored[one.key] for one in arrivals if one.key in self.stored}
         loaded = job.states_in(self.stage, found)
         return fold_stage(
@@ -252,7 +266,8 @@ class ColumnarFold:
         signature = signatures[row[schema.SIGNATURE]]
         own = job.node(row[schema.TOPIC], row[schema.PARTITION], row[schema.OFFSET])
         verdict = _incarnation(self.work, signature)
-        names = self.aggregate.fold.inputs() if isinstance(self.aggregate.fold, Fields) else ()
+        fold = self.aggregate.fold
+        names = fold.inputs() if isinstance(fold, Fields) and self.rows.values is None else ()
         at, back = standing(row, signatures, rekeyed=row[REKEYED], siblings=self.siblings), redriven(row, signatures)
         late = Route(row.get(schema.LATE) or Route.PLAIN)
         indices = indices_of(row)
@@ -283,7 +298,12 @@ class ColumnarFold:
         if self.late:
             routes = [self.late.get(row) for row in range(frame.height)]
             frame = frame.with_columns(pl.Series(schema.LATE, routes, dtype=pl.String))
-        return Rows(frame.filter(pl.Series(self.accepted)), self.rows.signatures)
+        if self.aggregate.emit is None:
+            return Rows(frame.filter(pl.Series(self.accepted)), self.rows.signatures, self.rows.values)
+        sizes = np.array([len(self.emitted[row]) for row in range(frame.height)], np.int64)
+        frame = numbered(frame[np.repeat(np.arange(frame.height), sizes)], sizes)
+        values = [value for row in range(len(sizes)) for value in self.emitted[row]]
+        return Rows(with_values(frame, values)[0], self.rows.signatures, values)
 
     def _late(self) -> Mask:
         """Rows that an earlier stage folded late."""

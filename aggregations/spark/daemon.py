@@ -11,9 +11,12 @@ import signal
 import socket
 import sys
 import zipimport
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+
+from aggregations.spark.daemon_ahead import hand_over
 
 _LOADED_SECONDS = 2.0
 """More CPU time than it takes to load compiled code, and much less than it takes to compile it."""
@@ -25,7 +28,7 @@ def _do_nothing(importer: zipimport.zipimporter) -> None:
     """The archive does not change."""
 
 
-def _from_package() -> None:
+def from_package() -> None:
     """Import PySpark from the package that its archive is part of, if there is one: the archive has no bytecode.
 
     Measured: 0.4 s of CPU instead of 1.4.
@@ -38,7 +41,7 @@ def _from_package() -> None:
         sys.path[:] = before
 
 
-def _load() -> None:
+def load() -> None:
     """Load the code that numba compiles if this machine has not run it before: once, for all residents.
 
     Two processes compile: what reads messages takes as long as what reads and writes states.
@@ -119,27 +122,44 @@ def _answer_at_once() -> None:
     daemon.worker, daemon.worker_main = worker, worker_main
 
 
-def main() -> None:
-    """Run the daemon until Spark closes it."""
-    _from_package()
+def warm_up() -> None:
+    """Import what every worker needs."""
+    from_package()
     zipimport.zipimporter.invalidate_caches = _do_nothing  # type: ignore[method-assign,assignment]
 
     import polars  # noqa: ICN001, F401
     import pyarrow  # noqa: ICN001, F401
+    import pyspark.daemon
     import pyspark.worker  # noqa: F401
-    from pyspark import daemon
 
     import aggregations.spark.columnar
     import aggregations.spark.fetch
     import aggregations.spark.messages
     import aggregations.spark.tasks  # noqa: F401
+
+
+def serve(prepare: Callable[[], None] = lambda: None) -> None:
+    """Fork workers until Spark closes the daemon.
+
+    Args:
+        prepare: Loads what residents need, if it is not loaded yet; see `residents.supervise`.
+    """
+    from pyspark import daemon
+
     from aggregations.spark import residents
 
     gc.collect()
     gc.freeze()  # existing objects stay shared between the forks
-    residents.supervise(_load)
+    residents.supervise(prepare)
     _answer_at_once()
     daemon.manager()  # type: ignore[no-untyped-call]
+
+
+def main() -> None:
+    """Run the daemon until Spark closes it, unless one was started ahead."""
+    hand_over()
+    warm_up()
+    serve(load)
 
 
 if __name__ == "__main__":

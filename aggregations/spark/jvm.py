@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from aggregations.spark.class_archive import ClassArchive
+from aggregations.spark.daemon_ahead import ADDRESS, DaemonAhead
 
 DEFAULT_MASTER: Final = "local[2]"
 """Spark's master when none is given."""
@@ -35,6 +36,7 @@ _OPTIONS: Final = "SPARK_SUBMIT_OPTS"  # Java options, before those of Spark's s
 # second per million events instead of 3.
 _JAVA: Final = "-XX:TieredStopAtLevel=1"
 _POLL_SECONDS: Final = 0.02
+_POOLS: Final = ("POLARS_MAX_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
 def environment_of(before: Mapping[str, str], master: str) -> dict[str, str]:
@@ -129,6 +131,9 @@ class Jvm:
         own = {"SPARK_HOME": home, "SPARK_CONNECT_MODE": "0", _ADDRESS: str(self._address)}
         if self._archive is not None:
             own[_OPTIONS] = f"{self._archive.options()} {environment.get(_OPTIONS, '')}".strip()
+        self._daemon = _daemon_ahead(conf, environment)
+        if self._daemon is not None:
+            own[ADDRESS] = str(self._daemon.address)
         settings = [word for pair in self.asked[0].items() for word in ("--conf", "=".join(pair))]
         arguments = shlex.split(environment.get("PYSPARK_SUBMIT_ARGS", "pyspark-shell"))
         self.process = subprocess.Popen(
@@ -188,6 +193,8 @@ class Jvm:
         self.process.kill()
         self.process.wait()
         shutil.rmtree(self._directory, ignore_errors=True)
+        if self._daemon is not None:
+            self._daemon.end()
         if self._archive is not None:
             self._archive.finish(self.process)
 
@@ -197,8 +204,37 @@ class Jvm:
             return
         if not self._used:
             self.kill()
-        elif self._archive is not None:
-            self._archive.finish(self.process)
+        else:
+            if self._daemon is not None:
+                self._daemon.end()
+            if self._archive is not None:
+                self._archive.finish(self.process)
+
+
+def _daemon_ahead(conf: Mapping[str, str], environment: Mapping[str, str]) -> DaemonAhead | None:
+    """The Python daemon for a `local` master that starts it in this interpreter; None for others."""
+    python = conf.get("spark.pyspark.python", environment["PYSPARK_PYTHON"])
+    if not (is_local(conf[MASTER]) and python == sys.executable) or conf[MASTER].startswith("local-cluster"):
+        return None
+    settings = {**worker_settings(conf[MASTER], environment), **conf}
+    prefix = "spark.executorEnv."
+    variables = {name.removeprefix(prefix): value for name, value in settings.items() if name.startswith(prefix)}
+    ours = {"PYTHONHASHSEED": environment.get("PYTHONHASHSEED", "0"), "PYTHONUNBUFFERED": "YES"}
+    return DaemonAhead({**environment, **ours, **variables})
+
+
+def worker_settings(master: str, environment: Mapping[str, str]) -> dict[str, str]:
+    """Spark's settings for the environment of Python workers."""
+    # One task has one core; with larger thread pools, tasks would only wait for each other.
+    settings = {f"spark.executorEnv.{name}": environment.get(name, "1") for name in _POOLS}
+    return {**settings, "spark.executorEnv.PYTHONPATH": _modules_path(environment)} if is_local(master) else settings
+
+
+def _modules_path(environment: Mapping[str, str]) -> str:
+    """Where this process finds its modules, for workers of this machine."""
+    mine = [path or str(Path.cwd()) for path in sys.path if not path.endswith((".zip", ".jar"))]
+    given = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
+    return os.pathsep.join(dict.fromkeys([*given, *mine]))
 
 
 def _at_start(conf: Mapping[str, str]) -> dict[str, str]:

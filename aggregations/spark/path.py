@@ -47,10 +47,12 @@ class Work:
         """Topic ids known and seen."""
         return Incarnations(self.job.incarnations, self.roots.topic_ids)
 
-    def elements(self, frame: pl.DataFrame, signatures: Sequence[Signature]) -> Elements:
+    def elements(
+        self, frame: pl.DataFrame, signatures: Sequence[Signature], values: Sequence[Any] | None = None
+    ) -> Elements:
         """Rows of the vectorised path as elements, for the functions of the flow."""
         assert self.job.flow.topic is not None
-        return Elements(frame, signatures, self.job.flow.topic, self.job.node)
+        return Elements(frame, signatures, self.job.flow.topic, self.job.node, values)
 
     @cached_property
     def collector(self) -> DeadLetterCollector:

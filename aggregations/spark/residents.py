@@ -29,13 +29,14 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
+from aggregations.spark.sockets import socket_parent
+
 _PR_SET_PDEATHSIG: Final = 1  # of prctl(2)
 _LOOK_SECONDS: Final = 1.0
 _PAUSE_SECONDS: Final = 0.02
 IDLE_SECONDS: Final = 300.0
 """Seconds without a call after which a resident ends: on a cluster a slot may have gone to another executor."""
 _SUPERVISOR: Final = "supervisor"
-_LONGEST_PARENT: Final = 50  # bytes; the path of a socket may have 103 on macOS and 107 on Linux
 
 keepers: Final[list[Callable[[], bool]]] = []
 """Called in a resident about once a second between two calls. Each lets go of what is no longer used, and returns whether
@@ -63,9 +64,7 @@ def supervise(prepare: Callable[[], None] = lambda: None) -> None:
             start no threads and no clients.
     """
     global _daemon, _directory
-    parent = Path(tempfile.gettempdir())
-    if len(os.fsencode(parent)) > _LONGEST_PARENT:
-        parent = Path("/tmp")  # noqa: S108 - mkdtemp makes a directory that only this user may read
+    parent = socket_parent()
     _sweep(parent)
     directory = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
     lock = os.open(directory, os.O_RDONLY)

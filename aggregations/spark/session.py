@@ -7,7 +7,6 @@ and of the engine, including the master, the name and the deploy mode.
 import logging
 import os
 import signal
-import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -17,7 +16,16 @@ from py4j.protocol import Py4JError
 from pyspark import SparkConf, SparkContext
 
 from aggregations.errors import SparkEndedError
-from aggregations.spark.jvm import DEFAULT_MASTER, IS_SUBMITTED, MASTER, NAME, environment_of, is_local, started
+from aggregations.spark.jvm import (
+    DEFAULT_MASTER,
+    IS_SUBMITTED,
+    MASTER,
+    NAME,
+    environment_of,
+    is_local,
+    started,
+    worker_settings,
+)
 from aggregations.spark.retry import StoppedError
 from persistence.kafka.settings import SECRET_NAMES
 
@@ -29,7 +37,6 @@ NEEDED = {
 
 _REDACTED = "spark.redaction.regex"
 _SECRETS = f"(?i:secret|password|token|access[.]?key|url|user|{SECRET_NAMES.removeprefix('(?i)')})"
-_POOLS = ("POLARS_MAX_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _LOG = logging.getLogger("headwater.spark")
 
 
@@ -233,13 +240,6 @@ def _launch(wanted: Mapping[str, str], stop: threading.Event) -> None:
             signals.Signal.handle(signals.Signal("TERM"), signals.SignalHandler.SIG_IGN)
 
 
-def _modules_path() -> str:
-    """Where this process finds its modules, for workers of this machine."""
-    mine = [path or str(Path.cwd()) for path in sys.path if not path.endswith((".zip", ".jar"))]
-    given = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
-    return os.pathsep.join(dict.fromkeys([*given, *mine]))
-
-
 def _settings(wanted: Mapping[str, str]) -> dict[str, str]:
     """The engine's settings, and the wanted ones: the name, the master, and settings that win over the engine's."""
     settings = {
@@ -247,15 +247,10 @@ def _settings(wanted: Mapping[str, str]) -> dict[str, str]:
         "spark.ui.showConsoleProgress": "false",
         **NEEDED,
         "spark.python.worker.reuse": "true",
-        # One task has one core; with larger thread pools, tasks would only wait for each other.
-        **{f"spark.executorEnv.{name}": os.environ.get(name, "1") for name in _POOLS},
+        **worker_settings(wanted[MASTER], os.environ),
     }
     if is_local(wanted[MASTER]):
-        settings |= {
-            "spark.executorEnv.PYTHONPATH": _modules_path(),
-            "spark.driver.host": "127.0.0.1",
-            "spark.driver.bindAddress": "127.0.0.1",
-        }
+        settings |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
     # What the user wants redacted comes on top of what has to be.
     more = wanted.get(_REDACTED)
     return {**settings, **wanted, _REDACTED: f"{_SECRETS}|(?:{more})" if more else _SECRETS}

@@ -96,7 +96,7 @@ def read_slot(payload: bytes, number: int) -> list[Block]:
 
     def act(work: Work) -> list[Block]:
         path, first, topic = path_of(job), job.flow.stages[0], _topic(job)
-        fetcher = fetcher_of(job.kafka, topic, f"headwater-{job.ref.flow}", headers=job.flow.calls_functions)
+        fetcher = fetcher_of(job.kafka, topic, f"headwater-{job.ref.flow}", headers=job.flow.reads_headers)
         chunks = fetcher.read(job.tasks[number].ranges, stays=residents.is_resident())
         arrivals = path.read(work, chunks)
         # Only after all rows were read: if the topic still is the driver's topic, the rows belong to it.
@@ -145,7 +145,10 @@ def publishing(job: Job) -> Task:
 
 
 def persisting(job: Job, stage: Stage) -> Task:
-    """The task that persists a stage after all of its downstream stages are persisted."""
+    """The task that persists a stage after all of its downstream stages are persisted.
+
+    If two tasks folded one key, neither half is written: it would raise the floor above the positions of the other.
+    """
     run, serial = job.run, job.serial
 
     def task(rows: Iterable[Row]) -> Iterator[Row]:
@@ -158,7 +161,10 @@ def persisting(job: Job, stage: Stage) -> Task:
 
         def act(work: Work) -> list[Block]:
             assert not kept, "states of one stage wait in residents or as blocks, never both"
-            return _persist(work, stage, [write for payload in mine for write in _read_writes(payload)], told)
+            writes = [write for payload in mine for write in _read_writes(payload)]
+            if len({write.key for write in writes}) < len(writes):
+                raise shared_key(job, stage)
+            return _persist(work, stage, writes, told)
 
         if kept and not mine and not _has_failed(others):
             number, hashes = kept[0].route, [block.payload for block in kept]
@@ -278,16 +284,12 @@ def _persist(work: Work, stage: Stage, writes: Sequence[Write], told: Sequence[b
 
     Raises:
         StoreWentBack: The store lost acknowledged writes.
-        SharedKeyError: Two tasks folded one key. Neither half may be written: it would raise the floor above the
-            positions of the other half.
     """
     if not writes:
         return []
     job = work.job
     for payload in told:
         job.known.note(*loads(payload))
-    if len({write.key for write in writes}) < len(writes):
-        raise shared_key(job, stage)
     with work.timed("persist"):
         marks = effect(
             CommitStep.PERSIST.of(stage.name),

@@ -19,6 +19,7 @@ CONSTANTS
     H,        \* healed positions that a state remembers
     Copies,   \* number of plain copies that the republisher sends, of events in Bad
     Redrives, \* number of dead letters redriven while the code may still fail
+    Asserts,  \* number of unproven dead letters that an operator asserts meanwhile
     Crashes,  \* number of crashes
     Broken    \* "none", or the name of a broken variant
 
@@ -27,12 +28,13 @@ Least(S) == CHOOSE x \in S : \A y \in S : x <= y
 Greatest(S) == CHOOSE x \in S : \A y \in S : x >= y
 
 VARIABLES
-    log,        \* the topic: [e: event, stage: that rejected the dead letter, or 0, at: offset of the rejection, or 0]
+    log,        \* the topic: [e: event, stage: that rejected the dead letter, or 0, at: offset of the rejection, or 0,
+                \* said: the operator asserts that this stage has not folded it]
     crashes,    \* crashes so far
     s1, s2,     \* states on disk, by stage
     next,       \* state of the next flow
     man,        \* manifest on disk
-    dlt,        \* dead letters in their topic: [e, stage, at]
+    dlt,        \* dead letters in their topic: [e, stage, at, asks: it is unproven]
     unproven    \* <<stage, event>> rejected as UNPROVEN; stage 3 is the next flow
 
 vars == <<log, crashes, s1, s2, next, man, dlt, unproven>>
@@ -42,7 +44,7 @@ Empty == [n |-> [e \in Events |-> 0],        \* how often each event is folded: 
           holes |-> {}, doubted |-> {},      \* dead letters; those whose event later stages may hold
           healed |-> {}, healedFloor |-> 0]  \* positions folded because of a redrive, a hole or a mark
 
-(* dead: the ledger by <<stage, position>>; coords: the ledger by offset; seen: the highest position read.
+(* dead: the ledger by <<stage, position>>; coords: the ledger by <<stage, offset>>; seen: the highest position read.
    Three fields are written before anything of a batch is published, and kept until an attempt at it commits:
    `begun`, the offset after the batch; `sure` and `unsure`, its rejected records, by <<stage, position>> or by
    offset.                                                                                                      *)
@@ -53,12 +55,13 @@ NoManifest == [next |-> 1, seen |-> 0, dead |-> {}, coords |-> {}, sure |-> {}, 
 Below(s, e) == e <= s.floor
 Holds(s, e) == e \in s.held \/ e \in s.healed
 
-(* Fold e and add it to the history. An event with a mark is also added to the healed positions, even above the
-   floor: the rest of the batch may push it out of the history before stage 1 is persisted.                     *)
-Fold(s, e, mark) ==
+(* Fold e and add it to the history. An event that the ledger lists, or that is healed, is also added to the healed
+   positions, even above the floor: the rest of the batch may push it out of the history before stage 1 is persisted. *)
+Fold(s, e, mark, kind) ==
     LET held   == IF Below(s, e) THEN s.held ELSE s.held \cup {e}
         gone   == IF Cardinality(held) > W THEN {Least(held)} ELSE {}
-        keeps  == /\ mark # "plain" /\ Broken # "healed_not_remembered"
+        listed == mark = "healed" \/ (kind \in {"letter", "asserted"} /\ e \notin s.holes)
+        keeps  == /\ listed /\ Broken # "healed_not_remembered"
                   /\ ~(Broken = "healed_remembered_below_the_floor_only" /\ ~Below(s, e))
         healed == IF keeps THEN s.healed \cup {e} ELSE s.healed
         lost   == IF Cardinality(healed) > H THEN {Least(healed)} ELSE {}
@@ -68,8 +71,9 @@ Fold(s, e, mark) ==
                   !.holes = @ \ {e}, !.doubted = @ \ {e}]
 
 (* Judge e at a stage. kind: "plain"; "letter", redriven to the stage that rejected it, `at` the offset of the
-   rejection; "healed", certainly not passed on before; "retried", possibly passed on before. The result is
-   "drop", "unproven", or the mark with which it is passed on after it is folded.                            *)
+   rejection; "asserted", the same, and the operator asserts that this stage has not folded it; "healed", certainly not
+   passed on before; "retried", possibly passed on before. The result is "drop", "unproven", or the mark with which it
+   is passed on after it is folded. An assertion says nothing about later stages.                                      *)
 Judge(s, stage, e, kind, at, ledger, coords) ==
     IF Holds(s, e) THEN "drop"
     ELSE IF e \in s.holes THEN (IF e \in s.doubted THEN "retried" ELSE "healed")
@@ -77,9 +81,12 @@ Judge(s, stage, e, kind, at, ledger, coords) ==
     ELSE CASE kind = "plain" -> IF Below(s, e) THEN "drop" ELSE "plain"
            [] kind = "letter" ->
                 (IF Broken = "letter_by_stage_and_flag" THEN "healed"
-                 ELSE IF at \notin coords THEN "drop"
+                 ELSE IF <<stage, at>> \notin coords THEN "drop"
                  ELSE IF ~Below(s, e) THEN "retried"
                  ELSE IF Broken = "coordinates_fold_below_the_floor" THEN "healed" ELSE "unproven")
+           [] kind = "asserted" ->
+                (IF <<stage, at>> \notin coords THEN "drop"
+                 ELSE IF Broken = "asserted_for_later_stages" THEN "healed" ELSE "retried")
            [] kind = "healed" ->
                 (IF Broken = "healed_by_window" /\ Below(s, e) THEN "drop"
                  ELSE IF e <= s.healedFloor /\ Below(s, e) /\ Broken # "healed_folds_below_its_floor" THEN "unproven"
@@ -96,17 +103,27 @@ Doubt(o, e, stage) ==
     /\ o < man.begun
     /\ \A k \in 1..stage : <<k, e>> \notin man.sure
 
+Letter(e, stage, at, asks) == [e |-> e, stage |-> stage, at |-> at, asks |-> asks]
+
 Keyless(b, stage, o, e, sure) ==
-    [b EXCEPT !.dlt = @ \cup {[e |-> e, stage |-> stage, at |-> o]},
+    [b EXCEPT !.dlt = @ \cup {Letter(e, stage, o, FALSE)},
               !.dead = IF sure THEN @ \cup {<<stage, e>>} ELSE @,
-              !.coords = IF sure THEN @ ELSE @ \cup {o},
+              !.coords = IF sure THEN @ ELSE @ \cup {<<stage, o>>},
               !.sure = IF sure THEN @ \cup {<<stage, e>>} ELSE @,
-              !.unsure = IF sure THEN @ ELSE @ \cup {o}]
+              !.unsure = IF sure THEN @ ELSE @ \cup {<<stage, o>>}]
 
 InFold(b, stage, o, e, sure) ==
-    [b EXCEPT !.dlt = @ \cup {[e |-> e, stage |-> stage, at |-> o]},
+    [b EXCEPT !.dlt = @ \cup {Letter(e, stage, o, FALSE)},
               !.sure = IF sure THEN @ \cup {<<stage, e>>} ELSE @,
-              !.unsure = IF sure THEN @ ELSE @ \cup {o}]
+              !.unsure = IF sure THEN @ ELSE @ \cup {<<stage, o>>}]
+
+(* An unproven event stays listed where it was rejected first. *)
+Unproven(b, stage, e, place) ==
+    [b EXCEPT !.unproven = @ \cup {<<stage, e>>}, !.dlt = @ \cup {Letter(e, stage, place, TRUE)},
+              !.coords = @ \cup {<<stage, place>>}, !.unsure = @ \cup {<<stage, place>>}]
+
+(* An event that is folded is no longer listed. *)
+Done(b, stage, e, place) == [b EXCEPT !.dead = @ \ {<<stage, e>>}, !.coords = @ \ {<<stage, place>>}]
 
 (* The ledger entry of an event that the state holds is no longer needed. *)
 Settled(b, s, stage, e) == IF Holds(s, e) THEN [b EXCEPT !.dead = @ \ {<<stage, e>>}] ELSE b
@@ -114,10 +131,10 @@ Settled(b, s, stage, e) == IF Holds(s, e) THEN [b EXCEPT !.dead = @ \ {<<stage, 
 Stage2(b, o, e, kind, at, how) ==
     LET mark == Judge(b.s2, 2, e, kind, at, b.dead, b.coords) IN
     IF mark = "drop" THEN Settled(b, b.s2, 2, e)
-    ELSE IF mark = "unproven" THEN [b EXCEPT !.unproven = @ \cup {<<2, e>>}]
+    ELSE IF mark = "unproven" THEN Unproven(b, 2, e, IF at > 0 THEN at ELSE o)
     ELSE IF e \in Bad /\ how = "fold2"
          THEN InFold([b EXCEPT !.s2.holes = @ \cup {e}], 2, o, e, TRUE)
-    ELSE [b EXCEPT !.s2 = Fold(@, e, mark), !.dead = @ \ {<<2, e>>}, !.out = Append(@, <<e, mark>>)]
+    ELSE [Done(b, 2, e, at) EXCEPT !.s2 = Fold(@, e, mark, kind), !.out = Append(@, <<e, mark>>)]
 
 Stage1(b, o, e, kind, at, how, first) ==
     IF e \in Bad /\ how = "map"
@@ -125,12 +142,12 @@ Stage1(b, o, e, kind, at, how, first) ==
     ELSE LET judged == Judge(b.s1, 1, e, kind, at, b.dead, b.coords)
              mark == IF judged = "plain" /\ ~first /\ Broken # "late_unmarked" THEN "retried" ELSE judged IN
     IF mark = "drop" THEN Settled(b, b.s1, 1, e)
-    ELSE IF mark = "unproven" THEN [b EXCEPT !.unproven = @ \cup {<<1, e>>}]
+    ELSE IF mark = "unproven" THEN Unproven(b, 1, e, IF at > 0 THEN at ELSE o)
     ELSE IF e \in Bad /\ how = "fold1"
          THEN (IF Doubt(o, e, 1) \/ mark = "retried"
                THEN InFold([b EXCEPT !.s1.holes = @ \cup {e}, !.s1.doubted = @ \cup {e}], 1, o, e, FALSE)
                ELSE InFold([b EXCEPT !.s1.holes = @ \cup {e}], 1, o, e, TRUE))
-    ELSE LET folded == [b EXCEPT !.s1 = Fold(@, e, mark), !.dead = @ \ {<<1, e>>}] IN
+    ELSE LET folded == [Done(b, 1, e, at) EXCEPT !.s1 = Fold(@, e, mark, kind)] IN
          IF e \in Bad /\ how = "map2"
          THEN Keyless(folded, 2, o, e, mark = "healed" \/ (first /\ ~Doubt(o, e, 2)))
          ELSE Stage2(folded, o, e, mark, 0, how)
@@ -143,7 +160,7 @@ Batch(b, L, todo, how) ==    \* in the order of positions
     IF todo = {} THEN b
     ELSE LET o == CHOOSE x \in todo : \A y \in todo : L[x].e < L[y].e \/ (L[x].e = L[y].e /\ x <= y)
              r == L[o]
-             kind == IF r.stage > 0 THEN "letter" ELSE IF o \in b.coords THEN "retried" ELSE "plain"
+             kind == IF r.said THEN "asserted" ELSE IF r.stage > 0 THEN "letter" ELSE IF \E k \in 1..2 : <<k, o>> \in b.coords THEN "retried" ELSE "plain"
          IN  Batch(IF r.stage = 2 THEN Stage2(b, o, r.e, kind, r.at, how)
                    ELSE Stage1(b, o, r.e, kind, r.at, how, First(L, o)), L, todo \ {o}, how)
 
@@ -155,7 +172,7 @@ RECURSIVE Reads(_, _)
 Reads(s, out) ==
     IF out = <<>> THEN s
     ELSE LET e == out[1][1] IN
-         Reads(IF Holds(s, e) \/ Below(s, e) THEN s ELSE Fold(s, e, "plain"), Tail(out))
+         Reads(IF Holds(s, e) \/ Below(s, e) THEN s ELSE Fold(s, e, "plain", "plain"), Tail(out))
 RECURSIVE Refused(_, _)
 Refused(s, out) ==
     IF out = <<>> \/ Broken = "mark_not_forwarded" THEN {}
@@ -163,15 +180,16 @@ Refused(s, out) ==
          (IF out[1][2] # "plain" /\ Below(s, e) /\ ~Holds(s, e) THEN {<<3, e>>} ELSE {})
          \cup Refused(Reads(s, <<out[1]>>), Tail(out))
 ------------------------------------------------------------------------------
-Plain(e) == [e |-> e, stage |-> 0, at |-> 0]
-Redriven(d) == [e |-> d.e, stage |-> d.stage, at |-> d.at]
+Plain(e) == [e |-> e, stage |-> 0, at |-> 0, said |-> FALSE]
+Redriven(d) == [e |-> d.e, stage |-> d.stage, at |-> d.at, said |-> d.asks]
 
 Init ==
     /\ log = [e \in Events |-> Plain(e)] /\ crashes = 0
     /\ s1 = Empty /\ s2 = Empty /\ next = Empty
     /\ man = NoManifest /\ dlt = {} /\ unproven = {}
 
-Came(letters) == Cardinality({o \in (N + 1)..Len(log) : (log[o].stage > 0) = letters})
+Came(letters) == Cardinality({o \in (N + 1)..Len(log) : (log[o].stage > 0) = letters /\ ~log[o].said})
+Asserted == {o \in 1..Len(log) : log[o].said}
 
 Copy ==
     /\ Came(FALSE) < Copies
@@ -180,7 +198,17 @@ Copy ==
 
 Redrive ==
     /\ Came(TRUE) < Redrives
-    /\ \E d \in dlt : log' = Append(log, Redriven(d))
+    /\ \E d \in dlt : ~d.asks /\ log' = Append(log, Redriven(d))
+    /\ UNCHANGED <<crashes, s1, s2, next, man, dlt, unproven>>
+
+(* The operator knows what a stage has folded, and redrives an event once, until it is read. *)
+Missing(one, two, d) == (IF d.stage = 1 THEN one ELSE two).n[d.e] = 0
+
+Awaited(e) == \E o \in Asserted : log[o].e = e /\ o >= man.next
+
+Vouch ==
+    /\ Cardinality(Asserted) < Asserts
+    /\ \E d \in {x \in dlt : x.asks /\ Missing(s1, s2, x) /\ ~Awaited(x.e)} : log' = Append(log, Redriven(d))
     /\ UNCHANGED <<crashes, s1, s2, next, man, dlt, unproven>>
 
 (* One attempt at a batch. It is folded in memory and then written in five steps, `steps` of which are taken:
@@ -214,7 +242,7 @@ Crash == /\ crashes < Crashes /\ crashes' = crashes + 1
          /\ \E to \in (man.next + 1)..(Len(log) + 1), how \in Codes \cup {"ok"}, steps \in 1..4 : Attempt(to, how, steps)
          /\ UNCHANGED log
 
-Next == Copy \/ Redrive \/ Commit \/ Crash
+Next == Copy \/ Redrive \/ Vouch \/ Commit \/ Crash
 
 Spec == Init /\ [][Next]_vars
 ------------------------------------------------------------------------------
@@ -229,7 +257,7 @@ WithLetters(L, D) == IF D = {} THEN L ELSE LET d == CHOOSE x \in D : TRUE IN Wit
 RECURSIVE OneByOne(_, _, _)
 OneByOne(b, L, o) == IF o > Len(L) THEN b ELSE OneByOne(Batch(b, L, {o}, "ok"), L, o + 1)
 
-Mended == LET L == WithLetters(log, dlt) IN OneByOne(Batch(Loaded, L, man.next..Len(log), "ok"), L, Len(log) + 1)
+Mended == LET L == WithLetters(log, {d \in dlt : ~d.asks}) IN OneByOne(Batch(Loaded, L, man.next..Len(log), "ok"), L, Len(log) + 1)
 
 ExactOrUnproven ==
     LET b     == Mended
@@ -239,6 +267,24 @@ ExactOrUnproven ==
           /\ b.s1.n[e] = 1 \/ (b.s1.n[e] = 0 /\ <<1, e>> \in said)
           /\ b.s2.n[e] = 1 \/ (b.s2.n[e] = 0 /\ {<<1, e>>, <<2, e>>} \cap said # {})
           /\ after.n[e] = 1 \/ (after.n[e] = 0 /\ {<<1, e>>, <<2, e>>, <<3, e>>} \cap said # {})
+
+(* An operator who knows what each stage has folded gets every event folded once at both stages: unproven dead letters
+   of stage 1 are asserted first, then those of stage 2.                                                             *)
+RECURSIVE Asserting(_, _)
+Asserting(b, D) ==
+    IF D = {} THEN b
+    ELSE LET d == CHOOSE x \in D : \A y \in D : x.stage <= y.stage
+             o == Len(log) + Cardinality(dlt) + d.e     \* anywhere behind what was read
+             then == IF ~Missing(b.s1, b.s2, d) THEN b
+                      ELSE IF d.stage = 2 THEN Stage2(b, o, d.e, "asserted", d.at, "ok")
+                      ELSE Stage1(b, o, d.e, "asserted", d.at, "ok", FALSE)
+             new == {x \in then.dlt \ b.dlt : x.asks}
+         IN  Asserting(then, (D \ {d}) \cup new)
+
+ExactWhenAsserted ==
+    LET b == Mended
+        a == Asserting(b, {d \in dlt \cup b.dlt : d.asks})
+    IN  \A e \in Events : a.s1.n[e] = 1 /\ a.s2.n[e] = 1
 
 (* Nothing is unproven in this flow without a crash, a plain copy, or more healed positions than a state remembers. *)
 ExactWithoutCrash ==
@@ -250,7 +296,7 @@ RECURSIVE Other(_, _)
 Other(s, o) ==
     IF o > Len(log) THEN s
     ELSE LET mark == Judge(s, 1, log[o].e, IF log[o].stage = 0 THEN "plain" ELSE "letter", log[o].at, {}, {})
-         IN  Other(IF mark \in {"drop", "unproven"} THEN s ELSE Fold(s, log[o].e, mark), o + 1)
+         IN  Other(IF mark \in {"drop", "unproven"} THEN s ELSE Fold(s, log[o].e, mark, "plain"), o + 1)
 
 OtherFlowExact == LET s == Other(Empty, 1) IN \A e \in Events : s.n[e] = 1
 =============================================================================

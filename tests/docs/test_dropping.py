@@ -49,16 +49,19 @@ def drop_sqlite(path: Path) -> list[object]:
 
 def drop_lmdb(path: Path) -> list[object]:
     [recipe] = re.findall(r"^LMDB, in Python.*?\n\n(.*?)^SQLite:", PAGE, re.MULTILINE | re.DOTALL)
-    exec(textwrap.dedent(recipe).replace('".headwater/states"', repr(str(path))), {})
-    with lmdb.open(str(path), readonly=True) as environment, environment.begin() as transaction:
-        keys = [bytes(key) for key, _ in transaction.cursor()]
-        numbers = {
-            json.loads(transaction.get(key))["number"].to_bytes(4): key for key in keys if key.startswith(b"stage/")
-        }
-    names = sorted((int(key.split(b"/")[2]), key.split(b"/")[3].decode()) for key in numbers.values())
-    rest = [key for key in keys if not re.match(rb"[a-z]+/fleet/2|[a-z]+$", key)]
-    assert all(key[:4] in numbers for key in rest), rest
-    return [names, len(rest)]
+    exec(textwrap.dedent(recipe).replace(".headwater/states", str(path)), {})
+    names, states = set(), 0
+    for shard in sorted(path.iterdir()):
+        with lmdb.open(str(shard), readonly=True) as environment, environment.begin() as transaction:
+            keys = [bytes(key) for key, _ in transaction.cursor()]
+            numbers = {
+                json.loads(transaction.get(key))["number"].to_bytes(4): key for key in keys if key.startswith(b"stage/")
+            }
+        names |= {(int(key.split(b"/")[2]), key.split(b"/")[3].decode()) for key in numbers.values()}
+        rest = [key for key in keys if not re.match(rb"[a-z]+/fleet/2|[a-z]+$", key)]
+        assert all(key[:4] in numbers for key in rest), rest
+        states += len(rest)
+    return [sorted(names), states]
 
 
 @pytest.mark.parametrize(("scheme", "drop"), [("sqlite", drop_sqlite), ("lmdb", drop_lmdb)])

@@ -1,9 +1,8 @@
 """`flat_map` over list columns on the vectorised path: item by item what it does message by message."""
 
-import json
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import cycle
+from functools import partial
 from typing import Any
 
 import polars as pl
@@ -17,8 +16,8 @@ from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Flow
 from aggregations.definition.source import Json, Topic
 from aggregations.report import DeadLetter
-from envelope import Envelope, Hop, encode
-from tests.support.both import TOPIC_ID, Both
+from tests.support.both import Both
+from tests.support.drawn import bring_back, chained_batches
 
 ORDERS = Topic("orders", Json({"who": str, "lines": [{"sku": str, "n": int, "tags": [str]}], "tags": [str]}))
 BROKEN = {"now": True}
@@ -136,29 +135,7 @@ orders = st.fixed_dictionaries(
 )
 
 
-@st.composite
-def batches(draw: st.DrawFn) -> list[list[Record]]:
-    """Records with chains of different lengths, some sent again in their batch or later."""
-    found, sent, offset = [], [], 0
-    for _ in range(draw(st.integers(1, 3))):
-        batch = []
-        for order in draw(st.lists(orders, min_size=1, max_size=6)):
-            if sent and draw(st.integers(0, 4)) == 0:
-                key, value = draw(st.sampled_from(sent))
-            else:
-                key = draw(st.sampled_from([b"ann", b"ann", None]))
-                index = draw(st.sampled_from([0, 0, 1, None]))
-                chain = [
-                    Hop("raw", 0, offset, via="a", index=index, topic_id="R"),
-                    Hop("mid", 0, offset, via="b", index=2),
-                ]
-                used = tuple(chain[: draw(st.integers(0, 2))])
-                value = encode(Envelope(json.dumps(order).encode(), used, event_id=draw(st.sampled_from(["", "e1"]))))
-                sent.append((key, value))
-            batch.append(Record("orders", 0, offset, key, value, 1_000 + offset, (), TOPIC_ID))
-            offset += 1
-        found.append(batch)
-    return found
+BATCHES = chained_batches("orders", orders, [b"ann", b"ann", None])
 
 
 def back(both: Both, dead: DeadLetter, offset: int, how: str) -> Record:
@@ -172,7 +149,7 @@ BACK = st.sampled_from(["redriven", "redriven", "redriven", "of another flow", "
 
 
 @settings(max_examples=150, deadline=None)
-@given(flow=flows(), found=batches(), mended=st.booleans(), ways=st.lists(st.lists(BACK, min_size=1), max_size=3))
+@given(flow=flows(), found=BATCHES, mended=st.booleans(), ways=st.lists(st.lists(BACK, min_size=1), max_size=3))
 def test_both_paths_expand_lists_alike_and_take_back_what_they_rejected(
     flow: Flow[Any], found: list[list[Record]], mended: bool, ways: list[list[str]]
 ) -> None:
@@ -182,8 +159,4 @@ def test_both_paths_expand_lists_alike_and_take_back_what_they_rejected(
         both.process(batch)
     BROKEN["now"] = not mended
     offset = 1 + max(one.offset for batch in found for one in batch)
-    for hows in ways:
-        again = [back(both, dead, offset + n, how) for n, (dead, how) in enumerate(zip(both.dead_letters, cycle(hows)))]
-        offset += len(again)
-        if again:
-            both.process(again)
+    bring_back(both, offset, ways, partial(back, both))

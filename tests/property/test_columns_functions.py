@@ -16,7 +16,7 @@ from aggregations.definition.source import Topic
 from envelope import Envelope, Hop, encode
 from tests.messages import Every
 from tests.support.both import TOPIC_ID, Both, record
-from tests.support.pure import TOPIC, wrapped
+from tests.support.pure import TOPIC, bare, wrapped
 
 
 class Odd:
@@ -166,13 +166,13 @@ SUMS = Fields(n=count(), m=total("minutes"), at=last("_offset"))
 def flows(draw: st.DrawFn) -> Flow[Any]:
     flow: Flow[Any] = Flow("odd").source(wrapped())
     for step in draw(
-        st.lists(st.sampled_from(["filter", "divert", "map", "publish", "columns"]), max_size=3, unique=True)
+        st.lists(st.sampled_from(["filter", "divert", "map", "publish", "columns", "lists"]), max_size=3, unique=True)
     ):
         flow = added(flow, step)
     flow = flow.aggregate(
         "first", draw(st.sampled_from(["tail", key_of, "_key"])), draw(st.sampled_from([Odd(), Odd(), SUMS]))
     )
-    for step in draw(st.lists(st.sampled_from(["late filter", "again"]), max_size=2, unique=True)):
+    for step in draw(st.lists(st.sampled_from(["late filter", "again", "late lists"]), max_size=2, unique=True)):
         flow = added(flow, step)
     if draw(st.booleans()):
         flow = flow.aggregate(
@@ -193,6 +193,13 @@ def added(flow: Flow[Any], step: str) -> Flow[Any]:
             return flow.map(minutes=pl.col("minutes"), half=pl.col("delay") / 2)
         case "columns":
             return flow.filter((pl.col("_offset") != 3) & (pl.col("_timestamp") < 1_020)).map(who=pl.col("_event_id"))
+        case "lists":
+            hops, headers = pl.col("_chain"), pl.col("_headers")
+            return flow.filter(hops.list.first().struct.field("offset").ne_missing(3)).map(
+                hops=hops, headers=headers, size=headers.list.len() + hops.list.len()
+            )
+        case "late lists":
+            return flow.map(late=pl.col("_chain"), name=pl.col("_headers").list.last().struct.field("value"))
         case _:
             return flow.publish("out", key=key_of if step == "again" else None, name=step.replace(" ", "-"))
 
@@ -210,6 +217,38 @@ def test_a_fold_in_python_does_on_columns_what_it_does_message_by_message(given_
 def test_functions_do_on_columns_what_they_do_message_by_message(
     flow: Flow[Any], given_batches: list[list[Record]]
 ) -> None:
+    both = Both(flow)
+    for batch in given_batches:
+        both.process(batch)
+
+
+HOP, HEADER = pl.col("_chain").list.last().struct, pl.col("_headers").list.first().struct
+SEEN = Fields(
+    n=count(),
+    hops=total(pl.col("_chain").list.len()),
+    headers=total(pl.col("_headers").list.len()),
+    via=last(HOP.field("via"), by="_offset"),
+    index=last(HOP.field("index"), by="_offset"),
+    rekeyed=last(HOP.field("rekeyed"), by="_offset"),
+    name=last(HEADER.field("key"), by="_offset"),
+)
+
+
+@settings(max_examples=60)
+@given(
+    batches(payloads),
+    st.sampled_from(["tail", HOP.field("topic"), HEADER.field("value")]),
+    st.sampled_from(["_key", HOP.field("offset"), HEADER.field("key")]),
+    st.booleans(),
+)
+def test_expressions_read_headers_and_chain_without_any_function(
+    given_batches: list[list[Record]], first: str | pl.Expr, second: str | pl.Expr, envelope: bool
+) -> None:
+    flow = Flow("lists").source(wrapped() if envelope else bare())
+    flow = (
+        flow.filter(pl.col("_chain").list.len() < 2).aggregate("first", first, SEEN).aggregate("second", second, SEEN)
+    )
+    assert not flow.calls_functions
     both = Both(flow)
     for batch in given_batches:
         both.process(batch)

@@ -128,7 +128,10 @@ jvm.start_ahead("local[7]", {})
 assert jvm._ahead is first
 from aggregations.spark.session import session
 with session("own", master="local[1]", conf=FAST) as spark:
-    print(spark._gateway.proc is first.process, spark.appName)
+    def parent(_):
+        return os.getppid()
+    workers_of = spark.parallelize([0], 1).map(parent).first()
+    print(spark._gateway.proc is first.process, spark.appName, workers_of == first._daemon.process.pid)
 spark._gateway.shutdown()
 first.process.kill()
 first.process.wait()
@@ -208,7 +211,7 @@ def test_a_session_of_our_own_can_be_stopped_while_it_starts_leaves_nothing_behi
 
 def test_a_jvm_that_was_started_ahead_is_used_if_it_fits_and_ended_if_nobody_uses_it() -> None:
     ended = subprocess.run([sys.executable, "-c", AHEAD], capture_output=True, text=True, check=False)
-    lines = ["-9 False", "True own", "-9 False the flow's own module", "PySparkRuntimeError"]
+    lines = ["-9 False", "True own True", "-9 False the flow's own module", "PySparkRuntimeError"]
     *found, left = ended.stdout.splitlines()
     assert found == lines, ended.stderr
     process, directory = left.split()

@@ -131,7 +131,7 @@ class Both:
         return work
 
     def _chunks(self, records: Sequence[Record]) -> list[pa.RecordBatch]:
-        table = table_of(records, headers=self.flow.calls_functions)
+        table = table_of(records, headers=self.flow.reads_headers)
         batches: list[pa.RecordBatch] = table.to_batches(max_chunksize=3)
         return batches
 

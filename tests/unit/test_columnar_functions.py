@@ -21,7 +21,7 @@ from aggregations.definition.flow import Flow
 from aggregations.definition.folds import check_state, is_state
 from aggregations.definition.source import RecordDecoder, Topic
 from aggregations.spark.python_fold import fold_elements
-from envelope import EnvelopeError, Histories, History, Node, Reason, decode
+from envelope import EnvelopeError, Histories, History, Hop, Node, Reason, decode
 from persistence.record import StateRecord, encode_record
 from tests.support.both import TOPIC_ID, Both
 from tests.support.pure import TOPIC, bare, chained, hop, leg, table_of, wrapped
@@ -214,6 +214,41 @@ def test_a_record_without_a_key_has_a_null_key_column() -> None:
     both.process([leg(0), leg(1, None)])
     assert both.results("a") == {b"N1": {"n": 1}}
     assert both.reasons() == [(1, Reason.NULL_KEY)]
+
+
+def test_headers_and_chain_are_lists_that_equal_what_a_function_reads() -> None:
+    def same(element: Element[Any]) -> bool:
+        headers = [(one["key"], one["value"]) for one in element["headers"]]
+        return headers == list(element.headers) and [Hop(**one) for one in element["chain"]] == list(element.chain)
+
+    full = Hop("raw", 1, 5, "a", 2, 3, True, False, "id", 7, 9, "eu", True)
+    kept = Flow("f").source(wrapped()).map(headers="_headers", chain="_chain").divert(lambda one: not same(one))
+    both = Both(kept.aggregate("a", "tail", Fields(n=count(), hops=total(pl.col("chain").list.len()))))
+    record = replace(chained(0, full, hop("mid", 0, 1)), headers=(("a", b"1"), ("a", None)))
+    both.process([record, chained(1), replace(chained(2), headers=(("", b""),))])
+    assert both.results("a") == {b"N1": {"n": 3, "hops": 2}}
+    both.process([chained(3)])
+    assert both.results("a") == {b"N1": {"n": 4, "hops": 2}}
+
+
+def test_headers_and_chain_are_made_only_for_expressions_that_read_them() -> None:
+    flow = Flow("f").source(wrapped()).aggregate("a", "tail", Fields(n=count()))
+    assert (flow.system_lists, flow.reads_headers) == (frozenset(), False)
+    assert flow.publish("out").reads_headers
+    assert flow.publish("out", key=pl.col("_chain").list.first().struct.field("topic")).system_lists == {"_chain"}
+    read = flow.filter(pl.col("_headers").list.len() > 0)
+    assert (read.system_lists, read.reads_headers) == (frozenset({"_headers"}), True)
+
+
+def test_a_redriven_record_of_a_topic_without_envelopes_has_its_chain_as_a_column() -> None:
+    hops = pl.col("_chain").list.len()
+    flow = (
+        Flow("f").source(bare()).divert(pl.col("late") & (hops == 0)).aggregate("a", "tail", Fields(hops=total(hops)))
+    )
+    both = Both(flow)
+    both.process([leg(0, late=True), leg(1, late=False)])
+    both.process([both.redriven(both.dead_letters[0], 2)])
+    assert both.results("a") == {b"N1": {"hops": 2}}, "the rejected record and the dead letter"
 
 
 def test_the_records_facts_are_columns_behind_a_function_that_replaces_the_value() -> None:

@@ -12,9 +12,9 @@ ARCHIVE = Path(pyspark.__file__).parent / "python" / "lib" / "pyspark.zip"
 
 FROM_PACKAGE = """
 import sys
-from aggregations.spark.daemon import _from_package
+from aggregations.spark.daemon import from_package
 before = list(sys.path)
-_from_package()
+from_package()
 import pyspark
 print(".zip" in pyspark.__file__, sys.path == before)
 """
@@ -23,7 +23,7 @@ LOADED = """
 import os
 from aggregations.spark import daemon
 daemon._LOADED_SECONDS = 0.001
-daemon._load()
+daemon.load()
 try:
     os.waitpid(-1, os.WNOHANG)
 except ChildProcessError:

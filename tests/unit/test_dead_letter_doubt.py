@@ -103,6 +103,32 @@ def test_a_record_that_dies_only_after_an_attempt_folded_it_and_crashed_is_not_f
     assert run.results("counts") == {b"K": {"n": 100}}
 
 
+def test_what_an_attempt_that_died_folded_at_a_later_stage_is_not_folded_there_again_on_the_operator_s_word() -> None:
+    """The letter is folded above the floor in an attempt that persists only the last stage, and below it in the next."""
+    broken, store = {"now": True}, url()
+    parsed = Flow("parsing").source(LEGS).filter(lambda element: 1 // (not (broken["now"] and element["v"] < 0)) == 1)
+    flow = parsed.aggregate("first", "k", Fields(n=count()), history=1).aggregate(
+        "last", "c", Fields(n=count()), history=1
+    )
+    with faults.use(Injector([Fault.parse("fold.error")])), pytest.raises(Transient):
+        runner(flow, store).process([leg(0, v=-1)])
+    run = runner(flow, store, ends={("legs", 0): 1})
+    run.process([leg(0, v=-1)])
+    [died] = run.dead_letters
+    broken["now"] = False
+    rest = [leg(1), leg(2), leg(3), back(died, 4, "parsing")]
+    with faults.use(Injector([Fault.parse("persist:first.error")])), pytest.raises(Transient):
+        run.process(rest)
+    run = runner(flow, store, ends={("legs", 0): 5})
+    feed(run, rest[:3])
+    run.process(rest[3:])
+    assert [(one.stage, one.reason) for one in run.dead_letters] == [("first", "unproven")]
+    assert (run.results("first"), run.results("last")) == ({b"K": {"n": 3}}, {b"UA": {"n": 4}})
+    run.process([back(run.dead_letters[-1], 5, "parsing", 1, asserted=True)])
+    assert (run.results("first"), run.results("last")) == ({b"K": {"n": 4}}, {b"UA": {"n": 4}})
+    assert [(one.stage, one.reason) for one in run.dead_letters[1:]] == [("last", "unproven")]
+
+
 @pytest.mark.parametrize("first", ["letter", "copy"])
 def test_the_letter_of_a_doubtful_record_is_to_be_redriven_before_a_plain_copy_comes(first: str) -> None:
     """A limit: the copy is judged like any record, and a later stage drops it below its floor."""
@@ -195,7 +221,7 @@ def test_letters_beyond_what_the_ledger_lists_come_back_unproven() -> None:
     assert run.results("counts") == {b"K": {"n": 100}}
 
 
-def test_a_record_that_is_folded_late_and_dies_at_the_next_stage_is_listed_by_its_event_id():
+def test_what_an_operator_asserts_of_a_stage_is_still_in_doubt_at_the_next_one():
     broken = {"first", "second"}
 
     def step(name):
@@ -218,4 +244,7 @@ def test_a_record_that_is_folded_late_and_dies_at_the_next_stage_is_listed_by_it
     broken.remove("first")
     run.process([back(died, 1, "fleet", asserted=True)])
     assert run.results("a") == {b"N1": {"n": 1}}
-    assert run.run.ledger.listed["b"] == {"raw:0#id-raw>wrap>legs": {(5, -1, "e1")}}
+    assert run.run.ledger.listed == {"b": {"!legs:0#T1": {(0,)}}}
+    broken.remove("second")
+    run.process([pure.chained(2, pure.hop("raw", 0, 6, index=0)), back(run.dead_letters[-1], 3, "fleet", 1)])
+    assert (run.results("b"), run.run.ledger.listed) == ({b"N1": {"n": 2}}, {})

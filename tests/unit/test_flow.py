@@ -76,34 +76,28 @@ def test_stages_have_the_steps_in_front_of_them_and_the_tail_what_is_behind_all(
         legs().filter(lambda e: e["late"]).aggregate("a", "tail", COUNT),
         legs().divert(lambda e: e["late"]).aggregate("a", "tail", COUNT),
         legs().aggregate("a", "tail", COUNT).publish("out"),
+        legs().map(lambda e: e.value).aggregate("a", "tail", COUNT),
+        legs().flat_map(twice).aggregate("a", "tail", COUNT),
+        legs().aggregate("a", "tail", COUNT, emit=lambda element, state: [state]),
     ],
-    ids=["fold", "key", "filter", "divert", "publish"],
+    ids=["fold", "key", "filter", "divert", "publish", "map", "flat_map", "emit"],
 )
-def test_a_function_that_keeps_the_columns_is_called_on_the_vectorised_path_and_may_read_all_of_them(flow):
+def test_a_function_is_called_on_the_vectorised_path_and_may_read_all_of_them(flow):
     assert flow.is_columnar
     assert flow.calls_functions
     assert flow.columns is None
 
 
-@pytest.mark.parametrize(
-    "flow",
-    [
-        legs().map(lambda e: e.value).aggregate("a", "tail", COUNT),
-        legs().flat_map(twice).aggregate("a", "tail", COUNT),
-        legs().aggregate("a", "tail", COUNT, emit=lambda element, state: [state]),
-        legs(tombstones="element").aggregate("a", carrier, COUNT),
-    ],
-    ids=["map", "flat_map", "emit", "tombstones"],
-)
-def test_a_function_that_replaces_values_and_elements_without_columns_take_the_flow_off_the_vectorised_path(flow):
+def test_elements_without_columns_take_the_flow_off_the_vectorised_path():
+    flow = legs(tombstones="element").aggregate("a", carrier, COUNT)
     assert not flow.is_columnar
     assert flow.columns is None
 
 
-def test_the_stages_before_a_function_that_replaces_values_could_be_done_on_columns():
+def test_the_stages_before_a_function_that_replaces_values_are_done_on_columns():
     flow = legs().aggregate("a", "tail", Tally()).map(lambda e: e.value).aggregate("b", "carrier", COUNT)
     assert [stage.columnar for stage in flow.stages] == [True, False]
-    assert not flow.is_columnar
+    assert flow.is_columnar
 
 
 def test_the_columns_are_all_that_the_expressions_read():
@@ -160,13 +154,13 @@ def test_the_description_names_each_step_by_its_method_and_shows_its_path():
     assert flow.describe().splitlines() == [
         "fleet",
         "  source         legs",
-        '  filter         [col("minutes") > 0]                               per message',
-        "  aggregate      aircraft by tail: Fields(n=count(), m=total(minutes)) per message",
+        '  filter         [col("minutes") > 0]                               vectorised',
+        "  aggregate      aircraft by tail: Fields(n=count(), m=total(minutes)) vectorised",
         "  publish_states states",
-        "  map            half, whole                                        per message",
-        "  flat_map       twice                                              per message: its function replaces the values",
+        "  map            half, whole                                        vectorised",
+        f"  flat_map       {'twice':50s} per message from here: its function replaces the values",
         "  divert         carrier                                            per message",
-        "  aggregate      carriers by carrier: Tally, emit states            per message: emit replaces the values",
+        "  aggregate      carriers by carrier: Tally, emit states            per message",
         "  publish        out                                                per message",
     ]
     assert [line.step for line in lines_of(flow)] == [
@@ -189,6 +183,8 @@ def test_the_description_names_what_a_vectorised_step_calls_in_python():
         "vectorised, with Python for its function",
         "vectorised, with Python for the encoding of its messages",
     ]
+    emitting = legs().aggregate("a", "tail", COUNT, emit=states)
+    assert emitting.describe().endswith("per message from here: emit replaces the values")
     tombstones = legs(tombstones="element").aggregate("a", carrier, COUNT)
     assert tombstones.describe().splitlines()[1].endswith("per message: tombstones have no columns")
 

@@ -148,7 +148,7 @@ def test_how_a_redriven_record_comes_to_a_stage_is_what_the_ledger_proves_of_it(
     assert route(listing(entry(1)), back()) is Route.MISSING
     assert route(listing(entry(1)), of_another) is Route.MISSING, "the event is listed, whoever redrives it"
     assert route(listing(DIED), back()) is Route.DEAD_LETTER
-    assert route(listing(DIED), back(asserted=True)) is Route.MISSING
+    assert route(listing(DIED), back(asserted=True)) is Route.ASSERTED
     assert route(listing(DIED), of_another) is Route.DEAD_LETTER, (
         "another flow's operator asserts nothing about this one"
     )

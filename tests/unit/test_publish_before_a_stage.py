@@ -6,11 +6,8 @@ from typing import Any
 
 import pytest
 
-from aggregations.definition.aggregates import count
 from aggregations.definition.element import Element, Record
-from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Flow
-from aggregations.definition.source import Json, Topic
 from aggregations.run.discard import fill_holes
 from aggregations.run.memory import MemoryRunner
 from envelope import decode
@@ -19,11 +16,11 @@ from persistence.commit import faults
 from persistence.commit.faults import Fault, Injector
 from persistence.errors import Transient
 from tests.support.both import TOPIC_ID, Both
+from tests.support.chain import Chain
 from tests.support.letters import LEGS, Count, back, leg, runner
 
 BROKEN = {"now": True}
 BAD = -1
-NEXT = Topic("out", Json({"k": str, "c": str, "v": int}))
 Step = Callable[[Flow[Any]], Flow[Any]]
 
 
@@ -49,34 +46,6 @@ class Fold(Count):
         if self.broken:
             fails(element)
         return {"n": state["n"] + 1}
-
-
-class Chain:
-    """A flow, and one that reads what it publishes."""
-
-    def __init__(self, flow: Flow[Any]) -> None:
-        self.flow = flow
-        self.first = runner(flow)
-        self.second = runner(Flow("next").source(NEXT).aggregate("all", "k", Fields(n=count())))
-        self._read = 0
-
-    def process(self, *records: Record) -> None:
-        self.first.process(records)
-        self.read()
-
-    def read(self, again: int = 0) -> None:
-        """Let the second flow read what is published; the last outputs `again`."""
-        new = self.first.outputs[self._read - again :]
-        at = self._read
-        self._read += len(new)
-        if new:
-            self.second.process(
-                [Record("out", 0, at + n, one.key, one.value, topic_id="O") for n, one in enumerate(new)]
-            )
-
-    def folded(self) -> int:
-        """How many events the second flow has folded."""
-        return int(self.second.results("all")[b"K"]["n"])
 
 
 FAILING: dict[str, Step] = {

@@ -51,7 +51,8 @@ _judge = original(Histories, "judge")
 _leaving_hole = original(Histories, "leaving_hole")
 
 
-def _own_lane_only(self: Histories, one: Standing, history: History | None) -> bool:
+def _own_lane_only(self: Histories, one: Standing, known: Mapping[str, History]) -> bool:
+    history = known.get(one.lane)
     return history is not None and history.holds(one.position)
 
 

@@ -1,0 +1,61 @@
+"""What steps may read of a record beside its payload and the system columns: its headers and its chain."""
+
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from aggregations.columns import schema
+from aggregations.columns.batch import Batch
+from aggregations.columns.elements import chain_of
+from aggregations.definition.flow import Flow
+from aggregations.definition.source import Topic
+from aggregations.definition.system import SYSTEM_COLUMNS, hop_values
+
+
+def with_record_columns(batch: Batch, table: pa.Table, flow: Flow[Any]) -> pl.DataFrame:
+    """The rows of a batch with `_headers` and `_chain`, if expressions read them, and with what functions may read.
+
+    Args:
+        batch: The batch.
+        table: The records from which it was read, with column `headers` if `flow.reads_headers`.
+        flow: The flow.
+    """
+    lists, frame = flow.system_lists, batch.frame
+    if not (lists or flow.calls_functions):
+        return frame
+    assert flow.topic is not None
+    rows, found = frame.get_column(schema.ROW), []
+    values = _series(table.column("value")).gather(rows).alias(schema.VALUE)
+    if flow.calls_functions and any(one.chained for one in batch.signatures):
+        found.append(values)
+    if schema.CHAIN in lists:
+        found.append(_chains(batch, values, flow.topic))
+    if schema.HEADERS in lists:
+        dtype = SYSTEM_COLUMNS[schema.HEADERS]
+        headers = _series(table.column("headers")).cast(dtype).gather(rows).to_frame(schema.HEADERS)
+        found.append(headers.select(pl.col(schema.HEADERS).fill_null(pl.lit([], dtype))).to_series())
+    elif "headers" in table.schema.names and _any_items(table.column("headers")):
+        found.append(_series(table.column("headers")).gather(rows).alias(schema.HEADERS))
+    return frame.with_columns(found)
+
+
+def _chains(batch: Batch, values: pl.Series, topic: Topic) -> pl.Series:
+    """The column `_chain`, given the values of the records."""
+    chained = [one.chained for one in batch.signatures]
+    codes = batch.frame.get_column(schema.SIGNATURE).to_list()
+    chains = [
+        hop_values(chain_of(value, topic)) if chained[code] else [] for code, value in zip(codes, values, strict=True)
+    ]
+    return pl.Series(schema.CHAIN, chains, SYSTEM_COLUMNS[schema.CHAIN])
+
+
+def _any_items(lists: pa.ChunkedArray) -> bool:
+    return bool(pc.any(pc.greater(pc.list_value_length(lists), 0)).as_py())
+
+
+def _series(column: pa.Array | pa.ChunkedArray) -> pl.Series:
+    found = pl.from_arrow(column)
+    assert isinstance(found, pl.Series)
+    return found

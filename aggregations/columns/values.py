@@ -1,0 +1,66 @@
+"""Steps on rows whose values a function made: message by message, while the rest of each row stays in columns."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import polars as pl
+
+from aggregations.columns import schema
+from aggregations.columns.elements import row_of
+from aggregations.columns.steps import Rejected, Stepped
+from aggregations.definition.element import Element
+from aggregations.definition.flow import FlatMap, Step
+from aggregations.definition.operators import keeps_columns
+from aggregations.per_message.cause import Cause
+from aggregations.per_message.steps import Marking, apply_steps
+
+
+def parts_of(steps: Sequence[Step], *, made: bool) -> tuple[Sequence[Step], Sequence[Step]]:
+    """Divide steps into those on columns and those on values: from the first whose function replaces the values.
+
+    Args:
+        steps: The steps.
+        made: Functions made the values before the first step.
+    """
+    first = 0 if made else next((n for n, step in enumerate(steps) if not keeps_columns(step)), len(steps))
+    return steps[:first], steps[first:]
+
+
+def apply_values(steps: Sequence[Step], stepped: Stepped, marking: Marking | None = None) -> None:
+    """Run steps over the values of rows, in order.
+
+    Args:
+        steps: The steps; the first one replaces the values, if no step before it did.
+        stepped: The rows; it is changed.
+        marking: Marks what the steps publish.
+    """
+    if not steps:
+        return
+    before = stepped.frame
+    applied = apply_steps(steps, list(stepped.rows()), None, marking)
+    depth = len(schema.item_columns(before.columns)) + sum(isinstance(step, FlatMap) for step in steps)
+    stepped.frame, stepped.values = with_values(
+        _rows(before, applied.elements, depth), [element.value for element in applied.elements]
+    )
+    stepped.filtered += applied.filtered
+    stepped.outputs += applied.outputs
+    groups: dict[tuple[Cause, bool, int], list[Element[Any]]] = {}
+    for one in applied.rejected:
+        cause = Cause(one.reason, one.detail, one.raised)
+        groups.setdefault((cause, one.whole, len(one.element.indices)), []).append(one.element)
+    for (cause, whole, width), elements in groups.items():
+        stepped.rejected.append(Rejected(_rows(before, elements, width), cause, whole))
+
+
+def with_values(frame: pl.DataFrame, values: list[Any]) -> tuple[pl.DataFrame, list[Any]]:
+    """Rows with the values that a function made of them: their numbers in the list are a column."""
+    return frame.with_columns(pl.int_range(len(values), dtype=pl.Int64, eager=True).alias(schema.MADE)), values
+
+
+def _rows(frame: pl.DataFrame, elements: Sequence[Element[Any]], depth: int) -> pl.DataFrame:
+    """The rows of a frame from which elements were made, with their indices in further flat-maps."""
+    found = frame[[row_of(element) for element in elements]]
+    return found.with_columns(
+        pl.Series(f"{schema.ITEM}{place}", [element.indices[place] for element in elements], pl.UInt32)
+        for place in range(len(schema.item_columns(frame.columns)), depth)
+    )
