@@ -1,10 +1,13 @@
 """Events a second of the Spark engine, and what they cost.
 
-    python benchmarks/engine.py [--events 2000000] [--keys 10000] [--resent 0.05] [--store sqlite|redis|URL] [--fold fields|python] [--json]
+    python benchmarks/engine.py [--events 2000000] [--keys 10000] [--resent 0.05] [--store sqlite|redis|URL]
+        [--fold fields|python] [--master MASTER] [--json]
 
 A topic of four partitions is filled with envelopes of one republish hop, part of them re-sent at new offsets. The
-engine reads it with a flow of one stage, keyed as the topic is. Every batch but the first is warm. The sum of what was folded must be the number of unique inputs. With `redis` a server
-of its own is started and its CPU counted. Memory is the most that each process ever had resident.
+engine reads it with a flow of one stage, keyed as the topic is. Every batch but the first is warm. The sum of what was
+folded must be the number of unique inputs. With `redis` a server of its own is started and its CPU counted. Memory is
+the most that each process ever had resident. With a master such as `local-cluster[2,1,1024]`, executors are processes
+of their own, and the store must be Redis.
 """
 
 import argparse
@@ -87,13 +90,14 @@ def main():
     parser.add_argument("--batch", type=int, default=500_000, help="records of a batch")
     parser.add_argument("--store", default="sqlite", help="sqlite, redis, or a URL")
     parser.add_argument("--fold", choices=FOLDS, default="fields", help="built-in fields, or a class in Python")
+    parser.add_argument("--master", help="Spark's master; a local one if not given")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     say = (lambda *words: None) if args.json else print
     conf = {"spark.driver.memory": "2g"}
     with (
         stack.ephemeral(kafka=True, redis=args.store == "redis", heap_mb=1024) as servers,
-        session("bench", conf=conf),
+        session("bench", master=args.master, conf=conf),
     ):
         settings = KafkaSettings(servers.kafka)
         pids = {one.name: one.pid for one in servers.servers}
@@ -121,6 +125,7 @@ def main():
             dead_letters=f"{topic}.dlq",
             until_caught_up=True,
             max_records=args.batch,
+            master=args.master,
             conf=conf,
             progress=note,
         )

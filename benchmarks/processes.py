@@ -36,7 +36,7 @@ def parts(root: int) -> dict[str, list[int]]:
     """Processes of an application by part.
 
     Returns:
-        `jvm`: Java processes; `workers`: Spark's Python daemon, whoever started it, and its workers; `driver`: the rest.
+        `jvm`: Java processes, executors too; `workers`: Spark's Python daemon, whoever started it, and its workers; `driver`: the rest.
     """
     started = _started()
     found: dict[str, list[int]] = {"driver": [], "jvm": [], "workers": []}
@@ -44,8 +44,8 @@ def parts(root: int) -> dict[str, list[int]]:
     while stack:
         pid, below = stack.pop()
         below = below or _is_daemon(pid)
-        is_java = not below and _is_java(pid)
-        found["workers" if below else "jvm" if is_java else "driver"].append(pid)
+        is_java = _is_java(pid)
+        found["jvm" if is_java else "workers" if below else "driver"].append(pid)
         stack += [(child, below or is_java) for child in started.get(pid, [])]
     return {part: pids for part, pids in found.items() if pids}
 
