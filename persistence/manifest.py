@@ -65,6 +65,8 @@ class Manifest(msgspec.Struct, frozen=True):
         since: Epoch of the last run that accepted the loss of data in a store. Marks acknowledged by earlier runs are
             no longer checked.
         growth: The current growth per consumed topic.
+        starting_offsets: Offset per consumed topic and partition that the flow was given to begin at; a partition that it
+            does not name began where its log began.
         schema: Version of this layout.
     """
 
@@ -83,6 +85,7 @@ class Manifest(msgspec.Struct, frozen=True):
     since: int = 0
     growth: Mapping[str, Growth] = {}
     earlier: Mapping[str, tuple[str, ...]] = {}
+    starting_offsets: Mapping[str, Mapping[int, int]] = {}
     schema: int = SCHEMA
 
     @property

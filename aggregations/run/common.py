@@ -37,6 +37,12 @@ def common(manifests: Sequence[Manifest | None], ref: FlowRef) -> Manifest | Non
         incarnations=incarnations,
         **merged(Ledger.of(ref.flow, ref.generation, manifest) for manifest in found).fields(),
         growth={topic: growth for topic, growth in growing.items() if growth is not None},
+        starting_offsets={
+            topic: offsets
+            for one in found
+            for topic, offsets in one.starting_offsets.items()
+            if _is_of(one, topic, topic_ids)
+        },
     )
 
 

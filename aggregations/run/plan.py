@@ -4,7 +4,7 @@ The manifests are the source of truth for progress; the group's offsets are show
 it unsafe to resume is a finding with the name of a risk.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from aggregations.run.growth import advance, describe
@@ -25,6 +25,7 @@ class PartitionPlan:
         group: Committed offset of the consumer group; None when there is none.
         low: First offset in the log.
         high: End of the log.
+        skipped: Number of offsets in the log that are not read because the flow was given a later start.
     """
 
     partition: int
@@ -33,6 +34,7 @@ class PartitionPlan:
     group: int | None
     low: int
     high: int
+    skipped: int = 0
 
     @property
     def first(self) -> int:
@@ -56,6 +58,9 @@ class Plan:
         findings: Reasons why the run is unsafe.
         growth: The current growth of the topic; None when there is none.
         waiting: Partitions that are read after the others are drained.
+        starting_offsets: Offset by partition that the flow was given to begin at; None when it begins at the beginning of
+            the log, or has begun before.
+        start_unused: A start position was given, but the flow has begun.
     """
 
     topic: str
@@ -64,6 +69,8 @@ class Plan:
     findings: Sequence[Finding] = field(default_factory=tuple)
     growth: Growth | None = None
     waiting: Collection[int] = ()
+    starting_offsets: Mapping[int, int] | None = None
+    start_unused: bool = False
 
     @property
     def starts(self) -> dict[int, int]:
@@ -75,6 +82,7 @@ class Plan:
         lines = [f"topic {self.topic} (id {self.topic_id or 'unknown'})"]
         for one in self.partitions:
             start = "its beginning" if one.start is None else f"{one.start}"
+            start += f" as given, skipping {one.skipped} offsets" if one.skipped else ""
             start += ", once the others are drained" if one.partition in self.waiting else ""
             known = ", ".join(f"{name} {'-' if at is None else at}" for name, at in one.stores.items())
             group = "-" if one.group is None else one.group
@@ -82,6 +90,8 @@ class Plan:
                 f"  partition {one.partition}: starts at {start}; manifests: {known or '-'}; group {group}; "
                 f"log {one.low} to {one.high}; {one.lag} to read"
             )
+        if self.start_unused:
+            lines.append("  the start position is not used: the flow has begun. A new one needs a new --generation")
         if self.growth is not None:
             lines.append(f"  {describe(self.topic, self.growth)}")
         return lines
@@ -113,6 +123,7 @@ def plan(
     broker: Broker,
     *,
     publishes: bool = False,
+    starting_offsets: Callable[[], Mapping[int, int]] | None = None,
 ) -> Plan:
     """Decide where each partition starts.
 
@@ -122,15 +133,21 @@ def plan(
         manifests: (first stage of the store, its manifest), upstream first.
         broker: The broker's facts about the topic.
         publishes: The flow publishes elements, which must keep the order of each key.
+        starting_offsets: Returns the offset by partition to begin at; called if the topic was never read. None for the beginning of
+            the log.
     """
     known_id = start.topic_ids.get(broker.topic) if start else None
     findings, progress = [], start.positions.get(broker.topic, {}) if start else {}
     if known_id and broker.topic_id and known_id != broker.topic_id:
         findings.append(recreated(flow, broker.topic, known_id, broker.topic_id))
         start, progress = None, {}
+    begins = starting_offsets() if starting_offsets is not None and not progress and not findings else None
     partitions = []
     for partition, (low, high) in sorted(broker.marks.items()):
         offset = progress[partition].next_offset if partition in progress else None
+        skipped = 0
+        if begins is not None:
+            offset, skipped = begins[partition], begins[partition] - low
         place = f"{broker.topic}:{partition}"
         if offset is not None and offset < low:
             findings.append(
@@ -158,7 +175,7 @@ def plan(
             else None
             for name, manifest in manifests
         }
-        partitions.append(PartitionPlan(partition, offset, stores, broker.group.get(partition), low, high))
+        partitions.append(PartitionPlan(partition, offset, stores, broker.group.get(partition), low, high, skipped))
     before = start.growth.get(broker.topic) if start else None
     growth = advance(
         before,
@@ -175,7 +192,16 @@ def plan(
             waiting = broker.marks.keys() - progress.keys()  # as in the previous run
         elif any(one.lag for one in partitions):
             findings.append(grown(flow, broker.topic, growth))
-    return Plan(broker.topic, broker.topic_id, partitions, findings, growth, sorted(waiting))
+    return Plan(
+        broker.topic,
+        broker.topic_id,
+        partitions,
+        findings,
+        growth,
+        sorted(waiting),
+        begins,
+        start_unused=starting_offsets is not None and begins is None,
+    )
 
 
 def grown(flow: str, topic: str, growth: Growth) -> Finding:

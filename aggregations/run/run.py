@@ -179,6 +179,7 @@ class Run:
                 known = before.topic_ids.get(topic, "")
                 if topic_ids.get(topic, known) == known:
                     positions[topic] = dict(partitions)
+        given = {topic: at for topic, at in (before.starting_offsets if before else {}).items() if topic in positions}
         for (topic, partition), offset in offsets.items():
             mine = positions.setdefault(topic, {})
             old = mine.get(partition)
@@ -192,6 +193,7 @@ class Run:
             incarnations=merge_incarnations(incarnations, {topic: [one] for topic, one in topic_ids.items() if one}),
             **self.ledger.changed((changes or Changes()).resolved()).fields(),
             growth={} if self.growth is None else {self.source: self.growth},
+            starting_offsets=given,
         )
 
     def definitions(self) -> dict[str, str]:
@@ -218,7 +220,9 @@ class Run:
         former = self._former
         if former is not None and manifest.topic_ids == former.topic_ids:
             # Next to the former topic's id, offsets of the new topic would count as offsets of the former one.
-            manifest = msgspec.structs.replace(manifest, positions=former.positions, growth=former.growth)
+            manifest = msgspec.structs.replace(
+                manifest, positions=former.positions, growth=former.growth, starting_offsets=former.starting_offsets
+            )
         held = self.acknowledged
         marks = held.marks(name, commits=commits)
         marked = msgspec.structs.replace(self.of_store(name, manifest), marks=marks, since=held.since)
@@ -246,18 +250,42 @@ class Run:
         """Earlier definitions of a stage whose states are continued; None for any."""
         return None if self.accept_definition else self.earlier.get(stage.name, ())
 
-    def start_at(self, topic: str, topic_id: str, starts: Mapping[int, int], growth: Growth | None = None) -> None:
+    def start_at(
+        self,
+        topic: str,
+        topic_id: str,
+        starts: Mapping[int, int],
+        growth: Growth | None = None,
+        starting_offsets: Mapping[int, int] | None = None,
+    ) -> None:
         """Start from these offsets of a topic, and write them into every store whose manifest differs.
 
         If records of a partition expire before its first record is read, the loss is then detected as for any other
         partition. A topic that was created again is not noted before a batch of it is folded.
+
+        Args:
+            topic: The topic.
+            topic_id: Its current id.
+            starts: Offset that is read first, by partition.
+            growth: The current growth of the topic.
+            starting_offsets: The offsets that the flow was given to begin at; None when it begins at the beginning of
+                the log, or has begun before.
         """
         before, self.growth = self.manifest or Manifest(self.epoch, 0, **self.ledger.fields()), growth
         begun = {partition: Progress(offset) for partition, offset in starts.items()}
+        again = before.topic_ids.get(topic, topic_id) != topic_id
+        kept = {
+            name: at
+            for name, at in before.starting_offsets.items()
+            if name in before.positions and not (again and name == topic)
+        }
         self.manifest = msgspec.structs.replace(
-            before, positions={**before.positions, topic: begun}, growth={} if growth is None else {topic: growth}
+            before,
+            positions={**before.positions, topic: begun},
+            growth={} if growth is None else {topic: growth},
+            starting_offsets={**kept, **({topic: starting_offsets} if starting_offsets else {})},
         )
-        if before.topic_ids.get(topic, topic_id) != topic_id:
+        if again:
             self._former = self._former or before
             return
         if before.positions == self.manifest.positions and before.growth == self.manifest.growth:

@@ -18,6 +18,7 @@ from aggregations.report import Report
 from aggregations.run.binding import bind
 from aggregations.run.plan import Plan
 from aggregations.run.run import Run
+from aggregations.run.start import EARLIEST, Start, checked
 from aggregations.spark.batches import Batches
 from aggregations.spark.group_offsets import GroupOffsets
 from aggregations.spark.jvm import jvm_ahead
@@ -54,6 +55,7 @@ def run_flow(
     group: str | None = None,
     generation: int = 1,
     accept: Sequence[str] = (),
+    start: Start = EARLIEST,
     until_caught_up: bool = False,
     trigger_seconds: float = 1.0,
     max_records: int = MAX_RECORDS,
@@ -75,6 +77,9 @@ def run_flow(
         group: Consumer group whose offsets show the flow's progress to lag tools; the flow's name when None.
         generation: Generation of the states.
         accept: Names of accepted risks; see `aggregations.run.risks.Risk`.
+        start: Where a flow begins to read a topic that it has never read: `earliest`, `latest`, an aware `datetime`
+            (the first records at or after it, by their timestamps), or the offset of every partition. The stores keep
+            it. A flow that has begun continues from its stores.
         until_caught_up: Stop at the current ends of the partitions.
         trigger_seconds: Persist interval: at most one batch in this time, in seconds.
         max_records: Maximum number of records of one batch; 0 for no limit.
@@ -100,6 +105,7 @@ def run_flow(
     """
     stores = bind(flow, stores)
     check_type("kafka=", kafka, KafkaSettings, 'KafkaSettings, such as KafkaSettings("localhost:9092")')
+    start = checked(start)
     settings = {**(conf or {}), **submitted()}
     check_given(flow, stores, accept, master_of(master, settings), conf=settings, dead_letters=dead_letters)
     group = group or flow.name
@@ -113,6 +119,7 @@ def run_flow(
             group=group,
             generation=generation,
             accept=accept,
+            start=start,
             planned=planned,
         )
         try:

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from aggregations.definition.arguments import check_type
@@ -17,6 +18,7 @@ from aggregations.run.consistency import check_durability
 from aggregations.run.plan import Broker, Plan, plan
 from aggregations.run.risks import check_accept, refuse
 from aggregations.run.run import Run
+from aggregations.run.start import EARLIEST, Start, checked, offsets
 from aggregations.spark.session import NEEDED
 from envelope import TopicPartition
 from persistence.compaction import compaction
@@ -106,6 +108,7 @@ def open_run(
     generation: int,
     accept: Sequence[str],
     planned: Callable[[Plan], None] | None = None,
+    start: Start = EARLIEST,
     only_looks: bool = False,
 ) -> Opening:
     """Acquire an epoch, read the manifests, compare them with the broker, decide where to start, and note it.
@@ -140,13 +143,18 @@ def open_run(
             {partition: offset for (_, partition), offset in committed.items()},
             time.time_ns() // 1_000_000,
         )
-        decided = plan(flow.name, run.manifest, run.manifests, broker, publishes=flow.publishes)
+        given = partial(offsets, start, source, broker.marks, partial(topics.offsets_at, source))
+        decided = plan(
+            *(flow.name, run.manifest, run.manifests, broker),
+            publishes=flow.publishes,
+            starting_offsets=None if start == EARLIEST else given,
+        )
         if planned is not None:
             planned(decided)
         refuse(decided.findings, accept)
         run.doubted({TopicPartition(source, partition): high for partition, (_, high) in broker.marks.items()})
         if not only_looks:
-            run.start_at(source, facts.topic_id, decided.starts, decided.growth)
+            run.start_at(source, facts.topic_id, decided.starts, decided.growth, decided.starting_offsets)
         stack.pop_all()
         return Opening(topics, run, decided)
 
@@ -162,6 +170,7 @@ def plan_flow(
     accept: Sequence[str] = (),
     master: str = "local[2]",
     planned: Callable[[Plan], None] | None = None,
+    start: Start = EARLIEST,
 ) -> Plan:
     """Where `run_flow` would start, by the same checks. It acquires no epoch and writes nothing: active runs continue.
 
@@ -171,6 +180,7 @@ def plan_flow(
     because of it, too.
     """
     stores = bind(flow, stores)
+    start = checked(start)
     check_given(flow, stores, accept, master, dead_letters=dead_letters)
     opening = open_run(
         flow,
@@ -181,6 +191,7 @@ def plan_flow(
         generation=generation,
         accept=accept,
         planned=planned,
+        start=start,
         only_looks=True,
     )
     opening.run.close()

@@ -6,6 +6,7 @@ import typer
 
 from jobs.cli.options import (
     STACK_ROOT,
+    START,
     Accept,
     Bootstrap,
     DeadLetters,
@@ -15,6 +16,7 @@ from jobs.cli.options import (
     Json,
     KafkaFile,
     Root,
+    StartAt,
     Stores,
     filled,
 )
@@ -31,6 +33,7 @@ def plan(
     dead_letters: DeadLetters = None,
     group: Group = None,
     generation: Generation = None,
+    start: StartAt = START,
     accept: Accept = None,
     bootstrap: Bootstrap = None,
     kafka_settings: KafkaFile = None,
@@ -44,11 +47,13 @@ def plan(
     epoch, writes nothing and does not start Spark. With --json the plan is one line, like the first line of `headwater
     run --json`.
     """
+    from aggregations.run.start import parse
     from aggregations.spark.opening import plan_flow
     from jobs import settings
     from jobs.directory import Directory
     from jobs.loading import load_flow
 
+    position = parse(start)
     found = load_flow(flow)
     here = Directory.load()
     kafka = settings.kafka(bootstrap, root, kafka_settings, directory=here)
@@ -66,6 +71,7 @@ def plan(
                 group=group,
                 generation=chosen.generation,
                 accept=accept or (),
+                start=position,
                 master=master,
                 planned=made.append,
             )

@@ -13,6 +13,7 @@ import typer
 from jobs.cli.options import (
     METADATA_MAX_AGE,
     STACK_ROOT,
+    START,
     Accept,
     Bootstrap,
     DeadLetters,
@@ -23,6 +24,7 @@ from jobs.cli.options import (
     KafkaFile,
     MetadataMaxAge,
     Root,
+    StartAt,
     Stores,
     filled,
 )
@@ -52,6 +54,7 @@ def run(
     ] = 1_000_000,
     group: Group = None,
     generation: Generation = None,
+    start: StartAt = START,
     metadata_max_age: MetadataMaxAge = METADATA_MAX_AGE,
     accept: Accept = None,
     bootstrap: Bootstrap = None,
@@ -95,12 +98,14 @@ def run(
             start_ahead(master, spark)
 
     from aggregations.report import Report
+    from aggregations.run.start import parse
     from aggregations.spark import run_flow
     from aggregations.spark.opening import check_given
     from aggregations.spark.session import master_of
     from jobs.directory import Directory
     from jobs.loading import files_of, load_flow
 
+    position = parse(start)
     found = load_flow(flow)
     here = Directory.load()
     kafka = settings.kafka(bootstrap, root, kafka_settings, directory=here)
@@ -126,6 +131,7 @@ def run(
             group=group,
             generation=chosen.generation,
             accept=accept or (),
+            start=position,
             until_caught_up=until_caught_up,
             trigger_seconds=seconds,
             max_records=max_records,

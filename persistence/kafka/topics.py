@@ -234,6 +234,17 @@ class Topics:
         high = self._until(lambda: self._list_offsets(parts, OffsetSpec.latest()))  # type: ignore[no-untyped-call]
         return {part: Watermarks(low[part], high[part]) for part in parts}
 
+    def offsets_at(self, name: str, time_ms: int) -> dict[int, int]:
+        """Return by partition the first offset whose record has this timestamp or a later one; -1 if there is none.
+
+        Args:
+            name: The topic.
+            time_ms: Time in milliseconds since 1970.
+        """
+        parts = [TopicPartition(name, part) for part in range(self.partitions([name])[name])]
+        found = self._until(lambda: self._list_offsets(parts, OffsetSpec.for_timestamp(time_ms)))
+        return {part.partition: offset for part, offset in found.items()}
+
     def ends(self, names: Iterable[str]) -> dict[TopicPartition, int]:
         """Return the offset that the next record of every partition of the topics will get."""
         parts = [TopicPartition(name, part) for name, count in self.partitions(names).items() for part in range(count)]
