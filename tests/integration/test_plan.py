@@ -95,10 +95,25 @@ def test_a_plan_shows_where_a_run_would_start_and_the_run_at_work_goes_on(
     assert plan("flow", "--group", "lag") == Exit.DONE
     [partition] = (found := shown(capsys))["partitions"]
     assert (found["topic"], found["lag"], found["findings"]) == (fleet.topic, [6], [])
-    assert partition == {"partition": 0, "start": 4, "stores": {"aircraft": 4}, "group": 3, "low": 0, "high": 10}
+    at = {"partition": 0, "start": 4, "group": 3, "low": 0, "high": 10, "skipped": 0}
+    assert partition == {**at, "stores": {"aircraft": 4}}
     assert (store.installed_epoch(ref), store.load_manifest(ref)) == before
     fleet.fold(*range(4, 10))
     assert fleet.runner.results("aircraft") == {b"N1": {"n": 10}}
+
+
+def test_a_start_position_is_for_a_generation_that_has_not_begun(
+    fleet: Fleet, plan: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    fleet.fold(0, 1, 2, 3)
+    assert plan("flow", "--start", "0:7") == Exit.DONE
+    found = shown(capsys)
+    assert (found["lag"], found["starting_offsets"], found["start_unused"]) == ([6], None, True)
+    assert plan("flow", "--start", "0:7", "--generation", "2") == Exit.DONE
+    found = shown(capsys)
+    assert (found["lag"], found["starting_offsets"], found["start_unused"]) == ([3], {"0": 7}, False)
+    assert plan("flow", "--start", "0:11", "--generation", "2") == Exit.USAGE
+    assert "start=0:11: the log of" in capsys.readouterr().err
 
 
 def test_a_generation_that_never_ran_begins_at_the_beginning(
