@@ -158,5 +158,4 @@ def test_both_paths_expand_lists_alike_and_take_back_what_they_rejected(
     for batch in found:
         both.process(batch)
     BROKEN["now"] = not mended
-    offset = 1 + max(one.offset for batch in found for one in batch)
-    bring_back(both, offset, ways, partial(back, both))
+    bring_back(both, found, ways, partial(back, both))

@@ -46,15 +46,21 @@ def chained_batches(
     return found
 
 
-def bring_back(both: Both, offset: int, ways: list[list[str]], back: Callable[[DeadLetter, int, str], Record]) -> None:
+def bring_back(
+    both: Both,
+    found: list[list[Record]],
+    ways: list[list[str]],
+    back: Callable[[DeadLetter, int, str], Record],
+) -> None:
     """Process what was rejected again and again, each time in other ways.
 
     Args:
         both: The two runs.
-        offset: The first offset that is not used.
+        found: The batches that were processed.
         ways: The ways of each batch, in turn.
         back: Makes the record of a dead letter at an offset that comes back in a way.
     """
+    offset = 1 + max(one.offset for batch in found for one in batch)
     for hows in ways:
         again = [back(dead, offset + n, how) for n, (dead, how) in enumerate(zip(both.dead_letters, cycle(hows)))]
         offset += len(again)
