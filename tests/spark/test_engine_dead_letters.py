@@ -199,8 +199,7 @@ def test_dead_letters_are_acknowledged_before_the_manifest_moves_and_repeated_wh
 def test_nothing_is_persisted_until_the_broker_has_acknowledged_what_goes_out_before_it(
     world: World, topic: Callable[..., str], path: Path, what: str
 ) -> None:
-    # The broker takes no record that is older than it is itself when it arrives: it refuses all of them.
-    refusing = topic(name="refusing", message_timestamp_before_max_ms=0)
+    refusing = topic(name="refusing", max_message_bytes=1)
     flow, good = fleet(world.topic, path), legs(20)
     poison = [Sent(b"poison", b"N1", partition=1)] if what == "dead letter" else []
     dead_letters = refusing if poison else topic(name="dead")
@@ -211,8 +210,7 @@ def test_nothing_is_persisted_until_the_broker_has_acknowledged_what_goes_out_be
         world.run(flow, dead_letters=dead_letters)
     assert world.views(flow, "aircraft") == world.views(flow, "carrier") == {}
     assert world.ends(flow) == {0: 0, 1: 0}
-    name = "message.timestamp.before.max.ms"
-    change = ConfigEntry(name, str(2**62), incremental_operation=AlterConfigOpType.SET)
+    change = ConfigEntry("max.message.bytes", "1048588", incremental_operation=AlterConfigOpType.SET)
     admin = AdminClient({"bootstrap.servers": world.settings.bootstrap})
     for done in admin.incremental_alter_configs(
         [ConfigResource("topic", refusing, incremental_configs=[change])]
