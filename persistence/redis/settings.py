@@ -10,18 +10,7 @@ from persistence.credentials import Secret, referred
 from persistence.errors import InvalidUrl
 from persistence.urls import options, redact, seconds
 
-_OPTIONS = (
-    "timeout",
-    "connect_timeout",
-    "retry_for",
-    "buckets",
-    "cache",
-    "prefix",
-    "wait",
-    "waitaof",
-    "wait_timeout",
-    "accept",
-)
+_OPTIONS = ("timeout", "connect_timeout", "retry_for", "buckets", "prefix", "wait", "waitaof", "wait_timeout", "accept")
 RISKS = frozenset({"eviction", "no-aof", "replica", "fsync", "unwaited-replicas"})
 """Risks that a server can have."""
 
@@ -35,7 +24,6 @@ class RedisSettings:
         connect_timeout: Seconds to wait for a connection.
         retry_for: Seconds to retry while a server is unreachable, loading or failing over.
         buckets: Buckets of a flow that is new to the store; an existing flow keeps its number.
-        cache: MB of memory for states that a process holds from batch to batch; 0 for none.
         prefix: First part of every key.
         wait: Replicas that must have a write before it counts as done (WAIT).
         waitaof: (1 if the server itself must have it on disk, number of replicas that must) (WAITAOF); None for neither.
@@ -51,7 +39,6 @@ class RedisSettings:
     connect_timeout: float = 5.0
     retry_for: float = 15.0
     buckets: int | None = None
-    cache: int = 256
     prefix: str = "hw"
     wait: int = 0
     waitaof: tuple[int, int] | None = None
@@ -78,7 +65,6 @@ def read_settings(url: str) -> RedisSettings:
         "connect_timeout": seconds,
         "retry_for": seconds,
         "buckets": _buckets,
-        "cache": _count,
         "prefix": _prefix,
         "wait": _count,
         "waitaof": _pair,

@@ -2,12 +2,13 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import compress
-from typing import Any
+from itertools import groupby
+from operator import attrgetter
+from typing import Any, NoReturn
 
 from persistence.cas import check_distinct, check_is_epoch, manifest_behind, unknown_epoch
 from persistence.commit.faults import FENCE, write_of
-from persistence.errors import Corrupt, Fenced, Terminal
+from persistence.errors import Conflict, Corrupt, Fenced, Terminal
 from persistence.manifest import Manifest, decode_manifest, encode_manifest
 from persistence.marks import (
     NONE,
@@ -15,21 +16,27 @@ from persistence.marks import (
     Bucket,
     Mark,
     Marks,
+    behind,
     bucket_of_parts,
+    encode_downstream,
+    note_mark,
 )
 from persistence.protocol import Capabilities, FlowRef, StageRef, Stored, Write
-from persistence.redis.calls import Caller, command_call, script_call
-from persistence.redis.held import ABSENT, HeldStates, point_of
-from persistence.redis.layout import RedisLayout, by_bucket
+from persistence.redis.calls import Caller, chunks, command_call, script_call
+from persistence.redis.layout import RedisLayout, bucket_of
 from persistence.redis.nodes import connect
 from persistence.redis.preflight import Facts, facts_of, findings, is_durable
-from persistence.redis.saving import KEYS, Save, damaged, lost, refuse_epoch
-from persistence.redis.scripts import ACQUIRE, COUNTS, INSTALL, MANIFEST, SCAN
+from persistence.redis.scripts import ACQUIRE, COUNTS, INSTALL, MANIFEST, SAVE, SCAN
 from persistence.redis.settings import read_place, read_settings
 
-_BUCKETS = {"single": 4, "sentinel": 4, "cluster": 64}
-"""Default number of buckets. If each task that reads a topic has buckets of its own, states are held in its process
-(`persistence.redis.held`). More than that are for a cluster, which needs several per node."""
+_BUCKETS = {"single": 1, "sentinel": 1, "cluster": 64}
+"""Default number of buckets. With `appendfsync always` a server syncs its disk once per script, so a single
+server needs few and full buckets; a cluster needs several per node."""
+_KEYS = 2500
+"""States per script: about 10 ms in which the server does nothing else. Lua can pass on 8,000 values at once."""
+_BYTES = 4 << 20
+_UNTOUCHED = Mark()
+_EXPECTED = attrgetter("expected")
 
 
 class RedisStore:
@@ -47,7 +54,6 @@ class RedisStore:
         self._layout = RedisLayout(self._settings.prefix)
         self._buckets: dict[FlowRef, int] = {}
         self._facts: list[Facts] | None = None
-        self._held = HeldStates(self._settings.cache * 1024**2)
 
     @property
     def capabilities(self) -> Capabilities:
@@ -97,28 +103,24 @@ class RedisStore:
 
     def load(self, stage: StageRef, keys: Sequence[bytes]) -> dict[bytes, Stored]:
         buckets = self._bucket_count(stage.flow_ref)
-        if buckets is None or not keys:
+        if buckets is None:
             return {}
-        self._held.make_room()
-        divided = by_bucket(keys, keys, buckets)
-        points = dict(zip(divided, self._points(stage, divided), strict=True))
-        held = {bucket: self._held.at(stage, bucket, points[bucket], mine) for bucket, mine in divided.items()}
-        unread = {
-            bucket: [key for key, state in zip(mine, held[bucket], strict=True) if state is None]
-            for bucket, mine in divided.items()
-        }
-        # Read after the points: what is written in the meantime has later ones.
-        read = self._read(stage, unread)
         states: dict[bytes, Stored] = {}
-        incomplete = []
-        for bucket, mine in divided.items():
-            self._held.read(stage, bucket, points[bucket], unread[bucket], read[bucket])
-            found = iter(read[bucket])
-            some = [next(found) if state is None else state for state in held[bucket]]
-            exists = [state is not ABSENT for state in some]
-            states.update(zip(compress(mine, exists), compress(some, exists), strict=True))
-            if not all(exists):
-                incomplete.append(bucket)
+        incomplete: set[int] = set()
+
+        def note(bucket: int, part: Sequence[bytes], answer: Sequence[bytes | None]) -> None:
+            found = [(key, content) for key, content in zip(part, answer, strict=True) if content is not None]
+            states.update((key, _stored(stage, key, content)) for key, content in found)
+            if len(found) < len(part):
+                incomplete.add(bucket)
+
+        calls = []
+        for bucket, mine in _by_bucket(keys, keys, buckets).items():
+            name = self._layout.states(stage, bucket)
+            for start in range(0, len(mine), _KEYS):
+                part = mine[start : start + _KEYS]
+                calls.append(command_call(name, "HMGET", name, *part, read=partial(note, bucket, part)))
+        self._caller.run(calls, stage)
         self._check_complete(stage, incomplete)
         return states
 
@@ -139,18 +141,32 @@ class RedisStore:
         buckets = self._bucket_count(stage.flow_ref)
         if buckets is None:
             raise unknown_epoch(stage, epoch, 0)
-        save = Save(
-            stage,
-            writes,
-            buckets,
-            self._held,
-            self._layout,
-            epoch=epoch,
-            batch=batch,
-            known=known,
-            downstream=downstream,
-        )
-        return save.finish(self._caller.run(save.calls, stage, writes=True, point=write_of(stage.stage)))
+        parts, calls = [], []
+        note, head = encode_downstream(epoch, downstream), b"%d %d " % (epoch, batch)
+        for bucket, mine in _by_bucket([write.key for write in writes], writes, buckets).items():
+            names = [self._layout.bucket(stage.flow_ref, bucket), self._layout.states(stage, bucket)]
+            reached = known.get(str(bucket), _UNTOUCHED)
+            mine.sort(key=_EXPECTED)
+            for run in chunks((len(write.value) for write in mine), _KEYS, _BYTES):
+                part = mine[run]
+                parts.append((bucket, part))
+                calls.append(script_call(SAVE, names, partial(_arguments, part, epoch, reached, note, head)))
+        answers = self._caller.run(calls, stage, writes=True, point=write_of(stage.stage))
+        changed: set[bytes] = set()
+        marks: dict[str, Mark] = {}
+        for (bucket, part), answer in zip(parts, answers, strict=True):
+            if isinstance(answer, bytes):
+                # The last script of a bucket returns its newest mark, unless the bucket went back between two scripts.
+                note_mark(stage, marks, str(bucket), Mark.parse(answer.decode()))
+            elif answer[0] == b"LOST":
+                raise _lost(stage, bucket, *answer[1:])
+            elif answer[0] == b"BEHIND":
+                raise behind(stage, str(bucket), known[str(bucket)].short, Mark.parse(answer[1].decode()).short)
+            else:
+                changed.update(_refused(stage, part, answer, epoch))
+        if changed:
+            raise Conflict(tuple(write.key for write in writes if write.key in changed), stage)
+        return marks
 
     def marks(self, stage: StageRef) -> Mapping[str, Bucket]:
         buckets = range(self._bucket_count(stage.flow_ref) or 0)
@@ -183,7 +199,7 @@ class RedisStore:
             raise manifest_behind(flow, after, (int(rest[0]), int(rest[1])))
         if kind == b"DAMAGED":
             raise Corrupt("the manifest's head cannot be read", ref=flow)
-        refuse_epoch(flow, kind, manifest.epoch, int(rest[0]))
+        _refused_epoch(flow, kind, manifest.epoch, int(rest[0]))
 
     def scan(self, stage: StageRef) -> Iterator[tuple[bytes, Stored]]:
         for bucket in range(self._bucket_count(stage.flow_ref) or 0):
@@ -192,7 +208,7 @@ class RedisStore:
             seen: set[bytes] = set()  # HSCAN may return a key twice while the hash grows
             process, cursor = b"", b"0"
             while True:
-                call = script_call(SCAN, [name], [cursor, KEYS])
+                call = script_call(SCAN, [name], [cursor, _KEYS])
                 (answer,) = self._caller.run([call], stage)
                 if cursor != b"0" and answer[0] != process:
                     # A cursor is valid only in the process that returned it, since each process hashes with its own
@@ -203,35 +219,12 @@ class RedisStore:
                 for key, content in zip(pairs[::2], pairs[1::2], strict=True):
                     if key not in seen:
                         seen.add(key)
-                        yield key, _state(stage, key, content)
+                        yield key, _stored(stage, key, content)
                 if cursor == b"0":
                     break
 
     def close(self) -> None:
         self._nodes.close()
-
-    def _points(self, stage: StageRef, buckets: Iterable[int]) -> list[bytes]:
-        """The points of some buckets; see `persistence.redis.held`."""
-        fields = f"mark:{stage.stage}", f"save:{stage.stage}"
-        names = [self._layout.bucket(stage.flow_ref, bucket) for bucket in buckets]
-        answers = self._caller.run([command_call(name, "HMGET", name, *fields) for name in names], stage)
-        return [point_of(mark or b"0", save or b"") for mark, save in answers]
-
-    def _read(self, stage: StageRef, unread: Mapping[int, Sequence[bytes]]) -> dict[int, list[Stored]]:
-        """States by bucket, in the order of their keys; `ABSENT` for those that do not exist."""
-        parts = [
-            (bucket, keys[start : start + KEYS])
-            for bucket, keys in unread.items()
-            for start in range(0, len(keys), KEYS)
-        ]
-        calls = []
-        for bucket, keys in parts:
-            name = self._layout.states(stage, bucket)
-            calls.append(command_call(name, "HMGET", name, *keys, read=partial(_stored, stage, keys)))
-        states: dict[int, list[Stored]] = {bucket: [] for bucket in unread}
-        for (bucket, _), some in zip(parts, self._caller.run(calls, stage), strict=True):
-            states[bucket] += some
-        return states
 
     def _check_complete(self, stage: StageRef, buckets: Iterable[int]) -> None:
         """Refuse buckets in which states are missing. Every save checks the same."""
@@ -240,7 +233,7 @@ class RedisStore:
         answers = self._caller.run([script_call(COUNTS, both) for both in names], stage)
         for bucket, (expected, found) in zip(which, answers, strict=True):
             if expected != found:
-                raise lost(stage, bucket, expected, found)
+                raise _lost(stage, bucket, expected, found)
 
     def _refuse_unsafe(self) -> None:
         """Refuse servers that may lose states, unless the URL accepts the risk. Every run begins with this check."""
@@ -293,8 +286,7 @@ def open_store(url: str) -> RedisStore:
     |---|---|---|
     | `timeout`, `connect_timeout` | 5 | seconds |
     | `retry_for` | 15 | seconds to retry while a server is unreachable, loading or failing over |
-    | `buckets` | 4, in a cluster 64 | number of buckets of a flow that is new here |
-    | `cache` | 256 | MB of memory for states that a process holds from batch to batch; 0 for none |
+    | `buckets` | 1, in a cluster 64 | number of buckets of a flow that is new here |
     | `prefix` | hw | first part of every key |
     | `wait` | 0 | replicas that must have each write (WAIT) |
     | `waitaof` | | `1` or `1,N`: the server's disk, and N replicas' disks, must have it (WAITAOF) |
@@ -311,18 +303,70 @@ def open_store(url: str) -> RedisStore:
     return RedisStore(url)
 
 
-def _stored(stage: StageRef, keys: Sequence[bytes], contents: Sequence[bytes | None]) -> list[Stored]:
-    return [
-        ABSENT if content is None else _state(stage, key, content) for key, content in zip(keys, contents, strict=True)
-    ]
+def _arguments(writes: Sequence[Write], epoch: int, known: Mark, note: bytes, head: bytes) -> list[bytes | int]:
+    """Arguments of the script `SAVE`.
+
+    Args:
+        writes: The new states, by ascending expected version.
+        epoch: Epoch of the run.
+        known: The mark that the bucket is known to have reached.
+        note: Marks of the stages downstream.
+        head: Epoch and batch, as they are written before each record.
+    """
+    runs = [f"{version} {len(list(same))}" for version, same in groupby(map(_EXPECTED, writes))]
+    arguments: list[bytes | int] = [epoch, known.count, known.life.encode(), note, " ".join(runs).encode()]
+    for write in writes:
+        arguments += (write.key, b"%d %b%b" % (write.expected + 1, head, write.value))
+    return arguments
 
 
-def _state(stage: StageRef, key: bytes, content: bytes) -> Stored:
+def _by_bucket(keys: Sequence[bytes], things: Sequence[Any], buckets: int) -> dict[int, list[Any]]:
+    if buckets == 1:
+        return {0: list(things)} if things else {}
+    groups: dict[int, list[Any]] = {}
+    for key, thing in zip(keys, things, strict=True):
+        groups.setdefault(bucket_of(key, buckets), []).append(thing)
+    return groups
+
+
+def _refused(stage: StageRef, writes: Sequence[Write], answer: Sequence[Any], epoch: int) -> list[bytes]:
+    """The changed keys of a script that wrote nothing; raise if it returned an error."""
+    kind, *rest = answer
+    if kind == b"CONFLICT":
+        return [writes[i].key for i in rest]
+    if kind == b"NEWER":
+        raise Fenced(
+            f"the state was written by epoch {int(rest[1])}; this run has epoch {epoch}",
+            ref=stage,
+            key=writes[rest[0]].key,
+        )
+    if kind == b"DAMAGED":
+        raise (
+            Corrupt("the state's head is missing or cannot be read", ref=stage, key=writes[rest[0]].key)
+            if rest
+            else Corrupt("the mark of a bucket cannot be read", ref=stage)
+        )
+    return _refused_epoch(stage, kind, epoch, int(rest[0]))
+
+
+def _refused_epoch(ref: FlowRef | StageRef, kind: bytes, epoch: int, installed: int) -> NoReturn:
+    raise Fenced.by(ref, epoch, installed) if kind == b"FENCED" else unknown_epoch(ref, epoch, installed)
+
+
+def _stored(stage: StageRef, key: bytes, content: bytes) -> Stored:
     try:
         version, epoch, batch, value = content.split(b" ", 3)
         return Stored(int(version), int(epoch), int(batch), value)
     except ValueError:
-        raise damaged(stage, key) from None
+        raise Corrupt("the state's head is missing or cannot be read", ref=stage, key=key) from None
+
+
+def _lost(stage: StageRef, bucket: int, expected: int, found: int) -> Corrupt:
+    return Corrupt(
+        f"bucket {bucket} has {found} states; the last save left {expected}: states were evicted, expired or deleted, "
+        "or another program has written some",
+        ref=stage,
+    )
 
 
 def _other_buckets(flow: FlowRef, buckets: int) -> Terminal:

@@ -3,14 +3,8 @@
 -- KEYS  1 the bucket, 2 the states of the stage in this bucket
 -- ARGV  1 epoch, 2 count and 3 life of the mark that the bucket is known to have reached (0 for none),
 --       4 marks that stages downstream have acknowledged, 5 expected versions, as "VERSION STATES VERSION STATES ...",
---       6 mark and last save of the bucket when the caller knew its states, 7 id of the save that this script is a part of,
---       8 whether the caller knows the versions of these states ("1"),
 --       then for each state: key, new content, which is "VERSION EPOCH BATCH VALUE"
 -- Returns the bucket's mark: "COUNT LIFE:BEGIN LIFE:BEGIN ...", newest life first, as in persistence.marks.
---
--- If nothing but this save has written to the bucket since the caller knew its states, the versions that the caller knows are
--- the stored ones, and are not compared: to read the states would cost as much as to write them. Every script that writes
--- notes the id of its save, with a "+" in that case, else with a "-".
 --
 -- Everything is validated before anything is written, since Redis does not roll back a script that fails.
 -- A write that was applied before (same version, epoch, batch and value) counts as done. So the script may
@@ -21,11 +15,11 @@
 
 local ARGV = ARGV -- access to a local is much faster than to a global, and this is the hot path
 local call, match, sub = redis.call, string.match, string.sub
-local epoch, first = ARGV[1], 9
+local epoch, first = ARGV[1], 6
 local mine = tonumber(epoch)
 
 local stage = sub(KEYS[2], #KEYS[1] + 1) -- begins with the colon
-local found = call('HMGET', KEYS[1], 'epoch', 'mark' .. stage, 'states' .. stage, 'save' .. stage)
+local found = call('HMGET', KEYS[1], 'epoch', 'mark' .. stage, 'states' .. stage)
 local installed, mark, states = found[1] or '0', found[2] or '0', tonumber(found[3] or '0')
 if installed ~= epoch then
   return {tonumber(installed) > mine and 'FENCED' or 'UNKNOWN', installed}
@@ -44,37 +38,34 @@ if not held and known > upper then return {'BEHIND', mark} end
 local there = call('HLEN', KEYS[2])
 if there ~= states then return {'LOST', states, there} end
 
-local save = found[4] or ''
-local alone = mark .. ' ' .. save == ARGV[6] or save == ARGV[7] .. '+'
 local n = (#ARGV - first + 1) / 2
-local keys, done = {}, {}
-if not (alone and ARGV[8] == '1') then
-  for i = 1, n do keys[i] = ARGV[first + 2 * i - 2] end
-  local stored = call('HMGET', KEYS[2], unpack(keys))
-  local changed, i = {'CONFLICT'}, 0
-  local versions = {} -- many states have the same head: each is parsed once
-  for expected, same in string.gmatch(ARGV[5], '(%d+) (%d+)') do
-    for j = i + 1, i + same do
-      local content, version = stored[j], '0'
-      if content then
-        local head = match(content, '^%d+ %d+ %d+ ')
-        if not head then return {'DAMAGED', j - 1} end
-        version = versions[head]
-        if not version then
-          local by
-          version, by = match(head, '^(%d+) (%d+)')
-          if tonumber(by) > mine then return {'NEWER', j - 1, by} end
-          versions[head] = version
-        end
-      end
-      if version ~= expected then
-        if content == ARGV[first + 2 * j - 1] then done[j] = true else changed[#changed + 1] = j - 1 end
+local keys = {}
+for i = 1, n do keys[i] = ARGV[first + 2 * i - 2] end
+local stored = call('HMGET', KEYS[2], unpack(keys))
+
+local changed, done, i = {'CONFLICT'}, {}, 0
+local versions = {} -- many states have the same head: each is parsed once
+for expected, same in string.gmatch(ARGV[5], '(%d+) (%d+)') do
+  for j = i + 1, i + same do
+    local content, version = stored[j], '0'
+    if content then
+      local head = match(content, '^%d+ %d+ %d+ ')
+      if not head then return {'DAMAGED', j - 1} end
+      version = versions[head]
+      if not version then
+        local by
+        version, by = match(head, '^(%d+) (%d+)')
+        if tonumber(by) > mine then return {'NEWER', j - 1, by} end
+        versions[head] = version
       end
     end
-    i = i + same
+    if version ~= expected then
+      if content == ARGV[first + 2 * j - 1] then done[j] = true else changed[#changed + 1] = j - 1 end
+    end
   end
-  if #changed > 1 then return changed end
+  i = i + same
 end
+if #changed > 1 then return changed end
 
 local added
 if next(done) == nil then
@@ -99,7 +90,6 @@ if newest ~= life then
   lives = match(lives, '^' .. string.rep('%S+ ', 7) .. '%S+') or lives -- the newest eight
 end
 mark = (count + 1) .. ' ' .. lives
-call('HSET', KEYS[1], 'epoch', epoch, 'mark' .. stage, mark, 'states' .. stage, states + added,
-  'save' .. stage, ARGV[7] .. (alone and '+' or '-'))
+call('HSET', KEYS[1], 'epoch', epoch, 'mark' .. stage, mark, 'states' .. stage, states + added)
 if ARGV[4] ~= '' then call('HSET', KEYS[1], 'downstream' .. stage, ARGV[4]) end
 return mark
