@@ -21,12 +21,12 @@ from aggregations.definition.aggregates import count, maximum, total
 from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Flow
 from aggregations.definition.source import Topic
+from aggregations.engine.columnar import ColumnarPath
+from aggregations.engine.job import Job
+from aggregations.engine.path import Work
 from aggregations.run.begin import begin
 from aggregations.run.binding import bind
 from aggregations.run.states import state_of
-from aggregations.spark.columnar import ColumnarPath
-from aggregations.spark.job import Job
-from aggregations.spark.path import Work
 from benchmarks.workload import Oracle, Workload, draw
 from jobs.demo.leg_pb2 import Leg
 from persistence.kafka import KafkaSettings

@@ -20,13 +20,12 @@ import pyarrow as pa
 
 from aggregations.definition.flow import Flow
 from aggregations.definition.source import Topic
+from aggregations.engine.job import Job
+from aggregations.engine.path import Work, path_of
+from aggregations.engine.roots import RootTopics
 from aggregations.run.begin import begin
 from aggregations.run.binding import bind
 from aggregations.run.states import state_of
-from aggregations.spark.job import Job
-from aggregations.spark.path import Work
-from aggregations.spark.roots import RootTopics
-from aggregations.spark.tasks import path_of
 from benchmarks.engine import FOLDS
 from benchmarks.workload import COLUMNS, Oracle, Workload, draw
 from jobs.demo.leg_pb2 import Leg
@@ -37,7 +36,7 @@ CHUNK = 50_000
 
 
 def chunks_of(messages, first):
-    """Messages of one partition, as `aggregations.spark.fetch` hands them over."""
+    """Messages of one partition, as `aggregations.engine.fetch` hands them over."""
     for start in range(0, len(messages), CHUNK):
         part = messages[start : start + CHUNK]
         offsets = range(first + start, first + start + len(part))

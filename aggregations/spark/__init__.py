@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from persistence.lazy import lazy
 
 if TYPE_CHECKING:
-    from aggregations.spark.engine import run_flow
+    from aggregations.spark.runner import run_flow
 
 __all__ = ["run_flow"]
 
-__getattr__, __dir__ = lazy(__name__, {"engine": ["run_flow"]})
+__getattr__, __dir__ = lazy(__name__, {"runner": ["run_flow"]})

@@ -10,9 +10,9 @@ from pyspark import RDD, SparkContext, StorageLevel
 from pyspark.errors import PySparkException
 
 from aggregations.definition.flow import Flow, Stage
+from aggregations.engine.job import Job, TaskReport
 from aggregations.errors import FlowError, SparkEndedError, TasksLostError
 from aggregations.spark.blocks import Kind, Row, unpack
-from aggregations.spark.job import Job, TaskReport
 from aggregations.spark.placement import Placement
 from aggregations.spark.tasks import Task, folding, outcome_of, persisting, publishing, reading
 

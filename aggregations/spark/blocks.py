@@ -9,8 +9,6 @@ from collections.abc import Iterable, Iterator
 from enum import IntEnum
 from typing import NamedTuple
 
-import google_crc32c
-
 Row = tuple[int, tuple[int, int, bytes]]
 """A block as a record of Spark: its route as the key, then kind, stage and payload."""
 
@@ -59,8 +57,3 @@ def pack(blocks: Iterable[Block]) -> Iterator[Row]:
 def unpack(rows: Iterable[Row]) -> list[Block]:
     """Read blocks, in an order that does not depend on which task sent first."""
     return sorted(Block(route, Kind(kind), stage, payload) for route, (kind, stage, payload) in rows)
-
-
-def route_of(key: bytes, routes: int) -> int:
-    """Number of the task that folds a key: the same in every process."""
-    return int(google_crc32c.value(key)) % routes

@@ -62,7 +62,7 @@ def load() -> None:
     import aggregations.columns.envelope_reading
     import aggregations.columns.gather
     import aggregations.columns.payload_reading
-    import aggregations.spark.message_kernels  # noqa: F401
+    import aggregations.engine.message_kernels  # noqa: F401
 
     signal.setitimer(signal.ITIMER_PROF, 0.0)
     signal.signal(signal.SIGPROF, before)
@@ -132,9 +132,9 @@ def warm_up() -> None:
     import pyspark.daemon
     import pyspark.worker  # noqa: F401
 
-    import aggregations.spark.columnar
-    import aggregations.spark.fetch
-    import aggregations.spark.messages
+    import aggregations.engine.columnar
+    import aggregations.engine.fetch
+    import aggregations.engine.messages
     import aggregations.spark.tasks  # noqa: F401
 
 

@@ -164,7 +164,7 @@ class Jvm:
         from pyspark.errors import PySparkRuntimeError
         from pyspark.java_gateway import launch_gateway
 
-        from aggregations.spark.retry import StoppedError
+        from aggregations.engine.retry import StoppedError
 
         while not self._address.exists():
             if stop.is_set():

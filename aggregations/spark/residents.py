@@ -29,6 +29,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
+from aggregations.engine.idle import keepers
 from aggregations.spark.sockets import socket_parent
 
 _PR_SET_PDEATHSIG: Final = 1  # of prctl(2)
@@ -38,9 +39,6 @@ IDLE_SECONDS: Final = 300.0
 """Seconds without a call after which a resident ends: on a cluster a slot may have gone to another executor."""
 _SUPERVISOR: Final = "supervisor"
 
-keepers: Final[list[Callable[[], bool]]] = []
-"""Called in a resident about once a second between two calls. Each lets go of what is no longer used, and returns whether
-it keeps something that a later call needs: the resident is not idle then."""
 _directory: Path | None = None
 """Where the supervisor of this process's daemon listens; None in a process that has none."""
 _daemon = 0

@@ -15,6 +15,7 @@ from pathlib import Path
 from py4j.protocol import Py4JError
 from pyspark import SparkConf, SparkContext
 
+from aggregations.engine.retry import StoppedError
 from aggregations.errors import SparkEndedError
 from aggregations.spark.jvm import (
     DEFAULT_MASTER,
@@ -26,7 +27,6 @@ from aggregations.spark.jvm import (
     started,
     worker_settings,
 )
-from aggregations.spark.retry import StoppedError
 from persistence.kafka.settings import SECRET_NAMES
 
 NEEDED = {

@@ -30,31 +30,22 @@ import msgspec
 from pyspark import cloudpickle
 
 from aggregations.definition.flow import Stage
+from aggregations.engine.clients import topics_of
+from aggregations.engine.job import Job, TaskReport, dumps, loads, shared_key
+from aggregations.engine.path import Path, Work, path_of, route_of
+from aggregations.engine.persist import persist
+from aggregations.engine.publish import publish
+from aggregations.engine.roots import check_source
 from aggregations.errors import TasksLostError
 from aggregations.per_message.ledger import UnlistedError
 from aggregations.spark import residents
-from aggregations.spark.blocks import Block, Kind, Row, pack, route_of, unpack
-from aggregations.spark.clients import store_of, topics_of
-from aggregations.spark.job import Job, TaskReport, dumps, loads, shared_key
-from aggregations.spark.path import Path, Work
-from aggregations.spark.publish import publish
-from aggregations.spark.roots import check_source
+from aggregations.spark.blocks import Block, Kind, Row, pack, unpack
 from aggregations.spark.waiting import keep, take
 from envelope.dedup.lineage import position_order
 from persistence.commit import faults
-from persistence.commit.faults import effect
-from persistence.commit.steps import CommitStep
 from persistence.protocol import Write
 
 Task = Callable[[Iterable[Row]], Iterator[Row]]
-
-
-def path_of(job: Job) -> Path:
-    """The path of this flow."""
-    from aggregations.spark.columnar import ColumnarPath  # the driver needs neither these nor what they compile
-    from aggregations.spark.messages import MessagePath
-
-    return ColumnarPath() if job.flow.is_columnar else MessagePath()
 
 
 def reading(job: Job) -> Callable[[Iterable[int]], Iterator[Row]]:
@@ -92,7 +83,7 @@ def read_slot(payload: bytes, number: int) -> list[Block]:
     """
     job: Job = loads(payload)
 
-    from aggregations.spark.fetch import fetcher_of
+    from aggregations.engine.fetch import fetcher_of
 
     def act(work: Work) -> list[Block]:
         path, first, topic = path_of(job), job.flow.stages[0], _topic(job)
@@ -290,19 +281,7 @@ def _persist(work: Work, stage: Stage, writes: Sequence[Write], told: Sequence[b
     job = work.job
     for payload in told:
         job.known.note(*loads(payload))
-    with work.timed("persist"):
-        marks = effect(
-            CommitStep.PERSIST.of(stage.name),
-            lambda: store_of(job.urls[stage.name]).save(
-                job.ref.stage(stage.name),
-                writes,
-                epoch=job.epoch,
-                batch=job.batch,
-                known=job.known.of(stage.name),
-                downstream=job.known.downstream(stage.name),
-            ),
-        )
-    work.report.marks.append((stage.name, marks))
+    marks = persist(work, stage, writes)
     if not stage.index or not marks:
         return []
     payload = dumps((stage.name, marks))

@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from aggregations.engine.idle import keepers
+from aggregations.engine.job import Job, shared_key
 from aggregations.errors import TasksLostError
-from aggregations.spark import residents
-from aggregations.spark.job import Job, shared_key
 from persistence.protocol import Write
 
 Hashes = npt.NDArray[np.uint64]
@@ -61,7 +61,7 @@ def _keeps() -> bool:
     return bool(_kept)
 
 
-residents.keepers.append(_keeps)
+keepers.append(_keeps)
 
 
 def keep(job: Job, writes: Sequence[Write]) -> bytes:

@@ -48,7 +48,7 @@ def plan(
     run --json`.
     """
     from aggregations.run.start import parse
-    from aggregations.spark.opening import plan_flow
+    from aggregations.spark.checks import plan_flow
     from jobs import settings
     from jobs.directory import Directory
     from jobs.loading import load_flow

@@ -100,7 +100,7 @@ def run(
     from aggregations.report import Report
     from aggregations.run.start import parse
     from aggregations.spark import run_flow
-    from aggregations.spark.opening import check_given
+    from aggregations.spark.checks import check_given
     from aggregations.spark.session import master_of
     from jobs.directory import Directory
     from jobs.loading import files_of, load_flow

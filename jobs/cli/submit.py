@@ -34,8 +34,8 @@ def submit_command(
     --master and --conf become options of spark-submit, whose settings win. Arguments after `--` are for `run` alone.
     Nothing is submitted. The exit code is 2 if the flow could not run there.
     """
+    from aggregations.spark.checks import check_given
     from aggregations.spark.jvm import DEFAULT_MASTER
-    from aggregations.spark.opening import check_given
     from jobs import settings
     from jobs.loading import files_of, load_flow
     from jobs.submit.command import submit_line

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from aggregations.engine.clients import NEEDED
 from aggregations.run.risks import Risk
-from aggregations.spark.clients import NEEDED
 from envelope import Reason, Verdict
 from jobs.cli.errors import Exit
 from persistence.cassandra.settings import CassandraSettings, Replication

@@ -9,10 +9,10 @@ import pytest
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from aggregations.spark import consuming, fetch
-from aggregations.spark.consuming import Objects, Pointers
-from aggregations.spark.fetch import Fetcher
-from aggregations.spark.ranges import Range
+from aggregations.engine import consuming, fetch
+from aggregations.engine.consuming import Objects, Pointers
+from aggregations.engine.fetch import Fetcher
+from aggregations.engine.ranges import Range
 from persistence.kafka import BrokerRefused, BrokerUnavailable, KafkaSettings, Topics
 from persistence.kafka.errors import BrokerError
 

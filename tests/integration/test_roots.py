@@ -11,12 +11,12 @@ from aggregations.definition.aggregates import count
 from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Flow
 from aggregations.definition.source import Json, Topic
+from aggregations.engine.job import Job, TaskReport
+from aggregations.engine.ranges import Range, Slot
 from aggregations.per_message.ledger import UnlistedError
 from aggregations.run.begin import begin
 from aggregations.run.binding import bind
 from aggregations.spark.blocks import unpack
-from aggregations.spark.job import Job, TaskReport
-from aggregations.spark.ranges import Range, Slot
 from aggregations.spark.tasks import outcome_of, reading
 from envelope import Envelope, Hop, Verdict, encode
 from jobs.dead_letters.letters import Letters

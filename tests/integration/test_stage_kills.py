@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from aggregations.spark.blocks import route_of
+from aggregations.engine.path import route_of
 from persistence.cassandra import apply_schema
 from tests.messages import Leg
 from tests.support.flows import BROKEN, four_stages, shared

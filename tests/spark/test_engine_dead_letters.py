@@ -9,8 +9,8 @@ import pytest
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
 
 from aggregations.definition.source import Topic
+from aggregations.engine import batches
 from aggregations.errors import RunRefusedError
-from aggregations.spark import batches
 from envelope import Envelope, Hop, Limits, Reason, Verdict, decode, encode
 from envelope.deadletter import own_headers
 from jobs.dead_letters.redrive import redrive

@@ -17,12 +17,13 @@ from pyspark import RDD, SparkContext
 
 from aggregations.definition.flow import Flow
 from aggregations.definition.source import Topic
+from aggregations.engine import batches, group_offsets, opening
+from aggregations.engine.roots import EndsByIncarnation, ask_ends
 from aggregations.errors import FlowError
 from aggregations.report import Report
 from aggregations.run.begin import begin
 from aggregations.run.binding import bind
-from aggregations.spark import batches, group_offsets, opening, run_flow
-from aggregations.spark.roots import EndsByIncarnation, ask_ends
+from aggregations.spark import run_flow
 from jobs.stack import ports
 from persistence.commit.faults import SPEC, Fault, FaultOutcome, Injector, NoFaults, use
 from persistence.errors import Fenced, Terminal
@@ -85,7 +86,7 @@ def test_a_store_or_broker_that_fails_for_a_moment_is_asked_again_within_the_run
 ) -> None:
     sent, flow = legs(60), fleet(world.topic, path)
     world.send([*republished(sent, [*range(50), *range(20, 60)]), Sent(b"poison", b"N1")])
-    with faults_in_workers(spark, spec), caplog.at_level(logging.WARNING, "headwater.spark"):
+    with faults_in_workers(spark, spec), caplog.at_level(logging.WARNING, "headwater.engine"):
         world.run(flow)
     tried = [record.getMessage() for record in caplog.records if "attempt" in record.getMessage()]
     assert any("injected at" in message for message in tried)
@@ -106,7 +107,7 @@ def test_a_process_that_dies_is_replaced_and_its_batch_tried_again(
     else:
         folds = Named(str(marker), parent=victim == "the supervisor"), Deadly(str(marker))
     flow = flow.aggregate("aircraft", tail, folds[0]).aggregate("carrier", carrier, folds[1])
-    with caplog.at_level(logging.WARNING, "headwater.spark"):
+    with caplog.at_level(logging.WARNING, "headwater.engine"):
         world.run(flow)
     assert {
         "the resident that folds": "the resident process of slot",
@@ -183,7 +184,7 @@ def test_results_that_break_off_are_not_taken_for_complete_ones(
         return found if next(calls) else found[:left]
 
     monkeypatch.setattr(RDD, "collect", breaks_off_once)
-    with caplog.at_level(logging.WARNING, "headwater.spark"):
+    with caplog.at_level(logging.WARNING, "headwater.engine"):
         world.run(flow)
     assert "Spark delivered" in caplog.text
     world.check(flow)
@@ -204,7 +205,7 @@ def test_a_manifest_that_cannot_be_written_for_a_moment_is_written_again_within_
 def test_a_run_that_is_told_to_stop_before_it_tries_again_leaves_the_batch_to_the_next_one(world: World) -> None:
     sent, flow, impatient = legs(30), fleet(world.topic), StopAtFirstWarning()
     world.send(alone(leg) for leg in sent)
-    logger = logging.getLogger("headwater.spark")
+    logger = logging.getLogger("headwater.engine")
     logger.addHandler(impatient)
     try:
         with use(Injector([Fault("manifest", FaultOutcome.ERROR)])):

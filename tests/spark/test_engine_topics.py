@@ -6,9 +6,9 @@ import pytest
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
+from aggregations.engine.engine import Engine
 from aggregations.errors import RunRefusedError
 from aggregations.report import Report
-from aggregations.spark.engine import Engine
 from envelope import Verdict
 from tests.support.flows import PATHS, Path, fleet, totals
 from tests.support.world import Sent, World, alone, legs, republished, verdicts

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.spark
 OWN = """
 import os, signal, threading
 from pyspark import SparkContext
-from aggregations.spark.retry import StoppedError
+from aggregations.engine.retry import StoppedError
 from aggregations.spark.session import session
 from tests.support.spark import FAST
 signal.signal(signal.SIGINT, lambda *_: print("interrupted"))
@@ -48,7 +48,7 @@ from dataclasses import replace
 from pyspark import SparkContext
 from aggregations.errors import SparkEndedError
 from aggregations.spark.action import Action
-from aggregations.spark.ranges import Slot
+from aggregations.engine.ranges import Slot
 from aggregations.spark.session import session
 from tests.support.spark import FAST
 from tests.unit.test_spark_tasks import FLOW, JOB

@@ -9,15 +9,15 @@ import pyarrow as pa
 
 from aggregations.definition.element import Record
 from aggregations.definition.flow import Flow, Stage
+from aggregations.engine.columnar import ColumnarPath
+from aggregations.engine.job import Job
+from aggregations.engine.path import Work
+from aggregations.engine.rows import Rows
 from aggregations.report import DeadLetter
 from aggregations.run.begin import begin
 from aggregations.run.binding import bind
 from aggregations.run.memory import MemoryRunner
 from aggregations.run.states import load_states
-from aggregations.spark.columnar import ColumnarPath
-from aggregations.spark.job import Job
-from aggregations.spark.path import Work
-from aggregations.spark.rows import Rows
 from envelope import Hop, Reason, TopicPartition
 from envelope.deadletter import DeadLetterHeaders, Form
 from jobs.dead_letters.redrive import redriven

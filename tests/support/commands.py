@@ -132,7 +132,7 @@ COMMANDS = {
     ),
     "headwater plan": Command(
         f"plan {FLOW} --bootstrap b:1",
-        "aggregations.spark.opening.plan_flow",
+        "aggregations.spark.checks.plan_flow",
         Plan("legs", "T1"),
         {
             "flow": Option("tests.support.pure_flow:flow", {"flow.name": "fleet"}, without=FLOW),

@@ -158,7 +158,7 @@ def test_a_run_that_is_unsafe_is_refused_as_json_too_and_a_failure_is_not(
     def fails(*_: object, **__: object) -> None:
         raise errors.pop(0)
 
-    monkeypatch.setattr("aggregations.spark.opening.plan_flow", fails)
+    monkeypatch.setattr("aggregations.spark.checks.plan_flow", fails)
     plan = ("plan", "jobs.demo.flow:flow", "--bootstrap", "b:1", "--json")
     assert run(monkeypatch, *plan) == Exit.REFUSED
     assert json.loads(capsys.readouterr().out) == {"refused": "the topic is compacted"}

@@ -122,6 +122,6 @@ def test_a_command_that_needs_kafka_and_stores_reads_it_once(monkeypatch: pytest
         raise RunRefusedError("seen")
 
     monkeypatch.setattr(Path, "read_text", counted)
-    monkeypatch.setattr("aggregations.spark.opening.plan_flow", planned)
+    monkeypatch.setattr("aggregations.spark.checks.plan_flow", planned)
     assert run(monkeypatch, "plan", "jobs.demo.flow:flow") == Exit.REFUSED
     assert [path.name for path in read].count("headwater.toml") == 1

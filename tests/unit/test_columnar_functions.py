@@ -20,7 +20,7 @@ from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Flow
 from aggregations.definition.folds import check_state, is_state
 from aggregations.definition.source import RecordDecoder, Topic
-from aggregations.spark.python_fold import fold_elements
+from aggregations.engine.python_fold import fold_elements
 from envelope import EnvelopeError, Histories, History, Hop, Node, Reason, decode
 from persistence.record import StateRecord, encode_record
 from tests.support.both import TOPIC_ID, Both

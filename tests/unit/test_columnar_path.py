@@ -12,8 +12,8 @@ from aggregations.definition.aggregates import count, first, last, maximum, mini
 from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Flow
 from aggregations.definition.source import Json, Topic
+from aggregations.engine.roots import RootTopics
 from aggregations.per_message.ledger import Reading
-from aggregations.spark.roots import RootTopics
 from envelope import Hop, Lineage, Reason, decode
 from envelope.deadletter import DeadLetterHeaders
 from jobs.dead_letters.redrive import redriven

@@ -7,12 +7,12 @@ import sys
 import confluent_kafka
 import pytest
 
-from aggregations.spark import consuming
+from aggregations.engine import consuming
 
 LEAVES = """
 from confluent_kafka import Consumer, Producer
 import logging
-from aggregations.spark import consuming
+from aggregations.engine import consuming
 mock = Consumer({"bootstrap.servers": "x", "group.id": "g", "test.mock.num.brokers": 1, "log_level": 0})
 broker = mock.list_topics("t", 10).brokers[1]
 servers = f"{broker.host}:{broker.port}"

@@ -13,16 +13,16 @@ from aggregations.definition.aggregates import count
 from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Flow
 from aggregations.definition.source import Json, Topic
+from aggregations.engine import batches
+from aggregations.engine.engine import Engine
+from aggregations.engine.job import Exclusion, Job, TaskReport
+from aggregations.engine.opening import Opening
+from aggregations.engine.ranges import Range, Slot
+from aggregations.engine.retry import ATTEMPTS
 from aggregations.errors import RunRefusedError, SharedKeyError, SparkEndedError, TasksLostError
 from aggregations.report import Report
 from aggregations.run.begin import begin
 from aggregations.run.binding import bind
-from aggregations.spark import batches
-from aggregations.spark.engine import Engine
-from aggregations.spark.job import Exclusion, Job, TaskReport
-from aggregations.spark.opening import Opening
-from aggregations.spark.ranges import Range, Slot
-from aggregations.spark.retry import ATTEMPTS
 from envelope import Reason, TopicPartition
 from persistence.errors import Conflict, Corrupt, Fenced, Transient
 from persistence.kafka import BrokerRefused, BrokerUnavailable, KafkaSettings
@@ -101,7 +101,6 @@ class Driver:
             self.jobs.append(replace(job, excluded=dict(job.excluded)))
             return left.pop(0)
 
-        monkeypatch.setattr(batches, "Action", lambda *_: SimpleNamespace(routes=2, is_local=True, execute=execute))
         monkeypatch.setattr(batches, "pause_seconds", lambda _: 0.0)
         self.run = begin(of, bind(of, urls or {}, fresh_store()))
         self.run.start_at("legs", "T1", {0: 0, 1: 0})
@@ -110,7 +109,7 @@ class Driver:
         self.engine = Engine(
             of,
             Opening(self.broker, self.run, plan),  # type: ignore[arg-type]
-            None,  # type: ignore[arg-type]
+            SimpleNamespace(routes=2, is_local=True, execute=execute),  # type: ignore[arg-type]
             kafka=KafkaSettings("nowhere:1"),
             dead_letters="dead",
             group="lag",
@@ -331,13 +330,13 @@ def test_group_offsets_that_the_broker_refuses_end_nothing(monkeypatch: pytest.M
 
 def test_a_run_that_is_told_to_stop_does_not_wait_to_try_a_batch_again(monkeypatch: pytest.MonkeyPatch) -> None:
     driver = Driver(monkeypatch, flow(), (TaskReport(), [Transient("later")]))
-    execute = driver.engine.batches._action.execute
+    execute = driver.engine.batches._executor.execute
 
     def stopped(job: Job) -> Outcome:
         driver.stop.set()
         return execute(job)
 
-    monkeypatch.setattr(driver.engine.batches._action, "execute", stopped)
+    monkeypatch.setattr(driver.engine.batches._executor, "execute", stopped)
     before = driver.run.stores["carrier"].load_manifest(driver.run.ref)
     assert driver.stream().records == 0
     assert driver.run.stores["carrier"].load_manifest(driver.run.ref) == before, "nor is a clean end noted"
@@ -374,9 +373,9 @@ def test_a_batch_that_takes_longer_than_a_stop_waits_is_cancelled_and_left_to_th
         assert cancelled.wait(60)
         return TaskReport(), [TasksLostError("the job was cancelled")]
 
-    monkeypatch.setattr("aggregations.spark.engine._STOP_SECONDS", 0.01)
+    monkeypatch.setattr("aggregations.engine.engine._STOP_SECONDS", 0.01)
     action = SimpleNamespace(routes=2, is_local=True, execute=execute, cancel=cancelled.set)
-    monkeypatch.setattr(driver.engine.batches, "_action", action)
+    monkeypatch.setattr(driver.engine.batches, "_executor", action)
     before = driver.run.stores["carrier"].load_manifest(driver.run.ref)
     assert driver.stream().records == 0
     assert driver.run.stores["carrier"].load_manifest(driver.run.ref) == before, "nor is a clean end noted"
@@ -391,7 +390,7 @@ def test_a_jvm_that_ends_is_an_error_unless_the_run_was_stopped(monkeypatch: pyt
             driver.stop.set()
         raise SparkEndedError("Spark's JVM ended")
 
-    monkeypatch.setattr(driver.engine.batches, "_action", SimpleNamespace(routes=2, is_local=True, execute=execute))
+    monkeypatch.setattr(driver.engine.batches, "_executor", SimpleNamespace(routes=2, is_local=True, execute=execute))
     with pytest.raises(SparkEndedError):
         driver.stream()
     assert driver.stream().records == 0

@@ -6,10 +6,10 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from aggregations.spark import clients, fetch
-from aggregations.spark.consuming import Event
-from aggregations.spark.fetch import Fetcher
-from aggregations.spark.ranges import Range
+from aggregations.engine import clients, fetch
+from aggregations.engine.consuming import Event
+from aggregations.engine.fetch import Fetcher
+from aggregations.engine.ranges import Range
 from persistence.kafka import KafkaSettings
 from persistence.protocol import FlowRef
 

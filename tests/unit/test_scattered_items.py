@@ -14,6 +14,9 @@ import pytest
 from aggregations.definition.element import Element, Record
 from aggregations.definition.flow import END_OF_FLOW, Flow
 from aggregations.definition.source import Json, Topic
+from aggregations.engine.job import Exclusion, Job, RecordAtStage, TaskReport
+from aggregations.engine.path import Work, route_of
+from aggregations.engine.ranges import Slot
 from aggregations.per_message.dead_letters import RejectedRecord
 from aggregations.per_message.ledger import UnlistedError
 from aggregations.run.begin import begin
@@ -21,10 +24,7 @@ from aggregations.run.binding import bind
 from aggregations.run.memory import MemoryRunner
 from aggregations.run.states import load_states
 from aggregations.spark import tasks
-from aggregations.spark.blocks import Row, pack, route_of, unpack
-from aggregations.spark.job import Exclusion, Job, RecordAtStage, TaskReport
-from aggregations.spark.path import Work
-from aggregations.spark.ranges import Slot
+from aggregations.spark.blocks import Row, pack, unpack
 from envelope import Envelope, Hop, Tombstones, TopicPartition, encode
 from envelope.deadletter import DeadLetterHeaders, Form
 from jobs.dead_letters.redrive import redriven
@@ -211,7 +211,7 @@ def _published(monkeypatch: pytest.MonkeyPatch) -> list[RejectedRecord]:
     monkeypatch.setattr(tasks, "check_source", lambda *_: None)
     monkeypatch.setattr(tasks, "topics_of", lambda *_: None)
     monkeypatch.setattr(
-        "aggregations.spark.fetch.fetcher_of", lambda *_, **__: SimpleNamespace(read=lambda *_, **__: iter(_RECORDS))
+        "aggregations.engine.fetch.fetcher_of", lambda *_, **__: SimpleNamespace(read=lambda *_, **__: iter(_RECORDS))
     )
     return dead
 

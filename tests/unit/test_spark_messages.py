@@ -11,12 +11,12 @@ from aggregations.definition.element import Record
 from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Flow
 from aggregations.definition.source import Json, Topic
+from aggregations.engine.job import Job
+from aggregations.engine.messages import MessagePath
+from aggregations.engine.path import Work
 from aggregations.run.begin import begin
 from aggregations.run.binding import bind
 from aggregations.run.memory import MemoryRunner
-from aggregations.spark.job import Job
-from aggregations.spark.messages import MessagePath
-from aggregations.spark.path import Work
 from envelope import Envelope, encode
 from persistence.kafka import KafkaSettings
 from tests.support.pure import table_of

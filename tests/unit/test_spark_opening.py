@@ -14,8 +14,8 @@ from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Flow
 from aggregations.definition.source import Topic
 from aggregations.errors import FlowError
+from aggregations.spark.checks import check_given
 from aggregations.spark.jvm import environment_of
-from aggregations.spark.opening import check_given
 from aggregations.spark.session import _settings
 from persistence.registry import risks
 
@@ -85,6 +85,6 @@ def test_a_jvm_that_reads_no_record_compiles_once_and_the_user_s_own_options_win
 
 
 def test_the_driver_does_not_load_what_only_tasks_compile() -> None:
-    code = "import sys, aggregations.spark.engine; print({'numba', 'llvmlite'} & set(sys.modules))"
+    code = "import sys, aggregations.engine.engine; print({'numba', 'llvmlite'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"

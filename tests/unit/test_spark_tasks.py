@@ -12,14 +12,14 @@ from aggregations.definition.aggregates import count
 from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Flow
 from aggregations.definition.source import Json, Topic
+from aggregations.engine.job import Job
+from aggregations.engine.path import Work
+from aggregations.engine.ranges import Slot
+from aggregations.engine.retry import may_pass
 from aggregations.errors import FlowError, SharedKeyError, TasksLostError
 from aggregations.spark import tasks, waiting
 from aggregations.spark.action import lost
 from aggregations.spark.blocks import Block, Kind, pack, unpack
-from aggregations.spark.job import Job
-from aggregations.spark.path import Work
-from aggregations.spark.ranges import Slot
-from aggregations.spark.retry import may_pass
 from persistence.errors import Transient
 from persistence.kafka import BrokerUnavailable, KafkaSettings
 from persistence.marks import KnownMarks

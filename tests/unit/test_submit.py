@@ -110,7 +110,7 @@ def test_what_is_installed_or_in_a_package_is_not_sent() -> None:
     ("arguments", "said"),
     [
         (["--master", "yarn"], "Spark's workers (yarn) may run on others"),
-        (["--store", "memory://m"], "is local to one process"),
+        (["--store", "memory://m"], "end with the process"),
         (["--deploy-mode", "clustered"], "--deploy-mode clustered: write client or cluster"),
         (["--deploy-mode", "cluster"], "Spark does not run Python drivers on the machines of local[2]"),
         (

@@ -7,17 +7,18 @@ from functools import cached_property
 from time import process_time
 from typing import Any, Protocol
 
+import google_crc32c
 import polars as pl
 import pyarrow as pa
 
 from aggregations.columns.elements import Elements
 from aggregations.columns.signature import Signature
 from aggregations.definition.flow import Stage
+from aggregations.engine.job import Exclusion, Job, TaskReport
+from aggregations.engine.roots import RootTopics
 from aggregations.per_message.dead_letters import DeadLetterCollector
 from aggregations.per_message.steps import OutputMessage
 from aggregations.run.incarnations import Incarnations
-from aggregations.spark.job import Exclusion, Job, TaskReport
-from aggregations.spark.roots import RootTopics
 from envelope import Node
 from persistence.protocol import Write
 
@@ -97,7 +98,7 @@ class Path(Protocol):
 
         Args:
             work: Context of the task.
-            chunks: The records; see `aggregations.spark.fetch.Fetcher.read`.
+            chunks: The records; see `aggregations.engine.fetch.Fetcher.read`.
         """
         ...
 
@@ -116,3 +117,16 @@ class Path(Protocol):
             The writes of the stage, and the arrivals at the next stage; None after the last stage.
         """
         ...
+
+
+def path_of(job: Job) -> Path:
+    """The path of this flow."""
+    from aggregations.engine.columnar import ColumnarPath  # the driver needs neither these nor what they compile
+    from aggregations.engine.messages import MessagePath
+
+    return ColumnarPath() if job.flow.is_columnar else MessagePath()
+
+
+def route_of(key: bytes, routes: int) -> int:
+    """Number of the task that folds a key: the same in every process."""
+    return int(google_crc32c.value(key)) % routes

@@ -7,22 +7,19 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from itertools import count
-from typing import Any
-
-from pyspark import SparkContext
+from typing import Any, Protocol
 
 from aggregations.definition.flow import Flow
+from aggregations.engine.job import Exclusion, Job, RecordAtStage, TaskReport
+from aggregations.engine.opening import Opening
+from aggregations.engine.partition_watch import PartitionWatch
+from aggregations.engine.ranges import Slot
+from aggregations.engine.retry import ATTEMPTS, StoppedError, may_pass, pause_seconds, worst
+from aggregations.engine.roots import ask_ends, check_source, ids_of
 from aggregations.errors import SharedKeyError, TasksLostError
 from aggregations.per_message.ledger import Doubt, Entry, UnlistedError
 from aggregations.report import Report
 from aggregations.run.incarnations import merge_incarnations
-from aggregations.spark.action import Action
-from aggregations.spark.job import Exclusion, Job, RecordAtStage, TaskReport
-from aggregations.spark.opening import Opening
-from aggregations.spark.partition_watch import PartitionWatch
-from aggregations.spark.ranges import Slot
-from aggregations.spark.retry import ATTEMPTS, StoppedError, may_pass, pause_seconds, worst
-from aggregations.spark.roots import ask_ends, check_source, ids_of
 from envelope import TopicPartition
 from envelope.dedup.history import width_of
 from persistence.commit.faults import effect
@@ -31,7 +28,31 @@ from persistence.errors import Transient
 from persistence.kafka import BrokerError, BrokerUnavailable, KafkaSettings
 from persistence.manifest import Manifest
 
-_LOG = logging.getLogger("headwater.spark")
+_LOG = logging.getLogger("headwater.engine")
+
+
+class Executor(Protocol):
+    """Folds and persists batches: what one engine does differently from another.
+
+    Attributes:
+        routes: Number of tasks that read at the same time.
+        is_local: All tasks run on this machine.
+    """
+
+    routes: int
+    is_local: bool
+
+    def execute(self, job: Job) -> tuple[TaskReport, list[Exception]]:
+        """Fold and persist a batch.
+
+        Returns:
+            What the tasks did, and what failed: if anything did, the report is of no use.
+        """
+        ...
+
+    def cancel(self) -> None:
+        """Cancel what is being executed, from another thread."""
+        ...
 
 
 class Batches:
@@ -40,7 +61,7 @@ class Batches:
     Args:
         flow: The flow.
         opening: The run.
-        spark: The context.
+        executor: Folds and persists each batch.
         growing: Watches the source's partitions.
         kafka: Settings of the Kafka cluster.
         dead_letters: Dead-letter topic; None if a record that cannot be used ends the run.
@@ -56,7 +77,7 @@ class Batches:
         self,
         flow: Flow[Any],
         opening: Opening,
-        spark: SparkContext,
+        executor: Executor,
         growing: PartitionWatch,
         *,
         kafka: KafkaSettings,
@@ -68,8 +89,8 @@ class Batches:
         self._flow = flow
         self._opening = opening
         self._run = opening.run
-        self._action = Action(spark, flow)
-        self.slots = self._action.routes
+        self._executor = executor
+        self.slots = executor.routes
         self._growing = growing
         self._kafka = kafka
         self._dead_letters = dead_letters
@@ -195,11 +216,11 @@ class Batches:
             job = self._job(tasks, attempt, excluded, doubt)
         except (BrokerUnavailable, Transient) as error:
             return TaskReport(), [error]
-        return self._action.execute(job)
+        return self._executor.execute(job)
 
     def cancel(self) -> None:
         """Cancel the batch under way, from another thread: its tasks are lost."""
-        self._action.cancel()
+        self._executor.cancel()
 
     def check_source(self) -> None:
         """Raise if the source's topic was replaced by another topic of that name, which explains why reading failed."""
@@ -236,7 +257,7 @@ class Batches:
             urls=dict(self._run.urls),
             epoch=self._run.epoch,
             batch=self._run.batch,
-            routes=self._action.routes,
+            routes=self._executor.routes,
             kafka=self._kafka,
             dead_letters=self._dead_letters,
             topic_ids={**self._run.topic_ids, **ids_of(ends), self._run.source: self._opening.plan.topic_id},
@@ -251,7 +272,7 @@ class Batches:
             asked=tuple(known),
             spread=self._spread,
             tasks=tasks,
-            local=self._action.is_local,
+            local=self._executor.is_local,
             ledger=self._run.ledger,
             doubt=doubt,
             known=self._run.known,

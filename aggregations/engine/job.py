@@ -6,6 +6,9 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from aggregations.definition.flow import Flow, Publish, Stage
+from aggregations.engine.clients import store_of
+from aggregations.engine.ranges import Slot
+from aggregations.engine.roots import EndsByIncarnation
 from aggregations.errors import SharedKeyError
 from aggregations.per_message.cause import Cause
 from aggregations.per_message.ledger import Changes, Doubt, Ledger
@@ -15,9 +18,6 @@ from aggregations.report import Report
 from aggregations.run.incarnations import merge_incarnations
 from aggregations.run.snapshots import snapshots_of
 from aggregations.run.states import states_in
-from aggregations.spark.clients import store_of
-from aggregations.spark.ranges import Slot
-from aggregations.spark.roots import EndsByIncarnation
 from envelope import Node, Reason
 from envelope.raised import Raised
 from persistence.kafka import KafkaSettings
@@ -172,9 +172,9 @@ def shared_key(job: Job, stage: Stage) -> SharedKeyError:
     topic = job.flow.topic.name if job.flow.topic else ""
     return SharedKeyError(
         f"flow {job.flow.name}, stage {stage.name}: a key was found in two partitions of {topic}. From now on this "
-        "run folds the stage after a shuffle. If partitions were added, nothing else is needed. If the topic is not "
-        "partitioned by the stage's key, rebuild into a new generation (--generation) with co_partitioned=False; "
-        "this generation would fold copies a second time"
+        "run brings all records of a key together before it folds them. If partitions were added, nothing else is "
+        "needed. If the topic is not partitioned by the stage's key, rebuild into a new generation (--generation) with "
+        "co_partitioned=False; this generation would fold copies a second time"
     )
 
 

@@ -9,14 +9,14 @@ import logging
 import time
 from collections.abc import Iterable
 
+from aggregations.engine.opening import Opening
 from aggregations.run.growth import describe
 from aggregations.run.plan import grown
 from aggregations.run.risks import refuse
-from aggregations.spark.opening import Opening
 from persistence.growth import is_drained
 from persistence.manifest import Growth
 
-_LOG = logging.getLogger("headwater.spark")
+_LOG = logging.getLogger("headwater.engine")
 
 
 class PartitionWatch:

@@ -17,7 +17,7 @@ import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
 from aggregations.columns.arrays import arrow, validity
-from aggregations.spark import librdkafka, message_kernels
+from aggregations.engine import librdkafka, message_kernels
 from persistence.kafka.reading import assign
 
 _VERSIONS: Final = (12, 16)

@@ -9,14 +9,14 @@ import pyarrow as pa
 from confluent_kafka import KafkaError, KafkaException
 
 from aggregations.columns.arrays import arrow
-from aggregations.spark import residents
-from aggregations.spark.clients import NEEDED, UNUSED_SECONDS, name_of, once, opened
-from aggregations.spark.ranges import Range
+from aggregations.engine.clients import NEEDED, UNUSED_SECONDS, name_of, once, opened
+from aggregations.engine.idle import keepers
+from aggregations.engine.ranges import Range
 from persistence.kafka import BrokerUnavailable, KafkaSettings
 from persistence.kafka.errors import broker_error, passes
 
 if TYPE_CHECKING:
-    from aggregations.spark.consuming import Client, Event
+    from aggregations.engine.consuming import Client, Event
 
 CHUNK_RECORDS = 50_000
 """Most records that are decoded together. Measured: 10,000 cost a third more, 100,000 a little more."""
@@ -208,7 +208,7 @@ class Fetcher:
 
 def _client(settings: dict[str, Any], *, headers: bool) -> "Client":
     """A consumer: one that makes no Python objects of messages, if that is possible."""
-    from aggregations.spark import consuming  # its compiled code is for processes that read only
+    from aggregations.engine import consuming  # its compiled code is for processes that read only
 
     if consuming.can_read_pointers() and not headers:
         return consuming.Pointers(settings, CHUNK_BYTES)
@@ -238,4 +238,4 @@ def _close_unused() -> bool:
     return False
 
 
-residents.keepers.append(_close_unused)
+keepers.append(_close_unused)

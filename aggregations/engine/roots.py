@@ -9,9 +9,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from aggregations.definition.flow import Flow
+from aggregations.engine.clients import topics_of
 from aggregations.run.plan import recreated
 from aggregations.run.risks import refuse
-from aggregations.spark.clients import topics_of
 from envelope import Node
 from persistence.kafka import BrokerRefused, KafkaSettings, Topics
 

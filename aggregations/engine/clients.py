@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Hashable
 from typing import Any, Final, TypeVar
 
-from aggregations.spark import residents
+from aggregations.engine.idle import keepers
 from persistence.kafka import AcknowledgedProducer, KafkaSettings, Topics
 from persistence.protocol import StateStore
 from persistence.registry import open_store
@@ -72,4 +72,4 @@ def _close_unused() -> bool:
     return False
 
 
-residents.keepers.append(_close_unused)
+keepers.append(_close_unused)

@@ -31,14 +31,14 @@ from aggregations.definition.element import Element
 from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Aggregate, Stage
 from aggregations.definition.folds import Fold
+from aggregations.engine.job import Exclusion
+from aggregations.engine.path import Work
+from aggregations.engine.python_fold import fold_elements
+from aggregations.engine.rows import BROKEN, INPUT, REKEYED, STAGE_KEY, Rows
 from aggregations.per_message.arrivals import Arrival, passed_on
 from aggregations.per_message.rows import evaluate_elements
 from aggregations.per_message.stage import KeyState, StageOutcome, fold_stage
 from aggregations.run.states import state_of, writes_of
-from aggregations.spark.job import Exclusion
-from aggregations.spark.path import Work
-from aggregations.spark.python_fold import fold_elements
-from aggregations.spark.rows import BROKEN, INPUT, REKEYED, STAGE_KEY, Rows
 from envelope import EnvelopeError, Node, Route, Siblings, Verdict
 from persistence.protocol import Stored, Write
 

@@ -7,14 +7,13 @@ import pyarrow as pa
 
 from aggregations.definition.element import Record
 from aggregations.definition.flow import Stage
+from aggregations.engine.job import Exclusion, dumps, loads, shared_key
+from aggregations.engine.path import Work, route_of
 from aggregations.per_message.arrivals import Arrival
 from aggregations.per_message.cause import Cause
 from aggregations.per_message.loop import Failures, MessageLoop
 from aggregations.per_message.stage import KeyState
 from aggregations.run.states import writes_of
-from aggregations.spark.blocks import route_of
-from aggregations.spark.job import Exclusion, dumps, loads, shared_key
-from aggregations.spark.path import Work
 from envelope import Node
 from persistence.protocol import Write
 
@@ -98,7 +97,7 @@ def _loop(work: Work) -> MessageLoop:
 
 
 def records_of(chunks: Iterable[pa.RecordBatch | pa.Table], topic_ids: dict[str, str]) -> Iterable[Record]:
-    """Rows of `aggregations.spark.fetch` as records.
+    """Rows of `aggregations.engine.fetch` as records.
 
     Args:
         chunks: Columns key, value, topic, partition, offset, timestamp (a timestamp of Arrow) and optionally headers.

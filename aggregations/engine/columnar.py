@@ -22,16 +22,15 @@ from aggregations.definition.fields import Fields
 from aggregations.definition.flow import END_OF_FLOW, Flow, Stage, Step
 from aggregations.definition.operators import expressions_of, is_vectorised
 from aggregations.definition.system import SYSTEM_COLUMNS
+from aggregations.engine.columnar_fold import ColumnarFold
+from aggregations.engine.job import Exclusion, Job, dumps, loads, shared_key
+from aggregations.engine.path import Work, route_of
+from aggregations.engine.rows import BROKEN, INPUT, REKEYED, STAGE_KEY, Rows, key_codes, together
 from aggregations.per_message.arrivals import marking_before, stage_key
 from aggregations.per_message.cause import Cause
 from aggregations.per_message.dead_letters import BEYOND_END, RejectedRecord
 from aggregations.per_message.ledger import outputs_before
 from aggregations.per_message.steps import Marking, without_rejected
-from aggregations.spark.blocks import route_of
-from aggregations.spark.columnar_fold import ColumnarFold
-from aggregations.spark.job import Exclusion, Job, dumps, loads, shared_key
-from aggregations.spark.path import Work
-from aggregations.spark.rows import BROKEN, INPUT, REKEYED, STAGE_KEY, Rows, key_codes, together
 from envelope import EnvelopeError, Lineage, Reason, Route
 from persistence.commit.faults import effect
 from persistence.commit.steps import CommitStep

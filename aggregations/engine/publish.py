@@ -7,11 +7,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from confluent_kafka import Consumer, TopicPartition
 
 from aggregations.definition.element import Record
+from aggregations.engine.clients import NEEDED, max_message_bytes, producer_of
+from aggregations.engine.job import Job
+from aggregations.engine.path import Work
 from aggregations.errors import RunRefusedError
 from aggregations.per_message.dead_letters import RejectedRecord
-from aggregations.spark.clients import NEEDED, max_message_bytes, producer_of
-from aggregations.spark.job import Job
-from aggregations.spark.path import Work
 from envelope.deadletter import DeadLetterHeaders, Form, dead_letter_record
 from persistence.commit.faults import DEAD_LETTER, effect
 from persistence.commit.steps import CommitStep

@@ -8,24 +8,21 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from aggregations.definition.arguments import check_type
 from aggregations.definition.flow import Flow
 from aggregations.definition.operators import Publish, PublishStates
 from aggregations.errors import FlowError
 from aggregations.run.begin import begin, look
-from aggregations.run.binding import bind
 from aggregations.run.consistency import check_durability
 from aggregations.run.plan import Broker, Plan, plan
 from aggregations.run.risks import check_accept, refuse
 from aggregations.run.run import Run
-from aggregations.run.start import EARLIEST, Start, checked, offsets
-from aggregations.spark.session import NEEDED
+from aggregations.run.start import EARLIEST, Start, offsets
 from envelope import TopicPartition
 from persistence.compaction import compaction
 from persistence.kafka import KafkaSettings, Topics
 from persistence.registry import preflight
 
-_LOG = logging.getLogger("headwater.spark")
+_LOG = logging.getLogger("headwater.engine")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +40,8 @@ class Opening:
     plan: Plan
 
 
-def check_given(
-    flow: Flow[Any],
-    stores: Mapping[str, str],
-    accept: Sequence[str],
-    master: str,
-    *,
-    conf: Mapping[str, str] | None = None,
-    dead_letters: str | None = None,
+def check_arguments(
+    flow: Flow[Any], stores: Mapping[str, str], accept: Sequence[str], *, dead_letters: str | None = None
 ) -> None:
     """Refuse invalid combinations that need no answer from a server.
 
@@ -58,18 +49,12 @@ def check_given(
         flow: The flow.
         stores: URL of the store by stage name.
         accept: Names of accepted risks.
-        master: Spark's master.
-        conf: Spark settings.
         dead_letters: Dead-letter topic.
 
     Raises:
-        FlowError: Workers cannot reach a store, a risk does not exist, a Spark setting conflicts with the engine, or
-            the flow reads or publishes to the dead-letter topic.
+        FlowError: States would end with the process, a risk does not exist, or the flow reads or publishes to the
+            dead-letter topic.
     """
-    for name, value in (conf or {}).items():
-        check_type(f"conf {name}", value, str, "text")
-        if value.lower() != NEEDED.get(name, value).lower():
-            raise FlowError(f"--conf {name}: the engine requires {NEEDED[name]}; remove this setting")
     if flow.topic is not None and dead_letters == flow.topic.name:
         raise FlowError(
             f"flow {flow.name}: --dead-letters {dead_letters} is the flow's source, so the flow would read its own dead "
@@ -83,12 +68,8 @@ def check_given(
     for name, url in stores.items():
         if url.startswith("memory:"):
             raise FlowError(
-                f"stage {name!r}: {url} is local to one process, and Spark has several workers; use sqlite:///PATH"
-            )
-        if url.startswith(("sqlite:", "lmdb:")) and not master.startswith("local"):
-            raise FlowError(
-                f"stage {name!r}: {url} is a file of this machine, and Spark's workers ({master}) may run on others; "
-                "use Redis or Cassandra, or --master local[N]"
+                f"stage {name!r}: the states in {url} end with the process, and no other process can read them; use "
+                "sqlite:///PATH or lmdb:///PATH"
             )
     check_accept(flow.name, stores, accept)
 
@@ -113,7 +94,7 @@ def open_run(
 ) -> Opening:
     """Acquire an epoch, read the manifests, compare them with the broker, decide where to start, and note it.
 
-    Args: see `aggregations.spark.engine.run_flow`, and
+    Args: see `aggregations.spark.runner.run_flow`, and
 
         only_looks: Acquire no epoch and write nothing; all checks that could refuse the run are still made.
 
@@ -157,42 +138,3 @@ def open_run(
             run.start_at(source, facts.topic_id, decided.starts, decided.growth, decided.starting_offsets)
         stack.pop_all()
         return Opening(topics, run, decided)
-
-
-def plan_flow(
-    flow: Flow[Any],
-    *,
-    kafka: KafkaSettings,
-    stores: Mapping[str, str],
-    dead_letters: str | None = None,
-    group: str | None = None,
-    generation: int = 1,
-    accept: Sequence[str] = (),
-    master: str = "local[2]",
-    planned: Callable[[Plan], None] | None = None,
-    start: Start = EARLIEST,
-) -> Plan:
-    """Where `run_flow` would start, by the same checks. It acquires no epoch and writes nothing: active runs continue.
-
-    Requirements of Spark are not checked: Java, its jars, and whether workers can reach broker and stores.
-
-    Args and errors: see `aggregations.spark.engine.run_flow`. `planned` gets the plan of a run that is refused
-    because of it, too.
-    """
-    stores = bind(flow, stores)
-    start = checked(start)
-    check_given(flow, stores, accept, master, dead_letters=dead_letters)
-    opening = open_run(
-        flow,
-        kafka=kafka,
-        stores=stores,
-        dead_letters=dead_letters,
-        group=group or flow.name,
-        generation=generation,
-        accept=accept,
-        planned=planned,
-        start=start,
-        only_looks=True,
-    )
-    opening.run.close()
-    return opening.plan

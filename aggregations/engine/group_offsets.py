@@ -14,7 +14,7 @@ from persistence.kafka import BrokerError, Topics
 OFFSETS_SECONDS = 30.0
 """Seconds between writes of the group's offsets when there is nothing to read. An older run that was frozen right
 before its write may have set them back."""
-_LOG = logging.getLogger("headwater.spark")
+_LOG = logging.getLogger("headwater.engine")
 
 
 class GroupOffsets:

@@ -1,0 +1,196 @@
+"""One run of a flow: batch after batch of Kafka's records, exact across crashes."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from itertools import count
+from typing import Any
+
+from aggregations.definition.flow import Flow
+from aggregations.engine.batches import Batches, Executor
+from aggregations.engine.group_offsets import GroupOffsets
+from aggregations.engine.opening import Opening
+from aggregations.engine.partition_watch import PartitionWatch
+from aggregations.engine.ranges import Range, Source, before, slots_of, within
+from aggregations.engine.retry import StoppedError
+from aggregations.errors import SparkEndedError
+from aggregations.report import Report
+from aggregations.run.run import Run
+from envelope import TopicPartition
+from persistence.commit.faults import effect
+from persistence.commit.steps import CommitStep
+from persistence.errors import StoreError
+from persistence.kafka import BrokerError, BrokerUnavailable, KafkaSettings
+
+MAX_RECORDS = 1_000_000
+"""Maximum number of records of one batch: without it the first batch of a flow would be the whole topic."""
+_LOG = logging.getLogger("headwater.engine")
+
+_LOOK_SECONDS = 1.0
+"""Seconds between two checks of the number of partitions, when new partitions are not read at once."""
+_STOP_SECONDS = 5.0
+"""Seconds that a stop waits for the batch under way before it cancels the batch."""
+_LEAST_SECONDS = 0.01
+"""Shortest persist interval, in seconds."""
+
+
+def finish(run: Run) -> None:
+    """Note that the run ended cleanly. If that fails, the next run doubts what this run may have read."""
+    try:
+        run.finish()
+    except StoreError as error:
+        _LOG.warning("end of the run: %s", error)
+
+
+class Engine:
+    """One run of a flow: commits batches one after the other.
+
+    Args:
+        flow: The flow.
+        opening: The run.
+        executor: Folds and persists each batch.
+        kafka: Settings of the Kafka cluster.
+        dead_letters: Dead-letter topic; None if a record that cannot be used ends the run.
+        group: Consumer group whose offsets show the flow's progress.
+        progress: Called after each batch with its report.
+        stop: Set to end the run.
+        metadata_max_age: Seconds for which producers may not know of new partitions.
+    """
+
+    def __init__(
+        self,
+        flow: Flow[Any],
+        opening: Opening,
+        executor: Executor,
+        *,
+        kafka: KafkaSettings,
+        dead_letters: str | None,
+        group: str,
+        progress: Callable[[Report], None] | None,
+        stop: threading.Event,
+        metadata_max_age: float,
+    ) -> None:
+        self.flow = flow
+        self.run = opening.run
+        self._growing = PartitionWatch(opening, metadata_max_age)
+        self._offsets = GroupOffsets(group, opening.topics, opening.run)
+        self.batches = Batches(
+            flow,
+            opening,
+            executor,
+            self._growing,
+            kafka=kafka,
+            dead_letters=dead_letters,
+            progress=progress,
+            stop=stop,
+        )
+        self._source = Source(opening.topics, opening.run.source, widens=not flow.publishes)
+        self._stop = stop
+        self._looked = 0.0
+
+    def stream(self, *, until_caught_up: bool, trigger_seconds: float, max_records: int) -> Report:
+        """Commit batch after batch until the run is stopped, or has caught up.
+
+        Args:
+            until_caught_up: Stop at the current ends of the partitions.
+            trigger_seconds: At most one batch in this time, in seconds; unused with `until_caught_up`.
+            max_records: Maximum number of records of one batch; 0 for no limit.
+
+        Returns:
+            The counts of all batches.
+        """
+        total = self.batches.total
+        seconds = 0.0 if until_caught_up else max(trigger_seconds, _LEAST_SECONDS)
+        try:
+            with self._cancelling():
+                self._loop(seconds, max_records, until_caught_up=until_caught_up)
+        except StoppedError:
+            return total.counts  # it may have persisted a part, which the next run must not treat as proven
+        except SparkEndedError:
+            if self._stop.is_set():  # the signal that stopped the run ended its JVM as well
+                return total.counts
+            raise
+        if not self._offsets.written_at:
+            self._offsets.write_reached()
+        finish(self.run)
+        return total.counts
+
+    def _loop(self, trigger_seconds: float, max_records: int, *, until_caught_up: bool) -> None:
+        goal: dict[int, int] | None = None
+        began = time.monotonic()
+        while not self._stop.is_set():
+            begin = time.monotonic()
+            backlog = self._backlog()
+            if self._stop.is_set():
+                return
+            if until_caught_up:
+                goal = goal if goal is not None else {one.partition: one.end for one in backlog}
+                backlog = before(backlog, goal)
+            if ranges := within(backlog, max_records):
+                self._commit(ranges)
+            elif until_caught_up:
+                if not self._growing.widened():
+                    return
+                goal = None
+            else:
+                self._idle(began)
+            if ranges == backlog:  # otherwise a whole batch is left
+                self._stop.wait(max(begin + trigger_seconds - time.monotonic(), 0.0))
+
+    @contextmanager
+    def _cancelling(self) -> Iterator[None]:
+        """Cancel the batch under way if it takes too long after the run was stopped."""
+        ended = threading.Event()
+
+        def cancel() -> None:
+            while not self._stop.wait(_LOOK_SECONDS):
+                if ended.is_set():
+                    return
+            while not ended.wait(_STOP_SECONDS):
+                self.batches.cancel()
+
+        watch = threading.Thread(target=cancel, name="headwater-stop", daemon=True)
+        watch.start()
+        try:
+            yield
+        finally:
+            ended.set()
+
+    def _backlog(self) -> list[Range]:
+        """All that there is to read. A broker that does not answer is asked again."""
+        for attempt in count(1):
+            try:
+                return self._source.look(self.run.positions)
+            except BrokerError as error:
+                self.batches.check_source()
+                if not isinstance(error, BrokerUnavailable):
+                    raise
+                try:
+                    self.batches.pause(f"ends of {self.run.source}", attempt, error)
+                except StoppedError:  # between batches
+                    break
+        return []
+
+    def _commit(self, ranges: Sequence[Range]) -> None:
+        """Commit a batch; its end offsets become the group's."""
+        topic = self.run.source
+        ends = {**self._source.positions, **{one.partition: one.end for one in ranges}}
+        named = {TopicPartition(topic, partition): end for partition, end in ends.items()}
+        self.batches.commit_batch(slots_of(ranges, self.batches.slots), named)
+        effect(CommitStep.RETURN, lambda: None)
+        self._offsets.write(named)
+        if self._growing.widens:
+            self._growing.widened()
+
+    def _idle(self, began: float) -> None:
+        """What is done when there is nothing to read."""
+        self._offsets.repeat(began)
+        if self.flow.publishes and time.monotonic() - self._looked > _LOOK_SECONDS:
+            self._looked = time.monotonic()
+            with suppress(BrokerUnavailable, StoppedError):
+                if self._growing.look(self.run.positions):
+                    self.batches.advance(self.run.noting())
+                if self._growing.widens:
+                    self._growing.widened()

@@ -1,0 +1,42 @@
+"""Persists the states of one stage of a batch."""
+
+from collections.abc import Sequence
+
+from aggregations.definition.flow import Stage
+from aggregations.engine.clients import store_of
+from aggregations.engine.path import Work
+from persistence.commit.faults import effect
+from persistence.commit.steps import CommitStep
+from persistence.marks import Marks
+from persistence.protocol import Write
+
+
+def persist(work: Work, stage: Stage, writes: Sequence[Write]) -> Marks:
+    """Write the states of a stage, after those of all stages downstream of it.
+
+    Args:
+        work: Context of the task; its report gets the marks.
+        stage: The stage.
+        writes: The states; at least one.
+
+    Returns:
+        The marks that the store acknowledged.
+
+    Raises:
+        StoreWentBack: The store lost acknowledged writes.
+    """
+    job = work.job
+    with work.timed("persist"):
+        marks = effect(
+            CommitStep.PERSIST.of(stage.name),
+            lambda: store_of(job.urls[stage.name]).save(
+                job.ref.stage(stage.name),
+                writes,
+                epoch=job.epoch,
+                batch=job.batch,
+                known=job.known.of(stage.name),
+                downstream=job.known.downstream(stage.name),
+            ),
+        )
+    work.report.marks.append((stage.name, marks))
+    return marks
