@@ -1,6 +1,6 @@
 """Sends calls to the servers that store their keys: pipelined, with bounded retries."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, groupby
@@ -191,8 +191,10 @@ def _placed(error: StoreError, ref: FlowRef | StageRef) -> StoreError:
     return type(error)(error.what, error.remedy, ref, error.key)
 
 
-def chunks(sizes: Iterable[int], most: int, most_bytes: int) -> list[slice]:
+def chunks(sizes: Sequence[int], most: int, most_bytes: int) -> list[slice]:
     """Divide items of these sizes, in order, into slices of at most `most` items and about `most_bytes` bytes."""
+    if most * max(sizes, default=0) <= most_bytes:
+        return [slice(start, min(start + most, len(sizes))) for start in range(0, len(sizes), most)]
     runs, start, total, i = [], 0, 0, -1
     for i, size in enumerate(sizes):
         if i > start and (i - start >= most or total + size > most_bytes):

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import chain, repeat
 from typing import Any, Final, Protocol
 
+import hiredis
 from redis import exceptions as redis
 from redis.backoff import NoBackoff
 from redis.connection import Connection, ConnectionPool, SSLConnection, UnixDomainSocketConnection
@@ -52,7 +53,7 @@ class Server:
             for command, read in zip(commands, chain(reads, repeat(None)), strict=False):
                 if len(waiting) == _AHEAD:
                     answers.append(_answer(connection, waiting.popleft()))
-                connection.send_packed_command(connection.pack_command(*command))
+                connection.send_packed_command(_packed(command))
                 waiting.append(read)
             answers += [_answer(connection, read) for read in waiting]
             complete = True
@@ -66,6 +67,11 @@ class Server:
     def close(self) -> None:
         """Close the connections that no thread is using."""
         self._pool.disconnect(inuse_connections=False)
+
+
+def _packed(command: Command) -> list[bytes]:
+    """The bytes of a command. redis-py's own serializer first looks at every argument in Python, which takes longer."""
+    return [hiredis.pack_command(tuple(command))]
 
 
 def _answer(connection: Any, read: Read | None) -> Any:

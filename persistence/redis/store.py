@@ -109,10 +109,11 @@ class RedisStore:
         incomplete: set[int] = set()
 
         def note(bucket: int, part: Sequence[bytes], answer: Sequence[bytes | None]) -> None:
-            found = [(key, content) for key, content in zip(part, answer, strict=True) if content is not None]
-            states.update((key, _stored(stage, key, content)) for key, content in found)
-            if len(found) < len(part):
-                incomplete.add(bucket)
+            for key, content in zip(part, answer, strict=True):
+                if content is None:
+                    incomplete.add(bucket)
+                else:
+                    states[key] = _stored(stage, key, content)
 
         calls = []
         for bucket, mine in _by_bucket(keys, keys, buckets).items():
@@ -147,7 +148,7 @@ class RedisStore:
             names = [self._layout.bucket(stage.flow_ref, bucket), self._layout.states(stage, bucket)]
             reached = known.get(str(bucket), _UNTOUCHED)
             mine.sort(key=_EXPECTED)
-            for run in chunks((len(write.value) for write in mine), _KEYS, _BYTES):
+            for run in chunks([len(write.value) for write in mine], _KEYS, _BYTES):
                 part = mine[run]
                 parts.append((bucket, part))
                 calls.append(script_call(SAVE, names, partial(_arguments, part, epoch, reached, note, head)))
@@ -313,11 +314,14 @@ def _arguments(writes: Sequence[Write], epoch: int, known: Mark, note: bytes, he
         note: Marks of the stages downstream.
         head: Epoch and batch, as they are written before each record.
     """
-    runs = [f"{version} {len(list(same))}" for version, same in groupby(map(_EXPECTED, writes))]
-    arguments: list[bytes | int] = [epoch, known.count, known.life.encode(), note, " ".join(runs).encode()]
-    for write in writes:
-        arguments += (write.key, b"%d %b%b" % (write.expected + 1, head, write.value))
-    return arguments
+    runs: list[bytes] = []
+    states: list[bytes | int] = []
+    for version, same in groupby(writes, _EXPECTED):
+        before, prefix = len(states), b"%d %b" % (version + 1, head)
+        for write in same:
+            states += (write.key, prefix + write.value)
+        runs.append(b"%d %d" % (version, (len(states) - before) // 2))
+    return [epoch, known.count, known.life.encode(), note, b" ".join(runs), *states]
 
 
 def _by_bucket(keys: Sequence[bytes], things: Sequence[Any], buckets: int) -> dict[int, list[Any]]:
