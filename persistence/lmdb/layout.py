@@ -1,7 +1,7 @@
 r"""Entries of the LMDB environments.
 
 A store's directory has four directories, `0` to `3`, each with an environment, a shard. The state of a key is in the
-shard with the number of its hash modulo four (`persistence.lmdb.place`), the manifest in shard 0, every other entry in
+shard with the number of its hash modulo four (`persistence.murmur2`), the manifest in shard 0, every other entry in
 each shard. All entries are in the main database. For flow `fleet`, generation 1, stage `aircraft`, key `N14228`:
 
 | key | value |

@@ -13,10 +13,10 @@ from persistence.cas import check_distinct, check_is_epoch
 from persistence.errors import Conflict, InvalidUrl
 from persistence.lmdb.environment import SYNC
 from persistence.lmdb.layout import SHARDS
-from persistence.lmdb.place import shards_of
 from persistence.lmdb.shard import Shard
 from persistence.manifest import Manifest
 from persistence.marks import NONE, Acknowledged, Bucket, Marks
+from persistence.murmur2 import parts_of
 from persistence.protocol import Capabilities, FlowRef, StageRef, Stored, Write
 from persistence.urls import choice, options, redact
 
@@ -140,6 +140,6 @@ def open_store(url: str) -> LmdbStore:
 
 def _divided(keys: Sequence[bytes], what: Sequence[T]) -> list[tuple[int, list[T]]]:
     """What belongs to each shard. Processes begin with different shards: they would wait for each other."""
-    numbers = shards_of(keys)
+    numbers = parts_of(keys, SHARDS)
     mine = sorted(set(numbers), key=lambda number: (number - os.getpid()) % SHARDS)
     return [(number, list(compress(what, map(number.__eq__, numbers)))) for number in mine]

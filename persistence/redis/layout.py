@@ -5,13 +5,14 @@ With the default prefix, for flow `fleet`, generation 1, stage `aircraft`, the s
 | key | type | content |
 |---|---|---|
 | `hw:{fleet:1}` | hash | `epoch`, `buckets`, `manifest` (JSON), `manifest_head` (its epoch and batch) |
-| `hw:{fleet:1:5}` | hash | `epoch`, `buckets` of bucket 5; `mark:aircraft`, `states:aircraft`, `downstream:aircraft` (JSON) |
-| `hw:{fleet:1:5}:aircraft` | hash | states by key: `N14228` is `7 3 12 {...}`: version, epoch, batch, and the record, JSON |
+| `hw:{fleet:1:0}` | hash | of bucket 0: `epoch`, `buckets`; by stage `mark:aircraft`, `states:`, `save:`, `downstream:` (JSON) |
+| `hw:{fleet:1:0}:aircraft` | hash | states by key: `N14228` is `7 3 12 {...}`: version, epoch, batch, and the record, JSON |
 
-A key's bucket is its CRC-32 (as in zlib) modulo the number of buckets. The part in braces determines the
-cluster slot, so a bucket is on one node and one script can replace many of its states. A bucket's own hash is
+A key's bucket is its hash modulo the number of buckets (`persistence.murmur2`). The part in braces determines the cluster
+slot, so a bucket is on one node and one script can replace many of its states. A bucket's own hash is
 the fence, which the script that writes checks. `states:aircraft` is the number of states that the last save left:
 a save, a scan, and a load that misses a state compare it with the number that exists, so no state disappears unnoticed.
+`save:aircraft` is the random id of the last save: with the mark it is the bucket's point (`persistence.redis.versions`).
 Read a state with `redis-cli HGET 'hw:{fleet:1:5}:aircraft' N14228`; never write one.
 
 A state is a field and not a key of its own. A script pays for each string that it is given or reads, and the server's
@@ -19,10 +20,15 @@ memory for each place that it looks at. With the head in front of the record, a 
 a save looks at each state in one place, which it finds by its short key.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from zlib import crc32
+from itertools import compress
+from typing import TypeVar
 
+from persistence.murmur2 import parts_of
 from persistence.names import FlowRef, StageRef
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +50,7 @@ class RedisLayout:
         return self.bucket(stage.flow_ref, bucket) + b":" + stage.stage.encode()
 
 
-def bucket_of(key: bytes, buckets: int) -> int:
-    """The bucket of a state's key."""
-    return crc32(key) % buckets
+def by_bucket(keys: Sequence[bytes], things: Sequence[T], buckets: int) -> dict[int, list[T]]:
+    """Divide things by the buckets of their keys."""
+    places = parts_of(keys, buckets)
+    return {bucket: list(compress(things, map(bucket.__eq__, places))) for bucket in sorted(set(places))}

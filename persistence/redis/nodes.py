@@ -2,7 +2,8 @@
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import chain, repeat
 from typing import Any, Final, Protocol
 
@@ -45,38 +46,58 @@ class Server:
             redis.TimeoutError: An answer took too long.
             OSError: The connection was lost.
         """
-        connection: Any = self._pool.get_connection()
         answers: list[Any] = []
-        complete = False
-        try:
+        with self.conversation() as talk:
             waiting = deque[Read | None]()
             for command, read in zip(commands, chain(reads, repeat(None)), strict=False):
                 if len(waiting) == _AHEAD:
-                    answers.append(_answer(connection, waiting.popleft()))
-                connection.send_packed_command(_packed(command))
+                    answers.append(_answer(talk, waiting.popleft()))
+                talk.send(command)
                 waiting.append(read)
-            answers += [_answer(connection, read) for read in waiting]
+            answers += [_answer(talk, read) for read in waiting]
+        return answers
+
+    @contextmanager
+    def conversation(self) -> Iterator["Conversation"]:
+        """Use one connection. If the block raises, the connection is closed: answers may still arrive."""
+        connection: Any = self._pool.get_connection()
+        complete = False
+        try:
+            yield Conversation(connection)
             complete = True
         finally:
             if not complete:
-                # Answers may still arrive: this connection must never be used again.
                 connection.disconnect()
             self._pool.release(connection)
-        return answers
 
     def close(self) -> None:
         """Close the connections that no thread is using."""
         self._pool.disconnect(inuse_connections=False)
 
 
-def _packed(command: Command) -> list[bytes]:
-    """The bytes of a command. redis-py's own serializer first looks at every argument in Python, which takes longer."""
-    return [hiredis.pack_command(tuple(command))]
+class Conversation:
+    """Commands and answers over one connection, in order."""
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+
+    def send(self, *commands: Command) -> None:
+        """Send commands."""
+        # redis-py's own serializer first looks at every argument in Python, which takes longer than all else.
+        self._connection.send_packed_command([hiredis.pack_command(tuple(command)) for command in commands])
+
+    def read(self) -> Any:
+        """The next answer.
+
+        Raises:
+            redis.ResponseError: It is an error.
+        """
+        return self._connection.read_response()
 
 
-def _answer(connection: Any, read: Read | None) -> Any:
+def _answer(talk: Conversation, read: Read | None) -> Any:
     try:
-        answer = connection.read_response()
+        answer = talk.read()
     except redis.ResponseError as error:
         return error
     return answer if read is None else read(answer)

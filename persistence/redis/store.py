@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import groupby
 from operator import attrgetter
 from typing import Any, NoReturn
 
@@ -23,15 +22,17 @@ from persistence.marks import (
 )
 from persistence.protocol import Capabilities, FlowRef, StageRef, Stored, Write
 from persistence.redis.calls import Caller, chunks, command_call, script_call
-from persistence.redis.layout import RedisLayout, bucket_of
+from persistence.redis.layout import RedisLayout, by_bucket
 from persistence.redis.nodes import connect
 from persistence.redis.preflight import Facts, facts_of, findings, is_durable
-from persistence.redis.scripts import ACQUIRE, COUNTS, INSTALL, MANIFEST, SAVE, SCAN
+from persistence.redis.saving import Saving
+from persistence.redis.scripts import ACQUIRE, COUNTS, INSTALL, MANIFEST, SCAN
 from persistence.redis.settings import read_place, read_settings
+from persistence.redis.versions import LoadedVersions, point_of
 
-_BUCKETS = {"single": 1, "sentinel": 1, "cluster": 64}
-"""Default number of buckets. With `appendfsync always` a server syncs its disk once per script, so a single
-server needs few and full buckets; a cluster needs several per node."""
+_BUCKETS = {"single": 4, "sentinel": 4, "cluster": 64}
+"""Default number of buckets. A task that has buckets of its own writes them without scripts. With `appendfsync always` a
+server syncs its disk once per call, so a single server needs few and full buckets; a cluster needs several per node."""
 _KEYS = 2500
 """States per script: about 10 ms in which the server does nothing else. Lua can pass on 8,000 values at once."""
 _BYTES = 4 << 20
@@ -54,6 +55,7 @@ class RedisStore:
         self._layout = RedisLayout(self._settings.prefix)
         self._buckets: dict[FlowRef, int] = {}
         self._facts: list[Facts] | None = None
+        self._versions = LoadedVersions()
 
     @property
     def capabilities(self) -> Capabilities:
@@ -116,13 +118,22 @@ class RedisStore:
                     states[key] = _stored(stage, key, content)
 
         calls = []
-        for bucket, mine in _by_bucket(keys, keys, buckets).items():
+        fields = f"mark:{stage.stage}", f"save:{stage.stage}"
+        divided = by_bucket(keys, keys, buckets)
+        for bucket in divided:
+            # Before the states: what is written in between has a later point.
+            name = self._layout.bucket(stage.flow_ref, bucket)
+            calls.append(command_call(name, "HMGET", name, *fields))
+        for bucket, mine in divided.items():
             name = self._layout.states(stage, bucket)
             for start in range(0, len(mine), _KEYS):
                 part = mine[start : start + _KEYS]
                 calls.append(command_call(name, "HMGET", name, *part, read=partial(note, bucket, part)))
-        self._caller.run(calls, stage)
+        points = self._caller.run(calls, stage)
         self._check_complete(stage, incomplete)
+        for (bucket, mine), point in zip(divided.items(), points, strict=False):
+            versions = dict.fromkeys(mine, 0) | {key: states[key].version for key in mine if key in states}
+            self._versions.note(stage, bucket, point_of(*point), versions)
         return states
 
     def save(
@@ -143,15 +154,22 @@ class RedisStore:
         if buckets is None:
             raise unknown_epoch(stage, epoch, 0)
         parts, calls = [], []
-        note, head = encode_downstream(epoch, downstream), b"%d %d " % (epoch, batch)
-        for bucket, mine in _by_bucket([write.key for write in writes], writes, buckets).items():
-            names = [self._layout.bucket(stage.flow_ref, bucket), self._layout.states(stage, bucket)]
-            reached = known.get(str(bucket), _UNTOUCHED)
+        for bucket, mine in by_bucket([write.key for write in writes], writes, buckets).items():
+            saving = Saving(
+                self._layout.bucket(stage.flow_ref, bucket),
+                self._layout.states(stage, bucket),
+                stage.stage,
+                epoch,
+                batch,
+                known.get(str(bucket), _UNTOUCHED),
+                self._versions.take(stage, bucket, mine),
+                encode_downstream(epoch, downstream),
+            )
             mine.sort(key=_EXPECTED)
             for run in chunks([len(write.value) for write in mine], _KEYS, _BYTES):
                 part = mine[run]
                 parts.append((bucket, part))
-                calls.append(script_call(SAVE, names, partial(_arguments, part, epoch, reached, note, head)))
+                calls.append(saving.call(part))
         answers = self._caller.run(calls, stage, writes=True, point=write_of(stage.stage))
         changed: set[bytes] = set()
         marks: dict[str, Mark] = {}
@@ -287,7 +305,7 @@ def open_store(url: str) -> RedisStore:
     |---|---|---|
     | `timeout`, `connect_timeout` | 5 | seconds |
     | `retry_for` | 15 | seconds to retry while a server is unreachable, loading or failing over |
-    | `buckets` | 1, in a cluster 64 | number of buckets of a flow that is new here |
+    | `buckets` | 4, in a cluster 64 | number of buckets of a flow that is new here |
     | `prefix` | hw | first part of every key |
     | `wait` | 0 | replicas that must have each write (WAIT) |
     | `waitaof` | | `1` or `1,N`: the server's disk, and N replicas' disks, must have it (WAITAOF) |
@@ -302,35 +320,6 @@ def open_store(url: str) -> RedisStore:
         Terminal: The URL is invalid.
     """
     return RedisStore(url)
-
-
-def _arguments(writes: Sequence[Write], epoch: int, known: Mark, note: bytes, head: bytes) -> list[bytes | int]:
-    """Arguments of the script `SAVE`.
-
-    Args:
-        writes: The new states, by ascending expected version.
-        epoch: Epoch of the run.
-        known: The mark that the bucket is known to have reached.
-        note: Marks of the stages downstream.
-        head: Epoch and batch, as they are written before each record.
-    """
-    runs: list[bytes] = []
-    states: list[bytes | int] = []
-    for version, same in groupby(writes, _EXPECTED):
-        before, prefix = len(states), b"%d %b" % (version + 1, head)
-        for write in same:
-            states += (write.key, prefix + write.value)
-        runs.append(b"%d %d" % (version, (len(states) - before) // 2))
-    return [epoch, known.count, known.life.encode(), note, b" ".join(runs), *states]
-
-
-def _by_bucket(keys: Sequence[bytes], things: Sequence[Any], buckets: int) -> dict[int, list[Any]]:
-    if buckets == 1:
-        return {0: list(things)} if things else {}
-    groups: dict[int, list[Any]] = {}
-    for key, thing in zip(keys, things, strict=True):
-        groups.setdefault(bucket_of(key, buckets), []).append(thing)
-    return groups
 
 
 def _refused(stage: StageRef, writes: Sequence[Write], answer: Sequence[Any], epoch: int) -> list[bytes]:

@@ -14,14 +14,14 @@ pytestmark = pytest.mark.integration
 
 
 def test_states_can_be_read_by_any_other_client(valkey, stage):
-    store = open_store(valkey.url)
+    store = open_store(f"{valkey.url}?buckets=1")
     epoch = store.acquire_epoch(stage.flow_ref)
     store.save(stage, [Write(b"N14228", 0, b'{"legs":7}')], epoch=epoch, batch=3)
     store.save_manifest(stage.flow_ref, Manifest(epoch=epoch, batch=3, positions={"legs": {0: Progress(12)}}))
     client = valkey.client
     assert client.hgetall(states_name(stage)) == {b"N14228": b'1 %d 3 {"legs":7}' % epoch}
     bucket = client.hgetall(f"hw:{{{stage.flow}:1:0}}")
-    assert bucket.keys() == {b"epoch", b"buckets", b"mark:aircraft", b"states:aircraft"}
+    assert bucket.keys() == {b"epoch", b"buckets", b"mark:aircraft", b"states:aircraft", b"save:aircraft"}
     assert bucket[b"states:aircraft"] == b"1"
     flow = client.hgetall(f"hw:{{{stage.flow}:1}}")
     assert flow.keys() == {b"epoch", b"buckets", b"manifest", b"manifest_head"}
@@ -31,7 +31,7 @@ def test_states_can_be_read_by_any_other_client(valkey, stage):
 
 @pytest.mark.parametrize("content", [b"x", b"7 3", b"7 3 x {}", b"7 3 12"], ids=["text", "short", "word", "bare"])
 def test_a_state_with_a_damaged_head_is_corrupt_and_is_not_replaced(valkey, stage, content):
-    store = open_store(valkey.url)
+    store = open_store(f"{valkey.url}?buckets=1")
     epoch = begun(store, stage, [b"a", b"k", b"z"])
     valkey.client.hset(states_name(stage), "k", content)
     with pytest.raises(Corrupt, match=r"stage aircraft, key b'k'.*head is missing or cannot be read"):
@@ -53,7 +53,7 @@ def test_a_state_with_a_damaged_head_is_corrupt_and_is_not_replaced(valkey, stag
     ids=["one", "all", "foreign"],
 )
 def test_states_that_disappeared_are_noticed_by_what_misses_them_and_by_every_save(valkey, stage, remove, found):
-    store = open_store(valkey.url)
+    store = open_store(f"{valkey.url}?buckets=1")
     epoch = begun(store, stage, [b"a", b"k", b"z"])
     remove(valkey.client, states_name(stage))
     before = valkey.client.hgetall(states_name(stage))
@@ -71,7 +71,7 @@ def test_states_that_disappeared_are_noticed_by_what_misses_them_and_by_every_sa
 
 def test_a_state_that_another_writer_replaced_between_load_and_save_is_noticed_among_thousands(valkey, stage):
     """Of many states with different versions, in several scripts, exactly the replaced one conflicts."""
-    store, other = open_store(valkey.url), open_store(valkey.url)
+    store, other = open_store(f"{valkey.url}?buckets=1"), open_store(f"{valkey.url}?buckets=1")
     keys = [b"%d" % i for i in range(6000)]
     epoch = begun(store, stage, keys)
     store.save(stage, [Write(key, 1, b"second") for key in keys[::3]], epoch=epoch, batch=1)
@@ -104,7 +104,7 @@ def test_values_may_contain_what_separates_the_head(valkey, stage):
 
 
 def test_states_of_another_type_are_corrupt(valkey, stage):
-    store = open_store(valkey.url)
+    store = open_store(f"{valkey.url}?buckets=1")
     epoch = begun(store, stage)
     valkey.client.delete(states_name(stage))
     valkey.client.set(states_name(stage), "x")

@@ -14,17 +14,18 @@ from aggregations.definition.flow import Flow
 from aggregations.errors import RunRefusedError
 from aggregations.run.memory import MemoryRunner
 from persistence.errors import StoreWentBack, Terminal, Transient
+from persistence.murmur2 import parts_of
 from persistence.names import FlowRef
 from persistence.protocol import Manifest, Write
 from persistence.redis import open_store, preflight
-from persistence.redis.layout import RedisLayout, bucket_of
+from persistence.redis.layout import RedisLayout
 from tests.support.pure import bare, leg
 from tests.support.redis_server import DURABLE, cluster, server, until
 
 pytestmark = pytest.mark.integration
 
 COUNT = Fields(n=count())
-FLOW = Flow("delays").source(bare()).aggregate("aircraft", "tail", COUNT).aggregate("carrier", "carrier", COUNT)
+FLOW = Flow("delay").source(bare()).aggregate("aircraft", "tail", COUNT).aggregate("carrier", "carrier", COUNT)
 
 
 def legs(first, last):
@@ -124,7 +125,7 @@ def test_a_failover_that_lost_a_batch_ends_the_run_and_the_next_one_folds_it_aga
 def test_a_failover_between_two_saves_of_one_batch_is_noticed_though_the_numbers_are_the_same():
     stage = FlowRef("covered").stage("s")
     with replicated() as (address, primary, replica):
-        store = open_store(f"{address.url}?accept=unwaited-replicas&retry_for=30")
+        store = open_store(f"{address.url}?accept=unwaited-replicas&retry_for=30&buckets=1")
         epoch = store.acquire_epoch(stage.flow_ref)
         before = store.save(stage, [Write(b"a", 0, b"1")], epoch=epoch, batch=1)
         lag(primary, replica)
@@ -195,7 +196,7 @@ def lost_node():
         run = MemoryRunner(FLOW, urls)
         run.process(legs(0, 90))
         layout, ref = RedisLayout(), FlowRef(FLOW.name)
-        victim = _owner(nodes, layout.bucket(ref, bucket_of(b"UA", 64)))
+        victim = _owner(nodes, layout.bucket(ref, parts_of([b"UA"], 64)[0]))
         assert victim is not _owner(nodes, layout.flow(ref))
         file, copy = victim.directory / "appendonlydir", victim.directory / "older"
         shutil.copytree(file, copy)

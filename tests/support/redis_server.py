@@ -15,6 +15,7 @@ import hiredis
 import redis
 
 from jobs.stack.redis import _program
+from persistence.murmur2 import murmur2
 
 DURABLE = ("--appendonly", "yes", "--appendfsync", "always", "--save", "")
 
@@ -102,14 +103,14 @@ def until(condition, seconds=20):
         time.sleep(0.02)
 
 
-def states_name(stage):
-    """Name of the hash of a stage's states, of a flow that has one bucket."""
-    return b"hw:{%b:1:0}:%b" % (stage.flow.encode(), stage.stage.encode())
+def states_name(stage, bucket=0):
+    """Name of the hash of a stage's states in a bucket."""
+    return b"hw:{%b:1:%d}:%b" % (stage.flow.encode(), bucket, stage.stage.encode())
 
 
 def value_in(client, stage, key=b"k"):
-    """The value of a state, without its head."""
-    return client.hget(states_name(stage), key).split(b" ", 3)[3]
+    """The value of a state, without its head, of a flow with four buckets."""
+    return client.hget(states_name(stage, murmur2(key) % 4), key).split(b" ", 3)[3]
 
 
 def free_port():

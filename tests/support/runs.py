@@ -22,7 +22,7 @@ from envelope import decode
 from jobs.views import View
 from persistence.commit.faults import DEAD_LETTER, SPEC, Fault, FaultOutcome
 from persistence.commit.steps import CommitStep
-from persistence.redis.layout import bucket_of
+from persistence.murmur2 import parts_of
 from tests.messages import Leg
 from tests.support import flows
 from tests.support.spark import FAST
@@ -245,7 +245,7 @@ def check_is_a_real_batch(world: World, flow: Flow[Any]) -> None:
     assert len({record.partition for record in batch}) > 1
     oracle = world.oracle(flow, batch)
     for stage in flow.stages:
-        keys = Counter(bucket_of(key, BUCKETS) for key in oracle.states(stage.name))
+        keys = Counter(parts_of(list(oracle.states(stage.name)), BUCKETS))
         assert len(keys) == BUCKETS, (stage.name, keys)
         assert min(keys.values()) > 1, (stage.name, keys)
 

@@ -9,8 +9,8 @@ import pytest
 from aggregations.definition.flow import Flow
 from aggregations.errors import RunRefusedError
 from persistence.errors import Fenced
-from persistence.lmdb.place import murmur2, shards_of
 from persistence.lmdb.shard import Shard
+from persistence.murmur2 import murmur2, parts_of
 from persistence.protocol import FlowRef, Write
 from persistence.registry import open_store
 from tests.support.letters import LEGS, Count, leg, runner
@@ -50,14 +50,14 @@ def install(path, epoch):
 )
 def test_a_key_is_in_the_shard_of_its_hash_in_kafka(key, hashed):
     assert murmur2(key) == hashed % (1 << 32)
-    assert shards_of([key]) == [hashed % 4]
-    assert shards_of([key] * 100) == [hashed % 4] * 100
+    assert parts_of([key], 4) == [hashed % 4]
+    assert parts_of([key] * 100, 4) == [hashed % 4] * 100
 
 
 def test_many_keys_are_divided_as_one_by_one():
     random.seed(7)
     keys = [random.randbytes(random.choice([0, 1, 2, 3, 4, 5, 8, 9, 40, 700])) for _ in range(2000)]
-    assert shards_of(keys) == [shards_of([key])[0] for key in keys]
+    assert parts_of(keys, 4) == [parts_of([key], 4)[0] for key in keys]
 
 
 def test_an_epoch_is_installed_in_every_shard_and_is_above_that_of_each(store, path):
@@ -73,7 +73,9 @@ def test_an_epoch_is_installed_in_every_shard_and_is_above_that_of_each(store, p
         with pytest.raises(Fenced):
             store.install_epoch(FLOW, 60 + shard)
         with pytest.raises(Fenced):
-            store.save(STAGE, [Write(key, 0, b"{}") for key in keys if shards_of([key]) == [shard]], epoch=60, batch=1)
+            store.save(
+                STAGE, [Write(key, 0, b"{}") for key in keys if parts_of([key], 4) == [shard]], epoch=60, batch=1
+            )
 
 
 def test_the_older_of_two_runs_that_begin_together_is_fenced_everywhere(store, path, monkeypatch):

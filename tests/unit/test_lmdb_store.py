@@ -15,7 +15,7 @@ from persistence.errors import Conflict, Corrupt, Terminal, Transient
 from persistence.lmdb import environment
 from persistence.lmdb.errors import translate
 from persistence.lmdb.layout import SHORT
-from persistence.lmdb.place import shards_of
+from persistence.murmur2 import parts_of
 from persistence.protocol import FlowRef, Manifest, Stored, Write
 from persistence.registry import open_store
 
@@ -138,13 +138,13 @@ def test_a_scan_keeps_no_transaction_open_between_pages(store):
 
 def test_a_save_whose_last_part_conflicts_writes_nothing_in_its_shard_and_all_in_the_others(store):
     keys = [b"%04d" % i for i in range(10_000)]
-    *rest, last = [key for key, shard in zip(keys, shards_of(keys), strict=True) if shard == 2]
+    *rest, last = [key for key, shard in zip(keys, parts_of(keys, 4), strict=True) if shard == 2]
     epoch = put(store, last, keys[0])
     with pytest.raises(Conflict) as caught:
         store.save(STAGE, [Write(key, 0, b"x") for key in keys], epoch=epoch, batch=4)
     assert caught.value.keys == (keys[0], last)
-    assert shards_of([keys[0]]) != [2]
-    assert {shards_of([key])[0] for key, _ in store.scan(STAGE)} == {0, 1, 2, 3}
+    assert parts_of([keys[0]], 4) != [2]
+    assert {parts_of([key], 4)[0] for key, _ in store.scan(STAGE)} == {0, 1, 2, 3}
     assert not store.load(STAGE, rest)
 
 

@@ -4,7 +4,7 @@ from persistence.credentials import Secret
 from persistence.errors import Terminal
 from persistence.names import FlowRef
 from persistence.redis.calls import chunks
-from persistence.redis.layout import RedisLayout, bucket_of
+from persistence.redis.layout import RedisLayout, by_bucket
 from persistence.redis.settings import RISKS, RedisSettings, read_place, read_settings
 
 STAGE = FlowRef("fleet").stage("aircraft")
@@ -154,9 +154,10 @@ def test_key_names_are_the_documented_ones():
     assert RedisLayout("mine").states(STAGE, 0) == b"mine:{fleet:1:0}:aircraft"
 
 
-def test_buckets_are_those_of_crc_32():
-    assert bucket_of(b"123456789", 2**32) == 0xCBF43926  # the check value of CRC-32
-    assert bucket_of(b"anything", 1) == 0
+def test_the_buckets_are_divided_as_kafka_divides_partitions():
+    assert by_bucket([b"foobar", b"abc"], [1, 2], 64) == {-790332482 % 64: [1], 479470107 % 64: [2]}
+    assert by_bucket([b"abc", b"foobar"], [1, 2], 1) == {0: [1, 2]}
+    assert by_bucket([], [], 4) == {}
 
 
 def test_calls_are_bounded_by_number_and_by_bytes():

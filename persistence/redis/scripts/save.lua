@@ -3,6 +3,7 @@
 -- KEYS  1 the bucket, 2 the states of the stage in this bucket
 -- ARGV  1 epoch, 2 count and 3 life of the mark that the bucket is known to have reached (0 for none),
 --       4 marks that stages downstream have acknowledged, 5 expected versions, as "VERSION STATES VERSION STATES ...",
+--       6 a new random id, which becomes a part of the bucket's point (persistence.redis.versions),
 --       then for each state: key, new content, which is "VERSION EPOCH BATCH VALUE"
 -- Returns the bucket's mark: "COUNT LIFE:BEGIN LIFE:BEGIN ...", newest life first, as in persistence.marks.
 --
@@ -15,7 +16,7 @@
 
 local ARGV = ARGV -- access to a local is much faster than to a global, and this is the hot path
 local call, match, sub = redis.call, string.match, string.sub
-local epoch, first = ARGV[1], 6
+local epoch, first = ARGV[1], 7
 local mine = tonumber(epoch)
 
 local stage = sub(KEYS[2], #KEYS[1] + 1) -- begins with the colon
@@ -90,6 +91,7 @@ if newest ~= life then
   lives = match(lives, '^' .. string.rep('%S+ ', 7) .. '%S+') or lives -- the newest eight
 end
 mark = (count + 1) .. ' ' .. lives
-call('HSET', KEYS[1], 'epoch', epoch, 'mark' .. stage, mark, 'states' .. stage, states + added)
+call('HSET', KEYS[1], 'epoch', epoch, 'mark' .. stage, mark, 'states' .. stage, states + added,
+  'save' .. stage, ARGV[6])
 if ARGV[4] ~= '' then call('HSET', KEYS[1], 'downstream' .. stage, ARGV[4]) end
 return mark

@@ -1,13 +1,12 @@
-"""In which shard the state of a key is: by the hash by which Kafka's producers choose partitions.
+"""The hash by which Kafka's producers choose partitions: the 32-bit MurmurHash2 of the key, as in Kafka's `Utils.murmur2`.
 
-It is the 32-bit MurmurHash2 of the key, as in Kafka's `Utils.murmur2`. A partition of a topic with two, four or more
-partitions (a power of two) has keys of its own shards only.
+A store that divides states by this hash into two, four or more parts (a power of two) has parts of its own for each
+partition of a topic with as many partitions, or a multiple of it.
 """
 
 from collections.abc import Sequence
+from itertools import compress
 from typing import TYPE_CHECKING, Final
-
-from persistence.lmdb.layout import SHARDS
 
 if TYPE_CHECKING:
     import numpy as np
@@ -20,18 +19,20 @@ _FEW: Final = 32
 """Number of keys up to which arrays cost more than a loop."""
 
 
-def shards_of(keys: Sequence[bytes]) -> list[int]:
-    """Number of the shard of each key."""
+def parts_of(keys: Sequence[bytes], parts: int) -> list[int]:
+    """The part of each key: its hash modulo the number of parts."""
+    if parts == 1:
+        return [0] * len(keys)
     if len(keys) <= _FEW:
-        return [murmur2(key) % SHARDS for key in keys]
+        return [murmur2(key) % parts for key in keys]
     import numpy as np  # a process that reads a few states does not need it
 
     lengths = np.fromiter(map(len, keys), np.int64, len(keys))
-    order = np.argsort(lengths, kind="stable")
-    shards = np.empty(len(keys), np.int64)
-    for places in np.split(order, np.flatnonzero(np.diff(lengths[order])) + 1):
-        shards[places] = _murmur2_of([keys[i] for i in places.tolist()], int(lengths[places[0]])) % SHARDS
-    numbers: list[int] = shards.tolist()
+    found = np.empty(len(keys), np.int64)
+    for length in np.unique(lengths).tolist():
+        these = lengths == length
+        found[these] = _murmur2_of(list(compress(keys, these.tolist())), length) % parts
+    numbers: list[int] = found.tolist()
     return numbers
 
 
