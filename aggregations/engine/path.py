@@ -62,7 +62,7 @@ class Work:
         assert flow.topic is not None
         return DeadLetterCollector(
             self.job.ledger,
-            flow.stages[0].name,
+            flow.stage_names[0],
             flow.topic.siblings,
             self.roots.topic_ids,
             flow.followed,
