@@ -5,8 +5,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Generic, TypeVar, overload
 
-import polars as pl
-
 from aggregations.definition.arguments import (
     check_callable,
     check_name,
@@ -255,7 +253,9 @@ class Flow(Generic[T]):
             else:
                 before.append(step)
         if not stages and not self.publishes:
-            raise FlowError(f"flow {self.name!r} does nothing with its elements: it needs an aggregate() or a publish()")
+            raise FlowError(
+                f"flow {self.name!r} does nothing with its elements: it needs an aggregate() or a publish()"
+            )
         if not self.calls_functions and self.topic.tombstones is Tombstones.ELEMENT:
             raise FlowError(
                 f"topic {self.topic.name} passes tombstones to the flow as None, and all steps of the flow read columns: key "
@@ -320,7 +320,9 @@ class Flow(Generic[T]):
         for stage in self.stages:
             if stage.name == name:
                 return stage
-        known = f"has {', '.join(self.stage_names)}" if self.stages else f"keeps no states; its store is {END_OF_FLOW!r}"
+        known = (
+            f"has {', '.join(self.stage_names)}" if self.stages else f"keeps no states; its store is {END_OF_FLOW!r}"
+        )
         raise FlowError(f"flow {self.name!r} has no stage {name!r}; it {known}")
 
     @cached_property

@@ -46,7 +46,7 @@ _NULL_KEY = Cause(Reason.NULL_KEY, "the stage's key is null")
 class ColumnarPath:
     """Works on `Rows`."""
 
-    def read(self, work: Work, chunks: Iterable[pa.Table]) -> Rows | None:
+    def read(self, work: Work, chunks: Iterable[pa.Table]) -> Rows:
         job = work.job
         assert job.flow.topic is not None
         decoder = Decoder(job.flow.topic, work.roots.topic_ids, job.flow.columns)
@@ -65,7 +65,10 @@ class ColumnarPath:
             whole = _by_partition(whole)
         with work.timed("steps"):
             whole = _first_deliveries(work, whole, unread)
-            return _enter(work, job.flow.stages[0], whole) if job.flow.stages else _leave(work, whole)
+            if job.flow.stages:
+                return _enter(work, job.flow.stages[0], whole)
+            _leave(work, whole)
+            return whole
 
     def pack(self, work: Work, arrivals: Rows, routes: int) -> list[bytes]:
         frame = arrivals.frame
@@ -160,7 +163,8 @@ def _onward(work: Work, stage: Stage, accepted: Rows) -> Rows | None:
     stages = work.job.flow.stages
     if stage.index + 1 < len(stages):
         return _enter(work, stages[stage.index + 1], accepted)
-    return _leave(work, accepted)
+    _leave(work, accepted)
+    return None
 
 
 def _leave(work: Work, rows: Rows) -> None:

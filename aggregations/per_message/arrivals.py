@@ -168,8 +168,9 @@ def missing_after(
             if route is Route.COPY:
                 continue
             filled.update(entries)
-            element = replace(element, route=route)
-        kept.append(element)
+            kept.append(element if route is Route.PLAIN else replace(element, route=route))
+        else:
+            kept.append(element)
     copies = len(applied.elements) - len(kept)
     applied.elements = kept
     return filled, copies
