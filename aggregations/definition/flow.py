@@ -5,8 +5,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Generic, TypeVar, overload
 
-import polars as pl
-
 from aggregations.definition.arguments import (
     check_callable,
     check_name,
@@ -40,9 +38,10 @@ from aggregations.definition.operators import (
     is_vectorised,
     keeps_columns,
     schema_after,
-    types_of,
+    source_definition,
 )
 from aggregations.definition.source import Topic
+from aggregations.definition.stages import Stage
 from aggregations.definition.system import HEADERS, LISTS, SYSTEM_COLUMNS
 from aggregations.errors import FlowError
 from envelope import Tombstones
@@ -68,54 +67,13 @@ T = TypeVar("T")
 U = TypeVar("U")
 
 END_OF_FLOW = "end"
-"""Used as stage name for a record that fails after the last stage."""
+"""Used as stage name for a record that fails after the last stage, and for the store of a flow without a stage."""
 _TOPIC = 'a Topic, such as Topic("orders", Order)'
-
-
-@dataclass(frozen=True, slots=True)
-class Stage:
-    """One keyed aggregation with the steps that lead to it.
-
-    Attributes:
-        index: Number of the stage in the flow, from 0.
-        before: Steps between the previous stage, or the source, and this one.
-        aggregate: The aggregation.
-        columnar: Everything up to and including the fold can be done on columns; functions get elements made of them.
-        snapshots: Topics to which its changed states are published.
-        schema: Columns before the first step of `before`; None when a callable determines the value.
-        definition: Hash of everything that determines its states; see `operators.definition_of`.
-    """
-
-    index: int
-    before: tuple[Step, ...]
-    aggregate: Aggregate
-    columnar: bool
-    definition: str
-    snapshots: tuple[str, ...] = ()
-    schema: Schema = None
-
-    @property
-    def name(self) -> str:
-        """The aggregation's name."""
-        return self.aggregate.name
-
-    @property
-    def fans_out(self) -> bool:
-        """Whether one record may reach this stage as several elements."""
-        return any(isinstance(step, FlatMap) for step in self.before)
-
-    def input_types(self) -> dict[str, pl.DataType]:
-        """Types of its fields' inputs; empty when a callable determines the value, and for a fold in plain Python."""
-        schema = self.schema
-        for step in self.before:
-            schema = schema_after(step, schema)
-        fold = self.aggregate.fold
-        return {} if schema is None or not isinstance(fold, Fields) else types_of(fold.inputs(), schema)
 
 
 @dataclass(frozen=True)
 class Flow(Generic[T]):
-    """A source, steps and keyed aggregations, in order. Every method returns a new flow.
+    """A source, steps and keyed aggregations, in order, or only steps. Every method returns a new flow.
 
     Supported: column names and polars expressions (vectorised), and plain callables on `Element`
     (per message), for keys, filters, maps and diversions; both give the same result.
@@ -275,7 +233,7 @@ class Flow(Generic[T]):
         """The keyed aggregations, upstream first.
 
         Raises:
-            FlowError: The flow has no source or no aggregation.
+            FlowError: The flow has no source, or neither an aggregation nor a publish step.
         """
         if self.topic is None:
             raise FlowError(f"flow {self.name!r} has no source()")
@@ -294,8 +252,10 @@ class Flow(Generic[T]):
                 before, begins = [], i + 1
             else:
                 before.append(step)
-        if not stages:
-            raise FlowError(f"flow {self.name!r} has no aggregate(): it needs at least one stage")
+        if not stages and not self.publishes:
+            raise FlowError(
+                f"flow {self.name!r} does nothing with its elements: it needs an aggregate() or a publish()"
+            )
         if not self.calls_functions and self.topic.tombstones is Tombstones.ELEMENT:
             raise FlowError(
                 f"topic {self.topic.name} passes tombstones to the flow as None, and all steps of the flow read columns: key "
@@ -315,8 +275,8 @@ class Flow(Generic[T]):
 
     @property
     def _tail_start(self) -> int:
-        last = self.stages[-1].aggregate
-        return 1 + next(i for i, step in enumerate(self.steps) if step is last)
+        last = self.stages[-1].aggregate if self.stages else None
+        return next((i + 1 for i, step in enumerate(self.steps) if step is last), 0)
 
     def _schema_at(self, count: int) -> Schema:
         schema: Schema = None if self.topic is None else self.topic.schema
@@ -331,14 +291,25 @@ class Flow(Generic[T]):
     @cached_property
     def followed(self) -> frozenset[str]:
         """Names of the stages that are followed by other stages or by outputs."""
-        *inner, last = self.stages
         ends = any(isinstance(step, Publish) for step in self.tail)
-        return frozenset(stage.name for stage in (*inner, *((last,) if ends else ())))
+        return frozenset(stage.name for stage in (self.stages if ends else self.stages[:-1]))
 
     @cached_property
     def publishing(self) -> frozenset[str]:
         """Names of the stages with publish steps before them."""
         return frozenset(stage.name for stage in self.stages if any(isinstance(step, Publish) for step in stage.before))
+
+    @cached_property
+    def definitions(self) -> dict[str, str]:
+        """Definition hash by stage, upstream first. A flow without a stage has that of its source, under `end`."""
+        found = {one.name: one.definition for one in self.stages}
+        assert self.topic is not None
+        return found or {END_OF_FLOW: source_definition(self.topic.definition)}
+
+    @property
+    def stage_names(self) -> tuple[str, ...]:
+        """Names of the stages, upstream first; `end` for a flow without a stage, which has a store for its manifest."""
+        return tuple(self.definitions)
 
     def stage(self, name: str) -> Stage:
         """The stage of that name.
@@ -349,7 +320,10 @@ class Flow(Generic[T]):
         for stage in self.stages:
             if stage.name == name:
                 return stage
-        raise FlowError(f"flow {self.name!r} has no stage {name!r}; it has {', '.join(s.name for s in self.stages)}")
+        known = (
+            f"has {', '.join(self.stage_names)}" if self.stages else f"keeps no states; its store is {END_OF_FLOW!r}"
+        )
+        raise FlowError(f"flow {self.name!r} has no stage {name!r}; it {known}")
 
     @cached_property
     def scatters(self) -> bool:

@@ -182,7 +182,7 @@ class MemoryRunner:
                 {TopicPartition(*place): MAX_OFFSET for place in {(topic, partition) for topic, partition, _ in found}}
             )
         collector = DeadLetterCollector(
-            run.ledger, flow.stages[0].name, self.topic.siblings, self.topic_ids, flow.followed, flow.publishing
+            run.ledger, flow.stage_names[0], self.topic.siblings, self.topic_ids, flow.followed, flow.publishing
         )
         batch = _Batch(found, Report(), collector)
         loop = MessageLoop(
@@ -214,7 +214,7 @@ class MemoryRunner:
         """Detect partitions that were added to the topic, also before it was first read."""
         keys: dict[bytes, set[int]] = defaultdict(set)
         for record in records.values():
-            if record.key is not None and self.flow.stages[0].aggregate.co_partitioned:
+            if record.key is not None and all(one.aggregate.co_partitioned for one in self.flow.stages[:1]):
                 keys[record.key].add(record.partition)
         seen = {partition for _, partition, _ in records} | self.run.positions.keys()
         self.run.look(

@@ -19,6 +19,8 @@ folded. The chain is then cut in two, and the driver checks the results in betwe
 If a task after a shuffle publishes, one task produces the outputs of all tasks, in the order of their positions:
 
     read, fold stage 1 | ... | fold the last stage | publish | persist the last stage | ...
+
+A flow without a stage has no shuffle: the task that reads a partition publishes its outputs, in the order of offsets.
 """
 
 import gc
@@ -86,15 +88,17 @@ def read_slot(payload: bytes, number: int) -> list[Block]:
     from aggregations.engine.fetch import fetcher_of
 
     def act(work: Work) -> list[Block]:
-        path, first, topic = path_of(job), job.flow.stages[0], _topic(job)
+        path, topic = path_of(job), _topic(job)
         fetcher = fetcher_of(job.kafka, topic, f"headwater-{job.ref.flow}", headers=job.flow.reads_headers)
         chunks = fetcher.read(job.tasks[number].ranges, stays=residents.is_resident())
         arrivals = path.read(work, chunks)
         # Only after all rows were read: if the topic still is the driver's topic, the rows belong to it.
         check_source(topics_of(job.kafka), job.flow, job.topic_ids[topic])
+        if not job.flow.stages:
+            return _leave(work)
         if job.folds_while_reading:
-            return _fold(work, path, first, arrivals, number)
-        return [*_leave(work), *_send(work, path, first.index, arrivals)]
+            return _fold(work, path, job.flow.stages[0], arrivals, number)
+        return [*_leave(work), *_send(work, path, 0, arrivals)]
 
     return _guarded(job, [], act)
 
@@ -222,7 +226,8 @@ def _leave(work: Work, *, persists: bool = False) -> list[Block]:
         UnlistedError: There are dead letters that the ledger does not list yet.
     """
     if unlisted := work.collector.unlisted():
-        raise UnlistedError(frozenset(unlisted), persists)
+        # Tasks that publish have perhaps published what a further attempt rejects.
+        raise UnlistedError(frozenset(unlisted), persists or (work.job.flow.publishes and not work.job.holds_outputs))
     if not work.job.holds_outputs:
         with work.timed("publish"):
             publish(work)

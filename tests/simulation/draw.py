@@ -3,6 +3,7 @@
 from dataclasses import replace
 from random import Random
 
+from aggregations.definition.flow import END_OF_FLOW
 from envelope.dedup.eviction import LANES
 from tests.simulation.topology import FINAL, OUT, Processor, Spec, StageSpec
 
@@ -59,6 +60,16 @@ def draw_outputs(random: Random, spec: Spec) -> Spec:
     if not (spec.publishes and stages) or random.random() < 0.5:
         return spec
     return replace(spec, publishes_before=random.choice(stages).name)
+
+
+def draw_relay(random: Random, spec: Spec) -> Spec:
+    """Take the stages of some worlds away, with draws of its own: their flow only publishes, and publishes copies, too."""
+    if not spec.publishes or spec.growth or spec.keyless or spec.spreads(FINAL) or random.random() < 0.6:
+        return spec
+    fails = random.choice([one for one in _FAILING if one != "key"])
+    relay = StageSpec(END_OF_FLOW, "g", flat=fails == "flat_map" or random.random() < 0.4, fails=fails)
+    before = random.choice([END_OF_FLOW, ""])
+    return replace(spec, stages=(relay,), split=1, publishes_before=before, folds=False, audit=OUT, mends=True)
 
 
 def _draw_audit(random: Random, spec: Spec) -> str:

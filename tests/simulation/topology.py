@@ -171,6 +171,7 @@ class Spec:
         audit: Topic that a second flow reads; empty for none.
         revives: Records that republishers reject are redriven to them.
         mends: From some moment on the flow accepts what it rejected: a copy may fill a hole before the redriven record.
+        folds: False for a flow without a stage: its only `stages` entry, `end`, names what its steps make of an element.
     """
 
     roots: tuple[str, ...]
@@ -190,6 +191,7 @@ class Spec:
     audit: str = ""
     revives: bool = False
     mends: bool = False
+    folds: bool = True
 
     def spreads(self, topic: str) -> bool:
         """Whether a topic gets records without a key, which may go to any partition."""
@@ -213,6 +215,9 @@ class Spec:
                 flow = flow.filter(Keep(refuse))
             elif stage.fails == "divert":
                 flow = flow.divert(bad)
+            if not self.folds:
+                flow = flow.filter(Keep(Refuse(stage.name)))
+                continue
             fold = Seen(stage.name) if stage.seen else Fields(n=count(), s=total("x"))
             flow = flow.aggregate(
                 stage.name,
