@@ -68,7 +68,8 @@ class Ruling:
         detail: What was wrong, without the payload; for a dead letter.
         window: The window that the record opened, if the filter is windowed.
         missing: First and last sequence number that are missing before this record.
-        released: Offsets of records that were held back until now. They are passed on after this record, in this order.
+        released: Offsets of records that were held back until now. They are passed on in this order, after this record;
+            if this record is among them, at its place.
         warning: A sign that the filter is used wrongly, given once for each state.
     """
 

@@ -58,7 +58,7 @@ class SessionWindows:
 
 
 def distinct(
-    windows: TimeWindows | SessionWindows,
+    windows: Any,
     *,
     scope_by: Scope = Scope.PARTITION,
     time: Extractor | None = None,
@@ -69,7 +69,7 @@ def distinct(
     Records without a key are passed on without a window.
 
     Args:
-        windows: Tumbling or session windows.
+        windows: `TimeWindows`, tumbling, or `SessionWindows`.
         scope_by: Whose records make the stream time that closes windows: the partition's, as in Kafka Streams, or the
             key's own.
         time: Extracts the time in milliseconds since 1970; by default the record's timestamp.

@@ -129,7 +129,7 @@ class EventIdFilter:
         state.ids.add(identity, time)
         forgotten = state.ids.purge(now - milliseconds("horizon", self.horizon), self.limit)
         if forgotten is not None:
-            state.floor_ms = forgotten if state.floor_ms is None else max(state.floor_ms, forgotten)
+            state.floor_ms = forgotten  # above the floor before, as every remembered id
         return (ACCEPTED if before is None or time >= before else _LATE), state
 
     def dump(self, state: EventIdState) -> Any:

@@ -108,4 +108,4 @@ def from_json(value: Any) -> Id:
     """The id that `to_json` returned this value for."""
     if isinstance(value, dict):
         return unquote_to_bytes(value["bytes"])
-    return tuple(from_json(one) for one in value) if isinstance(value, list) else value  # type: ignore[no-any-return]
+    return tuple(from_json(one) for one in value) if isinstance(value, list) else value

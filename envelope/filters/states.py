@@ -52,4 +52,8 @@ class FilterStates:
 
     def dump(self) -> dict[bytes, Any]:
         """All states as JSON values, by scope."""
-        return {scope: self.filter.dump(state) for scope, state in self._states.items()}
+        return {scope: self.dump_of(scope) for scope in self._states}
+
+    def dump_of(self, scope: bytes) -> Any:
+        """The state of a scope as a JSON value."""
+        return self.filter.dump(self.state(scope))
