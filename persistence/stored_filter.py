@@ -1,7 +1,7 @@
 """A filter whose states are kept in a store, with the positions that they cover."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Final, TypeAlias
@@ -154,6 +154,7 @@ class _Work:
         self._changed: dict[bytes, Kept] = {}
         self._offsets_held = getattr(states.filter, "held", None)
         self._ends: dict[TopicPartition, int] = {}
+        self._waiting: dict[bytes, Collection[int]] = {}
 
     def judge(self, record: Any, scope: bytes | Ruling) -> None:
         """Decide about a record, with the state of its scope."""
@@ -189,7 +190,12 @@ class _Work:
 
     def _replay(self, record: Any, scope: bytes, place: TopicPartition) -> None:
         """Handle a record that its state covers: it is read again if it is held back, and otherwise dropped."""
-        if self._offsets_held is not None and record.offset in self._offsets_held(self._states.state(scope)):
+        if (
+            scope not in self._waiting
+        ):  # a batch replays first, so none of these is released before the last one is read
+            state = self._states.state(scope)
+            self._waiting[scope] = self._offsets_held(state) if self._offsets_held else ()
+        if record.offset in self._waiting[scope]:
             self.held.setdefault(place, {})[record.offset] = record
             self._note(record, Ruling(Verdict.HELD, forward=False))
         else:
