@@ -50,7 +50,7 @@ class Decreasing(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class SequenceState:
+class LastSeen:
     """What the filter remembers of a partition or key.
 
     Attributes:
@@ -87,10 +87,10 @@ class SequenceFilter:
     def scope(self, arrival: Any) -> bytes | None:
         return scope_of(self.scope_by, arrival)
 
-    def zero(self) -> SequenceState:
-        return SequenceState()
+    def zero(self) -> LastSeen:
+        return LastSeen()
 
-    def judge(self, state: SequenceState, arrival: Any) -> tuple[Ruling, SequenceState]:
+    def judge(self, state: LastSeen, arrival: Any) -> tuple[Ruling, LastSeen]:
         try:
             number = sequence_number(extracted(self.sequence, arrival, "sequence number"))
         except EnvelopeError as error:
@@ -98,8 +98,8 @@ class SequenceFilter:
         if state.seen is None or number > state.seen:
             keyed = _keyed(state.keyed, arrival.key, number)
             if keyed == KEYED > state.keyed:
-                return Ruling(Verdict.ACCEPTED, forward=True, warning=_warning(self.name)), SequenceState(number, keyed)
-            return ACCEPTED, SequenceState(number, keyed)
+                return Ruling(Verdict.ACCEPTED, forward=True, warning=_warning(self.name)), LastSeen(number, keyed)
+            return ACCEPTED, LastSeen(number, keyed)
         if number == state.seen:
             return DUPLICATE, state
         if self.decreasing is Decreasing.REJECT:
@@ -107,11 +107,11 @@ class SequenceFilter:
             return Ruling(Verdict.REJECTED, forward=False, reason=Reason.OUT_OF_SEQUENCE, detail=detail), state
         return _BELOW, state
 
-    def dump(self, state: SequenceState) -> Any:
+    def dump(self, state: LastSeen) -> Any:
         return {"seen": state.seen, "keyed": state.keyed} if state.keyed else {"seen": state.seen}
 
-    def load(self, value: Any) -> SequenceState:
-        return SequenceState(value["seen"], value.get("keyed", 0))
+    def load(self, value: Any) -> LastSeen:
+        return LastSeen(value["seen"], value.get("keyed", 0))
 
 
 def sequence_number(found: Any) -> int:

@@ -18,7 +18,7 @@ from envelope.filters import (
     from_header,
     from_value,
 )
-from envelope.filters.sequence import KEYED, SequenceState, sequence_number
+from envelope.filters.sequence import KEYED, LastSeen, sequence_number
 
 # The article's "The Problem": incident, id, data. After the failure the producer sends ids 4 to 7 again.
 BEFORE_THE_FAILURE = [
@@ -183,7 +183,7 @@ def test_numbers_are_read_as_java_reads_a_long(text: str) -> None:
     "found", ["", " 7", "7 ", "1_000", "7.0", "٣", "9223372036854775808", "x", b"\xff", 7.0, True, [7], 2**63]
 )
 def test_what_is_not_a_number_is_rejected_with_a_reason_and_changes_nothing(found) -> None:
-    state = SequenceState(5)
+    state = LastSeen(5)
     ruling, after = plain().judge(state, Arrival("input", 0, 0, b"k", found))
     assert (ruling.verdict, ruling.forward, ruling.reason) == (Verdict.REJECTED, False, Reason.BAD_SEQUENCE)
     assert after == state
