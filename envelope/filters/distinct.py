@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from datetime import timedelta
 from heapq import heapify, heappop, heappush
 from typing import Any, Final
-from urllib.parse import quote, unquote_to_bytes
 
 from envelope.dedup.verdict import Verdict
 from envelope.errors import EnvelopeError
@@ -20,7 +19,7 @@ from envelope.filters.arrival import (
     scope_of,
     time_of,
 )
-from envelope.filters.index import TimeIndex
+from envelope.filters.index import TimeIndex, quoted, unquoted
 
 GRACE: Final = timedelta(hours=24)
 """How long windows are remembered after their end; what `TimeWindows.of` of Kafka Streams uses."""
@@ -259,13 +258,11 @@ class DistinctSession:
         return _first(before, time, Windowed(arrival.key, time, time)), state
 
     def dump(self, state: SessionState) -> Any:
-        sessions = {quote(key): [list(one) for one in found] for key, found in state.sessions.by_key.items()}
+        sessions = {quoted(key): [list(one) for one in found] for key, found in state.sessions.by_key.items()}
         return {"stream_time_ms": state.stream_time_ms, "sessions": sessions}
 
     def load(self, value: Any) -> SessionState:
-        sessions = {
-            unquote_to_bytes(key): [(start, end) for start, end in found] for key, found in value["sessions"].items()
-        }
+        sessions = {unquoted(key): [(start, end) for start, end in found] for key, found in value["sessions"].items()}
         return SessionState(value["stream_time_ms"], Sessions(sessions))
 
 

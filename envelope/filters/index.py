@@ -1,5 +1,6 @@
 """Ids with a time, and an index by time, so that old ids are found without a look at the others."""
 
+import re
 from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
 from typing import Any, TypeAlias
@@ -10,6 +11,10 @@ from envelope.filters.arrival import INT64
 
 Id: TypeAlias = str | int | bytes | tuple["Id", ...]
 """An identity. Ids of different types are different: 1, "1" and b"1"."""
+
+
+_SAFE = " /:=@,;+#"
+_PRINTABLE = re.compile(rb"[A-Za-z0-9_.~ /:=@,;+#-]*\Z")
 
 
 class TimeIndex:
@@ -97,15 +102,25 @@ def identity_of(found: Any) -> Id:
     )
 
 
+def quoted(value: bytes) -> str:
+    """Bytes as text: printable ASCII as it is, everything else and `%` percent-encoded."""
+    return value.decode() if _PRINTABLE.match(value) else quote(value, safe=_SAFE)
+
+
+def unquoted(text: str) -> bytes:
+    """The bytes that `quoted` returned this text for."""
+    return unquote_to_bytes(text) if "%" in text else text.encode()
+
+
 def to_json(identity: Id) -> Any:
     """An id as JSON: text and integers as they are, a tuple as a list, bytes as an object with quoted text."""
     if isinstance(identity, bytes):
-        return {"bytes": quote(identity, safe=" /:=@,;+#")}
+        return {"bytes": quoted(identity)}
     return [to_json(one) for one in identity] if isinstance(identity, tuple) else identity
 
 
 def from_json(value: Any) -> Id:
     """The id that `to_json` returned this value for."""
     if isinstance(value, dict):
-        return unquote_to_bytes(value["bytes"])
+        return unquoted(value["bytes"])
     return tuple(from_json(one) for one in value) if isinstance(value, list) else value
