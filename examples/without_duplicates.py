@@ -15,7 +15,7 @@ from aggregations import Record
 from envelope.filters import SequenceFilter, from_header
 from jobs import kafka
 from persistence import Filtered, StoredFilter
-from persistence.kafka import AcknowledgedProducer
+from persistence.kafka import AcknowledgedProducer, Topics
 
 BATCH = 1000
 
@@ -25,6 +25,7 @@ def run(bootstrap: str | None, source: str, target: str, store: str) -> None:
     stored = StoredFilter(SequenceFilter(from_header("sequence"), name=f"{source}-to-{target}"), store)
     consumer = Consumer({"bootstrap.servers": settings.bootstrap, "group.id": stored.filter.name})
     places = [TopicPartition(source, part) for part in consumer.list_topics(source).topics[source].partitions]
+    topic_id = Topics(settings).topic_ids([source])[source]
     offsets = {}  # of what is not read yet: the next one to read, and the end
     for place in places:
         first, end = consumer.get_watermark_offsets(place)
@@ -47,7 +48,7 @@ def run(bootstrap: str | None, source: str, target: str, store: str) -> None:
                     raise SystemExit(str(message.error()))
                 place, offset = message.partition(), message.offset()
                 headers = tuple(message.headers() or ())
-                batch.append(Record(source, place, offset, message.key(), message.value(), headers=headers))
+                batch.append(Record(source, place, offset, message.key(), message.value(), 0, headers, topic_id))
                 if offset + 1 >= offsets.get(place, 0):
                     offsets.pop(place, None)
             made = stored.process(batch, publish)

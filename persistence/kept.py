@@ -22,11 +22,12 @@ from persistence.seal import DamagedError, seal, unseal
 SCHEMA: Final = 1
 
 
-class _Record(msgspec.Struct, gc=False):
+class _Record(msgspec.Struct, omit_defaults=True, gc=False):
     schema: int
     kind: str
     positions: dict[str, dict[int, int]]
     value: Any
+    topic_ids: dict[str, str] = {}
 
 
 _encoder = msgspec.json.Encoder()
@@ -41,11 +42,13 @@ class Kept:
         value: A JSON value; None before the first.
         positions: Next offset by topic and partition: the value contains every record below it and none from it on.
         version: Number of writes to it in the store.
+        topic_ids: Id of each topic that the positions belong to, if it is known.
     """
 
     value: Any = None
     positions: dict[TopicPartition, int] = field(default_factory=dict)
     version: int = 0
+    topic_ids: dict[str, str] = field(default_factory=dict)
 
     def covers(self, topic: str, partition: int, offset: int) -> bool:
         """Whether the value contains the record at this offset, or has judged it."""
@@ -58,7 +61,7 @@ class Kept:
 
 def encode_kept(kept: Kept, kind: str) -> bytes:
     """Serialize a value with its positions, checksum included."""
-    return seal(_encoder.encode(_Record(SCHEMA, kind, _nested(kept.positions), kept.value)))
+    return seal(_encoder.encode(_Record(SCHEMA, kind, _nested(kept.positions), kept.value, kept.topic_ids)))
 
 
 def decode_kept(value: bytes, kind: str, version: int, ref: StageRef, key: bytes) -> Kept:
@@ -76,7 +79,25 @@ def decode_kept(value: bytes, kind: str, version: int, ref: StageRef, key: bytes
         raise Corrupt(f"the state has schema {record.schema}; this code reads {SCHEMA}", "Upgrade headwater", ref, key)
     if record.kind != kind:
         raise Terminal(f"the state is of kind {record.kind}, not {kind}", "Use another name or generation", ref, key)
-    return Kept(record.value, _flat(record.positions), version)
+    return Kept(record.value, _flat(record.positions), version, record.topic_ids)
+
+
+def merged_topic_ids(known: Mapping[str, str], records: Iterable[Any], ref: FlowRef) -> dict[str, str]:
+    """The topics' ids, with those of these records.
+
+    Raises:
+        Terminal: A topic was created again: its offsets begin anew, and the positions do not belong to them.
+    """
+    merged = dict(known)
+    for record in records:
+        topic_id = getattr(record, "topic_id", "")
+        if topic_id and merged.setdefault(record.topic, topic_id) != topic_id:
+            raise Terminal(
+                f"topic {record.topic} was deleted and created again: it had the id {merged[record.topic]}, and has {topic_id}",
+                "Read it into a new generation (`generation=`), which begins without states",
+                ref,
+            )
+    return merged
 
 
 class KeptValues:
@@ -149,14 +170,14 @@ class KeptValues:
         for kept in values.values():
             kept.version += 1
 
-    def save_manifest(self, positions: Mapping[TopicPartition, int]) -> None:
+    def save_manifest(self, positions: Mapping[TopicPartition, int], topic_ids: Mapping[str, str] = {}) -> None:
         """Write the positions to resume from, and end the batch."""
         merged = {**self.start, **positions}
         progress = {
             topic: {partition: Progress(offset) for partition, offset in partitions.items()}
             for topic, partitions in _nested(merged).items()
         }
-        manifest = Manifest(self.epoch, self.batch, progress)
+        manifest = Manifest(self.epoch, self.batch, progress, topic_ids)
         self.store.save_manifest(self.ref, manifest)
         self.manifest = manifest
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from envelope import TopicPartition
 from envelope.filters.sequence_maps import Snapshot
-from persistence.kept import KeptValues
+from persistence.kept import KeptValues, merged_topic_ids
 from persistence.protocol import StateStore
 
 _ONLY = b"value"
@@ -50,9 +50,14 @@ class Reader:
 
         Returns:
             Number of records that were applied.
+
+        Raises:
+            Terminal: A topic was created again, as the topic ids of the records show.
+            StoreError: The store failed, or a newer reader of this name has begun.
         """
-        applied = 0
-        for record in records:
+        applied, batch = 0, list(records)
+        self._kept.topic_ids = merged_topic_ids(self._kept.topic_ids, batch, self._values.ref)
+        for record in batch:
             if not self._kept.covers(record.topic, record.partition, record.offset):
                 self._kept.value = step(self._kept.value, record)
                 self._kept.advance(record.topic, record.partition, record.offset)

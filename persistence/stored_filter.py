@@ -12,7 +12,7 @@ from envelope.filters.states import FilterStates
 from persistence.commit.faults import effect
 from persistence.commit.order import commit
 from persistence.commit.steps import CommitStep
-from persistence.kept import Kept, KeptValues
+from persistence.kept import Kept, KeptValues, merged_topic_ids
 from persistence.protocol import StateStore
 
 Judged: TypeAlias = tuple[Any, Ruling]
@@ -79,10 +79,13 @@ class StoredFilter:
 
         Raises:
             ValueError: The offsets of a partition do not ascend.
+            Terminal: A topic was created again, as the topic ids of the records show.
             StoreError: The store failed, or a newer object of this name has begun.
         """
         batch = effect(CommitStep.FETCH, lambda: list(records))
         _check_order(batch)
+        known = self._kept.manifest.topic_ids if self._kept.manifest else {}
+        topic_ids = merged_topic_ids(known, batch, self._kept.ref)
         scopes = [self._scope(record) for record in batch]
         try:
             work = self._judged(batch, scopes)
@@ -90,7 +93,7 @@ class StoredFilter:
             commit(
                 lambda: publish(work.filtered),
                 [(name, lambda: self._kept.save(work.written()))],
-                [(name, lambda: self._kept.save_manifest(work.ends()))],
+                [(name, lambda: self._kept.save_manifest(work.ends(), topic_ids))],
             )
         except BaseException:
             self._forget()

@@ -31,6 +31,7 @@ class Arrival:
         value: The value: bytes, or a mapping of column names to values.
         timestamp_ms: Time in milliseconds since 1970.
         headers: Pairs of name and value, in order; names may repeat.
+        topic_id: Kafka's id of the topic; empty when unknown.
     """
 
     topic: str
@@ -40,6 +41,7 @@ class Arrival:
     value: Any = None
     timestamp_ms: int = 0
     headers: tuple[tuple[str, bytes | None], ...] = ()
+    topic_id: str = ""
 
 
 class Windowed(NamedTuple):

@@ -122,9 +122,13 @@ class ProducerState:
 
 
 def envelope_stamp(arrival: Any) -> Stamp | None:
-    """The producer and sequence number of an envelope in the value; None without them."""
+    """The producer and sequence number of an envelope in the value; None without them, and for a republished message.
+
+    A republished message is in another partition and another order than its producer's, and several messages may be made
+    of one. Its lineage recognises its copies.
+    """
     message = decode(arrival.value)
-    if not message.producer or message.sequence is None:
+    if not message.producer or message.sequence is None or message.chain:
         return None
     return Stamp(message.producer, message.sequence)
 

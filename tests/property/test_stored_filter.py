@@ -22,7 +22,7 @@ from envelope.filters import (
     deduplicate_by_key,
     distinct,
 )
-from persistence import Conflict, Fenced, StoredFilter, StoreError, Terminal
+from persistence import Conflict, Fenced, Reader, StoredFilter, StoreError, Terminal
 from persistence.commit import faults
 from persistence.commit.faults import Fault, FaultOutcome, Injector
 from tests.support.pure import fresh_store
@@ -228,6 +228,23 @@ def test_dead_letters_and_warnings_are_given_to_publish() -> None:
     assert (record.offset, ruling.reason) == (20, "bad_sequence")
     assert len(made.warnings) == 1
     assert made.verdicts == {"accepted": 20, "rejected": 1}
+
+
+def test_a_topic_that_was_created_again_is_refused_before_its_records_are_taken_for_copies(url: str) -> None:
+    def of(topic_id: str, offset: int) -> list[Arrival]:
+        return [Arrival("t", 0, offset, b"k", {"n": 1}, topic_id=topic_id)]
+
+    for make in (lambda: StoredFilter(FILTERS["sequence"], url), lambda: Reader(url, "reader", 0)):
+        kept = make()
+        kept.process(of("first", 0), lambda *_: 0)
+        kept.close()
+        kept = make()
+        kept.process(of("", 1), lambda *_: 0)  # an unknown id is compared with nothing
+        for offset in (0, 2):
+            with pytest.raises(Terminal, match="created again"):
+                kept.process(of("second", offset), lambda *_: 0)
+        kept.process(of("first", 2), lambda *_: 0)
+        kept.close()
 
 
 def test_a_batch_of_records_that_the_state_covers_is_not_written_again() -> None:

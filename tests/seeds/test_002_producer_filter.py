@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from envelope import Envelope, Reason, Verdict, encode
+from envelope import Envelope, Hop, Reason, Verdict, encode
 from envelope.filters import Arrival, FilterStates, Gaps, ProducerFilter, Stamp
 from envelope.filters.producers import MISSING
 
@@ -58,6 +58,15 @@ def test_producer_and_sequence_are_read_from_the_envelope() -> None:
         False,
         True,
     ]
+
+
+def test_a_republished_message_is_left_to_its_lineage() -> None:
+    """Two outputs of one message have its producer and sequence, and are two messages."""
+    states = FilterStates(ProducerFilter())
+    for index in range(2):
+        chain = (Hop("raw", 0, 17, via="split", index=index),)
+        value = encode(Envelope(b"x", chain, producer="till-7", sequence=5))
+        assert states.judge(Arrival("t", 0, index, b"k", value)).verdict is Verdict.UNIDENTIFIED
 
 
 def test_with_one_number_for_the_topic_sequence_2_of_one_partition_read_before_1_of_another_would_lose_1() -> None:
