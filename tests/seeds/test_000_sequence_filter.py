@@ -213,6 +213,7 @@ def test_decreasing_numbers_are_dropped_or_rejected_as_the_policy_says_but_equal
         Verdict.REJECTED,
         Verdict.ACCEPTED,
     ]
+    assert [one.forward for one in rulings] == [True, False, False, True]
     assert rulings[2].reason is Reason.OUT_OF_SEQUENCE
     assert rulings[2].detail == "sequence number 4 follows 5"
 
