@@ -12,7 +12,7 @@ from aggregations.definition.flow import Flow
 from aggregations.definition.source import Json, Topic
 from aggregations.run.binding import bind
 from aggregations.run.memory import MemoryRunner
-from envelope import TopicPartition
+from envelope import TopicPartition, decode
 from envelope.filters import SequenceFilter, from_value
 from persistence import StoredFilter, StoreError
 from persistence.commit import faults
@@ -96,9 +96,53 @@ def test_the_states_of_the_filter_written_before_those_of_the_flow_would_lose_me
     assert sum(counts.values()) < sum(WITH.values())
 
 
+PIPELINE = Flow("pipeline").source(FLOW.topic).publish("output", key=lambda element: element.key)
+"""The article's `input -> filter -> output`: behind the filter a flow without a stage."""
+COUNTS = (
+    Flow("counts")
+    .source(Topic("output", payload=Json({"id": int, "data": str})))
+    .aggregate("incident", key=lambda element: element.key.decode(), fold=Fields(messages=count()))
+)
+
+
+def piped(records: list[Record], injected: list[Fault], seed: int) -> tuple[list[tuple[bytes, bytes]], int]:
+    """Key and value of everything in the output topic, and the number of crashes."""
+    draw, crashes, output = random.Random(seed), 0, []
+    states, positions = fresh_store(), fresh_store()
+    with faults.use(Injector(injected, crash)):
+        while True:
+            try:
+                runner = MemoryRunner(PIPELINE, bind(PIPELINE, {}, states))
+                stored = StoredFilter(RULE, positions)
+                left = [one for one in records if one.offset >= stored.start.get(("incidents", one.partition), 0)]
+                while left:
+                    size = draw.randrange(1, 5)
+                    batch, left = left[:size], left[size:]
+                    before = len(runner.outputs)
+                    try:
+                        stored.process(batch, lambda made: runner.process([record for record, _ in made.passed]))
+                    finally:
+                        output += [(message.key, message.value) for message in runner.outputs[before:]]
+                return output, crashes
+            except (Crash, StoreError):
+                crashes += 1
+
+
 def test_the_pipeline_of_the_article_from_input_through_the_filter_to_output() -> None:
-    output: list[bytes] = []
-    StoredFilter(RULE, fresh_store()).process(
-        incidents(lambda incident: 0), lambda made: output.extend(record.value for record, _ in made.passed)
-    )
-    assert [json.loads(value)["id"] for value in output] == list(range(1, 12))
+    output, crashes = piped(incidents(lambda incident: 0), [], 0)
+    assert crashes == 0
+    assert [json.loads(decode(value).payload)["id"] for _, value in output] == list(range(1, 12))
+
+
+def test_what_the_pipeline_publishes_again_after_a_crash_is_dropped_by_the_flows_that_read_it() -> None:
+    repeated = 0
+    for seed in range(20):
+        draw = random.Random(seed)
+        points = ["publish", "persist:sequence", "manifest"]
+        injected = [Fault(draw.choice(points), draw.choice(list(FaultOutcome)), draw.randrange(1, 8)) for _ in range(3)]
+        output, _ = piped(incidents(lambda incident: 0), injected, seed)
+        repeated += len(output) - sum(WITH.values())
+        reader = MemoryRunner(COUNTS, bind(COUNTS, {}, fresh_store()))
+        reader.process([Record("output", 0, offset, key, value) for offset, (key, value) in enumerate(output)])
+        assert {key: one["messages"] for key, one in reader.results("incident").items()} == WITH
+    assert repeated > 20

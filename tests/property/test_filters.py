@@ -17,6 +17,8 @@ SEEDS = range(100)
 S = 10  # interval, gap, size and horizon
 DISTINCT = importlib.import_module("envelope.filters.distinct")  # the package has a function of this name
 
+DROPPED = (Verdict.DUPLICATE, Verdict.BELOW_FLOOR, Verdict.FENCED, Verdict.HELD)
+
 Modules = dict[str, Any]
 REAL: Modules = {"sequence": sequence, "interval": interval, "distinct": DISTINCT, "event_ids": event_ids}
 REAL |= {"producers": producers, "index": index}
@@ -43,7 +45,9 @@ def judged(rule: Any, records: list[Arrival], seed: int) -> list[tuple[Arrival, 
     """The rulings, with restarts from JSON in between."""
     draw, states, rulings = random.Random(seed + 1), FilterStates(rule), []
     for record in records:
-        rulings.append((record, states.judge(record)))
+        ruling = states.judge(record)
+        assert not (ruling.forward and (ruling.verdict in DROPPED or ruling.verdict.diverts))
+        rulings.append((record, ruling))
         if draw.random() < 0.2:
             stored = {scope: json.dumps(value) for scope, value in states.dump().items()}
             states = FilterStates(rule, {scope: json.loads(text) for scope, text in stored.items()})
