@@ -4,7 +4,7 @@ A filter is a value: `judge(state, record)` returns a ruling and the next state.
 memory; `persistence.StoredFilter` keeps them in a store.
 """
 
-from envelope.filters.arrival import Arrival, Filter, Ruling, Scope, Windowed, from_header, from_value
+from envelope.filters.arrival import Arrival, Filter, Ruling, Scope, Windowed, from_envelope, from_header, from_value
 from envelope.filters.distinct import SessionWindows, TimeWindows, distinct
 from envelope.filters.event_ids import Beyond, EventIdFilter
 from envelope.filters.interval import deduplicate, deduplicate_by_key, deduplicate_by_key_value
@@ -38,6 +38,7 @@ __all__ = [
     "deduplicate_by_key",
     "deduplicate_by_key_value",
     "distinct",
+    "from_envelope",
     "from_header",
     "from_value",
 ]

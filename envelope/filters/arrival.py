@@ -8,8 +8,10 @@ from datetime import timedelta
 from enum import StrEnum
 from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
+from envelope.codec import decode
 from envelope.dedup.verdict import Verdict
 from envelope.errors import EnvelopeError, Reason
+from envelope.message import Envelope
 
 S = TypeVar("S")
 
@@ -221,5 +223,21 @@ def from_value(name: str) -> Extractor:
         if isinstance(value, bytes):
             value = json.loads(value)
         return value.get(name) if isinstance(value, Mapping) else None
+
+    return field
+
+
+def from_envelope(name: str) -> Extractor:
+    """Extract a field of the envelope in the value, such as `event_id` or `sequence`; None if it is not set.
+
+    Raises:
+        ValueError: An envelope has no such field.
+    """
+    if name not in Envelope.__dataclass_fields__:
+        raise ValueError(f"an envelope has no field {name!r}")
+
+    def field(arrival: Any) -> Any:
+        found = getattr(decode(arrival.value), name)
+        return None if found == "" else found
 
     return field

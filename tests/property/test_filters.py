@@ -243,7 +243,7 @@ CHECKS: dict[str, Callable[[Modules, int], None]] = {
 PLANTED = [
     ("sequence", "sequence", "number > state.seen", "number >= state.seen"),
     ("sequence", "sequence", "state.seen is None or", "state.seen is not None and"),
-    ("sequence", "sequence", 'SequenceState(value["seen"],', "SequenceState(None,"),
+    ("sequence", "sequence", 'LastSeen(value["seen"],', "LastSeen(None,"),
     ("interval", "interval", "<= self.interval_ms", "< self.interval_ms"),
     ("interval", "interval", "purge(now - self.interval_ms)", "purge(now - self.interval_ms + 1)"),
     ("interval", "interval", "abs(time - found[0])", "(time - found[0])"),

@@ -2,19 +2,23 @@
 
 import json
 import random
+from datetime import timedelta
 
 import pytest
 
 from aggregations import Record
-from envelope import Reason, Verdict
+from envelope import Envelope, Reason, Verdict, encode
 from envelope.filters import (
     Arrival,
     Decreasing,
+    EventIdFilter,
     FilterStates,
+    ProducerFilter,
     Ruling,
     Scope,
     SequenceFilter,
     Unusable,
+    from_envelope,
     from_header,
     from_value,
 )
@@ -90,6 +94,33 @@ def test_the_incident_example_counts_a4_b4_c3_and_not_a6_b5_c4() -> None:
         counts[one.key.decode()] += states.passes(one)
     assert every == {"A": 6, "B": 5, "C": 4}
     assert counts == {"A": 4, "B": 4, "C": 3}
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        EventIdFilter(from_envelope("event_id"), timedelta(days=1)),
+        ProducerFilter(),
+        SequenceFilter(from_envelope("sequence")),
+    ],
+    ids=["event id", "producer and sequence", "sequence"],
+)
+@pytest.mark.parametrize("partitions", [1, 2, 3])
+def test_the_incident_example_is_counted_right_by_what_its_envelopes_say(rule, partitions: int) -> None:
+    states, counts = FilterStates(rule), {"A": 0, "B": 0, "C": 0}
+    for offset, (incident, number, data) in enumerate(INCIDENTS):
+        envelope = Envelope(data.encode(), event_id=f"i-{number}", producer="incidents", sequence=number)
+        place = "ABC".index(incident) % partitions
+        counts[incident] += states.passes(Arrival("incidents", place, offset, incident.encode(), encode(envelope)))
+    assert counts == {"A": 4, "B": 4, "C": 3}
+
+
+def test_an_extractor_of_a_field_that_envelopes_do_not_have_is_refused() -> None:
+    with pytest.raises(ValueError, match="no field 'number'"):
+        from_envelope("number")
+    empty = FilterStates(EventIdFilter(from_envelope("event_id"), timedelta(days=1)))
+    assert empty.judge(Arrival("t", 0, 0, b"k", encode(Envelope(b"x")))).verdict is Verdict.UNIDENTIFIED
+    assert empty.judge(Arrival("t", 0, 0, b"k", b"foreign")).reason is Reason.NOT_AN_ENVELOPE
 
 
 def test_the_copies_after_the_failure_are_dropped_and_their_verdict_says_what_was_proven() -> None:
