@@ -137,6 +137,18 @@ def test_a_changed_key_spans_partitions_as_a_repartition_topic_does() -> None:
     assert rule.scope(at(0, 1, "k", {"customer": None})) is None
 
 
+def test_ids_need_at_least_one_state() -> None:
+    assert deduplicate(from_value("id"), TEN, partitions=1).repartitions
+    assert deduplicate_by_key(TEN, partitions=0).partitions == 0  # nothing is spread
+    for made in (
+        lambda: deduplicate(from_value("id"), TEN, partitions=0),
+        lambda: deduplicate_by_key(TEN, key=from_value("id"), partitions=0),
+        lambda: deduplicate_by_key_value(from_value("id"), TEN, key=from_value("id"), partitions=0),
+    ):
+        with pytest.raises(ValueError, match="at least 1"):
+            made()
+
+
 def test_ids_are_spread_over_the_number_of_states_that_was_asked_for() -> None:
     rule = deduplicate(from_value("id"), TEN, partitions=4)
     assert {rule.scope(at(0, 1, "k", {"id": n})) for n in range(100)} == {b"%d/4" % n for n in range(4)}
