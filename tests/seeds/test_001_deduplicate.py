@@ -122,6 +122,9 @@ def test_by_key_partitions_are_deduplicated_apart_and_by_id_together() -> None:
     records = [at(0, 1, "k", {"id": 7}, partition) for partition in range(3)]
     [local, spanning] = [FilterStates(one) for one in (deduplicate_by_key(TEN), deduplicate(from_value("id"), TEN))]
     assert [local.passes(one) for one in records] == [True] * 3
+    by_both = FilterStates(deduplicate_by_key_value(from_value("id"), TEN))
+    assert [by_both.passes(one) for one in records] == [True] * 3
+    assert not by_both.filter.repartitions
     assert [spanning.passes(one) for one in records] == [True, False, False]
     assert not local.filter.repartitions
     assert spanning.filter.repartitions
@@ -241,6 +244,7 @@ def test_a_record_that_is_out_of_order_within_the_interval_is_forwarded_remember
     states.judge(at(0, 20, "k1"))
     assert states.judge(at(1, 12, "k2")).verdict is Verdict.LATE
     assert states.judge(at(2, 12, "k2")).verdict is Verdict.DUPLICATE
+    assert states.judge(at(3, 20, "k3")).verdict is Verdict.ACCEPTED  # as late as the latest is not late
 
 
 def test_ids_are_purged_by_a_range_of_the_index_and_nothing_else_is_looked_at() -> None:

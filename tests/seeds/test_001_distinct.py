@@ -60,6 +60,13 @@ def test_session_windows_with_a_gap_of_9_return_three_records(restart: bool) -> 
     ]
 
 
+def test_a_first_record_as_late_as_the_latest_is_not_late() -> None:
+    for windows in (TimeWindows(seconds(10)), SessionWindows(seconds(10))):
+        states = FilterStates(distinct(windows))
+        verdicts = [states.judge(at(time, key)).verdict for time, key in ((5, b"a"), (5, b"b"), (4, b"c"))]
+        assert verdicts == [Verdict.ACCEPTED, Verdict.ACCEPTED, Verdict.LATE]
+
+
 def test_hopping_windows_are_refused() -> None:
     with pytest.raises(ValueError, match="do not overlap"):
         distinct(TimeWindows(seconds(10), advance=seconds(5)))

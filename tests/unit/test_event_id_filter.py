@@ -87,6 +87,20 @@ def test_with_more_ids_than_the_limit_the_oldest_are_forgotten_earlier_and_the_r
     assert len(states.state(b"t:0").ids) == 2
 
 
+def test_a_limit_of_one_remembers_one_id() -> None:
+    assert verdicts(by_id(limit=1), (1, "a"), (1, "a"), (2, "b"), (2, "b"), (1, "a")) == [
+        "accepted",
+        "duplicate",
+        "accepted",
+        "duplicate",
+        "beyond_horizon",
+    ]
+
+
+def test_an_event_as_late_as_the_latest_is_not_late() -> None:
+    assert verdicts(by_id(), (1, "a"), (1, "b")) == ["accepted"] * 2
+
+
 def test_the_default_limit_bounds_a_state() -> None:
     assert EventIdFilter(lambda one: one.value, MINUTE).limit == IDS == 100_000
 
