@@ -12,7 +12,16 @@ from aggregations.columns.arrays import Ints, Mask
 from aggregations.columns.compiled import compiled
 from aggregations.columns.record_text import TEXT, WHOLE, Values
 from aggregations.columns.records import StoredStates, Texts
-from aggregations.definition.aggregates import At, Count, FieldAggregate, Maximum, Mean, Minimum, Total
+from aggregations.definition.aggregates import (
+    At,
+    Count,
+    FieldAggregate,
+    Maximum,
+    Mean,
+    Minimum,
+    SequenceAggregate,
+    Total,
+)
 from aggregations.definition.fields import Fields
 from aggregations.definition.values import INT64
 from envelope import EnvelopeError
@@ -104,7 +113,7 @@ def fold_fields(
             others[name] = field
             continue
         known, numbers = np.ones(len(keys), np.bool_), np.zeros(len(keys), np.int64)
-        if field.of is not None:
+        if field.reads:
             column = inputs.get_column(name)
             known = column.is_not_null().to_numpy()
             if not isinstance(field, Count):
@@ -175,12 +184,17 @@ def _fold_others(
     unfit: Mask,
 ) -> bytes:
     """Fold fields whose states are not integers, key by key; return their texts."""
-    rows = inputs if inputs.width else pl.DataFrame(height=len(keys))
-    grouped = _partials(others, rows.with_columns(pl.Series(CODE, keys)))
-    places = {name: i for i, name in enumerate(fields.fields)}
     texts = Texts(values)
-    codes = grouped.get_column(CODE).to_list()
+    places = {name: i for i, name in enumerate(fields.fields)}
+    grouping = {name: field for name, field in others.items() if not isinstance(field, SequenceAggregate)}
     for name, field in others.items():
+        if isinstance(field, SequenceAggregate):
+            _fold_sequence(places[name], field, inputs.get_column(name), keys, at, stored, texts, unfit)
+    if not grouping:
+        return texts.joined()
+    grouped = _partials(grouping, inputs.with_columns(pl.Series(CODE, keys)))
+    codes = grouped.get_column(CODE).to_list()
+    for name, field in grouping.items():
         i, partials = places[name], grouped.get_column(f"{name}{_BATCH}").to_list()
         sizes = grouped.get_column(f"{name}{_SIZE}").to_list() if f"{name}{_SIZE}" in grouped.columns else None
         of = inputs.get_column(name)
@@ -201,6 +215,44 @@ def _fold_others(
                 unfit[code] = True
             texts.put(i, code, state)
     return texts.joined()
+
+
+def _fold_sequence(
+    number: int,
+    field: SequenceAggregate,
+    column: pl.Series,
+    keys: Ints,
+    at: Sequence[At] | None,
+    stored: StoredStates,
+    texts: Texts,
+    unfit: Mask,
+) -> None:
+    """Fold the values of one field, sorted by key, into the states of their keys.
+
+    Args:
+        number: Number of the field.
+        field: The field.
+        column: Its input.
+        keys: Key of every row.
+        at: Position and lane of every row, if the field is ordered.
+        stored: The states before.
+        texts: Receives the new states.
+        unfit: Is set for keys with a value that the field rejects.
+    """
+    known = column.is_not_null().to_numpy()
+    values = field.prepared(column.drop_nulls())
+    places = [at[row] for row in np.flatnonzero(known).tolist()] if field.ordered and at is not None else []
+    # Where the known values of each key begin and end.
+    begins = np.flatnonzero(np.diff(keys, prepend=-1))
+    bounds = np.concatenate(([0], np.cumsum(known)))[[*begins.tolist(), len(keys)]].tolist()
+    for i, code in enumerate(keys[begins].tolist()):
+        first, last = bounds[i], bounds[i + 1]
+        state: Any = msgspec.json.decode(stored.text(number, code)) if stored.exists[code] else field.zero
+        try:
+            texts.put(number, code, field.extend(state, values[first:last], places[first:last]))
+        except EnvelopeError:
+            unfit[code] = True
+            texts.put(number, code, None)
 
 
 def _size(state: Any) -> float:

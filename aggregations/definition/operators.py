@@ -212,6 +212,9 @@ def check_columns(step: Step | Aggregate, schema: Mapping[str, pl.DataType]) -> 
             if isinstance(key, str | pl.Expr):
                 _check_key(key, schema)
             if isinstance(fold, Fields):
+                for name, dtype in types_of(fold.conditions(), schema).items():
+                    if dtype not in (pl.Boolean, pl.Null):
+                        raise FlowError(f"where= of field {name!r} is of type {dtype}, not Boolean")
                 fold.check(types_of(fold.inputs(), schema))
 
 
