@@ -79,7 +79,7 @@ class Variance(SequenceAggregate):
 
     def result(self, state: Any) -> Any:
         count, total, squares, scale = _moments(state)
-        if count < 2:  # noqa: PLR2004 - the sample variance divides by count - 1
+        if count < 2:
             return None
         return (count * squares - total * total) / (count * (count - 1) << 2 * scale)
 

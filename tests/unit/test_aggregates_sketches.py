@@ -70,7 +70,7 @@ def test_hashes_are_the_same_in_every_process():
         "print(one_by_one(approximate_distinct('x'), words), one_by_one(top('x', 1, size=9), words))\n"
     )
     outputs = {
-        subprocess.run(  # noqa: S603
+        subprocess.run(
             [sys.executable, "-c", code],
             env={"PYTHONHASHSEED": seed, "PYTHONPATH": ":".join(sys.path)},
             capture_output=True,
