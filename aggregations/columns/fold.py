@@ -249,10 +249,11 @@ def _fold_sequence(
         first, last = bounds[i], bounds[i + 1]
         state: Any = msgspec.json.decode(stored.text(number, code)) if stored.exists[code] else field.zero
         try:
-            texts.put(number, code, field.extend(state, values[first:last], places[first:last]))
+            if first < last:
+                state = field.extend(state, values[first:last], places[first:last])
         except EnvelopeError:
             unfit[code] = True
-            texts.put(number, code, None)
+        texts.put(number, code, state)
 
 
 def _size(state: Any) -> float:

@@ -108,6 +108,14 @@ class FieldAggregate:
         """Options that determine the state, by name."""
         return {}
 
+    def result_options(self) -> dict[str, Any]:
+        """Options that determine only the result, by name."""
+        return {}
+
+    def result_type(self, of: pl.DataType) -> pl.DataType | None:
+        """Type of the result as a column, given the type of `input`; None if the result is not a column."""
+        return None
+
 
 class SequenceAggregate(FieldAggregate):
     """An aggregate that folds the values of a batch in order, key by key, rather than by a polars expression."""
@@ -121,7 +129,7 @@ class SequenceAggregate(FieldAggregate):
 
         Args:
             state: State so far.
-            values: A part of what `prepared` returned.
+            values: A part of what `prepared` returned, not empty.
             at: Where they stand; empty unless the aggregate is ordered.
 
         Raises:
@@ -136,6 +144,9 @@ class Count(FieldAggregate):
     kind = "count"
     plain = True
     zero = 0
+
+    def result_type(self, of: pl.DataType) -> pl.DataType | None:
+        return pl.Int64()
 
     def add(self, state: Any, value: Any, by: Any, at: At) -> Any:
         return state + 1
@@ -161,6 +172,9 @@ class Total(FieldAggregate):
     plain = True
     zero = 0
 
+    def result_type(self, of: pl.DataType) -> pl.DataType | None:
+        return pl.Float64() if of.is_float() else pl.Int64()
+
     def add(self, state: Any, value: Any, by: Any, at: At) -> Any:
         return checked(state + value)
 
@@ -179,6 +193,9 @@ class Total(FieldAggregate):
 
 class _Extreme(FieldAggregate):
     plain = True
+
+    def result_type(self, of: pl.DataType) -> pl.DataType | None:
+        return _stored_type(of)
 
     def join(self, state: Any, partial: Any) -> Any:
         return state if partial is None else self.add(state, partial, None, ((), ""))
@@ -238,6 +255,9 @@ class Mean(FieldAggregate):
     def result(self, state: Any) -> Any:
         return state[0] / state[1] if state[1] else None
 
+    def result_type(self, of: pl.DataType) -> pl.DataType | None:
+        return pl.Float64()
+
     def fits(self, state: Any, of: pl.DataType | None = None, by: pl.DataType | None = None) -> bool:
         return (
             isinstance(state, list)
@@ -262,6 +282,9 @@ class First(FieldAggregate):
     def result(self, state: Any) -> Any:
         return None if state is None else state[3]
 
+    def result_type(self, of: pl.DataType) -> pl.DataType | None:
+        return _stored_type(of)
+
     def fits(self, state: Any, of: pl.DataType | None = None, by: pl.DataType | None = None) -> bool:
         if state is None:
             return True
@@ -285,6 +308,13 @@ def _rank(by: Any, at: At) -> tuple[Any, ...]:
 
 def _stored(state: Any) -> tuple[Any, ...]:
     return _rank(state[0], (tuple(state[1]), state[2]))
+
+
+def _stored_type(of: pl.DataType) -> pl.DataType:
+    """Type of values of a column after they were stored: states have no narrow types."""
+    if of.is_float():
+        return pl.Float64()
+    return pl.Int64() if of.is_integer() and of not in (pl.UInt64, pl.Int128) else of
 
 
 def _comparable(value: Any, dtype: pl.DataType | None) -> bool:

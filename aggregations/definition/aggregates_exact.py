@@ -53,8 +53,6 @@ class Variance(SequenceAggregate):
         return list(zip(mantissas.tolist(), (exponents - _MANTISSA).tolist(), strict=True))
 
     def extend(self, state: Any, values: Sequence[Any], at: Sequence[At]) -> Any:
-        if not len(values):
-            return state
         count, total, squares, scale = _moments(state)
         if not isinstance(values[0], tuple):
             whole = _shifted((sum(values), sum(map(mul, values, values)), 0), scale)
@@ -82,6 +80,9 @@ class Variance(SequenceAggregate):
         if count < 2:
             return None
         return (count * squares - total * total) / (count * (count - 1) << 2 * scale)
+
+    def result_type(self, of: pl.DataType) -> pl.DataType | None:
+        return pl.Float64()
 
     def fits(self, state: Any, of: pl.DataType | None = None, by: pl.DataType | None = None) -> bool:
         if state is None:
@@ -189,8 +190,6 @@ class Collect(SequenceAggregate):
         return self.extend(state, [value], [at])
 
     def extend(self, state: Any, values: Sequence[Any], at: Sequence[At]) -> Any:
-        if not len(values):
-            return state
         # Of equal positions the earlier value comes first: heapq.nsmallest is stable.
         places = heapq.nsmallest(self.limit, range(len(values)), key=lambda place: _rank(at[place]))
         new = [[list(at[place][0]), at[place][1], values[place]] for place in places]

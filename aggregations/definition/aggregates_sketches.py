@@ -53,8 +53,6 @@ class ApproximateDistinct(SequenceAggregate):
         return list(map(_hashed, values.to_list()))
 
     def extend(self, state: Any, values: Sequence[Any], at: Sequence[At]) -> Any:
-        if not len(values):
-            return state
         sketch = self._sketch(state)
         update = sketch.update
         for value in dict.fromkeys(values):  # a value that comes again changes nothing
@@ -71,6 +69,9 @@ class ApproximateDistinct(SequenceAggregate):
 
     def result(self, state: Any) -> Any:
         return 0 if state is None else round(self._sketch(state).get_estimate())
+
+    def result_type(self, of: pl.DataType) -> pl.DataType | None:
+        return pl.Int64()
 
     def fits(self, state: Any, of: pl.DataType | None = None, by: pl.DataType | None = None) -> bool:
         sketch = _read(state, "hll", datasketches.hll_sketch.deserialize)
@@ -118,8 +119,6 @@ class Quantiles(SequenceAggregate):
         return values.cast(pl.Float64).to_numpy(writable=True)  # type: ignore[return-value]  # an array is a sequence
 
     def extend(self, state: Any, values: Sequence[Any], at: Sequence[At]) -> Any:
-        if not len(values):
-            return state
         sketch = self._sketch(state)
         sketch.update(values)
         return _stored("kll", sketch.serialize())
@@ -145,6 +144,12 @@ class Quantiles(SequenceAggregate):
 
     def options(self) -> dict[str, Any]:
         return {"k": self.k}
+
+    def result_options(self) -> dict[str, Any]:
+        return {"at": list(self.at)}
+
+    def result_type(self, of: pl.DataType) -> pl.DataType | None:
+        return pl.List(pl.Float64())
 
     def _sketch(self, state: Any) -> Any:
         if state is None:
@@ -180,8 +185,6 @@ class Top(SequenceAggregate):
         return self.extend(state, [value], ())
 
     def extend(self, state: Any, values: Sequence[Any], at: Sequence[At]) -> Any:
-        if not len(values):
-            return state
         counts, error = _counts(state)
         new = Counter(values)
         if len(counts.keys() | new.keys()) <= self.size:
