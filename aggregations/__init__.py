@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from aggregations.definition.aggregates_exact import collect, histogram, standard_deviation, variance
     from aggregations.definition.aggregates_sketches import approximate_distinct, quantiles, top
     from aggregations.definition.element import Element, Record
+    from aggregations.definition.emit import Emit
     from aggregations.definition.fields import Fields
     from aggregations.definition.flow import Flow
     from aggregations.definition.folds import Fold
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = [
     "DefinitionChangedError",
     "Element",
+    "Emit",
     "Fields",
     "Flow",
     "FlowError",
@@ -63,6 +65,7 @@ _MODULES: Final = {
     "definition.aggregates_exact": ("collect", "histogram", "standard_deviation", "variance"),
     "definition.aggregates_sketches": ("approximate_distinct", "quantiles", "top"),
     "definition.element": ("Element", "Record"),
+    "definition.emit": ("Emit",),
     "definition.fields": ("Fields",),
     "definition.flow": ("Flow",),
     "definition.folds": ("Fold",),

@@ -37,8 +37,8 @@ _BATCH = "\0batch"
 _WITHIN_64_BITS = frozenset({pl.Int8, pl.Int16, pl.Int32, pl.Int64, pl.UInt8, pl.UInt16, pl.UInt32})
 _UP_TO_64_BITS = _WITHIN_64_BITS | {pl.UInt64}
 
-_COUNT, _TOTAL, _MINIMUM, _MAXIMUM = range(4)
-_OPERATIONS = {Count: _COUNT, Total: _TOTAL, Minimum: _MINIMUM, Maximum: _MAXIMUM}
+COUNT, TOTAL, MINIMUM, MAXIMUM = range(4)
+OPERATIONS = {Count: COUNT, Total: TOTAL, Minimum: MINIMUM, Maximum: MAXIMUM}
 
 
 class Folded(NamedTuple):
@@ -82,7 +82,7 @@ def kinds_of(fields: Fields, dtypes: Mapping[str, pl.DataType]) -> list[int]:
         dtypes: Types of its inputs.
     """
     return [
-        WHOLE if isinstance(field, Count) or (type(field) in _OPERATIONS and dtypes[name] in _WITHIN_64_BITS) else TEXT
+        WHOLE if isinstance(field, Count) or (type(field) in OPERATIONS and dtypes[name] in _WITHIN_64_BITS) else TEXT
         for name, field in fields.fields.items()
     ]
 
@@ -112,22 +112,27 @@ def fold_fields(
         if kinds[i] == TEXT:
             others[name] = field
             continue
-        known, numbers = np.ones(len(keys), np.bool_), np.zeros(len(keys), np.int64)
-        if field.reads:
-            column = inputs.get_column(name)
-            known = column.is_not_null().to_numpy()
-            if not isinstance(field, Count):
-                numbers = column.cast(pl.Int64).fill_null(0).to_numpy()
+        numbers, known = whole_inputs(name, field, inputs, len(keys))
         values.whole[i], values.known[i] = stored.values.whole[i], stored.values.known[i]
         if field.zero is not None:
             values.known[i] |= ~stored.exists
-        # The same kinds of arrays whatever the column: for others the function would be compiled once more.
-        known, numbers = np.require(known, np.bool_, ["C", "W"]), np.require(numbers, np.int64, ["C", "W"])
-        fold_whole(_OPERATIONS[type(field)], keys, numbers, known, values.whole[i], values.known[i], unfit)
+        fold_whole(OPERATIONS[type(field)], keys, numbers, known, values.whole[i], values.known[i], unfit)
     if not others:
         return Folded(values, b"", unfit)
     texts = _fold_others(fields, others, inputs, keys, at, stored, values, unfit)
     return Folded(values, texts, unfit)
+
+
+def whole_inputs(name: str, field: FieldAggregate, inputs: pl.DataFrame, rows: int) -> tuple[Ints, Mask]:
+    """The integers that a field folds, and which of them are not null."""
+    known, numbers = np.ones(rows, np.bool_), np.zeros(rows, np.int64)
+    if field.reads:
+        column = inputs.get_column(name)
+        known = column.is_not_null().to_numpy()
+        if not isinstance(field, Count):
+            numbers = column.cast(pl.Int64).fill_null(0).to_numpy()
+    # The same kinds of arrays whatever the column: for others a function would be compiled once more.
+    return np.require(numbers, np.int64, ["C", "W"]), np.require(known, np.bool_, ["C", "W"])
 
 
 @compiled(allocates=False)
@@ -159,16 +164,16 @@ def fold_whole(
         if not valid[row]:
             continue
         number = numbers[row]
-        if operation == _COUNT:
+        if operation == COUNT:
             if size >= _SAFE:
                 unfit[key] = True
             states[key] += 1
-        elif operation == _TOTAL:
+        elif operation == TOTAL:
             size += abs(float(number))
             if size >= _SAFE:
                 unfit[key] = True
             states[key] += number
-        elif not known[key] or (number < states[key] if operation == _MINIMUM else number > states[key]):
+        elif not known[key] or (number < states[key] if operation == MINIMUM else number > states[key]):
             states[key] = number
         known[key] = 1
 
