@@ -130,7 +130,7 @@ class SequenceAggregate(FieldAggregate):
         Args:
             state: State so far.
             values: A part of what `prepared` returned, not empty.
-            at: Where they stand; empty unless the aggregate is ordered.
+            at: Where they stand, in ascending order; empty unless the aggregate is ordered.
 
         Raises:
             EnvelopeError: A value cannot be folded.

@@ -190,9 +190,7 @@ class Collect(SequenceAggregate):
         return self.extend(state, [value], [at])
 
     def extend(self, state: Any, values: Sequence[Any], at: Sequence[At]) -> Any:
-        # Of equal positions the earlier value comes first: heapq.nsmallest is stable.
-        places = heapq.nsmallest(self.limit, range(len(values)), key=lambda place: _rank(at[place]))
-        new = [[list(at[place][0]), at[place][1], values[place]] for place in places]
+        new = [[list(place[0]), place[1], value] for place, value in zip(at[: self.limit], values, strict=False)]
         return self.merge(state, {"kept": new, "dropped": len(values) - len(new)})
 
     def merge(self, state: Any, other: Any) -> Any:
