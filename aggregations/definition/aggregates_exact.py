@@ -124,7 +124,7 @@ class Histogram(SequenceAggregate):
             raise FlowError("histogram(): bounds must be in ascending order, without repetition")
 
     def add(self, state: Any, value: Any, by: Any, at: At) -> Any:
-        return self.extend(state, np.array([bisect_right(self.bounds, value)]), ())
+        return self.extend(state, [bisect_right(self.bounds, value)], ())
 
     def prepared(self, values: pl.Series) -> Sequence[Any]:
         """The number of every value's bucket."""

@@ -105,10 +105,7 @@ class Quantiles(SequenceAggregate):
 
     def __post_init__(self) -> None:
         FieldAggregate.__post_init__(self)
-        ranks = tuple(self.at) if isinstance(self.at, Iterable) else (self.at,)
-        if not ranks or not all(type(one) in (int, float) and 0 <= one <= 1 for one in ranks):
-            raise FlowError(f"quantiles(): at takes ranks from 0 to 1, such as (0.5, 0.99); got {self.at!r}")
-        object.__setattr__(self, "at", tuple(map(float, ranks)))
+        object.__setattr__(self, "at", _ranks(self.at))
         check_size(self.kind, "k", self.k, 8, 4_096)
 
     def add(self, state: Any, value: Any, by: Any, at: At) -> Any:
@@ -226,6 +223,13 @@ class Top(SequenceAggregate):
 
     def options(self) -> dict[str, Any]:
         return {"size": self.size}
+
+
+def _ranks(given: object) -> tuple[float, ...]:
+    ranks = tuple(given) if isinstance(given, Iterable) else ()
+    if not ranks or not all(type(one) in (int, float) and 0 <= one <= 1 for one in ranks):
+        raise FlowError(f"quantiles(): at takes ranks from 0 to 1, such as (0.5, 0.99); got {given!r}")
+    return tuple(map(float, ranks))
 
 
 def _hashed(value: Any) -> Any:

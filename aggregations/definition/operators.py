@@ -244,7 +244,7 @@ def check_columns(step: Step | Aggregate, schema: Mapping[str, pl.DataType]) -> 
                         raise FlowError(f"where= of field {name!r} is of type {dtype}, not Boolean")
                 fold.check(types_of(fold.inputs(), schema))
             if isinstance(step.emit, Emit):
-                dtype = types_of(step.emit.wanted(), emit_types(step, schema)).get(CONDITION, pl.Boolean)
+                dtype = types_of(step.emit.wanted(), emit_types(step, schema)).get(CONDITION, pl.Boolean())
                 if dtype not in (pl.Boolean, pl.Null):
                     raise FlowError(f"emit=: when() is of type {dtype}, not Boolean")
 

@@ -23,7 +23,7 @@ _KINDS: Mapping[pl.DataType, tuple[type, ...]] = {
     pl.List(pl.Float64()): (list,),
     pl.Null(): (),
 }
-_RANGES = {pl.Int64(): range(-INT64, INT64), pl.UInt64(): range(2 * INT64)}
+_RANGES: Mapping[pl.DataType, range] = {pl.Int64(): range(-INT64, INT64), pl.UInt64(): range(2 * INT64)}
 
 
 def emitted_types(stage: Stage) -> Schema:

@@ -116,14 +116,32 @@ def test_an_element_whose_columns_cannot_be_computed_is_a_dead_letter_and_leaves
     assert both.reasons() == [(1, Reason.OVERFLOW), (9, Reason.OVERFLOW)]
 
 
-def test_what_failed_behind_the_stage_is_passed_on_again_when_it_is_redriven_whatever_the_condition():
-    emit = Emit(carrier="carrier", worst="new.worst").changed()
-    both = Both(
-        flow(emit).aggregate("carrier", "carrier", Fields(changes=count(), worst=total(2**62 * pl.col("worst"))))
-    )
-    both.process([leg(0, carrier="AA", minutes=3), leg(1, carrier="AA", minutes=1)])
-    assert both.reasons() == [(0, Reason.OVERFLOW)]
-    assert both.results("carrier") == {}
+BROKEN = {"now": False}
+
+
+def refuse(element: Element[Any]) -> bool:
+    if BROKEN["now"] and element["minutes"] == 3:
+        raise ValueError("broken")
+    return True
+
+
+@pytest.mark.parametrize("minutes", [1, 5])
+def test_what_failed_behind_the_stage_is_passed_on_again_when_it_is_redriven_whatever_the_condition(minutes):
+    emit = Emit(carrier="carrier", minutes="minutes", worst="new.worst", before="old.worst").changed()
+    fold = Fields(records=count(), worst=maximum("worst"), before=maximum("before"), minutes=total("minutes"))
+    both = Both(flow(emit).filter(refuse).aggregate("carrier", "carrier", fold))
+    BROKEN["now"] = True
+    both.process([leg(0, carrier="AA", minutes=3), leg(1, carrier="AA", minutes=minutes)])
+    BROKEN["now"] = False
+    assert both.reasons() == [(0, Reason.TRANSFORM_FAILED)]
+    passed = int(minutes > 3)
+    assert both.results("carrier").get(b"AA", {}).get("records", 0) == passed
+    both.process([both.redriven(both.dead_letters[0], 7)])
+    both.process([both.redriven(both.dead_letters[0], 8)])
+    assert both.results("aircraft")[b"N1"]["n"] == 2
+    worst = max(minutes, 3)
+    expected = {"records": 1 + passed, "worst": worst, "before": worst, "minutes": 3 + minutes * passed}
+    assert both.results("carrier") == {b"AA": expected}
 
 
 def test_copies_are_not_passed_on():
@@ -220,10 +238,16 @@ class Own:
     [
         (lambda: Emit(), r"Emit\(\) needs at least one column"),
         (lambda: Emit(_x="new.n"), "column names that begin with _, old. and new. are reserved; rename _x"),
-        (lambda: Emit(x=1), r"Emit\(x=...\) takes a column name or a polars expression"),
+        (
+            lambda: Emit(x=1),  # type: ignore[arg-type]
+            r"Emit\(x=...\) takes a column name or a polars expression",
+        ),
         (lambda: Emit(x=pl.col("new.n").sum()), "reads several rows"),
         (lambda: Emit(x="tail").changed(), r"changed\(\) needs a column that reads the new state"),
-        (lambda: Emit(x="new.n").when(True), r"when\(\) takes a column name or a polars expression"),
+        (
+            lambda: Emit(x="new.n").when(True),  # type: ignore[arg-type]
+            r"when\(\) takes a column name or a polars expression",
+        ),
         (lambda: flow(Emit(x="new.nope")), "the state has no field 'nope'; the fields are n, m, worst, mean, late"),
         (lambda: flow(Emit(x="nope")), "no column nope"),
         (lambda: flow(Emit(x="new.n").when("new.m")), r"when\(\) is of type Int64, not Boolean"),
