@@ -216,7 +216,7 @@ def _fold_others(
                 elif (place := partials[row]) is not None:
                     assert at is not None
                     state = field.add(state, of[place], None if by is None else by[place], at[place])
-            except EnvelopeError:
+            except (EnvelopeError, TypeError):  # text and a number in the values of a function
                 unfit[code] = True
             texts.put(i, code, state)
     return texts.joined()
@@ -256,7 +256,7 @@ def _fold_sequence(
         try:
             if first < last:
                 state = field.extend(state, values[first:last], places[first:last])
-        except EnvelopeError:
+        except (EnvelopeError, TypeError):
             unfit[code] = True
         texts.put(number, code, state)
 

@@ -7,6 +7,7 @@ code, which is the reference; all other keys are folded by columns.
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -22,6 +23,7 @@ from aggregations.columns.emitting import Emitted, emit_columns
 from aggregations.columns.fold import Folded, fold_fields, kinds_of, unfit_rows
 from aggregations.columns.judge import VERDICTS, HistoryLimits, Judged, judge
 from aggregations.columns.lane_names import LaneNames, known_names
+from aggregations.columns.made import made_inputs
 from aggregations.columns.order import positions_of
 from aggregations.columns.record_text import Form
 from aggregations.columns.records import StoredStates, encoded, form_of
@@ -39,6 +41,7 @@ from aggregations.engine.job import Exclusion
 from aggregations.engine.path import Work
 from aggregations.engine.python_fold import fold_elements
 from aggregations.engine.rows import BROKEN, INPUT, REKEYED, STAGE_KEY, Rows
+from aggregations.errors import FlowError
 from aggregations.per_message.arrivals import Arrival, passed_on
 from aggregations.per_message.emitting import emitted_types
 from aggregations.per_message.rows import evaluate_elements
@@ -105,15 +108,16 @@ class ColumnarFold:
     def run(self) -> "ColumnarFold":
         fold, job, names = self.aggregate.fold, self.work.job, known_names()
         entering = self._input()
-        if self.aggregate.makes or (isinstance(fold, Fields) and self.rows.values is not None):
-            # A function gets the state after each message, and inputs made of a function's values have no types.
+        known = self._inputs(fold) if isinstance(fold, Fields) else None
+        if self.aggregate.makes or (isinstance(fold, Fields) and known is None):
+            # A function gets the state after each message, or inputs made of a function's values have no common type.
             self._one_by_one(np.ones(len(self.keys), np.bool_))
             return self
-        if isinstance(fold, Fields):
-            inputs = self.frame.select(pl.col(f"{INPUT}{name}").alias(name) for name in fold.inputs())
+        if isinstance(fold, Fields) and known is not None:
+            inputs, broken = known
             kinds = kinds_of(fold, inputs.schema)
             form = form_of(self.stage.definition, list(fold.fields), kinds)
-            refused = self._refused(fold, inputs)
+            refused = broken | unfit_rows(fold, inputs, self.frame.height)
         else:
             form = form_of(self.stage.definition, None)
             refused = np.zeros(self.frame.height, np.bool_)
@@ -158,10 +162,21 @@ class ColumnarFold:
             self.work.report.counts.keyless += Counter({self.stage.name: int(wide.sum())})
         return _Input(lanes, positions_at_stage(self.frame, self.rows.signatures), places)
 
-    def _refused(self, fields: Fields, inputs: pl.DataFrame) -> Mask:
-        """Rows that the fold will reject."""
-        broken: Mask = self.frame.get_column(BROKEN).to_numpy() != 0
-        return broken | unfit_rows(fields, inputs, self.frame.height)
+    def _inputs(self, fields: Fields) -> tuple[pl.DataFrame, Mask] | None:
+        """Inputs of the fields, and the rows whose inputs cannot be computed; None if they are not columns."""
+        names = fields.inputs()
+        if self.rows.values is None:
+            broken: Mask = self.frame.get_column(BROKEN).to_numpy() != 0
+            return self.frame.select(pl.col(f"{INPUT}{name}").alias(name) for name in names), broken
+        if self.aggregate.emit is not None:
+            return None
+        elements = list(self.work.elements(self.frame, self.rows.signatures, self.rows.values))
+        made = made_inputs(evaluate_elements(elements, names, None), names)
+        with suppress(FlowError):  # a type that a field does not accept: each row is rejected with its reason
+            if made is not None:
+                fields.check(made[0].schema)
+                return made
+        return None
 
     def _folded(
         self,
