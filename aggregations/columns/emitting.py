@@ -9,12 +9,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
 from aggregations.columns.arrays import Ints, Mask, arrow
-from aggregations.columns.compiled import compiled
-from aggregations.columns.fold import COUNT, MINIMUM, OPERATIONS, TOTAL, whole_inputs
+from aggregations.columns.fold import OPERATIONS, run_whole, whole_inputs
 from aggregations.columns.record_text import WHOLE
 from aggregations.columns.records import StoredStates
 from aggregations.columns.steps import evaluate_columns
@@ -100,51 +98,6 @@ def _whole(
         pl.Series(f"{begin}{name}", arrow(values, mask.astype(np.bool_)))
         for begin, values, mask in ((OLD, old, was), (NEW, new, there))
     ]
-
-
-@compiled(allocates=False)
-def run_whole(
-    operation: int,
-    keys: Ints,
-    numbers: Ints,
-    valid: Mask,
-    states: Ints,
-    known: npt.NDArray[np.uint8],
-    old: Ints,
-    was: npt.NDArray[np.uint8],
-    new: Ints,
-    there: npt.NDArray[np.uint8],
-) -> None:
-    """Fold integers, sorted by key, as `fold_whole` does, and keep the state before and after each row.
-
-    Args:
-        operation: Which aggregate it is.
-        keys: Key of every row.
-        numbers: The integers.
-        valid: Which of them are not null.
-        states: State by key, before the rows.
-        known: 0 for a state that is null, else 1.
-        old: Receives the state before each row.
-        was: Receives 0 where it is null, else 1.
-        new: Receives the state after each row.
-        there: Receives 0 where it is null, else 1.
-    """
-    key, state, exists = -1, 0, 0
-    for row in range(len(keys)):
-        if keys[row] != key:
-            key = keys[row]
-            state, exists = states[key], int(known[key])
-        old[row], was[row] = state, exists
-        if valid[row]:
-            number = numbers[row]
-            if operation == COUNT:
-                state += 1
-            elif operation == TOTAL:
-                state += number
-            elif not exists or (number < state if operation == MINIMUM else number > state):
-                state = number
-            exists = 1
-        new[row], there[row] = state, exists
 
 
 def _others(
