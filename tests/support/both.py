@@ -49,7 +49,7 @@ class Both:
         self.topic = flow.topic.name
         self.stores = stores or (fresh_store(), fresh_store())
         mine, theirs = (bind(flow, {}, store) for store in self.stores)
-        self.memory = MemoryRunner(flow, mine, topic_ids={self.topic: TOPIC_ID}, accept=accept)
+        self.memory = MemoryRunner(flow, mine, topic_ids={self.topic: TOPIC_ID}, accept=accept, ends={})
         self.dead_letters: list[DeadLetter] = []
         self._urls = theirs
         # Two tasks may reject items of one record for two reasons; see tests/unit/test_scattered_items.py.
