@@ -16,7 +16,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from jobs import documentation, environment
-from jobs.cli import demo, discard, faults, new, plan, redrive, republish, run, schema, stack, submit, views
+from jobs.cli import copying, demo, discard, faults, new, plan, redrive, republish, run, schema, stack, submit, views
 from jobs.cli.errors import Exit, explain
 from jobs.environment import DEBUG
 from jobs.screen import Lasting, LogLines, OutputError, emit, keep_closed, say
@@ -42,6 +42,7 @@ for command in (
     plan.plan,
     run.describe,
     republish.republish,
+    copying.copy,
     redrive.redrive,
     discard.discard,
     views.inspect,

@@ -118,5 +118,25 @@ RecordTopics: TypeAlias = Annotated[
     list[str] | None,
     typer.Option("--topic", metavar="TOPIC", help="Only records of this topic; may be repeated.", show_default=False),
 ]
+EventId: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SOURCE",
+        help="Give records without an envelope an event id: coordinates, field:NAME, or hash:NAME,NAME,... of the fields of "
+        "a JSON payload.",
+        show_default=False,
+        callback=filled,
+    ),
+]
+FromCluster: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME=HOST:PORT",
+        help="Read from another Kafka cluster; its name is written into every message's chain, do not change it. Instead of "
+        "the address, a TOML file with the settings in its table [kafka].",
+        show_default=False,
+        callback=filled,
+    ),
+]
 Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Write JSON lines to standard output.")]
 STACK_ROOT = Path(".headwater/stack")
