@@ -10,8 +10,7 @@ import msgspec
 from envelope.event_ids import EventIds
 from envelope.limits import DEFAULT_LIMITS
 from jobs.copying.counts import CopyStatistics
-from jobs.copying.source import ItemWriter, Output, Position, Read, Task, changed
-from persistence.kafka import BrokerRefused
+from jobs.copying.source import ItemWriter, Output, Position, Read, SourceError, Task, changed
 
 _HEAD_BYTES: Final = 4096  # beginning of the file, by which it is recognised
 _MOST_BYTES: Final = 16 << 20  # of one read
@@ -75,7 +74,7 @@ class FileLines:
             line = self._file.readline(DEFAULT_LIMITS.payload_bytes + 1)
             if not line.endswith(b"\n"):
                 if len(line) > DEFAULT_LIMITS.payload_bytes:
-                    raise BrokerRefused(
+                    raise SourceError(
                         f"{self._path}: the line at byte {self._offset} has more than {DEFAULT_LIMITS.payload_bytes} bytes",
                         "Copy files of shorter lines",
                     )

@@ -11,8 +11,7 @@ import msgspec
 
 from envelope.event_ids import EventIds
 from jobs.copying.counts import CopyStatistics
-from jobs.copying.source import ItemWriter, Output, Position, Read, Task, changed
-from persistence.kafka import BrokerRefused
+from jobs.copying.source import ItemWriter, Output, Position, Read, SourceError, Task, changed
 
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _FETCH: Final = 1_000
@@ -73,7 +72,7 @@ class QueryRows:
         self._connection = self._connect()
         style = self._paramstyle or _style(self._connection)
         if style not in _PARAMETERS:
-            raise BrokerRefused(f"unknown paramstyle {style}", f"Give one of {', '.join(_PARAMETERS)}")
+            raise SourceError(f"unknown paramstyle {style}", f"Give one of {', '.join(_PARAMETERS)}")
         self._paramstyle = style
 
     def read(self, most: int) -> Read:
@@ -114,31 +113,34 @@ class QueryRows:
     def _selected(self) -> Iterator[tuple[Any, dict[str, Any]]]:
         """The rows after the position. Each is held until the next one shows that its value is unique."""
         cursor = self._connection.cursor()
-        named = f"SELECT * FROM ({self._query}) AS headwater_rows"  # noqa: S608 - the user's own query
-        if self._after is None:
-            cursor.execute(f"{named} ORDER BY {self._column}")
-        else:
-            assert self._paramstyle is not None
-            given = {"after": self._after} if self._paramstyle in ("pyformat", "named") else (self._after,)
-            cursor.execute(
-                f"{named} WHERE {self._column} > {_PARAMETERS[self._paramstyle]} ORDER BY {self._column}", given
-            )
+        rows = f"SELECT * FROM ({self._query}) AS headwater_rows"  # noqa: S608 - the user's own query
+        try:
+            if self._after is None:
+                cursor.execute(f"{rows} ORDER BY {self._column}")
+            else:
+                style = self._paramstyle or ""
+                given = {"after": self._after} if style in ("pyformat", "named") else (self._after,)
+                cursor.execute(f"{rows} WHERE {self._column} > {_PARAMETERS[style]} ORDER BY {self._column}", given)
+        except Exception as error:  # DB-API has a class of errors for each driver
+            raise SourceError(
+                f"the query failed: {error}", "Try it in the database's own client, as a subquery with the column"
+            ) from error
         names = [column[0] for column in cursor.description]
         at = next((i for i, name in enumerate(names) if name.lower() == self._column.lower()), None)
         if at is None:
-            raise BrokerRefused(f"the query has no column {self._column}", f"It has {', '.join(names)}")
+            raise SourceError(f"the query has no column {self._column}", f"It has {', '.join(names)}")
         held: tuple[Any, dict[str, Any]] | None = None
-        while rows := cursor.fetchmany(_FETCH):
-            for row in rows:
+        while fetched := cursor.fetchmany(_FETCH):
+            for row in fetched:
                 value = row[at]
                 if isinstance(value, bool) or not isinstance(value, int | str):
-                    raise BrokerRefused(
+                    raise SourceError(
                         f"column {self._column} has a value of type {type(value).__name__}, not a whole number or a text",
                         "Convert it in the query (CAST), and leave rows without a value out",
                     )
                 if held is not None:
                     if held[0] == value:
-                        raise BrokerRefused(
+                        raise SourceError(
                             f"column {self._column} has a value twice: a row would be lost when the copy continues",
                             "Order by a column with unique values",
                         )

@@ -18,6 +18,10 @@ Position: TypeAlias = Mapping[str, Any]
 """Where a source continues: plain values that JSON can hold."""
 
 
+class SourceError(BrokerRefused):
+    """A source cannot be copied until it is corrected; the text names the place."""
+
+
 @dataclass(frozen=True, slots=True)
 class Output:
     """One record to produce.
@@ -149,7 +153,7 @@ class ItemWriter:
             data: Returns its fields.
 
         Raises:
-            BrokerRefused: It cannot be copied.
+            SourceError: It cannot be copied.
         """
         try:
             fields = data() if self._key or (self._event_ids and self._event_ids.names) else None
@@ -169,11 +173,11 @@ class ItemWriter:
             )
         except (EnvelopeError, msgspec.DecodeError, UnicodeDecodeError) as error:
             why = str(error) if isinstance(error, EnvelopeError) else "it is not JSON"
-            raise BrokerRefused(
+            raise SourceError(
                 f"{place} cannot be copied ({why})", "Correct it in the source, or use other fields"
             ) from None
         if len(value) + len(key or b"") > self._task.most_bytes:
-            raise BrokerRefused(
+            raise SourceError(
                 f"{place} cannot be copied: a message of {len(value)} bytes, {self._task.target} takes "
                 f"{self._task.most_bytes}",
                 "Raise max.message.bytes of the topic",
