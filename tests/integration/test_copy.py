@@ -70,7 +70,7 @@ def prepared(kind: str, settings: KafkaSettings, topic: Make, folder: Path) -> t
 @pytest.mark.parametrize("kind", ["topic", "lines", "rows"])
 @pytest.mark.parametrize("fault", [f"copy:{step}.{outcome}@2" for step in STEPS for outcome in ("before", "after")])
 def test_a_copy_that_is_killed_at_any_step_neither_loses_nor_repeats(
-    fault: str, kind: str, settings: KafkaSettings, topic: Make, positions: str, tmp_path: Path
+    fault: str, kind: str, settings: KafkaSettings, topic: Make, positions: str, tmp_path: Path, name: str
 ) -> None:
     source, expected = prepared(kind, settings, topic, tmp_path)
     target = topic(2, "out")
@@ -114,7 +114,7 @@ def lines_copy(settings: KafkaSettings, file: Path, target: str, positions: str,
 
 
 def test_the_older_one_of_two_copies_of_one_name_is_fenced(
-    settings: KafkaSettings, topic: Make, positions: str, tmp_path: Path
+    settings: KafkaSettings, topic: Make, positions: str, tmp_path: Path, name: str
 ) -> None:
     """002, Fencing: a process that was suspended, taken for dead and replaced, wakes up in the middle of a batch."""
     lines_file(tmp_path / "lines", COUNT)

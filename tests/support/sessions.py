@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from envelope import Envelope, decode
-from persistence.kafka import KafkaSettings
+from persistence.kafka import KafkaSettings, Topics
 from tests.support.republish import ROOT, read_all
 
 SECONDS = 120
@@ -31,10 +31,13 @@ def killed(module: str, faults: str, **arguments: Any) -> list[str]:
     return lines
 
 
-def written(settings: KafkaSettings, topic: str, *, committed: bool = True) -> list[Envelope]:
-    """The envelopes in a topic, by partition and offset; of committed transactions only, unless told otherwise."""
-    level = "read_committed" if committed else "read_uncommitted"
-    records = read_all(settings.with_options(isolation_level=level), topic)
+def written(settings: KafkaSettings, topic: str) -> list[Envelope]:
+    """The envelopes in a topic, by partition and offset, as soon as no transaction is open."""
+    topics = Topics(settings, timeout=20)
+    # The coordinator acknowledges a commit before its marker is in the partition.
+    while {place: marks.high for place, marks in topics.marks([topic]).items()} != topics.ends([topic]):
+        pass
+    records = read_all(settings.with_options(isolation_level="read_committed"), topic)
     return [decode(one.value()) for one in sorted(records, key=lambda one: (one.partition(), one.offset()))]
 
 
