@@ -130,6 +130,8 @@ _KINDS: Final[tuple[tuple[Any, bytes, Callable[[Any], bytes]], ...]] = (
     (
         list | dict,
         b"j",
-        lambda value: json.dumps(value, ensure_ascii=False, sort_keys=True, separators=(",", ":")).encode(),
+        lambda value: json.dumps(value, ensure_ascii=False, sort_keys=True, separators=(",", ":")).encode(
+            "utf-8", "surrogatepass"
+        ),
     ),
 )
