@@ -13,6 +13,7 @@ from aggregations.run.plan import PartitionPlan, Plan
 from envelope import Histories
 from jobs.cli.dead_letters import show
 from jobs.cli.run import as_json, show_plan
+from jobs.copying import CopyStatistics
 from jobs.dead_letters.discard import Discarded
 from jobs.dead_letters.letters import Handled
 from jobs.republish.counts import Statistics, TopicGrowth
@@ -44,6 +45,10 @@ def test_the_lines_of_a_run(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_the_lines_of_a_republisher() -> None:
     assert named("Lines of republish") == {*Statistics().as_dict()} | names(TopicGrowth)
+
+
+def test_the_lines_of_a_copy() -> None:
+    assert named("Lines of copy") == {*CopyStatistics().as_dict()}
 
 
 def test_the_lines_of_redrive_and_discard(capsys: pytest.CaptureFixture[str]) -> None:
