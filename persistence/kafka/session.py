@@ -179,8 +179,10 @@ class ProducerSession:
         Raises:
             SequenceError: The id does not ascend, or some messages carry one and others do not. Nothing is sent.
             EnvelopeError: The message is larger than a limit. Nothing is sent.
-            BrokerError: An earlier message has failed. This one is kept, as those before it.
+            BrokerError: An earlier message has failed: flush before you send more.
         """
+        if self._again:
+            self.flush()
         place, own = partition, sequence is not None
         if place is None and key is not None:
             place = (murmur2(key) & _POSITIVE) % self._partitions
@@ -198,9 +200,8 @@ class ProducerSession:
         one = _Pending(place, key, value, headers)
         self._pending.append(one)
         self._bytes += len(value) + len(key or b"")
-        if not self._again:
-            self._hand_over([one])
-        if self._again or len(self._pending) > _MOST_PENDING or self._bytes > _MOST_BYTES:
+        self._hand_over([one])
+        if len(self._pending) > _MOST_PENDING or self._bytes > _MOST_BYTES:
             self.flush()
         return ids
 
@@ -214,9 +215,9 @@ class ProducerSession:
             ProducerFenced: A newer session of this name sends in transactions.
             BrokerError: Some are not acknowledged. The session keeps them: call it again.
         """
-        if self._again:
+        if self._again and not (isinstance(self._producer, TransactionalProducer) and self._producer.committing):
             self._hand_over(self._pending)
-            self._again = False
+        self._again = False
         try:
             effect(SESSION_FLUSH, lambda: self._producer.flush(timeout))
         except Exception:

@@ -49,6 +49,9 @@ class TransactionalProducer:
         timeout: Seconds to wait for the coordinator, and for the acknowledgement of a transaction.
         options: More librdkafka settings (underscores stand for dots).
 
+    Attributes:
+        committing: The last commit was not answered in time: `flush` asks again, and nothing else is possible.
+
     Raises:
         BrokerError: The coordinator refuses or does not answer.
     """
@@ -60,6 +63,7 @@ class TransactionalProducer:
         self._failure: BrokerError | None = None
         self._ended: BrokerError | None = None
         self._open = False
+        self.committing = False
         config = settings.client(on_error=self._on_error, **{"linger_ms": 5, "compression_type": "lz4"} | options)
         # Exactness depends on these: settings must not change them. For the one request in flight see `producer`.
         for alias in ("delivery.timeout.ms", "message.send.max.retries", "max.in.flight", "retries"):
@@ -121,21 +125,25 @@ class TransactionalProducer:
 
         Raises:
             ProducerFenced: A newer producer has this id; nothing of the transaction is visible.
-            BrokerError: The transaction is aborted, or, if the coordinator does not answer, its outcome is unknown.
-                This producer then cannot be used any more; the next one of its id resolves it.
+            BrokerError: The transaction is aborted. Or the coordinator has not answered (`committing`): then call it
+                again; the next producer of this id would resolve it, too.
         """
-        self._check()
+        if not self.committing:
+            self._check()
         if not self._open:
             return
         try:
             self._patiently(self._producer.commit_transaction, f"committing as {self._id}", timeout)
-        except BrokerUnavailable as error:
-            if self._failure is None:
-                self._ended = error  # nobody knows whether it is committed
-            self._fail(error)
         except BrokerError as error:
+            reason: KafkaError = error.__cause__.args[0]  # type: ignore[union-attr]
+            if reason.retriable():
+                self.committing = True
+                raise
+            self.committing = False
+            if not reason.txn_requires_abort():
+                self._ended = error  # fatal
             self._fail(error)
-        self._open = False
+        self._open = self.committing = False
         self._check()
 
     def abort(self) -> None:
@@ -152,7 +160,7 @@ class TransactionalProducer:
 
     def close(self) -> None:
         """Abort what is not committed; never waits for long. A second call does nothing."""
-        if self._open and self._ended is None:
+        if self._open and not self.committing and self._ended is None:
             self._open = False
             with suppress(KafkaException, SystemError):
                 self._producer.purge()
@@ -190,6 +198,8 @@ class TransactionalProducer:
     def _check(self) -> None:
         if self._ended:
             raise self._ended
+        if self.committing:
+            raise BrokerUnavailable(f"the last commit as {self._id} was not answered", "Flush again")
         if self._failure:
             self._fail(self._failure)
 

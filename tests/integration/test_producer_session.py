@@ -282,13 +282,14 @@ def test_kafkas_own_idempotence_keeps_the_order_with_five_requests_in_flight(
     assert [record.value() for record in read_all(KafkaSettings(address), name)] == [b"[%d]" % n for n in range(10_000)]
 
 
+@PLAIN_AND_TRANSACTIONAL
 def test_messages_that_were_not_acknowledged_are_kept_and_sent_again_with_the_same_ids(
-    broken: tuple[str, Proxy],
+    transactional: bool, broken: tuple[str, Proxy]
 ) -> None:
     address, proxy = broken
     name = f"t-{uuid.uuid4().hex}"
     Topics(KafkaSettings(address), timeout=20).create(name)
-    with ProducerSession("till", name, through(proxy)) as session:
+    with ProducerSession("till", name, through(proxy), transactional=transactional) as session:
         session.send(b"before")
         session.flush()
         with proxy.refusing():
@@ -296,6 +297,8 @@ def test_messages_that_were_not_acknowledged_are_kept_and_sent_again_with_the_sa
             with pytest.raises(BrokerUnavailable):
                 session.flush(1)
             assert (session.last_sequence_id(), session.last_pushed_id()) == (0, 1)
+            with pytest.raises(BrokerUnavailable):
+                session.flush(1)
         session.send(b"after")
         session.flush()
         assert session.last_sequence_id() == 2
