@@ -119,7 +119,7 @@ def copy(
     root: Root = STACK_ROOT,
     json: Json = False,
 ) -> None:
-    """Copy a topic, a query or a file to a topic, each record exactly once.
+    """Copy a topic, a query or a file, each record exactly once.
 
     Messages and the position in the source are committed in one transaction, so that a crash neither loses nor repeats
     anything. A second process of the same name replaces the first, which ends with exit code 1. Ctrl-C or SIGTERM ends
@@ -205,7 +205,9 @@ def _rows(database: str, query: str | None, column: str | None, key: str | None,
 
     if not query or not column:
         raise UsageError("--from-database needs --query and --column")
-    connect = database.removeprefix(_SQLITE) if database.startswith(_SQLITE) else load(database)
-    if not isinstance(connect, str) and not callable(connect):
+    if database.startswith(_SQLITE):
+        return QueryRows(database.removeprefix(_SQLITE), query, column, key=key, event_id=event_id)
+    connect = load(database)
+    if not callable(connect):
         raise UsageError(f"{database} is not a function but a {type(connect).__name__}")
     return QueryRows(connect, query, column, key=key, event_id=event_id)

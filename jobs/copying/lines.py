@@ -51,6 +51,9 @@ class FileLines:
         self._sequence: int | None = None
         self._unfinished = False
 
+    def reads(self, target: str) -> bool:
+        return False
+
     def open(self, task: Task, position: Position | None) -> None:
         content = "application/json" if self._json else ""
         self._writer = ItemWriter(task, key=self._key, event_ids=self._event_ids, content_type=content)

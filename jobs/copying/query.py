@@ -63,6 +63,9 @@ class QueryRows:
         self._count = 0
         self._caught_up = False
 
+    def reads(self, target: str) -> bool:
+        return False
+
     def open(self, task: Task, position: Position | None) -> None:
         self._writer = ItemWriter(task, key=self._key, event_ids=self._event_ids, content_type="application/json")
         if position is not None:

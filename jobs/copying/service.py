@@ -48,7 +48,7 @@ class Copy:
         statistics: Counts of the current or last run.
 
     Raises:
-        UsageError: A name or target is missing.
+        UsageError: A name or target is missing, or the target is also read.
     """
 
     def __init__(
@@ -67,6 +67,8 @@ class Copy:
             raise UsageError("a copy needs a name and a target topic")
         if len({target, positions, dead_letter}) < 3:
             raise UsageError("the target, the dead-letter topic and the topic of positions must differ")
+        if source.reads(target):
+            raise UsageError(f"{target} is read and written: messages would loop forever; write to another topic")
         self.statistics = CopyStatistics()
         self._name = name
         self._source = source

@@ -83,6 +83,10 @@ class CopySource(Protocol):
         """What it is, in one word; a position of another kind is refused."""
         ...
 
+    def reads(self, target: str) -> bool:
+        """Whether it reads the target itself, so that messages would loop forever."""
+        ...
+
     def open(self, task: Task, position: Position | None) -> None:
         """Begin to read.
 

@@ -76,10 +76,11 @@ class TopicRecords:
         self._expired = 0
         self._active = time.monotonic()
 
+    def reads(self, target: str) -> bool:
+        return self._settings is None and target in self._source.topics
+
     def open(self, task: Task, position: Position | None) -> None:
         names, settings = self._source.topics, self._settings or task.settings
-        if self._settings is None and task.target in names:
-            raise UsageError(f"{task.target} is read and written: messages would loop forever; write to another topic")
         self._task = task
         self._topics = Topics(settings)
         self._topics.check()
