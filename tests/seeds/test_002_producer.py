@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from envelope import Envelope, SequenceError, decode, encode
+from envelope.filters import Arrival, ProducerFilter, Stamp
+from envelope.filters.producers import envelope_stamp
 from envelope.sequences import TOPIC, SequenceRange, Sequences
 from jobs import stack
 from persistence.kafka import AcknowledgedProducer, KafkaSettings, ProducerSession, Topics
@@ -140,6 +142,19 @@ def test_the_highwater_mark_of_a_producer_accepts_a_message_iff_it_is_below_its_
         ids.next(TOPIC, 7, None, 1)
     assert ids.next(TOPIC, 8, None, 1) == SequenceRange(8, 8)
     assert ids.next(TOPIC, 100, None, 1) == SequenceRange(100, 100)
+
+
+def test_the_reader_s_filter_sees_what_a_session_writes() -> None:
+    """Batches, the epoch that fences an older session, and the declaration that a partition has no holes."""
+    batch = Envelope(b"v", producer="p", sequence=5, last_sequence=9, producer_epoch=2, sequence_per_partition=True)
+    assert envelope_stamp(Arrival("t", 0, 0, value=encode(batch))) == Stamp("p", 5, 9, 2, contiguous=True)
+    sessions, judged = ProducerFilter(), []
+    state = sessions.zero()
+    for offset, (epoch, sequence) in enumerate([(0, 1), (1, 2), (0, 3), (1, 3), (1, 3)]):
+        one = Envelope(b"v", producer="p", sequence=sequence, producer_epoch=epoch)
+        ruling, state = sessions.judge(state, Arrival("t", 0, offset, value=encode(one)))
+        judged.append(ruling.forward)
+    assert judged == [True, True, False, True, False], "the older session is fenced, the copy is dropped"
 
 
 def test_a_number_per_partition_allows_the_tighter_constraint() -> None:
