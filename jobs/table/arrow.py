@@ -27,4 +27,4 @@ def _type_of(dtype: Any) -> pa.DataType:
         return pa.struct([pa.field(one.name, _type_of(one.dtype)) for one in dtype.fields])
     if isinstance(dtype, pl.Decimal):
         return pa.decimal128(dtype.precision, dtype.scale)
-    return _PLAIN[type(dtype)]
+    return _PLAIN[dtype.base_type()]
