@@ -101,7 +101,10 @@ class States(Iterable[View]):
             found = iter(store.load(self.ref, [key for key in which.keys if which.contains(key)]).items())
         else:
             found = store.scan(self.ref, bucket=which.bucket, begin=which.begin, end=which.end)
-        return (view_of(self.stage, self.ref, key, stored) for key, stored in found)
+        manifest = store.load_manifest(self.ref.flow_ref)  # before the states: what is written later has no time
+        times = manifest.times if manifest else ()
+        views = (view_of(self.stage, self.ref, key, stored, times) for key, stored in found)
+        return filter(which.of_age, views)
 
     def _matching(self, part: list[View]) -> list[View]:
         """The states for which the condition is true."""
@@ -119,6 +122,8 @@ def states(
     prefix: bytes = b"",
     after: bytes | None = None,
     where: str | pl.Expr | None = None,
+    older_than_ms: int | None = None,
+    newer_than_ms: int | None = None,
     limit: int | None = None,
     histories: bool = False,
 ) -> States:
@@ -134,6 +139,9 @@ def states(
         after: Only keys above this one, in the order of their bytes: the last key of the page before.
         where: Only states for which this is true: SQL such as `"late > 100 AND _version > 1"`, or a polars expression,
             over the columns of `States.schema`.
+        older_than_ms: Only states that were written before this time, in milliseconds since 1970. States have no time
+            of their own; see `View.written_by_ms`.
+        newer_than_ms: Only states that may have been written since this time: those that are not older.
         limit: Only this many, those with the lowest keys. A store that does not keep keys in order is read whole.
         histories: Whether the table has the positions that each state holds.
 
@@ -146,7 +154,9 @@ def states(
     found, ref = flow.stage(stage), FlowRef(flow.name, generation).stage(stage)
     columns = Columns.of_stage(found, str(ref), histories=histories)
     chosen = None if where is None else condition(where, columns.schema)
-    return States(found, ref, stores[stage], Selection(keys, prefix, after, chosen, limit), columns)
+    return States(
+        found, ref, stores[stage], Selection(keys, prefix, after, chosen, older_than_ms, newer_than_ms, limit), columns
+    )
 
 
 def _parted(found: Iterator[View], size: int) -> Iterator[list[View]]:

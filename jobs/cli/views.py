@@ -1,6 +1,7 @@
 """`headwater inspect`: the stored states of a stage."""
 
 import shlex
+import time
 from collections.abc import Iterable
 from enum import StrEnum
 from itertools import islice
@@ -56,9 +57,23 @@ def inspect(
         typer.Option(
             metavar="CONDITION",
             help="Show only states for which this is true: SQL over the fields and _key, _version, _epoch, _batch, "
-            "_definition, _lanes, _holes, as in 'legs > 100 AND _version = 1'.",
+            "_written_by, _definition, _lanes, _holes, as in 'legs > 100 AND _version = 1'.",
             show_default=False,
             callback=filled,
+        ),
+    ] = None,
+    older_than: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DURATION",
+            help="Show only states that were last written longer ago than this, such as 90s, 15m or 24h.",
+            show_default=False,
+        ),
+    ] = None,
+    newer_than: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DURATION", help="Show only states that may have been written since then.", show_default=False
         ),
     ] = None,
     limit: Annotated[
@@ -99,7 +114,13 @@ def inspect(
     from jobs.views import states
 
     shape = _format(format, output, json=json)
-    selected = {"--prefix": prefix, "--after": after, "--where": where}
+    selected = {
+        "--prefix": prefix,
+        "--after": after,
+        "--where": where,
+        "--older-than": older_than,
+        "--newer-than": newer_than,
+    }
     given = [name for name, value in selected.items() if value is not None]
     if key is not None and given:
         raise UsageError(f"--key and {given[0]}: give one of them")
@@ -116,6 +137,8 @@ def inspect(
         prefix=b"" if prefix is None else key_of(prefix),
         after=None if after is None else key_of(after),
         where=where,
+        older_than_ms=_before(older_than, "--older-than"),
+        newer_than_ms=_before(newer_than, "--newer-than"),
         limit=limit + 1 if limit and shape is Format.TABLE else limit,  # one more shows that there are more
         histories=shape is Format.PARQUET,
     )
@@ -133,6 +156,13 @@ def inspect(
         )
     if shown < min(len(keys or [b""]), limit or len(keys or [b""])):
         raise typer.Exit(Exit.FAILED)
+
+
+def _before(duration: str | None, option: str) -> int | None:
+    """The time so long ago, in milliseconds since 1970."""
+    from jobs import settings
+
+    return None if duration is None else round((time.time() - settings.seconds(duration, option)) * 1000)
 
 
 def _format(given: Format | None, output: Path | None, *, json: bool) -> Format:

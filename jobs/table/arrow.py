@@ -5,7 +5,13 @@ from typing import Any
 import polars as pl
 import pyarrow as pa
 
-_PLAIN = {pl.String: pa.string(), pl.Binary: pa.binary(), pl.Int64: pa.int64(), pl.Float64: pa.float64(), pl.Boolean: pa.bool_()}
+_PLAIN = {
+    pl.String: pa.string(),
+    pl.Binary: pa.binary(),
+    pl.Int64: pa.int64(),
+    pl.Float64: pa.float64(),
+    pl.Boolean: pa.bool_(),
+}
 
 
 def arrow_schema(schema: pl.Schema) -> pa.Schema:
@@ -25,6 +31,8 @@ def _type_of(dtype: Any) -> pa.DataType:
         return pa.list_(_type_of(dtype.inner))
     if isinstance(dtype, pl.Struct):
         return pa.struct([pa.field(one.name, _type_of(one.dtype)) for one in dtype.fields])
+    if isinstance(dtype, pl.Datetime):
+        return pa.timestamp("us", tz="UTC")
     if isinstance(dtype, pl.Decimal):
         return pa.decimal128(dtype.precision, dtype.scale)
     return _PLAIN[dtype.base_type()]

@@ -5,6 +5,7 @@ Names of the second kind begin with an underscore, as those of a record's own co
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, Final
 
 import msgspec
@@ -30,6 +31,10 @@ def _text(key: bytes) -> str | None:
         return key.decode()
     except UnicodeDecodeError:
         return None
+
+
+def _time(ms: int) -> datetime:
+    return datetime.fromtimestamp(ms / 1000, UTC)
 
 
 def _json(value: Any) -> str:
@@ -60,6 +65,7 @@ _METADATA: Final[Mapping[str, _Column]] = {
     "_version": (pl.Int64(), lambda view: view.version),
     "_epoch": (pl.Int64(), lambda view: view.epoch),
     "_batch": (pl.Int64(), lambda view: view.batch),
+    "_written_by": (pl.Datetime("us", "UTC"), lambda view: _maybe(_time, view.written_by_ms)),
     "_definition": (pl.String(), lambda view: view.definition),
     "_lanes": (pl.Int64(), lambda view: len(view.histories.lanes)),
     "_holes": (pl.Int64(), lambda view: sum(map(len, view.histories.holes.values()))),

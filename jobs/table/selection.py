@@ -7,6 +7,7 @@ import polars as pl
 
 from aggregations.definition.expressions import expression
 from aggregations.errors import FlowError
+from jobs.table.view import View
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +19,8 @@ class Selection:
         prefix: Only keys that begin with these bytes.
         after: Only higher keys than this one.
         where: Only states for which this is true.
+        older_than_ms: Only states that were written before this time, in milliseconds since 1970.
+        newer_than_ms: Only states that may have been written since this time: those that are not older.
         limit: Only as many, those with the lowest keys.
         bucket: Only those in this bucket of the store.
     """
@@ -26,6 +29,8 @@ class Selection:
     prefix: bytes = b""
     after: bytes | None = None
     where: pl.Expr | None = None
+    older_than_ms: int | None = None
+    newer_than_ms: int | None = None
     limit: int | None = None
     bucket: str | None = None
 
@@ -39,6 +44,11 @@ class Selection:
         """The first key that is too high; None without a limit."""
         head = self.prefix.rstrip(b"\xff")
         return head[:-1] + bytes([head[-1] + 1]) if head else None
+
+    def of_age(self, view: View) -> bool:
+        """Whether a state has the age. One that was written after the read began has no time yet, and is newer."""
+        by, old, new = view.written_by_ms, self.older_than_ms, self.newer_than_ms
+        return (old is None or (by is not None and by < old)) and (new is None or by is None or by >= new)
 
     def contains(self, key: bytes) -> bool:
         """Whether a key is in the range."""

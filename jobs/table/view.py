@@ -2,6 +2,7 @@
 
 import base64
 import binascii
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -12,6 +13,7 @@ from jobs.environment import UsageError
 from persistence.names import StageRef
 from persistence.protocol import Stored
 from persistence.record import decode_record
+from persistence.times import Committed, committed_by
 
 _BASE64: Final = "base64:"
 
@@ -28,6 +30,8 @@ class View:
         batch: Batch of that run.
         definition: Hash of the definition that made it.
         histories: The positions that it holds.
+        written_by_ms: When it was written at the latest, in milliseconds since 1970: when the batch was committed, or a
+            batch soon after it (`persistence.times`). None if no batch since then is known to be committed.
     """
 
     key: bytes
@@ -37,6 +41,7 @@ class View:
     batch: int
     definition: str
     histories: Histories
+    written_by_ms: int | None = None
 
     def as_json(self) -> dict[str, Any]:
         """The state as a JSON object; positions are lists."""
@@ -55,13 +60,14 @@ class View:
             "version": self.version,
             "epoch": self.epoch,
             "batch": self.batch,
+            "written_by_ms": self.written_by_ms,
             "definition": self.definition,
             "lanes": lanes,
             "holes": holes,
         }
 
 
-def view_of(stage: Stage, ref: StageRef, key: bytes, stored: Stored) -> View:
+def view_of(stage: Stage, ref: StageRef, key: bytes, stored: Stored, times: Sequence[Committed] = ()) -> View:
     """Read a stored state, also one of an earlier definition.
 
     Raises:
@@ -74,7 +80,8 @@ def view_of(stage: Stage, ref: StageRef, key: bytes, stored: Stored) -> View:
         state = continued(stage, state, ref, key)
     if state is not None:
         state = getattr(stage.aggregate.fold, "result", lambda state: state)(state)
-    return View(key, state, stored.version, stored.epoch, stored.batch, record.definition, record.histories)
+    written_by = committed_by(times, stored.epoch, stored.batch)
+    return View(key, state, stored.version, stored.epoch, stored.batch, record.definition, record.histories, written_by)
 
 
 def key_as_json(key: bytes) -> dict[str, str]:

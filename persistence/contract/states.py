@@ -226,7 +226,14 @@ class StateContract(Contract):
 
     @pytest.mark.parametrize(
         ("begin", "end"),
-        [(b"N01", b"N02"), (b"N01234", None), (b"", b"N00001"), (b"N01\x00", b"N01"), (b"k" * 600, b"k" * 600 + b"c"), (b"z", None)],
+        [
+            (b"N01", b"N02"),
+            (b"N01234", None),
+            (b"", b"N00001"),
+            (b"N01\x00", b"N01"),
+            (b"k" * 600, b"k" * 600 + b"c"),
+            (b"z", None),
+        ],
     )
     def test_a_scan_of_a_range_yields_its_keys_and_no_others(
         self, store: StateStore, stage: StageRef, epoch: int, begin: bytes, end: bytes | None

@@ -80,7 +80,9 @@ def test_sql_reads_a_view_of_it(sql: SparkSession, tmp_path: Path) -> None:
 def test_a_fold_in_plain_python_is_a_column_of_json(sql: SparkSession, tmp_path: Path) -> None:
     store = f"sqlite://{tmp_path}/states.db"
     fill(states_flow.own, store, 3)
-    found = table(sql, store, "own", where="_key > 'S000'").selectExpr("_key", "from_json(state, 'cents array<int>').cents")
+    found = table(sql, store, "own", where="_key > 'S000'").selectExpr(
+        "_key", "from_json(state, 'cents array<int>').cents"
+    )
     assert sorted(found.collect()) == [("S001", [101, 101]), ("S002", [102, 102])]
 
 
@@ -107,36 +109,15 @@ def test_each_state_is_whole_while_a_run_writes(sql: SparkSession, tmp_path: Pat
         for _ in range(3):
             rows = table(sql, store).collect()
             assert len(rows) == 40
-            wrong = [row for row in rows if row.cents != row.sales * (100 + int(row._key[1:])) or row.sales != row._version]
+            wrong = [
+                row for row in rows if row.cents != row.sales * (100 + int(row._key[1:])) or row.sales != row._version
+            ]
             assert wrong == []
     finally:
         stop.set()
         writer.join()
 
 
-@pytest.mark.parametrize(
-    ("options", "why"),
-    [
-        ({"flow": "no_such:flow"}, "there is no module no_such"),
-        ({"flow": f"{MODULE}:nothing"}, "has no 'nothing'"),
-        ({"stage": "shops"}, "has no stage 'shops'; it has shop"),
-        ({"where": "hits > 1"}, 'unable to find column "hits"'),
-        ({"generation": "0"}, "'0' is not a number above 0"),
-        ({"histories": "yes"}, "'yes' is neither true nor false"),
-        ({"stages": "shop"}, "no option 'stages'; choose from flow, stage"),
-        ({"store": "memory://x"}, "in the memory of one process"),
-    ],
-)
-def test_bad_options_are_refused_with_the_remedy(
-    sql: SparkSession, tmp_path: Path, options: dict[str, str], why: str
-) -> None:
-    given = {"flow": f"{MODULE}:flow", "store": f"lmdb://{tmp_path}/none", **options}
-    with pytest.raises(AnalysisException) as refused:
-        sql.read.format("headwater").options(**given).load().collect()
-    assert why in str(refused.value)
-
-
-def test_another_schema_is_refused(sql: SparkSession, tmp_path: Path) -> None:
-    reader = sql.read.format("headwater").options(flow=f"{MODULE}:flow", store=f"lmdb://{tmp_path}/none")
-    with pytest.raises(AnalysisException, match="has a schema of its own"):
-        reader.schema("_key string").load().collect()
+def test_a_wrong_option_ends_the_query_with_the_remedy(sql: SparkSession, tmp_path: Path) -> None:
+    with pytest.raises(AnalysisException, match='unable to find column "hits"; write a condition on _key, sales, '):
+        table(sql, f"lmdb://{tmp_path}/none", where="hits > 1")

@@ -102,7 +102,10 @@ def test_a_table_names_the_option_of_the_next_page_and_the_last_page_none(inspec
     assert (code, [line.split()[0] for line in out.splitlines()[2:]]) == (0, ["/a", "/b/1"])
     assert "... the first 2; the next page: --after /b/1\n" in err
     code, out, err = inspect("--limit", "4", "--after", "/b/1")
-    assert (code, [line.split()[0] for line in out.splitlines()[2:]]) == (0, ["/b/2", "/b/3", "/c", "base64:YmFzZTY0Ong="])
+    assert (code, [line.split()[0] for line in out.splitlines()[2:]]) == (
+        0,
+        ["/b/2", "/b/3", "/c", "base64:YmFzZTY0Ong="],
+    )
     assert "next page" not in err
 
 
@@ -180,7 +183,9 @@ def test_a_pipe_is_written_and_not_replaced(inspect: Inspect, tmp_path: Path) ->
     inspect.keys()  # the store is open, and its modules imported
     pipe = tmp_path / "pipe"
     subprocess.run(["mkfifo", pipe], check=True)
-    reader = subprocess.Popen([sys.executable, "-c", f"print(len(open({str(pipe)!r}).readlines()))"], stdout=subprocess.PIPE)
+    reader = subprocess.Popen(
+        [sys.executable, "-c", f"print(len(open({str(pipe)!r}).readlines()))"], stdout=subprocess.PIPE
+    )
     assert inspect("--format", "json", "--output", str(pipe))[0] == 0
     assert reader.communicate()[0] == b"6\n"
     assert pipe.is_fifo()
