@@ -13,7 +13,7 @@ from aggregations import bind
 from jobs import StatesSource, states
 
 QUERY = """
-    SELECT _key AS carrier, legs, round(100.0 * late / legs, 1) AS percent_late, worst
+    SELECT _key AS carrier, legs, round(100 * late / legs, 1) AS percent_late, worst
     FROM carrier WHERE legs >= 10 ORDER BY percent_late DESC, carrier LIMIT 5
 """
 
