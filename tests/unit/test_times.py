@@ -63,11 +63,11 @@ def test_the_age_of_a_state_is_that_of_the_batch_that_wrote_it_last(tmp_path: Pa
     by = {view.key: view.written_by_ms for view in states(FLOW, "page", stores)}
     assert by == {b"a": 2_002_000, b"b": 2_001_000}
 
-    def keys(**age: int) -> list[bytes]:
-        return [view.key for view in states(FLOW, "page", stores, **age)]
+    def keys(older: int | None = None, newer: int | None = None) -> list[bytes]:
+        return [view.key for view in states(FLOW, "page", stores, older_than_ms=older, newer_than_ms=newer)]
 
-    assert (keys(older_than_ms=2_002_000), keys(newer_than_ms=2_002_000)) == ([b"b"], [b"a"])
-    assert keys(older_than_ms=2_003_000, newer_than_ms=2_001_000) == [b"a", b"b"]
+    assert (keys(older=2_002_000), keys(newer=2_002_000)) == ([b"b"], [b"a"])
+    assert keys(older=2_003_000, newer=2_001_000) == [b"a", b"b"]
     after = pl.col("_written_by") > datetime(1970, 1, 1, 0, 33, 21, 500_000, UTC)
     assert states(FLOW, "page", stores, where=after).frame()["_key"].to_list() == ["a"]
 
