@@ -12,14 +12,16 @@ if TYPE_CHECKING:
     from jobs.settings import kafka
     from jobs.submit import run
     from jobs.table.source import StatesSource
+    from jobs.tracing import Found, Place, Step, trace
     from jobs.views import States, View, states
 
-__all__ = ["States", "StatesSource", "View", "kafka", "run", "states"]
+__all__ = ["Found", "Place", "States", "StatesSource", "Step", "View", "kafka", "run", "states", "trace"]
 
 _MODULES: Final = {
     "settings": ("kafka",),
     "submit": ("run",),
     "table.source": ("StatesSource",),
+    "tracing": ("Found", "Place", "Step", "trace"),
     "views": ("States", "View", "states"),
 }
 

@@ -40,7 +40,10 @@ def test_polars_and_spark_give_the_same_carriers(
 ) -> None:
     store = f"lmdb://{tmp_path}/states"
     fill(store, monkeypatch)
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(EXAMPLES), str(EXAMPLES.parent)])}
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(EXAMPLES), str(EXAMPLES.parent)]),
+        "PYSPARK_PYTHON": sys.executable,
+    }
     done = subprocess.run(
         [sys.executable, EXAMPLES / "carriers.py", store, *way],
         capture_output=True,
