@@ -16,7 +16,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from jobs import documentation, environment
-from jobs.cli import demo, discard, faults, new, plan, redrive, republish, run, schema, stack, submit, trace, views
+from jobs.cli import demo, discard, faults, new, plan, redrive, republish, run, schema, stack, submit, tracing, views
 from jobs.cli.errors import Exit, explain
 from jobs.environment import DEBUG
 from jobs.screen import Lasting, LogLines, OutputError, emit, keep_closed, say
@@ -45,7 +45,7 @@ for command in (
     redrive.redrive,
     discard.discard,
     views.inspect,
-    trace.trace,
+    tracing.trace,
     faults.faults,
 ):
     app.command()(command)
