@@ -12,6 +12,7 @@ from envelope import TopicPartition
 from persistence.errors import Corrupt
 from persistence.names import FlowRef
 from persistence.seal import DamagedError, seal, unseal
+from persistence.times import Committed
 
 SCHEMA = 1
 
@@ -67,6 +68,7 @@ class Manifest(msgspec.Struct, frozen=True):
         growth: The current growth per consumed topic.
         starting_offsets: Offset per consumed topic and partition that the flow was given to begin at; a partition that it
             does not name began where its log began.
+        times: When batches were committed (`persistence.times`).
         schema: Version of this layout.
     """
 
@@ -86,6 +88,7 @@ class Manifest(msgspec.Struct, frozen=True):
     growth: Mapping[str, Growth] = {}
     earlier: Mapping[str, tuple[str, ...]] = {}
     starting_offsets: Mapping[str, Mapping[int, int]] = {}
+    times: tuple[Committed, ...] = ()
     schema: int = SCHEMA
 
     @property

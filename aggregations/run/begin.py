@@ -1,6 +1,7 @@
 """Begins a run of a flow on its stores, or opens them read-only: acquires the epoch and reads and checks the manifests."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -26,6 +27,7 @@ def begin(
     *,
     generation: int = 1,
     accept: Sequence[str] = (),
+    clock: Callable[[], float] = time.time,
 ) -> Run:
     """Begin a run: acquire an epoch, fence every older run, then read the progress of each store.
 
@@ -36,12 +38,14 @@ def begin(
         urls: URL of the store by stage name, from `bind`.
         generation: Generation of the states.
         accept: Names of accepted risks; see `aggregations.run.risks.Risk`.
+        clock: Returns the time in seconds since 1970.
 
     Raises:
         RunRefusedError: The stores are inconsistent with each other or the flow, and the risk is not accepted.
         Fenced: A newer run has begun meanwhile.
     """
     with _opened(flow, urls, generation, accept_definition=Risk.DEFINITION in accept) as run:
+        run.clock = clock
         run.accept_disorder = Risk.GROWN_UNDRAINED in accept
         run.accept_eviction = Risk.GROWTH_FULL in accept
         ref, ordered = run.ref, run.distinct_stores()
@@ -106,6 +110,9 @@ def _read(run: Run, accept: Sequence[str]) -> None:
         run.manifests = [(name, store.load_manifest(run.ref)) for name, store in run.distinct_stores()]
         if all(manifest for _, manifest in run.manifests):
             break
+    run.times = max(
+        (manifest.times for _, manifest in run.manifests if manifest), key=lambda times: times[-1:], default=()
+    )
     refuse(_findings(run), accept)
     for stage in _redefined(run):
         check_states(stage, run.stage_ref(stage), run.stores[stage.name])

@@ -110,7 +110,7 @@ class MemoryRunner:
         self.outputs: list[OutputMessage] = []
         self.report = Report()
         self._whole, self._clock, self._max_age = whole, clock, metadata_max_age
-        self.run: Run = begin(flow, stores, accept=accept)
+        self.run: Run = begin(flow, stores, accept=accept, clock=clock)
         self._ends = ends
         self._failed = False
         self.run.doubted(ends or {})

@@ -1,6 +1,7 @@
 """One run of a flow against its stores: its epoch, its progress, and the manifest after each batch."""
 
-from collections.abc import Collection, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +19,7 @@ from persistence.growth import METADATA_MAX_AGE_SECONDS, Ends
 from persistence.manifest import Growth, Manifest, Progress
 from persistence.marks import Bucket, KnownMarks
 from persistence.protocol import FlowRef, StageRef, StateStore
+from persistence.times import Committed, committed
 
 
 @dataclass(slots=True)
@@ -43,6 +45,8 @@ class Run:
         doubt: Offset by topic and partition below which such a run may have folded records; see `doubted`.
         known: Marks that buckets have acknowledged to this run.
         acknowledged: These marks, and the manifests that stores have acknowledged to this run.
+        times: When batches were committed; see `Manifest.times`.
+        clock: Returns the time in seconds since 1970.
     """
 
     flow: Flow[Any]
@@ -62,6 +66,8 @@ class Run:
     doubt: Doubt = field(default_factory=dict)
     known: KnownMarks = field(init=False)
     acknowledged: AcknowledgedWrites = field(init=False)
+    times: tuple[Committed, ...] = ()
+    clock: Callable[[], float] = time.time
     _former: Manifest | None = None  # of a topic that was created again, until a batch of the new one is folded
 
     def __post_init__(self) -> None:
@@ -225,7 +231,8 @@ class Run:
             )
         held = self.acknowledged
         marks = held.marks(name, commits=commits)
-        marked = msgspec.structs.replace(self.of_store(name, manifest), marks=marks, since=held.since)
+        self.times = committed(self.times, manifest.epoch, manifest.batch, round(self.clock() * 1000))
+        marked = msgspec.structs.replace(self.of_store(name, manifest), marks=marks, since=held.since, times=self.times)
         self.stores[name].save_manifest(self.ref, marked, after=held.manifest(name))
         held.saved(name, manifest)
 

@@ -18,6 +18,7 @@ from jobs.dead_letters.discard import Discarded
 from jobs.dead_letters.letters import Handled
 from jobs.republish.counts import Statistics, TopicGrowth
 from jobs.stack.state import ServerState
+from jobs.tracing import Found, Place, Step
 from jobs.views import View
 from persistence.findings import Finding
 from persistence.manifest import Growth
@@ -67,6 +68,12 @@ def test_the_lines_of_inspect() -> None:
     state = View(b"a", None, 1, 1, 1, "", Histories()).as_json()
     lanes = {"held", "floor", "used"}
     assert named("From the command line", DOCS / "guides" / "states.md") == {*fields_of_bytes, *state} | lanes
+
+
+def test_the_lines_of_trace() -> None:
+    step = Step(Place("legs", 0, 1), Found.FOUND, None, b"\xff").as_json()
+    other = Step(Place("legs", 0, 1), Found.FOUND, None).as_json()
+    assert named("Lines of trace") == {*step, *other, *Found}
 
 
 def test_the_lines_of_the_stack() -> None:

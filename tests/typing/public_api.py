@@ -57,7 +57,7 @@ from envelope import (
     decode,
     encode,
 )
-from jobs import View, kafka, states
+from jobs import States, View, kafka, states
 from jobs.republish import (
     PASS,
     InputRecord,
@@ -270,7 +270,11 @@ def misspelt(settings: KafkaSettings) -> Republisher:
 latest = Latest()
 assert_type(latest.apply(b"ann", read_snapshot(b"value")), bool)
 latest.apply(b"ann", b"value")  # type: ignore[arg-type]
-assert_type([*states(summed, "customer", bind(summed, {}))], list[View])
+read = states(summed, "customer", bind(summed, {}), prefix=b"a", where="total > 9", limit=5)
+assert_type(read, States)
+assert_type(list(read), list[View])
+assert_type(read.frame(), pl.DataFrame)
+states(summed, "customer", bind(summed, {}), prefix="a")  # type: ignore[arg-type]
 assert_type(kafka(), KafkaSettings)
 
 store: StateStore = open_store("memory://orders")
