@@ -14,8 +14,8 @@ from aggregations.columns.decode import Decoder
 from aggregations.columns.first import Unread, may_be_copies, unread_may_be_copy
 from aggregations.columns.record_columns import with_record_columns
 from aggregations.columns.signature import Signature
-from aggregations.columns.steps import Rejected, Stepped, apply_columns, evaluate_columns, evaluated
-from aggregations.columns.values import apply_values, parts_of, with_values
+from aggregations.columns.steps import Rejected, Stepped, evaluate_columns, evaluated
+from aggregations.columns.values import apply_all, with_values
 from aggregations.definition.element import Element
 from aggregations.definition.emit import Emit
 from aggregations.definition.expressions import Expression, columns_of, expression
@@ -187,12 +187,10 @@ def _stepped(work: Work, index: int, steps: Sequence[Step], rows: Rows, marking:
         mine = (pl.col(schema.PARTITION) == own.partition) & (pl.col(schema.OFFSET) == own.offset)
         failed.append(Rejected(frame.filter(mine), cause))
         frame = frame.filter(~mine)
-    on_columns, on_values = parts_of(steps, made=rows.values is not None)
-    stepped = apply_columns(
-        on_columns, frame, lambda frame, values: work.elements(frame, rows.signatures, values), marking
+    made = None if rows.values is None else list(rows.values)
+    stepped = apply_all(
+        steps, frame, lambda frame, values: work.elements(frame, rows.signatures, values), marking, made
     )
-    stepped.values = rows.values
-    apply_values(on_values, stepped, marking)
     stepped.rejected += failed
     return stepped
 
