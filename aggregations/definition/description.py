@@ -50,6 +50,15 @@ class Line(NamedTuple):
     branch: str = ""
 
 
+def text_of_flow(flow: "Flow[Any]") -> str:
+    """The flow as text: its name, then a line for each step, indented by the branches that it is in."""
+    lines = [flow.name]
+    for step, what, path, branch in lines_of(flow):
+        within = "  " * (branch.count("/") + bool(branch))
+        lines.append(f"  {within + step:14s} {what:50s} {path}".rstrip())
+    return "\n".join(lines)
+
+
 def lines_of(flow: "Flow[Any]") -> Iterator[Line]:
     """The source and the steps of a flow, in order."""
     yield Line(

@@ -14,7 +14,7 @@ from aggregations.definition.arguments import (
     topic_name,
 )
 from aggregations.definition.branches import Branching, check_topics
-from aggregations.definition.description import lines_of
+from aggregations.definition.description import text_of_flow
 from aggregations.definition.element import Element
 from aggregations.definition.emit import Emitting, check_emit
 from aggregations.definition.expressions import Expression, check_argument, check_column, columns_of
@@ -44,6 +44,7 @@ from aggregations.definition.operators import (
     schema_after,
     source_definition,
 )
+from aggregations.definition.picture import picture
 from aggregations.definition.source import Topic
 from aggregations.definition.stages import Stage
 from aggregations.definition.system import HEADERS, LISTS, SYSTEM_COLUMNS
@@ -398,12 +399,12 @@ class Flow(Branching[T], Generic[T]):
         The path is `vectorised`, also with Python for a part of the step, or `per message`: from the first function
         that replaces the elements' values, and everywhere if the source needs it.
         """
-        return "\n".join(
-            [
-                self.name,
-                *(
-                    f"  {'  ' * len(branch.split('/')) * bool(branch) + step:14s} {what:50s} {path}".rstrip()
-                    for step, what, path, branch in lines_of(self)
-                ),
-            ]
-        )
+        return text_of_flow(self)
+
+    def describe_svg(self, stores: Mapping[str, str] | None = None) -> str:
+        """Describe the flow as a picture in SVG, readable on light and dark backgrounds.
+
+        Args:
+            stores: Text about the store by stage name, such as its URL without secrets.
+        """
+        return picture(self, stores or {})
