@@ -1,7 +1,7 @@
 """The vectorised path: whole columns from Kafka's bytes to the stages, and from one stage to the next."""
 
 import io
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,7 +32,7 @@ from aggregations.per_message.cause import Cause
 from aggregations.per_message.dead_letters import BEYOND_END, RejectedRecord
 from aggregations.per_message.ledger import outputs_before
 from aggregations.per_message.steps import Marking, without_rejected
-from envelope import EnvelopeError, Lineage, Reason, Route
+from envelope import EnvelopeError, Lineage, Position, Reason, Route
 from persistence.commit.faults import effect
 from persistence.commit.steps import CommitStep
 from persistence.protocol import Write
@@ -203,10 +203,7 @@ def _missing_after(work: Work, rows: Rows) -> Rows:
     listed = {} if judged else ledger.listed.get(END_OF_FLOW, {})
     if not any(bound) and not listed:
         return rows
-    # Without a stage, a plain copy may be of a listed record: one of the same root's offset.
-    meant = pl.Series(np.array(bound, np.bool_)[frame.get_column(schema.SIGNATURE).to_numpy()])
-    roots = pl.Series(sorted({int(at[0]) for positions in listed.values() for at in positions}), dtype=pl.Int64)
-    meant |= frame.get_column(schema.position(0)).is_in(roots.implode())
+    meant = _perhaps_listed(frame, bound, [listed])  # without a stage, a plain copy may be of a listed record
     late: dict[int, str] = {}
     keep = np.ones(frame.height, np.bool_)
     for number in meant.arg_true():
@@ -223,6 +220,21 @@ def _missing_after(work: Work, rows: Rows) -> Rows:
     if late:
         frame = frame.with_columns(pl.Series(schema.LATE, map(late.get, range(frame.height)), pl.String))
     return Rows(frame.filter(pl.Series(keep)), rows.signatures, rows.values)
+
+
+def _perhaps_listed(
+    frame: pl.DataFrame, bound: Sequence[bool], listed: Iterable[Mapping[str, Collection[Position]]]
+) -> pl.Series:
+    """The rows to look up in the ledger: redriven ones, and those whose root has the offset of a listed position.
+
+    Args:
+        frame: The rows.
+        bound: Whether the rows of each signature are looked up in any case.
+        listed: Listed positions by group, of some stages.
+    """
+    roots = sorted({int(at[0]) for groups in listed for positions in groups.values() for at in positions})
+    meant = pl.Series(np.array(bound, np.bool_)[frame.get_column(schema.SIGNATURE).to_numpy()])
+    return meant | frame.get_column(schema.position(0)).is_in(pl.Series(roots, dtype=pl.Int64).implode())
 
 
 def _marking(work: Work, stage: str, later: Collection[str] = ()) -> Marking:
@@ -249,6 +261,8 @@ def _enter(work: Work, stage: Stage, before: Rows) -> Rows:
     inputs, broken = evaluate_columns(frame, {f"{INPUT}{name}": one for name, one in wanted.items()})
     _gather(work, stage.index, stage.name, before, stepped)
     _fill_outputs(work, outputs_before(stage.name), Rows(frame, before.signatures))
+    if stage.index == 0:
+        _strike_left(work, stage.name, before, [frame, *(one.frame for one in stepped.rejected)])
     rekeyed = pl.lit(value=True) if not aggregate.co_partitioned else pl.col(STAGE_KEY).ne_missing(pl.col(schema.KEY))
     system = [name for name in frame.columns if name in _SYSTEM or _is_position(name)]
     system += schema.item_columns(frame.columns)
@@ -266,6 +280,22 @@ def _fill_outputs(work: Work, missing: str, rows: Rows) -> None:
         for row in rows.frame.iter_rows(named=True):
             at = standing(row, rows.signatures, rekeyed=False, siblings=siblings)
             work.collector.published(ledger.entries(missing, at, redriven(row, rows.signatures), indices_of(row)))
+
+
+def _strike_left(work: Work, stage: str, before: Rows, stays: Sequence[pl.DataFrame]) -> None:
+    """Strike listed records of which nothing arrives at the first stage: a step dropped them, or a branch took them."""
+    ledger, collector, places = work.job.ledger, work.collector, (stage, outputs_before(stage))
+    if ledger.listed.keys().isdisjoint(places):
+        return
+    left = before.frame
+    for frame in stays:
+        left = left.join(frame.select(_OWN), on=_OWN, how="anti")
+    bound = [one.back is not None for one in before.signatures]
+    groups = [ledger.listed[place] for place in places if place in ledger.listed]
+    for row in left.filter(_perhaps_listed(left, bound, groups)).iter_rows(named=True):
+        at = standing(row, before.signatures, rekeyed=False, siblings=collector.siblings)
+        for place in places:
+            collector.published(ledger.entries(place, at, redriven(row, before.signatures), whole=True))
 
 
 def _is_position(name: str) -> bool:

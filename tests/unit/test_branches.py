@@ -4,6 +4,7 @@ import json
 import pickle
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import polars as pl
@@ -17,6 +18,7 @@ from aggregations.errors import FlowError
 from aggregations.run.memory import MemoryRunner
 from envelope import Reason, decode
 from envelope.redrive import HEALED
+from tests.support.both import TOPIC_ID, Both
 from tests.support.letters import LEGS, back, leg, runner
 
 Step = Callable[[Flow[Any]], Flow[Any]]
@@ -135,6 +137,30 @@ def diverts_or_not(element: Element[Any]) -> bool:
 
 def fails_inside(flow: Flow[Any]) -> Flow[Any]:
     return flow.filter(fails).publish("inner")
+
+
+@pytest.mark.parametrize(
+    "leaves",
+    [
+        lambda flow: flow.branch("side", pl.col("v") == BAD, to("side")),
+        lambda flow: flow.publish("side").filter(pl.col("v") != BAD),
+        lambda flow: flow.publish("side").flat_map(lambda one: [one.value] * (one["v"] != BAD)),
+    ],
+    ids=["to a branch", "by a filter", "by an empty flat-map"],
+)
+@pytest.mark.parametrize("copy", ["plain", "redriven"])
+def test_a_listed_record_that_does_not_reach_its_stage_is_no_longer_missing(leaves: Step, copy: str) -> None:
+    flow = leaves(FLOW.filter(fails)).aggregate("all", "k", COUNT)
+    both = Both(flow)
+    both.process([replace(leg(n, v=BAD), topic_id=TOPIC_ID) for n in range(2)])
+    BROKEN["now"] = False
+    for n in range(2):
+        again = leg(10 + n, 0, v=BAD) if copy == "plain" else back(both.dead_letters[0], 10 + n, "fleet", n)
+        both.process([replace(again, topic_id=TOPIC_ID)])
+    listed = both.memory.run.ledger.listed
+    assert {stage: sum(map(len, groups.values())) for stage, groups in listed.items()} == {"all": 1, "all>": 1}
+    healed = [HEALED in {hop.via for hop in decode(one.value).chain} for one in both.memory.outputs]
+    assert healed == ([True, False] if copy == "plain" else [True])
 
 
 def test_a_branch_may_divert_what_left_the_main_line() -> None:
