@@ -10,7 +10,7 @@ from aggregations.columns.elements import row_of
 from aggregations.columns.steps import Elements, Rejected, Stepped, apply_columns
 from aggregations.definition.element import Element
 from aggregations.definition.flow import FlatMap, Step
-from aggregations.definition.operators import keeps_columns
+from aggregations.definition.paths import keeps_columns
 from aggregations.per_message.cause import Cause
 from aggregations.per_message.steps import Marking, apply_steps
 

@@ -16,9 +16,8 @@ from aggregations.definition.operators import (
     Publish,
     PublishStates,
     Step,
-    calls_of,
-    keeps_columns,
 )
+from aggregations.definition.paths import calls_of, keeps_columns
 
 if TYPE_CHECKING:
     from aggregations.definition.flow import Flow

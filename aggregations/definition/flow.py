@@ -35,15 +35,13 @@ from aggregations.definition.operators import (
     check_columns,
     check_fold,
     definition_of,
-    expressions_of,
     flattened,
     is_columnar,
-    is_vectorised,
-    keeps_columns,
     publishes,
     schema_after,
     source_definition,
 )
+from aggregations.definition.paths import expressions_of, is_vectorised, keeps_columns
 from aggregations.definition.picture import picture
 from aggregations.definition.source import Topic
 from aggregations.definition.stages import Stage

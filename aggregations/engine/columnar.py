@@ -21,7 +21,7 @@ from aggregations.definition.emit import Emit
 from aggregations.definition.expressions import Expression, columns_of, expression
 from aggregations.definition.fields import Fields
 from aggregations.definition.flow import END_OF_FLOW, Flow, Stage, Step
-from aggregations.definition.operators import expressions_of, is_vectorised
+from aggregations.definition.paths import expressions_of, is_vectorised
 from aggregations.definition.system import SYSTEM_COLUMNS
 from aggregations.engine.columnar_fold import ColumnarFold
 from aggregations.engine.job import Exclusion, Job, dumps, loads, shared_key
