@@ -7,10 +7,10 @@ import polars as pl
 
 from aggregations.columns import schema
 from aggregations.columns.elements import row_of
-from aggregations.columns.steps import Rejected, Stepped
+from aggregations.columns.steps import Elements, Rejected, Stepped, apply_columns
 from aggregations.definition.element import Element
 from aggregations.definition.flow import FlatMap, Step
-from aggregations.definition.operators import keeps_columns
+from aggregations.definition.paths import keeps_columns
 from aggregations.per_message.cause import Cause
 from aggregations.per_message.steps import Marking, apply_steps
 
@@ -24,6 +24,29 @@ def parts_of(steps: Sequence[Step], *, made: bool) -> tuple[Sequence[Step], Sequ
     """
     first = 0 if made else next((n for n, step in enumerate(steps) if not keeps_columns(step)), len(steps))
     return steps[:first], steps[first:]
+
+
+def apply_all(
+    steps: Sequence[Step],
+    frame: pl.DataFrame,
+    elements: Elements,
+    marking: Marking | None,
+    values: list[Any] | None,
+) -> Stepped:
+    """Run steps over rows, in order: on columns, then on the values that functions made.
+
+    Args:
+        steps: The steps.
+        frame: The rows.
+        elements: Returns rows as elements, for functions.
+        marking: Marks what the steps publish.
+        values: The values that functions made before the steps, by the numbers of `schema.MADE`; None if none did.
+    """
+    on_columns, on_values = parts_of(steps, made=values is not None)
+    stepped = apply_columns(on_columns, frame, elements, marking)
+    stepped.values = values
+    apply_values(on_values, stepped, marking)
+    return stepped
 
 
 def apply_values(steps: Sequence[Step], stepped: Stepped, marking: Marking | None = None) -> None:

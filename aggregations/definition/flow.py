@@ -1,6 +1,6 @@
 """`Flow`: one immutable definition of a streaming aggregation, for every runner."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Generic, TypeVar, overload
@@ -13,7 +13,8 @@ from aggregations.definition.arguments import (
     located,
     topic_name,
 )
-from aggregations.definition.description import lines_of
+from aggregations.definition.branches import Branching, check_topics
+from aggregations.definition.description import text_of_flow
 from aggregations.definition.element import Element
 from aggregations.definition.emit import Emitting, check_emit
 from aggregations.definition.expressions import Expression, check_argument, check_column, columns_of
@@ -34,13 +35,14 @@ from aggregations.definition.operators import (
     check_columns,
     check_fold,
     definition_of,
-    expressions_of,
+    flattened,
     is_columnar,
-    is_vectorised,
-    keeps_columns,
+    publishes,
     schema_after,
     source_definition,
 )
+from aggregations.definition.paths import expressions_of, is_vectorised, keeps_columns
+from aggregations.definition.picture import picture
 from aggregations.definition.source import Topic
 from aggregations.definition.stages import Stage
 from aggregations.definition.system import HEADERS, LISTS, SYSTEM_COLUMNS
@@ -73,7 +75,7 @@ _TOPIC = 'a Topic, such as Topic("orders", Order)'
 
 
 @dataclass(frozen=True)
-class Flow(Generic[T]):
+class Flow(Branching[T], Generic[T]):
     """A source, steps and keyed aggregations, in order, or only steps. Every method returns a new flow.
 
     Supported: column names and polars expressions (vectorised), and plain callables on `Element`
@@ -84,11 +86,15 @@ class Flow(Generic[T]):
         name: Name of the flow: part of every state's identity.
         steps: The steps added so far, in order.
         topic: The source; None before `source` was called.
+        branches: Names of the branches in which the next step is.
+        pieces: Names of reusable pieces that `via` added, with the steps that each begins and ends at.
     """
 
     name: str
     steps: tuple[Step | Aggregate | PublishStates, ...] = ()
     topic: Topic | None = None
+    branches: tuple[str, ...] = ()
+    pieces: tuple[tuple[str, int, int], ...] = ()
 
     def __post_init__(self) -> None:
         check_name("flow", self.name)
@@ -165,6 +171,10 @@ class Flow(Generic[T]):
     ) -> "Flow[T]":
         """Fold the elements of every key into a state, and pass each accepted element on. See `Aggregate`."""
         check_name("stage", name)
+        if self.branches:
+            raise FlowError(
+                f"branch {self.branches[-1]!r} cannot aggregate: publish to a topic that another flow folds"
+            )
         if name == END_OF_FLOW:
             raise FlowError(
                 f"stage name {name!r} is reserved for dead letters after the last stage; choose another name"
@@ -183,28 +193,38 @@ class Flow(Generic[T]):
         return self._with(f"stage {name!r}", Aggregate(name, key, fold, co_partitioned, history, lanes, emit, store))
 
     def publish(
-        self, topic: str, *, key: Key | None = None, value: Callable[[Element[T]], bytes] | None = None, name: str = ""
+        self,
+        topic: Expression | Callable[[Element[T]], str],
+        *,
+        topics: Sequence[str] = (),
+        key: Key | None = None,
+        value: Callable[[Element[T]], bytes] | None = None,
+        name: str = "",
     ) -> "Flow[T]":
         """Produce every element to `topic` as an envelope whose chain gives its origin.
 
         Args:
-            topic: Target topic.
+            topic: Target topic. With `topics`: a column, an expression or a function that chooses one of them for each
+                element. An element for which it chooses another one is a dead letter.
+            topics: The topics to choose from.
             key: Key of the output; None keeps the record's key.
             value: Payload of the output; None writes the element's value as JSON.
-            name: Name of this hop in the chain (`via`); the flow's name when empty.
+            name: Name of this hop in the chain (`via`); the flow's name when empty. In a branch, the branch's name
+                follows after a slash.
         """
         with located("publish()"):
-            topic_name(topic)
+            check_topics(topic, topics)
             if key is not None:
                 check_argument("key=", key)
             if value is not None:
                 check_callable("value=", value)
             check_type("name=", name, str, "text")
-        processor = Publish(topic, key, value, name or self.name)
-        if any(isinstance(step, Publish) and (step.topic, step.name) == (topic, processor.name) for step in self.steps):
+        processor = Publish(topic, key, value, "/".join([name or self.name, *self.branches]), tuple(topics))
+        known = {(to, one.name) for one in flattened(self.steps) if isinstance(one, Publish) for to in one.targets}
+        if twice := [to for to in processor.targets if (to, processor.name) in known]:
             # Both would produce messages of the same lineage; downstream the second would be dropped as a duplicate.
             raise FlowError(
-                f"flow {self.name!r} already publishes to {topic} as {processor.name!r}: pass another name="
+                f"flow {self.name!r} already publishes to {twice[0]} as {processor.name!r}: pass another name="
             )
         return self._with("publish()", processor)
 
@@ -292,13 +312,13 @@ class Flow(Generic[T]):
     @cached_property
     def followed(self) -> frozenset[str]:
         """Names of the stages that are followed by other stages or by outputs."""
-        ends = any(isinstance(step, Publish) for step in self.tail)
+        ends = publishes(self.tail)
         return frozenset(stage.name for stage in (self.stages if ends else self.stages[:-1]))
 
     @cached_property
     def publishing(self) -> frozenset[str]:
         """Names of the stages with publish steps before them."""
-        return frozenset(stage.name for stage in self.stages if any(isinstance(step, Publish) for step in stage.before))
+        return frozenset(stage.name for stage in self.stages if publishes(stage.before))
 
     @cached_property
     def definitions(self) -> dict[str, str]:
@@ -340,7 +360,7 @@ class Flow(Generic[T]):
     @property
     def publishes(self) -> bool:
         """Whether it publishes elements; those of one key must stay in order."""
-        return any(isinstance(step, Publish) for step in self.steps)
+        return publishes(self.steps)
 
     @cached_property
     def is_columnar(self) -> bool:
@@ -377,6 +397,12 @@ class Flow(Generic[T]):
         The path is `vectorised`, also with Python for a part of the step, or `per message`: from the first function
         that replaces the elements' values, and everywhere if the source needs it.
         """
-        return "\n".join(
-            [self.name, *(f"  {step:14s} {what:50s} {path}".rstrip() for step, what, path in lines_of(self))]
-        )
+        return text_of_flow(self)
+
+    def describe_svg(self, stores: Mapping[str, str] | None = None) -> str:
+        """Describe the flow as a picture in SVG, readable on light and dark backgrounds.
+
+        Args:
+            stores: Text about the store by stage name, such as its URL without secrets.
+        """
+        return picture(self, stores or {})

@@ -1,7 +1,7 @@
 """The steps of a flow, and the checks that are possible before it runs."""
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeAlias
 
@@ -175,12 +175,49 @@ def _described(argument: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Publish:
-    """Produces every element that arrives here, with its chain, to a topic."""
+    """Produces every element that arrives here, with its chain, to a topic.
 
-    topic: str
+    Attributes:
+        topic: The topic; if `topics` is not empty, what chooses one of them for each element.
+        key: Key of the output; None keeps the record's key.
+        value: Makes the payload; None writes the element's value as JSON.
+        name: Name of this hop in the chain (`via`), with the names of the branches that the step is in.
+        topics: The topics to choose from.
+    """
+
+    topic: Expression | Callable[[Element[Any]], str]
     key: Key | None = None
     value: Callable[[Element[Any]], bytes] | None = None
     name: str = ""
+    topics: tuple[str, ...] = ()
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """Every topic that it may produce to."""
+        return self.topics or (str(self.topic),)
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """Steps beside the main line, which never rejoin it.
+
+    Attributes:
+        name: Its name.
+        steps: Its steps.
+        when: Elements for which it is true leave the main line; None passes every element to both.
+        pieces: Names of reusable pieces in `steps`, with the steps that each begins and ends at.
+        definition: Canonical text of what leaves the main line; empty if every element continues on it.
+    """
+
+    name: str
+    steps: "tuple[Step, ...]"
+    when: Predicate | None = None
+    pieces: tuple[tuple[str, int, int], ...] = ()
+    definition: str = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        taken = "" if self.when is None else f"branch {_described(self.when)}"
+        object.__setattr__(self, "definition", taken)
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +227,20 @@ class PublishStates:
     topic: str
 
 
-Step: TypeAlias = Filter | Map | FlatMap | Divert | Publish
+Step: TypeAlias = Filter | Map | FlatMap | Divert | Publish | Branch
+
+
+def flattened(steps: Iterable[Any]) -> Iterator[Any]:
+    """The steps, and the steps of branches after each branch."""
+    for step in steps:
+        yield step
+        if isinstance(step, Branch):
+            yield from flattened(step.steps)
+
+
+def publishes(steps: Iterable[object]) -> bool:
+    """Whether any of these steps, or of their branches, publishes elements."""
+    return any(isinstance(step, Publish) for step in flattened(steps))
 
 
 Schema: TypeAlias = Mapping[str, pl.DataType] | None
@@ -227,14 +277,19 @@ def check_columns(step: Step | Aggregate, schema: Mapping[str, pl.DataType]) -> 
         FlowError: A column is missing, types do not fit, or an aggregate does not accept the type of a field's input.
     """
     match step:
-        case Filter(argument) | Divert(argument) if isinstance(argument, str | pl.Expr):
+        case Filter(argument) | Divert(argument) | Branch(when=argument) if isinstance(argument, str | pl.Expr):
             dtype = types_of({"": parsed(argument)}, schema)[""]
             if dtype not in (pl.Boolean, pl.Null):
                 raise FlowError(f"{text_of(argument)} is of type {dtype}, not Boolean")
         case Map(_, None) | FlatMap(str() | pl.Expr()):
             schema_after(step, schema)
-        case Publish(key=key) if isinstance(key, str | pl.Expr):
-            _check_key(key, schema)
+        case Publish(topic, key):
+            if isinstance(key, str | pl.Expr):
+                _check_key(key, schema)
+            if step.topics and isinstance(topic, str | pl.Expr):
+                dtype = types_of({"": parsed(topic)}, schema)[""]
+                if dtype not in (pl.String, pl.Null):
+                    raise FlowError(f"{text_of(topic)} is of type {dtype}, not String")
         case Aggregate(key=key, fold=fold):
             if isinstance(key, str | pl.Expr):
                 _check_key(key, schema)
@@ -317,51 +372,3 @@ def _check_key(key: Expression, schema: Mapping[str, pl.DataType]) -> None:
     dtype = types_of({"": parsed(key)}, schema)[""]
     if not (dtype.is_integer() or dtype in (pl.String, pl.Binary, pl.Null)):
         raise FlowError(f"the key is of type {dtype}; use text, bytes or an integer")
-
-
-def is_vectorised(step: Step | Aggregate) -> bool:
-    """Whether a step needs no Python call per element."""
-    return not calls_of(step)
-
-
-def keeps_columns(step: Step | Aggregate) -> bool:
-    """Whether the columns after a step are known: no function replaces the elements' values."""
-    match step:
-        case Map(_, function):
-            return function is None
-        case Aggregate():
-            return not step.makes
-        case FlatMap(items):
-            return is_columnar(items)
-        case _:
-            return True
-
-
-def calls_of(step: Step | Aggregate) -> str:
-    """What a step calls for each element in Python, as text; empty for a vectorised step."""
-    match step:
-        case Filter(argument) | Divert(argument):
-            return "" if is_columnar(argument) else "its function"
-        case Map(_, function):
-            return "" if function is None else "its function"
-        case FlatMap(items):
-            return "" if is_columnar(items) else "its function"
-        case Publish():
-            return "the encoding of its messages"
-        case Aggregate(key=key, fold=fold):
-            called = {"its key": not is_columnar(key), "its fold": not isinstance(fold, Fields), "emit": step.makes}
-            return ", ".join(name for name, calls in called.items() if calls)
-
-
-def expressions_of(step: Step | Aggregate | PublishStates) -> list[pl.Expr]:
-    """Every expression of a step."""
-    match step:
-        case Filter(argument) | Divert(argument) | FlatMap(argument) | Publish(key=argument):
-            arguments = [argument]
-        case Map(columns):
-            arguments = list(columns.values())
-        case Aggregate(key=key):
-            arguments = [key, *step.inputs().values()]
-        case _:
-            arguments = []
-    return [parsed(one) for one in arguments if isinstance(one, str | pl.Expr)]

@@ -1,7 +1,7 @@
 """The vectorised path: whole columns from Kafka's bytes to the stages, and from one stage to the next."""
 
 import io
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,14 +14,14 @@ from aggregations.columns.decode import Decoder
 from aggregations.columns.first import Unread, may_be_copies, unread_may_be_copy
 from aggregations.columns.record_columns import with_record_columns
 from aggregations.columns.signature import Signature
-from aggregations.columns.steps import Rejected, Stepped, apply_columns, evaluate_columns, evaluated
-from aggregations.columns.values import apply_values, parts_of, with_values
+from aggregations.columns.steps import Rejected, Stepped, evaluate_columns, evaluated
+from aggregations.columns.values import apply_all, with_values
 from aggregations.definition.element import Element
 from aggregations.definition.emit import Emit
 from aggregations.definition.expressions import Expression, columns_of, expression
 from aggregations.definition.fields import Fields
 from aggregations.definition.flow import END_OF_FLOW, Flow, Stage, Step
-from aggregations.definition.operators import expressions_of, is_vectorised
+from aggregations.definition.paths import expressions_of, is_vectorised
 from aggregations.definition.system import SYSTEM_COLUMNS
 from aggregations.engine.columnar_fold import ColumnarFold
 from aggregations.engine.job import Exclusion, Job, dumps, loads, shared_key
@@ -32,7 +32,7 @@ from aggregations.per_message.cause import Cause
 from aggregations.per_message.dead_letters import BEYOND_END, RejectedRecord
 from aggregations.per_message.ledger import outputs_before
 from aggregations.per_message.steps import Marking, without_rejected
-from envelope import EnvelopeError, Lineage, Reason, Route
+from envelope import EnvelopeError, Lineage, Position, Reason, Route
 from persistence.commit.faults import effect
 from persistence.commit.steps import CommitStep
 from persistence.protocol import Write
@@ -187,12 +187,10 @@ def _stepped(work: Work, index: int, steps: Sequence[Step], rows: Rows, marking:
         mine = (pl.col(schema.PARTITION) == own.partition) & (pl.col(schema.OFFSET) == own.offset)
         failed.append(Rejected(frame.filter(mine), cause))
         frame = frame.filter(~mine)
-    on_columns, on_values = parts_of(steps, made=rows.values is not None)
-    stepped = apply_columns(
-        on_columns, frame, lambda frame, values: work.elements(frame, rows.signatures, values), marking
+    made = None if rows.values is None else list(rows.values)
+    stepped = apply_all(
+        steps, frame, lambda frame, values: work.elements(frame, rows.signatures, values), marking, made
     )
-    stepped.values = rows.values
-    apply_values(on_values, stepped, marking)
     stepped.rejected += failed
     return stepped
 
@@ -205,10 +203,7 @@ def _missing_after(work: Work, rows: Rows) -> Rows:
     listed = {} if judged else ledger.listed.get(END_OF_FLOW, {})
     if not any(bound) and not listed:
         return rows
-    # Without a stage, a plain copy may be of a listed record: one of the same root's offset.
-    meant = pl.Series(np.array(bound, np.bool_)[frame.get_column(schema.SIGNATURE).to_numpy()])
-    roots = pl.Series(sorted({int(at[0]) for positions in listed.values() for at in positions}), dtype=pl.Int64)
-    meant |= frame.get_column(schema.position(0)).is_in(roots.implode())
+    meant = _perhaps_listed(frame, bound, [listed])  # without a stage, a plain copy may be of a listed record
     late: dict[int, str] = {}
     keep = np.ones(frame.height, np.bool_)
     for number in meant.arg_true():
@@ -225,6 +220,21 @@ def _missing_after(work: Work, rows: Rows) -> Rows:
     if late:
         frame = frame.with_columns(pl.Series(schema.LATE, map(late.get, range(frame.height)), pl.String))
     return Rows(frame.filter(pl.Series(keep)), rows.signatures, rows.values)
+
+
+def _perhaps_listed(
+    frame: pl.DataFrame, bound: Sequence[bool], listed: Iterable[Mapping[str, Collection[Position]]]
+) -> pl.Series:
+    """The rows to look up in the ledger: redriven ones, and those whose root has the offset of a listed position.
+
+    Args:
+        frame: The rows.
+        bound: Whether the rows of each signature are looked up in any case.
+        listed: Listed positions by group, of some stages.
+    """
+    roots = sorted({int(at[0]) for groups in listed for positions in groups.values() for at in positions})
+    meant = pl.Series(np.array(bound, np.bool_)[frame.get_column(schema.SIGNATURE).to_numpy()])
+    return meant | frame.get_column(schema.position(0)).is_in(pl.Series(roots, dtype=pl.Int64).implode())
 
 
 def _marking(work: Work, stage: str, later: Collection[str] = ()) -> Marking:
@@ -251,6 +261,8 @@ def _enter(work: Work, stage: Stage, before: Rows) -> Rows:
     inputs, broken = evaluate_columns(frame, {f"{INPUT}{name}": one for name, one in wanted.items()})
     _gather(work, stage.index, stage.name, before, stepped)
     _fill_outputs(work, outputs_before(stage.name), Rows(frame, before.signatures))
+    if stage.index == 0:
+        _strike_left(work, stage.name, before, [frame, *(one.frame for one in stepped.rejected)])
     rekeyed = pl.lit(value=True) if not aggregate.co_partitioned else pl.col(STAGE_KEY).ne_missing(pl.col(schema.KEY))
     system = [name for name in frame.columns if name in _SYSTEM or _is_position(name)]
     system += schema.item_columns(frame.columns)
@@ -268,6 +280,22 @@ def _fill_outputs(work: Work, missing: str, rows: Rows) -> None:
         for row in rows.frame.iter_rows(named=True):
             at = standing(row, rows.signatures, rekeyed=False, siblings=siblings)
             work.collector.published(ledger.entries(missing, at, redriven(row, rows.signatures), indices_of(row)))
+
+
+def _strike_left(work: Work, stage: str, before: Rows, stays: Sequence[pl.DataFrame]) -> None:
+    """Strike listed records of which nothing arrives at the first stage: a step dropped them, or a branch took them."""
+    ledger, collector, places = work.job.ledger, work.collector, (stage, outputs_before(stage))
+    if ledger.listed.keys().isdisjoint(places):
+        return
+    left = before.frame
+    for frame in stays:
+        left = left.join(frame.select(_OWN), on=_OWN, how="anti")
+    bound = [one.back is not None for one in before.signatures]
+    groups = [ledger.listed[place] for place in places if place in ledger.listed]
+    for row in left.filter(_perhaps_listed(left, bound, groups)).iter_rows(named=True):
+        at = standing(row, before.signatures, rekeyed=False, siblings=collector.siblings)
+        for place in places:
+            collector.published(ledger.entries(place, at, redriven(row, before.signatures), whole=True))
 
 
 def _is_position(name: str) -> bool:

@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from aggregations.definition.flow import Flow, Publish, Stage
+from aggregations.definition.flow import Flow, Stage
+from aggregations.definition.operators import publishes
 from aggregations.engine.clients import store_of
 from aggregations.engine.ranges import Slot
 from aggregations.engine.roots import EndsByIncarnation
@@ -130,7 +131,7 @@ class Job:
         if not stages:
             return False  # the task that reads a partition publishes what it makes of it, in the order of offsets
         behind = [*(stage.before for stage in stages[shuffled + 1 :]), self.flow.tail][: len(stages) - shuffled]
-        return self.flow.scatters or any(isinstance(step, Publish) for steps in behind for step in steps)
+        return self.flow.scatters or any(map(publishes, behind))
 
     def stored(self, stage: Stage, keys: Sequence[bytes]) -> dict[bytes, Stored]:
         """Load states of a stage as they are stored; keys without one are missing."""

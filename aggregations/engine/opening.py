@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from aggregations.definition.flow import Flow
-from aggregations.definition.operators import Publish, PublishStates
+from aggregations.definition.operators import Publish, PublishStates, flattened
 from aggregations.errors import FlowError
 from aggregations.run.begin import begin, look
 from aggregations.run.consistency import check_durability
@@ -76,7 +76,12 @@ def check_arguments(
 
 def outputs_of(flow: Flow[Any]) -> list[str]:
     """The topics that a flow publishes to."""
-    return [step.topic for step in flow.steps if isinstance(step, Publish | PublishStates)]
+    return [
+        topic
+        for step in flattened(flow.steps)
+        if isinstance(step, Publish | PublishStates)
+        for topic in (step.targets if isinstance(step, Publish) else (step.topic,))
+    ]
 
 
 def open_run(

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from aggregations.definition.element import Element, Record
 from aggregations.definition.flow import END_OF_FLOW, Flow, Stage, Step
 from aggregations.definition.source import RecordDecoder
-from aggregations.per_message.arrivals import Arrival, arrive, marking_before, missing_after
+from aggregations.per_message.arrivals import Arrival, arrive, marking_before, missing_after, standing_of
 from aggregations.per_message.cause import Cause
 from aggregations.per_message.dead_letters import BEYOND_END
 from aggregations.per_message.emitting import emitted_types
@@ -149,7 +149,19 @@ class MessageLoop:
         missing = outputs_before(stage.name)
         for one in arrivals:
             self.collector.published(self.ledger.entries(missing, one.standing, one.redriven, one.element.indices))
+        if stage.index == 0 and not self.ledger.listed.keys().isdisjoint((stage.name, missing)):
+            self._strike_left(stage.name, before, applied)
         return arrivals
+
+    def _strike_left(self, stage: str, before: Applied, applied: Applied) -> None:
+        """Strike listed records of which nothing arrives at the first stage: a step dropped them, or a branch took them."""
+        stays = {element.own for element in applied.elements} | {one.element.own for one in applied.rejected}
+        for element in before.elements:
+            if element.own not in stays:
+                lineage = element.lineage.resolved(self.topic_ids)
+                standing = standing_of(element, lineage, self._topic.siblings)
+                for place in (stage, outputs_before(stage)):
+                    self.collector.published(self.ledger.entries(place, standing, lineage.redriven, whole=True))
 
     def fold(
         self,

@@ -5,6 +5,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
@@ -149,18 +150,34 @@ def run(
         _show(report, [stage.name for stage in found.stages])
 
 
-def describe(flow: FlowName, json: Json = False) -> None:
-    """Show a flow, one step per line.
+def describe(
+    flow: FlowName,
+    svg: Annotated[
+        Path | None,
+        typer.Option("--svg", metavar="FILE", help="Also write a picture of the flow, in SVG.", show_default=False),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Show a flow, one step per line; the steps of branches are indented.
 
     Each line ends with the path of its step: vectorised or per message. Standard error shows the stores, generation and
     dead-letter topic that the commands use here, with their origins.
     """
     from aggregations.definition.description import lines_of
     from jobs import settings
+    from jobs.environment import UsageError
     from jobs.loading import load_flow
+    from persistence.urls import redact
 
     found = load_flow(flow)
     chosen = settings.of_flow(found)
+    if svg is not None:
+        stores = {name: redact(url) for name, url in chosen.stores.items()}
+        try:
+            svg.write_text(found.describe_svg(stores), encoding="utf-8")
+        except OSError as error:
+            raise UsageError(f"--svg {svg}: {error.strerror}") from error
+        say(f"picture: {svg}")
     if json:
         steps = [line._asdict() for line in lines_of(found)]
         used = [{"name": name, "value": value, "origin": origin} for name, value, origin in chosen.shown()]

@@ -63,13 +63,20 @@ def draw_outputs(random: Random, spec: Spec) -> Spec:
 
 
 def draw_relay(random: Random, spec: Spec) -> Spec:
-    """Take the stages of some worlds away, with draws of its own: their flow only publishes, and publishes copies, too."""
+    """Take the stages of some worlds away, with draws of its own: their flow only publishes, and publishes copies, too.
+
+    In some worlds a branch publishes what the flow publishes before a stage.
+    """
+    spec = replace(spec, aside=bool(spec.publishes_before) and random.random() < 0.5)
     if not spec.publishes or spec.growth or spec.keyless or spec.spreads(FINAL) or random.random() < 0.6:
         return spec
     fails = random.choice([one for one in _FAILING if one != "key"])
     relay = StageSpec(END_OF_FLOW, "g", flat=fails == "flat_map" or random.random() < 0.4, fails=fails)
     before = random.choice([END_OF_FLOW, ""])
-    return replace(spec, stages=(relay,), split=1, publishes_before=before, folds=False, audit=OUT, mends=True)
+    aside = bool(before) and random.random() < 0.5
+    return replace(
+        spec, stages=(relay,), split=1, publishes_before=before, folds=False, audit=OUT, mends=True, aside=aside
+    )
 
 
 def _draw_audit(random: Random, spec: Spec) -> str:

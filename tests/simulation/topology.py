@@ -171,6 +171,7 @@ class Spec:
         audit: Topic that a second flow reads; empty for none.
         revives: Records that republishers reject are redriven to them.
         mends: From some moment on the flow accepts what it rejected: a copy may fill a hole before the redriven record.
+        aside: What it publishes before a stage is published by a branch; if a filter fails before that stage, in it.
         folds: False for a flow without a stage: its only `stages` entry, `end`, names what its steps make of an element.
     """
 
@@ -192,6 +193,7 @@ class Spec:
     revives: bool = False
     mends: bool = False
     folds: bool = True
+    aside: bool = False
 
     def spreads(self, topic: str) -> bool:
         """Whether a topic gets records without a key, which may go to any partition."""
@@ -207,11 +209,14 @@ class Spec:
             refuse, bad = Refuse(stage.bad_in_front), Marked(stage.bad_in_front)
             if stage.flat:
                 flow = flow.flat_map(Split(refuse if stage.fails == "flat_map" else None))
-            if stage.name == self.publishes_before:
+            aside = self.aside and stage.name == self.publishes_before
+            if aside:
+                flow = flow.also_to("aside", Aside(refuse if stage.fails == "filter" else None))
+            elif stage.name == self.publishes_before:
                 flow = flow.publish(OUT, key="g")
             if stage.fails == "map":
                 flow = flow.map(refuse)
-            elif stage.fails == "filter":
+            elif stage.fails == "filter" and not aside:
                 flow = flow.filter(Keep(refuse))
             elif stage.fails == "divert":
                 flow = flow.divert(bad)
@@ -300,6 +305,17 @@ class Keep:
 
     def __call__(self, element: Element[Any]) -> bool:
         return bool(self.refuse(element))
+
+
+class Aside:
+    """The steps of a branch: it publishes, and fails for some elements after it has published others."""
+
+    def __init__(self, refuse: Refuse | None) -> None:
+        self.refuse = refuse
+
+    def __call__(self, flow: Flow[Any]) -> Flow[Any]:
+        flow = flow.publish(OUT, key="g")
+        return flow.filter(Keep(self.refuse)) if self.refuse else flow
 
 
 class KeyOf:

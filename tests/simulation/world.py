@@ -159,8 +159,9 @@ class World:
     def _check_letters(self, output: Outgoing) -> None:
         """Check that no republisher passes on a dead letter of another one."""
         for hop in () if output.value.startswith(b"{") else decode(output.value).chain:
-            owner = self.redriven_at.get((hop.topic_id, hop.partition, hop.offset), hop.via)
-            if owner != hop.via and not hop.via.startswith("headwater."):
+            name = hop.via.partition("/")[0]  # the names of branches follow
+            owner = self.redriven_at.get((hop.topic_id, hop.partition, hop.offset), name)
+            if owner != name and not hop.via.startswith("headwater."):
                 raise Violation(f"{hop.via} passes on what {owner} gave up, as a record of {output.topic}")
 
     def letters_of(self, application: str) -> list[Record]:

@@ -132,6 +132,11 @@ assert_type(numbers.flat_map(coins), Flow[bool])
 assert_type(orders.flat_map(pl.col("lines")), Flow[Mapping[str, Any]])
 assert_type(numbers.filter(lambda amount: amount.value > 0), Flow[int])
 assert_type(numbers.publish("amounts", value=named), Flow[int])
+assert_type(numbers.also_to("all", lambda flow: flow.publish("all", value=named)), Flow[int])
+assert_type(numbers.branch("large", lambda amount: amount.value > 9, lambda flow: flow.publish("large")), Flow[int])
+assert_type(numbers.via(lambda flow: flow.map(lambda amount: str(amount.value))), Flow[str])
+numbers.publish(lambda amount: f"amounts.{amount.value % 2}", topics=["amounts.0", "amounts.1"])
+numbers.branch("large", "amount > 9")  # type: ignore[call-arg]
 
 numbers.publish("amounts", value=lambda amount: str(amount.value))  # type: ignore[arg-type,return-value]
 numbers.flat_map(lambda amount: amount.value)  # type: ignore[arg-type,return-value]

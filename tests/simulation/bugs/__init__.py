@@ -24,6 +24,7 @@ MATTERS: Mapping[str, Callable[[Spec], bool]] = {
     "outputs-not-marked": lambda spec: spec.audit == OUT,
     "outputs-before-a-stage-not-listed": lambda spec: bool(spec.publishes_before),
     "struck-although-rejected-again": lambda spec: not spec.folds,
+    "branch-fails-alone": lambda spec: spec.aside and any(stage.fails == "filter" for stage in spec.stages),
     "marks-not-kept-upstream": lambda spec: spec.split < len(spec.stages),
     "partial-flat-map": lambda spec: any(stage.flat for stage in spec.stages),
     "service-gives-no-key": lambda spec: spec.keyless and bool(spec.processors),
