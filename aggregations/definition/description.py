@@ -1,6 +1,6 @@
 """A flow as text, one line a step: what `headwater describe` shows."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aggregations.definition.expressions import name_of, text_of
@@ -33,11 +33,11 @@ _METHODS = {
 
 
 class Line(NamedTuple):
-    """The source or a step of a flow.
+    """A source, a step of a flow, or the place where its sources meet.
 
     Attributes:
         step: Name of the method of `Flow` that adds it.
-        what: Its content: the topic, the expression, or the name of the function.
+        what: Its content: the topic or topics, the expression, or the name of the function.
         path: `vectorised`, also with Python for a part of the step, or `per message`; empty where nothing is computed.
     """
 
@@ -47,14 +47,22 @@ class Line(NamedTuple):
 
 
 def lines_of(flow: "Flow[Any]") -> Iterator[Line]:
-    """The source and the steps of a flow, in order."""
-    yield Line(
-        "source",
-        flow.topic.name if flow.topic else "(none)",
-        "" if flow.is_columnar else "per message: tombstones have no columns",
-    )
+    """The sources and the steps of a flow, in order: each source with its own steps, then a line where they meet."""
+    path = "" if flow.is_columnar else "per message: tombstones have no columns"
+    if not flow.inputs:
+        yield Line("source", "(none)", path)
     columnar = flow.is_columnar
-    for step in flow.steps:
+    for one in flow.inputs:
+        yield Line("source", one.topic.name, path)
+        yield from _lines(one.steps, columnar=flow.is_columnar)
+        columnar = columnar and all(map(keeps_columns, one.steps))
+    if flow.merges:
+        yield Line("merge", ", ".join(flow.topics), "")
+    yield from _lines(flow.steps, columnar=columnar)
+
+
+def _lines(steps: Iterable[Step | Aggregate | PublishStates], *, columnar: bool) -> Iterator[Line]:
+    for step in steps:
         yield Line(_METHODS[type(step)], _content(step), _path(step, columnar=columnar))
         columnar = columnar and (isinstance(step, PublishStates) or keeps_columns(step))
 

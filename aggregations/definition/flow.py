@@ -5,8 +5,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Generic, TypeVar, overload
 
-import polars as pl
-
 from aggregations.definition.arguments import (
     check_callable,
     check_name,
@@ -17,9 +15,10 @@ from aggregations.definition.arguments import (
 )
 from aggregations.definition.description import lines_of
 from aggregations.definition.element import Element
-from aggregations.definition.expressions import Expression, check_argument, check_column, columns_of
+from aggregations.definition.expressions import Expression, check_argument, check_column
 from aggregations.definition.fields import Fields
 from aggregations.definition.folds import Fold
+from aggregations.definition.inputs import Input, check_merged, check_topics, merged_schema
 from aggregations.definition.operators import (
     Aggregate,
     Divert,
@@ -34,18 +33,14 @@ from aggregations.definition.operators import (
     Step,
     check_columns,
     check_fold,
-    definition_of,
-    expressions_of,
     is_columnar,
-    is_vectorised,
     keeps_columns,
     schema_after,
-    types_of,
 )
+from aggregations.definition.reading import Reading
 from aggregations.definition.source import Topic
-from aggregations.definition.system import HEADERS, LISTS, SYSTEM_COLUMNS
+from aggregations.definition.stages import Stage, definition_of_sources
 from aggregations.errors import FlowError
-from envelope import Tombstones
 from envelope.dedup.eviction import LANES
 
 __all__ = [
@@ -54,6 +49,7 @@ __all__ = [
     "Filter",
     "FlatMap",
     "Flow",
+    "Input",
     "Key",
     "Map",
     "Predicate",
@@ -72,76 +68,62 @@ END_OF_FLOW = "end"
 _TOPIC = 'a Topic, such as Topic("orders", Order)'
 
 
-@dataclass(frozen=True, slots=True)
-class Stage:
-    """One keyed aggregation with the steps that lead to it.
-
-    Attributes:
-        index: Number of the stage in the flow, from 0.
-        before: Steps between the previous stage, or the source, and this one.
-        aggregate: The aggregation.
-        columnar: Everything up to and including the fold can be done on columns; functions get elements made of them.
-        snapshots: Topics to which its changed states are published.
-        schema: Columns before the first step of `before`; None when a callable determines the value.
-        definition: Hash of everything that determines its states; see `operators.definition_of`.
-    """
-
-    index: int
-    before: tuple[Step, ...]
-    aggregate: Aggregate
-    columnar: bool
-    definition: str
-    snapshots: tuple[str, ...] = ()
-    schema: Schema = None
-
-    @property
-    def name(self) -> str:
-        """The aggregation's name."""
-        return self.aggregate.name
-
-    @property
-    def fans_out(self) -> bool:
-        """Whether one record may reach this stage as several elements."""
-        return any(isinstance(step, FlatMap) for step in self.before)
-
-    def input_types(self) -> dict[str, pl.DataType]:
-        """Types of its fields' inputs; empty when a callable determines the value, and for a fold in plain Python."""
-        schema = self.schema
-        for step in self.before:
-            schema = schema_after(step, schema)
-        fold = self.aggregate.fold
-        return {} if schema is None or not isinstance(fold, Fields) else types_of(fold.inputs(), schema)
-
-
 @dataclass(frozen=True)
-class Flow(Generic[T]):
-    """A source, steps and keyed aggregations, in order. Every method returns a new flow.
+class Flow(Reading, Generic[T]):
+    """Sources, steps and keyed aggregations, in order. Every method returns a new flow.
 
     Supported: column names and polars expressions (vectorised), and plain callables on `Element`
     (per message), for keys, filters, maps and diversions; both give the same result.
-    Not supported: several sources, joins, and expressions over several rows.
+    Not supported: joins, and expressions over several rows.
 
     Attributes:
         name: Name of the flow: part of every state's identity.
-        steps: The steps added so far, in order.
-        topic: The source; None before `source` was called.
+        steps: The steps added so far, in order; after a merge, those that all inputs go through.
+        inputs: The sources; empty before `source` was called.
     """
 
     name: str
     steps: tuple[Step | Aggregate | PublishStates, ...] = ()
-    topic: Topic | None = None
+    inputs: tuple[Input, ...] = ()
 
     def __post_init__(self) -> None:
         check_name("flow", self.name)
-        if self.topic is not None:
-            check_type("source()", self.topic, Topic, _TOPIC)
 
-    def source(self, topic: Topic) -> "Flow[Mapping[str, Any]]":
-        """Read a topic."""
-        if self.topic is not None:
-            raise FlowError(f"flow {self.name!r} already has a source")
-        check_type("source()", topic, Topic, _TOPIC)
-        return replace(self, topic=topic)  # type: ignore[return-value]
+    def source(self, topic: Topic, *more: Topic) -> "Flow[Mapping[str, Any]]":
+        """Read one or several topics, each with its own payload, envelope and policies.
+
+        The elements of several topics have the columns of all of them: a column that a topic does not have is null. A
+        column that topics have with different types cannot be used; use `merge` to give it one type first.
+        """
+        if self.inputs:
+            raise FlowError(f"flow {self.name!r} already has a source; read several with source(a, b) or merge()")
+        for one in (topic, *more):
+            check_type("source()", one, Topic, _TOPIC)
+        check_topics(self.name, (topic, *more))
+        return replace(self, inputs=tuple(map(Input, (topic, *more))))  # type: ignore[return-value]
+
+    def merge(self, other: "Flow[Any]") -> "Flow[Any]":
+        """Add the sources of another flow, each with the steps that its elements went through there.
+
+        The steps of this flow so far apply to its own sources only, all further steps to the elements of both. The
+        other flow's name is not used, except in the hops of what it publishes. Columns are as with several topics in
+        `source`.
+        """
+        check_type("merge()", other, Flow, "another flow")
+        for one in (self, other):
+            if not one.inputs:
+                raise FlowError(f"flow {one.name!r} has no source(): call it before merge()")
+            if named := [step.name for step in one.steps if isinstance(step, Aggregate)]:
+                raise FlowError(f"flow {one.name!r} has stage {named[0]!r}: call merge() before the first aggregate()")
+        inputs = (*self.own_inputs, *other.own_inputs)
+        check_topics(self.name, [one.topic for one in inputs])
+        return replace(self, steps=(), inputs=inputs)
+
+    @property
+    def own_inputs(self) -> tuple[Input, ...]:
+        """The inputs with all steps so far; there is no stage yet."""
+        steps = tuple(step for step in self.steps if not isinstance(step, Aggregate | PublishStates))
+        return tuple(replace(one, steps=(*one.steps, *steps)) for one in self.inputs)
 
     def filter(self, keep: Predicate) -> "Flow[T]":
         """Keep the elements for which `keep` is true."""
@@ -242,7 +224,8 @@ class Flow(Generic[T]):
                 check_callable("value=", value)
             check_type("name=", name, str, "text")
         processor = Publish(topic, key, value, name or self.name)
-        if any(isinstance(step, Publish) and (step.topic, step.name) == (topic, processor.name) for step in self.steps):
+        every = self.every_step
+        if any(isinstance(step, Publish) and (step.topic, step.name) == (topic, processor.name) for step in every):
             # Both would produce messages of the same lineage; downstream the second would be dropped as a duplicate.
             raise FlowError(
                 f"flow {self.name!r} already publishes to {topic} as {processor.name!r}: pass another name="
@@ -258,10 +241,11 @@ class Flow(Generic[T]):
         return replace(self, steps=(*self.steps, PublishStates(topic)))
 
     def _with(self, where: str, step: Step | Aggregate) -> "Flow[T]":
-        if self.topic is None:
+        if not self.inputs:
             raise FlowError(f"flow {self.name!r} has no source(): call it before {where}")
         if self.schema is not None:
             with located(where):
+                check_merged(step, self.inputs, self.schema, self._defined)
                 check_columns(step, self.schema)
         return replace(self, steps=(*self.steps, step))
 
@@ -277,28 +261,29 @@ class Flow(Generic[T]):
         Raises:
             FlowError: The flow has no source or no aggregation.
         """
-        if self.topic is None:
+        if not self.inputs:
             raise FlowError(f"flow {self.name!r} has no source()")
         stages: list[Stage] = []
         before: list[Step] = []
-        columnar, begins = self.is_columnar, 0
+        leading = tuple(step for one in self.inputs for step in one.steps)
+        columnar, begins = self.is_columnar and all(map(keeps_columns, leading)), 0
         for i, step in enumerate(self.steps):
             if isinstance(step, PublishStates):
                 stages[-1] = replace(stages[-1], snapshots=(*stages[-1].snapshots, step.topic))
                 continue
             columnar = columnar and keeps_columns(step)
             if isinstance(step, Aggregate):
-                made = definition_of(self.steps[: i + 1], self.topic.definition)
+                made = definition_of_sources(self.inputs, self.steps[: i + 1])
                 schema = self._schema_at(begins)
-                stages.append(Stage(len(stages), tuple(before), step, columnar, made, schema=schema))
-                before, begins = [], i + 1
+                stages.append(Stage(len(stages), tuple(before), step, columnar, made, schema=schema, leading=leading))
+                before, begins, leading = [], i + 1, ()
             else:
                 before.append(step)
         if not stages:
             raise FlowError(f"flow {self.name!r} has no aggregate(): it needs at least one stage")
-        if not self.calls_functions and self.topic.tombstones is Tombstones.ELEMENT:
+        if not self.calls_functions and (elements := self.tombstone_topics):
             raise FlowError(
-                f"topic {self.topic.name} passes tombstones to the flow as None, and all steps of the flow read columns: key "
+                f"topic {elements[0]} passes tombstones to the flow as None, and all steps of the flow read columns: key "
                 "the first stage by a function, or set tombstones='skip' or 'dead_letter'"
             )
         return tuple(stages)
@@ -319,7 +304,7 @@ class Flow(Generic[T]):
         return 1 + next(i for i, step in enumerate(self.steps) if step is last)
 
     def _schema_at(self, count: int) -> Schema:
-        schema: Schema = None if self.topic is None else self.topic.schema
+        schema: Schema = merged_schema(self.inputs) if self.inputs else None
         for step in self.steps[:count]:
             schema = schema_after(step, schema)
         return schema
@@ -338,7 +323,7 @@ class Flow(Generic[T]):
     @cached_property
     def publishing(self) -> frozenset[str]:
         """Names of the stages with publish steps before them."""
-        return frozenset(stage.name for stage in self.stages if any(isinstance(step, Publish) for step in stage.before))
+        return frozenset(stage.name for stage in self.stages if stage.publishes_before)
 
     def stage(self, name: str) -> Stage:
         """The stage of that name.
@@ -363,38 +348,10 @@ class Flow(Generic[T]):
         return False
 
     @property
-    def publishes(self) -> bool:
-        """Whether it publishes elements; those of one key must stay in order."""
-        return any(isinstance(step, Publish) for step in self.steps)
-
-    @cached_property
-    def is_columnar(self) -> bool:
-        """Whether Spark reads, judges and passes on its records in columns: every element of the source has columns."""
-        return self.topic is None or self.topic.tombstones is not Tombstones.ELEMENT
-
-    @cached_property
-    def calls_functions(self) -> bool:
-        """Whether a step calls Python for each element."""
-        return not all(is_vectorised(step) for step in self.steps if not isinstance(step, PublishStates))
-
-    @cached_property
-    def columns(self) -> frozenset[str] | None:
-        """Payload columns that the flow reads; None when a callable may read any of them."""
-        return None if self.calls_functions else self._read.difference(SYSTEM_COLUMNS)
-
-    @cached_property
-    def system_lists(self) -> frozenset[str]:
-        """Those of the columns `_headers` and `_chain` that expressions of the flow read."""
-        return self._read & LISTS
-
-    @property
-    def reads_headers(self) -> bool:
-        """Whether a step may read the headers of records."""
-        return self.calls_functions or HEADERS in self.system_lists
-
-    @property
-    def _read(self) -> frozenset[str]:
-        return columns_of(one for step in self.steps for one in expressions_of(step))
+    def _defined(self) -> set[str]:
+        """Columns that steps have defined for the elements of all inputs."""
+        mapped = {name for step in self.steps if isinstance(step, Map) for name in step.columns}
+        return mapped | {step.column for step in self.steps if isinstance(step, FlatMap)}
 
     def describe(self) -> str:
         """Describe the flow as text, one step a line: its method, its content and its path.
