@@ -15,7 +15,7 @@ from aggregations.definition.arguments import (
 )
 from aggregations.definition.description import lines_of
 from aggregations.definition.element import Element
-from aggregations.definition.expressions import Expression, check_argument, check_column
+from aggregations.definition.expressions import Expression, check_argument, check_column, columns_of
 from aggregations.definition.fields import Fields
 from aggregations.definition.folds import Fold
 from aggregations.definition.inputs import Input, check_merged, check_topics, merged_schema
@@ -33,6 +33,7 @@ from aggregations.definition.operators import (
     Step,
     check_columns,
     check_fold,
+    expressions_of,
     is_columnar,
     keeps_columns,
     schema_after,
@@ -349,9 +350,12 @@ class Flow(Reading, Generic[T]):
 
     @property
     def _defined(self) -> set[str]:
-        """Columns that steps have defined for the elements of all inputs."""
+        """Columns that steps behind the inputs have defined, or on which they have filtered."""
         mapped = {name for step in self.steps if isinstance(step, Map) for name in step.columns}
-        return mapped | {step.column for step in self.steps if isinstance(step, FlatMap)}
+        mapped |= {step.column for step in self.steps if isinstance(step, FlatMap)}
+        return mapped | columns_of(
+            one for step in self.steps if isinstance(step, Filter | Divert) for one in expressions_of(step)
+        )
 
     def describe(self) -> str:
         """Describe the flow as text, one step a line: its method, its content and its path.

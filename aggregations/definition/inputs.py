@@ -90,7 +90,7 @@ def check_merged(
         step: A step that all inputs go through.
         inputs: The inputs.
         schema: Columns before the step.
-        defined: Columns that steps before it have defined for all inputs.
+        defined: Columns that steps before it have defined for all inputs, or on which they have filtered.
 
     Raises:
         FlowError: It reads a column of different types, or its key is a column that an input does not have.

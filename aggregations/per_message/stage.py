@@ -218,10 +218,8 @@ def _fold_key(
 ) -> _Folded:
     """Fold one key; when `careful`, continue after a failure to find all failures."""
     standings = [arrivals[i].standing for i in rows]
-    same = isinstance(siblings, Siblings)
-    decided = before.histories.judge(
-        standings, siblings if same else [siblings_of(siblings, arrivals[i].element.topic) for i in rows]
-    )
+    policies = siblings if isinstance(siblings, Siblings) else [siblings[arrivals[i].element.topic] for i in rows]
+    decided = before.histories.judge(standings, policies)
     # The fold may change its state in place, and a key may be folded again.
     state = copied(before.fold if before.folded else stage.fold.zero())
     result = _Folded()

@@ -4,7 +4,7 @@ from dataclasses import replace
 from enum import StrEnum
 from typing import Any
 
-from aggregations.definition.flow import Aggregate, Flow
+from aggregations.definition.flow import Aggregate, Flow, Input
 from aggregations.definition.source import Json, Topic
 from envelope import Siblings
 from tests.simulation.topology import COLUMNS, FINAL, Spec
@@ -30,5 +30,5 @@ def changed(spec: Spec, change: Change | None) -> Flow[Any]:
         )
         return replace(flow, steps=tuple(steps))
     if change is Change.SOURCE:
-        return replace(flow, topic=Topic(FINAL, Json(COLUMNS), siblings=Siblings.GROUP))
+        return replace(flow, inputs=(Input(Topic(FINAL, Json(COLUMNS), siblings=Siblings.GROUP)),))
     return flow
