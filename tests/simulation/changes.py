@@ -29,6 +29,8 @@ def changed(spec: Spec, change: Change | None) -> Flow[Any]:
             for one in flow.steps
         )
         return replace(flow, steps=tuple(steps))
+    if change is Change.SOURCE and spec.second:
+        return replace(flow, inputs=flow.inputs[:1])
     if change is Change.SOURCE:
         return replace(flow, inputs=(Input(Topic(FINAL, Json(COLUMNS), siblings=Siblings.GROUP)),))
     return flow

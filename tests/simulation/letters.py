@@ -20,7 +20,6 @@ _encode_json = msgspec.json.Encoder().encode
 def record_of(letter: DeadLetter, flow: Flow[object]) -> DeadLetterRecord:
     """The record of a flow's dead letter in the dead-letter topic."""
     record = letter.record
-    assert flow.topic is not None
     facts = dead.DeadLetterHeaders(
         record.topic,
         record.partition,
@@ -31,7 +30,7 @@ def record_of(letter: DeadLetter, flow: Flow[object]) -> DeadLetterRecord:
         application=flow.name,
         hole=letter.hole,
         items=letter.items,
-        form=Form.ENVELOPE if flow.topic.envelope else Form.PAYLOAD,
+        form=Form.ENVELOPE if flow.source_of(record.topic).envelope else Form.PAYLOAD,
     )
     return dead_letter_record(facts, record.key, record.value, record.headers, _MOST_BYTES)
 

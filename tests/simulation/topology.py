@@ -13,6 +13,8 @@ from aggregations.definition.flow import Flow
 from aggregations.definition.source import Json, Topic
 
 FINAL = "t"
+SECOND = "u"
+"""A second source of the flow, in some worlds: a topic of plain payloads that producers write."""
 """The topic that the flow reads."""
 OUT = "out"
 """The topic that the flow writes."""
@@ -170,6 +172,7 @@ class Spec:
         keyless: Producers of the roots write no key, and services that keep the key write none.
         audit: Topic that a second flow reads; empty for none.
         revives: Records that republishers reject are redriven to them.
+        second: The flow also reads `SECOND`.
         mends: From some moment on the flow accepts what it rejected: a copy may fill a hole before the redriven record.
     """
 
@@ -190,6 +193,12 @@ class Spec:
     audit: str = ""
     revives: bool = False
     mends: bool = False
+    second: bool = False
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """Topics that the flow reads."""
+        return (FINAL, SECOND) if self.second else (FINAL,)
 
     def spreads(self, topic: str) -> bool:
         """Whether a topic gets records without a key, which may go to any partition."""
@@ -198,7 +207,8 @@ class Spec:
     @cached_property
     def flow(self) -> Flow[Any]:
         """The flow under test."""
-        flow: Flow[Any] = Flow(FLOW).source(Topic(FINAL, Json(COLUMNS)))
+        sources = [Topic(topic, Json(COLUMNS), envelope=topic == FINAL) for topic in self.sources]
+        flow: Flow[Any] = Flow(FLOW).source(*sources)
         if self.filters:
             flow = flow.filter(_kept)
         for stage in self.stages:
@@ -227,11 +237,11 @@ class Spec:
 
     def is_raw(self, topic: str) -> bool:
         """Whether a topic contains payloads without envelopes."""
-        return any(processor.raw and processor.source == topic for processor in self.processors)
+        return topic == SECOND or any(processor.raw and processor.source == topic for processor in self.processors)
 
     def messages(self, topic: str, payload: Payload) -> Iterator[Payload]:
-        """The logical messages that reach the flow's topic because of a message in `topic`."""
-        if topic == FINAL:
+        """The logical messages that reach the flow's sources because of a message in `topic`."""
+        if topic in self.sources:
             yield payload
         for processor in self.processors:
             if processor.source == topic and not processor.refuses(payload):

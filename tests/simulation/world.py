@@ -28,7 +28,7 @@ from tests.simulation.letters import brought_back, facts_of, record_of
 from tests.simulation.oracle import Oracle, Violation
 from tests.simulation.service import At, Outgoing, Service, payload_of, published, rooted
 from tests.simulation.stores import SCHEME, Copy, SimulatedStore, forget, open_store
-from tests.simulation.topology import FINAL, FLOW, OUT, OUTAGE, Payload, Spec, event
+from tests.simulation.topology import FLOW, OUT, OUTAGE, Payload, Spec, event
 from tests.simulation.watch import Watch
 
 _ENDLESS = 200
@@ -152,7 +152,7 @@ class World:
             self.redriven_at[record.topic_id, record.partition, record.offset] = output.application
         elif self.redriven_at:
             self._check_letters(output)
-        if output.topic == FINAL:
+        if output.topic in self.spec.sources:
             self.watch.arrived(record, name, output.redriven)
         return record
 

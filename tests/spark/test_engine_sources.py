@@ -6,6 +6,10 @@ from typing import Any, Literal
 
 import pytest
 
+from aggregations.definition.aggregates import count
+from aggregations.definition.fields import Fields
+from aggregations.definition.flow import Flow
+from aggregations.definition.source import Topic
 from aggregations.errors import RunRefusedError
 from aggregations.run.plan import Plan
 from aggregations.spark import batches
@@ -127,7 +131,7 @@ def test_keys_in_other_partitions_of_the_other_topic_are_found_and_shuffled_and_
 def test_a_key_in_two_partitions_of_one_topic_is_its_growth_beside_a_topic_of_another_number(
     world: World, topic: Callable[..., str], jobs: list[Job]
 ) -> None:
-    fuels, flow = topic(partitions=3, name="fuels"), served(world.topic, "")
+    fuels = topic(partitions=3, name="fuels")
     flow = served(world.topic, fuels)
     sent = legs(40, tails=1)
     world.send(republished(sent[:20], partition=0))
@@ -192,15 +196,9 @@ def test_one_topic_that_was_created_again_is_refused_and_then_folded_anew_beside
 def test_a_source_that_is_added_begins_where_it_is_told_and_the_states_go_on(
     world: World, topic: Callable[..., str]
 ) -> None:
-    from aggregations.definition.flow import Flow
-    from aggregations.definition.source import Topic
-
     fuels, sent, plans = topic(partitions=2, name="fuels"), legs(40), list[Plan]()
     one = Flow("grows").source(Topic(world.topic, payload=Leg))
     two = Flow("grows").source(Topic(world.topic, payload=Leg), served(world.topic, fuels).topics[fuels])
-    from aggregations.definition.aggregates import count
-    from aggregations.definition.fields import Fields
-
     one, two = (flow.aggregate("aircraft", "tail", Fields(n=count())) for flow in (one, two))
     world.send(republished(sent))
     world.run(one)
@@ -223,7 +221,7 @@ def test_a_source_that_is_added_begins_where_it_is_told_and_the_states_go_on(
 def test_dead_letters_go_back_to_their_own_topic_and_are_discarded_by_it(
     world: World, topic: Callable[..., str]
 ) -> None:
-    fuels, flow = topic(partitions=2, name="fuels"), None
+    fuels = topic(partitions=2, name="fuels")
     flow = served(world.topic, fuels)
     broken = Leg(tail="N1", carrier="AA", minutes=3).SerializeToString()
     world.send([alone(Leg(tail="N1", carrier="AA", minutes=5)), Sent(broken, b"N1")])
@@ -235,14 +233,8 @@ def test_dead_letters_go_back_to_their_own_topic_and_are_discarded_by_it(
         (fuels, Reason.DIVERTED),
         (fuels, Reason.BAD_PAYLOAD),
     }
-    result = redrive(
-        world.settings,
-        world.dead,
-        apply=True,
-        mend=lambda key, value: (
-            json.dumps({"tail": "N1", "litres": 1}).encode() if value is None or value[:1] != b"\n" else value
-        ),
-    )
+    fixed = json.dumps({"tail": "N1", "carrier": "AA", "litres": 1}).encode()
+    result = redrive(world.settings, world.dead, apply=True, mend=lambda _, value: broken if value == broken else fixed)
     assert {place[0] for place in result.done} == {world.topic, fuels}
     world.run(flow)
     assert world.results(flow, "aircraft")[b"N1"] == {"legs": 2, "minutes": 8, "fuels": 3, "litres": 6}
