@@ -103,7 +103,7 @@ class Flow(Reading, Generic[T]):
         check_topics(self.name, (topic, *more))
         return replace(self, inputs=tuple(map(Input, (topic, *more))))  # type: ignore[return-value]
 
-    def merge(self, other: "Flow[Any]") -> "Flow[Any]":
+    def merge(self, other: "Flow[U]") -> "Flow[T | U]":
         """Add the sources of another flow, each with the steps that its elements went through there.
 
         The steps of this flow so far apply to its own sources only, all further steps to the elements of both. The
@@ -118,7 +118,7 @@ class Flow(Reading, Generic[T]):
                 raise FlowError(f"flow {one.name!r} has stage {named[0]!r}: call merge() before the first aggregate()")
         inputs = (*self.own_inputs, *other.own_inputs)
         check_topics(self.name, [one.topic for one in inputs])
-        return replace(self, steps=(), inputs=inputs)
+        return replace(self, steps=(), inputs=inputs)  # type: ignore[return-value]
 
     @property
     def own_inputs(self) -> tuple[Input, ...]:

@@ -116,10 +116,14 @@ assert_type(orders.flat_map(pl.col("lines")), Flow[Mapping[str, Any]])
 assert_type(numbers.filter(lambda amount: amount.value > 0), Flow[int])
 assert_type(numbers.publish("amounts", value=named), Flow[int])
 
+assert_type(Flow("both").source(Topic("orders"), Topic("returns")), Flow[Mapping[str, Any]])
+assert_type(orders.merge(numbers), Flow[Mapping[str, Any] | int])
+
 numbers.publish("amounts", value=lambda amount: str(amount.value))  # type: ignore[arg-type,return-value]
 numbers.flat_map(lambda amount: amount.value)  # type: ignore[arg-type,return-value]
 orders.map(euros=100)  # type: ignore[call-overload]
 orders.source("orders")  # type: ignore[arg-type]
+orders.merge(Topic("returns"))  # type: ignore[arg-type]
 Fields(orders=count, cents="cents")  # type: ignore[arg-type]
 total()  # type: ignore[call-arg]
 Flow()  # type: ignore[call-arg]
