@@ -14,10 +14,10 @@ from aggregations.columns.first import Unread, may_be_copies, unread_may_be_copy
 from aggregations.columns.record_columns import with_record_columns
 from aggregations.definition.source import Topic
 from aggregations.definition.system import SYSTEM_COLUMNS
-from aggregations.per_message.dead_letters import BEYOND_END
-from aggregations.per_message.ledger import highest
 from aggregations.engine.path import Work
 from aggregations.engine.rows import Rows, by_partition, together
+from aggregations.per_message.dead_letters import BEYOND_END
+from aggregations.per_message.ledger import highest
 from envelope import EnvelopeError, Lineage, Reason
 
 _NO_END = np.iinfo(np.int64).max

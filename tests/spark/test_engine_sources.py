@@ -10,11 +10,10 @@ from aggregations.definition.aggregates import count
 from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Flow
 from aggregations.definition.source import Topic
+from aggregations.engine.job import Job
 from aggregations.errors import RunRefusedError
 from aggregations.run.plan import Plan
-from aggregations.spark import batches
 from aggregations.spark.action import Action
-from aggregations.spark.job import Job
 from envelope import Reason
 from jobs.dead_letters.discard import discard
 from jobs.dead_letters.redrive import redrive
@@ -63,7 +62,7 @@ def jobs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Job]]:
         found.append(job)
         return execute(self, job)
 
-    monkeypatch.setattr(batches.Action, "execute", seen)
+    monkeypatch.setattr(Action, "execute", seen)
     yield found
 
 

@@ -190,13 +190,14 @@ def served(
     """
     source = Topic(fuels, FUELS, envelope=False, tombstones="element" if path == "tombstones" else "skip")  # type: ignore[arg-type]
     flew, fuelled = Flow("served").source(Topic(legs, payload=Leg)), Flow("fuels").source(source)
-    options = {"co_partitioned": co_partitioned}
     if path == "columns":
         flow = flew.filter(pl.col("minutes") != 0).merge(fuelled.filter(pl.col("litres") != 0))
-        flow = flow.divert(pl.col("litres") < 0).aggregate("aircraft", "tail", SERVED, **options)
+        flow = flow.divert(pl.col("litres") < 0).aggregate("aircraft", "tail", SERVED, co_partitioned=co_partitioned)
         return flow.aggregate("carrier", "carrier", SERVED)
     flow = flew.filter(takes_time).merge(fuelled.filter(takes_fuel)).divert(gives_fuel_back)
-    return flow.aggregate("aircraft", tail, Served(), **options).aggregate("carrier", carrier, Served())
+    return flow.aggregate("aircraft", tail, Served(), co_partitioned=co_partitioned).aggregate(
+        "carrier", carrier, Served()
+    )
 
 
 def totals(legs: Iterable[Any], key: str) -> dict[bytes, dict[str, Any]]:
