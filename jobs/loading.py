@@ -55,7 +55,7 @@ def load_flow(reference: str) -> "Flow[Any]":
         raise LoadError(f"{reference} is not a Flow but a {type(found).__name__}")
     if not found.inputs:
         raise LoadError(f"flow {found.name!r} has no source()")
-    _ = found.stages  # refuses a flow without an aggregate()
+    _ = found.stages  # refuses a flow that neither folds nor publishes
     return found
 
 

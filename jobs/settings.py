@@ -149,23 +149,23 @@ def of_flow(
     for origin, stores in (("--store", given), (FILE, file.stores)):
         for name in stores.keys() - {""}:
             try:
-                flow.stage(name)
+                _ = name in flow.stage_names or flow.stage(name)
             except FlowError as error:
                 raise UsageError(f"{origin}: {error}") from error
     if (everywhere := env.get(STORE)) and "://" not in everywhere:
         raise UsageError(f"{STORE}: write a URL, for example lmdb://states or redis://host")
     default = f"lmdb://{(HOME / 'states').absolute()}"
-    urls = {}
-    for stage in flow.stages:
+    urls, defined = {}, {stage.name: stage.aggregate.store for stage in flow.stages}
+    for name in flow.stage_names:
         url = first(
-            f"store of {stage.name}",
-            ("--store", given.get(stage.name) or given.get("")),
+            f"store of {name}",
+            ("--store", given.get(name) or given.get("")),
             (STORE, everywhere),
-            (FILE, file.stores.get(stage.name) or file.stores.get("")),
-            ("the flow's definition", stage.aggregate.store),
+            (FILE, file.stores.get(name) or file.stores.get("")),
+            ("the flow's definition", defined.get(name)),
             (DEFAULT, default),
         )
-        urls[stage.name] = url or default
+        urls[name] = url or default
     letters = first("dead letters", ("--dead-letters", dead_letters), (FILE, file.dead_letters))
     number = first("generation", ("--generation", generation), (FILE, file.generation), (DEFAULT, 1))
     return FlowSettings(bind(flow, urls), letters, number or 1, origins)
@@ -255,6 +255,8 @@ def stage_of(flow: Flow[Any], name: str | None) -> str:
     Raises:
         FlowError: There is no such stage, or none was named and there are several.
     """
+    if not flow.stages:
+        raise FlowError(f"flow {flow.name!r} has no stage, so it keeps no states")
     if name is None:
         if len(flow.stages) > 1:
             raise FlowError(f"flow {flow.name!r} has the stages {', '.join(s.name for s in flow.stages)}: give --stage")

@@ -37,6 +37,7 @@ from aggregations.definition.operators import (
     is_columnar,
     keeps_columns,
     schema_after,
+    source_definition,
 )
 from aggregations.definition.reading import Reading
 from aggregations.definition.source import Topic
@@ -65,13 +66,13 @@ T = TypeVar("T")
 U = TypeVar("U")
 
 END_OF_FLOW = "end"
-"""Used as stage name for a record that fails after the last stage."""
+"""Used as stage name for a record that fails after the last stage, and for the store of a flow without a stage."""
 _TOPIC = 'a Topic, such as Topic("orders", Order)'
 
 
 @dataclass(frozen=True)
 class Flow(Reading, Generic[T]):
-    """Sources, steps and keyed aggregations, in order. Every method returns a new flow.
+    """Sources, steps and keyed aggregations, in order, or only steps. Every method returns a new flow.
 
     Supported: column names and polars expressions (vectorised), and plain callables on `Element`
     (per message), for keys, filters, maps and diversions; both give the same result.
@@ -260,7 +261,8 @@ class Flow(Reading, Generic[T]):
         """The keyed aggregations, upstream first.
 
         Raises:
-            FlowError: The flow has no source or no aggregation.
+            FlowError: The flow has no source, neither an aggregation nor a publish step, or several sources and no
+                aggregation.
         """
         if not self.inputs:
             raise FlowError(f"flow {self.name!r} has no source()")
@@ -280,8 +282,14 @@ class Flow(Reading, Generic[T]):
                 before, begins, leading = [], i + 1, ()
             else:
                 before.append(step)
-        if not stages:
-            raise FlowError(f"flow {self.name!r} has no aggregate(): it needs at least one stage")
+        if not stages and not self.publishes:
+            raise FlowError(
+                f"flow {self.name!r} does nothing with its elements: it needs an aggregate() or a publish()"
+            )
+        if not stages and self.merges:
+            raise FlowError(
+                f"flow {self.name!r} has several sources and no aggregate(): define a flow for each source instead"
+            )
         if not self.calls_functions and (elements := self.tombstone_topics):
             raise FlowError(
                 f"topic {elements[0]} passes tombstones to the flow as None, and all steps of the flow read columns: key "
@@ -301,8 +309,8 @@ class Flow(Reading, Generic[T]):
 
     @property
     def _tail_start(self) -> int:
-        last = self.stages[-1].aggregate
-        return 1 + next(i for i, step in enumerate(self.steps) if step is last)
+        last = self.stages[-1].aggregate if self.stages else None
+        return next((i + 1 for i, step in enumerate(self.steps) if step is last), 0)
 
     def _schema_at(self, count: int) -> Schema:
         schema: Schema = merged_schema(self.inputs) if self.inputs else None
@@ -317,14 +325,24 @@ class Flow(Reading, Generic[T]):
     @cached_property
     def followed(self) -> frozenset[str]:
         """Names of the stages that are followed by other stages or by outputs."""
-        *inner, last = self.stages
         ends = any(isinstance(step, Publish) for step in self.tail)
-        return frozenset(stage.name for stage in (*inner, *((last,) if ends else ())))
+        return frozenset(stage.name for stage in (self.stages if ends else self.stages[:-1]))
 
     @cached_property
     def publishing(self) -> frozenset[str]:
         """Names of the stages with publish steps before them."""
         return frozenset(stage.name for stage in self.stages if stage.publishes_before)
+
+    @cached_property
+    def definitions(self) -> dict[str, str]:
+        """Definition hash by stage, upstream first. A flow without a stage has that of its source, under `end`."""
+        found = {one.name: one.definition for one in self.stages}
+        return found or {END_OF_FLOW: source_definition(self.inputs[0].topic.definition)}
+
+    @property
+    def stage_names(self) -> tuple[str, ...]:
+        """Names of the stages, upstream first; `end` for a flow without a stage, which has a store for its manifest."""
+        return tuple(self.definitions)
 
     def stage(self, name: str) -> Stage:
         """The stage of that name.
@@ -335,7 +353,10 @@ class Flow(Reading, Generic[T]):
         for stage in self.stages:
             if stage.name == name:
                 return stage
-        raise FlowError(f"flow {self.name!r} has no stage {name!r}; it has {', '.join(s.name for s in self.stages)}")
+        known = (
+            f"has {', '.join(self.stage_names)}" if self.stages else f"keeps no states; its store is {END_OF_FLOW!r}"
+        )
+        raise FlowError(f"flow {self.name!r} has no stage {name!r}; it {known}")
 
     @cached_property
     def scatters(self) -> bool:

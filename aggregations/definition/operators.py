@@ -128,7 +128,15 @@ def definition_of(steps: Iterable[object], source: str) -> str:
     assert isinstance(stage, Aggregate)
     texts = [one.emitting if isinstance(one, Aggregate) else getattr(one, "definition", "") for one in before]
     lanes = f"co_partitioned {stage.co_partitioned}"  # without it every lane names the partition that was read
-    text = "\n".join([source, *filter(None, texts), lanes, stage.definition])
+    return _hash("\n".join([source, *filter(None, texts), lanes, stage.definition]))
+
+
+def source_definition(source: str) -> str:
+    """Hash of the source of a flow without a stage: it decides the lineage of everything that the flow publishes."""
+    return _hash(source)
+
+
+def _hash(text: str) -> str:
     return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:16]
 
 

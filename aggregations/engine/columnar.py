@@ -35,7 +35,7 @@ from aggregations.engine.rows import (
     of_one_numbering,
     together,
 )
-from aggregations.per_message.arrivals import marking_before, stage_key
+from aggregations.per_message.arrivals import marking_before, missing_at_end, stage_key
 from aggregations.per_message.cause import Cause
 from aggregations.per_message.dead_letters import RejectedRecord
 from aggregations.per_message.ledger import outputs_before
@@ -57,7 +57,10 @@ class ColumnarPath:
     def read(self, work: Work, chunks: Iterable[pa.Table]) -> Rows:
         parts = read_topics(work, chunks)
         with work.timed("steps"):
-            return _enter(work, work.job.flow.stages[0], *_met(work, parts))
+            if work.job.flow.stages:
+                return _enter(work, work.job.flow.stages[0], *_met(work, parts))
+            _leave(work, parts[0])
+            return parts[0]
 
     def pack(self, work: Work, arrivals: Rows, routes: int) -> list[bytes]:
         frame = arrivals.frame
@@ -160,10 +163,20 @@ def _onward(work: Work, stage: Stage, accepted: Rows) -> Rows | None:
     stages = work.job.flow.stages
     if stage.index + 1 < len(stages):
         return _enter(work, stages[stage.index + 1], accepted)
-    missing = _missing_after(work, accepted)
-    stepped = _stepped(work, len(stages), work.job.flow.tail, missing, _marking(work, END_OF_FLOW))
-    _gather(work, len(stages), END_OF_FLOW, accepted, stepped)
+    _leave(work, accepted)
     return None
+
+
+def _leave(work: Work, rows: Rows) -> None:
+    """Run the rows that the last stage passes on, or all that were read, through the steps after it."""
+    flow = work.job.flow
+    missing = _missing_after(work, rows)
+    stepped = _stepped(work, len(flow.stages), flow.tail, missing, _marking(work, END_OF_FLOW))
+    _gather(work, len(flow.stages), END_OF_FLOW, rows, stepped)
+    if not flow.stages:
+        for one in rows.signatures:
+            if one.chained:
+                work.incarnations.verdict(one.topic, one.topic_id)  # notes the ids of root topics
 
 
 def _stepped(work: Work, index: int, steps: Sequence[Step], rows: Rows, marking: Marking) -> Stepped:
@@ -187,23 +200,33 @@ def _stepped(work: Work, index: int, steps: Sequence[Step], rows: Rows, marking:
 
 def _missing_after(work: Work, rows: Rows) -> Rows:
     """The rows for the steps after the last stage: redriven rows only if something of them is missing there."""
-    bound = [one.back is not None and one.back.redrive.stage == END_OF_FLOW for one in rows.signatures]
-    if not any(bound):
+    ledger, collector, judged, frame = work.job.ledger, work.collector, bool(work.job.flow.stages), rows.frame
+    backs = [one.back for one in rows.signatures]
+    bound = [back is not None and (not judged or back.redrive.stage == END_OF_FLOW) for back in backs]
+    listed = {} if judged else ledger.listed.get(END_OF_FLOW, {})
+    if not any(bound) and not listed:
         return rows
-    ledger, collector = work.job.ledger, work.collector
-    keep = []
-    for row in rows.frame.iter_rows(named=True):
-        kept = True
-        if bound[row[schema.SIGNATURE]] and not row.get(schema.LATE):
-            at = standing(
-                row, rows.signatures, rekeyed=False, siblings=siblings_of(collector.siblings, row[schema.TOPIC])
-            )
-            back = redriven(row, rows.signatures)
-            entries = ledger.entries(END_OF_FLOW, at, back, indices_of(row), whole=True)
-            kept = ledger.route(END_OF_FLOW, at, back, entries) is not Route.COPY
-            collector.tail(entries if kept else (), copies=not kept)
-        keep.append(kept)
-    return Rows(rows.frame.filter(pl.Series(keep, dtype=pl.Boolean)), rows.signatures, rows.values)
+    # Without a stage, a plain copy may be of a listed record: one of the same root's offset.
+    meant = pl.Series(np.array(bound, np.bool_)[frame.get_column(schema.SIGNATURE).to_numpy()])
+    roots = pl.Series(sorted({int(at[0]) for positions in listed.values() for at in positions}), dtype=pl.Int64)
+    meant |= frame.get_column(schema.position(0)).is_in(roots.implode())
+    late: dict[int, str] = {}
+    keep = np.ones(frame.height, np.bool_)
+    for number in meant.arg_true():
+        row = frame.row(number, named=True)
+        if row.get(schema.LATE):
+            continue
+        policy = siblings_of(collector.siblings, row[schema.TOPIC])
+        at = standing(row, rows.signatures, rekeyed=False, siblings=policy)
+        route, entries = missing_at_end(ledger, at, redriven(row, rows.signatures), indices_of(row))
+        collector.tail(entries, copies=route is Route.COPY)
+        if route is Route.COPY:
+            keep[number] = False
+        elif route is not Route.PLAIN:
+            late[number] = route.value
+    if late:
+        frame = frame.with_columns(pl.Series(schema.LATE, map(late.get, range(frame.height)), pl.String))
+    return Rows(frame.filter(pl.Series(keep)), rows.signatures, rows.values)
 
 
 def _marking(work: Work, stage: str, later: Collection[str] = ()) -> Marking:

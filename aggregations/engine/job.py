@@ -110,8 +110,9 @@ class Job:
     @property
     def folds_while_reading(self) -> bool:
         """Whether the task that reads a partition has all of its keys and folds the first stage itself."""
-        first = self.flow.stages[0]
-        return first.aggregate.co_partitioned and not first.fans_out and not self.spread
+        return not self.spread and all(
+            first.aggregate.co_partitioned and not first.fans_out for first in self.flow.stages[:1]
+        )
 
     def checks_partition(self, topic: str, *, rekeyed: bool) -> bool:
         """Whether a key of the first stage must be in one partition of a topic: otherwise partitions were added.
@@ -143,6 +144,8 @@ class Job:
         """
         shuffled = 1 if self.folds_while_reading else 0
         stages = self.flow.stages
+        if not stages:
+            return False  # the task that reads a partition publishes what it makes of it, in the order of offsets
         behind = [*(stage.before for stage in stages[shuffled + 1 :]), self.flow.tail][: len(stages) - shuffled]
         return self.flow.scatters or any(isinstance(step, Publish) for steps in behind for step in steps)
 

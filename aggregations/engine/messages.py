@@ -29,7 +29,10 @@ class MessagePath:
         with work.timed("decode"):
             applied = loop.read(sorted(records_of(chunks, work.job.topic_ids), key=_PLACE))
             work.collector.changes.seen = loop.seen
-            return loop.enter(work.job.flow.stages[0], applied)
+            if stages := work.job.flow.stages:
+                return loop.enter(stages[0], applied)
+            loop.leave(applied)
+            return []
 
     def pack(self, work: Work, arrivals: list[Arrival], routes: int) -> list[bytes]:
         divided: list[list[Arrival]] = [[] for _ in range(routes)]

@@ -60,7 +60,7 @@ class Work:
         flow = self.job.flow
         return DeadLetterCollector(
             self.job.ledger,
-            flow.stages[0].name,
+            flow.stage_names[0],
             flow.siblings,
             self.roots.topic_ids,
             flow.followed,
@@ -92,7 +92,7 @@ class Path(Protocol):
     """How a task reads, packs and folds. `A` is the path's own form of a batch of arrivals at a stage."""
 
     def read(self, work: Work, chunks: Iterable[pa.Table]) -> Any:
-        """Run Kafka's records through the steps before the first stage.
+        """Run Kafka's records through the steps before the first stage, or through all steps of a flow without a stage.
 
         Args:
             work: Context of the task.

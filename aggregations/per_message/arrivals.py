@@ -141,9 +141,18 @@ def standing_of(element: Element[Any], lineage: Lineage, siblings: SiblingPolicy
 
 
 def missing_after(
-    applied: Applied, *, ledger: Ledger, topic_ids: Mapping[str, str], siblings: SiblingPolicy
+    applied: Applied, *, ledger: Ledger, topic_ids: Mapping[str, str], siblings: SiblingPolicy, judged: bool = True
 ) -> tuple[set[Entry], int]:
     """Keep the elements for the steps after the last stage: redriven ones only if something of them is missing there.
+
+    A plain copy of a listed record, which a stage would have judged, is treated as the record itself.
+
+    Args:
+        applied: The elements; it is changed.
+        ledger: The flow's ledger.
+        topic_ids: Current topic id by topic.
+        siblings: Policy for equal positions without index and id.
+        judged: A stage has passed the elements on; False for a flow without a stage.
 
     Returns:
         Entries of the ledger that are no longer missing, and the number of copies.
@@ -153,16 +162,42 @@ def missing_after(
     for element in applied.elements:
         lineage = element.lineage.resolved(topic_ids)
         redriven = lineage.redriven
-        if element.route is Route.PLAIN and redriven is not None and redriven.redrive.stage == END_OF_FLOW:
+        returns = redriven is not None and (not judged or redriven.redrive.stage == END_OF_FLOW)
+        if element.route is Route.PLAIN and (returns or (not judged and END_OF_FLOW in ledger.listed)):
             standing = standing_of(element, lineage, siblings)
-            entries = ledger.entries(END_OF_FLOW, standing, redriven, element.indices, whole=True)
-            if ledger.route(END_OF_FLOW, standing, redriven, entries) is Route.COPY:
+            route, entries = missing_at_end(ledger, standing, redriven, element.indices)
+            if route is Route.COPY:
                 continue
             filled.update(entries)
-        kept.append(element)
+            kept.append(element if route is Route.PLAIN else replace(element, route=route))
+        else:
+            kept.append(element)
     copies = len(applied.elements) - len(kept)
     applied.elements = kept
     return filled, copies
+
+
+def missing_at_end(
+    ledger: Ledger, standing: Standing, redriven: Redriven | None, indices: tuple[int, ...]
+) -> tuple[Route, tuple[Entry, ...]]:
+    """What the ledger lists under `end` of an element that returns, and of the items that later steps make from it.
+
+    Args:
+        ledger: The flow's ledger.
+        standing: Where the element stands.
+        redriven: How it came back from the dead-letter topic; None for a plain copy.
+        indices: Its index in each flat-map.
+
+    Returns:
+        `COPY` for a redriven element of which nothing is missing; `MISSING` for a plain copy if the ledger lists it as
+        a whole; else `PLAIN`. And the entries.
+    """
+    entries = ledger.entries(END_OF_FLOW, standing, redriven, indices, whole=True)
+    if redriven is not None:
+        copy = ledger.route(END_OF_FLOW, standing, redriven, entries) is Route.COPY
+        return (Route.COPY if copy else Route.PLAIN), (() if copy else entries)
+    whole = any(len(entry.position) <= len(standing.position) for entry in entries)
+    return (Route.MISSING if whole else Route.PLAIN), entries
 
 
 def stage_key(value: Any) -> bytes | EnvelopeError:

@@ -159,6 +159,10 @@ class DeadLetterCollector:
             entries = self._add_entries(entry)
             if late:
                 self.changes.again |= entries
+            elif self.first == END_OF_FLOW and self.changes.filled:
+                # A plain copy of which some items are listed: they were filled when it arrived.
+                listed = self.ledger.entries(entry.stage, standing, None, indices, whole=True)
+                self.changes.again |= {one for one in listed if len(one.position) >= len(standing.position)}
         self._add(dead)
 
     def _split(self, stage: str, own: Node, standing: Standing, redriven: Redriven, indices: tuple[int, ...]) -> None:

@@ -129,7 +129,7 @@ class MessageLoop:
                 continue
             elements.append(read.element(record, again=reading.again(lineage, record.key)))
         self.seen = reading.read
-        return Applied(elements, flow.stages[0].schema)
+        return Applied(elements, flow.stages[0].schema if flow.stages else flow.tail_schema)
 
     def enter(self, stage: Stage, before: Applied) -> list[Arrival]:
         """Run elements through the steps before a stage."""
@@ -192,10 +192,16 @@ class MessageLoop:
         return Applied([element for one in outcome.decided for element in one.emitted], schema)
 
     def leave(self, emitted: Applied) -> None:
-        """Run the elements that the last stage passes on through the steps after it."""
+        """Run the elements that the last stage passes on, or all that were read, through the steps after it."""
         topic_ids, siblings = self.topic_ids, self.flow.siblings
-        filled, copies = missing_after(emitted, ledger=self.ledger, topic_ids=topic_ids, siblings=siblings)
+        judged = bool(self.flow.stages)
+        filled, copies = missing_after(
+            emitted, ledger=self.ledger, topic_ids=topic_ids, siblings=siblings, judged=judged
+        )
         self.collector.tail(filled, copies=copies)
+        if not judged:
+            for lineage in (element.lineage.resolved(topic_ids) for element in emitted.elements if element.chain):
+                self.incarnation(lineage.root.topic, lineage.root.topic_id)  # notes the ids of root topics
         marking = marking_before(END_OF_FLOW, ledger=self.ledger, topic_ids=topic_ids, siblings=siblings)
         last = len(self.flow.stages)
         self._gather(last, END_OF_FLOW, self._apply(last, self.flow.tail, emitted, marking))

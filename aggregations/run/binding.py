@@ -10,7 +10,7 @@ from persistence.commit.order import store_order
 
 
 def bind(flow: Flow[Any], stores: Mapping[str, str], default: str = "") -> dict[str, str]:
-    """Return the URL of the store of every stage.
+    """Return the URL of the store of every stage; under `end` that of a flow without a stage.
 
     Args:
         flow: The flow.
@@ -25,10 +25,12 @@ def bind(flow: Flow[Any], stores: Mapping[str, str], default: str = "") -> dict[
         "stores=", stores, Mapping, 'a mapping of stage names to URLs, such as {"orders": "sqlite:///orders.db"}'
     )
     for name, url in stores.items():
-        flow.stage(name)
+        if name not in flow.stage_names:
+            flow.stage(name)
         check_type(f"the store of stage {name!r}", url, str, "a URL")
     check_type("default=", default, str, "a URL")
-    bound = {stage.name: stores.get(stage.name) or stage.aggregate.store or default for stage in flow.stages}
+    defined = {stage.name: stage.aggregate.store for stage in flow.stages}
+    bound = {name: stores.get(name) or defined.get(name) or default for name in flow.stage_names}
     missing = [name for name, url in bound.items() if not url]
     if missing:
         raise FlowError(f"no store for stage {', '.join(missing)}: give --store URL or --store {missing[0]}=URL")

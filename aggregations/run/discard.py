@@ -114,7 +114,7 @@ class _Filling:
             return
         if error is not None:
             self.errors[own] = error
-        entry = Entry(self._run.flow.stages[0].name, died_in(own), (own.offset,))
+        entry = Entry(self._run.flow.stage_names[0], died_in(own), (own.offset,))
         listed = () if self._run.ledger.missing_from([entry]) else (entry,)
         self.strike(own, listed)
         self.published(one._replace(stage=outputs_before(one.stage)) for one in listed)
@@ -124,7 +124,7 @@ class _Filling:
         element = rejection.element
         self.errors[element.own] = EnvelopeError(rejection.reason, rejection.detail)
         redrive = element.lineage.redrive
-        listed_at = redrive.stage if redrive and redrive.stage else self._run.flow.stages[0].name
+        listed_at = redrive.stage if redrive and redrive.stage else self._run.flow.stage_names[0]
         self.strike(element.own, self.entries(listed_at, element))
         self.published(self.entries(outputs_before(listed_at), element))
 

@@ -181,7 +181,7 @@ class MemoryRunner:
                 {TopicPartition(*place): MAX_OFFSET for place in {(topic, partition) for topic, partition, _ in found}}
             )
         collector = DeadLetterCollector(
-            run.ledger, flow.stages[0].name, flow.siblings, self.topic_ids, flow.followed, flow.publishing
+            run.ledger, flow.stage_names[0], flow.siblings, self.topic_ids, flow.followed, flow.publishing
         )
         batch = _Batch(found, Report(), collector)
         loop = MessageLoop(
@@ -213,7 +213,7 @@ class MemoryRunner:
         """Detect partitions that were added to a topic, also before it was first read."""
         keys: dict[tuple[str, bytes], set[int]] = defaultdict(set)
         for record in records.values():
-            if record.key is not None and self.flow.stages[0].aggregate.co_partitioned:
+            if record.key is not None and all(one.aggregate.co_partitioned for one in self.flow.stages[:1]):
                 keys[record.topic, record.key].add(record.partition)
         for topic in self.run.sources:
             seen = {partition for name, partition, _ in records if name == topic} | self.run.positions(topic).keys()

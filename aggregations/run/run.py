@@ -66,7 +66,7 @@ class Run:
     """By topic that was created again: the manifest of the former one, until a batch of the new one is folded."""
 
     def __post_init__(self) -> None:
-        stages = [stage.name for stage in self.flow.stages]
+        stages = self.flow.stage_names
         self.known = KnownMarks(self.ref, stages)
         self.acknowledged = AcknowledgedWrites(self.ref, stages, self.known)
 
@@ -151,10 +151,10 @@ class Run:
     def distinct_stores(self) -> list[tuple[str, StateStore]]:
         """Each store once, under the name of its first stage, upstream first."""
         first: dict[str, str] = {}
-        for stage in self.flow.stages:
-            first.setdefault(self.urls[stage.name], stage.name)
+        for stage in self.flow.stage_names:
+            first.setdefault(self.urls[stage], stage)
         return [
-            (first[url], self.stores[first[url]]) for url in store_order(self.urls[s.name] for s in self.flow.stages)
+            (first[url], self.stores[first[url]]) for url in store_order(self.urls[s] for s in self.flow.stage_names)
         ]
 
     @property
@@ -205,12 +205,12 @@ class Run:
 
     def definitions(self) -> dict[str, str]:
         """Definition hash by stage."""
-        return {stage.name: stage.definition for stage in self.flow.stages}
+        return self.flow.definitions
 
     def homes(self) -> dict[str, str]:
         """Name of its store by stage: the name of the store's first stage."""
         names = {self.urls[name]: name for name, _ in self.distinct_stores()}
-        return {stage.name: names[self.urls[stage.name]] for stage in self.flow.stages}
+        return {stage: names[self.urls[stage]] for stage in self.flow.stage_names}
 
     def save_manifest(self, name: str, manifest: Manifest, *, commits: bool = True) -> None:
         """Write a manifest into the store of that name, with the stages that it keeps and the acknowledged marks.
@@ -387,7 +387,7 @@ class Run:
 
     def superseded(self) -> bool:
         """Whether a newer run has acquired an epoch; whatever this run still does no longer counts."""
-        return self.stores[self.flow.stages[0].name].installed_epoch(self.ref) > self.epoch
+        return self.stores[self.flow.stage_names[0]].installed_epoch(self.ref) > self.epoch
 
     def close(self) -> None:
         """Close every store."""

@@ -19,6 +19,8 @@ folded. The chain is then cut in two, and the driver checks the results in betwe
 If a task after a shuffle publishes, one task produces the outputs of all tasks, in the order of their positions:
 
     read, fold stage 1 | ... | fold the last stage | publish | persist the last stage | ...
+
+A flow without a stage has no shuffle: the task that reads a partition publishes its outputs, in the order of offsets.
 """
 
 import gc
@@ -87,7 +89,7 @@ def read_slot(payload: bytes, number: int) -> list[Block]:
     from aggregations.engine.fetch import fetcher_of
 
     def act(work: Work) -> list[Block]:
-        path, first, ranges = path_of(job), job.flow.stages[0], job.tasks[number].by_topic()
+        path, ranges = path_of(job), job.tasks[number].by_topic()
 
         def chunks() -> Iterator[pa.Table]:
             # A consumer of each topic: the others fetch ahead while one is read.
@@ -99,9 +101,11 @@ def read_slot(payload: bytes, number: int) -> list[Block]:
         # Only after all rows were read: if a topic still is the driver's topic, the rows belong to it.
         for topic in ranges:
             check_source(topics_of(job.kafka), job.flow, topic, job.topic_ids[topic])
+        if not job.flow.stages:
+            return _leave(work)
         if job.folds_while_reading:
-            return _fold(work, path, first, arrivals, number)
-        return [*_leave(work), *_send(work, path, first.index, arrivals)]
+            return _fold(work, path, job.flow.stages[0], arrivals, number)
+        return [*_leave(work), *_send(work, path, 0, arrivals)]
 
     return _guarded(job, [], act)
 
@@ -229,7 +233,8 @@ def _leave(work: Work, *, persists: bool = False) -> list[Block]:
         UnlistedError: There are dead letters that the ledger does not list yet.
     """
     if unlisted := work.collector.unlisted():
-        raise UnlistedError(frozenset(unlisted), persists)
+        # Tasks that publish have perhaps published what a further attempt rejects.
+        raise UnlistedError(frozenset(unlisted), persists or (work.job.flow.publishes and not work.job.holds_outputs))
     if not work.job.holds_outputs:
         with work.timed("publish"):
             publish(work)

@@ -7,7 +7,7 @@ from typing import Any
 from aggregations.definition.flow import Aggregate, Flow, Input
 from aggregations.definition.source import Json, Topic
 from envelope import Siblings
-from tests.simulation.topology import COLUMNS, FINAL, Spec
+from tests.simulation.topology import COLUMNS, FINAL, Seen, Spec
 
 
 class Change(StrEnum):
@@ -21,6 +21,8 @@ class Change(StrEnum):
 def changed(spec: Spec, change: Change | None) -> Flow[Any]:
     """The flow of a world, with or without a change."""
     flow = spec.flow
+    if not spec.folds and change in (Change.STAGE, Change.PARTITIONING):
+        return flow.aggregate("added", "g", Seen("added"))
     if change is Change.STAGE:
         return replace(spec, stages=(*spec.stages, replace(spec.stages[-1], name="added"))).flow
     if change is Change.PARTITIONING:

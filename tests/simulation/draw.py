@@ -3,6 +3,7 @@
 from dataclasses import replace
 from random import Random
 
+from aggregations.definition.flow import END_OF_FLOW
 from envelope.dedup.eviction import LANES
 from tests.simulation.topology import FINAL, OUT, SECOND, Processor, Spec, StageSpec
 
@@ -63,10 +64,20 @@ def draw_outputs(random: Random, spec: Spec) -> Spec:
 
 def draw_second(random: Random, spec: Spec) -> Spec:
     """Let the flow of some worlds read a second topic, with draws of its own."""
-    if random.random() < 0.7:
+    if random.random() < 0.7 or not spec.folds:
         return spec
     partitions = {**spec.partitions, SECOND: random.choice([1, 2, 2, 3])}
     return replace(spec, second=True, roots=(*spec.roots, SECOND), partitions=partitions)
+
+
+def draw_relay(random: Random, spec: Spec) -> Spec:
+    """Take the stages of some worlds away, with draws of its own: their flow only publishes, and publishes copies, too."""
+    if not spec.publishes or spec.growth or spec.keyless or spec.spreads(FINAL) or random.random() < 0.6:
+        return spec
+    fails = random.choice([one for one in _FAILING if one != "key"])
+    relay = StageSpec(END_OF_FLOW, "g", flat=fails == "flat_map" or random.random() < 0.4, fails=fails)
+    before = random.choice([END_OF_FLOW, ""])
+    return replace(spec, stages=(relay,), split=1, publishes_before=before, folds=False, audit=OUT, mends=True)
 
 
 def _draw_audit(random: Random, spec: Spec) -> str:

@@ -10,7 +10,7 @@ from persistence.manifest import minimum
 from persistence.names import FlowRef
 from tests.simulation.audit import AUDIT
 from tests.simulation.changes import Change
-from tests.simulation.draw import draw, draw_outputs, draw_second
+from tests.simulation.draw import draw, draw_outputs, draw_relay, draw_second
 from tests.simulation.driver import METADATA_MAX_AGE
 from tests.simulation.faults import ENDS, End, Script
 from tests.simulation.kafka import CLOCK, Log
@@ -51,6 +51,7 @@ class Step:
 def draw_world(seed: int, steps: int = 80) -> tuple[Spec, list[Step]]:
     """Draw a world and its steps."""
     spec, random = draw_outputs(Random(f"outputs {seed}"), draw(Random(f"world {seed}"))), Random(f"steps {seed}")
+    spec = draw_relay(Random(f"relay {seed}"), spec)
     spec = draw_second(Random(f"second {seed}"), spec)
     possible = {
         "grow": bool(spec.growth),

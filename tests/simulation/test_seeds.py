@@ -44,6 +44,11 @@ def test_worlds_have_second_flows_and_steps_that_fail_in_every_way():
     assert any(stage.emit_fails for stage in stages if stage.emits)
     assert any(world.mends for world in worlds if world.history == 1)
     assert {"", "s0", "s1"} <= {world.publishes_before for world in worlds if world.audit == OUT}
+    relays = [draw_world(seed, 0)[0] for seed in range(1000)]
+    relays = [world for world in relays if not world.folds]
+    assert {world.publishes_before for world in relays} == {"end", ""}
+    assert {world.stages[0].fails for world in relays} == {"", "map", "filter", "flat_map", "divert"}
+    assert any(world.stages[0].flat for world in relays)
 
 
 def test_letters_are_read_by_other_flows_and_by_republishers_and_are_copies_to_them(monkeypatch):

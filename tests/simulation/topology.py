@@ -174,6 +174,7 @@ class Spec:
         revives: Records that republishers reject are redriven to them.
         second: The flow also reads `SECOND`.
         mends: From some moment on the flow accepts what it rejected: a copy may fill a hole before the redriven record.
+        folds: False for a flow without a stage: its only `stages` entry, `end`, names what its steps make of an element.
     """
 
     roots: tuple[str, ...]
@@ -193,6 +194,7 @@ class Spec:
     audit: str = ""
     revives: bool = False
     mends: bool = False
+    folds: bool = True
     second: bool = False
 
     @property
@@ -223,6 +225,9 @@ class Spec:
                 flow = flow.filter(Keep(refuse))
             elif stage.fails == "divert":
                 flow = flow.divert(bad)
+            if not self.folds:
+                flow = flow.filter(Keep(Refuse(stage.name)))
+                continue
             fold = Seen(stage.name) if stage.seen else Fields(n=count(), s=total("x"))
             flow = flow.aggregate(
                 stage.name,

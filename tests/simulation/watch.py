@@ -21,7 +21,7 @@ class Watch:
         stores: Store of every stage.
 
     Attributes:
-        held: Ids held per stage, without stages that only count.
+        held: Ids held per stage, without stages that only count; for a flow without a stage, ids that were published.
     """
 
     def __init__(self, spec: Spec, oracle: Oracle, stores: Sequence[SimulatedStore]) -> None:
@@ -55,7 +55,11 @@ class Watch:
         self._check_manifests()
 
     def _changed(self, i: int) -> set[str]:
-        new: set[str] = set()
+        if not self._spec.folds:
+            new = self._oracle.outputs.keys() - self.held[i]
+            self.held[i] |= new
+            return new
+        new = set()
         ref = _REF.stage(self._spec.stages[i].name)
         for key, stored in self._stores[i].stage(ref).items():
             version = (stored.version, stored.epoch)

@@ -123,6 +123,15 @@ def shared(source: str, history: int = HISTORY, *, path: Path = "messages") -> F
     return flow.aggregate("aircraft", tail, Totals(), history=history)
 
 
+def relay(source: str, target: str, path: Path = "columns") -> Flow[Any]:
+    """Publishes legs that several carriers sold, one item for each; legs of negative minutes are diverted."""
+    flow: Flow[Any] = Flow("relay").source(Topic(source, payload=Leg))
+    if path == "columns":
+        minutes = pl.col("minutes")
+        return flow.divert(minutes < 0).flat_map(pl.col("carrier").str.split("+")).publish(target)
+    return flow.divert(goes_back_in_time).flat_map(carriers).publish(target)
+
+
 def four_stages(source: str, history: int = HISTORY) -> Flow[Any]:
     """Totals per aircraft, per carrier, per remainder of the minutes, and per aircraft of a carrier."""
     flow: Flow[Any] = Flow("four").source(Topic(source, payload=Leg))

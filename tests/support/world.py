@@ -139,7 +139,7 @@ class World:
         """URL of the store by stage name."""
         if self.urls is not None:
             return bind(flow, self.urls)
-        names = {stage.name: stage.name if self.apart else "states" for stage in flow.stages}
+        names = {stage: stage if self.apart else "states" for stage in flow.stage_names}
         return bind(flow, {stage: f"sqlite:///{self.directory}/{name}.db" for stage, name in names.items()})
 
     def run(self, flow: Flow[Any], **options: Any) -> Report:
@@ -227,7 +227,7 @@ class World:
 
     def ends(self, flow: Flow[Any], stage: str = "", topic: str = "") -> dict[int, int]:
         """Next offset by partition of a topic in the manifest of a stage's store; empty without a manifest."""
-        with closing(open_store(self.stores(flow)[stage or flow.stages[0].name])) as store:
+        with closing(open_store(self.stores(flow)[stage or flow.stage_names[0]])) as store:
             manifest = store.load_manifest(FlowRef(flow.name, 1))
         progress = manifest.positions.get(topic or self.topic, {}) if manifest else {}
         return {partition: one.next_offset for partition, one in progress.items()}
@@ -245,7 +245,7 @@ class World:
             connection.execute("UPDATE flow SET manifest = ? WHERE name = ?", (manifest, flow.name))
 
     def _database(self, flow: Flow[Any], stage: str) -> "closing[sqlite3.Connection]":
-        url = self.stores(flow)[stage or flow.stages[0].name]
+        url = self.stores(flow)[stage or flow.stage_names[0]]
         return closing(sqlite3.connect(url.removeprefix("sqlite://")))
 
 

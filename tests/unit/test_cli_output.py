@@ -84,7 +84,7 @@ def test_a_variable_with_an_impossible_value_is_wrong_usage(
 
 @pytest.mark.parametrize(
     ("name", "said"),
-    [("sourceless", "flow 'fleet' has no source()"), ("stageless", "flow 'fleet' has no aggregate()")],
+    [("sourceless", "flow 'fleet' has no source()"), ("stageless", "flow 'fleet' does nothing with its elements")],
 )
 def test_a_flow_without_source_or_stage_is_described_to_nobody(
     name: str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path

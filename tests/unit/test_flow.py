@@ -195,8 +195,11 @@ BAD = {
     "two sources": (lambda: legs().source(bare()), "already has a source"),
     "a source that is no topic": (lambda: Flow("f").source("legs"), "takes a Topic.*; got str"),  # type: ignore[arg-type]
     "a step without a source": (lambda: Flow("f").filter("late"), r"no source\(\): call it before filter"),
-    "no aggregate": (lambda: legs().filter("late").stages, "has no aggregate"),
-    "no aggregate, asked for the tail": (lambda: legs().filter("late").tail, "has no aggregate"),
+    "neither a stage nor an output": (
+        lambda: legs().filter("late").stages,
+        "does nothing with its elements: it needs an",
+    ),
+    "neither, asked for the tail": (lambda: legs().filter("late").tail, "does nothing with its elements"),
     "a stage without a name": (lambda: legs().aggregate("", "tail", COUNT), "not a valid stage name"),
     "two stages of one name": (
         lambda: legs().aggregate("a", "tail", COUNT).aggregate("a", "carrier", COUNT),

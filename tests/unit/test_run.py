@@ -176,7 +176,7 @@ def test_totals_of_both_stages_survive_a_change_of_runs_at_every_batch():
 
 
 def test_a_runner_is_made_of_a_flow_with_a_source():
-    with pytest.raises(FlowError, match="has no aggregate"):
+    with pytest.raises(FlowError, match="does nothing with its elements"):
         MemoryRunner(Flow("fleet").source(bare()), {})
     with pytest.raises(FlowError, match="has no source"):
         MemoryRunner(Flow("fleet"), {})

@@ -25,6 +25,7 @@ MATTERS: Mapping[str, Callable[[Spec], bool]] = {
     **dict.fromkeys(sources.BUGS, lambda spec: spec.second),
     "outputs-not-marked": lambda spec: spec.audit == OUT,
     "outputs-before-a-stage-not-listed": lambda spec: bool(spec.publishes_before),
+    "struck-although-rejected-again": lambda spec: not spec.folds,
     "marks-not-kept-upstream": lambda spec: spec.split < len(spec.stages),
     "partial-flat-map": lambda spec: any(stage.flat for stage in spec.stages),
     "service-gives-no-key": lambda spec: spec.keyless and bool(spec.processors),

@@ -109,6 +109,10 @@ BUGS: Mapping[str, tuple[str, Sequence[Patch]]] = {
             (Changes, "resolved", lambda self: replace(self, filled=self.filled - self.again, again=set())),
         ],
     ),
+    "struck-although-rejected-again": (
+        "an entry that a record fills is struck from the ledger, though the record is rejected again",
+        [(Changes, "resolved", lambda self: replace(self, added=set(), again=set()))],
+    ),
     "mend-drops-the-chain": (
         "a dead letter that is mended comes back without its chain",
         [(redrive, "_rebuilt", _without_chain)],
