@@ -11,7 +11,10 @@ from persistence.lazy import lazy
 
 if TYPE_CHECKING:
     from aggregations.definition.aggregates import count, first, last, maximum, mean, minimum, total
+    from aggregations.definition.aggregates_exact import collect, histogram, standard_deviation, variance
+    from aggregations.definition.aggregates_sketches import approximate_distinct, quantiles, top
     from aggregations.definition.element import Element, Record
+    from aggregations.definition.emit import Emit
     from aggregations.definition.fields import Fields
     from aggregations.definition.flow import Flow
     from aggregations.definition.folds import Fold
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = [
     "DefinitionChangedError",
     "Element",
+    "Emit",
     "Fields",
     "Flow",
     "FlowError",
@@ -37,21 +41,31 @@ __all__ = [
     "RunRefusedError",
     "Snapshot",
     "Topic",
+    "approximate_distinct",
     "bind",
+    "collect",
     "count",
     "first",
+    "histogram",
     "last",
     "maximum",
     "mean",
     "minimum",
+    "quantiles",
     "read_snapshot",
     "run_flow",
+    "standard_deviation",
+    "top",
     "total",
+    "variance",
 ]
 
 _MODULES: Final = {
     "definition.aggregates": ("count", "first", "last", "maximum", "mean", "minimum", "total"),
+    "definition.aggregates_exact": ("collect", "histogram", "standard_deviation", "variance"),
+    "definition.aggregates_sketches": ("approximate_distinct", "quantiles", "top"),
     "definition.element": ("Element", "Record"),
+    "definition.emit": ("Emit",),
     "definition.fields": ("Fields",),
     "definition.flow": ("Flow",),
     "definition.folds": ("Fold",),

@@ -10,20 +10,26 @@ from persistence.lazy import lazy
 if TYPE_CHECKING:
     from persistence.errors import Conflict, Corrupt, Fenced, StoreError, StoreWentBack, Terminal, Transient
     from persistence.protocol import Capabilities, FlowRef, Manifest, StageRef, StateStore, Stored, Write
+    from persistence.reader import Reader, SequenceSnapshots
     from persistence.registry import open_store
+    from persistence.stored_filter import Filtered, StoredFilter
 
 __all__ = [
     "Capabilities",
     "Conflict",
     "Corrupt",
     "Fenced",
+    "Filtered",
     "FlowRef",
     "Manifest",
+    "Reader",
+    "SequenceSnapshots",
     "StageRef",
     "StateStore",
     "StoreError",
     "StoreWentBack",
     "Stored",
+    "StoredFilter",
     "Terminal",
     "Transient",
     "Write",
@@ -33,7 +39,9 @@ __all__ = [
 _MODULES: Final = {
     "errors": ("Conflict", "Corrupt", "Fenced", "StoreError", "StoreWentBack", "Terminal", "Transient"),
     "protocol": ("Capabilities", "FlowRef", "Manifest", "StageRef", "StateStore", "Stored", "Write"),
+    "reader": ("Reader", "SequenceSnapshots"),
     "registry": ("open_store",),
+    "stored_filter": ("Filtered", "StoredFilter"),
 }
 
 __getattr__, __dir__ = lazy(__name__, _MODULES)

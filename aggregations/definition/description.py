@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from aggregations.definition.emit import Emit
 from aggregations.definition.expressions import name_of, text_of
 from aggregations.definition.fields import Fields
 from aggregations.definition.operators import (
@@ -77,6 +78,8 @@ def _content(step: Step | Aggregate | PublishStates) -> str:
             return topic
         case Aggregate(name=name, key=key, fold=fold, emit=emit):
             text = f"{name} by {text_of(key)}: {fold.describe() if isinstance(fold, Fields) else name_of(type(fold))}"
+            if isinstance(emit, Emit):
+                return f"{text}, emit {', '.join(emit.columns)}{' on a condition' * (emit.condition is not None)}"
             return text if emit is None else f"{text}, emit {name_of(emit)}"
 
 

@@ -15,6 +15,7 @@ from aggregations.definition.arguments import (
 )
 from aggregations.definition.description import lines_of
 from aggregations.definition.element import Element
+from aggregations.definition.emit import Emitting, check_emit
 from aggregations.definition.expressions import Expression, check_argument, check_column, columns_of
 from aggregations.definition.fields import Fields
 from aggregations.definition.folds import Fold
@@ -185,7 +186,7 @@ class Flow(Reading, Generic[T]):
         co_partitioned: bool = True,
         history: int | None = None,
         lanes: int = LANES,
-        emit: Callable[[Element[Any], Any], Iterable[Any]] | None = None,
+        emit: Emitting | None = None,
         store: str = "",
     ) -> "Flow[T]":
         """Fold the elements of every key into a state, and pass each accepted element on. See `Aggregate`."""
@@ -203,7 +204,7 @@ class Flow(Reading, Generic[T]):
             check_positive("history=", 1 if history is None else history)
             check_positive("lanes=", lanes)
             if emit is not None:
-                check_callable("emit=", emit)
+                check_emit(emit, fold)
             check_type("store=", store, str, "the URL of a store")
         return self._with(f"stage {name!r}", Aggregate(name, key, fold, co_partitioned, history, lanes, emit, store))
 
@@ -366,7 +367,7 @@ class Flow(Reading, Generic[T]):
             spread = spread or stage.fans_out
             if spread:
                 return True
-            spread = stage.aggregate.emit is not None
+            spread = stage.aggregate.makes
         return False
 
     @property

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 import polars as pl
 
 from aggregations.definition.element import Element
+from aggregations.definition.emit import CONDITION, NEW, OLD, Emit, Emitting
 from aggregations.definition.expressions import Expression, columns_of, describe_expression, parsed, text_of
 from aggregations.definition.fields import Fields
 from aggregations.definition.fingerprint import describe_callable, describe_object
@@ -88,7 +89,8 @@ class Aggregate:
         co_partitioned: Records of one key are in one partition of the topic: no shuffle is needed. First stage only.
         history: Positions remembered per lane of a state; None for 32, or 1,024 on a lane with records without a key.
         lanes: Lanes with a history per state.
-        emit: Makes a collection from each accepted element and the state after it; None forwards the element itself.
+        emit: Columns of the state before and after each accepted element, or a function that makes a collection from the
+            element and the state after it; None forwards the element itself.
         store: URL of the store if no other is bound at run time.
         definition: Canonical text of key and fold.
         emitting: Canonical text of `emit`, key and fold; empty when each element is forwarded unchanged.
@@ -100,7 +102,7 @@ class Aggregate:
     co_partitioned: bool = True
     history: int | None = None
     lanes: int = LANES
-    emit: Callable[[Element[Any], Any], Iterable[Any]] | None = None
+    emit: Emitting | None = None
     store: str = ""
     definition: str = field(init=False, repr=False)
     emitting: str = field(init=False, repr=False)
@@ -110,8 +112,30 @@ class Aggregate:
         fold = self.fold.describe() if isinstance(self.fold, Fields) else describe_object(self.fold)
         object.__setattr__(self, "definition", f"{_described(self.key)}\n{fold}")
         # The emitted values may depend on the state.
-        emitting = "" if self.emit is None else f"{self.definition}\nemit {_described(self.emit)}"
-        object.__setattr__(self, "emitting", emitting)
+        if isinstance(self.emit, Emit):
+            assert isinstance(self.fold, Fields)
+            emitted = self.emit.describe(self.fold)
+        else:
+            emitted = _described(self.emit)
+        object.__setattr__(self, "emitting", f"{self.definition}\nemit {emitted}" if emitted else "")
+
+    @property
+    def makes(self) -> bool:
+        """Whether a function makes the values that it passes on."""
+        return self.emit is not None and not isinstance(self.emit, Emit)
+
+    def inputs(self) -> dict[str, pl.Expr]:
+        """Expressions to evaluate per element: those of `Fields.inputs`, and the columns that `Emit` reads."""
+        wanted = self.fold.inputs() if isinstance(self.fold, Fields) else {}
+        emit = self.emit
+        return (
+            {**wanted, **{emit_input(name): pl.col(name) for name in emit.read}} if isinstance(emit, Emit) else wanted
+        )
+
+
+def emit_input(column: str) -> str:
+    """Name among a stage's inputs of a column that `Emit` reads; not valid as the name of a field."""
+    return f"\0{column}"
 
 
 def definition_of(steps: Iterable[object], source: str) -> str:
@@ -187,6 +211,9 @@ def schema_after(step: object, schema: Schema) -> Schema:
             return {**schema, step.column: _item_type(items, schema)}
         case Map() | FlatMap():
             return None
+        case Aggregate(emit=Emit() as emit) if schema is not None:
+            wanted = {name: parsed(of) for name, of in emit.columns.items()}
+            return types_of(wanted, emit_types(step, schema))
         case Aggregate(emit=emit) if emit is not None:
             return None
         case _:
@@ -212,7 +239,34 @@ def check_columns(step: Step | Aggregate, schema: Mapping[str, pl.DataType]) -> 
             if isinstance(key, str | pl.Expr):
                 _check_key(key, schema)
             if isinstance(fold, Fields):
+                for name, dtype in types_of(fold.conditions(), schema).items():
+                    if dtype not in (pl.Boolean, pl.Null):
+                        raise FlowError(f"where= of field {name!r} is of type {dtype}, not Boolean")
                 fold.check(types_of(fold.inputs(), schema))
+            if isinstance(step.emit, Emit):
+                dtype = types_of(step.emit.wanted(), emit_types(step, schema)).get(CONDITION, pl.Boolean())
+                if dtype not in (pl.Boolean, pl.Null):
+                    raise FlowError(f"emit=: when() is of type {dtype}, not Boolean")
+
+
+def emit_types(stage: Aggregate, schema: Mapping[str, pl.DataType]) -> dict[str, pl.DataType]:
+    """Types of the columns that the `Emit` of a stage reads, given the columns `schema` that arrive there.
+
+    Raises:
+        FlowError: A column is missing, or has a name of a column of the state.
+    """
+    emit, fold = stage.emit, stage.fold
+    assert isinstance(emit, Emit)
+    assert isinstance(fold, Fields)
+    if clashing := sorted(name for name in schema if name.startswith((OLD, NEW))):
+        raise FlowError(f"emit=: column {clashing[0]} has a name of the state's columns; rename it before the stage")
+    inputs = types_of(fold.inputs(), schema)
+    types = types_of({name: pl.col(name) for name in emit.read}, schema)
+    for name in emit.fields:
+        dtype = fold.fields[name].result_type(inputs.get(name, pl.Boolean()))
+        assert dtype is not None
+        types |= {OLD + name: dtype, NEW + name: dtype}
+    return types
 
 
 def check_fold(fold: object) -> None:
@@ -275,8 +329,8 @@ def keeps_columns(step: Step | Aggregate) -> bool:
     match step:
         case Map(_, function):
             return function is None
-        case Aggregate(emit=emit):
-            return emit is None
+        case Aggregate():
+            return not step.makes
         case FlatMap(items):
             return is_columnar(items)
         case _:
@@ -294,12 +348,8 @@ def calls_of(step: Step | Aggregate) -> str:
             return "" if is_columnar(items) else "its function"
         case Publish():
             return "the encoding of its messages"
-        case Aggregate(key=key, fold=fold, emit=emit):
-            called = {
-                "its key": not is_columnar(key),
-                "its fold": not isinstance(fold, Fields),
-                "emit": emit is not None,
-            }
+        case Aggregate(key=key, fold=fold):
+            called = {"its key": not is_columnar(key), "its fold": not isinstance(fold, Fields), "emit": step.makes}
             return ", ".join(name for name, calls in called.items() if calls)
 
 
@@ -310,8 +360,8 @@ def expressions_of(step: Step | Aggregate | PublishStates) -> list[pl.Expr]:
             arguments = [argument]
         case Map(columns):
             arguments = list(columns.values())
-        case Aggregate(key=key, fold=fold):
-            arguments = [key, *(fold.inputs().values() if isinstance(fold, Fields) else ())]
+        case Aggregate(key=key):
+            arguments = [key, *step.inputs().values()]
         case _:
             arguments = []
     return [parsed(one) for one in arguments if isinstance(one, str | pl.Expr)]

@@ -15,6 +15,7 @@ from aggregations.columns.signature import Signature
 from aggregations.columns.steps import Rejected, Stepped, apply_columns, evaluate_columns, evaluated
 from aggregations.columns.values import apply_values, parts_of, with_values
 from aggregations.definition.element import Element
+from aggregations.definition.emit import Emit
 from aggregations.definition.expressions import Expression, columns_of, expression
 from aggregations.definition.fields import Fields
 from aggregations.definition.flow import END_OF_FLOW, Stage, Step
@@ -259,8 +260,7 @@ def _enter(work: Work, stage: Stage, before: Rows, earlier: Stepped | None = Non
     key = _keys(stepped, aggregate.key)
     frame = stepped.frame
     # Inputs of values that a function made are evaluated message by message, when they are folded.
-    fold = aggregate.fold
-    wanted = fold.inputs() if isinstance(fold, Fields) and stepped.values is None else {}
+    wanted = aggregate.inputs() if stepped.values is None else {}
     # A row whose inputs cannot be computed still arrives: it leaves a hole in the state of its key.
     inputs, broken = evaluate_columns(frame, {f"{INPUT}{name}": one for name, one in wanted.items()})
     _gather(work, stage.index, stage.name, before, stepped)
@@ -294,7 +294,10 @@ def _further(job: Job, stage: Stage, frame: pl.DataFrame) -> list[str]:
         return [name for name in frame.columns if name in (schema.VALUE, schema.HEADERS)]
     later = job.flow.stages[stage.index + 1 :]
     steps = [*(step for one in later for step in (*one.before, one.aggregate)), *job.flow.tail]
-    if isinstance(stage.aggregate.fold, Fields) and all(map(is_vectorised, steps)) and stage.aggregate.emit is None:
+    if isinstance(stage.aggregate.emit, Emit):
+        # Its columns replace those of the payload.
+        return [name for name in frame.columns if name in _RECORD]
+    if isinstance(stage.aggregate.fold, Fields) and all(map(is_vectorised, steps)) and not stage.aggregate.makes:
         needed = columns_of(one for step in steps for one in expressions_of(step))
         further = sorted(needed.intersection(frame.columns))
     else:

@@ -27,7 +27,7 @@ class Arrival:
         key: Canonical bytes of the stage's key.
         standing: Where it stands at this stage.
         incarnation: `NEW_INCARNATION` or `STALE_INCARNATION` when its root topic was created again.
-        values: Values of `Fields.inputs` for it, or the error; empty for a fold in plain Python.
+        values: Values of `Aggregate.inputs` for it, or the error; empty for a fold in plain Python.
         transit: It was redriven to a later stage and is held here: passed on, not folded.
         entries: Its ledger entries at this stage.
         redriven: How it came back from the dead-letter topic; None when it was not redriven.
@@ -224,10 +224,10 @@ def passed_on(route: Route, redriven: Redriven | None) -> Route:
 
 
 def _inputs_of(stage: Aggregate, elements: Sequence[Element[Any]], schema: Schema) -> list[Any]:
-    """Values of `Fields.inputs` for each element: a mapping, or an `EnvelopeError` if it raised.
+    """Values of `Aggregate.inputs` for each element: a mapping, or an `EnvelopeError` if it raised.
 
     Empty mappings for a fold in plain Python.
     """
     if not isinstance(stage.fold, Fields):
         return [{} for _ in elements]
-    return evaluate_elements(elements, stage.fold.inputs(), schema)
+    return evaluate_elements(elements, stage.inputs(), schema)

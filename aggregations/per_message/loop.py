@@ -12,6 +12,7 @@ from aggregations.definition.source import RecordDecoder
 from aggregations.per_message.arrivals import Arrival, arrive, marking_before, missing_after
 from aggregations.per_message.cause import Cause
 from aggregations.per_message.dead_letters import BEYOND_END
+from aggregations.per_message.emitting import emitted_types
 from aggregations.per_message.ledger import Doubt, Entry, Ledger, Reading, outputs_before
 from aggregations.per_message.merging import merged
 from aggregations.per_message.stage import Decided, KeyState, StageOutcome, fold_stage
@@ -173,6 +174,7 @@ class MessageLoop:
                 excluded=self.failures.at(stage.index, hole=True),
                 evict=self.evict,
                 replays=self.replays,
+                types=emitted_types(stage),
             ),
         )
         self.report.verdicts.setdefault(stage.name, Counter()).update(outcome.verdicts)

@@ -1,10 +1,10 @@
-"""What a stage decides about one message, and why."""
+"""What a stage or a filter decides about one message, and why."""
 
 from enum import StrEnum
 
 
 class Verdict(StrEnum):
-    """Closed set of verdicts. Each has a counter per stage."""
+    """Closed set of verdicts. Each has a counter per stage and filter."""
 
     ACCEPTED = "accepted"
     """New, and above everything folded in its lane."""
@@ -36,6 +36,20 @@ class Verdict(StrEnum):
     """As `below_floor`, but it arrived by a retry or redrive route: never dropped, sent to the dead-letter topic."""
     REJECTED = "rejected"
     """Cannot be used; a reason code says why. Sent to the dead-letter topic."""
+    UNIDENTIFIED = "unidentified"
+    """Of a filter: it has no key, id or sequence number to be judged by. Passed on."""
+    REPROCESSED = "reprocessed"
+    """Of a filter: the record at this offset was passed on before, and is read again after a crash. Passed on."""
+    BEYOND_HORIZON = "beyond_horizon"
+    """Of a filter: older than what the filter remembers, so nothing shows whether it is a duplicate."""
+    GAP = "gap"
+    """Of a filter: new, and sequence numbers of its producer are missing before it."""
+    HELD = "held"
+    """Of a filter: held back until the sequence numbers before it arrive."""
+    IN_FLIGHT = "in_flight"
+    """Of a sequence map: sent before and not acknowledged yet. Sent again later, it is judged by what was stored."""
+    FENCED = "fenced"
+    """Of a filter: from an older session of its producer. Dropped."""
 
     @property
     def diverts(self) -> bool:

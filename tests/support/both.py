@@ -48,7 +48,7 @@ class Both:
         self.topic_ids = dict.fromkeys(flow.topics, TOPIC_ID)
         self.stores = stores or (fresh_store(), fresh_store())
         mine, theirs = (bind(flow, {}, store) for store in self.stores)
-        self.memory = MemoryRunner(flow, mine, topic_ids=self.topic_ids, accept=accept)
+        self.memory = MemoryRunner(flow, mine, topic_ids=self.topic_ids, accept=accept, ends={})
         self.dead_letters: list[DeadLetter] = []
         self._urls = theirs
         # Two tasks may reject items of one record for two reasons; see tests/unit/test_scattered_items.py.

@@ -9,6 +9,7 @@ ROOT = Path(__file__).parents[2]
 FACES = (
     "aggregations",
     "envelope",
+    "envelope.filters",
     "jobs",
     "jobs.republish",
     "persistence",

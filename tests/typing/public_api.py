@@ -13,6 +13,7 @@ import pytest
 
 from aggregations import (
     Element,
+    Emit,
     Fields,
     Flow,
     Fold,
@@ -22,16 +23,23 @@ from aggregations import (
     Raw,
     Record,
     Topic,
+    approximate_distinct,
     bind,
+    collect,
     count,
     first,
+    histogram,
     last,
     maximum,
     mean,
     minimum,
+    quantiles,
     read_snapshot,
     run_flow,
+    standard_deviation,
+    top,
     total,
+    variance,
 )
 from envelope import (
     Decision,
@@ -89,9 +97,18 @@ columns = (
             usual=mean("cents"),
             opened=first("cents"),
             latest=last("cents", by="cents"),
+            large=count(where=pl.col("cents") > 100),
+            spread=variance("cents", where="test"),
+            deviation=standard_deviation("cents"),
+            sizes=histogram("cents", [1, 10, 99.5]),
+            opening=collect("cents", 3),
+            customers=approximate_distinct("customer", precision=12),
+            typical=quantiles("cents", at=[0.5], k=100),
+            usual_ones=top("customer", 3, size=100),
         ),
         history=64,
         store="sqlite://states.db",
+        emit=Emit(cents="new.cents", before=pl.col("old.cents")).when("test").changed(),
     )
     .publish_states("orders.states")
 )
@@ -126,6 +143,11 @@ orders.source("orders")  # type: ignore[arg-type]
 orders.merge(Topic("returns"))  # type: ignore[arg-type]
 Fields(orders=count, cents="cents")  # type: ignore[arg-type]
 total()  # type: ignore[call-arg]
+total("cents", "test")  # type: ignore[call-arg]
+histogram("cents")  # type: ignore[call-arg]
+top("customer")  # type: ignore[call-arg]
+Emit("new.cents")  # type: ignore[call-arg]
+Emit(cents=1)  # type: ignore[arg-type]
 Flow()  # type: ignore[call-arg]
 Topic("orders", Raw(), tombstones="skip")  # type: ignore[arg-type]
 

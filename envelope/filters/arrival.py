@@ -1,0 +1,243 @@
+"""What a filter judges, what it decides, and the interface that all filters share."""
+
+import json
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import StrEnum
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
+
+from envelope.codec import decode
+from envelope.dedup.verdict import Verdict
+from envelope.errors import EnvelopeError, Reason
+from envelope.message import Envelope
+
+S = TypeVar("S")
+
+Extractor: TypeAlias = Callable[[Any], Any]
+"""Takes what is judged, an `Arrival` or anything with its attributes, and returns a value of it; None for no value."""
+
+INT64 = 1 << 63
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A record as a filter sees it. Records and elements of a flow have the same attributes and are judged as they are.
+
+    Attributes:
+        topic: Topic.
+        partition: Partition.
+        offset: Offset; None for what no topic contains, such as the output of a timer.
+        key: Key bytes, or None.
+        value: The value: bytes, or a mapping of column names to values.
+        timestamp_ms: Time in milliseconds since 1970.
+        headers: Pairs of name and value, in order; names may repeat.
+        topic_id: Kafka's id of the topic; empty when unknown.
+    """
+
+    topic: str
+    partition: int
+    offset: int | None
+    key: bytes | None = None
+    value: Any = None
+    timestamp_ms: int = 0
+    headers: tuple[tuple[str, bytes | None], ...] = ()
+    topic_id: str = ""
+
+
+class Windowed(NamedTuple):
+    """A key and the window that its record opened.
+
+    Attributes:
+        key: Key of the record.
+        start_ms: Start of the window, in milliseconds since 1970.
+        end_ms: End of the window: exclusive for a tumbling window, the last record's time for a session.
+    """
+
+    key: bytes
+    start_ms: int
+    end_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ruling:
+    """What a filter decided about one record.
+
+    Attributes:
+        verdict: The verdict.
+        forward: Whether the record is passed on. Otherwise it is held back, sent to the dead-letter topic
+            (`Verdict.diverts`), or dropped.
+        reason: Reason code, if the record is rejected.
+        detail: What was wrong, without the payload; for a dead letter.
+        window: The window that the record opened, if the filter is windowed.
+        missing: First and last sequence number that are missing before this record.
+        released: Offsets of records that were held back until now. They are passed on in this order, after this record;
+            if this record is among them, at its place.
+        warning: A sign that the filter is used wrongly, given once for each state.
+    """
+
+    verdict: Verdict
+    forward: bool
+    reason: Reason | None = None
+    detail: str = ""
+    window: Windowed | None = None
+    missing: tuple[int, int] | None = None
+    released: tuple[int, ...] = ()
+    warning: str = ""
+
+
+ACCEPTED = Ruling(Verdict.ACCEPTED, forward=True)
+DUPLICATE = Ruling(Verdict.DUPLICATE, forward=False)
+UNIDENTIFIED = Ruling(Verdict.UNIDENTIFIED, forward=True)
+
+
+class Filter(Protocol[S]):
+    """A rule that decides which records of a stream are duplicates.
+
+    It is a value without state of its own: `judge` depends on its arguments only. A state belongs to one scope, such as
+    a partition or a key, and the records of a scope are judged in the order in which they were read.
+    """
+
+    @property
+    def name(self) -> str:
+        """Name of its states in a store."""
+        ...
+
+    def scope(self, arrival: Any) -> bytes | None:
+        """Key of the state that judges a record; None for a record that is passed on without a state.
+
+        Raises:
+            EnvelopeError: The record has no scope that can be used.
+        """
+        ...
+
+    def zero(self) -> S:
+        """The state of a scope before its first record."""
+        ...
+
+    def judge(self, state: S, arrival: Any) -> tuple[Ruling, S]:
+        """Decide about a record. The state is passed by value: it may be changed in place, and is returned."""
+        ...
+
+    def dump(self, state: S) -> Any:
+        """The state as a readable JSON value."""
+        ...
+
+    def load(self, value: Any) -> S:
+        """The state that `dump` returned this value for."""
+        ...
+
+
+class Scope(StrEnum):
+    """Which records share a state."""
+
+    PARTITION = "partition"
+    """The records of one partition. The number of states is the number of partitions."""
+    KEY = "key"
+    """The records of one key. The number of states is the number of keys; records without a key are passed on."""
+
+
+def scope_of(scope: Scope, arrival: Any) -> bytes | None:
+    """Key of the state for a record."""
+    if scope is Scope.KEY:
+        key: bytes | None = arrival.key
+        return key
+    return place_of(arrival).encode()
+
+
+def place_of(arrival: Any) -> str:
+    """Topic and partition of a record, as text."""
+    return f"{arrival.topic}:{arrival.partition}"
+
+
+def shard_of(identity: Any, shards: int) -> bytes:
+    """Key of the state for an id, if ids are spread over a fixed number of states."""
+    number = zlib.crc32(json.dumps(identity, default=repr, separators=(",", ":")).encode())
+    return f"{number % shards}/{shards}".encode()
+
+
+def extracted(extractor: Extractor, arrival: Any, what: str) -> Any:
+    """The value that an extractor returns.
+
+    Raises:
+        EnvelopeError: `TRANSFORM_FAILED`: it raised an exception.
+    """
+    try:
+        return extractor(arrival)
+    except EnvelopeError:
+        raise
+    except Exception as error:
+        raise EnvelopeError(
+            Reason.TRANSFORM_FAILED, f"the extractor of the {what} raised {type(error).__name__}"
+        ) from error
+
+
+def rejected(error: EnvelopeError) -> Ruling:
+    """The ruling for a record that cannot be judged."""
+    return Ruling(Verdict.REJECTED, forward=False, reason=error.reason, detail=error.detail)
+
+
+def milliseconds(name: str, duration: timedelta) -> int:
+    """A duration in milliseconds.
+
+    Raises:
+        ValueError: It is negative, or not a whole number of milliseconds.
+    """
+    if not isinstance(duration, timedelta):
+        raise TypeError(f"{name} is of type {type(duration).__name__}: use a datetime.timedelta")
+    whole, rest = divmod(duration, timedelta(milliseconds=1))
+    if whole < 0 or rest:
+        raise ValueError(f"{name}={duration}: use a duration of whole milliseconds, not below 0")
+    return whole
+
+
+def time_of(time: Extractor | None, arrival: Any) -> int:
+    """Time of a record in milliseconds since 1970: its timestamp, or what the filter's own extractor returns.
+
+    Raises:
+        EnvelopeError: `TRANSFORM_FAILED`: the extractor failed, or returned something else than an integer.
+    """
+    found = arrival.timestamp_ms if time is None else extracted(time, arrival, "time")
+    if type(found) is not int or not -INT64 <= found < INT64:
+        raise EnvelopeError(
+            Reason.TRANSFORM_FAILED, f"the time is of type {type(found).__name__}: use an integer of milliseconds"
+        )
+    return found
+
+
+def from_header(name: str) -> Extractor:
+    """Extract the last header of this name; None without one."""
+
+    def header(arrival: Any) -> Any:
+        return next((value for found, value in reversed(arrival.headers) if found == name), None)
+
+    return header
+
+
+def from_value(name: str) -> Extractor:
+    """Extract a field of the value: a column, or a member of a JSON object in bytes; None without it."""
+
+    def field(arrival: Any) -> Any:
+        value = arrival.value
+        if isinstance(value, bytes):
+            value = json.loads(value)
+        return value.get(name) if isinstance(value, Mapping) else None
+
+    return field
+
+
+def from_envelope(name: str) -> Extractor:
+    """Extract a field of the envelope in the value, such as `event_id` or `sequence`; None if it is not set.
+
+    Raises:
+        ValueError: An envelope has no such field.
+    """
+    if name not in Envelope.__dataclass_fields__:
+        raise ValueError(f"an envelope has no field {name!r}")
+
+    def field(arrival: Any) -> Any:
+        found = getattr(decode(arrival.value), name)
+        return None if found == "" else found
+
+    return field

@@ -1,0 +1,56 @@
+"""Values that are kept in a store with their positions."""
+
+import pytest
+
+from envelope import TopicPartition
+from persistence import Corrupt, FlowRef, Terminal
+from persistence.kept import Kept, KeptValues, decode_kept, encode_kept
+from persistence.seal import seal
+from tests.support.pure import fresh_store
+
+REF = FlowRef("f").stage("f")
+
+
+def test_a_value_comes_back_with_its_positions() -> None:
+    kept = Kept(
+        {"a": [1, "b", None]}, {TopicPartition("t", 0): 5, TopicPartition("t", 12): 7, TopicPartition("u", 1): 1}
+    )
+    assert decode_kept(encode_kept(kept, "x"), "x", 3, REF, b"k") == Kept(kept.value, kept.positions, 3)
+
+
+def test_a_value_covers_the_offsets_below_its_position() -> None:
+    kept = Kept()
+    assert not kept.covers("t", 0, 0)
+    kept.advance("t", 0, 4)
+    assert [kept.covers("t", 0, offset) for offset in (0, 4, 5)] == [True, True, False]
+    assert not kept.covers("t", 1, 0)
+
+
+def test_any_changed_byte_is_noticed() -> None:
+    value = encode_kept(Kept({"a": 1}, {TopicPartition("t", 0): 5}), "x")
+    for place in range(len(value)):
+        damaged = value[:place] + bytes([value[place] ^ 1]) + value[place + 1 :]
+        with pytest.raises(Corrupt):
+            decode_kept(damaged, "x", 1, REF, b"k")
+
+
+def test_a_newer_schema_and_another_kind_are_refused_with_a_remedy() -> None:
+    newer = seal(b'{"schema":2,"kind":"x","positions":{},"value":1}')
+    with pytest.raises(Corrupt, match="Upgrade headwater"):
+        decode_kept(newer, "x", 1, REF, b"k")
+    with pytest.raises(Terminal, match="Use another name"):
+        decode_kept(encode_kept(Kept(1), "x"), "y", 1, REF, b"k")
+
+
+def test_the_manifest_keeps_the_positions_of_partitions_that_a_batch_does_not_name() -> None:
+    values = KeptValues(fresh_store(), "f", "x")
+    values.save_manifest({TopicPartition("t", 0): 5})
+    values.save_manifest({TopicPartition("t", 1): 6})
+    assert values.start == {("t", 0): 5, ("t", 1): 6}
+    assert (values.manifest.batch, values.batch) == (2, 3)
+
+
+def test_all_values_can_be_read() -> None:
+    values = KeptValues(fresh_store(), "f", "x")
+    values.save({b"a": Kept(1), b"b": Kept(2)})
+    assert {key: kept.value for key, kept in values.scan()} == {b"a": 1, b"b": 2}
