@@ -5,6 +5,7 @@ so at any moment a downstream manifest is at or ahead of the manifests upstream 
 """
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import msgspec
 
@@ -121,6 +122,21 @@ def decode_manifest(value: bytes, flow: FlowRef) -> Manifest:
             f"the manifest has schema {manifest.schema}; this code reads {SCHEMA}", "Upgrade headwater", ref=flow
         )
     return manifest
+
+
+def with_progress_of(manifest: Manifest, former: Manifest, topic: str) -> Manifest:
+    """A manifest with the progress of a topic as in a former one."""
+
+    def put(now: Mapping[str, Any], then: Mapping[str, Any]) -> dict[str, Any]:
+        others = {name: one for name, one in now.items() if name != topic}
+        return {**others, topic: then[topic]} if topic in then else others
+
+    return msgspec.structs.replace(
+        manifest,
+        positions=put(manifest.positions, former.positions),
+        growth=put(manifest.growth, former.growth),
+        starting_offsets=put(manifest.starting_offsets, former.starting_offsets),
+    )
 
 
 def minimum(manifests: Sequence[Manifest | None]) -> Mapping[str, Mapping[int, int]]:

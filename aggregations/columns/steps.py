@@ -40,7 +40,7 @@ FAILURES: Mapping[int, tuple[Reason, str]] = {
 """Reasons why an expression has no result for a row."""
 _CAUSES: Final = [Cause(*FAILURES[code]) for code in (TRANSFORM_FAILED, OVERFLOW)]
 _DIVERTED: Final = Cause(Reason.DIVERTED, "the flow diverted it")
-_OWN: Final = (schema.PARTITION, schema.OFFSET)
+_OWN: Final = (schema.TOPIC, schema.PARTITION, schema.OFFSET)
 
 
 class Rejected(NamedTuple):

@@ -61,18 +61,20 @@ def apply_values(steps: Sequence[Step], stepped: Stepped, marking: Marking | Non
         return
     before = stepped.frame
     applied = apply_steps(steps, list(stepped.rows()), None, marking)
-    depth = len(schema.item_columns(before.columns)) + sum(isinstance(step, FlatMap) for step in steps)
+    further = sum(isinstance(step, FlatMap) for step in steps)
     stepped.frame, stepped.values = with_values(
-        _rows(before, applied.elements, depth), [element.value for element in applied.elements]
+        _rows(before, applied.elements, further), [element.value for element in applied.elements]
     )
     stepped.filtered += applied.filtered
     stepped.outputs += applied.outputs
+    owned = _owned(before)
     groups: dict[tuple[Cause, bool, int], list[Element[Any]]] = {}
     for one in applied.rejected:
         cause = Cause(one.reason, one.detail, one.raised)
-        groups.setdefault((cause, one.whole, len(one.element.indices)), []).append(one.element)
-    for (cause, whole, width), elements in groups.items():
-        stepped.rejected.append(Rejected(_rows(before, elements, width), cause, whole))
+        more = len(one.element.indices) - owned[row_of(one.element)]
+        groups.setdefault((cause, one.whole, more), []).append(one.element)
+    for (cause, whole, more), elements in groups.items():
+        stepped.rejected.append(Rejected(_rows(before, elements, more), cause, whole))
 
 
 def with_values(frame: pl.DataFrame, values: list[Any]) -> tuple[pl.DataFrame, list[Any]]:
@@ -80,10 +82,21 @@ def with_values(frame: pl.DataFrame, values: list[Any]) -> tuple[pl.DataFrame, l
     return frame.with_columns(pl.int_range(len(values), dtype=pl.Int64, eager=True).alias(schema.MADE)), values
 
 
-def _rows(frame: pl.DataFrame, elements: Sequence[Element[Any]], depth: int) -> pl.DataFrame:
+def _owned(frame: pl.DataFrame) -> list[int]:
+    """Number of flat-maps that each row went through."""
+    items = schema.item_columns(frame.columns)
+    if not items:
+        return [0] * frame.height
+    return frame.select(pl.sum_horizontal(pl.col(items).is_not_null().cast(pl.Int64))).to_series().to_list()
+
+
+def _rows(frame: pl.DataFrame, elements: Sequence[Element[Any]], further: int) -> pl.DataFrame:
     """The rows of a frame from which elements were made, with their indices in further flat-maps."""
     found = frame[[row_of(element) for element in elements]]
+    before = len(schema.item_columns(frame.columns))
     return found.with_columns(
-        pl.Series(f"{schema.ITEM}{place}", [element.indices[place] for element in elements], pl.UInt32)
-        for place in range(len(schema.item_columns(frame.columns)), depth)
+        pl.Series(
+            f"{schema.ITEM}{before + place}", [element.indices[place - further] for element in elements], pl.UInt32
+        )
+        for place in range(further)
     )

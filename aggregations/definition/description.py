@@ -34,11 +34,11 @@ _METHODS = {
 
 
 class Line(NamedTuple):
-    """The source or a step of a flow.
+    """A source, a step of a flow, or the place where its sources meet.
 
     Attributes:
         step: Name of the method of `Flow` that adds it.
-        what: Its content: the topic, the expression, or the name of the function.
+        what: Its content: the topic or topics, the expression, or the name of the function.
         path: `vectorised`, also with Python for a part of the step, or `per message`; empty where nothing is computed.
         branch: Names of the branches that the step is in, with slashes; empty on the main line.
     """
@@ -59,13 +59,18 @@ def text_of_flow(flow: "Flow[Any]") -> str:
 
 
 def lines_of(flow: "Flow[Any]") -> Iterator[Line]:
-    """The source and the steps of a flow, in order."""
-    yield Line(
-        "source",
-        flow.topic.name if flow.topic else "(none)",
-        "" if flow.is_columnar else "per message: tombstones have no columns",
-    )
-    yield from _lines(flow.steps, flow.pieces, columnar=flow.is_columnar)
+    """The sources and the steps of a flow, in order: each source with its own steps, then a line where they meet."""
+    path = "" if flow.is_columnar else "per message: tombstones have no columns"
+    if not flow.inputs:
+        yield Line("source", "(none)", path)
+    columnar = flow.is_columnar
+    for one in flow.inputs:
+        yield Line("source", one.topic.name, path)
+        yield from _lines(one.steps, one.pieces, columnar=flow.is_columnar)
+        columnar = columnar and all(map(keeps_columns, one.steps))
+    if flow.merges:
+        yield Line("merge", ", ".join(flow.topics), "")
+    yield from _lines(flow.steps, flow.pieces, columnar=columnar)
 
 
 def _lines(

@@ -17,9 +17,10 @@ from aggregations.definition.branches import Branching, check_topics
 from aggregations.definition.description import text_of_flow
 from aggregations.definition.element import Element
 from aggregations.definition.emit import Emitting, check_emit
-from aggregations.definition.expressions import Expression, check_argument, check_column, columns_of
+from aggregations.definition.expressions import Expression, check_argument, check_column
 from aggregations.definition.fields import Fields
 from aggregations.definition.folds import Fold
+from aggregations.definition.inputs import Input, check_merged, check_sources, merged_schema
 from aggregations.definition.operators import (
     Aggregate,
     Divert,
@@ -34,20 +35,18 @@ from aggregations.definition.operators import (
     Step,
     check_columns,
     check_fold,
-    definition_of,
     flattened,
     is_columnar,
     publishes,
     schema_after,
     source_definition,
 )
-from aggregations.definition.paths import expressions_of, is_vectorised, keeps_columns
+from aggregations.definition.paths import keeps_columns
 from aggregations.definition.picture import picture
+from aggregations.definition.reading import Reading
 from aggregations.definition.source import Topic
-from aggregations.definition.stages import Stage
-from aggregations.definition.system import HEADERS, LISTS, SYSTEM_COLUMNS
+from aggregations.definition.stages import Stage, definition_of_sources
 from aggregations.errors import FlowError
-from envelope import Tombstones
 from envelope.dedup.eviction import LANES
 
 __all__ = [
@@ -56,6 +55,7 @@ __all__ = [
     "Filter",
     "FlatMap",
     "Flow",
+    "Input",
     "Key",
     "Map",
     "Predicate",
@@ -75,38 +75,65 @@ _TOPIC = 'a Topic, such as Topic("orders", Order)'
 
 
 @dataclass(frozen=True)
-class Flow(Branching[T], Generic[T]):
-    """A source, steps and keyed aggregations, in order, or only steps. Every method returns a new flow.
+class Flow(Branching[T], Reading, Generic[T]):
+    """Sources, steps and keyed aggregations, in order, or only steps. Every method returns a new flow.
 
     Supported: column names and polars expressions (vectorised), and plain callables on `Element`
     (per message), for keys, filters, maps and diversions; both give the same result.
-    Not supported: several sources, joins, and expressions over several rows.
+    Not supported: joins, and expressions over several rows.
 
     Attributes:
         name: Name of the flow: part of every state's identity.
-        steps: The steps added so far, in order.
-        topic: The source; None before `source` was called.
+        steps: The steps added so far, in order; after a merge, those that all inputs go through.
+        inputs: The sources; empty before `source` was called.
         branches: Names of the branches in which the next step is.
         pieces: Names of reusable pieces that `via` added, with the steps that each begins and ends at.
     """
 
     name: str
     steps: tuple[Step | Aggregate | PublishStates, ...] = ()
-    topic: Topic | None = None
+    inputs: tuple[Input, ...] = ()
     branches: tuple[str, ...] = ()
     pieces: tuple[tuple[str, int, int], ...] = ()
 
     def __post_init__(self) -> None:
         check_name("flow", self.name)
-        if self.topic is not None:
-            check_type("source()", self.topic, Topic, _TOPIC)
 
-    def source(self, topic: Topic) -> "Flow[Mapping[str, Any]]":
-        """Read a topic."""
-        if self.topic is not None:
-            raise FlowError(f"flow {self.name!r} already has a source")
-        check_type("source()", topic, Topic, _TOPIC)
-        return replace(self, topic=topic)  # type: ignore[return-value]
+    def source(self, topic: Topic, *more: Topic) -> "Flow[Mapping[str, Any]]":
+        """Read one or several topics, each with its own payload, envelope and policies.
+
+        The elements of several topics have the columns of all of them: a column that a topic does not have is null. A
+        column that topics have with different types cannot be used; use `merge` to give it one type first.
+        """
+        if self.inputs:
+            raise FlowError(f"flow {self.name!r} already has a source; read several with source(a, b) or merge()")
+        for one in (topic, *more):
+            check_type("source()", one, Topic, _TOPIC)
+        check_topics(self.name, (topic, *more))
+        return replace(self, inputs=tuple(map(Input, (topic, *more))))  # type: ignore[return-value]
+
+    def merge(self, other: "Flow[U]") -> "Flow[T | U]":
+        """Add the sources of another flow, each with the steps that its elements went through there.
+
+        The steps of this flow so far apply to its own sources only, all further steps to the elements of both. The
+        other flow's name is not used, except in the hops of what it publishes. Columns are as with several topics in
+        `source`.
+        """
+        check_type("merge()", other, Flow, "another flow")
+        for one in (self, other):
+            if not one.inputs:
+                raise FlowError(f"flow {one.name!r} has no source(): call it before merge()")
+            if named := [step.name for step in one.steps if isinstance(step, Aggregate)]:
+                raise FlowError(f"flow {one.name!r} has stage {named[0]!r}: call merge() before the first aggregate()")
+        inputs = (*self.own_inputs, *other.own_inputs)
+        check_sources(self.name, [one.topic for one in inputs])
+        return replace(self, steps=(), inputs=inputs, pieces=())  # type: ignore[return-value]
+
+    @property
+    def own_inputs(self) -> tuple[Input, ...]:
+        """The inputs with all steps so far; there is no stage yet."""
+        steps = tuple(step for step in self.steps if not isinstance(step, Aggregate | PublishStates))
+        return tuple(one.extended(steps, self.pieces) for one in self.inputs)
 
     def filter(self, keep: Predicate) -> "Flow[T]":
         """Keep the elements for which `keep` is true."""
@@ -220,7 +247,7 @@ class Flow(Branching[T], Generic[T]):
                 check_callable("value=", value)
             check_type("name=", name, str, "text")
         processor = Publish(topic, key, value, "/".join([name or self.name, *self.branches]), tuple(topics))
-        known = {(to, one.name) for one in flattened(self.steps) if isinstance(one, Publish) for to in one.targets}
+        known = {(to, one.name) for one in flattened(self.every_step) if isinstance(one, Publish) for to in one.targets}
         if twice := [to for to in processor.targets if (to, processor.name) in known]:
             # Both would produce messages of the same lineage; downstream the second would be dropped as a duplicate.
             raise FlowError(
@@ -237,10 +264,11 @@ class Flow(Branching[T], Generic[T]):
         return replace(self, steps=(*self.steps, PublishStates(topic)))
 
     def _with(self, where: str, step: Step | Aggregate) -> "Flow[T]":
-        if self.topic is None:
+        if not self.inputs:
             raise FlowError(f"flow {self.name!r} has no source(): call it before {where}")
         if self.schema is not None:
             with located(where):
+                check_merged(step, self.inputs, self.schema, self.steps)
                 check_columns(step, self.schema)
         return replace(self, steps=(*self.steps, step))
 
@@ -254,32 +282,38 @@ class Flow(Branching[T], Generic[T]):
         """The keyed aggregations, upstream first.
 
         Raises:
-            FlowError: The flow has no source, or neither an aggregation nor a publish step.
+            FlowError: The flow has no source, neither an aggregation nor a publish step, or several sources and no
+                aggregation.
         """
-        if self.topic is None:
+        if not self.inputs:
             raise FlowError(f"flow {self.name!r} has no source()")
         stages: list[Stage] = []
         before: list[Step] = []
-        columnar, begins = self.is_columnar, 0
+        leading = tuple(step for one in self.inputs for step in one.steps)
+        columnar, begins = self.is_columnar and all(map(keeps_columns, leading)), 0
         for i, step in enumerate(self.steps):
             if isinstance(step, PublishStates):
                 stages[-1] = replace(stages[-1], snapshots=(*stages[-1].snapshots, step.topic))
                 continue
             columnar = columnar and keeps_columns(step)
             if isinstance(step, Aggregate):
-                made = definition_of(self.steps[: i + 1], self.topic.definition)
+                made = definition_of_sources(self.inputs, self.steps[: i + 1])
                 schema = self._schema_at(begins)
-                stages.append(Stage(len(stages), tuple(before), step, columnar, made, schema=schema))
-                before, begins = [], i + 1
+                stages.append(Stage(len(stages), tuple(before), step, columnar, made, schema=schema, leading=leading))
+                before, begins, leading = [], i + 1, ()
             else:
                 before.append(step)
         if not stages and not self.publishes:
             raise FlowError(
                 f"flow {self.name!r} does nothing with its elements: it needs an aggregate() or a publish()"
             )
-        if not self.calls_functions and self.topic.tombstones is Tombstones.ELEMENT:
+        if not stages and self.merges:
             raise FlowError(
-                f"topic {self.topic.name} passes tombstones to the flow as None, and all steps of the flow read columns: key "
+                f"flow {self.name!r} has several sources and no aggregate(): define a flow for each source instead"
+            )
+        if not self.calls_functions and (elements := self.tombstone_topics):
+            raise FlowError(
+                f"topic {elements[0]} passes tombstones to the flow as None, and all steps of the flow read columns: key "
                 "the first stage by a function, or set tombstones='skip' or 'dead_letter'"
             )
         return tuple(stages)
@@ -300,7 +334,7 @@ class Flow(Branching[T], Generic[T]):
         return next((i + 1 for i, step in enumerate(self.steps) if step is last), 0)
 
     def _schema_at(self, count: int) -> Schema:
-        schema: Schema = None if self.topic is None else self.topic.schema
+        schema: Schema = merged_schema(self.inputs) if self.inputs else None
         for step in self.steps[:count]:
             schema = schema_after(step, schema)
         return schema
@@ -318,14 +352,13 @@ class Flow(Branching[T], Generic[T]):
     @cached_property
     def publishing(self) -> frozenset[str]:
         """Names of the stages with publish steps before them."""
-        return frozenset(stage.name for stage in self.stages if publishes(stage.before))
+        return frozenset(stage.name for stage in self.stages if stage.publishes_before)
 
     @cached_property
     def definitions(self) -> dict[str, str]:
         """Definition hash by stage, upstream first. A flow without a stage has that of its source, under `end`."""
         found = {one.name: one.definition for one in self.stages}
-        assert self.topic is not None
-        return found or {END_OF_FLOW: source_definition(self.topic.definition)}
+        return found or {END_OF_FLOW: source_definition(self.inputs[0].topic.definition)}
 
     @property
     def stage_names(self) -> tuple[str, ...]:
@@ -356,40 +389,6 @@ class Flow(Branching[T], Generic[T]):
                 return True
             spread = stage.aggregate.makes
         return False
-
-    @property
-    def publishes(self) -> bool:
-        """Whether it publishes elements; those of one key must stay in order."""
-        return publishes(self.steps)
-
-    @cached_property
-    def is_columnar(self) -> bool:
-        """Whether Spark reads, judges and passes on its records in columns: every element of the source has columns."""
-        return self.topic is None or self.topic.tombstones is not Tombstones.ELEMENT
-
-    @cached_property
-    def calls_functions(self) -> bool:
-        """Whether a step calls Python for each element."""
-        return not all(is_vectorised(step) for step in self.steps if not isinstance(step, PublishStates))
-
-    @cached_property
-    def columns(self) -> frozenset[str] | None:
-        """Payload columns that the flow reads; None when a callable may read any of them."""
-        return None if self.calls_functions else self._read.difference(SYSTEM_COLUMNS)
-
-    @cached_property
-    def system_lists(self) -> frozenset[str]:
-        """Those of the columns `_headers` and `_chain` that expressions of the flow read."""
-        return self._read & LISTS
-
-    @property
-    def reads_headers(self) -> bool:
-        """Whether a step may read the headers of records."""
-        return self.calls_functions or HEADERS in self.system_lists
-
-    @property
-    def _read(self) -> frozenset[str]:
-        return columns_of(one for step in self.steps for one in expressions_of(step))
 
     def describe(self) -> str:
         """Describe the flow as text, one step a line: its method, its content and its path.

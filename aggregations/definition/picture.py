@@ -107,7 +107,7 @@ def picture(flow: "Flow[Any]", stores: Mapping[str, str]) -> str:
 def _boxes(flow: "Flow[Any]", stores: Mapping[str, str]) -> Iterator[_Box]:
     left, y = _MARGIN + _STORE + _ASIDE, _MARGIN
     lines = list(lines_of(flow))
-    targets = iter([[*step.targets] for step in flattened(flow.steps) if isinstance(step, Publish)])
+    targets = iter([[*step.targets] for step in flattened(flow.every_step) if isinstance(step, Publish)])
     stages = iter(flow.stage_names)
     for number, line in enumerate(lines):
         depth = line.branch.count("/") + bool(line.branch)

@@ -36,6 +36,7 @@ from aggregations.definition.emit import Emit
 from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Aggregate, Stage
 from aggregations.definition.folds import Fold
+from aggregations.definition.inputs import SiblingPolicy, siblings_of
 from aggregations.definition.operators import emit_input
 from aggregations.engine.job import Exclusion
 from aggregations.engine.path import Work
@@ -47,7 +48,7 @@ from aggregations.per_message.emitting import emitted_types
 from aggregations.per_message.rows import evaluate_elements
 from aggregations.per_message.stage import KeyState, StageOutcome, fold_stage
 from aggregations.run.states import state_of, writes_of
-from envelope import EnvelopeError, Node, Route, Siblings, Verdict
+from envelope import EnvelopeError, Node, Route, Verdict
 from persistence.protocol import Stored, Write
 
 _FIRST_SEEN = tuple(VERDICTS.index(one) for one in (Verdict.ACCEPTED, Verdict.LATE, Verdict.NEW_LANE))
@@ -86,11 +87,10 @@ class ColumnarFold:
         keys: list[bytes],
         stored: Mapping[bytes, Stored],
     ) -> None:
-        assert work.job.flow.topic is not None
         self.work = work
         self.stage = stage
         self.aggregate: Aggregate = stage.aggregate
-        self.siblings: Siblings = work.job.flow.topic.siblings
+        self.siblings: SiblingPolicy = work.job.flow.siblings
         self.later = work.job.flow.after(stage)
         self.rows = rows
         self.frame = rows.frame
@@ -319,7 +319,8 @@ class ColumnarFold:
         own = job.node(row[schema.TOPIC], row[schema.PARTITION], row[schema.OFFSET])
         verdict = _incarnation(self.work, signature)
         names = self.aggregate.inputs() if self.rows.values is None else ()
-        at, back = standing(row, signatures, rekeyed=row[REKEYED], siblings=self.siblings), redriven(row, signatures)
+        policy, back = siblings_of(self.siblings, own.topic), redriven(row, signatures)
+        at = standing(row, signatures, rekeyed=row[REKEYED], siblings=policy)
         late = Route(row.get(schema.LATE) or Route.PLAIN)
         indices = indices_of(row)
         entries = job.ledger.entries(self.stage.name, at, back, indices)
@@ -391,16 +392,16 @@ class ColumnarFold:
     def _of_records(self, nodes: Iterable[Node]) -> Mask:
         """The rows of some records."""
         mask = np.zeros(self.frame.height, np.bool_)
+        topics = self.frame.get_column(schema.TOPIC)
         partition = self.frame.get_column(schema.PARTITION).to_numpy()
         offset = self.frame.get_column(schema.OFFSET).to_numpy()
         for node in nodes:
-            mask |= (partition == node.partition) & (offset == node.offset)
+            mask |= (partition == node.partition) & (offset == node.offset) & (topics == node.topic).to_numpy()
         return mask
 
 
 def _incarnation(work: Work, signature: Signature) -> int:
-    assert work.job.flow.topic is not None
-    if signature.cluster != work.job.flow.topic.cluster:
+    if signature.cluster != work.job.flow.cluster:
         return -1
     verdict = work.incarnations.verdict(signature.topic, signature.topic_id)
     return -1 if verdict is None else VERDICTS.index(verdict)

@@ -46,11 +46,14 @@ class MessagePath:
 
     def fold(self, work: Work, stage: Stage, arrivals: list[Arrival]) -> tuple[list[Write], list[Arrival] | None]:
         job, loop = work.job, _loop(work)
-        if stage.index == 0 and job.folds_while_reading:
-            partitions: dict[bytes, int] = {}
+        if stage.index == 0:
+            partitions: dict[tuple[str, bytes], int] = {}
             for arrival in arrivals:
-                if partitions.setdefault(arrival.key, arrival.element.own.partition) != arrival.element.own.partition:
-                    raise shared_key(job, stage)
+                own = arrival.element.own
+                if not job.checks_partition(own.topic, rekeyed=arrival.key != arrival.element.key):
+                    continue
+                if partitions.setdefault((own.topic, arrival.key), own.partition) != own.partition:
+                    raise shared_key(job, stage, own.topic)
 
         def load(stage: Stage, keys: Sequence[bytes]) -> dict[bytes, KeyState]:
             with work.timed("load"):

@@ -8,6 +8,7 @@ from aggregations.definition.element import Element
 from aggregations.definition.expressions import key_bytes
 from aggregations.definition.fields import Fields
 from aggregations.definition.flow import END_OF_FLOW, Aggregate
+from aggregations.definition.inputs import SiblingPolicy, siblings_of
 from aggregations.definition.operators import Schema
 from aggregations.errors import FlowError
 from aggregations.per_message.ledger import Entry, Ledger, outputs_before
@@ -49,7 +50,7 @@ def arrive(
     ledger: Ledger,
     topic_ids: Mapping[str, str],
     incarnation: Callable[[str, str], Verdict | None],
-    siblings: Siblings,
+    siblings: SiblingPolicy,
     later: Collection[str] = (),
 ) -> list[Arrival]:
     """Bring elements to a stage: key, standing and the inputs of its fields. Failures go to `applied.rejected`.
@@ -82,7 +83,7 @@ def arrive(
 
 
 def marking_before(
-    stage: str, *, ledger: Ledger, topic_ids: Mapping[str, str], siblings: Siblings, later: Collection[str] = ()
+    stage: str, *, ledger: Ledger, topic_ids: Mapping[str, str], siblings: SiblingPolicy, later: Collection[str] = ()
 ) -> Marking:
     """Decides what publish steps before a stage publish, and marks outputs that are missing downstream.
 
@@ -127,20 +128,20 @@ def _only_passes(element: Element[Any], redriven: Redriven | None, ledger: Ledge
     )
 
 
-def standing_of(element: Element[Any], lineage: Lineage, siblings: Siblings, *, rekeyed: bool = False) -> Standing:
+def standing_of(element: Element[Any], lineage: Lineage, siblings: SiblingPolicy, *, rekeyed: bool = False) -> Standing:
     """Where an element stands, without the ledger; its `lineage` contains the root's topic id."""
     return lineage.standing(
         rekeyed=rekeyed,
         keyless=element.key is None,
         branch=element.branch,
         indices=element.indices,
-        event_id=element.event_id if siblings is Siblings.EVENT_ID else "",
+        event_id=element.event_id if siblings_of(siblings, element.topic) is Siblings.EVENT_ID else "",
         late=element.route,
     )
 
 
 def missing_after(
-    applied: Applied, *, ledger: Ledger, topic_ids: Mapping[str, str], siblings: Siblings, judged: bool = True
+    applied: Applied, *, ledger: Ledger, topic_ids: Mapping[str, str], siblings: SiblingPolicy, judged: bool = True
 ) -> tuple[set[Entry], int]:
     """Keep the elements for the steps after the last stage: redriven ones only if something of them is missing there.
 

@@ -14,6 +14,7 @@ from aggregations.per_message.cause import Cause
 from aggregations.per_message.dead_letters import BEYOND_END
 from aggregations.per_message.emitting import emitted_types
 from aggregations.per_message.ledger import Doubt, Entry, Ledger, Reading, outputs_before
+from aggregations.per_message.merging import merged
 from aggregations.per_message.stage import Decided, KeyState, StageOutcome, fold_stage
 from aggregations.per_message.steps import Applied, Marking, OutputMessage, RejectedElement, apply_steps, withhold
 from aggregations.report import Report
@@ -100,21 +101,23 @@ class MessageLoop:
     outputs: list[OutputMessage] = field(default_factory=list)
     seen: dict[str, Position] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        assert self.flow.topic is not None
-        self._topic = self.flow.topic
-
     def read(self, records: Iterable[Record]) -> Applied:
-        """Read records, in order of offsets."""
-        decoder = RecordDecoder(self._topic, self.flow.columns)
+        """Read records, those of a partition in order of offsets.
+
+        Raises:
+            FlowError: A record is not of a source.
+        """
+        flow, decoders = self.flow, dict[str, RecordDecoder]()
         reading = Reading(self.ledger.seen, self.doubt)
         elements: list[Element[Any]] = []
         for record in records:
             self.report.records += 1
+            if (decoder := decoders.get(record.topic)) is None:
+                decoder = decoders[record.topic] = RecordDecoder(flow.source_of(record.topic), flow.columns)
             if decoder.skips(record):
                 self.report.tombstones += 1
                 continue
-            own = replace(record.node, cluster=self._topic.cluster)
+            own = replace(record.node, cluster=flow.cluster)
             try:
                 read = decoder.decode(record)
             except EnvelopeError as error:
@@ -127,13 +130,13 @@ class MessageLoop:
                 continue
             elements.append(read.element(record, again=reading.again(lineage, record.key)))
         self.seen = reading.read
-        return Applied(elements, self._topic.schema)
+        return Applied(elements, flow.stages[0].schema if flow.stages else flow.tail_schema)
 
     def enter(self, stage: Stage, before: Applied) -> list[Arrival]:
         """Run elements through the steps before a stage."""
         later = self.flow.after(stage)
         marking = marking_before(
-            stage.name, ledger=self.ledger, topic_ids=self.topic_ids, siblings=self._topic.siblings, later=later
+            stage.name, ledger=self.ledger, topic_ids=self.topic_ids, siblings=self.flow.siblings, later=later
         )
         applied = self._apply(stage.index, stage.before, before, marking)
         arrivals = arrive(
@@ -142,7 +145,7 @@ class MessageLoop:
             ledger=self.ledger,
             topic_ids=self.topic_ids,
             incarnation=self.incarnation,
-            siblings=self._topic.siblings,
+            siblings=self.flow.siblings,
             later=later,
         )
         self._gather(stage.index, stage.name, applied)
@@ -159,7 +162,7 @@ class MessageLoop:
         for element in before.elements:
             if element.own not in stays:
                 lineage = element.lineage.resolved(self.topic_ids)
-                standing = standing_of(element, lineage, self._topic.siblings)
+                standing = standing_of(element, lineage, self.flow.siblings)
                 for place in (stage, outputs_before(stage)):
                     self.collector.published(self.ledger.entries(place, standing, lineage.redriven, whole=True))
 
@@ -179,7 +182,7 @@ class MessageLoop:
                 loaded,
                 arrivals,
                 batch=self.batch,
-                siblings=self._topic.siblings,
+                siblings=self.flow.siblings,
                 excluded=self.failures.at(stage.index, hole=True),
                 evict=self.evict,
                 replays=self.replays,
@@ -204,7 +207,7 @@ class MessageLoop:
 
     def leave(self, emitted: Applied) -> None:
         """Run the elements that the last stage passes on, or all that were read, through the steps after it."""
-        topic_ids, siblings = self.topic_ids, self._topic.siblings
+        topic_ids, siblings = self.topic_ids, self.flow.siblings
         judged = bool(self.flow.stages)
         filled, copies = missing_after(
             emitted, ledger=self.ledger, topic_ids=topic_ids, siblings=siblings, judged=judged
@@ -220,10 +223,13 @@ class MessageLoop:
     def _apply(self, index: int, steps: Sequence[Step], before: Applied, marking: Marking) -> Applied:
         """Run the steps before a stage, without the records that failed there in another task."""
         failed = self.failures.at(index, hole=False)
+        kept = [element for element in before.elements if element.own not in failed] if failed else before.elements
+        if index == 0 and self.flow.merges:
+            applied = merged(self.flow, kept, marking).after(steps)
+        else:
+            applied = apply_steps(steps, kept, before.schema, marking)
         if not failed:
-            return apply_steps(steps, before.elements, before.schema, marking)
-        kept = [element for element in before.elements if element.own not in failed]
-        applied = apply_steps(steps, kept, before.schema, marking)
+            return applied
         applied.rejected += [
             RejectedElement.because(element, failed[element.own])
             for element in before.elements

@@ -12,6 +12,7 @@ from aggregations.definition.emit import Emit
 from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Aggregate
 from aggregations.definition.folds import check_state
+from aggregations.definition.inputs import SiblingPolicy, siblings_of
 from aggregations.definition.operators import Schema
 from aggregations.per_message.arrivals import Arrival, passed_on
 from aggregations.per_message.cause import Cause, refusal
@@ -129,7 +130,7 @@ def fold_stage(
     arrivals: Sequence[Arrival],
     *,
     batch: int,
-    siblings: Siblings = Siblings.EVENT_ID,
+    siblings: SiblingPolicy = Siblings.EVENT_ID,
     excluded: Mapping[Node, Cause] | None = None,
     evict: bool = True,
     replays: bool = False,
@@ -216,7 +217,7 @@ def _fold_key(
     arrivals: Sequence[Arrival],
     rows: Sequence[int],
     batch: int,
-    siblings: Siblings,
+    siblings: SiblingPolicy,
     types: Schema,
     *,
     careful: bool,
@@ -225,7 +226,8 @@ def _fold_key(
 ) -> _Folded:
     """Fold one key; when `careful`, continue after a failure to find all failures."""
     standings = [arrivals[i].standing for i in rows]
-    decided = before.histories.judge(standings, siblings)
+    policies = siblings if isinstance(siblings, Siblings) else [siblings[arrivals[i].element.topic] for i in rows]
+    decided = before.histories.judge(standings, policies)
     # The fold may change its state in place, and a key may be folded again.
     state = copied(before.fold if before.folded else stage.fold.zero())
     result = _Folded()
@@ -328,7 +330,7 @@ def _outcome(
     loaded: Mapping[bytes, KeyState],
     failed: Mapping[Node, Cause],
     by_record: Mapping[Node, Sequence[int]],
-    siblings: Siblings,
+    siblings: SiblingPolicy,
     passing: Mapping[int, Decided],
 ) -> StageOutcome:
     states = {key: result.state for key, result in results.items() if result.state is not None}
@@ -343,7 +345,7 @@ def _outcome(
                 # A copy of it was folded in this batch. A hole would accept a third copy, below the floor.
                 verdict = Verdict.AMBIGUOUS if standing.ambiguous else Verdict.DUPLICATE_IN_BATCH
                 decisions[i] = Decision(verdict, fold=False)
-                if verdict is Verdict.AMBIGUOUS and siblings is Siblings.GROUP:
+                if verdict is Verdict.AMBIGUOUS and siblings_of(siblings, own.topic) is Siblings.GROUP:
                     rejected[i] = cause
                 continue
             [decisions[i]] = before.histories.judge([standing])  # alone it has no siblings

@@ -89,6 +89,12 @@ class Applied:
     filtered: int = 0
     marking: Marking | None = None
 
+    def after(self, steps: Sequence[Step]) -> "Applied":
+        """Run further steps, and return the same object."""
+        for step in steps:
+            _STEPS[type(step)](self, step)
+        return self
+
     def each(self, argument: Predicate | Callable[[Element[Any]], Any]) -> list[Any]:
         """Evaluate an argument for every element; elements for which it raises are rejected and removed."""
         if isinstance(argument, str | pl.Expr):
@@ -140,10 +146,7 @@ def apply_steps(
         schema: Columns before the steps; None when a callable determines the value.
         marking: Marks what the steps publish.
     """
-    applied = Applied(list(elements), schema, marking=marking)
-    for step in steps:
-        _STEPS[type(step)](applied, step)
-    return applied
+    return Applied(list(elements), schema, marking=marking).after(steps)
 
 
 def withhold(applied: Applied) -> None:

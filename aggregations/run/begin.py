@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from aggregations.definition.flow import Flow, Stage
+from aggregations.definition.stages import continues
 from aggregations.run.common import common
 from aggregations.run.consistency import check_marks, check_stores, lost_manifests
 from aggregations.run.risks import LOSSES, Risk, refuse
@@ -117,7 +118,8 @@ def _read(run: Run, accept: Sequence[str]) -> None:
     for stage in _redefined(run):
         check_states(stage, run.stage_ref(stage), run.stores[stage.name])
     run.advanced(common([manifest for _, manifest in run.manifests], run.ref))
-    run.growth = run.manifest.growth.get(run.source) if run.manifest else None
+    growing = run.manifest.growth if run.manifest else {}
+    run.growths = {topic: growing[topic] for topic in run.sources if topic in growing}
 
 
 def _findings(run: Run) -> list[Finding]:
@@ -144,13 +146,13 @@ def _without_manifest(run: Run, buckets: Mapping[str, Mapping[str, Bucket]]) -> 
 
 
 def _redefined(run: Run) -> list[Stage]:
-    """Stages with another definition in a manifest; all of these definitions are noted as continued."""
+    """Stages with another definition in a manifest, apart from added sources; these definitions are noted as continued."""
     found = [manifest for _, manifest in run.manifests if manifest is not None]
     earlier: dict[str, tuple[str, ...]] = {}
     redefined = []
     for stage in run.flow.stages:
         made = {one.definitions[stage.name] for one in found if stage.name in one.definitions}
-        if made - {stage.definition}:
+        if not all(continues(stage.definition, one) for one in made):
             redefined.append(stage)
         made |= {definition for one in found for definition in one.earlier.get(stage.name, ())}
         if made - {stage.definition}:

@@ -93,16 +93,17 @@ Generation: TypeAlias = Annotated[
     ),
 ]
 StartAt: TypeAlias = Annotated[
-    str,
+    list[str] | None,
     typer.Option(
         "--start",
-        metavar="POSITION",
-        help="Where a flow begins to read a topic that it has never read: earliest, latest, a time such as "
-        "2026-11-24T06:00:00Z, or the offset of each partition as in 0:120,1:95.",
+        metavar="[TOPIC=]POSITION",
+        help="Where a flow begins to read a topic that it has never read: earliest (without this option), latest, a "
+        "time such as 2026-11-24T06:00:00Z, or the offset of each partition as in 0:120,1:95. May be repeated with the "
+        "names of topics.",
+        show_default=False,
         callback=filled,
     ),
 ]
-START = "earliest"
 DeadLetterTopic: TypeAlias = Annotated[
     str, typer.Option("--from", metavar="TOPIC", help="The dead-letter topic.", callback=filled)
 ]

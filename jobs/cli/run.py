@@ -14,7 +14,6 @@ import typer
 from jobs.cli.options import (
     METADATA_MAX_AGE,
     STACK_ROOT,
-    START,
     Accept,
     Bootstrap,
     DeadLetters,
@@ -55,7 +54,7 @@ def run(
     ] = 1_000_000,
     group: Group = None,
     generation: Generation = None,
-    start: StartAt = START,
+    start: StartAt = None,
     metadata_max_age: MetadataMaxAge = METADATA_MAX_AGE,
     accept: Accept = None,
     bootstrap: Bootstrap = None,
@@ -80,11 +79,11 @@ def run(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Fold a topic into the states of a flow.
+    """Fold topics into the states of a flow.
 
     Each event is folded once in effect. The run ends at Ctrl-C or SIGTERM, or with --until-caught-up.
 
-    With --json it writes one line for its start, one per batch, and one with `"done": true` for the whole run.
+    With --json it writes one line for the start of each source, one per batch, and one with `"done": true` for the whole run.
     """
     from aggregations.spark.jvm import IS_SUBMITTED, start_ahead
     from jobs import settings
@@ -99,14 +98,14 @@ def run(
             start_ahead(master, spark)
 
     from aggregations.report import Report
-    from aggregations.run.start import parse
+    from aggregations.run.start import EARLIEST, parse_all
     from aggregations.spark import run_flow
     from aggregations.spark.checks import check_given
     from aggregations.spark.session import master_of
     from jobs.directory import Directory
     from jobs.loading import files_of, load_flow
 
-    position = parse(start)
+    position = parse_all(start or [EARLIEST])
     found = load_flow(flow)
     here = Directory.load()
     kafka = settings.kafka(bootstrap, root, kafka_settings, directory=here)
@@ -226,7 +225,7 @@ class _Reports:
     def plan(self, plan: "Plan") -> None:
         self.planned = True
         if self._bounded:
-            self._total = sum(one.lag for one in plan.partitions)
+            self._total = (self._total or 0) + sum(one.lag for one in plan.partitions)
         self._bar(0, self._total)
         show_plan(plan, json=self._json)
 

@@ -26,11 +26,14 @@ pytestmark = pytest.mark.integration
 
 FLIGHTS = 600
 FLEET = """
+from dataclasses import replace
+
+from aggregations.definition.flow import Input
 from aggregations import Fields, Flow, Topic, count
 from jobs.demo.flow import flow as demo, legs
 
-flow = Flow("fleet", demo.steps, Topic({topic!r}, payload=demo.topic.payload))
-changed = Flow("fleet", (), flow.topic).aggregate("aircraft", key="tail", fold=Fields(seen=count()))
+flow = replace(demo, inputs=(Input(Topic({topic!r}, payload=demo.topic.payload)),))
+changed = replace(flow, steps=()).aggregate("aircraft", key="tail", fold=Fields(seen=count()))
 """
 
 

@@ -5,7 +5,8 @@ from random import Random
 
 from aggregations.definition.flow import END_OF_FLOW
 from envelope.dedup.eviction import LANES
-from tests.simulation.topology import FINAL, OUT, Processor, Spec, StageSpec
+from tests.simulation.functions import OUT
+from tests.simulation.topology import FINAL, SECOND, Processor, Spec, StageSpec
 
 _DISORDER = 512
 """A history large enough for any disorder in a world."""
@@ -60,6 +61,14 @@ def draw_outputs(random: Random, spec: Spec) -> Spec:
     if not (spec.publishes and stages) or random.random() < 0.5:
         return spec
     return replace(spec, publishes_before=random.choice(stages).name)
+
+
+def draw_second(random: Random, spec: Spec) -> Spec:
+    """Let the flow of some worlds read a second topic, with draws of its own."""
+    if random.random() < 0.7 or not spec.folds:
+        return spec
+    partitions = {**spec.partitions, SECOND: random.choice([1, 2, 2, 3])}
+    return replace(spec, second=True, roots=(*spec.roots, SECOND), partitions=partitions)
 
 
 def draw_relay(random: Random, spec: Spec) -> Spec:

@@ -133,7 +133,7 @@ COMMANDS = {
     "headwater plan": Command(
         f"plan {FLOW} --bootstrap b:1",
         "aggregations.spark.checks.plan_flow",
-        Plan("legs", "T1"),
+        (Plan("legs", "T1"),),
         {
             "flow": Option("tests.support.pure_flow:flow", {"flow.name": "fleet"}, without=FLOW),
             "store": STORE,

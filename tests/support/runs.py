@@ -17,6 +17,7 @@ from unittest.mock import patch
 from pyspark import SparkConf
 from pyspark.java_gateway import launch_gateway
 
+from aggregations.definition.element import Record
 from aggregations.definition.flow import Flow
 from envelope import decode
 from jobs.views import View
@@ -250,29 +251,38 @@ def check_is_a_real_batch(world: World, flow: Flow[Any]) -> None:
         assert min(keys.values()) > 1, (stage.name, keys)
 
 
-def roots(views: Mapping[bytes, View]) -> set[tuple[int, int]]:
-    """Partition and offset of every root that the states of a stage hold; the topic of all of them is `raw`."""
+def roots(views: Mapping[bytes, View]) -> set[tuple[str, int, int]]:
+    """Topic, partition and offset of every root that the states of a stage hold."""
     return {
-        (int(lane.removeprefix("raw:").partition("#")[0]), int(position[0]))
+        (topic, int(partition), int(position[0]))
         for view in views.values()
         for lane, history in view.histories.lanes.items()
+        for topic, _, partition in [lane.partition("#")[0].rpartition(":")]
         for position in history.held
     }
 
 
+def roots_in(record: Record, flow: Flow[Any]) -> set[tuple[str, int, int]]:
+    """The root of a record: one without a chain is none in a topic of envelopes, and its own root in another one."""
+    if not flow.topics[record.topic].envelope:
+        return {(record.topic, record.partition, record.offset)}
+    return {(hop.topic, hop.partition, hop.offset) for hop in decode(record.value).chain}
+
+
 def check_invariants(world: World, flow: Flow[Any]) -> None:
-    """Check that the stages hold everything below their store's manifest, and everything that upstream stages hold."""
-    records = world.records()
-    upstream: set[tuple[int, int]] = set()
+    """Check that the stages hold everything below their store's manifest, and everything that upstream stages hold.
+
+    Records without a key are those that the flow rejects.
+    """
+    records = {topic: world.records(topic) for topic in flow.topics}
+    upstream: set[tuple[str, int, int]] = set()
     # In this order: a task that outlives its driver may still write, a stage only after the stage downstream of it.
     for stage in flow.stages:
-        ends = world.ends(flow, stage.name)
-        counted = {
-            (hop.partition, hop.offset)
-            for record in records
-            if record.key and record.offset < ends.get(record.partition, 0)
-            for hop in decode(record.value).chain
-        }
+        counted: set[tuple[str, int, int]] = set()
+        for topic, found in records.items():
+            ends = world.ends(flow, stage.name, topic)
+            below = [one for one in found if one.key and one.offset < ends.get(one.partition, 0)]
+            counted = counted.union(*(roots_in(one, flow) for one in below))
         held = roots(world.views(flow, stage.name))
         assert upstream <= held
         assert counted <= held

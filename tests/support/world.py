@@ -116,8 +116,8 @@ class World:
         """End the consumer."""
         self._consumer.close()
 
-    def send(self, messages: Iterable[Sent]) -> None:
-        """Produce and wait until all are acknowledged."""
+    def send(self, messages: Iterable[Sent], topic: str = "") -> None:
+        """Produce to a topic, by default to the first source, and wait until all are acknowledged."""
         failed: list[KafkaError] = []
         # A new producer each time sees added partitions and recreated topics immediately.
         producer = Producer(
@@ -125,7 +125,7 @@ class World:
         )
         for one in messages:
             producer.produce(
-                self.topic,
+                topic or self.topic,
                 one.value,
                 one.key,
                 one.partition,
@@ -186,15 +186,19 @@ class World:
         return letters
 
     def oracle(self, flow: Flow[Any], *batches: Sequence[Record]) -> MemoryRunner:
-        """The in-memory runner after these batches; by default after one batch of everything in the topic."""
-        ends = {partition: marks.high for (_, partition), marks in self.topics.marks([self.topic]).items()}
+        """The in-memory runner after these batches; by default after one batch of everything in the topics."""
+        marks = self.topics.marks(list(flow.topics))
+        ends = {
+            name: {partition: one.high for (topic, partition), one in marks.items() if topic == name}
+            for name in flow.topics
+        }
         runner = MemoryRunner(
             flow,
             bind(flow, {}, f"memory://{uuid.uuid4().hex}"),
-            topic_ids=self.topics.topic_ids([self.topic]),
-            whole=lambda: ends,
+            topic_ids=self.topics.topic_ids(list(flow.topics)),
+            whole={name: lambda name=name: ends[name] for name in ends},  # type: ignore[misc]
         )
-        for batch in batches or [self.records()]:
+        for batch in batches or [[record for name in flow.topics for record in self.records(name)]]:
             runner.process(batch)
         return runner
 
@@ -221,11 +225,11 @@ class World:
             found[cause] = (dead.key, dead.value, own_headers(dead.headers))
         same(found, wanted)
 
-    def ends(self, flow: Flow[Any], stage: str = "") -> dict[int, int]:
-        """Next offset by partition in the manifest of a stage's store; empty without a manifest."""
+    def ends(self, flow: Flow[Any], stage: str = "", topic: str = "") -> dict[int, int]:
+        """Next offset by partition of a topic in the manifest of a stage's store; empty without a manifest."""
         with closing(open_store(self.stores(flow)[stage or flow.stage_names[0]])) as store:
             manifest = store.load_manifest(FlowRef(flow.name, 1))
-        progress = manifest.positions.get(self.topic, {}) if manifest else {}
+        progress = manifest.positions.get(topic or self.topic, {}) if manifest else {}
         return {partition: one.next_offset for partition, one in progress.items()}
 
     def manifest(self, flow: Flow[Any], stage: str = "") -> bytes:

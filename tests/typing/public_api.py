@@ -138,10 +138,14 @@ assert_type(numbers.via(lambda flow: flow.map(lambda amount: str(amount.value)))
 numbers.publish(lambda amount: f"amounts.{amount.value % 2}", topics=["amounts.0", "amounts.1"])
 numbers.branch("large", "amount > 9")  # type: ignore[call-arg]
 
+assert_type(Flow("both").source(Topic("orders"), Topic("returns")), Flow[Mapping[str, Any]])
+assert_type(orders.merge(numbers), Flow[Mapping[str, Any] | int])
+
 numbers.publish("amounts", value=lambda amount: str(amount.value))  # type: ignore[arg-type,return-value]
 numbers.flat_map(lambda amount: amount.value)  # type: ignore[arg-type,return-value]
 orders.map(euros=100)  # type: ignore[call-overload]
 orders.source("orders")  # type: ignore[arg-type]
+orders.merge(Topic("returns"))  # type: ignore[arg-type]
 Fields(orders=count, cents="cents")  # type: ignore[arg-type]
 total()  # type: ignore[call-arg]
 total("cents", "test")  # type: ignore[call-arg]

@@ -99,7 +99,7 @@ def test_the_next_run_resumes_after_the_manifest_and_fences_the_earlier_one() ->
     first = runner(flow, store)
     first.process([leg(0)])
     with closing(runner(flow, store)) as second:
-        assert second.run.positions == {0: 1}
+        assert second.run.positions("legs") == {0: 1}
         with pytest.raises(Fenced):
             first.process([leg(1)])
 
@@ -258,7 +258,7 @@ def test_its_steps_may_change_but_not_what_decides_the_lineage() -> None:
     with closing(runner(flow, store)) as before:
         before.process([leg(0)])
     with closing(runner(RELAY.filter(pl.col("v") > 0).publish("out", key="c").publish("more"), store)) as after:
-        assert after.run.positions == {0: 1}
+        assert after.run.positions("legs") == {0: 1}
     other: Flow[Any] = Flow("relay").source(Topic("legs", LEGS.payload, siblings=Siblings.GROUP)).publish("out")
     with pytest.raises(RunRefusedError, match="definition"):
         runner(other, store)

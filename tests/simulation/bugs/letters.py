@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from aggregations.definition import flow
+from aggregations.definition import stages
 from aggregations.definition.flow import Divert
 from aggregations.definition.operators import Branch
 from aggregations.per_message import steps
@@ -72,7 +72,7 @@ def _of_the_fold_alone(steps: Any, source: str) -> str:
     return made
 
 
-_definition_of = original(flow, "definition_of")
+_definition_of = original(stages, "definition_of")
 _divert = original(steps, "_divert")
 _branch = original(steps, "_branch")
 
@@ -131,7 +131,7 @@ BUGS: Mapping[str, tuple[str, Sequence[Patch]]] = {
     ),
     "definition-without-lanes": (
         "a definition leaves out what names the lanes",
-        [(flow, "definition_of", _of_the_fold_alone)],
+        [(stages, "definition_of", _of_the_fold_alone)],
     ),
     "letters-taken-for-envelopes": (
         "every dead letter is taken for an envelope, that of a topic without envelopes as well",
