@@ -27,7 +27,7 @@ from envelope.dedup.lineage import position_order
 from persistence.kafka import KafkaSettings
 from persistence.protocol import Write
 
-FEW_RECORDS: Final = 5_000
+FEW_RECORDS = 5_000
 """Records of a batch up to which a vectorised flow is folded message by message, with the same result. Loading compiled
 code takes as long as folding about so many."""
 _COMPILING_SECONDS: Final = 3.0
@@ -96,7 +96,7 @@ class LocalExecutor:
         arrivals = path.read(work, fetcher.read(ranges, stays=True, stopped=self._cancelled.is_set))
         # Only after all rows were read: if the topic still is the driver's topic, the rows belong to it.
         check_source(topics_of(self._kafka), self._flow, job.topic_ids[self._topic])
-        folded: list[tuple[Stage, Sequence[Write]]] = []
+        folded: list[tuple[Stage, list[Write]]] = []
         for stage in self._flow.stages:
             self._check()
             writes, arrivals = path.fold(work, stage, arrivals)

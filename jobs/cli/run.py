@@ -95,9 +95,10 @@ def run(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Fold a topic into the states of a flow, on Spark or with --runner local in this process alone.
+    """Fold a topic into the states of a flow.
 
-    Each event is folded once in effect. The run ends at Ctrl-C or SIGTERM, or with --until-caught-up.
+    Each event is folded once in effect, on Spark or with --runner local in this process alone. The run ends at Ctrl-C
+    or SIGTERM, or with --until-caught-up.
 
     With --json it writes one line for its start, one per batch, and one with `"done": true` for the whole run.
     """

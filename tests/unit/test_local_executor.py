@@ -141,8 +141,8 @@ def local(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Local]:
     return make
 
 
-@pytest.fixture(params=WAYS.values(), ids=WAYS.keys())
-def few(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+@pytest.fixture(params=[*WAYS.values()], ids=[*WAYS])
+def few(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Records up to which a batch is folded message by message."""
     monkeypatch.setattr(executor, "FEW_RECORDS", request.param)
     return request.param
