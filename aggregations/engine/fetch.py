@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 from confluent_kafka import KafkaError, KafkaException
 
-from aggregations.columns.arrays import arrow
+from aggregations.columns.arrays import arrow, numbers, repeated
 from aggregations.engine.clients import NEEDED, UNUSED_SECONDS, name_of, once, opened
 from aggregations.engine.idle import keepers
 from aggregations.engine.message_objects import Client, Event, Objects
@@ -139,7 +139,7 @@ class Fetcher:
 
     def _table(self, batches: list[pa.RecordBatch]) -> pa.Table:
         table = pa.Table.from_batches(batches)
-        return table.append_column("topic", pa.repeat(self._topic, table.num_rows))
+        return table.append_column("topic", repeated(self._topic, table.num_rows))
 
     def _position(self, ranges: Sequence[Range]) -> None:
         """Assign partitions, unless the consumer stands where the ranges start.
@@ -164,7 +164,7 @@ class Fetcher:
     def _take_ahead(self, partition: int, end: int) -> Iterator[pa.RecordBatch]:
         ahead = self._ahead.pop(partition, [])
         for place, batch in enumerate(ahead):
-            inside = int(np.searchsorted(batch.column("offset").to_numpy(), end))
+            inside = int(np.searchsorted(numbers(batch.column("offset"), np.int64), end))
             if inside:
                 yield batch.slice(0, inside)
             if inside < batch.num_rows:
@@ -173,8 +173,8 @@ class Fetcher:
 
     def _sorted_out(self, batch: pa.RecordBatch, ends: Mapping[int, int]) -> pa.RecordBatch:
         """The records of the batch that are in a range; those behind it are kept."""
-        partitions = batch.column("partition").to_numpy()
-        offsets = batch.column("offset").to_numpy()
+        partitions = numbers(batch.column("partition"), np.int32)
+        offsets = numbers(batch.column("offset"), np.int64)
         limits = np.zeros(1 + max(self._reached), np.int64)
         limits[list(ends)] = list(ends.values())
         found = np.flatnonzero(np.bincount(partitions)).tolist()

@@ -3,9 +3,11 @@
 from collections.abc import Collection, Mapping
 from typing import Any, Final, NamedTuple, Protocol
 
+import numpy as np
 import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
+from aggregations.columns.arrays import arrow, binary
 from persistence.kafka.reading import assign
 
 _HEADERS: Final = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
@@ -86,15 +88,15 @@ class Objects:
             else:
                 events.append(Event(error, message.partition(), message.offset()))
         columns = {
-            "key": pa.array([one.key() for one in messages], pa.binary()),
-            "value": pa.array([one.value() for one in messages], pa.binary()),
-            "partition": pa.array([one.partition() for one in messages], pa.int32()),
-            "offset": pa.array([one.offset() for one in messages], pa.int64()),
-            "timestamp": pa.array([one.timestamp()[1] for one in messages], pa.timestamp("ms")),
+            "key": binary([one.key() for one in messages]),
+            "value": binary([one.value() for one in messages]),
+            "partition": arrow(np.array([one.partition() for one in messages], np.int32)),
+            "offset": arrow(np.array([one.offset() for one in messages], np.int64)),
+            "timestamp": arrow(np.array([one.timestamp()[1] for one in messages], np.int64)).view(pa.timestamp("ms")),
         }
         if self._headers:
             columns["headers"] = pa.array(list(map(_headers, messages)), _HEADERS)
-        return pa.RecordBatch.from_pydict(columns), events
+        return pa.RecordBatch.from_arrays([*columns.values()], names=[*columns]), events
 
     def assign(self, topic: str, starts: Mapping[int, int]) -> None:
         assign(self._consumer, [TopicPartition(topic, partition, start) for partition, start in starts.items()])
