@@ -16,8 +16,9 @@ import numpy as np
 import pyarrow as pa
 from confluent_kafka import KafkaError
 
+from aggregations.columns import message_kernels
 from aggregations.columns.arrays import arrow, validity
-from aggregations.engine import librdkafka, message_kernels
+from aggregations.engine import librdkafka
 from aggregations.engine.message_objects import Event
 
 _VERSIONS: Final = (12, 16)

@@ -163,9 +163,8 @@ def _load() -> Path:
     timer.daemon = True
     timer.start()
     try:
-        from aggregations.columns.prepare import prepare
+        from aggregations.columns.prepare import load_reading, prepare
         from aggregations.engine.columnar import ColumnarPath
-        from aggregations.engine.loading import load_reading
 
         load_reading()
         prepare()

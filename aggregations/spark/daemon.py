@@ -46,8 +46,7 @@ def load() -> None:
 
     Two processes compile: what reads messages takes as long as what reads and writes states.
     """
-    from aggregations.columns.prepare import prepare
-    from aggregations.engine.loading import load_reading
+    from aggregations.columns.prepare import load_reading, prepare
     from aggregations.spark.residents import fork_child
 
     compiles = False
