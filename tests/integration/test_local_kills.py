@@ -17,6 +17,8 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 HISTORY = 512
 """Longer than a lane becomes here, so that histories show every root that a state holds."""
+LEGS = 18 * 27
+"""Legs: as many for each of the 18 steps at which a commit to two stores is killed."""
 COMPILED, BY_MESSAGE = 0, executor.FEW_RECORDS
 DEAD = [Sent(b"no envelope"), alone(Leg(tail="N1", carrier="AA", minutes=-1))]
 
@@ -53,7 +55,7 @@ def test_a_run_that_is_killed_at_every_step_of_its_commits_is_exact_in_the_end(
     world_of: Callable[..., World], redis: str, path: Path, few: int, tmp_path: File
 ) -> None:
     world = world_of(urls={"aircraft": redis, "carrier": f"lmdb://{tmp_path}/states"})
-    sent = some_legs(480)
+    sent = some_legs(LEGS)
     kill_everywhere(world, ("fleet", world.topic, path), sent, DEAD, None, local=lambda _: True, few=few)
     check_totals(world, sent)
 
@@ -84,7 +86,7 @@ def test_runs_on_spark_and_without_it_continue_each_other_wherever_they_are_kill
     world_of: Callable[..., World], redis: str, jvm: Jvm, tmp_path: File
 ) -> None:
     world = world_of(urls={"aircraft": redis, "carrier": f"sqlite://{tmp_path}/states.db"})
-    sent = some_legs(480)
+    sent = some_legs(LEGS)
     kill_everywhere(world, ("fleet", world.topic), sent, DEAD, jvm, local=lambda n: n % 2 == 1)
     check_totals(world, sent)
 

@@ -33,7 +33,7 @@ OF_SPARK = {
 }
 
 
-def tests_of(module: ModuleType) -> dict[str, Any]:
+def without_spark(module: ModuleType) -> dict[str, Any]:
     """The tests of a module that need no Spark context."""
     found = {name: one for name, one in vars(module).items() if name.startswith("test_") and callable(one)}
     return {name: one for name, one in found.items() if name not in OF_SPARK and "spark" not in _arguments(one)}
@@ -57,4 +57,4 @@ for one in (
     test_engine_topics,
     test_engine_went_back,
 ):
-    globals().update(tests_of(one))
+    globals().update(without_spark(one))
