@@ -68,13 +68,16 @@ def once(what: Hashable, make: Callable[[], T]) -> T:
 
 
 @contextmanager
-def own_clients(stores: Mapping[str, StateStore]) -> Iterator[None]:
+def own_clients(settings: KafkaSettings, topics: Topics, stores: Mapping[str, StateStore]) -> Iterator[None]:
     """Give this thread clients of its own while the block runs; they are closed after it.
 
     Args:
+        settings: Settings of the Kafka cluster.
+        topics: Administrative access to its topics, for `topics_of`.
         stores: Open stores by URL, for `store_of`. They stay open.
     """
     own: dict[Hashable, object] = {("store", url): store for url, store in stores.items()}
+    own["topics", name_of(settings)] = topics
     before = _own.set(own)
     try:
         yield

@@ -88,7 +88,7 @@ def run_local(
     )
     run = opening.run
     opened = {run.urls[name]: store for name, store in run.stores.items()}
-    with closing(run), own_clients(opened), closing(LocalExecutor(flow, kafka)) as executor:
+    with closing(run), own_clients(kafka, opening.topics, opened), closing(LocalExecutor(flow, kafka)) as executor:
         engine = Engine(
             flow,
             opening,

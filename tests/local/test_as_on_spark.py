@@ -25,6 +25,8 @@ OF_SPARK = {
     # Processes of Spark are killed, and results are cut off on their way from them.
     "test_a_process_that_dies_is_replaced_and_its_batch_tried_again",
     "test_results_that_break_off_are_not_taken_for_complete_ones",
+    # It sees no effect of a task. All effects of a batch: `tests/unit/test_local_executor.py`.
+    "test_the_driver_writes_manifests_downstream_first_then_returns_then_tells_the_group",
     # They call `run_flow`; the same is in `test_local_run.py`.
     "test_a_store_in_the_memory_of_one_process_is_refused",
     "test_a_store_that_cannot_be_opened_is_one_line_with_the_remedy",

@@ -101,7 +101,8 @@ class Local:
             ends[one.partition] = max(ends.get(one.partition, 0), one.offset + 1)
         ranges = tuple(Range(partition, self.run.positions[partition], end) for partition, end in sorted(ends.items()))
         offsets = {TopicPartition(self.topic, partition): end for partition, end in ends.items()}
-        with own_clients({self.run.urls[name]: store for name, store in self.run.stores.items()}):
+        stores = {self.run.urls[name]: store for name, store in self.run.stores.items()}
+        with own_clients(KAFKA, self.broker, stores):  # type: ignore[arg-type]
             self.batches.commit_batch((Slot(0, ranges),), offsets)
 
     def states(self, stage: str) -> dict[bytes, Any]:
@@ -134,8 +135,6 @@ def local(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Local]:
 
         monkeypatch.setattr(executor, "Fetcher", lambda *_, **__: SimpleNamespace(read=read, close=lambda: None))
         monkeypatch.setattr(executor, "publish", publish)
-        for module in ("aggregations.local.executor", "aggregations.engine.roots"):
-            monkeypatch.setattr(f"{module}.topics_of", lambda *_: made.broker)
         return made
 
     return make
