@@ -188,7 +188,7 @@ def store_faults(flow: Flow[Any], stores: Iterable[str]) -> list[Fault]:
 
 def some_legs(count: int) -> list[Any]:
     """Legs of which any two dozen have several tails, carriers, remainders and pairs in every bucket."""
-    carriers, rng = ["AA", "DL", "UA", "HA"], random.Random(13)
+    carriers, rng = ["AA", "DL", "UA", "B6"], random.Random(13)
     return [
         Leg(tail=f"N{i % 8}", carrier=carriers[(i + i // 8) % 4], minutes=rng.randrange(1, 20)) for i in range(count)
     ]
