@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from aggregations.definition.folds import Fold
     from aggregations.definition.source import Json, Raw, Topic
     from aggregations.errors import DefinitionChangedError, FlowError, RunRefusedError
+    from aggregations.local import run_local
     from aggregations.run.binding import bind
     from aggregations.run.memory import MemoryRunner
     from aggregations.run.snapshots import Latest, Snapshot, read_snapshot
@@ -54,6 +55,7 @@ __all__ = [
     "quantiles",
     "read_snapshot",
     "run_flow",
+    "run_local",
     "standard_deviation",
     "top",
     "total",
@@ -74,6 +76,7 @@ _MODULES: Final = {
     "run.binding": ("bind",),
     "run.memory": ("MemoryRunner",),
     "run.snapshots": ("Latest", "Snapshot", "read_snapshot"),
+    "local": ("run_local",),
     "spark": ("run_flow",),
 }
 

@@ -109,7 +109,7 @@ class Flow(Branching[T], Reading, Generic[T]):
             raise FlowError(f"flow {self.name!r} already has a source; read several with source(a, b) or merge()")
         for one in (topic, *more):
             check_type("source()", one, Topic, _TOPIC)
-        check_topics(self.name, (topic, *more))
+        check_sources(self.name, (topic, *more))
         return replace(self, inputs=tuple(map(Input, (topic, *more))))  # type: ignore[return-value]
 
     def merge(self, other: "Flow[U]") -> "Flow[T | U]":

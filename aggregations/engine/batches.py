@@ -10,7 +10,7 @@ from itertools import count
 from typing import Any, Protocol
 
 from aggregations.definition.flow import Flow
-from aggregations.engine.job import Exclusion, Job, RecordAtStage, TaskReport
+from aggregations.engine.job import Exclusion, Job, RecordAtStage, TaskReport, newly_failed
 from aggregations.engine.opening import Opening
 from aggregations.engine.partition_watch import PartitionWatch
 from aggregations.engine.ranges import Slot
@@ -158,11 +158,7 @@ class Batches:
             report, failures = self._try(tasks, ends, attempt, excluded, doubt, again=again)
             again = bool(failures)
             if not failures:
-                scattered = {
-                    place: cause
-                    for place, cause in report.failed.items()
-                    if place not in excluded or (excluded[place].hole and not cause.hole)
-                }
+                scattered = newly_failed(report, excluded)
                 if not (self._flow.scatters and scattered):
                     return report
                 # Other tasks may have folded items of these records: fold again without these records.

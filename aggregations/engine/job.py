@@ -246,6 +246,15 @@ class TaskReport:
             self.seconds[phase] = self.seconds.get(phase, 0.0) + spent
 
 
+def newly_failed(report: TaskReport, excluded: Mapping[RecordAtStage, Exclusion]) -> dict[RecordAtStage, Exclusion]:
+    """Records of a report that are not excluded yet, or were excluded with a hole and must leave none."""
+    return {
+        place: cause
+        for place, cause in report.failed.items()
+        if place not in excluded or (excluded[place].hole and not cause.hole)
+    }
+
+
 def dumps(what: object) -> bytes:
     """Serialize for another process of this job. Never use it for data from outside the job."""
     return pickle.dumps(what, protocol=pickle.HIGHEST_PROTOCOL)

@@ -111,7 +111,7 @@ def records_of(chunks: Iterable[pa.RecordBatch | pa.Table], topic_ids: dict[str,
     """
     for batch in chunks:
         columns = {name: batch.column(name) for name in batch.schema.names}
-        times = columns["timestamp"].cast(pa.timestamp("ms"), safe=False).cast(pa.int64()).to_pylist()
+        times = _milliseconds(columns["timestamp"])
         headers = columns["headers"].to_pylist() if "headers" in columns else None
         rows = zip(
             *(columns[name].to_pylist() for name in ("key", "value", "topic", "partition", "offset")), strict=True
@@ -127,3 +127,10 @@ def records_of(chunks: Iterable[pa.RecordBatch | pa.Table], topic_ids: dict[str,
                 tuple((one["key"], one["value"]) for one in headers[i] or ()) if headers else (),
                 topic_ids.get(topic, ""),
             )
+
+
+def _milliseconds(times: pa.Array | pa.ChunkedArray) -> list[int]:
+    """Timestamps since 1970. `cast` would import pandas, if it is installed."""
+    per = {"ms": 1, "us": 1000}[times.type.unit]
+    chunks = times.chunks if isinstance(times, pa.ChunkedArray) else [times]
+    return [one // per for chunk in chunks for one in chunk.view(pa.int64()).to_pylist()]

@@ -92,10 +92,20 @@ class Run:
         made: How its flow is made.
         fault: The fault that kills it, as in `HEADWATER_FAULT`.
         jvm: The JVM to run in; it starts its own without one.
-        options: More arguments of `run_flow`.
+        local: Run it without Spark.
+        options: More arguments of `run_flow`, or of `run_local`.
     """
 
-    def __init__(self, world: World, made: Made, fault: str = "", *, jvm: Jvm | None = None, **options: Any) -> None:
+    def __init__(
+        self,
+        world: World,
+        made: Made,
+        fault: str = "",
+        *,
+        jvm: Jvm | None = None,
+        local: bool = False,
+        **options: Any,
+    ) -> None:
         flow, *arguments = made
         given = {
             "flow": flow,
@@ -108,7 +118,7 @@ class Run:
         self._errors = world.directory / f"stderr-{len(list(world.directory.glob('stderr-*')))}"
         with self._errors.open("wb") as errors:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.support.run_flow", json.dumps(given)],
+                [sys.executable, "-m", f"tests.support.{'run_local' if local else 'run_flow'}", json.dumps(given)],
                 cwd=ROOT,
                 env={**os.environ, **(jvm.environment if jvm else {}), SPEC: fault},
                 stdout=subprocess.PIPE,
@@ -179,7 +189,7 @@ def store_faults(flow: Flow[Any], stores: Iterable[str]) -> list[Fault]:
 
 def some_legs(count: int) -> list[Any]:
     """Legs of which any two dozen have several tails, carriers, remainders and pairs in every bucket."""
-    carriers, rng = ["AA", "DL", "UA", "HA"], random.Random(13)
+    carriers, rng = ["AA", "DL", "UA", "B6"], random.Random(13)
     return [
         Leg(tail=f"N{i % 8}", carrier=carriers[(i + i // 8) % 4], minutes=rng.randrange(1, 20)) for i in range(count)
     ]
@@ -190,8 +200,10 @@ def kill_everywhere(
     made: Made,
     legs: Sequence[Any],
     dead: Sequence[Sent],
-    jvm: Jvm,
+    jvm: Jvm | None,
     faults_of: Callable[[Flow[Any], Iterable[str]], list[Fault]] = commit_faults,
+    *,
+    local: Callable[[int], bool] = lambda _: False,
     **options: Any,
 ) -> None:
     """Kill successive runs, each at the next of some steps of its commit, then let one complete.
@@ -204,13 +216,14 @@ def kill_everywhere(
         made: How the flow is made.
         legs: All legs to fold.
         dead: Records that become dead letters.
-        jvm: The JVM of Spark.
+        jvm: The JVM of Spark; None if no run is on Spark.
         faults_of: The steps, for a flow and its stores.
-        options: More arguments of `run_flow`.
+        local: Whether the run of this number is one without Spark.
+        options: More arguments of `run_flow` and `run_local`.
     """
     flow = flow_of(made)
     faults = faults_of(flow, _stores(world, flow))
-    size, before = len(legs) // len(faults), len(jvm.errors)
+    size, before = len(legs) // len(faults), len(jvm.errors) if jvm else 0
     started: list[Run] = []
     try:
         for n, fault in enumerate(faults):
@@ -218,15 +231,15 @@ def kill_everywhere(
             world.send(republished(legs, range(max(0, size * n - 8), size * (n + 1))))
             world.send(dead)
             check_is_a_real_batch(world, flow)
-            started.append(Run(world, made, str(fault), jvm=jvm, **options))
+            started.append(Run(world, made, str(fault), jvm=jvm, local=local(n), **options))
             assert started[-1].wait() == -signal.SIGKILL, f"{fault} was not met: {started[-1].errors}"
             check_invariants(world, flow)
-        started.append(Run(world, made, jvm=jvm, **options))
+        started.append(Run(world, made, jvm=jvm, local=local(len(faults)), **options))
         assert started[-1].wait() == 0, started[-1].errors
     finally:
         for run in started:
             run.end()
-    said = jvm.errors[before:] + "".join(run.errors for run in started)
+    said = (jvm.errors[before:] if jvm else "") + "".join(run.errors for run in started)
     assert [fault for fault in faults if f"injected fault {fault} at {fault.point}" not in said] == []
     world.check(flow)
 

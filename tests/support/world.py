@@ -4,7 +4,7 @@ import random
 import sqlite3
 import uuid
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,6 +87,7 @@ class World:
         directory: Where the stores are: one file for each stage with `apart`, else one for all.
         apart: Every stage has a store of its own.
         urls: URL of the store by stage name, where states are not in files.
+        runner: What runs flows: `run_flow`, or `run_local`.
     """
 
     def __init__(
@@ -98,10 +99,12 @@ class World:
         *,
         apart: bool = False,
         urls: Mapping[str, str] | None = None,
+        runner: Callable[..., Report] = run_flow,
     ) -> None:
         self.settings = KafkaSettings(kafka)
         self.topics = Topics(self.settings, timeout=30)
         self.topic, self.dead, self.directory, self.apart, self.urls = topic, dead, directory, apart, urls
+        self.runner = runner
         self._consumer = Consumer(
             {
                 "bootstrap.servers": kafka,
@@ -143,9 +146,9 @@ class World:
         return bind(flow, {stage: f"sqlite:///{self.directory}/{name}.db" for stage, name in names.items()})
 
     def run(self, flow: Flow[Any], **options: Any) -> Report:
-        """Run the flow on Spark until it is caught up, in the existing session."""
+        """Run the flow until it is caught up; on Spark, in the existing session."""
         given = {"dead_letters": self.dead, "until_caught_up": True, **options}
-        return run_flow(flow, kafka=self.settings, stores=self.stores(flow), **given)
+        return self.runner(flow, kafka=self.settings, stores=self.stores(flow), **given)
 
     def views(self, flow: Flow[Any], stage: str) -> dict[bytes, View]:
         """Every state of a stage."""
