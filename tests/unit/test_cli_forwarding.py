@@ -104,6 +104,37 @@ def test_an_option_reaches_what_it_is_for_and_changes_nothing_else(
     assert untouched(given, touched) == untouched(without, touched)
 
 
+@pytest.mark.parametrize(
+    ("path", "option", "whose"),
+    [
+        *(
+            (f"headwater copy ({form})", option, "topics")
+            for form in ("lines", "rows")
+            for option in ("--from-cluster west=w:1", "--tombstones dead_letter", "--accept compacted-source")
+        ),
+        ("headwater copy (rows)", "--input json", "topics and lines"),
+        ("headwater copy", "--key till", "lines and rows"),
+        *(
+            (path, option, "rows of a database")
+            for path in ("headwater copy", "headwater copy (lines)")
+            for option in ("--query SELECT(1)", "--column a")
+        ),
+    ],
+)
+def test_an_option_of_another_source_is_refused_and_not_ignored(
+    path: str,
+    option: str,
+    whose: str,
+    calls: Calls,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    plant(calls, COMMANDS[path], monkeypatch)
+    assert run(monkeypatch, *COMMANDS[path].words.split(), *option.split()) == Exit.USAGE
+    assert f"{option.split()[0]} is for {whose}" in capsys.readouterr().err
+    assert calls.given == []
+
+
 def made_anew(path: str, name: str) -> set[str]:
     """Arguments that follow from another one, or are new in every call."""
     if path == "headwater demo":
