@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
@@ -42,11 +43,11 @@ MAX_MESSAGE_BYTES: Final = 1_048_588
 """Kafka's own default of max.message.bytes."""
 _URL_SAFE: Final = str.maketrans("+/", "-_")
 _PAUSE_SECONDS: Final = 0.05
+_STALE: Final = KafkaError.FENCED_LEADER_EPOCH, KafkaError.UNKNOWN_LEADER_EPOCH
 _NOT_YET: Final = (
     KafkaError.NOT_LEADER_FOR_PARTITION,
     KafkaError.LEADER_NOT_AVAILABLE,
-    KafkaError.UNKNOWN_LEADER_EPOCH,  # the metadata shows a partition before its leader is ready
-    KafkaError.FENCED_LEADER_EPOCH,
+    *_STALE,
     KafkaError.OFFSET_NOT_AVAILABLE,
     KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
     KafkaError.COORDINATOR_NOT_AVAILABLE,
@@ -387,6 +388,11 @@ class Topics:
             except BrokerError as error:
                 if not _is(error, *_NOT_YET, *also) or time.monotonic() > deadline:
                     raise
+                if _is(error, *_STALE):
+                    with suppress(
+                        KafkaException
+                    ):  # else requests for offsets keep using the epochs that the client has
+                        self._admin.list_topics(timeout=self._timeout)
                 time.sleep(_PAUSE_SECONDS)
 
     def _unreachable(self, error: KafkaException) -> BrokerError:
