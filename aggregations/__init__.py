@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from aggregations.definition.flow import Flow
     from aggregations.definition.folds import Fold
     from aggregations.definition.source import Json, Raw, Topic
+    from aggregations.definition.windows import Window, hopping, tumbling
     from aggregations.errors import DefinitionChangedError, FlowError, RunRefusedError
     from aggregations.run.binding import bind
     from aggregations.run.memory import MemoryRunner
@@ -37,9 +38,11 @@ __all__ = [
     "RunRefusedError",
     "Snapshot",
     "Topic",
+    "Window",
     "bind",
     "count",
     "first",
+    "hopping",
     "last",
     "maximum",
     "mean",
@@ -47,6 +50,7 @@ __all__ = [
     "read_snapshot",
     "run_flow",
     "total",
+    "tumbling",
 ]
 
 _MODULES: Final = {
@@ -56,6 +60,7 @@ _MODULES: Final = {
     "definition.flow": ("Flow",),
     "definition.folds": ("Fold",),
     "definition.source": ("Json", "Raw", "Topic"),
+    "definition.windows": ("Window", "hopping", "tumbling"),
     "errors": ("DefinitionChangedError", "FlowError", "RunRefusedError"),
     "run.binding": ("bind",),
     "run.memory": ("MemoryRunner",),

@@ -4,14 +4,16 @@ import base64
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from aggregations.definition.flow import Flow, Stage
+from aggregations.definition.windows import WindowKey
 from aggregations.errors import FlowError
 from aggregations.run.shapes import continued
 from envelope import Histories
 from persistence.names import FlowRef, StageRef
-from persistence.protocol import Stored
+from persistence.protocol import StateStore, Stored
 from persistence.record import decode_record
 from persistence.registry import open_store
 
@@ -21,13 +23,14 @@ class View:
     """One state.
 
     Attributes:
-        key: Key of the stage.
+        key: Key of the state: that of the stage, in a stage with windows followed by the start of the window.
         state: Result of the fold's `result`; None when the key has only dead-lettered messages.
         version: Number of writes to it.
         epoch: Epoch of the run that wrote it.
         batch: Batch of that run.
         definition: Hash of the definition that made it.
         histories: The positions that it holds.
+        window: Key of the stage, and start and end of the window; None without windows.
     """
 
     key: bytes
@@ -37,6 +40,7 @@ class View:
     batch: int
     definition: str
     histories: Histories
+    window: WindowKey | None = None
 
     def as_json(self) -> dict[str, Any]:
         """The state as a JSON object; positions are lists."""
@@ -51,6 +55,9 @@ class View:
         holes = {name: sorted(list(one) for one in found) for name, found in self.histories.holes.items()}
         return {
             **key_as_json(self.key),
+            **(
+                {} if self.window is None else dict(zip(("window_start", "window_end"), self.window.texts, strict=True))
+            ),
             "state": self.state,
             "version": self.version,
             "epoch": self.epoch,
@@ -68,6 +75,7 @@ def states(
     *,
     generation: int = 1,
     keys: Sequence[bytes] | None = None,
+    start: datetime | None = None,
 ) -> Iterator[View]:
     """Read states: all states of a stage as a stream, or those of some keys.
 
@@ -78,10 +86,12 @@ def states(
         stage: Name of the stage.
         stores: URL of the store by stage name, from `bind`.
         generation: Generation of the states.
-        keys: Keys to read; keys without a state are left out.
+        keys: Keys of the stage to read, all windows of each; keys without a state are left out.
+        start: Read only the window that starts at this time, which has a time zone.
 
     Raises:
-        FlowError: The stage does not exist, or its store is in the memory of one process.
+        FlowError: The stage does not exist, its store is in the memory of one process, or it has no window that starts
+            at `start`.
         Corrupt: A state cannot be read.
         DefinitionChangedError: A state of an earlier definition does not have the shape of the stage's states.
     """
@@ -92,9 +102,26 @@ def states(
             raise FlowError(
                 f"the store of stage {stage} is in the memory of one process: give another one with --store URL"
             )
-        found = store.scan(ref) if keys is None else iter(store.load(ref, keys).items())
-        for key, stored in found:
+        for key, stored in _found(found_stage, store, ref, keys, start):
             yield _view(found_stage, ref, key, stored)
+
+
+def _found(
+    stage: Stage, store: StateStore, ref: StageRef, keys: Sequence[bytes] | None, start: datetime | None
+) -> Iterator[tuple[bytes, Stored]]:
+    window = stage.aggregate.window
+    if window is None:
+        if start is not None:
+            raise FlowError(f"stage {stage.name} has no windows")
+        return store.scan(ref) if keys is None else iter(store.load(ref, keys).items())
+    if keys is not None and start is not None:
+        return iter(store.load(ref, [window.key_at(key, start) for key in keys]).items())
+    end, wanted = window.key_at(b"", start) if start is not None else b"", None if keys is None else frozenset(keys)
+    return (
+        (key, stored)
+        for key, stored in store.scan(ref)
+        if key.endswith(end) and (wanted is None or window.split(key).key in wanted)
+    )
 
 
 def key_as_json(key: bytes) -> dict[str, str]:
@@ -112,4 +139,5 @@ def _view(stage: Stage, ref: StageRef, key: bytes, stored: Stored) -> View:
         state = continued(stage, state, ref, key)
     if state is not None:
         state = getattr(stage.aggregate.fold, "result", lambda state: state)(state)
-    return View(key, state, stored.version, stored.epoch, stored.batch, record.definition, record.histories)
+    window = None if stage.aggregate.window is None else stage.aggregate.window.split(key)
+    return View(key, state, stored.version, stored.epoch, stored.batch, record.definition, record.histories, window)

@@ -67,8 +67,9 @@ def _content(step: Step | Aggregate | PublishStates) -> str:
             return ", ".join(columns) if function is None else name_of(function)
         case Publish(topic) | PublishStates(topic):
             return topic
-        case Aggregate(name=name, key=key, fold=fold, emit=emit):
-            text = f"{name} by {text_of(key)}: {fold.describe() if isinstance(fold, Fields) else name_of(type(fold))}"
+        case Aggregate(name=name, key=key, fold=fold, emit=emit, window=window):
+            by = text_of(key) if window is None else f"{text_of(key)}, {window}"
+            text = f"{name} by {by}: {fold.describe() if isinstance(fold, Fields) else name_of(type(fold))}"
             return text if emit is None else f"{text}, emit {name_of(emit)}"
 
 

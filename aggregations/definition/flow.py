@@ -40,9 +40,10 @@ from aggregations.definition.operators import (
     schema_after,
     source_definition,
 )
-from aggregations.definition.source import Topic
+from aggregations.definition.source import Topic, check_source
 from aggregations.definition.stages import Stage
 from aggregations.definition.system import HEADERS, LISTS, SYSTEM_COLUMNS
+from aggregations.definition.windows import Window, check_window
 from aggregations.errors import FlowError
 from envelope import Tombstones
 from envelope.dedup.eviction import LANES
@@ -68,7 +69,6 @@ U = TypeVar("U")
 
 END_OF_FLOW = "end"
 """Used as stage name for a record that fails after the last stage, and for the store of a flow without a stage."""
-_TOPIC = 'a Topic, such as Topic("orders", Order)'
 
 
 @dataclass(frozen=True)
@@ -92,13 +92,13 @@ class Flow(Generic[T]):
     def __post_init__(self) -> None:
         check_name("flow", self.name)
         if self.topic is not None:
-            check_type("source()", self.topic, Topic, _TOPIC)
+            check_source(self.topic)
 
     def source(self, topic: Topic) -> "Flow[Mapping[str, Any]]":
         """Read a topic."""
         if self.topic is not None:
             raise FlowError(f"flow {self.name!r} already has a source")
-        check_type("source()", topic, Topic, _TOPIC)
+        check_source(topic)
         return replace(self, topic=topic)  # type: ignore[return-value]
 
     def filter(self, keep: Predicate) -> "Flow[T]":
@@ -161,13 +161,12 @@ class Flow(Generic[T]):
         lanes: int = LANES,
         emit: Callable[[Element[Any], Any], Iterable[Any]] | None = None,
         store: str = "",
+        window: Window | None = None,
     ) -> "Flow[T]":
         """Fold the elements of every key into a state, and pass each accepted element on. See `Aggregate`."""
         check_name("stage", name)
         if name == END_OF_FLOW:
-            raise FlowError(
-                f"stage name {name!r} is reserved for dead letters after the last stage; choose another name"
-            )
+            raise FlowError(f"stage name {name!r} is reserved for dead letters after the last stage; use another name")
         if any(isinstance(step, Aggregate) and step.name == name for step in self.steps):
             raise FlowError(f"flow {self.name!r} already has a stage {name!r}; choose another name")
         with located(f"stage {name!r}"):
@@ -179,7 +178,9 @@ class Flow(Generic[T]):
             if emit is not None:
                 check_callable("emit=", emit)
             check_type("store=", store, str, "the URL of a store")
-        return self._with(f"stage {name!r}", Aggregate(name, key, fold, co_partitioned, history, lanes, emit, store))
+            check_window(window)
+        stage = Aggregate(name, key, fold, co_partitioned, history, lanes, emit, store, window)
+        return self._with(f"stage {name!r}", stage)
 
     def publish(
         self, topic: str, *, key: Key | None = None, value: Callable[[Element[T]], bytes] | None = None, name: str = ""
@@ -328,13 +329,14 @@ class Flow(Generic[T]):
     @cached_property
     def scatters(self) -> bool:
         """Whether items of one record may be folded by different tasks of one stage."""
-        spread = False
-        for stage in self.stages:
-            spread = spread or stage.fans_out
-            if spread:
-                return True
-            spread = stage.aggregate.emit is not None
-        return False
+        emits = any(stage.aggregate.emit is not None for stage in self.stages[:-1])
+        return emits or any(stage.fans_out for stage in self.stages)
+
+    @cached_property
+    def is_timed(self) -> bool:
+        """Whether the event times of its records are noted."""
+        timed = [getattr(self.topic, "time", None), *(getattr(step, "window", None) for step in self.steps)]
+        return any(one is not None for one in timed)
 
     @property
     def publishes(self) -> bool:
@@ -368,7 +370,8 @@ class Flow(Generic[T]):
 
     @property
     def _read(self) -> frozenset[str]:
-        return columns_of(one for step in self.steps for one in expressions_of(step))
+        steps = [one for step in self.steps for one in expressions_of(step)]
+        return columns_of(steps) | (self.topic.time_columns if self.topic else frozenset())
 
     def describe(self) -> str:
         """Describe the flow as text, one step a line: its method, its content and its path.
@@ -376,6 +379,5 @@ class Flow(Generic[T]):
         The path is `vectorised`, also with Python for a part of the step, or `per message`: from the first function
         that replaces the elements' values, and everywhere if the source needs it.
         """
-        return "\n".join(
-            [self.name, *(f"  {step:14s} {what:50s} {path}".rstrip() for step, what, path in lines_of(self))]
-        )
+        steps = (f"  {step:14s} {what:50s} {path}".rstrip() for step, what, path in lines_of(self))
+        return "\n".join([self.name, *steps])

@@ -14,6 +14,7 @@ from aggregations.definition.fingerprint import describe_callable, describe_obje
 from aggregations.definition.folds import Fold, check_state
 from aggregations.definition.integers import select_exact
 from aggregations.definition.system import SYSTEM_COLUMNS
+from aggregations.definition.windows import Window
 from aggregations.errors import FlowError
 from envelope import EnvelopeError
 from envelope.dedup.eviction import LANES
@@ -90,7 +91,8 @@ class Aggregate:
         lanes: Lanes with a history per state.
         emit: Makes a collection from each accepted element and the state after it; None forwards the element itself.
         store: URL of the store if no other is bound at run time.
-        definition: Canonical text of key and fold.
+        window: A state for each window of event time; None for one state per key.
+        definition: Canonical text of key, fold and window.
         emitting: Canonical text of `emit`, key and fold; empty when each element is forwarded unchanged.
     """
 
@@ -102,16 +104,30 @@ class Aggregate:
     lanes: int = LANES
     emit: Callable[[Element[Any], Any], Iterable[Any]] | None = None
     store: str = ""
+    window: Window | None = None
     definition: str = field(init=False, repr=False)
     emitting: str = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         # Once, where the flow is written: a worker that gets it pickled may not have the source.
         fold = self.fold.describe() if isinstance(self.fold, Fields) else describe_object(self.fold)
-        object.__setattr__(self, "definition", f"{_described(self.key)}\n{fold}")
+        window = "" if self.window is None else f"\n{self.window.definition}"
+        object.__setattr__(self, "definition", f"{_described(self.key)}\n{fold}{window}")
         # The emitted values may depend on the state.
         emitting = "" if self.emit is None else f"{self.definition}\nemit {_described(self.emit)}"
         object.__setattr__(self, "emitting", emitting)
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether an element may belong to several windows."""
+        return self.window is not None and self.window.each > 1
+
+    @property
+    def passing(self) -> str:
+        """Canonical text of what determines which elements are passed on, and with which value; empty for all, unchanged."""
+        if self.emitting or self.window is None:
+            return self.emitting
+        return self.window.definition
 
 
 def definition_of(steps: Iterable[object], source: str) -> str:
@@ -126,7 +142,7 @@ def definition_of(steps: Iterable[object], source: str) -> str:
     """
     *before, stage = steps
     assert isinstance(stage, Aggregate)
-    texts = [one.emitting if isinstance(one, Aggregate) else getattr(one, "definition", "") for one in before]
+    texts = [one.passing if isinstance(one, Aggregate) else getattr(one, "definition", "") for one in before]
     lanes = f"co_partitioned {stage.co_partitioned}"  # without it every lane names the partition that was read
     return _hash("\n".join([source, *filter(None, texts), lanes, stage.definition]))
 

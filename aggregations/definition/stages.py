@@ -38,7 +38,7 @@ class Stage:
     @property
     def fans_out(self) -> bool:
         """Whether one record may reach this stage as several elements."""
-        return any(isinstance(step, FlatMap) for step in self.before)
+        return self.aggregate.overlaps or any(isinstance(step, FlatMap) for step in self.before)
 
     def input_types(self) -> dict[str, pl.DataType]:
         """Types of its fields' inputs; empty when a callable determines the value, and for a fold in plain Python."""

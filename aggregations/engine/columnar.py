@@ -15,6 +15,7 @@ from aggregations.columns.first import Unread, may_be_copies, unread_may_be_copy
 from aggregations.columns.record_columns import with_record_columns
 from aggregations.columns.signature import Signature
 from aggregations.columns.steps import Rejected, Stepped, apply_columns, evaluate_columns, evaluated
+from aggregations.columns.times import enter_windows, with_times
 from aggregations.columns.values import apply_values, parts_of, with_values
 from aggregations.definition.element import Element
 from aggregations.definition.expressions import Expression, columns_of, expression
@@ -25,7 +26,7 @@ from aggregations.definition.system import SYSTEM_COLUMNS
 from aggregations.engine.columnar_fold import ColumnarFold
 from aggregations.engine.job import Exclusion, Job, dumps, loads, shared_key
 from aggregations.engine.path import Work, route_of
-from aggregations.engine.rows import BROKEN, INPUT, REKEYED, STAGE_KEY, Rows, key_codes, together
+from aggregations.engine.rows import BROKEN, CLOSED, INPUT, REKEYED, STAGE_KEY, Rows, key_codes, together
 from aggregations.per_message.arrivals import marking_before, missing_at_end, stage_key
 from aggregations.per_message.cause import Cause
 from aggregations.per_message.dead_letters import BEYOND_END, RejectedRecord
@@ -36,7 +37,7 @@ from persistence.commit.faults import effect
 from persistence.commit.steps import CommitStep
 from persistence.protocol import Write
 
-_SYSTEM = frozenset({*schema.SYSTEM, schema.AGAIN, schema.LATE, schema.MADE})
+_SYSTEM = frozenset({*schema.SYSTEM, schema.AGAIN, schema.LATE, schema.MADE, schema.TIME, schema.BEFORE})
 _RECORD = frozenset({schema.VALUE, schema.HEADERS, schema.CHAIN})
 _OWN = (schema.TOPIC, schema.PARTITION, schema.OFFSET)
 _NO_END = np.iinfo(np.int64).max
@@ -49,7 +50,7 @@ class ColumnarPath:
     def read(self, work: Work, chunks: Iterable[pa.Table]) -> Rows:
         job = work.job
         assert job.flow.topic is not None
-        decoder = Decoder(job.flow.topic, work.roots.topic_ids, job.flow.columns)
+        decoder = Decoder(job.flow.topic, work.roots.topic_ids, job.flow.columns, timed=job.flow.is_timed)
         parts: list[Rows] = []
         unread: list[Unread] = []
         for table in chunks:
@@ -64,6 +65,9 @@ class ColumnarPath:
         if len(job.tasks) < sum(len(slot.ranges) for slot in job.tasks):
             whole = _by_partition(whole)
         with work.timed("steps"):
+            if job.flow.is_timed:
+                frame, work.collector.changes.times = with_times(whole.frame, job.flow.topic, job.times)
+                whole = Rows(frame, whole.signatures)
             whole = _first_deliveries(work, whole, unread)
             if job.flow.stages:
                 return _enter(work, job.flow.stages[0], whole)
@@ -242,7 +246,11 @@ def _enter(work: Work, stage: Stage, before: Rows) -> Rows:
     job = work.job
     aggregate = stage.aggregate
     stepped = _stepped(work, stage.index, stage.before, before, _marking(work, stage.name, job.flow.after(stage)))
-    key = _keys(stepped, aggregate.key)
+    key = user_key = _keys(stepped, aggregate.key)
+    closed: list[pl.Series] = []
+    if aggregate.window is not None:
+        user_key, key, shut = enter_windows(stepped, key, aggregate.window)
+        closed = [shut.alias(CLOSED)]
     frame = stepped.frame
     # Inputs of values that a function made are evaluated message by message, when they are folded.
     fold = aggregate.fold
@@ -251,13 +259,13 @@ def _enter(work: Work, stage: Stage, before: Rows) -> Rows:
     inputs, broken = evaluate_columns(frame, {f"{INPUT}{name}": one for name, one in wanted.items()})
     _gather(work, stage.index, stage.name, before, stepped)
     _fill_outputs(work, outputs_before(stage.name), Rows(frame, before.signatures))
-    rekeyed = pl.lit(value=True) if not aggregate.co_partitioned else pl.col(STAGE_KEY).ne_missing(pl.col(schema.KEY))
+    own_key = frame.get_column(schema.KEY)
+    rekeyed = pl.lit(value=True) if not aggregate.co_partitioned else user_key.ne_missing(own_key)
     system = [name for name in frame.columns if name in _SYSTEM or _is_position(name)]
     system += schema.item_columns(frame.columns)
     frame = frame.select([*system, *_further(job, stage, frame)]).with_columns(
-        key.alias(STAGE_KEY), pl.Series(BROKEN, broken), *inputs.get_columns()
+        key.alias(STAGE_KEY), pl.Series(BROKEN, broken), *inputs.get_columns(), rekeyed.alias(REKEYED), *closed
     )
-    frame = frame.with_columns(rekeyed.alias(REKEYED))
     return Rows(frame, before.signatures, stepped.values)
 
 

@@ -34,7 +34,7 @@ from aggregations.definition.folds import Fold
 from aggregations.engine.job import Exclusion
 from aggregations.engine.path import Work
 from aggregations.engine.python_fold import fold_elements
-from aggregations.engine.rows import BROKEN, INPUT, REKEYED, STAGE_KEY, Rows
+from aggregations.engine.rows import BROKEN, CLOSED, INPUT, REKEYED, STAGE_KEY, Rows
 from aggregations.per_message.arrivals import Arrival, passed_on
 from aggregations.per_message.rows import evaluate_elements
 from aggregations.per_message.stage import KeyState, StageOutcome, fold_stage
@@ -122,7 +122,7 @@ class ColumnarFold:
             names,
             HistoryLimits.of(self.aggregate.history, self.aggregate.lanes, job.batch, evict=job.evict),
             pure=before.other,
-            exotic=exotic | self._excluded() | self._late() | self._listed(entering),
+            exotic=exotic | self._excluded() | self._late() | self._closed() | self._listed(entering),
             refused=refused,
         )
         if isinstance(fold, Fields):
@@ -272,7 +272,8 @@ class ColumnarFold:
         late = Route(row.get(schema.LATE) or Route.PLAIN)
         indices = indices_of(row)
         entries = job.ledger.entries(self.stage.name, at, back, indices)
-        bound = back is not None and back.redrive.stage in self.later and job.ledger.mine(back.redrive)
+        mine = back is not None and job.ledger.mine(back.redrive)
+        bound = back is not None and back.redrive.stage in self.later and mine
         return Arrival(
             Element(
                 None,
@@ -290,6 +291,8 @@ class ColumnarFold:
             bound and late is Route.PLAIN,
             entries,
             back,
+            closed=bool(row.get(CLOSED)),
+            mine=mine,
         )
 
     def onward(self) -> Rows:
@@ -310,6 +313,12 @@ class ColumnarFold:
         if schema.LATE not in self.frame.columns:
             return np.zeros(self.frame.height, np.bool_)
         return self.frame.get_column(schema.LATE).is_not_null().to_numpy()
+
+    def _closed(self) -> Mask:
+        """Rows whose window is closed."""
+        if self.aggregate.window is None:
+            return np.zeros(self.frame.height, np.bool_)
+        return self.frame.get_column(CLOSED).to_numpy()
 
     def _listed(self, entering: "_Input") -> Mask:
         """Rows whose event may be listed as a dead letter: by the offset of its root."""

@@ -28,7 +28,7 @@ class MessagePath:
         loop = _loop(work)
         with work.timed("decode"):
             applied = loop.read(sorted(records_of(chunks, work.job.topic_ids), key=_PLACE))
-            work.collector.changes.seen = loop.seen
+            work.collector.changes.seen, work.collector.changes.times = loop.seen, loop.times
             if stages := work.job.flow.stages:
                 return loop.enter(stages[0], applied)
             loop.leave(applied)
@@ -96,6 +96,7 @@ def _loop(work: Work) -> MessageLoop:
         evict=job.evict,
         replays=job.replays,
         outputs=work.outputs,
+        times=job.times,
     )
 
 

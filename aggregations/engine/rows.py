@@ -15,6 +15,7 @@ from aggregations.columns.signature import Signature
 STAGE_KEY = "_stage_key"
 REKEYED = "_rekeyed"
 BROKEN = "_broken"
+CLOSED = "_closed"
 INPUT = "_in:"
 
 
@@ -24,7 +25,7 @@ class Rows:
 
     Attributes:
         frame: `_stage_key` Binary, `_rekeyed` Boolean, `_broken` UInt8 (0, or why its inputs cannot be computed: see
-            `aggregations.columns.steps.FAILURES`), `_in:NAME` for every input of the stage's fields, the system columns of `aggregations.columns.schema`, positions `_p0`,
+            `aggregations.columns.steps.FAILURES`), in a stage with windows `_closed` Boolean, `_in:NAME` for every input of the stage's fields, the system columns of `aggregations.columns.schema`, positions `_p0`,
             `_p1`, … and the payload columns that stages further down read.
         signatures: By the codes of `_signature`.
         values: Values that functions made, by the numbers of `_made`: then there are no payload columns and no inputs.

@@ -15,6 +15,7 @@ from aggregations.per_message.dead_letters import BEYOND_END
 from aggregations.per_message.ledger import Doubt, Entry, Ledger, Reading, outputs_before
 from aggregations.per_message.stage import Decided, KeyState, StageOutcome, fold_stage
 from aggregations.per_message.steps import Applied, Marking, OutputMessage, RejectedElement, apply_steps, withhold
+from aggregations.per_message.times import Times, with_times
 from aggregations.report import Report
 from envelope import EnvelopeError, Lineage, Node, Position, Reason, Verdict
 from persistence.commit.faults import effect
@@ -82,6 +83,7 @@ class MessageLoop:
         replays: A crashed run may have folded the next messages; see `Histories.folding`.
         outputs: Messages that the flow's steps publish.
         seen: Highest position read, by route, after `read` has returned.
+        times: Latest event time read, by topic and partition; brought up to date by `read`.
     """
 
     flow: Flow[Any]
@@ -98,6 +100,7 @@ class MessageLoop:
     replays: bool = False
     outputs: list[OutputMessage] = field(default_factory=list)
     seen: dict[str, Position] = field(default_factory=dict)
+    times: Times = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         assert self.flow.topic is not None
@@ -108,6 +111,7 @@ class MessageLoop:
         decoder = RecordDecoder(self._topic, self.flow.columns)
         reading = Reading(self.ledger.seen, self.doubt)
         elements: list[Element[Any]] = []
+        times: list[int | None] = []
         for record in records:
             self.report.records += 1
             if decoder.skips(record):
@@ -125,7 +129,10 @@ class MessageLoop:
                 self.collector.unread(own, EnvelopeError(Reason.ROOT_BEYOND_END, BEYOND_END))
                 continue
             elements.append(read.element(record, again=reading.again(lineage, record.key)))
+            times.append(read.time_us)
         self.seen = reading.read
+        if self.flow.is_timed:
+            elements, self.times = with_times(elements, times, self._topic, self.times)
         return Applied(elements, self._topic.schema)
 
     def enter(self, stage: Stage, before: Applied) -> list[Arrival]:

@@ -11,6 +11,7 @@ from aggregations.definition.element import Element
 from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Aggregate
 from aggregations.definition.folds import check_state
+from aggregations.definition.windows import Late
 from aggregations.per_message.arrivals import Arrival, passed_on
 from aggregations.per_message.cause import Cause, refusal
 from aggregations.per_message.ledger import Entry
@@ -21,6 +22,7 @@ from envelope.dedup.room import Room
 from envelope.raised import Raised
 
 _HELD = frozenset({Verdict.DUPLICATE, Verdict.DUPLICATE_IN_BATCH})
+_SETTLED = _HELD | {Verdict.WINDOW_CLOSED}
 _FIRST_SEEN = frozenset({Verdict.ACCEPTED, Verdict.LATE, Verdict.NEW_LANE})
 
 
@@ -82,8 +84,8 @@ class Decided:
 
     @property
     def filled(self) -> tuple[Entry, ...]:
-        """Entries of the ledger that are no longer missing: the state holds the event."""
-        arrival, resolved = self.arrival, self.decision.fold or self.decision.verdict in _HELD
+        """Entries of the ledger that are no longer missing: the state holds the event, or never will."""
+        arrival, resolved = self.arrival, self.decision.fold or self.decision.verdict in _SETTLED
         if not resolved or arrival.transit:
             return ()
         if arrival.element.route is Route.PLAIN:
@@ -216,6 +218,7 @@ def _fold_key(
     replays: bool,
 ) -> _Folded:
     """Fold one key; when `careful`, continue after a failure to find all failures."""
+    closed, rows = [i for i in rows if arrivals[i].closed], [i for i in rows if not arrivals[i].closed]
     standings = [arrivals[i].standing for i in rows]
     decided = before.histories.judge(standings, siblings)
     # The fold may change its state in place, and a key may be folded again.
@@ -250,6 +253,8 @@ def _fold_key(
             emitted = tuple(replace(element, route=late) for element in emitted)
         result.emitted[i] = emitted
         folded.append(arrival.standing)
+    taken = {(one.group, one.position) for one in folded}
+    result.decisions |= {i: _late(before, arrivals[i], taken) for i in closed}
     if folded:
         try:
             histories, retired = before.histories.folding(
@@ -260,6 +265,27 @@ def _fold_key(
             raise GrowthFullError(f"stage {stage.name}, {own}: {error} (--accept growth-full)") from None
         result.state, result.retired = KeyState(state, histories, before.version), len(retired)
     return result
+
+
+def _late(before: KeyState, arrival: Arrival, taken: Collection[tuple[str, Position]]) -> Decision:
+    """Decide about an arrival whose window is closed; only a proven copy has another verdict.
+
+    A dead letter of this stage that is redriven is no copy: its window is closed for it, too.
+
+    Args:
+        before: The state before the batch.
+        arrival: The arrival.
+        taken: Group and position of what this batch folds.
+    """
+    standing = arrival.standing
+    [decision] = before.histories.judge([standing])
+    if decision.verdict in (Verdict.DUPLICATE, Verdict.AMBIGUOUS):
+        return decision
+    if (standing.group, standing.position) in taken:
+        return Decision(Verdict.DUPLICATE_IN_BATCH, fold=False)
+    if decision.verdict is Verdict.COPY and not arrival.mine:
+        return decision
+    return Decision(Verdict.WINDOW_CLOSED, fold=False)
 
 
 def _pass(stage: Aggregate, loaded: Mapping[bytes, KeyState], arrival: Arrival) -> Decided:
@@ -317,6 +343,11 @@ def _outcome(
         for i in by_record[own]:
             key, standing = arrivals[i].key, arrivals[i].standing
             before = loaded.get(key, KeyState())
+            if arrivals[i].closed:
+                # It is never folded, so it needs no hole.
+                mine = {(group, position) for state, group, position in taken if state == key}
+                decisions[i] = _late(before, arrivals[i], mine)
+                continue
             if (key, standing.group, standing.position) in taken:
                 # A copy of it was folded in this batch. A hole would accept a third copy, below the floor.
                 verdict = Verdict.AMBIGUOUS if standing.ambiguous else Verdict.DUPLICATE_IN_BATCH
@@ -346,9 +377,22 @@ def _outcome(
             decided.append(Decided.rejected(arrival, rejected[i]))
             continue
         decision = decisions[i]
-        reason = Reason.UNPROVEN if decision.verdict is Verdict.UNPROVEN else None
-        decided.append(Decided(arrival, decision, reason, emitted=results[arrival.key].emitted.get(i, ())))
+        reason, detail = _reason(stage, decision.verdict, failed=arrival.element.own in failed)
+        decided.append(Decided(arrival, decision, reason, detail, results[arrival.key].emitted.get(i, ())))
     return StageOutcome(states, decided, sum(result.retired for result in results.values()), failed.keys())
+
+
+def _reason(stage: Aggregate, verdict: Verdict, *, failed: bool) -> tuple[Reason | None, str]:
+    """Why a message with this verdict goes to the dead-letter topic; None if it does not.
+
+    An item of a record that failed goes there with the whole record, whatever the verdict on the item.
+    """
+    if verdict is Verdict.UNPROVEN:
+        return Reason.UNPROVEN, ""
+    late = stage.window is not None and stage.window.late is Late.DEAD_LETTER
+    if verdict is Verdict.WINDOW_CLOSED and late and not failed:
+        return Reason.WINDOW_CLOSED, f"its window of stage {stage.name} is closed"
+    return None, ""
 
 
 def _taken(arrivals: Sequence[Arrival], decisions: Mapping[int, Decision]) -> frozenset[tuple[bytes, str, Position]]:

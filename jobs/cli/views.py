@@ -1,6 +1,6 @@
 """`headwater inspect`: the stored states of a stage."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,7 +23,17 @@ def inspect(
     ] = None,
     key: Annotated[
         list[str] | None,
-        typer.Option(metavar="TEXT", help="Show only this key; may be repeated.", show_default=False),
+        typer.Option(
+            metavar="TEXT", help="Show only this key, in all its windows; may be repeated.", show_default=False
+        ),
+    ] = None,
+    window: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="Show only the window that starts at this time, such as 2026-11-24T06:00:00Z.",
+            show_default=False,
+        ),
     ] = None,
     limit: Annotated[
         int | None,
@@ -37,8 +47,8 @@ def inspect(
 ) -> None:
     """Show the states of a stage.
 
-    A table shows result, version and number of lanes of each key; with --json, a line per key also contains its
-    histories and holes. Standard error shows which store was read; nothing is created there.
+    A table shows result, version and number of lanes of each key, in a stage with windows of each window; with --json,
+    a line per state also contains its histories and holes. Standard error shows which store was read; nothing is created there.
 
     The exit code is 1 if the store has no state of the stage, or no state of a requested key.
     """
@@ -50,8 +60,11 @@ def inspect(
     name = settings.stage_of(found, stage)
     keys = None if key is None else [text.encode() for text in dict.fromkeys(key)]
     chosen = settings.of_flow(found, store, generation=generation)
-    views = states(found, name, chosen.stores, generation=chosen.generation, keys=keys)
-    shown = _lines(islice(views, limit)) if json else _table(views, limit or 50)
+    start = None if window is None else settings.time(window, "--window")
+    met: set[bytes] = set()
+    views = _noting(states(found, name, chosen.stores, generation=chosen.generation, keys=keys, start=start), met)
+    some = _lines(islice(views, limit)) if json else _table(views, limit or 50)
+    shown = some if keys is None else len(met)
     say(chosen.store_line(name))
     if keys is not None and shown < len(keys):
         say(f"stage {name} has no state for {len(keys) - shown} of {counted(len(keys), 'key')}")
@@ -62,6 +75,13 @@ def inspect(
         )
     if shown < len(keys or [b""]):
         raise typer.Exit(Exit.FAILED)
+
+
+def _noting(views: "Iterable[View]", met: set[bytes]) -> "Iterator[View]":
+    """The views, while their keys are noted."""
+    for view in views:
+        met.add(view.key if view.window is None else view.window.key)
+        yield view
 
 
 def _lines(views: "Iterable[View]") -> int:
