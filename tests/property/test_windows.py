@@ -31,7 +31,7 @@ from tests.support.pure import fresh_store
 
 SCREWS = Topic("screws", Json({"part": str, "torque": int}))
 MINUTE = 60_000
-NOW = 1_700_000_000_000
+NOW = 1_699_999_200_000  # a full hour, so that event times and the ends of windows meet
 
 
 class Crash(Exception):
