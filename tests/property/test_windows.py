@@ -2,14 +2,14 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import polars as pl
 import pytest
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from aggregations.definition.aggregates import count, total
@@ -18,10 +18,13 @@ from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Flow
 from aggregations.definition.source import Json, Topic
 from aggregations.definition.windows import Window, hopping, tumbling
+from aggregations.per_message import loop, stage
+from aggregations.per_message.times import Times, latest, with_times
 from aggregations.report import DeadLetter
+from aggregations.run import common, memory
 from aggregations.run.binding import bind
 from aggregations.run.memory import MemoryRunner
-from envelope import Envelope, Hop, TopicPartition, encode
+from envelope import Decision, Envelope, Hop, TopicPartition, Verdict, encode
 from persistence.commit import faults
 from persistence.commit.faults import Fault, FaultOutcome, Injector
 from persistence.errors import Transient
@@ -135,11 +138,8 @@ def plainly(counts: Counter[str]) -> Counter[str]:
 POINTS = ["fetch", "load", "fold", "publish", "persist:all", "persist:attempts", "manifest"]
 
 
-@settings(max_examples=150, deadline=None)
-@given(window=WINDOWS, found=logs(), data=st.data())
-def test_batches_read_orders_and_crashes_do_not_change_what_windows_hold(
-    window: Window, found: list[list[Attempt]], data: st.DataObject
-) -> None:
+def check(window: Window, found: list[list[Attempt]], data: st.DataObject) -> None:
+    """Process logs in random batches with random crashes, and compare states and verdicts with the rule."""
     flow, store = flow_with(window), fresh_store()
     stores = bind(flow, {}, store)
     runner = MemoryRunner(flow, stores)
@@ -180,6 +180,59 @@ def test_batches_read_orders_and_crashes_do_not_change_what_windows_hold(
     assert {key: window.split(key).key for key in held} == {
         key: next(one.part.encode() for one in events) for key, events in held.items()
     }
+
+
+@settings(max_examples=150, deadline=None)
+@given(window=WINDOWS, found=logs(), data=st.data())
+def test_batches_read_orders_and_crashes_do_not_change_what_windows_hold(
+    window: Window, found: list[list[Attempt]], data: st.DataObject
+) -> None:
+    check(window, found, data)
+
+
+def _judged_by_the_batch(
+    elements: Sequence[Element[Any]], given: Sequence[int | None], topic: Topic, read: Mapping[TopicPartition, int]
+) -> tuple[list[Element[Any]], Times]:
+    found, after = with_times(elements, given, topic, read)
+    return [replace(one, before_us=after.get(TopicPartition(one.topic, one.partition))) for one in found], after
+
+
+def _judged_by_all_partitions(
+    elements: Sequence[Element[Any]], given: Sequence[int | None], topic: Topic, read: Mapping[TopicPartition, int]
+) -> tuple[list[Element[Any]], Times]:
+    found, after = with_times(elements, given, topic, read)
+    highest, judged = max(read.values(), default=None), []
+    for one in found:
+        judged.append(replace(one, before_us=latest(highest, one.before_us)))
+        highest = latest(highest, one.time_us)
+    return judged, after
+
+
+PLANTED = {
+    "late elements are judged by the latest time of their batch": (loop, "with_times", _judged_by_the_batch),
+    "late elements are judged by the latest time of all partitions": (loop, "with_times", _judged_by_all_partitions),
+    "times are not carried from batch to batch": (memory, "times_in", lambda *_: {}),
+    "a restart begins without times": (common, "_time", lambda *_: None),
+    "a window closes a microsecond too late": (
+        Window,
+        "closes_us",
+        lambda self, start: (start + self.size + self.lateness) * 1_000_000 + 1,
+    ),
+    "a closed window says nothing of copies": (
+        stage,
+        "_late",
+        lambda *_: Decision(Verdict.WINDOW_CLOSED, fold=False),
+    ),
+}
+
+
+@pytest.mark.parametrize("bug", PLANTED)
+def test_a_planted_bug_is_found(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(*PLANTED[bug])
+    planted = given(window=WINDOWS, found=logs(), data=st.data())(check)
+    few = settings(max_examples=100, derandomize=True, database=None, phases=[Phase.generate], deadline=None)
+    with pytest.raises(AssertionError):
+        few(planted)()
 
 
 class Listing:

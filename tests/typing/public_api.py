@@ -32,6 +32,7 @@ from aggregations import (
     read_snapshot,
     run_flow,
     total,
+    tumbling,
 )
 from envelope import (
     Decision,
@@ -149,6 +150,8 @@ summed = orders.aggregate("customer", key="customer", fold=Sum(), emit=lambda el
 orders.aggregate("customer", key="customer", fold=NoZero())  # type: ignore[arg-type]
 orders.aggregate("customer", key="customer")  # type: ignore[call-arg]
 orders.aggregate("customer", key="customer", fold=Sum(), history="32")  # type: ignore[arg-type]
+orders.aggregate("customer", key="customer", fold=Sum(), window=tumbling("5m", lateness="1m"))
+orders.aggregate("customer", key="customer", fold=Sum(), window="5m")  # type: ignore[arg-type]
 
 
 # Runners.
