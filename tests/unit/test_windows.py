@@ -16,6 +16,7 @@ from aggregations.definition.source import Json, Topic
 from aggregations.definition.windows import Window, hopping, tumbling
 from aggregations.errors import FlowError
 from aggregations.run.binding import bind
+from aggregations.run.discard import fill_holes
 from aggregations.run.memory import MemoryRunner
 from aggregations.run.snapshots import read_snapshot
 from envelope import Envelope, Hop, Reason, encode
@@ -186,6 +187,15 @@ def test_a_redriven_letter_of_an_open_window_is_folded_and_of_a_closed_one_follo
     both.process([both.redriven(second, 2), at(3, 15), both.redriven(first, 4)])
     assert both.memory.results("screw") == {b"s@2025-11-24T16:10:00Z": 2}
     assert both.memory.report.verdicts["screw"] == {"rejected": 2, "redriven": 1, "accepted": 1, "window_closed": 1}
+
+
+def test_a_discarded_letter_leaves_no_hole_in_its_window() -> None:
+    one = Flow("f").source(SCREWS).aggregate("screw", "screw", Refusing(), window=hopping("10m", "5m"))
+    both = Both(one)
+    both.process([at(0, 0), at(1, 30)])
+    letters = [both.redriven(letter, letter.record.offset) for letter in both.dead_letters]
+    assert set(fill_holes(both.memory.run, letters, apply=True).values()) == {2}
+    assert [state.histories.holes for state in both.memory.states("screw").values()] == [{}] * 4
 
 
 def test_a_copy_of_what_a_closed_window_holds_is_a_duplicate() -> None:
