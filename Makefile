@@ -15,7 +15,7 @@ READY := .venv/.ready
 PYTEST := $(BIN)/python -m pytest --no-header
 PACKAGES := envelope persistence aggregations jobs
 FAST := $(wildcard tests/unit tests/property tests/seeds)
-SLOW := $(wildcard tests/simulation tests/spark tests/integration tests/contract tests/golden tests/docs tests/packaging)
+SLOW := $(wildcard tests/simulation tests/spark tests/integration tests/seeds tests/contract tests/golden tests/docs tests/packaging)
 TLA := .headwater/tla-checker-0.24.0
 STUBS := envelope/v1/envelope:envelope demo/v1/leg:jobs/demo
 
@@ -39,7 +39,7 @@ lint: $(READY)  ## format, lint, types and import direction
 	$(BIN)/lint-imports --no-logo
 
 tests-fast: $(READY)
-	$(PYTEST) -q -n 2 $(FAST)
+	$(PYTEST) -q -n 2 -m 'not integration' $(FAST)
 
 # Three files in parallel on two cores: with few records, servers and Spark mostly wait.
 tests-slow: $(READY) java
@@ -51,7 +51,7 @@ docs: $(READY)  ## the documentation as a site, in build/docs/index.html; a warn
 coverage: $(READY)  ## lines and branches that unit and property tests reach; fails below the floor in pyproject.toml
 	rm -rf .headwater/coverage
 	mkdir -p .headwater/coverage
-	$(BIN)/coverage run -m pytest --no-header -q -n 2 $(FAST)
+	$(BIN)/coverage run -m pytest --no-header -q -n 2 -m 'not integration' $(FAST)
 	$(BIN)/coverage combine -q
 	$(BIN)/coverage report
 

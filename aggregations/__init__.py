@@ -11,13 +11,17 @@ from persistence.lazy import lazy
 
 if TYPE_CHECKING:
     from aggregations.definition.aggregates import count, first, last, maximum, mean, minimum, total
+    from aggregations.definition.aggregates_exact import collect, histogram, standard_deviation, variance
+    from aggregations.definition.aggregates_sketches import approximate_distinct, quantiles, top
     from aggregations.definition.element import Element, Record
+    from aggregations.definition.emit import Emit
     from aggregations.definition.fields import Fields
     from aggregations.definition.flow import Flow
     from aggregations.definition.folds import Fold
     from aggregations.definition.source import Json, Raw, Topic
     from aggregations.definition.windows import Window, hopping, tumbling
     from aggregations.errors import DefinitionChangedError, FlowError, RunRefusedError
+    from aggregations.local import run_local
     from aggregations.run.binding import bind
     from aggregations.run.memory import MemoryRunner
     from aggregations.run.snapshots import Latest, Snapshot, read_snapshot
@@ -26,6 +30,7 @@ if TYPE_CHECKING:
 __all__ = [
     "DefinitionChangedError",
     "Element",
+    "Emit",
     "Fields",
     "Flow",
     "FlowError",
@@ -39,23 +44,34 @@ __all__ = [
     "Snapshot",
     "Topic",
     "Window",
+    "approximate_distinct",
     "bind",
+    "collect",
     "count",
     "first",
+    "histogram",
     "hopping",
     "last",
     "maximum",
     "mean",
     "minimum",
+    "quantiles",
     "read_snapshot",
     "run_flow",
+    "run_local",
+    "standard_deviation",
+    "top",
     "total",
     "tumbling",
+    "variance",
 ]
 
 _MODULES: Final = {
     "definition.aggregates": ("count", "first", "last", "maximum", "mean", "minimum", "total"),
+    "definition.aggregates_exact": ("collect", "histogram", "standard_deviation", "variance"),
+    "definition.aggregates_sketches": ("approximate_distinct", "quantiles", "top"),
     "definition.element": ("Element", "Record"),
+    "definition.emit": ("Emit",),
     "definition.fields": ("Fields",),
     "definition.flow": ("Flow",),
     "definition.folds": ("Fold",),
@@ -65,6 +81,7 @@ _MODULES: Final = {
     "run.binding": ("bind",),
     "run.memory": ("MemoryRunner",),
     "run.snapshots": ("Latest", "Snapshot", "read_snapshot"),
+    "local": ("run_local",),
     "spark": ("run_flow",),
 }
 

@@ -18,7 +18,15 @@ class TasksLostError(Exception):
 
 
 class SharedKeyError(Exception):
-    """A key arrived in two partitions of a topic that is declared as partitioned by it; nothing was written for it."""
+    """A key arrived in two partitions of a topic that is declared as partitioned by it; nothing was written for it.
+
+    Attributes:
+        topic: The topic; empty if the two partitions may be of two topics.
+    """
+
+    def __init__(self, text: str, topic: str = "") -> None:
+        super().__init__(text)
+        self.topic = topic
 
 
 class SparkEndedError(TasksLostError):

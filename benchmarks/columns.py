@@ -62,8 +62,8 @@ def tables(messages, first):
 
 
 class Bench:
-    def __init__(self, url):
-        self.flow = flow_of()
+    def __init__(self, url, flow=None):
+        self.flow = flow or flow_of()
         self.urls = bind(self.flow, {}, url)
         self.run = begin(self.flow, self.urls)
         self.seconds = Counter()

@@ -1,13 +1,14 @@
-"""Events a second of the Spark engine, and what they cost.
+"""Events a second of the engine, on Spark or in one process, and what they cost.
 
     python benchmarks/engine.py [--events 2000000] [--keys 10000] [--resent 0.05] [--store sqlite|redis|URL]
-        [--fold fields|python] [--master MASTER] [--json]
+        [--fold fields|python] [--runner spark|local ...] [--master MASTER] [--json]
 
 A topic of four partitions is filled with envelopes of one republish hop, part of them re-sent at new offsets. The
 engine reads it with a flow of one stage, keyed as the topic is. Every batch but the first is warm. The sum of what was
 folded must be the number of unique inputs. With `redis` a server of its own is started and its CPU counted. Memory is
 the most that each process ever had resident. With a master such as `local-cluster[2,1,1024]`, executors are processes
-of their own, and the store must be Redis.
+of their own, and the store must be Redis. With several runners each reads the topic in turn, into states of its own; the
+driver of `local` is its only process.
 """
 
 import argparse
@@ -17,12 +18,14 @@ import statistics
 import tempfile
 import time
 import uuid
+from contextlib import closing, nullcontext
 from itertools import pairwise
 
 from aggregations.definition.aggregates import count, maximum, total
 from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Flow
 from aggregations.definition.source import Topic
+from aggregations.local import run_local
 from aggregations.run.binding import bind
 from aggregations.run.states import state_of
 from aggregations.spark import run_flow
@@ -57,8 +60,8 @@ FOLDS = {
 }
 
 
-def flow_of(topic, fold="fields"):
-    return Flow("bench").source(Topic(topic, payload=Leg)).aggregate("aircraft", key="tail", fold=FOLDS[fold])
+def flow_of(topic, fold="fields", name="bench"):
+    return Flow(name).source(Topic(topic, payload=Leg)).aggregate("aircraft", key="tail", fold=FOLDS[fold])
 
 
 def parts_of(servers):
@@ -90,6 +93,7 @@ def main():
     parser.add_argument("--batch", type=int, default=500_000, help="records of a batch")
     parser.add_argument("--store", default="sqlite", help="sqlite, redis, or a URL")
     parser.add_argument("--fold", choices=FOLDS, default="fields", help="built-in fields, or a class in Python")
+    parser.add_argument("--runner", choices=["spark", "local"], nargs="+", default=["spark"])
     parser.add_argument("--master", help="Spark's master; a local one if not given")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
@@ -97,7 +101,7 @@ def main():
     conf = {"spark.driver.memory": "2g"}
     with (
         stack.ephemeral(kafka=True, redis=args.store == "redis", heap_mb=1024) as servers,
-        session("bench", master=args.master, conf=conf),
+        session("bench", master=args.master, conf=conf) if "spark" in args.runner else nullcontext(),
     ):
         settings = KafkaSettings(servers.kafka)
         pids = {one.name: one.pid for one in servers.servers}
@@ -112,44 +116,50 @@ def main():
             "redis": servers.redis if servers.find("redis") else "",
         }
         url = own.get(args.store, args.store)
-        flow = flow_of(topic, args.fold)
-        marks = [(time.perf_counter(), spent(pids), 0)]
+        for runner in args.runner:
+            result = measure(runner, args, settings, pids, topic, url, conf) | {"unique": unique}
+            assert result["folded"] == unique, f"folded {result['folded']}, unique {unique}"
+            print(json.dumps(result) if args.json else json.dumps(result, indent=2))
 
-        def note(report):
-            marks.append((time.perf_counter(), spent(pids), report.records))
 
-        report = run_flow(
-            flow,
-            kafka=settings,
-            stores=bind(flow, {}, url),
-            dead_letters=f"{topic}.dlq",
-            until_caught_up=True,
-            max_records=args.batch,
-            master=args.master,
-            conf=conf,
-            progress=note,
-        )
-        store = open_store(url)
-        ref = FlowRef("bench").stage("aircraft")
+def measure(runner, args, settings, pids, topic, url, conf):
+    """Run the flow on one runner; return its figures."""
+    flow = flow_of(topic, args.fold, f"bench-{runner}")
+    on_spark = {"master": args.master, "conf": conf} if runner == "spark" else {}
+    marks = [(time.perf_counter(), spent(pids), 0)]
+
+    def note(report):
+        marks.append((time.perf_counter(), spent(pids), report.records))
+
+    report = {"spark": run_flow, "local": run_local}[runner](
+        flow,
+        kafka=settings,
+        stores=bind(flow, {}, url),
+        dead_letters=f"{topic}.dlq",
+        until_caught_up=True,
+        max_records=args.batch,
+        progress=note,
+        **on_spark,
+    )
+    with closing(open_store(url)) as store:
+        ref = FlowRef(flow.name).stage("aircraft")
         folded = sum(state_of(stored, ref, key).fold["legs"] for key, stored in store.scan(ref))
-        assert folded == unique, f"folded {folded}, unique {unique}"
-        rates, costs = [], []
-        for (t0, c0, _), (t1, c1, rows) in pairwise(marks[1:]):
-            if rows > args.batch // 2:
-                rates.append(rows / (t1 - t0))
-                costs.append({part: (c1[part] - c0[part]) * 1e6 / rows for part in c1})
-        cost = {part: round(statistics.mean(one[part] for one in costs), 2) for part in costs[0]}
-        result = {
-            "events": args.events,
-            "unique": unique,
-            "folded": folded,
-            "verdicts": dict(report.verdicts["aircraft"]),
-            "engine_events_per_second": [round(rate) for rate in rates],
-            "cpu_seconds_per_million": {**cost, "all": round(sum(cost.values()), 2)},
-            "peak_resident_mb": memory(pids),
-            "exact": True,
-        }
-        print(json.dumps(result) if args.json else json.dumps(result, indent=2))
+    rates, costs = [], []
+    for (t0, c0, _), (t1, c1, rows) in pairwise(marks[1:]):
+        if rows > args.batch // 2:
+            rates.append(rows / (t1 - t0))
+            costs.append({part: (c1[part] - c0[part]) * 1e6 / rows for part in c1})
+    cost = {part: round(statistics.mean(one[part] for one in costs), 2) for part in costs[0]}
+    return {
+        "runner": runner,
+        "events": args.events,
+        "folded": folded,
+        "verdicts": dict(report.verdicts["aircraft"]),
+        "engine_events_per_second": [round(rate) for rate in rates],
+        "cpu_seconds_per_million": {**cost, "all": round(sum(cost.values()), 2)},
+        "peak_resident_mb": memory(pids),
+        "exact": True,
+    }
 
 
 if __name__ == "__main__":

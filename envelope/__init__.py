@@ -14,6 +14,7 @@ from envelope.hops import HopWriter
 from envelope.limits import Limits
 from envelope.message import Envelope, Hop, Tombstones
 from envelope.partition import TopicPartition
+from envelope.sequences import SequenceError, SequenceRange, SequenceState
 
 __all__ = [
     "Decision",
@@ -29,6 +30,9 @@ __all__ = [
     "Position",
     "Reason",
     "Route",
+    "SequenceError",
+    "SequenceRange",
+    "SequenceState",
     "Siblings",
     "Standing",
     "Tombstones",

@@ -55,6 +55,9 @@ def encode(envelope: Envelope, limits: Limits = DEFAULT_LIMITS) -> bytes:
         event_time_us=envelope.event_time_us,
         key=envelope.key,
         sequence=envelope.sequence,
+        producer_epoch=envelope.producer_epoch,
+        last_sequence=envelope.last_sequence,
+        sequence_per_partition=envelope.sequence_per_partition,
     )
     hops = b"".join(encode_hop(hop, limits) for hop in envelope.chain)
     return _seal(HEAD + message.SerializeToString() + hops + envelope.unknown)
@@ -176,6 +179,9 @@ def from_message(message: pb.Envelope, limits: Limits = DEFAULT_LIMITS) -> Envel
         traceparent=message.traceparent,
         format=message.format,
         unknown=_unknown(message),
+        producer_epoch=message.producer_epoch if message.HasField("producer_epoch") else None,
+        last_sequence=message.last_sequence if message.HasField("last_sequence") else None,
+        sequence_per_partition=message.sequence_per_partition,
     )
 
 

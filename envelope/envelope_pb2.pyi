@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Envelope(_message.Message):
-    __slots__ = ("format", "sealed", "event_id", "event_time_us", "key", "payload_type", "payload", "content_type", "chain", "producer", "sequence", "destination", "traceparent", "checksum")
+    __slots__ = ("format", "sealed", "event_id", "event_time_us", "key", "payload_type", "payload", "content_type", "chain", "producer", "sequence", "destination", "traceparent", "producer_epoch", "last_sequence", "sequence_per_partition", "checksum")
     FORMAT_FIELD_NUMBER: _ClassVar[int]
     SEALED_FIELD_NUMBER: _ClassVar[int]
     EVENT_ID_FIELD_NUMBER: _ClassVar[int]
@@ -21,6 +21,9 @@ class Envelope(_message.Message):
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     DESTINATION_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+    PRODUCER_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    LAST_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_PER_PARTITION_FIELD_NUMBER: _ClassVar[int]
     CHECKSUM_FIELD_NUMBER: _ClassVar[int]
     format: int
     sealed: bool
@@ -35,8 +38,11 @@ class Envelope(_message.Message):
     sequence: int
     destination: str
     traceparent: str
+    producer_epoch: int
+    last_sequence: int
+    sequence_per_partition: bool
     checksum: int
-    def __init__(self, format: _Optional[int] = ..., sealed: bool = ..., event_id: _Optional[str] = ..., event_time_us: _Optional[int] = ..., key: _Optional[bytes] = ..., payload_type: _Optional[str] = ..., payload: _Optional[bytes] = ..., content_type: _Optional[str] = ..., chain: _Optional[_Iterable[_Union[Hop, _Mapping]]] = ..., producer: _Optional[str] = ..., sequence: _Optional[int] = ..., destination: _Optional[str] = ..., traceparent: _Optional[str] = ..., checksum: _Optional[int] = ...) -> None: ...
+    def __init__(self, format: _Optional[int] = ..., sealed: bool = ..., event_id: _Optional[str] = ..., event_time_us: _Optional[int] = ..., key: _Optional[bytes] = ..., payload_type: _Optional[str] = ..., payload: _Optional[bytes] = ..., content_type: _Optional[str] = ..., chain: _Optional[_Iterable[_Union[Hop, _Mapping]]] = ..., producer: _Optional[str] = ..., sequence: _Optional[int] = ..., destination: _Optional[str] = ..., traceparent: _Optional[str] = ..., producer_epoch: _Optional[int] = ..., last_sequence: _Optional[int] = ..., sequence_per_partition: bool = ..., checksum: _Optional[int] = ...) -> None: ...
 
 class Hop(_message.Message):
     __slots__ = ("topic", "partition", "offset", "via", "index", "count", "rekeyed", "pass_through", "topic_id", "leader_epoch", "timestamp_ms", "cluster", "keyless")

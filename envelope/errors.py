@@ -30,7 +30,7 @@ class Reason(StrEnum):
     KEY_MISMATCH = "key_mismatch"
     """The envelope's key differs from the record's key."""
     BAD_TOPIC = "bad_topic"
-    """A topic name that Kafka would not allow."""
+    """A topic name that Kafka would not allow, or a topic that the flow does not declare."""
     BAD_COORDINATES = "bad_coordinates"
     """A negative partition or offset, or one that Kafka cannot assign."""
     TOO_MANY_HOPS = "too_many_hops"

@@ -75,6 +75,9 @@ class Envelope:
         traceparent: W3C trace context.
         format: Format version.
         unknown: Serialized fields of a newer schema, kept unchanged.
+        producer_epoch: Session of the producer; a higher one replaces the earlier ones of the same name.
+        last_sequence: Last sequence number of a batch that begins with `sequence`; None for a single message.
+        sequence_per_partition: The producer numbers each partition by itself, without holes.
     """
 
     payload: bytes
@@ -90,6 +93,9 @@ class Envelope:
     traceparent: str = ""
     format: int = FORMAT
     unknown: bytes = b""
+    producer_epoch: int | None = None
+    last_sequence: int | None = None
+    sequence_per_partition: bool = False
 
     def with_hop(self, hop: Hop) -> Self:
         """Return the envelope with `hop` appended to its chain."""

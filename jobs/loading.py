@@ -53,7 +53,7 @@ def load_flow(reference: str) -> "Flow[Any]":
     found = load(reference)
     if not isinstance(found, Flow):
         raise LoadError(f"{reference} is not a Flow but a {type(found).__name__}")
-    if found.topic is None:
+    if not found.inputs:
         raise LoadError(f"flow {found.name!r} has no source()")
     _ = found.stages  # refuses a flow that neither folds nor publishes
     return found

@@ -73,6 +73,25 @@ def kafka(
     return KafkaSettings(running.kafka)
 
 
+def other_cluster(text: str | None) -> tuple[str, KafkaSettings | None]:
+    """Read `--from-cluster`: the name and the settings of another Kafka cluster; without a text, none.
+
+    The environment and `headwater.toml` describe the cluster that is written, and are not used.
+
+    Raises:
+        UsageError: It is not NAME=HOST:PORT or NAME=FILE.
+        SettingsError: A setting cannot be used.
+    """
+    if text is None:
+        return "", None
+    name, _, place = text.partition("=")
+    if not name or not place:
+        raise UsageError(f"--from-cluster {text!r}: write NAME=HOST:PORT, or NAME=FILE.toml with a table [kafka]")
+    if place.endswith(".toml"):
+        return name, KafkaSettings.load(file=Path(place), env={})
+    return name, KafkaSettings.load(place, env={})
+
+
 @dataclass(frozen=True, slots=True)
 class FlowSettings:
     """Where a flow keeps its states and its dead letters, and the origin of each setting.

@@ -1,71 +1,137 @@
-"""Views of stored states, for people and programs."""
+"""States that a stage holds: one by one, and as a table."""
 
-import base64
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from heapq import nsmallest
+from itertools import chain, compress, islice
+from typing import TYPE_CHECKING, Any, Final
+
+import polars as pl
 
 from aggregations.definition.flow import Flow, Stage
-from aggregations.definition.windows import WindowKey
+from aggregations.definition.windows import Window
 from aggregations.errors import FlowError
-from aggregations.run.shapes import continued
-from envelope import Histories
+from jobs.table.columns import Columns
+from jobs.table.selection import Selection, condition, matching
+from jobs.table.view import View, key_as_json, view_of
 from persistence.names import FlowRef, StageRef
 from persistence.protocol import StateStore, Stored
-from persistence.record import decode_record
 from persistence.registry import open_store
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["States", "View", "key_as_json", "states"]
+
+_PART: Final = 1000
+"""States that are decoded and selected together, and at most the rows of a record batch."""
 
 
 @dataclass(frozen=True, slots=True)
-class View:
-    """One state.
+class States(Iterable[View]):
+    """States of a stage, read from its store whenever they are iterated or asked for as a table.
+
+    The order is that of the bytes of the keys if the store keeps keys in order, or if `limit` is given.
+    Nothing is locked: a running job continues. Each state is one that its store had at some moment of the read, whole,
+    and a state that exists during the whole read is returned once. States of different keys may be of different batches.
 
     Attributes:
-        key: Key of the state: that of the stage, in a stage with windows followed by the start of the window.
-        state: Result of the fold's `result`; None when the key has only dead-lettered messages.
-        version: Number of writes to it.
-        epoch: Epoch of the run that wrote it.
-        batch: Batch of that run.
-        definition: Hash of the definition that made it.
-        histories: The positions that it holds.
-        window: Key of the stage, and start and end of the window; None without windows.
+        stage: The stage.
+        ref: Identity of its states.
+        url: URL of its store.
+        selection: Which of them.
+        columns: Their columns as a table.
     """
 
-    key: bytes
-    state: Any
-    version: int
-    epoch: int
-    batch: int
-    definition: str
-    histories: Histories
-    window: WindowKey | None = None
+    stage: Stage
+    ref: StageRef
+    url: str
+    selection: Selection
+    columns: Columns
 
-    def as_json(self) -> dict[str, Any]:
-        """The state as a JSON object; positions are lists."""
-        lanes = {
-            name: {
-                "held": [list(position) for position in history.held],
-                "floor": None if history.floor is None else list(history.floor),
-                "used": history.used,
-            }
-            for name, history in self.histories.lanes.items()
-        }
-        holes = {name: sorted(list(one) for one in found) for name, found in self.histories.holes.items()}
-        return {
-            **key_as_json(self.key),
-            **(
-                {} if self.window is None else dict(zip(("window_start", "window_end"), self.window.texts, strict=True))
-            ),
-            "state": self.state,
-            "version": self.version,
-            "epoch": self.epoch,
-            "batch": self.batch,
-            "definition": self.definition,
-            "lanes": lanes,
-            "holes": holes,
-        }
+    def __iter__(self) -> Iterator[View]:
+        """One state after the other, in bounded memory."""
+        return chain.from_iterable(self._parts())
+
+    @property
+    def schema(self) -> pl.Schema:
+        """Columns of `frame` and `batches`: `_key`, the fields of the fold, then what the store knows of each state."""
+        return self.columns.schema
+
+    def frame(self) -> pl.DataFrame:
+        """All of the states as one polars frame.
+
+        Raises:
+            DefinitionChangedError: A state of an earlier definition does not fit the columns.
+        """
+        parts = [self.columns.frame(part) for part in self._parts()]
+        return pl.concat(parts) if parts else pl.DataFrame(schema=self.schema)
+
+    def batches(self) -> "Iterator[pa.RecordBatch]":
+        """The states as Arrow record batches of up to 1,000 rows, in bounded memory; see `schema`.
+
+        Raises:
+            DefinitionChangedError: A state of an earlier definition does not fit the columns.
+        """
+        from jobs.table.arrow import batch_of
+
+        return (batch_of(self.columns.frame(part)) for part in self._parts())
+
+    def _parts(self) -> Iterator[list[View]]:
+        """The selected states in parts; none is empty."""
+        with closing(open_store(self.url)) as store:
+            if not store.capabilities.shared:
+                raise FlowError(
+                    f"the store of stage {self.stage.name} is in the memory of one process: give another one with --store URL"
+                )
+            found, limit = self._found(store), self.selection.limit
+            parts = (matched for part in _parted(found, _PART) if (matched := self._matching(part)))
+            if limit is None:
+                yield from parts
+            elif store.capabilities.ordered_scan and self.selection.keys is None:
+                yield from _parted(islice(chain.from_iterable(parts), limit), _PART)
+            else:
+                lowest = nsmallest(limit, chain.from_iterable(parts), key=lambda view: view.key)
+                yield from _parted(iter(lowest), _PART)
+
+    def _found(self, store: StateStore) -> Iterator[View]:
+        """The states in the range of keys."""
+        which, window = self.selection, self.stage.aggregate.window
+        if which.keys is not None and (window is None or which.start is not None):
+            keys = which.keys
+            if window is not None and which.start is not None:
+                keys = [window.key_at(key, which.start) for key in keys]
+            found = iter(store.load(self.ref, [key for key in keys if which.contains(key)]).items())
+        elif window is None:
+            found = store.scan(self.ref, bucket=which.bucket, begin=which.begin, end=which.end)
+        else:
+            found = self._in_windows(store, window)
+        manifest = store.load_manifest(self.ref.flow_ref)  # before the states: what is written later has no time
+        times = manifest.times if manifest else ()
+        views = (view_of(self.stage, self.ref, key, stored, times) for key, stored in found)
+        return filter(which.of_age, views)
+
+    def _in_windows(self, store: StateStore, window: Window) -> Iterator[tuple[bytes, Stored]]:
+        """The states of some windows of some keys."""
+        which = self.selection
+        begin, end, keys = which.begin, which.end, None if which.keys is None else frozenset(which.keys)
+        if keys is not None:
+            if not keys:
+                return
+            begin = max(begin, min(key + b"@" for key in keys))
+            highest = max(key + b"A" for key in keys)  # the byte after @
+            end = highest if end is None else min(end, highest)
+        tail = b"" if which.start is None else window.key_at(b"", which.start)
+        for key, stored in store.scan(self.ref, bucket=which.bucket, begin=begin, end=end):
+            if key.endswith(tail) and (keys is None or window.stage_key(key) in keys):
+                yield key, stored
+
+    def _matching(self, part: list[View]) -> list[View]:
+        """The states for which the condition is true."""
+        where = self.selection.where
+        return part if where is None else [*compress(part, matching(where, self.columns.frame(part)))]
 
 
 def states(
@@ -76,10 +142,15 @@ def states(
     generation: int = 1,
     keys: Sequence[bytes] | None = None,
     start: datetime | None = None,
-) -> Iterator[View]:
-    """Read states: all states of a stage as a stream, or those of some keys.
-
-    Nothing is locked: a running job continues, and each state is one that its store had at some moment of the read.
+    prefix: bytes = b"",
+    after: bytes | None = None,
+    where: str | pl.Expr | None = None,
+    older_than_ms: int | None = None,
+    newer_than_ms: int | None = None,
+    limit: int | None = None,
+    histories: bool = False,
+) -> States:
+    """Read states of a stage: all of them, or some.
 
     Args:
         flow: The flow.
@@ -87,57 +158,34 @@ def states(
         stores: URL of the store by stage name, from `bind`.
         generation: Generation of the states.
         keys: Keys of the stage to read, all windows of each; keys without a state are left out.
-        start: Read only the window that starts at this time, which has a time zone.
+        start: Only the window that starts at this time, which has a time zone.
+        prefix: Only keys that begin with these bytes.
+        after: Only keys above this one, in the order of their bytes: the last key of the page before.
+        where: Only states for which this is true: SQL such as `"late > 100 AND _version > 1"`, or a polars expression,
+            over the columns of `States.schema`.
+        older_than_ms: Only states that were written before this time, in milliseconds since 1970. States have no time
+            of their own; see `View.written_by_ms`.
+        newer_than_ms: Only states that may have been written since this time: those that are not older.
+        limit: Only this many, those with the lowest keys. A store that does not keep keys in order is read whole.
+        histories: Whether the table has the positions that each state holds.
 
     Raises:
-        FlowError: The stage does not exist, its store is in the memory of one process, or it has no window that starts
-            at `start`.
+        FlowError: The stage or a column does not exist, the condition is invalid, the store is in the memory of one
+            process, or the stage has no window that starts at `start`.
         Corrupt: A state cannot be read.
         DefinitionChangedError: A state of an earlier definition does not have the shape of the stage's states.
     """
-    found_stage = flow.stage(stage)
-    ref = FlowRef(flow.name, generation).stage(stage)
-    with closing(open_store(stores[stage])) as store:
-        if not store.capabilities.shared:
-            raise FlowError(
-                f"the store of stage {stage} is in the memory of one process: give another one with --store URL"
-            )
-        for key, stored in _found(found_stage, store, ref, keys, start):
-            yield _view(found_stage, ref, key, stored)
+    found, ref = flow.stage(stage), FlowRef(flow.name, generation).stage(stage)
+    columns = Columns.of_stage(found, str(ref), histories=histories)
+    chosen = None if where is None else condition(where, columns.schema)
+    if start is not None:
+        if found.aggregate.window is None:
+            raise FlowError(f"stage {stage} has no windows")
+        found.aggregate.window.key_at(b"", start)  # a window starts there
+    selection = Selection(keys, prefix, after, chosen, older_than_ms, newer_than_ms, limit, start=start)
+    return States(found, ref, stores[stage], selection, columns)
 
 
-def _found(
-    stage: Stage, store: StateStore, ref: StageRef, keys: Sequence[bytes] | None, start: datetime | None
-) -> Iterator[tuple[bytes, Stored]]:
-    window = stage.aggregate.window
-    if window is None:
-        if start is not None:
-            raise FlowError(f"stage {stage.name} has no windows")
-        return store.scan(ref) if keys is None else iter(store.load(ref, keys).items())
-    if keys is not None and start is not None:
-        return iter(store.load(ref, [window.key_at(key, start) for key in keys]).items())
-    end, wanted = window.key_at(b"", start) if start is not None else b"", None if keys is None else frozenset(keys)
-    return (
-        (key, stored)
-        for key, stored in store.scan(ref)
-        if key.endswith(end) and (wanted is None or window.split(key).key in wanted)
-    )
-
-
-def key_as_json(key: bytes) -> dict[str, str]:
-    """A key as text, or in base64 when it is not UTF-8."""
-    try:
-        return {"key": key.decode()}
-    except UnicodeDecodeError:
-        return {"key_base64": base64.b64encode(key).decode()}
-
-
-def _view(stage: Stage, ref: StageRef, key: bytes, stored: Stored) -> View:
-    record = decode_record(stored.value, ref, key)
-    state = record.state
-    if record.definition != stage.definition:
-        state = continued(stage, state, ref, key)
-    if state is not None:
-        state = getattr(stage.aggregate.fold, "result", lambda state: state)(state)
-    window = None if stage.aggregate.window is None else stage.aggregate.window.split(key)
-    return View(key, state, stored.version, stored.epoch, stored.batch, record.definition, record.histories, window)
+def _parted(found: Iterator[View], size: int) -> Iterator[list[View]]:
+    while part := [*islice(found, size)]:
+        yield part

@@ -5,6 +5,7 @@ so at any moment a downstream manifest is at or ahead of the manifests upstream 
 """
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import msgspec
 
@@ -12,6 +13,7 @@ from envelope import TopicPartition
 from persistence.errors import Corrupt
 from persistence.names import FlowRef
 from persistence.seal import DamagedError, seal, unseal
+from persistence.times import Committed
 
 SCHEMA = 1
 
@@ -70,6 +72,7 @@ class Manifest(msgspec.Struct, frozen=True):
         growth: The current growth per consumed topic.
         starting_offsets: Offset per consumed topic and partition that the flow was given to begin at; a partition that it
             does not name began where its log began.
+        times: When batches were committed (`persistence.times`).
         schema: Version of this layout.
     """
 
@@ -89,6 +92,7 @@ class Manifest(msgspec.Struct, frozen=True):
     growth: Mapping[str, Growth] = {}
     earlier: Mapping[str, tuple[str, ...]] = {}
     starting_offsets: Mapping[str, Mapping[int, int]] = {}
+    times: tuple[Committed, ...] = ()
     schema: int = SCHEMA
 
     @property
@@ -121,6 +125,21 @@ def decode_manifest(value: bytes, flow: FlowRef) -> Manifest:
             f"the manifest has schema {manifest.schema}; this code reads {SCHEMA}", "Upgrade headwater", ref=flow
         )
     return manifest
+
+
+def with_progress_of(manifest: Manifest, former: Manifest, topic: str) -> Manifest:
+    """A manifest with the progress of a topic as in a former one."""
+
+    def put(now: Mapping[str, Any], then: Mapping[str, Any]) -> dict[str, Any]:
+        others = {name: one for name, one in now.items() if name != topic}
+        return {**others, topic: then[topic]} if topic in then else others
+
+    return msgspec.structs.replace(
+        manifest,
+        positions=put(manifest.positions, former.positions),
+        growth=put(manifest.growth, former.growth),
+        starting_offsets=put(manifest.starting_offsets, former.starting_offsets),
+    )
 
 
 def minimum(manifests: Sequence[Manifest | None]) -> Mapping[str, Mapping[int, int]]:

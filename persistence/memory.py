@@ -98,10 +98,14 @@ class MemoryStore:
             check_manifest(flow, manifest, self._manifests.get(flow), self.installed_epoch(flow), after)
             self._manifests[flow] = manifest
 
-    def scan(self, stage: StageRef) -> Iterator[tuple[bytes, Stored]]:
+    def scan(
+        self, stage: StageRef, *, bucket: str | None = None, begin: bytes = b"", end: bytes | None = None
+    ) -> Iterator[tuple[bytes, Stored]]:
         with self._lock:
             states = sorted(self._stages.get(stage, {}).items())
-        yield from states
+        for key, stored in states:
+            if key >= begin and (end is None or key < end) and bucket in (None, self._bucket_of(key)):
+                yield key, stored
 
     def close(self) -> None:
         """Do nothing: other handles of the same name stay open."""

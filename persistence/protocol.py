@@ -119,6 +119,9 @@ class StateStore(Protocol):
       15. States of different stages, generations and flows are independent.
       16. `scan` yields every state that exists during the whole scan exactly once, as a stream.
           States written during the scan may be missing.
+      27. With `begin` and `end`, `scan` yields only the keys from `begin` up to but not including `end`, in the order
+          of their bytes. With `bucket`, one of `marks`, it yields only the states of this bucket: the scans of all
+          buckets together yield every state once.
 
     Manifests
       17. `load_manifest` returns the manifest saved last, equal to the one passed in, or None.
@@ -231,8 +234,17 @@ class StateStore(Protocol):
         """
         ...
 
-    def scan(self, stage: StageRef) -> Iterator[tuple[bytes, Stored]]:
-        """Yield every state of a stage."""
+    def scan(
+        self, stage: StageRef, *, bucket: str | None = None, begin: bytes = b"", end: bytes | None = None
+    ) -> Iterator[tuple[bytes, Stored]]:
+        """Yield the states of a stage.
+
+        Args:
+            stage: The stage.
+            bucket: Only the states of this bucket, one of `marks`; None for all.
+            begin: The lowest key.
+            end: The first key that is too high; None without a limit.
+        """
         ...
 
     def close(self) -> None:

@@ -1,6 +1,7 @@
 """Numpy arrays of integers and of truth values, and values as spans of a buffer."""
 
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -8,6 +9,7 @@ import pyarrow as pa
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 Mask: TypeAlias = npt.NDArray[np.bool_]
+N = TypeVar("N", bound=np.generic)
 
 
 def arrow(values: npt.NDArray[Any], valid: Mask | None = None) -> pa.Array:
@@ -22,6 +24,38 @@ def arrow(values: npt.NDArray[Any], valid: Mask | None = None) -> pa.Array:
     kind = pa.from_numpy_dtype(values.dtype)
     data = _packed(values) if pa.types.is_boolean(kind) else pa.py_buffer(np.ascontiguousarray(values))
     return pa.Array.from_buffers(kind, len(values), [None if valid is None else validity(valid), data])
+
+
+def numbers(array: pa.Array, kind: type[N]) -> npt.NDArray[N]:
+    """The values of an Arrow array of numbers without nulls, not copied; `to_numpy` would import pandas.
+
+    Args:
+        array: The array.
+        kind: Type of its numbers.
+    """
+    if not len(array):
+        return np.empty(0, kind)
+    return np.frombuffer(array.buffers()[1], kind, len(array), array.offset * np.dtype(kind).itemsize)
+
+
+def binary(values: Sequence[bytes | None]) -> pa.Array:
+    """An Arrow array of byte strings, at most 2 GiB in all; `pa.array` would import pandas."""
+    bounds = np.zeros(len(values) + 1, np.int64)
+    np.cumsum([0 if one is None else len(one) for one in values], out=bounds[1:])
+    if bounds[-1] > np.iinfo(np.int32).max:
+        raise OverflowError(f"{bounds[-1]} bytes do not fit into one array")
+    valid = validity(np.array([one is not None for one in values], np.bool_))
+    data = b"".join(one for one in values if one is not None)
+    return pa.Array.from_buffers(
+        pa.binary(), len(values), [valid, pa.py_buffer(bounds.astype(np.int32)), pa.py_buffer(data)]
+    )
+
+
+def repeated(text: str, times: int) -> pa.Array:
+    """An Arrow array of the same text; `pa.repeat` would import pandas."""
+    data = text.encode()
+    bounds = np.arange(times + 1, dtype=np.int32) * np.int32(len(data))
+    return pa.Array.from_buffers(pa.string(), times, [None, pa.py_buffer(bounds), pa.py_buffer(data * times)])
 
 
 def validity(valid: Mask) -> pa.Buffer | None:

@@ -119,14 +119,17 @@ def positions_at_stage(frame: pl.DataFrame, signatures: Sequence[Signature]) -> 
     widths = np.array([one.width for one in signatures], np.int64)[frame.get_column(schema.SIGNATURE).to_numpy()]
     whole = np.full((max(len(arrays), int(widths.max(initial=1)) + len(items)), frame.height), schema.MISSING, np.int64)
     whole[: len(arrays)] = arrays
-    for place, name in enumerate(items):
-        whole[widths + place, np.arange(frame.height)] = frame.get_column(name).to_numpy()
+    for name in items:
+        indices = frame.get_column(name)
+        rows = np.flatnonzero(indices.is_not_null().to_numpy())
+        whole[widths[rows], rows] = indices.drop_nulls().to_numpy()
+        widths[rows] += 1
     return list(whole)
 
 
 def indices_of(row: Mapping[str, Any]) -> tuple[int, ...]:
     """The index of a row in each flat-map that it went through."""
-    return tuple(row[name] for name in schema.item_columns(row))
+    return tuple(row[name] for name in schema.item_columns(row) if row[name] is not None)
 
 
 def standing(

@@ -23,7 +23,7 @@ class Elements:
     Args:
         frame: The payload's columns, the system columns, and optionally `schema.VALUE` and `schema.HEADERS`.
         signatures: By the codes of `_signature`.
-        topic: The source.
+        topics: Returns the source of that name.
         node: Returns coordinates with topic id and cluster, given topic, partition and offset.
         values: Values that functions made, by the numbers of `schema.MADE`; None where the payload's columns are the
             value.
@@ -33,7 +33,7 @@ class Elements:
         self,
         frame: pl.DataFrame,
         signatures: Sequence[Signature],
-        topic: Topic,
+        topics: Callable[[str], Topic],
         node: Callable[[str, int, int], Node],
         values: Sequence[Any] | None = None,
     ) -> None:
@@ -44,7 +44,7 @@ class Elements:
         self._values = values
         self._items = schema.item_columns(frame.columns)
         self._signatures = signatures
-        self._topic = topic
+        self._topics = topics
         self._node = node
 
     def __getitem__(self, row: int) -> Element[Any]:
@@ -74,7 +74,7 @@ class Elements:
         """The hops of the record's envelope."""
         if not self._signatures[self._columns[schema.SIGNATURE][row]].chained:
             return ()
-        return chain_of(self._columns[schema.VALUE][row], self._topic)
+        return chain_of(self._columns[schema.VALUE][row], self._topics(self._columns[schema.TOPIC][row]))
 
     def headers(self, row: int) -> tuple[tuple[str, bytes | None], ...]:
         """The record's headers."""
@@ -83,7 +83,8 @@ class Elements:
 
     def indices(self, row: int) -> tuple[int, ...]:
         """Its index in each flat-map."""
-        return tuple(self._columns[name][row] for name in self._items)
+        found = (self._columns[name][row] for name in self._items)
+        return tuple(index for index in found if index is not None)
 
     def again(self, row: int) -> bool:
         """Whether it may be a copy."""

@@ -19,9 +19,11 @@ PASS_THROUGH: Final = 2
 INDEXED: Final = 4
 KEYLESS: Final = 8
 
-# Numbers of the schema's fields up to 13, as bits: those that are numbers, and those that are text or bytes.
-_LAST: Final = 13
-_NUMBERS: Final = 1 << 1 | 1 << 2 | 1 << 4 | 1 << 11
+# Numbers of the schema's fields up to the last one below the checksum, as bits: those that are numbers. The others are
+# text or bytes.
+_LAST: Final = 16
+_NUMBERS: Final = 1 << 1 | 1 << 2 | 1 << 4 | 1 << 11 | 1 << 14 | 1 << 15 | 1 << 16
+_HOP_LAST: Final = 13
 _HOP_NUMBERS: Final = 1 << 2 | 1 << 3 | 1 << 5 | 1 << 6 | 1 << 7 | 1 << 8 | 1 << 10 | 1 << 11 | 1 << 13
 _CHECKSUM: Final = 2047
 
@@ -123,7 +125,7 @@ def _read_hop(data: Any, at: int, end: int, hop: Any) -> tuple[bool, int, int]:
         if at < 0:
             return False, 0, 0
         number, wire = tag >> 3, tag & 7
-        if number > _LAST:
+        if number > _HOP_LAST:
             at = skipped(data, at, end, wire)
             if at < 0:
                 return False, 0, 0

@@ -12,7 +12,16 @@ from aggregations.columns.arrays import Ints, Mask
 from aggregations.columns.compiled import compiled
 from aggregations.columns.record_text import TEXT, WHOLE, Values
 from aggregations.columns.records import StoredStates, Texts
-from aggregations.definition.aggregates import At, Count, FieldAggregate, Maximum, Mean, Minimum, Total
+from aggregations.definition.aggregates import (
+    At,
+    Count,
+    FieldAggregate,
+    Maximum,
+    Mean,
+    Minimum,
+    SequenceAggregate,
+    Total,
+)
 from aggregations.definition.fields import Fields
 from aggregations.definition.values import INT64
 from envelope import EnvelopeError
@@ -28,8 +37,8 @@ _BATCH = "\0batch"
 _WITHIN_64_BITS = frozenset({pl.Int8, pl.Int16, pl.Int32, pl.Int64, pl.UInt8, pl.UInt16, pl.UInt32})
 _UP_TO_64_BITS = _WITHIN_64_BITS | {pl.UInt64}
 
-_COUNT, _TOTAL, _MINIMUM, _MAXIMUM = range(4)
-_OPERATIONS = {Count: _COUNT, Total: _TOTAL, Minimum: _MINIMUM, Maximum: _MAXIMUM}
+COUNT, TOTAL, MINIMUM, MAXIMUM = range(4)
+OPERATIONS = {Count: COUNT, Total: TOTAL, Minimum: MINIMUM, Maximum: MAXIMUM}
 
 
 class Folded(NamedTuple):
@@ -73,7 +82,7 @@ def kinds_of(fields: Fields, dtypes: Mapping[str, pl.DataType]) -> list[int]:
         dtypes: Types of its inputs.
     """
     return [
-        WHOLE if isinstance(field, Count) or (type(field) in _OPERATIONS and dtypes[name] in _WITHIN_64_BITS) else TEXT
+        WHOLE if isinstance(field, Count) or (type(field) in OPERATIONS and dtypes[name] in _WITHIN_64_BITS) else TEXT
         for name, field in fields.fields.items()
     ]
 
@@ -103,22 +112,27 @@ def fold_fields(
         if kinds[i] == TEXT:
             others[name] = field
             continue
-        known, numbers = np.ones(len(keys), np.bool_), np.zeros(len(keys), np.int64)
-        if field.of is not None:
-            column = inputs.get_column(name)
-            known = column.is_not_null().to_numpy()
-            if not isinstance(field, Count):
-                numbers = column.cast(pl.Int64).fill_null(0).to_numpy()
+        numbers, known = whole_inputs(name, field, inputs, len(keys))
         values.whole[i], values.known[i] = stored.values.whole[i], stored.values.known[i]
         if field.zero is not None:
             values.known[i] |= ~stored.exists
-        # The same kinds of arrays whatever the column: for others the function would be compiled once more.
-        known, numbers = np.require(known, np.bool_, ["C", "W"]), np.require(numbers, np.int64, ["C", "W"])
-        fold_whole(_OPERATIONS[type(field)], keys, numbers, known, values.whole[i], values.known[i], unfit)
+        fold_whole(OPERATIONS[type(field)], keys, numbers, known, values.whole[i], values.known[i], unfit)
     if not others:
         return Folded(values, b"", unfit)
     texts = _fold_others(fields, others, inputs, keys, at, stored, values, unfit)
     return Folded(values, texts, unfit)
+
+
+def whole_inputs(name: str, field: FieldAggregate, inputs: pl.DataFrame, rows: int) -> tuple[Ints, Mask]:
+    """The integers that a field folds, and which of them are not null."""
+    known, numbers = np.ones(rows, np.bool_), np.zeros(rows, np.int64)
+    if field.reads:
+        column = inputs.get_column(name)
+        known = column.is_not_null().to_numpy()
+        if not isinstance(field, Count):
+            numbers = column.cast(pl.Int64).fill_null(0).to_numpy()
+    # The same kinds of arrays whatever the column: for others a function would be compiled once more.
+    return np.require(numbers, np.int64, ["C", "W"]), np.require(known, np.bool_, ["C", "W"])
 
 
 @compiled(allocates=False)
@@ -150,18 +164,63 @@ def fold_whole(
         if not valid[row]:
             continue
         number = numbers[row]
-        if operation == _COUNT:
+        if operation == COUNT:
             if size >= _SAFE:
                 unfit[key] = True
             states[key] += 1
-        elif operation == _TOTAL:
+        elif operation == TOTAL:
             size += abs(float(number))
             if size >= _SAFE:
                 unfit[key] = True
             states[key] += number
-        elif not known[key] or (number < states[key] if operation == _MINIMUM else number > states[key]):
+        elif not known[key] or (number < states[key] if operation == MINIMUM else number > states[key]):
             states[key] = number
         known[key] = 1
+
+
+@compiled(allocates=False)
+def run_whole(
+    operation: int,
+    keys: Ints,
+    numbers: Ints,
+    valid: Mask,
+    states: Ints,
+    known: npt.NDArray[np.uint8],
+    old: Ints,
+    was: npt.NDArray[np.uint8],
+    new: Ints,
+    there: npt.NDArray[np.uint8],
+) -> None:
+    """Fold integers, sorted by key, as `fold_whole` does, and keep the state before and after each row.
+
+    Args:
+        operation: Which aggregate it is.
+        keys: Key of every row.
+        numbers: The integers.
+        valid: Which of them are not null.
+        states: State by key, before the rows.
+        known: 0 for a state that is null, else 1.
+        old: Receives the state before each row.
+        was: Receives 0 where it is null, else 1.
+        new: Receives the state after each row.
+        there: Receives 0 where it is null, else 1.
+    """
+    key, state, exists = -1, 0, 0
+    for row in range(len(keys)):
+        if keys[row] != key:
+            key = keys[row]
+            state, exists = states[key], int(known[key])
+        old[row], was[row] = state, exists
+        if valid[row]:
+            number = numbers[row]
+            if operation == COUNT:
+                state += 1
+            elif operation == TOTAL:
+                state += number
+            elif not exists or (number < state if operation == MINIMUM else number > state):
+                state = number
+            exists = 1
+        new[row], there[row] = state, exists
 
 
 def _fold_others(
@@ -175,12 +234,17 @@ def _fold_others(
     unfit: Mask,
 ) -> bytes:
     """Fold fields whose states are not integers, key by key; return their texts."""
-    rows = inputs if inputs.width else pl.DataFrame(height=len(keys))
-    grouped = _partials(others, rows.with_columns(pl.Series(CODE, keys)))
-    places = {name: i for i, name in enumerate(fields.fields)}
     texts = Texts(values)
-    codes = grouped.get_column(CODE).to_list()
+    places = {name: i for i, name in enumerate(fields.fields)}
+    grouping = {name: field for name, field in others.items() if not isinstance(field, SequenceAggregate)}
     for name, field in others.items():
+        if isinstance(field, SequenceAggregate):
+            _fold_sequence(places[name], field, inputs.get_column(name), keys, at, stored, texts, unfit)
+    if not grouping:
+        return texts.joined()
+    grouped = _partials(grouping, inputs.with_columns(pl.Series(CODE, keys)))
+    codes = grouped.get_column(CODE).to_list()
+    for name, field in grouping.items():
         i, partials = places[name], grouped.get_column(f"{name}{_BATCH}").to_list()
         sizes = grouped.get_column(f"{name}{_SIZE}").to_list() if f"{name}{_SIZE}" in grouped.columns else None
         of = inputs.get_column(name)
@@ -197,10 +261,49 @@ def _fold_others(
                 elif (place := partials[row]) is not None:
                     assert at is not None
                     state = field.add(state, of[place], None if by is None else by[place], at[place])
-            except EnvelopeError:
+            except (EnvelopeError, TypeError):  # text and a number in the values of a function
                 unfit[code] = True
             texts.put(i, code, state)
     return texts.joined()
+
+
+def _fold_sequence(
+    number: int,
+    field: SequenceAggregate,
+    column: pl.Series,
+    keys: Ints,
+    at: Sequence[At] | None,
+    stored: StoredStates,
+    texts: Texts,
+    unfit: Mask,
+) -> None:
+    """Fold the values of one field, sorted by key, into the states of their keys.
+
+    Args:
+        number: Number of the field.
+        field: The field.
+        column: Its input.
+        keys: Key of every row.
+        at: Position and lane of every row, if the field is ordered.
+        stored: The states before.
+        texts: Receives the new states.
+        unfit: Is set for keys with a value that the field rejects.
+    """
+    known = column.is_not_null().to_numpy()
+    values = field.prepared(column.drop_nulls())
+    places = [at[row] for row in np.flatnonzero(known).tolist()] if field.ordered and at is not None else []
+    # Where the known values of each key begin and end.
+    begins = np.flatnonzero(np.diff(keys, prepend=-1))
+    bounds = np.concatenate(([0], np.cumsum(known)))[[*begins.tolist(), len(keys)]].tolist()
+    for i, code in enumerate(keys[begins].tolist()):
+        first, last = bounds[i], bounds[i + 1]
+        state: Any = msgspec.json.decode(stored.text(number, code)) if stored.exists[code] else field.zero
+        try:
+            if first < last:
+                state = field.extend(state, values[first:last], places[first:last])
+        except (EnvelopeError, TypeError):
+            unfit[code] = True
+        texts.put(number, code, state)
 
 
 def _size(state: Any) -> float:

@@ -1,4 +1,4 @@
-"""Loads the compiled code of states, or has it compiled, before it is needed."""
+"""Loads compiled code, or has it compiled, before it is needed."""
 
 import numpy as np
 
@@ -22,3 +22,11 @@ def prepare() -> None:
     judged = judge(one, one, [one + 2], [lane], stored.lanes, names, limits, pure=no, exotic=no, refused=no)
     fold_whole(0, one, one, ~no, stored.values.whole[0], stored.values.known[0], no.copy())
     encoded(form, names, judged.lanes, one, stored.values.of_keys(judged.changed), b"")
+
+
+def load_reading() -> None:
+    """Load what reads messages, envelopes and payloads, which `prepare` does not need."""
+    import aggregations.columns.envelope_reading
+    import aggregations.columns.gather
+    import aggregations.columns.message_kernels
+    import aggregations.columns.payload_reading  # noqa: F401

@@ -14,24 +14,24 @@ from aggregations.definition.source import Topic
 from aggregations.definition.system import SYSTEM_COLUMNS, hop_values
 
 
-def with_record_columns(batch: Batch, table: pa.Table, flow: Flow[Any]) -> pl.DataFrame:
+def with_record_columns(batch: Batch, table: pa.Table, flow: Flow[Any], topic: Topic) -> pl.DataFrame:
     """The rows of a batch with `_headers` and `_chain`, if expressions read them, and with what functions may read.
 
     Args:
         batch: The batch.
         table: The records from which it was read, with column `headers` if `flow.reads_headers`.
         flow: The flow.
+        topic: The topic of the records.
     """
     lists, frame = flow.system_lists, batch.frame
     if not (lists or flow.calls_functions):
         return frame
-    assert flow.topic is not None
     rows, found = frame.get_column(schema.ROW), []
     values = _series(table.column("value")).gather(rows).alias(schema.VALUE)
     if flow.calls_functions and any(one.chained for one in batch.signatures):
         found.append(values)
     if schema.CHAIN in lists:
-        found.append(_chains(batch, values, flow.topic))
+        found.append(_chains(batch, values, topic))
     if schema.HEADERS in lists:
         dtype = SYSTEM_COLUMNS[schema.HEADERS]
         headers = _series(table.column("headers")).cast(dtype).gather(rows).to_frame(schema.HEADERS)

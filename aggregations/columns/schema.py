@@ -63,6 +63,11 @@ MISSING: Final = -2
 tuples, a shorter position sorts before a longer one that begins with it."""
 
 
+def is_position(name: str) -> bool:
+    """Whether a column contains a component of positions."""
+    return name.startswith("_p") and name[2:].isdecimal()
+
+
 def position(component: int) -> str:
     """Return the name of a position component's column, Int64, null where a position is shorter.
 

@@ -14,9 +14,19 @@ from aggregations.definition.element import Element
 from aggregations.definition.expressions import CANNOT, Expression, expression
 from aggregations.definition.flow import Divert, Filter, FlatMap, Map, Predicate, Publish, Step
 from aggregations.definition.integers import LEFT_64_BITS, select_exact
+from aggregations.definition.operators import Branch
 from aggregations.per_message.cause import Cause
 from aggregations.per_message.rows import evaluate_elements
-from aggregations.per_message.steps import Marking, OutputMessage, called, output_of, truth_of
+from aggregations.per_message.steps import (
+    Marking,
+    OutputMessage,
+    at_fork,
+    called,
+    names_topic,
+    of_fork,
+    output_of,
+    truth_of,
+)
 from envelope import EnvelopeError, Reason
 
 Elements: TypeAlias = Callable[[pl.DataFrame, Sequence[Any] | None], Iterable[Element[Any]]]
@@ -30,7 +40,7 @@ FAILURES: Mapping[int, tuple[Reason, str]] = {
 """Reasons why an expression has no result for a row."""
 _CAUSES: Final = [Cause(*FAILURES[code]) for code in (TRANSFORM_FAILED, OVERFLOW)]
 _DIVERTED: Final = Cause(Reason.DIVERTED, "the flow diverted it")
-_OWN: Final = (schema.PARTITION, schema.OFFSET)
+_OWN: Final = (schema.TOPIC, schema.PARTITION, schema.OFFSET)
 
 
 class Rejected(NamedTuple):
@@ -152,14 +162,41 @@ def apply_columns(
             case FlatMap(items=str() | pl.Expr() as items):
                 lists = evaluated(stepped, {step.column: expression(items)})
                 stepped.frame = _exploded(stepped.frame, lists.to_series())
-            case Publish(key=key):
-                keys = stepped.each((lambda element: element.key) if key is None else key)
-                output, rows = output_of(step, marking), stepped.rows()
-                outputs = stepped.succeeded([called(output, *one) for one in zip(rows, keys, strict=True)])
-                stepped.outputs += [one for one in outputs if one is not None]
+            case Publish():
+                _publish(stepped, step, marking)
+            case Branch():
+                _branch(stepped, step, marking)
             case _:
                 raise AssertionError(f"{type(step).__name__} cannot be done on columns")
     return stepped
+
+
+def _publish(stepped: Stepped, step: Publish, marking: Marking | None) -> None:
+    keys = stepped.each((lambda element: element.key) if step.key is None else step.key)
+    topics = [None] * len(keys) if names_topic(step) else stepped.each(step.topic)
+    if len(topics) < len(keys):  # no topic could be chosen for some rows
+        keys = stepped.each((lambda element: element.key) if step.key is None else step.key)
+    output, rows = output_of(step, marking), stepped.rows()
+    outputs = stepped.succeeded([called(output, *one) for one in zip(rows, keys, topics, strict=True)])
+    stepped.outputs += [one for one in outputs if one is not None]
+
+
+def _branch(stepped: Stepped, step: Branch, marking: Marking | None) -> None:
+    from aggregations.columns.values import apply_all  # which uses this module
+
+    taken = stepped.frame
+    if step.when is not None:
+        leaves = _predicate(stepped, step.when)
+        taken = stepped.frame.filter(pl.Series(leaves))
+        stepped.frame = stepped.frame.filter(~pl.Series(leaves))
+    depth = len(schema.item_columns(taken.columns))
+    inner = apply_all(step.steps, taken, stepped.elements, at_fork(marking, depth), stepped.values)
+    stepped.rejected += inner.rejected
+    stepped.filtered += inner.filtered
+    stepped.outputs += of_fork(inner.outputs, depth)
+    for one in inner.rejected:
+        if one.whole:
+            stepped.frame = stepped.frame.join(one.frame.select(_OWN), on=list(_OWN), how="anti", maintain_order="left")
 
 
 def _exploded(frame: pl.DataFrame, lists: pl.Series) -> pl.DataFrame:

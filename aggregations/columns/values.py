@@ -7,10 +7,10 @@ import polars as pl
 
 from aggregations.columns import schema
 from aggregations.columns.elements import row_of
-from aggregations.columns.steps import Rejected, Stepped
+from aggregations.columns.steps import Elements, Rejected, Stepped, apply_columns
 from aggregations.definition.element import Element
 from aggregations.definition.flow import FlatMap, Step
-from aggregations.definition.operators import keeps_columns
+from aggregations.definition.paths import keeps_columns
 from aggregations.per_message.cause import Cause
 from aggregations.per_message.steps import Marking, apply_steps
 
@@ -26,6 +26,29 @@ def parts_of(steps: Sequence[Step], *, made: bool) -> tuple[Sequence[Step], Sequ
     return steps[:first], steps[first:]
 
 
+def apply_all(
+    steps: Sequence[Step],
+    frame: pl.DataFrame,
+    elements: Elements,
+    marking: Marking | None,
+    values: list[Any] | None,
+) -> Stepped:
+    """Run steps over rows, in order: on columns, then on the values that functions made.
+
+    Args:
+        steps: The steps.
+        frame: The rows.
+        elements: Returns rows as elements, for functions.
+        marking: Marks what the steps publish.
+        values: The values that functions made before the steps, by the numbers of `schema.MADE`; None if none did.
+    """
+    on_columns, on_values = parts_of(steps, made=values is not None)
+    stepped = apply_columns(on_columns, frame, elements, marking)
+    stepped.values = values
+    apply_values(on_values, stepped, marking)
+    return stepped
+
+
 def apply_values(steps: Sequence[Step], stepped: Stepped, marking: Marking | None = None) -> None:
     """Run steps over the values of rows, in order.
 
@@ -38,18 +61,20 @@ def apply_values(steps: Sequence[Step], stepped: Stepped, marking: Marking | Non
         return
     before = stepped.frame
     applied = apply_steps(steps, list(stepped.rows()), None, marking)
-    depth = len(schema.item_columns(before.columns)) + sum(isinstance(step, FlatMap) for step in steps)
+    further = sum(isinstance(step, FlatMap) for step in steps)
     stepped.frame, stepped.values = with_values(
-        _rows(before, applied.elements, depth), [element.value for element in applied.elements]
+        _rows(before, applied.elements, further), [element.value for element in applied.elements]
     )
     stepped.filtered += applied.filtered
     stepped.outputs += applied.outputs
+    owned = _owned(before)
     groups: dict[tuple[Cause, bool, int], list[Element[Any]]] = {}
     for one in applied.rejected:
         cause = Cause(one.reason, one.detail, one.raised)
-        groups.setdefault((cause, one.whole, len(one.element.indices)), []).append(one.element)
-    for (cause, whole, width), elements in groups.items():
-        stepped.rejected.append(Rejected(_rows(before, elements, width), cause, whole))
+        more = len(one.element.indices) - owned[row_of(one.element)]
+        groups.setdefault((cause, one.whole, more), []).append(one.element)
+    for (cause, whole, more), elements in groups.items():
+        stepped.rejected.append(Rejected(_rows(before, elements, more), cause, whole))
 
 
 def with_values(frame: pl.DataFrame, values: list[Any]) -> tuple[pl.DataFrame, list[Any]]:
@@ -57,10 +82,21 @@ def with_values(frame: pl.DataFrame, values: list[Any]) -> tuple[pl.DataFrame, l
     return frame.with_columns(pl.int_range(len(values), dtype=pl.Int64, eager=True).alias(schema.MADE)), values
 
 
-def _rows(frame: pl.DataFrame, elements: Sequence[Element[Any]], depth: int) -> pl.DataFrame:
+def _owned(frame: pl.DataFrame) -> list[int]:
+    """Number of flat-maps that each row went through."""
+    items = schema.item_columns(frame.columns)
+    if not items:
+        return [0] * frame.height
+    return frame.select(pl.sum_horizontal(pl.col(items).is_not_null().cast(pl.Int64))).to_series().to_list()
+
+
+def _rows(frame: pl.DataFrame, elements: Sequence[Element[Any]], further: int) -> pl.DataFrame:
     """The rows of a frame from which elements were made, with their indices in further flat-maps."""
     found = frame[[row_of(element) for element in elements]]
+    before = len(schema.item_columns(frame.columns))
     return found.with_columns(
-        pl.Series(f"{schema.ITEM}{place}", [element.indices[place] for element in elements], pl.UInt32)
-        for place in range(len(schema.item_columns(frame.columns)), depth)
+        pl.Series(
+            f"{schema.ITEM}{before + place}", [element.indices[place - further] for element in elements], pl.UInt32
+        )
+        for place in range(further)
     )

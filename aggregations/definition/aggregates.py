@@ -4,12 +4,13 @@ Each aggregate is defined by its fold of one value at a time (`add`). For speed 
 expression for a whole batch (`batch`), and merges the result of that into a state (`join`).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import polars as pl
 
-from aggregations.definition.expressions import Expression, check_column, describe_expression
+from aggregations.definition.expressions import Expression, check_column, describe_expression, parsed
 from aggregations.definition.values import checked
 from aggregations.errors import FlowError
 from envelope import Position
@@ -26,24 +27,43 @@ class FieldAggregate:
     Attributes:
         of: Column or expression it reads; None when it reads none.
         by: Column or expression that orders values, for `first` and `last`; None for the position.
+        where: Boolean column or expression: elements for which it is not true are skipped; None skips none.
     """
 
     of: Expression | None = None
     by: Expression | None = None
+    where: Expression | None = None
     kind: ClassVar[str] = ""
     ordered: ClassVar[bool] = False
     numeric: ClassVar[bool] = False
+    plain: ClassVar[bool] = False
+    """Its state is its result, and can be declared with `Fields.added`."""
     zero: ClassVar[Any] = None
 
     def __post_init__(self) -> None:
         for given in (self.of, self.by):
             if given is not None:
                 check_column(f"{self.kind}()", given)
+        if self.where is not None:
+            check_column(f"{self.kind}(where=)", self.where)
         if self.of is None and self.kind != Count.kind:
             raise FlowError(f"{self.kind}() takes a column name or a polars expression; got None")
 
+    @property
+    def reads(self) -> bool:
+        """Whether it evaluates anything per element."""
+        return self.of is not None or self.where is not None
+
+    @property
+    def input(self) -> pl.Expr | None:
+        """What it folds: null for an element that it skips. None if it reads nothing."""
+        value = pl.lit(value=True) if self.of is None else parsed(self.of)
+        if self.where is not None:
+            return pl.when(parsed(self.where)).then(value)
+        return None if self.of is None else value
+
     def add(self, state: Any, value: Any, by: Any, at: At) -> Any:
-        """Return the state with one more value; `value` is never null unless `of` is None."""
+        """Return the state with one more value; `value` is never null unless the aggregate reads nothing."""
         raise NotImplementedError
 
     def batch(self, value: pl.Expr) -> pl.Expr:
@@ -52,6 +72,14 @@ class FieldAggregate:
 
     def join(self, state: Any, partial: Any) -> Any:
         """Merge a batch's aggregate into the state; `partial` is null when there was nothing to fold."""
+        raise NotImplementedError
+
+    def merge(self, state: Any, other: Any) -> Any:
+        """The state that holds what two states hold together.
+
+        Raises:
+            EnvelopeError: `OVERFLOW`: the state would exceed its range.
+        """
         raise NotImplementedError
 
     def result(self, state: Any) -> Any:
@@ -71,23 +99,66 @@ class FieldAggregate:
     def describe(self) -> str:
         """Canonical text: part of the stage's definition hash."""
         given = [describe_expression(one) for one in (self.of, self.by) if one is not None]
+        given += [f"{name}={value!r}" for name, value in self.options().items()]
+        if self.where is not None:
+            given.append(f"where={describe_expression(self.where)}")
         return f"{self.kind}({', '.join(given)})"
+
+    def options(self) -> dict[str, Any]:
+        """Options that determine the state, by name."""
+        return {}
+
+    def result_options(self) -> dict[str, Any]:
+        """Options that determine only the result, by name."""
+        return {}
+
+    def result_type(self, of: pl.DataType) -> pl.DataType | None:
+        """Type of the result as a column, given the type of `input`; None if the result is not a column."""
+        return None
+
+
+class SequenceAggregate(FieldAggregate):
+    """An aggregate that folds the values of a batch in order, key by key, rather than by a polars expression."""
+
+    def prepared(self, values: pl.Series) -> Sequence[Any]:
+        """The values of a batch, none of them null, in the form that `extend` takes."""
+        return values.to_list()
+
+    def extend(self, state: Any, values: Sequence[Any], at: Sequence[At]) -> Any:
+        """Return the state with more values, as `add` would fold them one by one.
+
+        Args:
+            state: State so far.
+            values: A part of what `prepared` returned, not empty.
+            at: Where they stand, in ascending order; empty unless the aggregate is ordered.
+
+        Raises:
+            EnvelopeError: A value cannot be folded.
+        """
+        raise NotImplementedError
 
 
 class Count(FieldAggregate):
     """Number of elements, or of non-null values."""
 
     kind = "count"
+    plain = True
     zero = 0
+
+    def result_type(self, of: pl.DataType) -> pl.DataType | None:
+        return pl.Int64()
 
     def add(self, state: Any, value: Any, by: Any, at: At) -> Any:
         return state + 1
 
     def batch(self, value: pl.Expr) -> pl.Expr:
-        return value.count() if self.of is not None else pl.len()
+        return value.count() if self.reads else pl.len()
 
     def join(self, state: Any, partial: Any) -> Any:
         return state + partial
+
+    def merge(self, state: Any, other: Any) -> Any:
+        return checked(state + other)
 
     def fits(self, state: Any, of: pl.DataType | None = None, by: pl.DataType | None = None) -> bool:
         return type(state) is int and state >= 0
@@ -98,7 +169,11 @@ class Total(FieldAggregate):
 
     kind = "total"
     numeric = True
+    plain = True
     zero = 0
+
+    def result_type(self, of: pl.DataType) -> pl.DataType | None:
+        return pl.Float64() if of.is_float() else pl.Int64()
 
     def add(self, state: Any, value: Any, by: Any, at: At) -> Any:
         return checked(state + value)
@@ -109,11 +184,25 @@ class Total(FieldAggregate):
     def join(self, state: Any, partial: Any) -> Any:
         return state if partial is None else checked(state + partial)
 
+    def merge(self, state: Any, other: Any) -> Any:
+        return checked(state + other)
+
     def fits(self, state: Any, of: pl.DataType | None = None, by: pl.DataType | None = None) -> bool:
         return type(state) in (int, float)
 
 
 class _Extreme(FieldAggregate):
+    plain = True
+
+    def result_type(self, of: pl.DataType) -> pl.DataType | None:
+        return _stored_type(of)
+
+    def join(self, state: Any, partial: Any) -> Any:
+        return state if partial is None else self.add(state, partial, None, ((), ""))
+
+    def merge(self, state: Any, other: Any) -> Any:
+        return self.join(state, other)
+
     def fits(self, state: Any, of: pl.DataType | None = None, by: pl.DataType | None = None) -> bool:
         return state is None or _comparable(state, of)
 
@@ -129,9 +218,6 @@ class Minimum(_Extreme):
     def batch(self, value: pl.Expr) -> pl.Expr:
         return value.min()
 
-    def join(self, state: Any, partial: Any) -> Any:
-        return state if partial is None else self.add(state, partial, None, ((), ""))
-
 
 class Maximum(_Extreme):
     """Largest value; null without values."""
@@ -143,9 +229,6 @@ class Maximum(_Extreme):
 
     def batch(self, value: pl.Expr) -> pl.Expr:
         return value.max()
-
-    def join(self, state: Any, partial: Any) -> Any:
-        return state if partial is None else self.add(state, partial, None, ((), ""))
 
 
 class Mean(FieldAggregate):
@@ -166,8 +249,14 @@ class Mean(FieldAggregate):
             return state
         return [checked(state[0] + partial["sum"]), state[1] + partial["count"]]
 
+    def merge(self, state: Any, other: Any) -> Any:
+        return [checked(state[0] + other[0]), state[1] + other[1]]
+
     def result(self, state: Any) -> Any:
         return state[0] / state[1] if state[1] else None
+
+    def result_type(self, of: pl.DataType) -> pl.DataType | None:
+        return pl.Float64()
 
     def fits(self, state: Any, of: pl.DataType | None = None, by: pl.DataType | None = None) -> bool:
         return (
@@ -187,8 +276,14 @@ class First(FieldAggregate):
     def add(self, state: Any, value: Any, by: Any, at: At) -> Any:
         return [by, list(at[0]), at[1], value] if state is None or _rank(by, at) < _stored(state) else state
 
+    def merge(self, state: Any, other: Any) -> Any:
+        return state if other is None else self.add(state, other[3], other[0], (tuple(other[1]), other[2]))
+
     def result(self, state: Any) -> Any:
         return None if state is None else state[3]
+
+    def result_type(self, of: pl.DataType) -> pl.DataType | None:
+        return _stored_type(of)
 
     def fits(self, state: Any, of: pl.DataType | None = None, by: pl.DataType | None = None) -> bool:
         if state is None:
@@ -215,6 +310,13 @@ def _stored(state: Any) -> tuple[Any, ...]:
     return _rank(state[0], (tuple(state[1]), state[2]))
 
 
+def _stored_type(of: pl.DataType) -> pl.DataType:
+    """Type of values of a column after they were stored: states have no narrow types."""
+    if of.is_float():
+        return pl.Float64()
+    return pl.Int64() if of.is_integer() and of not in (pl.UInt64, pl.Int128) else of
+
+
 def _comparable(value: Any, dtype: pl.DataType | None) -> bool:
     """Whether a stored value can be compared with values of a dtype: text with text, numbers with numbers."""
     if not isinstance(value, bool | int | float | str):
@@ -222,36 +324,42 @@ def _comparable(value: Any, dtype: pl.DataType | None) -> bool:
     return dtype is None or dtype == pl.Null or isinstance(value, str) == (dtype == pl.String)
 
 
-def count(of: Expression | None = None) -> FieldAggregate:
-    """Number of elements; with `of`, of its non-null values."""
-    return Count(of)
+def count(of: Expression | None = None, *, where: Expression | None = None) -> FieldAggregate:
+    """Number of elements; with `of`, of its non-null values.
+
+    Args:
+        of: Column name or expression.
+        where: Boolean column name or expression; only elements for which it is true are folded. Every aggregate
+            takes it.
+    """
+    return Count(of, where=where)
 
 
-def total(of: Expression) -> FieldAggregate:
+def total(of: Expression, *, where: Expression | None = None) -> FieldAggregate:
     """Sum of `of`; exact for integers, within 64 bits."""
-    return Total(of)
+    return Total(of, where=where)
 
 
-def minimum(of: Expression) -> FieldAggregate:
+def minimum(of: Expression, *, where: Expression | None = None) -> FieldAggregate:
     """Smallest value of `of`."""
-    return Minimum(of)
+    return Minimum(of, where=where)
 
 
-def maximum(of: Expression) -> FieldAggregate:
+def maximum(of: Expression, *, where: Expression | None = None) -> FieldAggregate:
     """Largest value of `of`."""
-    return Maximum(of)
+    return Maximum(of, where=where)
 
 
-def mean(of: Expression) -> FieldAggregate:
+def mean(of: Expression, *, where: Expression | None = None) -> FieldAggregate:
     """Arithmetic mean of `of`."""
-    return Mean(of)
+    return Mean(of, where=where)
 
 
-def first(of: Expression, by: Expression | None = None) -> FieldAggregate:
+def first(of: Expression, by: Expression | None = None, *, where: Expression | None = None) -> FieldAggregate:
     """Value of `of` at the lowest position, or with the lowest `by`; the position breaks ties. Not by arrival."""
-    return First(of, by)
+    return First(of, by, where)
 
 
-def last(of: Expression, by: Expression | None = None) -> FieldAggregate:
+def last(of: Expression, by: Expression | None = None, *, where: Expression | None = None) -> FieldAggregate:
     """Value of `of` at the highest position, or with the highest `by`; the position breaks ties. Not by arrival."""
-    return Last(of, by)
+    return Last(of, by, where)

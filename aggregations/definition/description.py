@@ -1,12 +1,14 @@
 """A flow as text, one line a step: what `headwater describe` shows."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from aggregations.definition.emit import Emit
 from aggregations.definition.expressions import name_of, text_of
 from aggregations.definition.fields import Fields
 from aggregations.definition.operators import (
     Aggregate,
+    Branch,
     Divert,
     Filter,
     FlatMap,
@@ -14,9 +16,8 @@ from aggregations.definition.operators import (
     Publish,
     PublishStates,
     Step,
-    calls_of,
-    keeps_columns,
 )
+from aggregations.definition.paths import calls_of, keeps_columns
 
 if TYPE_CHECKING:
     from aggregations.definition.flow import Flow
@@ -33,30 +34,66 @@ _METHODS = {
 
 
 class Line(NamedTuple):
-    """The source or a step of a flow.
+    """A source, a step of a flow, or the place where its sources meet.
 
     Attributes:
         step: Name of the method of `Flow` that adds it.
-        what: Its content: the topic, the expression, or the name of the function.
+        what: Its content: the topic or topics, the expression, or the name of the function.
         path: `vectorised`, also with Python for a part of the step, or `per message`; empty where nothing is computed.
+        branch: Names of the branches that the step is in, with slashes; empty on the main line.
     """
 
     step: str
     what: str
     path: str
+    branch: str = ""
+
+
+def text_of_flow(flow: "Flow[Any]") -> str:
+    """The flow as text: its name, then a line for each step, indented by the branches that it is in."""
+    lines = [flow.name]
+    for step, what, path, branch in lines_of(flow):
+        within = "  " * (branch.count("/") + bool(branch))
+        lines.append(f"  {within + step:14s} {what:50s} {path}".rstrip())
+    return "\n".join(lines)
 
 
 def lines_of(flow: "Flow[Any]") -> Iterator[Line]:
-    """The source and the steps of a flow, in order."""
-    yield Line(
-        "source",
-        flow.topic.name if flow.topic else "(none)",
-        "" if flow.is_columnar else "per message: tombstones have no columns",
-    )
+    """The sources and the steps of a flow, in order: each source with its own steps, then a line where they meet."""
+    path = "" if flow.is_columnar else "per message: tombstones have no columns"
+    if not flow.inputs:
+        yield Line("source", "(none)", path)
     columnar = flow.is_columnar
-    for step in flow.steps:
-        yield Line(_METHODS[type(step)], _content(step), _path(step, columnar=columnar))
+    for one in flow.inputs:
+        yield Line("source", one.topic.name, path)
+        yield from _lines(one.steps, one.pieces, columnar=flow.is_columnar)
+        columnar = columnar and all(map(keeps_columns, one.steps))
+    if flow.merges:
+        yield Line("merge", ", ".join(flow.topics), "")
+    yield from _lines(flow.steps, flow.pieces, columnar=columnar)
+
+
+def _lines(
+    steps: Sequence[Step | Aggregate | PublishStates],
+    pieces: Iterable[tuple[str, int, int]],
+    *,
+    columnar: bool,
+    branch: str = "",
+) -> Iterator[Line]:
+    for number, step in enumerate(steps):
+        begun = sorted((piece for piece in pieces if piece[1] == number), key=lambda piece: -piece[2])
+        yield from (Line("via", name, "", branch) for name, _, _ in begun)
+        yield Line(_method(step), _content(step), _path(step, columnar=columnar), branch)
+        if isinstance(step, Branch):
+            within = f"{branch}/{step.name}".lstrip("/")
+            yield from _lines(step.steps, step.pieces, columnar=columnar, branch=within)
         columnar = columnar and (isinstance(step, PublishStates) or keeps_columns(step))
+
+
+def _method(step: Step | Aggregate | PublishStates) -> str:
+    if isinstance(step, Branch):
+        return "also_to" if step.when is None else "branch"
+    return _METHODS[type(step)]
 
 
 def _content(step: Step | Aggregate | PublishStates) -> str:
@@ -65,17 +102,25 @@ def _content(step: Step | Aggregate | PublishStates) -> str:
             return text_of(argument)
         case Map(columns, function):
             return ", ".join(columns) if function is None else name_of(function)
-        case Publish(topic) | PublishStates(topic):
+        case Publish(topic, topics=topics):
+            return f"{text_of(topic)}: {', '.join(topics)}" if topics else str(topic)
+        case PublishStates(topic):
             return topic
+        case Branch(name=name, when=when):
+            return name if when is None else f"{name} when {text_of(when)}"
         case Aggregate(name=name, key=key, fold=fold, emit=emit, window=window):
             by = text_of(key) if window is None else f"{text_of(key)}, {window}"
             text = f"{name} by {by}: {fold.describe() if isinstance(fold, Fields) else name_of(type(fold))}"
+            if isinstance(emit, Emit):
+                return f"{text}, emit {', '.join(emit.columns)}{' on a condition' * (emit.condition is not None)}"
             return text if emit is None else f"{text}, emit {name_of(emit)}"
 
 
 def _path(step: Step | Aggregate | PublishStates, *, columnar: bool) -> str:
     if isinstance(step, PublishStates):
         return ""
+    if isinstance(step, Branch):
+        return _path(Filter(step.when), columnar=columnar) if step.when is not None else ""
     if not columnar:
         return "per message"
     if not keeps_columns(step):

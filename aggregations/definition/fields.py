@@ -58,7 +58,7 @@ class Fields:
 
         Args:
             starts: Value so far by field: for `count` and `total` a number, for `minimum` and `maximum` a number,
-                text or boolean. None means that nothing was folded; `mean`, `first` and `last` accept only None.
+                text or boolean. None means that nothing was folded; the other aggregates accept only None.
 
         Raises:
             FlowError: A field does not exist, or its aggregate cannot start with the value.
@@ -68,12 +68,11 @@ class Fields:
             field = self.fields.get(name)
             if field is None:
                 raise FlowError(f"added(): no field {name!r}; the fields are {', '.join(self.fields)}")
-            plain = field.kind not in ("mean", "first", "last")
             try:
-                check_value(name, start if plain and start is not None else 0)
+                check_value(name, start if field.plain and start is not None else 0)
             except EnvelopeError as error:
                 raise FlowError(f"added(): {error.detail}") from error
-            if start is not None and not (plain and field.fits(start)):
+            if start is not None and not (field.plain and field.fits(start)):
                 raise FlowError(
                     f"added(): {field.kind} {name!r} cannot start with {start!r}; use None if nothing was folded"
                 )
@@ -116,11 +115,15 @@ class Fields:
         """The expressions to evaluate per element: `name` and, where it has one, `name.by`."""
         wanted: dict[str, pl.Expr] = {}
         for name, field in self.fields.items():
-            if field.of is not None:
-                wanted[name] = parsed(field.of)
+            if (value := field.input) is not None:
+                wanted[name] = value
             if field.by is not None:
                 wanted[f"{name}.by"] = parsed(field.by)
         return wanted
+
+    def conditions(self) -> dict[str, pl.Expr]:
+        """The conditions of fields that have one, by the field's name."""
+        return {name: parsed(field.where) for name, field in self.fields.items() if field.where is not None}
 
     def check(self, dtypes: Mapping[str, pl.DataType]) -> None:
         """Check the types of what `inputs` evaluates to.
@@ -152,7 +155,7 @@ class Fields:
         """
         new = dict(state)
         for name, field in self.fields.items():
-            if field.of is None:
+            if not field.reads:
                 new[name] = field.add(new[name], None, None, at)
                 continue
             value, by = values[name], values.get(f"{name}.by")

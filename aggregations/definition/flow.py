@@ -1,6 +1,6 @@
 """`Flow`: one immutable definition of a streaming aggregation, for every runner."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Generic, TypeVar, overload
@@ -13,11 +13,14 @@ from aggregations.definition.arguments import (
     located,
     topic_name,
 )
-from aggregations.definition.description import lines_of
+from aggregations.definition.branches import Branching, check_topics
+from aggregations.definition.description import text_of_flow
 from aggregations.definition.element import Element
-from aggregations.definition.expressions import Expression, check_argument, check_column, columns_of
+from aggregations.definition.emit import Emitting, check_emit
+from aggregations.definition.expressions import Expression, check_argument, check_column
 from aggregations.definition.fields import Fields
 from aggregations.definition.folds import Fold
+from aggregations.definition.inputs import Input, check_merged, check_sources, merged_schema
 from aggregations.definition.operators import (
     Aggregate,
     Divert,
@@ -32,20 +35,19 @@ from aggregations.definition.operators import (
     Step,
     check_columns,
     check_fold,
-    definition_of,
-    expressions_of,
+    flattened,
     is_columnar,
-    is_vectorised,
-    keeps_columns,
+    publishes,
     schema_after,
     source_definition,
 )
+from aggregations.definition.paths import keeps_columns
+from aggregations.definition.picture import picture
+from aggregations.definition.reading import Reading
 from aggregations.definition.source import Topic, check_source
-from aggregations.definition.stages import Stage
-from aggregations.definition.system import HEADERS, LISTS, SYSTEM_COLUMNS
+from aggregations.definition.stages import Stage, definition_of_sources
 from aggregations.definition.windows import Window, check_window
 from aggregations.errors import FlowError
-from envelope import Tombstones
 from envelope.dedup.eviction import LANES
 
 __all__ = [
@@ -54,6 +56,7 @@ __all__ = [
     "Filter",
     "FlatMap",
     "Flow",
+    "Input",
     "Key",
     "Map",
     "Predicate",
@@ -72,34 +75,65 @@ END_OF_FLOW = "end"
 
 
 @dataclass(frozen=True)
-class Flow(Generic[T]):
-    """A source, steps and keyed aggregations, in order, or only steps. Every method returns a new flow.
+class Flow(Branching[T], Reading, Generic[T]):
+    """Sources, steps and keyed aggregations, in order, or only steps. Every method returns a new flow.
 
     Supported: column names and polars expressions (vectorised), and plain callables on `Element`
     (per message), for keys, filters, maps and diversions; both give the same result.
-    Not supported: several sources, joins, and expressions over several rows.
+    Not supported: joins, and expressions over several rows.
 
     Attributes:
         name: Name of the flow: part of every state's identity.
-        steps: The steps added so far, in order.
-        topic: The source; None before `source` was called.
+        steps: The steps added so far, in order; after a merge, those that all inputs go through.
+        inputs: The sources; empty before `source` was called.
+        branches: Names of the branches in which the next step is.
+        pieces: Names of reusable pieces that `via` added, with the steps that each begins and ends at.
     """
 
     name: str
     steps: tuple[Step | Aggregate | PublishStates, ...] = ()
-    topic: Topic | None = None
+    inputs: tuple[Input, ...] = ()
+    branches: tuple[str, ...] = ()
+    pieces: tuple[tuple[str, int, int], ...] = ()
 
     def __post_init__(self) -> None:
         check_name("flow", self.name)
-        if self.topic is not None:
-            check_source(self.topic)
 
-    def source(self, topic: Topic) -> "Flow[Mapping[str, Any]]":
-        """Read a topic."""
-        if self.topic is not None:
-            raise FlowError(f"flow {self.name!r} already has a source")
-        check_source(topic)
-        return replace(self, topic=topic)  # type: ignore[return-value]
+    def source(self, topic: Topic, *more: Topic) -> "Flow[Mapping[str, Any]]":
+        """Read one or several topics, each with its own payload, envelope and policies.
+
+        The elements of several topics have the columns of all of them: a column that a topic does not have is null. A
+        column that topics have with different types cannot be used; use `merge` to give it one type first.
+        """
+        if self.inputs:
+            raise FlowError(f"flow {self.name!r} already has a source; read several with source(a, b) or merge()")
+        for one in (topic, *more):
+            check_source(one)
+        check_sources(self.name, (topic, *more))
+        return replace(self, inputs=tuple(map(Input, (topic, *more))))  # type: ignore[return-value]
+
+    def merge(self, other: "Flow[U]") -> "Flow[T | U]":
+        """Add the sources of another flow, each with the steps that its elements went through there.
+
+        The steps of this flow so far apply to its own sources only, all further steps to the elements of both. The
+        other flow's name is not used, except in the hops of what it publishes. Columns are as with several topics in
+        `source`.
+        """
+        check_type("merge()", other, Flow, "another flow")
+        for one in (self, other):
+            if not one.inputs:
+                raise FlowError(f"flow {one.name!r} has no source(): call it before merge()")
+            if named := [step.name for step in one.steps if isinstance(step, Aggregate)]:
+                raise FlowError(f"flow {one.name!r} has stage {named[0]!r}: call merge() before the first aggregate()")
+        inputs = (*self.own_inputs, *other.own_inputs)
+        check_sources(self.name, [one.topic for one in inputs])
+        return replace(self, steps=(), inputs=inputs, pieces=())  # type: ignore[return-value]
+
+    @property
+    def own_inputs(self) -> tuple[Input, ...]:
+        """The inputs with all steps so far; there is no stage yet."""
+        steps = tuple(step for step in self.steps if not isinstance(step, Aggregate | PublishStates))
+        return tuple(one.extended(steps, self.pieces) for one in self.inputs)
 
     def filter(self, keep: Predicate) -> "Flow[T]":
         """Keep the elements for which `keep` is true."""
@@ -159,12 +193,16 @@ class Flow(Generic[T]):
         co_partitioned: bool = True,
         history: int | None = None,
         lanes: int = LANES,
-        emit: Callable[[Element[Any], Any], Iterable[Any]] | None = None,
+        emit: Emitting | None = None,
         store: str = "",
         window: Window | None = None,
     ) -> "Flow[T]":
         """Fold the elements of every key into a state, and pass each accepted element on. See `Aggregate`."""
         check_name("stage", name)
+        if self.branches:
+            raise FlowError(
+                f"branch {self.branches[-1]!r} cannot aggregate: publish to a topic that another flow folds"
+            )
         if name == END_OF_FLOW:
             raise FlowError(f"stage name {name!r} is reserved for dead letters after the last stage; use another name")
         if any(isinstance(step, Aggregate) and step.name == name for step in self.steps):
@@ -176,35 +214,45 @@ class Flow(Generic[T]):
             check_positive("history=", 1 if history is None else history)
             check_positive("lanes=", lanes)
             if emit is not None:
-                check_callable("emit=", emit)
+                check_emit(emit, fold)
             check_type("store=", store, str, "the URL of a store")
             check_window(window)
         stage = Aggregate(name, key, fold, co_partitioned, history, lanes, emit, store, window)
         return self._with(f"stage {name!r}", stage)
 
     def publish(
-        self, topic: str, *, key: Key | None = None, value: Callable[[Element[T]], bytes] | None = None, name: str = ""
+        self,
+        topic: Expression | Callable[[Element[T]], str],
+        *,
+        topics: Sequence[str] = (),
+        key: Key | None = None,
+        value: Callable[[Element[T]], bytes] | None = None,
+        name: str = "",
     ) -> "Flow[T]":
         """Produce every element to `topic` as an envelope whose chain gives its origin.
 
         Args:
-            topic: Target topic.
+            topic: Target topic. With `topics`: a column, an expression or a function that chooses one of them for each
+                element. An element for which it chooses another one is a dead letter.
+            topics: The topics to choose from.
             key: Key of the output; None keeps the record's key.
             value: Payload of the output; None writes the element's value as JSON.
-            name: Name of this hop in the chain (`via`); the flow's name when empty.
+            name: Name of this hop in the chain (`via`); the flow's name when empty. In a branch, the branch's name
+                follows after a slash.
         """
         with located("publish()"):
-            topic_name(topic)
+            check_topics(topic, topics)
             if key is not None:
                 check_argument("key=", key)
             if value is not None:
                 check_callable("value=", value)
             check_type("name=", name, str, "text")
-        processor = Publish(topic, key, value, name or self.name)
-        if any(isinstance(step, Publish) and (step.topic, step.name) == (topic, processor.name) for step in self.steps):
+        processor = Publish(topic, key, value, "/".join([name or self.name, *self.branches]), tuple(topics))
+        known = {(to, one.name) for one in flattened(self.every_step) if isinstance(one, Publish) for to in one.targets}
+        if twice := [to for to in processor.targets if (to, processor.name) in known]:
             # Both would produce messages of the same lineage; downstream the second would be dropped as a duplicate.
             raise FlowError(
-                f"flow {self.name!r} already publishes to {topic} as {processor.name!r}: pass another name="
+                f"flow {self.name!r} already publishes to {twice[0]} as {processor.name!r}: pass another name="
             )
         return self._with("publish()", processor)
 
@@ -217,10 +265,11 @@ class Flow(Generic[T]):
         return replace(self, steps=(*self.steps, PublishStates(topic)))
 
     def _with(self, where: str, step: Step | Aggregate) -> "Flow[T]":
-        if self.topic is None:
+        if not self.inputs:
             raise FlowError(f"flow {self.name!r} has no source(): call it before {where}")
         if self.schema is not None:
             with located(where):
+                check_merged(step, self.inputs, self.schema, self.steps)
                 check_columns(step, self.schema)
         return replace(self, steps=(*self.steps, step))
 
@@ -234,32 +283,38 @@ class Flow(Generic[T]):
         """The keyed aggregations, upstream first.
 
         Raises:
-            FlowError: The flow has no source, or neither an aggregation nor a publish step.
+            FlowError: The flow has no source, neither an aggregation nor a publish step, or several sources and no
+                aggregation.
         """
-        if self.topic is None:
+        if not self.inputs:
             raise FlowError(f"flow {self.name!r} has no source()")
         stages: list[Stage] = []
         before: list[Step] = []
-        columnar, begins = self.is_columnar, 0
+        leading = tuple(step for one in self.inputs for step in one.steps)
+        columnar, begins = self.is_columnar and all(map(keeps_columns, leading)), 0
         for i, step in enumerate(self.steps):
             if isinstance(step, PublishStates):
                 stages[-1] = replace(stages[-1], snapshots=(*stages[-1].snapshots, step.topic))
                 continue
             columnar = columnar and keeps_columns(step)
             if isinstance(step, Aggregate):
-                made = definition_of(self.steps[: i + 1], self.topic.definition)
+                made = definition_of_sources(self.inputs, self.steps[: i + 1])
                 schema = self._schema_at(begins)
-                stages.append(Stage(len(stages), tuple(before), step, columnar, made, schema=schema))
-                before, begins = [], i + 1
+                stages.append(Stage(len(stages), tuple(before), step, columnar, made, schema=schema, leading=leading))
+                before, begins, leading = [], i + 1, ()
             else:
                 before.append(step)
         if not stages and not self.publishes:
             raise FlowError(
                 f"flow {self.name!r} does nothing with its elements: it needs an aggregate() or a publish()"
             )
-        if not self.calls_functions and self.topic.tombstones is Tombstones.ELEMENT:
+        if not stages and self.merges:
             raise FlowError(
-                f"topic {self.topic.name} passes tombstones to the flow as None, and all steps of the flow read columns: key "
+                f"flow {self.name!r} has several sources and no aggregate(): define a flow for each source instead"
+            )
+        if not self.calls_functions and (elements := self.tombstone_topics):
+            raise FlowError(
+                f"topic {elements[0]} passes tombstones to the flow as None, and all steps of the flow read columns: key "
                 "the first stage by a function, or set tombstones='skip' or 'dead_letter'"
             )
         return tuple(stages)
@@ -280,7 +335,7 @@ class Flow(Generic[T]):
         return next((i + 1 for i, step in enumerate(self.steps) if step is last), 0)
 
     def _schema_at(self, count: int) -> Schema:
-        schema: Schema = None if self.topic is None else self.topic.schema
+        schema: Schema = merged_schema(self.inputs) if self.inputs else None
         for step in self.steps[:count]:
             schema = schema_after(step, schema)
         return schema
@@ -292,20 +347,19 @@ class Flow(Generic[T]):
     @cached_property
     def followed(self) -> frozenset[str]:
         """Names of the stages that are followed by other stages or by outputs."""
-        ends = any(isinstance(step, Publish) for step in self.tail)
+        ends = publishes(self.tail)
         return frozenset(stage.name for stage in (self.stages if ends else self.stages[:-1]))
 
     @cached_property
     def publishing(self) -> frozenset[str]:
         """Names of the stages with publish steps before them."""
-        return frozenset(stage.name for stage in self.stages if any(isinstance(step, Publish) for step in stage.before))
+        return frozenset(stage.name for stage in self.stages if stage.publishes_before)
 
     @cached_property
     def definitions(self) -> dict[str, str]:
         """Definition hash by stage, upstream first. A flow without a stage has that of its source, under `end`."""
         found = {one.name: one.definition for one in self.stages}
-        assert self.topic is not None
-        return found or {END_OF_FLOW: source_definition(self.topic.definition)}
+        return found or {END_OF_FLOW: source_definition(self.inputs[0].topic.definition)}
 
     @property
     def stage_names(self) -> tuple[str, ...]:
@@ -329,49 +383,8 @@ class Flow(Generic[T]):
     @cached_property
     def scatters(self) -> bool:
         """Whether items of one record may be folded by different tasks of one stage."""
-        emits = any(stage.aggregate.emit is not None for stage in self.stages[:-1])
-        return emits or any(stage.fans_out for stage in self.stages)
-
-    @cached_property
-    def is_timed(self) -> bool:
-        """Whether the event times of its records are noted."""
-        timed = [getattr(self.topic, "time", None), *(getattr(step, "window", None) for step in self.steps)]
-        return any(one is not None for one in timed)
-
-    @property
-    def publishes(self) -> bool:
-        """Whether it publishes elements; those of one key must stay in order."""
-        return any(isinstance(step, Publish) for step in self.steps)
-
-    @cached_property
-    def is_columnar(self) -> bool:
-        """Whether Spark reads, judges and passes on its records in columns: every element of the source has columns."""
-        return self.topic is None or self.topic.tombstones is not Tombstones.ELEMENT
-
-    @cached_property
-    def calls_functions(self) -> bool:
-        """Whether a step calls Python for each element."""
-        return not all(is_vectorised(step) for step in self.steps if not isinstance(step, PublishStates))
-
-    @cached_property
-    def columns(self) -> frozenset[str] | None:
-        """Payload columns that the flow reads; None when a callable may read any of them."""
-        return None if self.calls_functions else self._read.difference(SYSTEM_COLUMNS)
-
-    @cached_property
-    def system_lists(self) -> frozenset[str]:
-        """Those of the columns `_headers` and `_chain` that expressions of the flow read."""
-        return self._read & LISTS
-
-    @property
-    def reads_headers(self) -> bool:
-        """Whether a step may read the headers of records."""
-        return self.calls_functions or HEADERS in self.system_lists
-
-    @property
-    def _read(self) -> frozenset[str]:
-        steps = [one for step in self.steps for one in expressions_of(step)]
-        return columns_of(steps) | (self.topic.time_columns if self.topic else frozenset())
+        makes = any(stage.aggregate.makes for stage in self.stages[:-1])
+        return makes or any(stage.fans_out for stage in self.stages)
 
     def describe(self) -> str:
         """Describe the flow as text, one step a line: its method, its content and its path.
@@ -379,5 +392,12 @@ class Flow(Generic[T]):
         The path is `vectorised`, also with Python for a part of the step, or `per message`: from the first function
         that replaces the elements' values, and everywhere if the source needs it.
         """
-        steps = (f"  {step:14s} {what:50s} {path}".rstrip() for step, what, path in lines_of(self))
-        return "\n".join([self.name, *steps])
+        return text_of_flow(self)
+
+    def describe_svg(self, stores: Mapping[str, str] | None = None) -> str:
+        """Describe the flow as a picture in SVG, readable on light and dark backgrounds.
+
+        Args:
+            stores: Text about the store by stage name, such as its URL without secrets.
+        """
+        return picture(self, stores or {})

@@ -1,13 +1,14 @@
 """The steps of a flow, and the checks that are possible before it runs."""
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeAlias
 
 import polars as pl
 
 from aggregations.definition.element import Element
+from aggregations.definition.emit import CONDITION, NEW, OLD, Emit, Emitting
 from aggregations.definition.expressions import Expression, columns_of, describe_expression, parsed, text_of
 from aggregations.definition.fields import Fields
 from aggregations.definition.fingerprint import describe_callable, describe_object
@@ -89,7 +90,8 @@ class Aggregate:
         co_partitioned: Records of one key are in one partition of the topic: no shuffle is needed. First stage only.
         history: Positions remembered per lane of a state; None for 32, or 1,024 on a lane with records without a key.
         lanes: Lanes with a history per state.
-        emit: Makes a collection from each accepted element and the state after it; None forwards the element itself.
+        emit: Columns of the state before and after each accepted element, or a function that makes a collection from the
+            element and the state after it; None forwards the element itself.
         store: URL of the store if no other is bound at run time.
         window: A state for each window of event time; None for one state per key.
         definition: Canonical text of key, fold and window.
@@ -102,7 +104,7 @@ class Aggregate:
     co_partitioned: bool = True
     history: int | None = None
     lanes: int = LANES
-    emit: Callable[[Element[Any], Any], Iterable[Any]] | None = None
+    emit: Emitting | None = None
     store: str = ""
     window: Window | None = None
     definition: str = field(init=False, repr=False)
@@ -114,8 +116,25 @@ class Aggregate:
         window = "" if self.window is None else f"\n{self.window.definition}"
         object.__setattr__(self, "definition", f"{_described(self.key)}\n{fold}{window}")
         # The emitted values may depend on the state.
-        emitting = "" if self.emit is None else f"{self.definition}\nemit {_described(self.emit)}"
-        object.__setattr__(self, "emitting", emitting)
+        if isinstance(self.emit, Emit):
+            assert isinstance(self.fold, Fields)
+            emitted = self.emit.describe(self.fold)
+        else:
+            emitted = _described(self.emit)
+        object.__setattr__(self, "emitting", f"{self.definition}\nemit {emitted}" if emitted else "")
+
+    @property
+    def makes(self) -> bool:
+        """Whether a function makes the values that it passes on."""
+        return self.emit is not None and not isinstance(self.emit, Emit)
+
+    def inputs(self) -> dict[str, pl.Expr]:
+        """Expressions to evaluate per element: those of `Fields.inputs`, and the columns that `Emit` reads."""
+        wanted = self.fold.inputs() if isinstance(self.fold, Fields) else {}
+        emit = self.emit
+        return (
+            {**wanted, **{emit_input(name): pl.col(name) for name in emit.read}} if isinstance(emit, Emit) else wanted
+        )
 
     @property
     def overlaps(self) -> bool:
@@ -128,6 +147,11 @@ class Aggregate:
         if self.emitting or self.window is None:
             return self.emitting
         return self.window.definition
+
+
+def emit_input(column: str) -> str:
+    """Name among a stage's inputs of a column that `Emit` reads; not valid as the name of a field."""
+    return f"\0{column}"
 
 
 def definition_of(steps: Iterable[object], source: str) -> str:
@@ -167,12 +191,49 @@ def _described(argument: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Publish:
-    """Produces every element that arrives here, with its chain, to a topic."""
+    """Produces every element that arrives here, with its chain, to a topic.
 
-    topic: str
+    Attributes:
+        topic: The topic; if `topics` is not empty, what chooses one of them for each element.
+        key: Key of the output; None keeps the record's key.
+        value: Makes the payload; None writes the element's value as JSON.
+        name: Name of this hop in the chain (`via`), with the names of the branches that the step is in.
+        topics: The topics to choose from.
+    """
+
+    topic: Expression | Callable[[Element[Any]], str]
     key: Key | None = None
     value: Callable[[Element[Any]], bytes] | None = None
     name: str = ""
+    topics: tuple[str, ...] = ()
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """Every topic that it may produce to."""
+        return self.topics or (str(self.topic),)
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """Steps beside the main line, which never rejoin it.
+
+    Attributes:
+        name: Its name.
+        steps: Its steps.
+        when: Elements for which it is true leave the main line; None passes every element to both.
+        pieces: Names of reusable pieces in `steps`, with the steps that each begins and ends at.
+        definition: Canonical text of what leaves the main line; empty if every element continues on it.
+    """
+
+    name: str
+    steps: "tuple[Step, ...]"
+    when: Predicate | None = None
+    pieces: tuple[tuple[str, int, int], ...] = ()
+    definition: str = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        taken = "" if self.when is None else f"branch {_described(self.when)}"
+        object.__setattr__(self, "definition", taken)
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +243,20 @@ class PublishStates:
     topic: str
 
 
-Step: TypeAlias = Filter | Map | FlatMap | Divert | Publish
+Step: TypeAlias = Filter | Map | FlatMap | Divert | Publish | Branch
+
+
+def flattened(steps: Iterable[Any]) -> Iterator[Any]:
+    """The steps, and the steps of branches after each branch."""
+    for step in steps:
+        yield step
+        if isinstance(step, Branch):
+            yield from flattened(step.steps)
+
+
+def publishes(steps: Iterable[object]) -> bool:
+    """Whether any of these steps, or of their branches, publishes elements."""
+    return any(isinstance(step, Publish) for step in flattened(steps))
 
 
 Schema: TypeAlias = Mapping[str, pl.DataType] | None
@@ -203,6 +277,9 @@ def schema_after(step: object, schema: Schema) -> Schema:
             return {**schema, step.column: _item_type(items, schema)}
         case Map() | FlatMap():
             return None
+        case Aggregate(emit=Emit() as emit) if schema is not None:
+            wanted = {name: parsed(of) for name, of in emit.columns.items()}
+            return types_of(wanted, emit_types(step, schema))
         case Aggregate(emit=emit) if emit is not None:
             return None
         case _:
@@ -216,19 +293,51 @@ def check_columns(step: Step | Aggregate, schema: Mapping[str, pl.DataType]) -> 
         FlowError: A column is missing, types do not fit, or an aggregate does not accept the type of a field's input.
     """
     match step:
-        case Filter(argument) | Divert(argument) if isinstance(argument, str | pl.Expr):
+        case Filter(argument) | Divert(argument) | Branch(when=argument) if isinstance(argument, str | pl.Expr):
             dtype = types_of({"": parsed(argument)}, schema)[""]
             if dtype not in (pl.Boolean, pl.Null):
                 raise FlowError(f"{text_of(argument)} is of type {dtype}, not Boolean")
         case Map(_, None) | FlatMap(str() | pl.Expr()):
             schema_after(step, schema)
-        case Publish(key=key) if isinstance(key, str | pl.Expr):
-            _check_key(key, schema)
+        case Publish(topic, key):
+            if isinstance(key, str | pl.Expr):
+                _check_key(key, schema)
+            if step.topics and isinstance(topic, str | pl.Expr):
+                dtype = types_of({"": parsed(topic)}, schema)[""]
+                if dtype not in (pl.String, pl.Null):
+                    raise FlowError(f"{text_of(topic)} is of type {dtype}, not String")
         case Aggregate(key=key, fold=fold):
             if isinstance(key, str | pl.Expr):
                 _check_key(key, schema)
             if isinstance(fold, Fields):
+                for name, dtype in types_of(fold.conditions(), schema).items():
+                    if dtype not in (pl.Boolean, pl.Null):
+                        raise FlowError(f"where= of field {name!r} is of type {dtype}, not Boolean")
                 fold.check(types_of(fold.inputs(), schema))
+            if isinstance(step.emit, Emit):
+                dtype = types_of(step.emit.wanted(), emit_types(step, schema)).get(CONDITION, pl.Boolean())
+                if dtype not in (pl.Boolean, pl.Null):
+                    raise FlowError(f"emit=: when() is of type {dtype}, not Boolean")
+
+
+def emit_types(stage: Aggregate, schema: Mapping[str, pl.DataType]) -> dict[str, pl.DataType]:
+    """Types of the columns that the `Emit` of a stage reads, given the columns `schema` that arrive there.
+
+    Raises:
+        FlowError: A column is missing, or has a name of a column of the state.
+    """
+    emit, fold = stage.emit, stage.fold
+    assert isinstance(emit, Emit)
+    assert isinstance(fold, Fields)
+    if clashing := sorted(name for name in schema if name.startswith((OLD, NEW))):
+        raise FlowError(f"emit=: column {clashing[0]} has a name of the state's columns; rename it before the stage")
+    inputs = types_of(fold.inputs(), schema)
+    types = types_of({name: pl.col(name) for name in emit.read}, schema)
+    for name in emit.fields:
+        dtype = fold.fields[name].result_type(inputs.get(name, pl.Boolean()))
+        assert dtype is not None
+        types |= {OLD + name: dtype, NEW + name: dtype}
+    return types
 
 
 def check_fold(fold: object) -> None:
@@ -279,55 +388,3 @@ def _check_key(key: Expression, schema: Mapping[str, pl.DataType]) -> None:
     dtype = types_of({"": parsed(key)}, schema)[""]
     if not (dtype.is_integer() or dtype in (pl.String, pl.Binary, pl.Null)):
         raise FlowError(f"the key is of type {dtype}; use text, bytes or an integer")
-
-
-def is_vectorised(step: Step | Aggregate) -> bool:
-    """Whether a step needs no Python call per element."""
-    return not calls_of(step)
-
-
-def keeps_columns(step: Step | Aggregate) -> bool:
-    """Whether the columns after a step are known: no function replaces the elements' values."""
-    match step:
-        case Map(_, function):
-            return function is None
-        case Aggregate(emit=emit):
-            return emit is None
-        case FlatMap(items):
-            return is_columnar(items)
-        case _:
-            return True
-
-
-def calls_of(step: Step | Aggregate) -> str:
-    """What a step calls for each element in Python, as text; empty for a vectorised step."""
-    match step:
-        case Filter(argument) | Divert(argument):
-            return "" if is_columnar(argument) else "its function"
-        case Map(_, function):
-            return "" if function is None else "its function"
-        case FlatMap(items):
-            return "" if is_columnar(items) else "its function"
-        case Publish():
-            return "the encoding of its messages"
-        case Aggregate(key=key, fold=fold, emit=emit):
-            called = {
-                "its key": not is_columnar(key),
-                "its fold": not isinstance(fold, Fields),
-                "emit": emit is not None,
-            }
-            return ", ".join(name for name, calls in called.items() if calls)
-
-
-def expressions_of(step: Step | Aggregate | PublishStates) -> list[pl.Expr]:
-    """Every expression of a step."""
-    match step:
-        case Filter(argument) | Divert(argument) | FlatMap(argument) | Publish(key=argument):
-            arguments = [argument]
-        case Map(columns):
-            arguments = list(columns.values())
-        case Aggregate(key=key, fold=fold):
-            arguments = [key, *(fold.inputs().values() if isinstance(fold, Fields) else ())]
-        case _:
-            arguments = []
-    return [parsed(one) for one in arguments if isinstance(one, str | pl.Expr)]

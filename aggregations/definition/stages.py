@@ -1,11 +1,25 @@
-"""A stage of a flow, with the steps that lead to it."""
+"""The stages of a flow, each with the steps that lead to it, and the hash of what determines its states."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import polars as pl
 
 from aggregations.definition.fields import Fields
-from aggregations.definition.operators import Aggregate, FlatMap, Schema, Step, schema_after, types_of
+from aggregations.definition.inputs import Input
+from aggregations.definition.operators import (
+    Aggregate,
+    FlatMap,
+    Schema,
+    Step,
+    definition_of,
+    publishes,
+    schema_after,
+    types_of,
+)
+
+_BETWEEN: Final = "+"
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +33,8 @@ class Stage:
         columnar: Everything up to and including the fold can be done on columns; functions get elements made of them.
         snapshots: Topics to which its changed states are published.
         schema: Columns before the first step of `before`; None when a callable determines the value.
-        definition: Hash of everything that determines its states; see `operators.definition_of`.
+        definition: Hash of everything that determines its states, for each source; see `definition_of_sources`.
+        leading: Steps of single inputs, for the first stage of a flow with several.
     """
 
     index: int
@@ -29,6 +44,7 @@ class Stage:
     definition: str
     snapshots: tuple[str, ...] = ()
     schema: Schema = None
+    leading: tuple[Step, ...] = ()
 
     @property
     def name(self) -> str:
@@ -38,7 +54,13 @@ class Stage:
     @property
     def fans_out(self) -> bool:
         """Whether one record may reach this stage as several elements."""
-        return self.aggregate.overlaps or any(isinstance(step, FlatMap) for step in self.before)
+        steps = (*self.leading, *self.before)
+        return self.aggregate.overlaps or any(isinstance(step, FlatMap) for step in steps)
+
+    @property
+    def publishes_before(self) -> bool:
+        """Whether steps before it publish."""
+        return publishes((*self.leading, *self.before))
 
     def input_types(self) -> dict[str, pl.DataType]:
         """Types of its fields' inputs; empty when a callable determines the value, and for a fold in plain Python."""
@@ -47,3 +69,19 @@ class Stage:
             schema = schema_after(step, schema)
         fold = self.aggregate.fold
         return {} if schema is None or not isinstance(fold, Fields) else types_of(fold.inputs(), schema)
+
+
+def definition_of_sources(inputs: Sequence[Input], steps: Sequence[object]) -> str:
+    """The definition of a stage: a hash for each source, so that a flow may add a source to its stages.
+
+    Args:
+        inputs: The flow's inputs.
+        steps: The steps that all inputs go through, up to and including the stage.
+    """
+    ordered = sorted(inputs, key=lambda one: one.topic.name)
+    return _BETWEEN.join(definition_of([*one.steps, *steps], one.topic.definition) for one in ordered)
+
+
+def continues(definition: str, earlier: str) -> bool:
+    """Whether a stage continues states of an earlier definition: it has every source that they were made from."""
+    return set(earlier.split(_BETWEEN)) <= set(definition.split(_BETWEEN))

@@ -119,6 +119,11 @@ class Window:
             )
         return key + start_bytes(int(seconds))
 
+    @staticmethod
+    def stage_key(key: bytes) -> bytes:
+        """The stage's key in the key of a state."""
+        return key[:-_START_BYTES]
+
     def split(self, key: bytes) -> WindowKey:
         """Divide the key of a state into the stage's key, and start and end of the window.
 
@@ -129,7 +134,7 @@ class Window:
         if found is None:
             raise ValueError("the key does not end in the start of a window")
         start = datetime.fromisoformat(found[1].decode())
-        return WindowKey(key[:-_START_BYTES], start, start + timedelta(seconds=self.size))
+        return WindowKey(self.stage_key(key), start, start + timedelta(seconds=self.size))
 
     def __str__(self) -> str:
         name = "tumbling" if self.slide == self.size else "hopping"

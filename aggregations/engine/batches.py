@@ -10,7 +10,7 @@ from itertools import count
 from typing import Any, Protocol
 
 from aggregations.definition.flow import Flow
-from aggregations.engine.job import Exclusion, Job, RecordAtStage, TaskReport
+from aggregations.engine.job import Exclusion, Job, RecordAtStage, TaskReport, newly_failed
 from aggregations.engine.opening import Opening
 from aggregations.engine.partition_watch import PartitionWatch
 from aggregations.engine.ranges import Slot
@@ -63,7 +63,7 @@ class Batches:
         flow: The flow.
         opening: The run.
         executor: Folds and persists each batch.
-        growing: Watches the source's partitions.
+        watches: Watches the partitions of each source, by topic.
         kafka: Settings of the Kafka cluster.
         dead_letters: Dead-letter topic; None if a record that cannot be used ends the run.
         progress: Called after each batch with its report.
@@ -79,7 +79,7 @@ class Batches:
         flow: Flow[Any],
         opening: Opening,
         executor: Executor,
-        growing: PartitionWatch,
+        watches: Mapping[str, PartitionWatch],
         *,
         kafka: KafkaSettings,
         dead_letters: str | None,
@@ -92,12 +92,13 @@ class Batches:
         self._run = opening.run
         self._executor = executor
         self.slots = executor.routes
-        self._growing = growing
+        self._watches = watches
         self._kafka = kafka
         self._dead_letters = dead_letters
         self._progress = progress
         self._stop = stop
         self._spread = False
+        self._shared: set[str] = set()
         self._id = str(uuid.uuid4())
         self._jobs = count(1)
         self._warned = False
@@ -109,7 +110,7 @@ class Batches:
         for stage, marks in report.marks:
             run.known.note(stage, marks)
         incarnations = merge_incarnations(run.manifest.incarnations if run.manifest else {}, report.seen)
-        manifest = run.following(ends, {run.source: self._opening.plan.topic_id}, incarnations, report.changes)
+        manifest = run.following(ends, self._opening.topic_ids, incarnations, report.changes)
         self.advance(manifest)
         report.counts.batches = 1
         self.total.add(report)
@@ -158,11 +159,7 @@ class Batches:
             report, failures = self._try(tasks, ends, attempt, excluded, doubt, again=again)
             again = bool(failures)
             if not failures:
-                scattered = {
-                    place: cause
-                    for place, cause in report.failed.items()
-                    if place not in excluded or (excluded[place].hole and not cause.hole)
-                }
+                scattered = newly_failed(report, excluded)
                 if not (self._flow.scatters and scattered):
                     return report
                 # Other tasks may have folded items of these records: fold again without these records.
@@ -174,9 +171,7 @@ class Batches:
             if unlisted:
                 attempt = self._list_dead({entry for one in unlisted for entry in one.entries}, attempt)
                 continue
-            if any(isinstance(one, SharedKeyError) for one in failures) and not self._spread:
-                _LOG.warning("batch %d: %s", self._run.batch, failures[0])
-                self._spread = self._growing.shared = True
+            if self._spreads([one for one in failures if isinstance(one, SharedKeyError)]):
                 continue
             if any(isinstance(one, TasksLostError) for one in failures):
                 self.check_source()
@@ -185,6 +180,18 @@ class Batches:
                 raise error
             self.pause(f"batch {self._run.batch}", attempt, error)
             attempt += 1
+
+    def _spreads(self, shared: Sequence[SharedKeyError]) -> bool:
+        """Note that a key was found in two partitions; return whether that was not known before."""
+        topics = {one.topic for one in shared if one.topic} - self._shared
+        if not topics and (self._spread or not shared):
+            return False
+        _LOG.warning("batch %d: %s", self._run.batch, shared[0])
+        self._spread = True
+        self._shared |= topics
+        for topic in topics:
+            self._watches[topic].shared = True
+        return True
 
     def _list_dead(self, entries: set[Entry], attempt: int) -> int:
         """List dead letters of inner stages; return the number of the batch's current attempt."""
@@ -211,7 +218,8 @@ class Batches:
             if again:
                 # The marks that the previous attempt's saves returned are not known here.
                 self._run.check_marks()
-            self._growing.look(partition for _, partition in read)
+            for topic, watch in self._watches.items():
+                watch.look(partition for name, partition in read if name == topic)
             self._run.check_progress()
             self._run.note_growth()
             job = self._job(tasks, attempt, excluded, doubt)
@@ -224,9 +232,10 @@ class Batches:
         self._executor.cancel()
 
     def check_source(self) -> None:
-        """Raise if the source's topic was replaced by another topic of that name, which explains why reading failed."""
+        """Raise if a source was replaced by another topic of that name, which explains why reading failed."""
         with suppress(BrokerError):
-            check_source(self._opening.topics, self._flow, self._opening.plan.topic_id)
+            for topic, topic_id in self._opening.topic_ids.items():
+                check_source(self._opening.topics, self._flow, topic, topic_id)
 
     def pause(self, what: str, attempt: int, error: Exception) -> None:
         """Wait before the next attempt.
@@ -261,7 +270,7 @@ class Batches:
             routes=self._executor.routes,
             kafka=self._kafka,
             dead_letters=self._dead_letters,
-            topic_ids={**self._run.topic_ids, **ids_of(ends), self._run.source: self._opening.plan.topic_id},
+            topic_ids={**self._run.topic_ids, **ids_of(ends), **self._opening.topic_ids},
             incarnations=known,
             earlier=None if self._run.accept_definition else self._run.earlier,
             driver=os.getpid(),
@@ -271,7 +280,9 @@ class Batches:
             serial=next(self._jobs),
             ends=ends,
             asked=tuple(known),
-            spread=self._spread,
+            # Only of topics with the same number of partitions are the records of one key read by one task.
+            spread=self._spread or len({watch.partitions for watch in self._watches.values()}) > 1,
+            shared=frozenset(self._shared),
             tasks=tasks,
             local=self._executor.is_local,
             ledger=self._run.ledger,
@@ -279,5 +290,5 @@ class Batches:
             known=self._run.known,
             evict=self._run.evicts,
             replays=self._run.replays,
-            times=times_in(self._run.manifest, {self._run.source: self._opening.plan.topic_id}),
+            times=times_in(self._run.manifest, self._opening.topic_ids),
         )

@@ -2,7 +2,9 @@
 
 import os
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, Final, TypeVar
 
 from aggregations.engine.idle import keepers
@@ -25,6 +27,7 @@ UNUSED_SECONDS: Final = 60.0
 opened: Final[dict[Hashable, object]] = {}
 """What `once` made, by process and name."""
 _stores_used: Final[dict[str, float]] = {}
+_own: Final[ContextVar[dict[Hashable, object] | None]] = ContextVar("own clients of a run", default=None)
 
 
 def store_of(url: str) -> StateStore:
@@ -55,11 +58,34 @@ def name_of(settings: KafkaSettings) -> Hashable:
 
 
 def once(what: Hashable, make: Callable[[], T]) -> T:
-    """What `make` returned in this process for the first call with this name."""
-    place = (os.getpid(), what)  # a fork inherits the table, but must not use its connections
-    if place not in opened:
-        opened[place] = make()
-    return opened[place]  # type: ignore[return-value]
+    """What `make` returned in this process, or in `own_clients`, for the first call with this name."""
+    own = _own.get()
+    # A fork inherits the table, but must not use its connections.
+    table, place = (opened, (os.getpid(), what)) if own is None else (own, what)
+    if place not in table:
+        table[place] = make()
+    return table[place]  # type: ignore[return-value]
+
+
+@contextmanager
+def own_clients(settings: KafkaSettings, topics: Topics, stores: Mapping[str, StateStore]) -> Iterator[None]:
+    """Give this thread clients of its own while the block runs; they are closed after it.
+
+    Args:
+        settings: Settings of the Kafka cluster.
+        topics: Administrative access to its topics, for `topics_of`.
+        stores: Open stores by URL, for `store_of`. They stay open.
+    """
+    own: dict[Hashable, object] = {("store", url): store for url, store in stores.items()}
+    own["topics", name_of(settings)] = topics
+    before = _own.set(own)
+    try:
+        yield
+    finally:
+        _own.reset(before)
+        for client in own.values():
+            if isinstance(client, AcknowledgedProducer):
+                client.close()
 
 
 def _close_unused() -> bool:

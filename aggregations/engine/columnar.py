@@ -1,7 +1,7 @@
 """The vectorised path: whole columns from Kafka's bytes to the stages, and from one stage to the next."""
 
 import io
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,30 +9,41 @@ import polars as pl
 import pyarrow as pa
 
 from aggregations.columns import schema
-from aggregations.columns.batch import RejectedRow, indices_of, redriven, standing
-from aggregations.columns.decode import Decoder
-from aggregations.columns.first import Unread, may_be_copies, unread_may_be_copy
-from aggregations.columns.record_columns import with_record_columns
+from aggregations.columns.arrays import Ints
+from aggregations.columns.batch import indices_of, redriven, standing
 from aggregations.columns.signature import Signature
-from aggregations.columns.steps import Rejected, Stepped, apply_columns, evaluate_columns, evaluated
-from aggregations.columns.times import enter_windows, with_times
-from aggregations.columns.values import apply_values, parts_of, with_values
+from aggregations.columns.steps import Rejected, Stepped, evaluate_columns, evaluated
+from aggregations.columns.times import enter_windows
+from aggregations.columns.values import apply_all, with_values
 from aggregations.definition.element import Element
+from aggregations.definition.emit import Emit
 from aggregations.definition.expressions import Expression, columns_of, expression
 from aggregations.definition.fields import Fields
-from aggregations.definition.flow import END_OF_FLOW, Flow, Stage, Step
-from aggregations.definition.operators import expressions_of, is_vectorised
-from aggregations.definition.system import SYSTEM_COLUMNS
+from aggregations.definition.flow import END_OF_FLOW, Stage, Step
+from aggregations.definition.inputs import merged_schema, siblings_of
+from aggregations.definition.paths import expressions_of, is_vectorised
 from aggregations.engine.columnar_fold import ColumnarFold
+from aggregations.engine.columnar_read import read_topics
 from aggregations.engine.job import Exclusion, Job, dumps, loads, shared_key
 from aggregations.engine.path import Work, route_of
-from aggregations.engine.rows import BROKEN, CLOSED, INPUT, REKEYED, STAGE_KEY, Rows, key_codes, together
+from aggregations.engine.rows import (
+    BROKEN,
+    CLOSED,
+    INPUT,
+    REKEYED,
+    STAGE_KEY,
+    Rows,
+    by_partition,
+    key_codes,
+    of_one_numbering,
+    together,
+)
 from aggregations.per_message.arrivals import marking_before, missing_at_end, stage_key
 from aggregations.per_message.cause import Cause
-from aggregations.per_message.dead_letters import BEYOND_END, RejectedRecord
+from aggregations.per_message.dead_letters import RejectedRecord
 from aggregations.per_message.ledger import outputs_before
 from aggregations.per_message.steps import Marking, without_rejected
-from envelope import EnvelopeError, Lineage, Reason, Route
+from envelope import Position, Reason, Route
 from persistence.commit.faults import effect
 from persistence.commit.steps import CommitStep
 from persistence.protocol import Write
@@ -40,7 +51,6 @@ from persistence.protocol import Write
 _SYSTEM = frozenset({*schema.SYSTEM, schema.AGAIN, schema.LATE, schema.MADE, schema.TIME, schema.BEFORE})
 _RECORD = frozenset({schema.VALUE, schema.HEADERS, schema.CHAIN})
 _OWN = (schema.TOPIC, schema.PARTITION, schema.OFFSET)
-_NO_END = np.iinfo(np.int64).max
 _NULL_KEY = Cause(Reason.NULL_KEY, "the stage's key is null")
 
 
@@ -48,31 +58,12 @@ class ColumnarPath:
     """Works on `Rows`."""
 
     def read(self, work: Work, chunks: Iterable[pa.Table]) -> Rows:
-        job = work.job
-        assert job.flow.topic is not None
-        decoder = Decoder(job.flow.topic, work.roots.topic_ids, job.flow.columns, timed=job.flow.is_timed)
-        parts: list[Rows] = []
-        unread: list[Unread] = []
-        for table in chunks:
-            with work.timed("decode"):
-                batch = decoder.decode(table)
-                work.report.counts.records += table.num_rows
-                work.report.counts.tombstones += batch.skipped
-                unread += [_unread(work, table, one) for one in batch.rejected]
-                frame = with_record_columns(batch, table, job.flow)
-                parts.append(_existing(work, Rows(frame, list(batch.signatures))))
-        whole = together(parts, _empty(decoder, job.flow))
-        if len(job.tasks) < sum(len(slot.ranges) for slot in job.tasks):
-            whole = _by_partition(whole)
+        parts = read_topics(work, chunks)
         with work.timed("steps"):
-            if job.flow.is_timed:
-                frame, work.collector.changes.times = with_times(whole.frame, job.flow.topic, job.times)
-                whole = Rows(frame, whole.signatures)
-            whole = _first_deliveries(work, whole, unread)
-            if job.flow.stages:
-                return _enter(work, job.flow.stages[0], whole)
-            _leave(work, whole)
-            return whole
+            if work.job.flow.stages:
+                return _enter(work, work.job.flow.stages[0], *_met(work, parts))
+            _leave(work, parts[0])
+            return parts[0]
 
     def pack(self, work: Work, arrivals: Rows, routes: int) -> list[bytes]:
         frame = arrivals.frame
@@ -93,7 +84,7 @@ class ColumnarPath:
             data, signatures, values = loads(payload)
             parts.append(Rows(pl.read_ipc(io.BytesIO(data)), signatures, values))
         whole = together(parts, None)
-        return _by_partition(whole) if len(parts) > 1 else whole
+        return by_partition(whole) if len(parts) > 1 else whole
 
     def fold(self, work: Work, stage: Stage, arrivals: Rows) -> tuple[list[Write], Rows | None]:
         job = work.job
@@ -101,12 +92,8 @@ class ColumnarPath:
             # A task that got nothing has not even columns.
             return [], arrivals if stage.index + 1 < len(job.flow.stages) else None
         codes, keys = key_codes(arrivals.frame)
-        if stage.index == 0 and job.folds_while_reading:
-            partitions = arrivals.frame.get_column(schema.PARTITION).to_numpy()
-            usual = np.zeros(len(keys), partitions.dtype)
-            usual[codes] = partitions
-            if (usual[codes] != partitions).any():
-                raise shared_key(job, stage)
+        if stage.index == 0:
+            _check_partitions(job, stage, arrivals.frame, codes)
         with work.timed("load"):
             stored = effect(CommitStep.LOAD.of(stage.name), lambda: job.stored(stage, keys))
         with work.timed("fold"):
@@ -116,50 +103,62 @@ class ColumnarPath:
             return folded.writes, _onward(work, stage, folded.onward())
 
 
-def _by_partition(rows: Rows) -> Rows:
-    """In the order of partitions, whichever came first: of two copies, every attempt and every runner folds the same."""
-    if not rows.signatures:
-        return rows
-    items = schema.item_columns(rows.frame.columns)  # of a record whose items come from several tasks
-    place = [schema.PARTITION, *((schema.OFFSET, *items) if items else ())]
-    return Rows(rows.frame.sort(place, maintain_order=True), rows.signatures, rows.values)
+def _check_partitions(job: Job, stage: Stage, frame: pl.DataFrame, codes: Ints) -> None:
+    """Check that every key of the first stage is in one partition of each topic, where that must be.
+
+    Raises:
+        SharedKeyError: One is in two partitions.
+    """
+    partitions = frame.get_column(schema.PARTITION).to_numpy()
+    for topic in job.flow.topics:
+        if not job.checks_partition(topic, rekeyed=False):
+            continue
+        mine, places = codes, partitions
+        if job.flow.merges:
+            rows = (frame.get_column(schema.TOPIC) == topic).to_numpy() & ~frame.get_column(REKEYED).to_numpy()
+            mine, places = codes[rows], partitions[rows]
+        usual = np.zeros(int(mine.max(initial=-1)) + 1, places.dtype)
+        usual[mine] = places
+        if (usual[mine] != places).any():
+            raise shared_key(job, stage, topic)
 
 
-def _unread(work: Work, table: pa.Table, rejection: RejectedRow) -> Unread:
-    own = work.job.node(*(table.column(name)[rejection.row].as_py() for name in ("topic", "partition", "offset")))
-    lineage = Lineage.of(rejection.error.chain or (), own).resolved(work.roots.topic_ids)
-    return Unread(own, table.column("key")[rejection.row].as_py(), rejection.error, lineage)
+def _met(work: Work, parts: Sequence[Rows]) -> tuple[Rows, Stepped | None]:
+    """The rows of all sources behind the steps of their inputs, and what these steps rejected, filtered and published.
+
+    See `aggregations.per_message.merging`, which does the same.
+    """
+    flow = work.job.flow
+    if not flow.merges:
+        return parts[0], None
+    first, met, frames = flow.stages[0], merged_schema(flow.inputs), []
+    marking = _marking(work, first.name, flow.after(first))
+    whole = Stepped(pl.DataFrame(), lambda _frame, _values: (), None if met is not None else [])
+    aligned = of_one_numbering(parts)
+    for one, rows in zip(flow.inputs, aligned, strict=True):
+        stepped = _stepped(work, 0, one.steps, rows, marking)
+        whole.rejected += stepped.rejected
+        whole.outputs += stepped.outputs
+        whole.filtered += stepped.filtered
+        if whole.values is None:
+            frames.append(_with_columns(stepped.frame, met or {}, flow.columns))
+            continue
+        values = [element.value for element in stepped.rows()] if stepped.values is None else stepped.values
+        frame = with_values(stepped.frame, values)[0] if stepped.values is None else stepped.frame
+        system = frame.select(name for name in frame.columns if name.startswith("_"))
+        frames.append(system.with_columns(pl.col(schema.MADE) + len(whole.values)))
+        whole.values += values
+    return Rows(pl.concat(frames, how="diagonal"), aligned[0].signatures, whole.values), whole
 
 
-def _first_deliveries(work: Work, rows: Rows, unread: Sequence[Unread]) -> Rows:
-    """Mark rows that may be copies, and collect records that could not be read."""
-    seen, doubt = work.job.ledger.seen, work.job.doubt
-    again, read = may_be_copies(rows.frame, rows.signatures, seen, doubt)
-    for one in unread:
-        copy = unread_may_be_copy(one, rows.frame, rows.signatures, seen, doubt, read)
-        work.collector.unread(one.own, one.error, again=copy)
-    work.collector.changes.seen = read
-    if not again.any():
-        return rows
-    return Rows(rows.frame.with_columns(pl.Series(schema.AGAIN, again)), rows.signatures)
-
-
-def _existing(work: Work, rows: Rows) -> Rows:
-    """Reject the rows whose root is beyond the end of its topic."""
-    ends = [
-        work.roots.end(one.topic, one.topic_id, one.partition, one.cluster) if one.chained else None
-        for one in rows.signatures
+def _with_columns(frame: pl.DataFrame, met: Mapping[str, pl.DataType], read: frozenset[str] | None) -> pl.DataFrame:
+    """The rows with the columns of all inputs that the flow reads, null where their input does not have one."""
+    wanted = {name: dtype for name, dtype in met.items() if read is None or name in read}
+    system = [name for name in frame.columns if name.startswith("_")]
+    found = [
+        pl.col(name) if name in frame.columns else pl.lit(None, dtype).alias(name) for name, dtype in wanted.items()
     ]
-    if not rows.frame.height or all(end is None for end in ends):
-        return rows
-    limits = np.array([_NO_END if end is None else end for end in ends], np.int64)
-    codes = rows.frame.get_column(schema.SIGNATURE).to_numpy()
-    beyond = rows.frame.get_column(schema.position(0)).to_numpy() >= limits[codes]
-    if not beyond.any():
-        return rows
-    for place in rows.frame.filter(pl.Series(beyond)).select(schema.TOPIC, schema.PARTITION, schema.OFFSET).iter_rows():
-        work.collector.unread(work.job.node(*place), EnvelopeError(Reason.ROOT_BEYOND_END, BEYOND_END))
-    return Rows(rows.frame.filter(~pl.Series(beyond)), rows.signatures)
+    return frame.select(*found, *system)
 
 
 def _onward(work: Work, stage: Stage, accepted: Rows) -> Rows | None:
@@ -188,14 +187,14 @@ def _stepped(work: Work, index: int, steps: Sequence[Step], rows: Rows, marking:
     frame, failed = rows.frame, []
     for own, cause in work.job.excluded_at(index, hole=False).items():
         mine = (pl.col(schema.PARTITION) == own.partition) & (pl.col(schema.OFFSET) == own.offset)
+        if work.job.flow.merges:
+            mine &= pl.col(schema.TOPIC) == own.topic
         failed.append(Rejected(frame.filter(mine), cause))
         frame = frame.filter(~mine)
-    on_columns, on_values = parts_of(steps, made=rows.values is not None)
-    stepped = apply_columns(
-        on_columns, frame, lambda frame, values: work.elements(frame, rows.signatures, values), marking
+    made = None if rows.values is None else list(rows.values)
+    stepped = apply_all(
+        steps, frame, lambda frame, values: work.elements(frame, rows.signatures, values), marking, made
     )
-    stepped.values = rows.values
-    apply_values(on_values, stepped, marking)
     stepped.rejected += failed
     return stepped
 
@@ -208,17 +207,15 @@ def _missing_after(work: Work, rows: Rows) -> Rows:
     listed = {} if judged else ledger.listed.get(END_OF_FLOW, {})
     if not any(bound) and not listed:
         return rows
-    # Without a stage, a plain copy may be of a listed record: one of the same root's offset.
-    meant = pl.Series(np.array(bound, np.bool_)[frame.get_column(schema.SIGNATURE).to_numpy()])
-    roots = pl.Series(sorted({int(at[0]) for positions in listed.values() for at in positions}), dtype=pl.Int64)
-    meant |= frame.get_column(schema.position(0)).is_in(roots.implode())
+    meant = _perhaps_listed(frame, bound, [listed])  # without a stage, a plain copy may be of a listed record
     late: dict[int, str] = {}
     keep = np.ones(frame.height, np.bool_)
     for number in meant.arg_true():
         row = frame.row(number, named=True)
         if row.get(schema.LATE):
             continue
-        at = standing(row, rows.signatures, rekeyed=False, siblings=collector.siblings)
+        policy = siblings_of(collector.siblings, row[schema.TOPIC])
+        at = standing(row, rows.signatures, rekeyed=False, siblings=policy)
         route, entries = missing_at_end(ledger, at, redriven(row, rows.signatures), indices_of(row))
         collector.tail(entries, copies=route is Route.COPY)
         if route is Route.COPY:
@@ -228,6 +225,21 @@ def _missing_after(work: Work, rows: Rows) -> Rows:
     if late:
         frame = frame.with_columns(pl.Series(schema.LATE, map(late.get, range(frame.height)), pl.String))
     return Rows(frame.filter(pl.Series(keep)), rows.signatures, rows.values)
+
+
+def _perhaps_listed(
+    frame: pl.DataFrame, bound: Sequence[bool], listed: Iterable[Mapping[str, Collection[Position]]]
+) -> pl.Series:
+    """The rows to look up in the ledger: redriven ones, and those whose root has the offset of a listed position.
+
+    Args:
+        frame: The rows.
+        bound: Whether the rows of each signature are looked up in any case.
+        listed: Listed positions by group, of some stages.
+    """
+    roots = sorted({int(at[0]) for groups in listed for positions in groups.values() for at in positions})
+    meant = pl.Series(np.array(bound, np.bool_)[frame.get_column(schema.SIGNATURE).to_numpy()])
+    return meant | frame.get_column(schema.position(0)).is_in(pl.Series(roots, dtype=pl.Int64).implode())
 
 
 def _marking(work: Work, stage: str, later: Collection[str] = ()) -> Marking:
@@ -241,11 +253,22 @@ def _marking(work: Work, stage: str, later: Collection[str] = ()) -> Marking:
     )
 
 
-def _enter(work: Work, stage: Stage, before: Rows) -> Rows:
-    """Apply steps, key and inputs of a stage; keep only the columns that it and the following stages need."""
+def _enter(work: Work, stage: Stage, before: Rows, earlier: Stepped | None = None) -> Rows:
+    """Apply steps, key and inputs of a stage; keep only the columns that it and the following stages need.
+
+    Args:
+        work: Context of the task.
+        stage: The stage.
+        before: The rows.
+        earlier: What steps of single inputs rejected, filtered and published before.
+    """
     job = work.job
     aggregate = stage.aggregate
     stepped = _stepped(work, stage.index, stage.before, before, _marking(work, stage.name, job.flow.after(stage)))
+    if earlier is not None:
+        stepped.rejected = [*earlier.rejected, *stepped.rejected]
+        stepped.outputs = [*earlier.outputs, *stepped.outputs]
+        stepped.filtered += earlier.filtered
     key = user_key = _keys(stepped, aggregate.key)
     closed: list[pl.Series] = []
     if aggregate.window is not None:
@@ -253,15 +276,16 @@ def _enter(work: Work, stage: Stage, before: Rows) -> Rows:
         closed = [shut.alias(CLOSED)]
     frame = stepped.frame
     # Inputs of values that a function made are evaluated message by message, when they are folded.
-    fold = aggregate.fold
-    wanted = fold.inputs() if isinstance(fold, Fields) and stepped.values is None else {}
+    wanted = aggregate.inputs() if stepped.values is None else {}
     # A row whose inputs cannot be computed still arrives: it leaves a hole in the state of its key.
     inputs, broken = evaluate_columns(frame, {f"{INPUT}{name}": one for name, one in wanted.items()})
     _gather(work, stage.index, stage.name, before, stepped)
     _fill_outputs(work, outputs_before(stage.name), Rows(frame, before.signatures))
+    if stage.index == 0:
+        _strike_left(work, stage.name, before, [frame, *(one.frame for one in stepped.rejected)])
     own_key = frame.get_column(schema.KEY)
     rekeyed = pl.lit(value=True) if not aggregate.co_partitioned else user_key.ne_missing(own_key)
-    system = [name for name in frame.columns if name in _SYSTEM or _is_position(name)]
+    system = [name for name in frame.columns if name in _SYSTEM or schema.is_position(name)]
     system += schema.item_columns(frame.columns)
     frame = frame.select([*system, *_further(job, stage, frame)]).with_columns(
         key.alias(STAGE_KEY), pl.Series(BROKEN, broken), *inputs.get_columns(), rekeyed.alias(REKEYED), *closed
@@ -271,15 +295,29 @@ def _enter(work: Work, stage: Stage, before: Rows) -> Rows:
 
 def _fill_outputs(work: Work, missing: str, rows: Rows) -> None:
     """Collect the ledger entries of outputs before a stage that are no longer missing: of rows that arrive there."""
-    ledger, siblings = work.job.ledger, work.collector.siblings
+    ledger, policy = work.job.ledger, work.collector.siblings
     if missing in ledger.listed:
         for row in rows.frame.iter_rows(named=True):
-            at = standing(row, rows.signatures, rekeyed=False, siblings=siblings)
+            at = standing(row, rows.signatures, rekeyed=False, siblings=siblings_of(policy, row[schema.TOPIC]))
             work.collector.published(ledger.entries(missing, at, redriven(row, rows.signatures), indices_of(row)))
 
 
-def _is_position(name: str) -> bool:
-    return name.startswith("_p") and name[2:].isdecimal()
+def _strike_left(work: Work, stage: str, before: Rows, stays: Sequence[pl.DataFrame]) -> None:
+    """Strike listed records of which nothing arrives at the first stage: a step dropped them, or a branch took them."""
+    ledger, collector, places = work.job.ledger, work.collector, (stage, outputs_before(stage))
+    if ledger.listed.keys().isdisjoint(places):
+        return
+    left = before.frame
+    for frame in stays:
+        left = left.join(frame.select(_OWN), on=_OWN, how="anti")
+    bound = [one.back is not None for one in before.signatures]
+    groups = [ledger.listed[place] for place in places if place in ledger.listed]
+    for row in left.filter(_perhaps_listed(left, bound, groups)).iter_rows(named=True):
+        at = standing(
+            row, before.signatures, rekeyed=False, siblings=siblings_of(collector.siblings, row[schema.TOPIC])
+        )
+        for place in places:
+            collector.published(ledger.entries(place, at, redriven(row, before.signatures), whole=True))
 
 
 def _further(job: Job, stage: Stage, frame: pl.DataFrame) -> list[str]:
@@ -288,7 +326,10 @@ def _further(job: Job, stage: Stage, frame: pl.DataFrame) -> list[str]:
         return [name for name in frame.columns if name in (schema.VALUE, schema.HEADERS)]
     later = job.flow.stages[stage.index + 1 :]
     steps = [*(step for one in later for step in (*one.before, one.aggregate)), *job.flow.tail]
-    if isinstance(stage.aggregate.fold, Fields) and all(map(is_vectorised, steps)) and stage.aggregate.emit is None:
+    if isinstance(stage.aggregate.emit, Emit):
+        # Its columns replace those of the payload.
+        return [name for name in frame.columns if name in _RECORD]
+    if isinstance(stage.aggregate.fold, Fields) and all(map(is_vectorised, steps)) and not stage.aggregate.makes:
         needed = columns_of(one for step in steps for one in expressions_of(step))
         further = sorted(needed.intersection(frame.columns))
     else:
@@ -316,11 +357,13 @@ def _key_bytes(key: pl.Series) -> pl.Series:
 def _indices(frame: pl.DataFrame) -> list[tuple[int, ...]]:
     """The index of every row in each flat-map."""
     items = schema.item_columns(frame.columns)
-    return list(frame.select(items).iter_rows()) if items else [()] * frame.height
+    rows = frame.select(items).iter_rows() if items else [()] * frame.height
+    return [tuple(index for index in row if index is not None) for row in rows]
 
 
 def _gather(work: Work, index: int, stage: str, before: Rows, stepped: Stepped) -> None:
     """Collect what the steps before a stage rejected, filtered and published."""
+    policy = work.collector.siblings
     work.report.counts.filtered += stepped.filtered
     if stepped.outputs:
         died = (
@@ -341,7 +384,7 @@ def _gather(work: Work, index: int, stage: str, before: Rows, stepped: Stepped) 
                 dead.items = (indices,)
             work.collector.lost(
                 dead,
-                standing(row, before.signatures, rekeyed=False, siblings=work.collector.siblings),
+                standing(row, before.signatures, rekeyed=False, siblings=siblings_of(policy, row[schema.TOPIC])),
                 redriven(row, before.signatures),
                 indices,
                 proven=late == Route.MISSING or not (late or row.get(schema.AGAIN)),
@@ -357,11 +400,6 @@ def _lineages(work: Work, frame: pl.DataFrame, signatures: Sequence[Signature]) 
         return [""] * frame.height
     found = (one.lineage.resolved(work.roots.topic_ids) for one in work.elements(frame, signatures))
     return [str(one) for one in found]
-
-
-def _empty(decoder: Decoder, flow: Flow[Any]) -> pl.DataFrame:
-    lists = {name: SYSTEM_COLUMNS[name] for name in sorted(flow.system_lists)}
-    return pl.DataFrame(schema={**decoder.schema, **schema.SYSTEM, schema.position(0): pl.Int64, **lists})
 
 
 def _own_values(part: pl.DataFrame, values: Sequence[Any] | None) -> tuple[pl.DataFrame, list[Any] | None]:

@@ -7,6 +7,7 @@ code, which is the reference; all other keys are folded by columns.
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -18,28 +19,36 @@ from aggregations.columns import schema
 from aggregations.columns.arrays import Ints, Mask
 from aggregations.columns.batch import indices_of, positions_at_stage, redriven, standing
 from aggregations.columns.elements import plain_element
+from aggregations.columns.emitting import Emitted, emit_columns
 from aggregations.columns.fold import Folded, fold_fields, kinds_of, unfit_rows
 from aggregations.columns.judge import VERDICTS, HistoryLimits, Judged, judge
 from aggregations.columns.lane_names import LaneNames, known_names
+from aggregations.columns.made import made_inputs
 from aggregations.columns.order import positions_of
 from aggregations.columns.record_text import Form
 from aggregations.columns.records import StoredStates, encoded, form_of
 from aggregations.columns.signature import Lane, Signature, lanes_of
 from aggregations.columns.steps import FAILURES, numbered
 from aggregations.columns.values import with_values
+from aggregations.definition.aggregates import At
 from aggregations.definition.element import Element
+from aggregations.definition.emit import Emit
 from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Aggregate, Stage
 from aggregations.definition.folds import Fold
+from aggregations.definition.inputs import SiblingPolicy, siblings_of
+from aggregations.definition.operators import emit_input
 from aggregations.engine.job import Exclusion
 from aggregations.engine.path import Work
 from aggregations.engine.python_fold import fold_elements
 from aggregations.engine.rows import BROKEN, CLOSED, INPUT, REKEYED, STAGE_KEY, Rows
+from aggregations.errors import FlowError
 from aggregations.per_message.arrivals import Arrival, passed_on
+from aggregations.per_message.emitting import emitted_types
 from aggregations.per_message.rows import evaluate_elements
 from aggregations.per_message.stage import KeyState, StageOutcome, fold_stage
 from aggregations.run.states import state_of, writes_of
-from envelope import EnvelopeError, Node, Route, Siblings, Verdict
+from envelope import EnvelopeError, Node, Route, Verdict
 from persistence.protocol import Stored, Write
 
 _FIRST_SEEN = tuple(VERDICTS.index(one) for one in (Verdict.ACCEPTED, Verdict.LATE, Verdict.NEW_LANE))
@@ -78,11 +87,10 @@ class ColumnarFold:
         keys: list[bytes],
         stored: Mapping[bytes, Stored],
     ) -> None:
-        assert work.job.flow.topic is not None
         self.work = work
         self.stage = stage
         self.aggregate: Aggregate = stage.aggregate
-        self.siblings: Siblings = work.job.flow.topic.siblings
+        self.siblings: SiblingPolicy = work.job.flow.siblings
         self.later = work.job.flow.after(stage)
         self.rows = rows
         self.frame = rows.frame
@@ -94,19 +102,22 @@ class ColumnarFold:
         self.accepted = np.zeros(self.frame.height, np.bool_)
         self.late: dict[int, str] = {}
         self.emitted: dict[int, list[Any]] = {}
+        self.types = emitted_types(stage)
+        self.columns: tuple[Ints, pl.DataFrame] | None = None  # what an `Emit` made of which rows
 
     def run(self) -> "ColumnarFold":
         fold, job, names = self.aggregate.fold, self.work.job, known_names()
         entering = self._input()
-        if self.aggregate.emit is not None or (isinstance(fold, Fields) and self.rows.values is not None):
-            # `emit` gets the state after each message, and inputs made of a function's values have no types.
+        known = self._inputs(fold) if isinstance(fold, Fields) else None
+        if self.aggregate.makes or (isinstance(fold, Fields) and known is None):
+            # A function gets the state after each message, or inputs made of a function's values have no common type.
             self._one_by_one(np.ones(len(self.keys), np.bool_))
             return self
-        if isinstance(fold, Fields):
-            inputs = self.frame.select(pl.col(f"{INPUT}{name}").alias(name) for name in fold.inputs())
+        if isinstance(fold, Fields) and known is not None:
+            inputs, broken = known
             kinds = kinds_of(fold, inputs.schema)
             form = form_of(self.stage.definition, list(fold.fields), kinds)
-            refused = self._refused(fold, inputs)
+            refused = broken | unfit_rows(fold, inputs, self.frame.height)
         else:
             form = form_of(self.stage.definition, None)
             refused = np.zeros(self.frame.height, np.bool_)
@@ -133,7 +144,9 @@ class ColumnarFold:
         apart = np.zeros(len(self.keys), np.bool_)
         apart[self.codes[judged.pure]] = True
         apart |= folded.unfit
-        if apart.any():
+        if isinstance(fold, Fields) and isinstance(self.aggregate.emit, Emit):
+            self._emit(fold, self.aggregate.emit, kinds, inputs, entering, judged, before, apart)
+        elif apart.any():
             self._one_by_one(apart)
         self._count(judged.verdicts, ~apart[self.codes])
         self._write(form, names, judged, folded, apart)
@@ -149,10 +162,21 @@ class ColumnarFold:
             self.work.report.counts.keyless += Counter({self.stage.name: int(wide.sum())})
         return _Input(lanes, positions_at_stage(self.frame, self.rows.signatures), places)
 
-    def _refused(self, fields: Fields, inputs: pl.DataFrame) -> Mask:
-        """Rows that the fold will reject."""
-        broken: Mask = self.frame.get_column(BROKEN).to_numpy() != 0
-        return broken | unfit_rows(fields, inputs, self.frame.height)
+    def _inputs(self, fields: Fields) -> tuple[pl.DataFrame, Mask] | None:
+        """Inputs of the fields, and the rows whose inputs cannot be computed; None if they are not columns."""
+        names = fields.inputs()
+        if self.rows.values is None:
+            broken: Mask = self.frame.get_column(BROKEN).to_numpy() != 0
+            return self.frame.select(pl.col(f"{INPUT}{name}").alias(name) for name in names), broken
+        if self.aggregate.emit is not None:
+            return None
+        elements = list(self.work.elements(self.frame, self.rows.signatures, self.rows.values))
+        made = made_inputs(evaluate_elements(elements, names, None), names)
+        with suppress(FlowError):  # a type that a field does not accept: each row is rejected with its reason
+            if made is not None:
+                fields.check(made[0].schema)
+                return made
+        return None
 
     def _folded(
         self,
@@ -165,12 +189,39 @@ class ColumnarFold:
     ) -> Folded:
         """New states of the fold."""
         rows = judged.order[judged.fold[judged.order]]
-        at = None
-        if any(field.ordered for field in fields.fields.values()):
-            names = [entering.places[lane].lane for lane in entering.lanes[rows].tolist()]
-            at = list(zip(positions_of(entering.positions, rows), names, strict=True))
         taken = inputs[rows] if inputs.width else inputs
-        return fold_fields(fields, kinds, taken, self.codes[rows], at, before)
+        return fold_fields(fields, kinds, taken, self.codes[rows], self._at(fields, entering, rows), before)
+
+    def _at(self, fields: Fields, entering: "_Input", rows: Ints) -> list[At] | None:
+        """Position and lane of rows, if a field is ordered."""
+        if not any(field.ordered for field in fields.fields.values()):
+            return None
+        names = [entering.places[lane].lane for lane in entering.lanes[rows].tolist()]
+        return list(zip(positions_of(entering.positions, rows), names, strict=True))
+
+    def _emit(
+        self,
+        fields: Fields,
+        emit: Emit,
+        kinds: Sequence[int],
+        inputs: pl.DataFrame,
+        entering: "_Input",
+        judged: Judged,
+        before: StoredStates,
+        apart: Mask,
+    ) -> None:
+        """Make the columns that the stage passes on, and fold some keys one by one: keys are added to them."""
+        assert self.types is not None
+        rows = judged.order[judged.fold[judged.order] & ~apart[self.codes[judged.order]]]
+        taken = inputs[rows] if inputs.width else inputs
+        read = self.frame[rows].select(pl.col(f"{INPUT}{emit_input(name)}").alias(name) for name in emit.read)
+        at = self._at(fields, entering, rows)
+        made: Emitted = emit_columns(emit, fields, kinds, self.types, taken, read, self.codes[rows], at, before)
+        apart[self.codes[rows[made.failed]]] = True
+        if apart.any():
+            self._one_by_one(apart)
+        kept = made.passes & ~apart[self.codes[rows]]
+        self.columns = rows[kept], made.columns.filter(pl.Series(kept))
 
     def _called(self, fold: Fold[Any], judged: Judged, before: StoredStates) -> Folded:
         """The same for a fold in plain Python."""
@@ -240,13 +291,13 @@ class ColumnarFold:
         job = self.work.job
         arrivals = [self._arrival(row) for row in frame.iter_rows(named=True)]
         fold, made = self.aggregate.fold, self.rows.values
-        if not isinstance(fold, Fields) or made is not None or self.aggregate.emit is not None:
+        if not isinstance(fold, Fields) or made is not None or self.aggregate.makes:
             elements = list(self.work.elements(frame, self.rows.signatures, made))
             if not isinstance(fold, Fields):
                 elements = list(map(plain_element, elements))  # a fold may put an element into its state
             arrivals = [replace(one, element=element) for one, element in zip(arrivals, elements, strict=True)]
             if isinstance(fold, Fields) and made is not None:
-                inputs = evaluate_elements(elements, fold.inputs(), None)
+                inputs = evaluate_elements(elements, self.aggregate.inputs(), None)
                 arrivals = [replace(one, values=values) for one, values in zip(arrivals, inputs, strict=True)]
         found = {one.key: self.stored[one.key] for one in arrivals if one.key in self.stored}
         loaded = job.states_in(self.stage, found)
@@ -259,6 +310,7 @@ class ColumnarFold:
             excluded=job.excluded_at(self.stage.index, hole=True),
             evict=job.evict,
             replays=job.replays,
+            types=self.types,
         )
 
     def _arrival(self, row: Mapping[str, Any]) -> Arrival:
@@ -266,9 +318,9 @@ class ColumnarFold:
         signature = signatures[row[schema.SIGNATURE]]
         own = job.node(row[schema.TOPIC], row[schema.PARTITION], row[schema.OFFSET])
         verdict = _incarnation(self.work, signature)
-        fold = self.aggregate.fold
-        names = fold.inputs() if isinstance(fold, Fields) and self.rows.values is None else ()
-        at, back = standing(row, signatures, rekeyed=row[REKEYED], siblings=self.siblings), redriven(row, signatures)
+        names = self.aggregate.inputs() if self.rows.values is None else ()
+        policy, back = siblings_of(self.siblings, own.topic), redriven(row, signatures)
+        at = standing(row, signatures, rekeyed=row[REKEYED], siblings=policy)
         late = Route(row.get(schema.LATE) or Route.PLAIN)
         indices = indices_of(row)
         entries = job.ledger.entries(self.stage.name, at, back, indices)
@@ -303,10 +355,23 @@ class ColumnarFold:
             frame = frame.with_columns(pl.Series(schema.LATE, routes, dtype=pl.String))
         if self.aggregate.emit is None:
             return Rows(frame.filter(pl.Series(self.accepted)), self.rows.signatures, self.rows.values)
+        if self.columns is not None:
+            return self._with_columns(frame, *self.columns)
         sizes = np.array([len(self.emitted[row]) for row in range(frame.height)], np.int64)
         frame = numbered(frame[np.repeat(np.arange(frame.height), sizes)], sizes)
         values = [value for row in range(len(sizes)) for value in self.emitted[row]]
         return Rows(with_values(frame, values)[0], self.rows.signatures, values)
+
+    def _with_columns(self, frame: pl.DataFrame, rows: Ints, columns: pl.DataFrame) -> Rows:
+        """Rows that pass on the columns of an `Emit`, in the order of arrival."""
+        alone = [row for row, values in self.emitted.items() if values]
+        if alone:
+            values = [self.emitted[row][0] for row in alone]
+            columns = columns.vstack(pl.DataFrame(values, schema=columns.schema))
+            rows = np.concatenate((rows, np.array(alone, np.int64)))
+        order = np.argsort(rows)
+        found = numbered(frame[rows[order]], np.ones(len(rows), np.int64))
+        return Rows(found.with_columns(columns[order].get_columns()), self.rows.signatures)
 
     def _late(self) -> Mask:
         """Rows that an earlier stage folded late."""
@@ -336,16 +401,16 @@ class ColumnarFold:
     def _of_records(self, nodes: Iterable[Node]) -> Mask:
         """The rows of some records."""
         mask = np.zeros(self.frame.height, np.bool_)
+        topics = self.frame.get_column(schema.TOPIC)
         partition = self.frame.get_column(schema.PARTITION).to_numpy()
         offset = self.frame.get_column(schema.OFFSET).to_numpy()
         for node in nodes:
-            mask |= (partition == node.partition) & (offset == node.offset)
+            mask |= (partition == node.partition) & (offset == node.offset) & (topics == node.topic).to_numpy()
         return mask
 
 
 def _incarnation(work: Work, signature: Signature) -> int:
-    assert work.job.flow.topic is not None
-    if signature.cluster != work.job.flow.topic.cluster:
+    if signature.cluster != work.job.flow.cluster:
         return -1
     verdict = work.incarnations.verdict(signature.topic, signature.topic_id)
     return -1 if verdict is None else VERDICTS.index(verdict)

@@ -1,4 +1,4 @@
-"""Takes messages from a Kafka consumer as columns: through librdkafka's C API, or as confluent-kafka's objects.
+"""Takes messages from a Kafka consumer as columns, through librdkafka's C API.
 
 `Consumer.consume()` makes a Python object of each message, which costs more than to fetch it. The C API returns
 pointers to messages, from which compiled code fills columns. It is used with those versions of librdkafka whose layout
@@ -9,119 +9,24 @@ import ctypes
 import logging
 import weakref
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final
 
 import confluent_kafka
 import numpy as np
 import pyarrow as pa
-from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
+from confluent_kafka import KafkaError
 
+from aggregations.columns import message_kernels
 from aggregations.columns.arrays import arrow, validity
-from aggregations.engine import librdkafka, message_kernels
-from persistence.kafka.reading import assign
+from aggregations.engine import librdkafka
+from aggregations.engine.message_objects import Event
 
 _VERSIONS: Final = (12, 16)
 """First and last minor version 2.x of librdkafka that were checked."""
 _LEVELS: Final = (logging.CRITICAL,) * 3 + (logging.ERROR, logging.WARNING) + (logging.INFO,) * 2 + (logging.DEBUG,)
 """Levels of Python's logging by syslog's, as confluent-kafka maps them."""
 _LOG_EVENT: Final = 0x4
-_HEADERS: Final = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 _COLUMNS: Final = ("key", "value", "partition", "offset", "timestamp")
-
-
-class Event(NamedTuple):
-    """What a consumer reports instead of a message.
-
-    Attributes:
-        error: The report.
-        partition: The partition that it is about; None for none.
-        offset: Its offset; None for none.
-    """
-
-    error: KafkaError
-    partition: int | None
-    offset: int | None
-
-
-class Client(Protocol):
-    """A consumer of the partitions that are assigned to it."""
-
-    def take(self, most: int, seconds: float) -> tuple[pa.RecordBatch, list[Event]]:
-        """Take messages, waiting until there are `most` or the time is over.
-
-        Returns:
-            Columns `key` and `value` (binary), `partition` (int32), `offset` (int64) and `timestamp` (milliseconds),
-            the messages of a partition in ascending order; and the other events.
-
-        Raises:
-            KafkaException: The client cannot be read.
-        """
-        ...
-
-    def assign(self, topic: str, starts: Mapping[int, int]) -> None:
-        """Assign partitions, with the offsets to begin at, in place of the present ones."""
-        ...
-
-    def unassign(self) -> None:
-        """Assign no partition."""
-        ...
-
-    def pause(self, topic: str, partitions: Collection[int]) -> None:
-        """Fetch no more of some partitions, until `resume`."""
-        ...
-
-    def resume(self, topic: str, partitions: Collection[int]) -> None:
-        """Fetch these partitions again."""
-        ...
-
-    def close(self) -> None:
-        """Close the consumer."""
-        ...
-
-
-class Objects:
-    """Takes messages as objects of confluent-kafka.
-
-    Args:
-        settings: Its settings.
-        headers: Read headers, too: column `headers`, lists of structs of `key` (string) and `value` (binary).
-
-    Raises:
-        KafkaException: A setting is invalid.
-    """
-
-    def __init__(self, settings: dict[str, Any], *, headers: bool = False) -> None:
-        self._consumer = Consumer(settings)
-        self._headers = headers
-        self.close = self._consumer.close
-        self.unassign = self._consumer.unassign
-
-    def take(self, most: int, seconds: float) -> tuple[pa.RecordBatch, list[Event]]:
-        messages, events = [], []
-        for message in self._consumer.consume(most, seconds):
-            if (error := message.error()) is None:
-                messages.append(message)
-            else:
-                events.append(Event(error, message.partition(), message.offset()))
-        columns = {
-            "key": pa.array([one.key() for one in messages], pa.binary()),
-            "value": pa.array([one.value() for one in messages], pa.binary()),
-            "partition": pa.array([one.partition() for one in messages], pa.int32()),
-            "offset": pa.array([one.offset() for one in messages], pa.int64()),
-            "timestamp": pa.array([one.timestamp()[1] for one in messages], pa.timestamp("ms")),
-        }
-        if self._headers:
-            columns["headers"] = pa.array(list(map(_headers, messages)), _HEADERS)
-        return pa.RecordBatch.from_pydict(columns), events
-
-    def assign(self, topic: str, starts: Mapping[int, int]) -> None:
-        assign(self._consumer, [TopicPartition(topic, partition, start) for partition, start in starts.items()])
-
-    def pause(self, topic: str, partitions: Collection[int]) -> None:
-        self._consumer.pause([TopicPartition(topic, partition) for partition in partitions])
-
-    def resume(self, topic: str, partitions: Collection[int]) -> None:
-        self._consumer.resume([TopicPartition(topic, partition) for partition in partitions])
 
 
 class Pointers:
@@ -274,8 +179,3 @@ def can_read_pointers() -> bool:
 def _binary(bounds: Any, valid: Any, data: Any) -> pa.BinaryArray:
     """An array of these buffers, without copies."""
     return pa.Array.from_buffers(pa.binary(), len(valid), [validity(valid), pa.py_buffer(bounds), pa.py_buffer(data)])
-
-
-def _headers(message: Message) -> list[dict[str, Any]]:
-    pairs: Any = message.headers()
-    return [{"key": name, "value": value} for name, value in pairs or ()]

@@ -74,19 +74,19 @@ class Engine:
     ) -> None:
         self.flow = flow
         self.run = opening.run
-        self._growing = PartitionWatch(opening, metadata_max_age)
+        self._watches = {plan.topic: PartitionWatch(opening, plan, metadata_max_age) for plan in opening.plans}
         self._offsets = GroupOffsets(group, opening.topics, opening.run)
         self.batches = Batches(
             flow,
             opening,
             executor,
-            self._growing,
+            self._watches,
             kafka=kafka,
             dead_letters=dead_letters,
             progress=progress,
             stop=stop,
         )
-        self._source = Source(opening.topics, opening.run.source, widens=not flow.publishes)
+        self._sources = [Source(opening.topics, topic, widens=not flow.publishes) for topic in opening.run.sources]
         self._stop = stop
         self._looked = 0.0
 
@@ -118,7 +118,7 @@ class Engine:
         return total.counts
 
     def _loop(self, trigger_seconds: float, max_records: int, *, until_caught_up: bool) -> None:
-        goal: dict[int, int] | None = None
+        goal: dict[TopicPartition, int] | None = None
         began = time.monotonic()
         while not self._stop.is_set():
             begin = time.monotonic()
@@ -126,12 +126,12 @@ class Engine:
             if self._stop.is_set():
                 return
             if until_caught_up:
-                goal = goal if goal is not None else {one.partition: one.end for one in backlog}
+                goal = goal if goal is not None else {one.place: one.end for one in backlog}
                 backlog = before(backlog, goal)
             if ranges := within(backlog, max_records):
                 self._commit(ranges)
             elif until_caught_up:
-                if not self._growing.widened():
+                if not [one for one in self._watches.values() if one.widened()]:
                     return
                 goal = None
             else:
@@ -162,27 +162,35 @@ class Engine:
         """All that there is to read. A broker that does not answer is asked again."""
         for attempt in count(1):
             try:
-                return self._source.look(self.run.positions)
+                return [one for source in self._sources for one in source.look(self.run.positions(source.topic))]
             except BrokerError as error:
                 self.batches.check_source()
                 if not isinstance(error, BrokerUnavailable):
                     raise
                 try:
-                    self.batches.pause(f"ends of {self.run.source}", attempt, error)
+                    self.batches.pause(f"ends of {', '.join(self.run.sources)}", attempt, error)
                 except StoppedError:  # between batches
                     break
         return []
 
     def _commit(self, ranges: Sequence[Range]) -> None:
         """Commit a batch; its end offsets become the group's."""
-        topic = self.run.source
-        ends = {**self._source.positions, **{one.partition: one.end for one in ranges}}
-        named = {TopicPartition(topic, partition): end for partition, end in ends.items()}
+        named = {
+            TopicPartition(source.topic, partition): offset
+            for source in self._sources
+            for partition, offset in source.positions.items()
+        }
+        named |= {one.place: one.end for one in ranges}
         self.batches.commit_batch(slots_of(ranges, self.batches.slots), named)
         effect(CommitStep.RETURN, lambda: None)
         self._offsets.write(named)
-        if self._growing.widens:
-            self._growing.widened()
+        self._widen()
+
+    def _widen(self) -> None:
+        """Read the partitions that waited for others."""
+        for one in self._watches.values():
+            if one.widens:
+                one.widened()
 
     def _idle(self, began: float) -> None:
         """What is done when there is nothing to read."""
@@ -190,7 +198,6 @@ class Engine:
         if self.flow.publishes and time.monotonic() - self._looked > _LOOK_SECONDS:
             self._looked = time.monotonic()
             with suppress(BrokerUnavailable, StoppedError):
-                if self._growing.look(self.run.positions):
+                if [one for one in self._watches.values() if one.look(self.run.positions(one.topic))]:
                     self.batches.advance(self.run.noting())
-                if self._growing.widens:
-                    self._growing.widened()
+                self._widen()

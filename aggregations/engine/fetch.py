@@ -1,22 +1,21 @@
 """Reads ranges of a topic's partitions, with a consumer that stays and fetches ahead from one range to the next."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 from confluent_kafka import KafkaError, KafkaException
 
-from aggregations.columns.arrays import arrow
+from aggregations.columns.arrays import arrow, numbers, repeated
 from aggregations.engine.clients import NEEDED, UNUSED_SECONDS, name_of, once, opened
 from aggregations.engine.idle import keepers
+from aggregations.engine.message_objects import Client, Event, Objects
 from aggregations.engine.ranges import Range
+from aggregations.engine.retry import StoppedError
 from persistence.kafka import BrokerUnavailable, KafkaSettings
 from persistence.kafka.errors import broker_error, passes
-
-if TYPE_CHECKING:
-    from aggregations.engine.consuming import Client, Event
 
 CHUNK_RECORDS = 50_000
 """Most records that are decoded together. Measured: 10,000 cost a third more, 100,000 a little more."""
@@ -45,16 +44,20 @@ class Fetcher:
         topic: The topic.
         group: Consumer group named to the broker; it is neither joined nor committed to.
         headers: Read headers, too.
+        compiled: Make no Python objects of messages, if that is possible: faster, once its compiled code is loaded.
 
     Attributes:
         used: When it was last made or read from, on the monotonic clock.
     """
 
-    def __init__(self, settings: KafkaSettings, topic: str, group: str, *, headers: bool = False) -> None:
+    def __init__(
+        self, settings: KafkaSettings, topic: str, group: str, *, headers: bool = False, compiled: bool = True
+    ) -> None:
         self._topic = topic
         self.used = time.monotonic()
         try:
-            self._client = _client(settings.client(group_id=group, **_CONSUMER) | NEEDED, headers=headers)
+            given = settings.client(group_id=group, **_CONSUMER) | NEEDED
+            self._client = _client(given, headers=headers) if compiled else Objects(given, headers=headers)
         except KafkaException as error:
             raise broker_error(error.args[0], f"setting up the consumer of {topic}") from error
         self._next: dict[int, int] = {}  # by assigned partition: where the range to read has to start
@@ -67,12 +70,15 @@ class Fetcher:
         """Close the consumer."""
         self._client.close()
 
-    def read(self, ranges: Sequence[Range], *, stays: bool) -> Iterator[pa.Table]:
+    def read(
+        self, ranges: Sequence[Range], *, stays: bool, stopped: Callable[[], bool] = lambda: False
+    ) -> Iterator[pa.Table]:
         """Read the ranges.
 
         Args:
             ranges: The ranges.
             stays: The next ranges of these partitions are read here, too: fetch ahead.
+            stopped: Returns whether to stop waiting for them.
 
         Yields:
             Records, about `CHUNK_RECORDS` or fewer at a time, those of a partition in ascending order: columns `key`
@@ -82,6 +88,7 @@ class Fetcher:
         Raises:
             BrokerUnavailable: The broker does not deliver them.
             BrokerRefused: This user may not read the topic.
+            StoppedError: The wait was stopped.
         """
         self._position(ranges)
         ends = {one.partition: one.end for one in ranges}
@@ -94,6 +101,8 @@ class Fetcher:
                 held.append(batch)
         deadline, before, behind = time.monotonic() + _SILENCE_SECONDS, -1, 0
         while waiting := [one for one, end in ends.items() if self._reached[one] < end]:
+            if stopped():
+                raise StoppedError
             if _is_full(held):
                 yield self._table(held)
                 held = []
@@ -130,7 +139,7 @@ class Fetcher:
 
     def _table(self, batches: list[pa.RecordBatch]) -> pa.Table:
         table = pa.Table.from_batches(batches)
-        return table.append_column("topic", pa.repeat(self._topic, table.num_rows))
+        return table.append_column("topic", repeated(self._topic, table.num_rows))
 
     def _position(self, ranges: Sequence[Range]) -> None:
         """Assign partitions, unless the consumer stands where the ranges start.
@@ -155,7 +164,7 @@ class Fetcher:
     def _take_ahead(self, partition: int, end: int) -> Iterator[pa.RecordBatch]:
         ahead = self._ahead.pop(partition, [])
         for place, batch in enumerate(ahead):
-            inside = int(np.searchsorted(batch.column("offset").to_numpy(), end))
+            inside = int(np.searchsorted(numbers(batch.column("offset"), np.int64), end))
             if inside:
                 yield batch.slice(0, inside)
             if inside < batch.num_rows:
@@ -164,8 +173,8 @@ class Fetcher:
 
     def _sorted_out(self, batch: pa.RecordBatch, ends: Mapping[int, int]) -> pa.RecordBatch:
         """The records of the batch that are in a range; those behind it are kept."""
-        partitions = batch.column("partition").to_numpy()
-        offsets = batch.column("offset").to_numpy()
+        partitions = numbers(batch.column("partition"), np.int32)
+        offsets = numbers(batch.column("offset"), np.int64)
         limits = np.zeros(1 + max(self._reached), np.int64)
         limits[list(ends)] = list(ends.values())
         found = np.flatnonzero(np.bincount(partitions)).tolist()
@@ -185,7 +194,7 @@ class Fetcher:
             self._paused |= full
         return batch.filter(arrow(inside))
 
-    def _event(self, event: "Event", ends: Mapping[int, int]) -> None:
+    def _event(self, event: Event, ends: Mapping[int, int]) -> None:
         error, partition, offset = event
         if error.code() == KafkaError._PARTITION_EOF:
             assert partition is not None
@@ -206,13 +215,13 @@ class Fetcher:
             raise broker_error(error, f"reading {self._topic}")
 
 
-def _client(settings: dict[str, Any], *, headers: bool) -> "Client":
+def _client(settings: dict[str, Any], *, headers: bool) -> Client:
     """A consumer: one that makes no Python objects of messages, if that is possible."""
     from aggregations.engine import consuming  # its compiled code is for processes that read only
 
     if consuming.can_read_pointers() and not headers:
         return consuming.Pointers(settings, CHUNK_BYTES)
-    return consuming.Objects(settings, headers=headers)
+    return Objects(settings, headers=headers)
 
 
 def _rows(batches: Sequence[pa.RecordBatch]) -> int:

@@ -44,8 +44,8 @@ class GroupOffsets:
             _LOG.warning("consumer group offsets of %s: %s", self._group, error)
 
     def write_reached(self) -> None:
-        """Write the next offsets of the source that the manifest has."""
-        self.write({place: offset for place, offset in self._run.start.items() if place.topic == self._run.source})
+        """Write the next offsets of the sources that the manifest has."""
+        self.write({place: offset for place, offset in self._run.start.items() if place.topic in self._run.sources})
 
     def repeat(self, began: float) -> None:
         """Write them again if nothing was written for `OFFSETS_SECONDS`, counted from `began` at the earliest."""

@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from aggregations.definition.flow import Flow, Publish, Stage
+from aggregations.definition.flow import Flow, Stage
+from aggregations.definition.operators import publishes
 from aggregations.engine.clients import store_of
 from aggregations.engine.ranges import Slot
 from aggregations.engine.roots import EndsByIncarnation
@@ -68,8 +69,10 @@ class Job:
         serial: Number of this job within the run: every try has its own.
         ends: Ends of the root topics, fetched after the batch was delivered.
         asked: Root topics that were queried.
-        spread: A key arrived in two partitions: the first stage, too, is folded after a shuffle.
-        tasks: Ranges of the source that each reading task reads, by task.
+        spread: The first stage, too, is folded after a shuffle: a key arrived in two partitions, or the sources are not
+            co-partitioned.
+        shared: Sources in which a key is known to have arrived in two partitions.
+        tasks: Ranges of the sources that each reading task reads, by task.
         local: All tasks run on the driver's machine, in one executor.
         ledger: Dead letters of the flow that left no hole.
         doubt: Offsets below which records may have been folded before.
@@ -99,6 +102,7 @@ class Job:
     ends: EndsByIncarnation = field(default_factory=dict)
     asked: tuple[str, ...] = ()
     spread: bool = False
+    shared: frozenset[str] = frozenset()
     tasks: Sequence[Slot] = ()
     local: bool = False
     ledger: Ledger = field(default_factory=lambda: Ledger(""))
@@ -113,6 +117,20 @@ class Job:
         return not self.spread and all(
             first.aggregate.co_partitioned and not first.fans_out for first in self.flow.stages[:1]
         )
+
+    def checks_partition(self, topic: str, *, rekeyed: bool) -> bool:
+        """Whether a key of the first stage must be in one partition of a topic: otherwise partitions were added.
+
+        With several sources this is looked for after a shuffle, too, where a task has all records of its keys.
+
+        Args:
+            topic: The topic.
+            rekeyed: The stage's key differs from the record's.
+        """
+        if not self.flow.merges:
+            return self.folds_while_reading
+        first = self.flow.stages[0]
+        return first.aggregate.co_partitioned and not first.fans_out and not rekeyed and topic not in self.shared
 
     @property
     def may_share_keys(self) -> bool:
@@ -133,7 +151,7 @@ class Job:
         if not stages:
             return False  # the task that reads a partition publishes what it makes of it, in the order of offsets
         behind = [*(stage.before for stage in stages[shuffled + 1 :]), self.flow.tail][: len(stages) - shuffled]
-        return self.flow.scatters or any(isinstance(step, Publish) for steps in behind for step in steps)
+        return self.flow.scatters or any(map(publishes, behind))
 
     def stored(self, stage: Stage, keys: Sequence[bytes]) -> dict[bytes, Stored]:
         """Load states of a stage as they are stored; keys without one are missing."""
@@ -169,18 +187,31 @@ class Job:
 
     def node(self, topic: str, partition: int, offset: int) -> Node:
         """Coordinates with the topic's current id, and its cluster if there are several."""
-        cluster = self.flow.topic.cluster if self.flow.topic else ""
-        return Node(topic, partition, offset, self.topic_ids.get(topic, ""), cluster)
+        return Node(topic, partition, offset, self.topic_ids.get(topic, ""), self.flow.cluster)
 
 
-def shared_key(job: Job, stage: Stage) -> SharedKeyError:
-    """The error for a key that was found in two partitions."""
-    topic = job.flow.topic.name if job.flow.topic else ""
+def shared_key(job: Job, stage: Stage, topic: str = "") -> SharedKeyError:
+    """The error for a key that was found in two partitions.
+
+    Args:
+        job: The batch.
+        stage: Its first stage.
+        topic: The topic; empty if two tasks found it, which may have read it from two topics.
+    """
+    topics = list(job.flow.topics)
+    where = f"flow {job.flow.name}, stage {stage.name}: a key was found in"
+    if not topic and len(topics) > 1:
+        return SharedKeyError(
+            f"{where} partitions of different numbers of {', '.join(topics)}: their producers choose partitions "
+            "differently, or partitions were added. From now on this run folds the stage after a shuffle"
+        )
+    topic = topic or topics[0]
     return SharedKeyError(
-        f"flow {job.flow.name}, stage {stage.name}: a key was found in two partitions of {topic}. From now on this "
+        f"{where} two partitions of {topic}. From now on this "
         "run brings all records of a key together before it folds them. If partitions were added, nothing else is "
         "needed. If the topic is not partitioned by the stage's key, rebuild into a new generation (--generation) with "
-        "co_partitioned=False; this generation would fold copies a second time"
+        "co_partitioned=False; this generation would fold copies a second time",
+        topic,
     )
 
 
@@ -216,6 +247,15 @@ class TaskReport:
         self.marks += other.marks
         for phase, spent in other.seconds.items():
             self.seconds[phase] = self.seconds.get(phase, 0.0) + spent
+
+
+def newly_failed(report: TaskReport, excluded: Mapping[RecordAtStage, Exclusion]) -> dict[RecordAtStage, Exclusion]:
+    """Records of a report that are not excluded yet, or were excluded with a hole and must leave none."""
+    return {
+        place: cause
+        for place, cause in report.failed.items()
+        if place not in excluded or (excluded[place].hole and not cause.hole)
+    }
 
 
 def dumps(what: object) -> bytes:

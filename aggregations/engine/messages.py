@@ -46,11 +46,16 @@ class MessagePath:
 
     def fold(self, work: Work, stage: Stage, arrivals: list[Arrival]) -> tuple[list[Write], list[Arrival] | None]:
         job, loop = work.job, _loop(work)
-        if stage.index == 0 and job.folds_while_reading:
-            partitions: dict[bytes, int] = {}
+        if stage.index == 0:
+            partitions: dict[tuple[str, bytes], int] = {}
+            window = stage.aggregate.window
             for arrival in arrivals:
-                if partitions.setdefault(arrival.key, arrival.element.own.partition) != arrival.element.own.partition:
-                    raise shared_key(job, stage)
+                own = arrival.element.own
+                key = arrival.key if window is None else window.stage_key(arrival.key)
+                if not job.checks_partition(own.topic, rekeyed=key != arrival.element.key):
+                    continue
+                if partitions.setdefault((own.topic, arrival.key), own.partition) != own.partition:
+                    raise shared_key(job, stage, own.topic)
 
         def load(stage: Stage, keys: Sequence[bytes]) -> dict[bytes, KeyState]:
             with work.timed("load"):
@@ -109,7 +114,7 @@ def records_of(chunks: Iterable[pa.RecordBatch | pa.Table], topic_ids: dict[str,
     """
     for batch in chunks:
         columns = {name: batch.column(name) for name in batch.schema.names}
-        times = columns["timestamp"].cast(pa.timestamp("ms"), safe=False).cast(pa.int64()).to_pylist()
+        times = _milliseconds(columns["timestamp"])
         headers = columns["headers"].to_pylist() if "headers" in columns else None
         rows = zip(
             *(columns[name].to_pylist() for name in ("key", "value", "topic", "partition", "offset")), strict=True
@@ -125,3 +130,10 @@ def records_of(chunks: Iterable[pa.RecordBatch | pa.Table], topic_ids: dict[str,
                 tuple((one["key"], one["value"]) for one in headers[i] or ()) if headers else (),
                 topic_ids.get(topic, ""),
             )
+
+
+def _milliseconds(times: pa.Array | pa.ChunkedArray) -> list[int]:
+    """Timestamps since 1970. `cast` would import pandas, if it is installed."""
+    per = {"ms": 1, "us": 1000}[times.type.unit]
+    chunks = times.chunks if isinstance(times, pa.ChunkedArray) else [times]
+    return [one // per for chunk in chunks for one in chunk.view(pa.int64()).to_pylist()]

@@ -9,15 +9,14 @@ from functools import partial
 from typing import Any
 
 from aggregations.definition.flow import Flow
-from aggregations.definition.operators import Publish, PublishStates
+from aggregations.definition.operators import Publish, PublishStates, flattened
 from aggregations.errors import FlowError
 from aggregations.run.begin import begin, look
 from aggregations.run.consistency import check_durability
 from aggregations.run.plan import Broker, Plan, plan
 from aggregations.run.risks import check_accept, refuse
 from aggregations.run.run import Run
-from aggregations.run.start import EARLIEST, Start, offsets
-from envelope import TopicPartition
+from aggregations.run.start import EARLIEST, Starts, offsets, start_of
 from persistence.compaction import compaction
 from persistence.kafka import KafkaSettings, Topics
 from persistence.registry import preflight
@@ -32,12 +31,17 @@ class Opening:
     Attributes:
         topics: Administrative access to topics.
         run: The run, which holds the epoch.
-        plan: Where each partition of the source starts.
+        plans: Where each partition starts, for each source.
     """
 
     topics: Topics
     run: Run
-    plan: Plan
+    plans: Sequence[Plan]
+
+    @property
+    def topic_ids(self) -> dict[str, str]:
+        """The sources' current topic ids."""
+        return {one.topic: one.topic_id for one in self.plans}
 
 
 def check_arguments(
@@ -55,7 +59,7 @@ def check_arguments(
         FlowError: States would end with the process, a risk does not exist, or the flow reads or publishes to the
             dead-letter topic.
     """
-    if flow.topic is not None and dead_letters == flow.topic.name:
+    if dead_letters in flow.topics:
         raise FlowError(
             f"flow {flow.name}: --dead-letters {dead_letters} is the flow's source, so the flow would read its own dead "
             "letters; use a separate topic"
@@ -76,7 +80,12 @@ def check_arguments(
 
 def outputs_of(flow: Flow[Any]) -> list[str]:
     """The topics that a flow publishes to."""
-    return [step.topic for step in flow.steps if isinstance(step, Publish | PublishStates)]
+    return [
+        topic
+        for step in flattened(flow.every_step)
+        if isinstance(step, Publish | PublishStates)
+        for topic in (step.targets if isinstance(step, Publish) else (step.topic,))
+    ]
 
 
 def open_run(
@@ -89,7 +98,7 @@ def open_run(
     generation: int,
     accept: Sequence[str],
     planned: Callable[[Plan], None] | None = None,
-    start: Start = EARLIEST,
+    start: Starts = EARLIEST,
     only_looks: bool = False,
 ) -> Opening:
     """Acquire an epoch, read the manifests, compare them with the broker, decide where to start, and note it.
@@ -103,12 +112,10 @@ def open_run(
         BrokerError: Kafka does not answer, or refuses a request.
         StoreError: A store does not answer, or refuses a request.
     """
-    assert flow.topic is not None
-    source = flow.topic.name
-    topics = Topics(kafka)
-    facts = topics.describe([source])[source]
-    topics.check_rights(read=[source], write=[*outputs_of(flow), *([dead_letters] if dead_letters else [])])
-    for found in (compaction(topics.cleanup_policies([source])), *map(preflight, dict.fromkeys(stores.values()))):
+    sources, topics = list(flow.topics), Topics(kafka)
+    facts = topics.describe(sources)
+    topics.check_rights(read=sources, write=[*outputs_of(flow), *([dead_letters] if dead_letters else [])])
+    for found in (compaction(topics.cleanup_policies(sources)), *map(preflight, dict.fromkeys(stores.values()))):
         refuse(found, accept)
         for finding in found:
             _LOG.warning("%s", finding)
@@ -116,25 +123,30 @@ def open_run(
         run = (look if only_looks else begin)(flow, stores, generation=generation, accept=accept)
         stack.callback(run.close)
         refuse(check_durability([(name, one.capabilities) for name, one in run.distinct_stores()]), accept)
-        committed = topics.group_offsets(group, [source])
-        broker = Broker(
-            source,
-            facts.topic_id,
-            {partition: (one.low, one.high) for (_, partition), one in topics.marks([source]).items()},
-            {partition: offset for (_, partition), offset in committed.items()},
-            time.time_ns() // 1_000_000,
-        )
-        given = partial(offsets, start, source, broker.marks, partial(topics.offsets_at, source))
-        decided = plan(
-            *(flow.name, run.manifest, run.manifests, broker),
-            publishes=flow.publishes,
-            starting_offsets=None if start == EARLIEST else given,
-        )
-        if planned is not None:
-            planned(decided)
-        refuse(decided.findings, accept)
-        run.doubted({TopicPartition(source, partition): high for partition, (_, high) in broker.marks.items()})
+        committed, marks = topics.group_offsets(group, sources), topics.marks(sources)
+        plans = []
+        for source in sources:
+            broker = Broker(
+                source,
+                facts[source].topic_id,
+                {partition: (one.low, one.high) for (name, partition), one in marks.items() if name == source},
+                {partition: offset for (name, partition), offset in committed.items() if name == source},
+                time.time_ns() // 1_000_000,
+            )
+            begin_at = start_of(start, source)
+            given = partial(offsets, begin_at, source, broker.marks, partial(topics.offsets_at, source))
+            decided = plan(
+                *(flow.name, run.manifest, run.manifests, broker),
+                publishes=flow.publishes,
+                starting_offsets=None if begin_at == EARLIEST else given,
+            )
+            plans.append(decided)
+            if planned is not None:
+                planned(decided)
+        refuse([finding for one in plans for finding in one.findings], accept)
+        run.doubted({place: one.high for place, one in marks.items()})
         if not only_looks:
-            run.start_at(source, facts.topic_id, decided.starts, decided.growth, decided.starting_offsets)
+            for one in plans:
+                run.start_at(one.topic, one.topic_id, one.starts, one.growth, one.starting_offsets)
         stack.pop_all()
-        return Opening(topics, run, decided)
+        return Opening(topics, run, plans)

@@ -1,4 +1,4 @@
-"""Watches the source's number of partitions in the driver: see `aggregations.run.growth` for the rule.
+"""Watches the number of partitions of each source in the driver: see `aggregations.run.growth` for the rule.
 
 A flow that publishes must keep the order of each key. It reads new partitions only after the records in the old ones.
 This requires that the number of partitions is a multiple of the previous one, and is detected while the flow runs: then
@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from aggregations.engine.opening import Opening
 from aggregations.run.growth import describe
-from aggregations.run.plan import grown
+from aggregations.run.plan import Plan, grown
 from aggregations.run.risks import refuse
 from persistence.growth import is_drained
 from persistence.manifest import Growth
@@ -20,22 +20,27 @@ _LOG = logging.getLogger("headwater.engine")
 
 
 class PartitionWatch:
-    """Watches the source's partitions for one run.
+    """Watches the partitions of one source for one run.
 
     Args:
         opening: The run.
+        plan: Where it starts to read the source.
         metadata_max_age: Seconds for which producers may not know of new partitions.
 
     Attributes:
+        topic: The source.
+        partitions: Its number of partitions, as of the last look.
         shared: A key arrived in two partitions.
         widens: Waiting partitions become readable: the query must be restarted with them.
     """
 
-    def __init__(self, opening: Opening, metadata_max_age: float) -> None:
+    def __init__(self, opening: Opening, plan: Plan, metadata_max_age: float) -> None:
         self._topics = opening.topics
         self._run = opening.run
-        self._topic_id = opening.plan.topic_id
+        self.topic = plan.topic
+        self._topic_id = plan.topic_id
         self._max_age = metadata_max_age
+        self.partitions = 0
         self.shared = False
         self.widens = False
 
@@ -52,46 +57,47 @@ class PartitionWatch:
             RunRefusedError: The order of published messages cannot be kept.
             BrokerUnavailable: No broker answers.
         """
-        run, before = self._run, self._run.growth
-        known = max([self._topics.partitions([run.source])[run.source], *(1 + one for one in read)])
+        run, topic = self._run, self.topic
+        before = run.growths.get(topic)
+        self.partitions = max([self._topics.partitions([topic])[topic], *(1 + one for one in read)])
         changed = run.look(
-            known,
+            topic,
+            self.partitions,
             clock_ms=time.time_ns() // 1_000_000,
             ends=self._ends,
             shared=self.shared,
             max_age_seconds=self._max_age,
         )
         self.shared = False  # the growth is noted, and may end
+        growth = run.growths.get(topic)
         if changed:
-            _LOG.warning(
-                "%s", describe(run.source, run.growth) if run.growth else f"growth of topic {run.source} is over"
-            )
-        if run.flow.publishes and run.growth is not None and run.growth.partitions_now > len(run.positions):
-            self._keep_order(before, run.growth)
+            _LOG.warning("%s", describe(topic, growth) if growth else f"growth of topic {topic} is over")
+        if run.flow.publishes and growth is not None and growth.partitions_now > len(run.positions(topic)):
+            self._keep_order(before, growth)
         return changed
 
     def widened(self) -> dict[int, int]:
         """Start offsets including the waiting partitions that became readable; empty when there are none."""
-        run = self._run
+        run, topic = self._run, self.topic
         if not self.widens and run.flow.publishes:
-            self.look(run.positions)
+            self.look(run.positions(topic))
         if not self.widens:
             return {}
         self.widens = False
-        lows = {partition: marks.low for (_, partition), marks in self._topics.marks([run.source]).items()}
-        starts = {**lows, **run.positions}
-        run.start_at(run.source, self._topic_id, starts, run.growth)
+        lows = {partition: marks.low for (_, partition), marks in self._topics.marks([topic]).items()}
+        starts = {**lows, **run.positions(topic)}
+        run.start_at(topic, self._topic_id, starts, run.growths.get(topic))
         return starts
 
     def _ends(self) -> dict[int, int]:
-        return {partition: end for (_, partition), end in self._topics.ends([self._run.source]).items()}
+        return {partition: end for (_, partition), end in self._topics.ends([self.topic]).items()}
 
     def _keep_order(self, before: Growth | None, growth: Growth) -> None:
         run = self._run
-        positions = run.positions
+        positions = run.positions(self.topic)
         if before is not None and before.partitions_now == growth.partitions_now:
             self.widens = is_drained(growth, positions, positions)
         elif run.accept_disorder or all(end <= positions.get(one, 0) for one, end in self._ends().items()):
             self.widens = True
         elif before is not None or growth.partitions_now % growth.partitions_before:
-            refuse([grown(run.flow.name, run.source, growth)], ())
+            refuse([grown(run.flow.name, self.topic, growth)], ())

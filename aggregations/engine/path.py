@@ -52,18 +52,16 @@ class Work:
         self, frame: pl.DataFrame, signatures: Sequence[Signature], values: Sequence[Any] | None = None
     ) -> Elements:
         """Rows of the vectorised path as elements, for the functions of the flow."""
-        assert self.job.flow.topic is not None
-        return Elements(frame, signatures, self.job.flow.topic, self.job.node, values)
+        return Elements(frame, signatures, self.job.flow.source_of, self.job.node, values)
 
     @cached_property
     def collector(self) -> DeadLetterCollector:
         """Dead letters of this task."""
         flow = self.job.flow
-        assert flow.topic is not None
         return DeadLetterCollector(
             self.job.ledger,
             flow.stage_names[0],
-            flow.topic.siblings,
+            flow.siblings,
             self.roots.topic_ids,
             flow.followed,
             flow.publishing,

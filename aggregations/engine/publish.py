@@ -74,8 +74,7 @@ def _dead_letters(job: Job, dead: Sequence[RejectedRecord]) -> None:
 
 
 def _letter(job: Job, dead: RejectedRecord, now_ms: int, timestamp_ms: int) -> DeadLetterHeaders:
-    own, topic = dead.own, job.flow.topic
-    assert topic is not None
+    own, topic = dead.own, job.flow.source_of(dead.own.topic)
     return DeadLetterHeaders(
         own.topic,
         own.partition,

@@ -1,8 +1,9 @@
-"""Decides what the next batch reads: a range of offsets for each partition of the source."""
+"""Decides what the next batch reads: a range of offsets for each partition of every source."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from envelope import TopicPartition
 from persistence.kafka import BrokerRefused, BrokerUnavailable, Topics
 
 
@@ -13,27 +14,42 @@ class Range(NamedTuple):
         partition: Its number.
         start: First offset.
         end: Offset after the last; there need not be a record right before it.
+        topic: Its topic.
     """
 
     partition: int
     start: int
     end: int
+    topic: str = ""
+
+    @property
+    def place(self) -> TopicPartition:
+        """Topic and partition."""
+        return TopicPartition(self.topic, self.partition)
 
 
 class Slot(NamedTuple):
     """Ranges that one task reads.
 
     Attributes:
-        number: Number of the slot. A partition is always in the same one.
+        number: Number of the slot. A partition is always in the same one, and with it the partitions of this number of
+            other topics.
         ranges: The ranges.
     """
 
     number: int
     ranges: tuple[Range, ...]
 
+    def by_topic(self) -> dict[str, list[Range]]:
+        """The ranges of each topic."""
+        divided: dict[str, list[Range]] = {}
+        for one in self.ranges:
+            divided.setdefault(one.topic, []).append(one)
+        return divided
+
 
 class Source:
-    """The source's partitions as the driver sees them.
+    """The partitions of a source as the driver sees them.
 
     Args:
         topics: Administrative access to topics.
@@ -41,12 +57,13 @@ class Source:
         widens: Partitions that are added are read as soon as they are seen.
 
     Attributes:
+        topic: The topic.
         positions: Next offset by partition, as of the last look: those of the run, and those of added partitions.
     """
 
     def __init__(self, topics: Topics, topic: str, *, widens: bool) -> None:
         self._topics = topics
-        self._topic = topic
+        self.topic = topic
         self._widens = widens
         self.positions: dict[int, int] = {}
 
@@ -60,10 +77,10 @@ class Source:
             BrokerUnavailable: The broker does not answer, or knows fewer partitions.
             BrokerRefused: The topic does not have the offsets to read.
         """
-        marks = {partition: one for (_, partition), one in self._topics.marks([self._topic]).items()}
+        marks = {partition: one for (_, partition), one in self._topics.marks([self.topic]).items()}
         if gone := positions.keys() - marks.keys():  # or the broker that answered has not learned of them
             raise BrokerUnavailable(
-                f"{self._topic}:{min(gone)} is not among the {len(marks)} partitions that the broker knows",
+                f"{self.topic}:{min(gone)} is not among the {len(marks)} partitions that the broker knows",
                 "Check the topic with kafka-topics",
             )
         added = dict.fromkeys(marks.keys() - positions.keys() if self._widens else (), 0)
@@ -73,17 +90,17 @@ class Source:
             low, high = marks[partition].low, marks[partition].high
             if not low <= start <= high:
                 raise BrokerRefused(
-                    f"{self._topic}:{partition} has offsets {low} to {high}, but the next offset to read is {start}",
+                    f"{self.topic}:{partition} has offsets {low} to {high}, but the next offset to read is {start}",
                     "If records were deleted in the meantime, start the run again to see which ones; otherwise check the broker",
                 )
             if start < high:
-                backlog.append(Range(partition, start, high))
+                backlog.append(Range(partition, start, high, self.topic))
         return backlog
 
 
-def before(backlog: Sequence[Range], ends: Mapping[int, int]) -> list[Range]:
+def before(backlog: Sequence[Range], ends: Mapping[TopicPartition, int]) -> list[Range]:
     """The part of the ranges before these ends; nothing of a partition without one."""
-    cut = [Range(part, start, min(end, ends.get(part, 0))) for part, start, end in backlog]
+    cut = [one._replace(end=min(one.end, ends.get(one.place, 0))) for one in backlog]
     return [one for one in cut if one.start < one.end]
 
 
@@ -97,9 +114,7 @@ def within(backlog: Sequence[Range], most: int) -> list[Range]:
     whole = sum(one.end - one.start for one in backlog)
     if not most or whole <= most:
         return list(backlog)
-    return [
-        Range(one.partition, one.start, one.start + max((one.end - one.start) * most // whole, 1)) for one in backlog
-    ]
+    return [one._replace(end=one.start + max((one.end - one.start) * most // whole, 1)) for one in backlog]
 
 
 def slots_of(ranges: Sequence[Range], slots: int) -> tuple[Slot, ...]:

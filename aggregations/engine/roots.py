@@ -41,8 +41,8 @@ def ids_of(ends: EndsByIncarnation) -> dict[str, str]:
     return {topic: topic_id for topic, topic_id, _ in ends}
 
 
-def check_source(topics: Topics, flow: Flow[Any], known: str) -> None:
-    """Check that the flow's source still is the topic with this id, to which the run's offsets belong.
+def check_source(topics: Topics, flow: Flow[Any], name: str, known: str) -> None:
+    """Check that a source of the flow still is the topic with this id, to which the run's offsets belong.
 
     Spark continues at its offsets in a topic that was created again if the new topic is long enough.
 
@@ -50,8 +50,6 @@ def check_source(topics: Topics, flow: Flow[Any], known: str) -> None:
         RunRefusedError: It was created again. No risk that was accepted at the start covers this.
         BrokerError: It cannot be queried.
     """
-    assert flow.topic is not None
-    name = flow.topic.name
     now = topics.topic_ids([name])[name]
     if now != known:
         refuse([recreated(flow.name, name, known, now)], ())

@@ -48,6 +48,27 @@ def key_codes(frame: pl.DataFrame) -> tuple[Ints, list[bytes]]:
     return codes.to_numpy().astype(np.int64), keys.get_column(STAGE_KEY).to_list()
 
 
+def by_partition(rows: Rows) -> Rows:
+    """In the order of partitions, whichever came first: of two copies, every attempt and every runner folds the same."""
+    if not rows.signatures:
+        return rows
+    items = schema.item_columns(rows.frame.columns)  # of a record whose items come from several tasks
+    place = [schema.PARTITION, *((schema.OFFSET, *items) if items else ())]
+    return Rows(rows.frame.sort(place, maintain_order=True), rows.signatures, rows.values)
+
+
+def of_one_numbering(parts: Sequence[Rows]) -> list[Rows]:
+    """The parts with one numbering of the signatures."""
+    numbers: dict[Signature, int] = {}
+    found = []
+    for part in parts:
+        renumbered = np.array([numbers.setdefault(one, len(numbers)) for one in part.signatures], np.uint32)
+        codes = part.frame.get_column(schema.SIGNATURE).to_numpy()
+        frame = part.frame.with_columns(pl.Series(schema.SIGNATURE, renumbered[codes], pl.UInt32))
+        found.append(frame)
+    return [Rows(frame, list(numbers), part.values) for frame, part in zip(found, parts, strict=True)]
+
+
 def together(parts: Sequence[Rows], blank: pl.DataFrame | None) -> Rows:
     """Concatenate, with one numbering of the signatures."""
     numbers: dict[Signature, int] = {}

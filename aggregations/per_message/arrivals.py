@@ -8,6 +8,7 @@ from aggregations.definition.element import Element
 from aggregations.definition.expressions import key_bytes
 from aggregations.definition.fields import Fields
 from aggregations.definition.flow import END_OF_FLOW, Aggregate
+from aggregations.definition.inputs import SiblingPolicy, siblings_of
 from aggregations.definition.operators import Schema
 from aggregations.errors import FlowError
 from aggregations.per_message.ledger import Entry, Ledger, outputs_before
@@ -27,7 +28,7 @@ class Arrival:
         key: Canonical bytes of the stage's key.
         standing: Where it stands at this stage.
         incarnation: `NEW_INCARNATION` or `STALE_INCARNATION` when its root topic was created again.
-        values: Values of `Fields.inputs` for it, or the error; empty for a fold in plain Python.
+        values: Values of `Aggregate.inputs` for it, or the error; empty for a fold in plain Python.
         transit: It was redriven to a later stage and is held here: passed on, not folded.
         entries: Its ledger entries at this stage.
         redriven: How it came back from the dead-letter topic; None when it was not redriven.
@@ -54,7 +55,7 @@ def arrive(
     ledger: Ledger,
     topic_ids: Mapping[str, str],
     incarnation: Callable[[str, str], Verdict | None],
-    siblings: Siblings,
+    siblings: SiblingPolicy,
     later: Collection[str] = (),
 ) -> list[Arrival]:
     """Bring elements to a stage: key, standing and the inputs of its fields. Failures go to `applied.rejected`.
@@ -92,7 +93,7 @@ def arrive(
 
 
 def marking_before(
-    stage: str, *, ledger: Ledger, topic_ids: Mapping[str, str], siblings: Siblings, later: Collection[str] = ()
+    stage: str, *, ledger: Ledger, topic_ids: Mapping[str, str], siblings: SiblingPolicy, later: Collection[str] = ()
 ) -> Marking:
     """Decides what publish steps before a stage publish, and marks outputs that are missing downstream.
 
@@ -137,20 +138,20 @@ def _only_passes(element: Element[Any], redriven: Redriven | None, ledger: Ledge
     )
 
 
-def standing_of(element: Element[Any], lineage: Lineage, siblings: Siblings, *, rekeyed: bool = False) -> Standing:
+def standing_of(element: Element[Any], lineage: Lineage, siblings: SiblingPolicy, *, rekeyed: bool = False) -> Standing:
     """Where an element stands, without the ledger; its `lineage` contains the root's topic id."""
     return lineage.standing(
         rekeyed=rekeyed,
         keyless=element.key is None,
         branch=element.branch,
         indices=element.indices,
-        event_id=element.event_id if siblings is Siblings.EVENT_ID else "",
+        event_id=element.event_id if siblings_of(siblings, element.topic) is Siblings.EVENT_ID else "",
         late=element.route,
     )
 
 
 def missing_after(
-    applied: Applied, *, ledger: Ledger, topic_ids: Mapping[str, str], siblings: Siblings, judged: bool = True
+    applied: Applied, *, ledger: Ledger, topic_ids: Mapping[str, str], siblings: SiblingPolicy, judged: bool = True
 ) -> tuple[set[Entry], int]:
     """Keep the elements for the steps after the last stage: redriven ones only if something of them is missing there.
 
@@ -233,10 +234,10 @@ def passed_on(route: Route, redriven: Redriven | None) -> Route:
 
 
 def _inputs_of(stage: Aggregate, elements: Sequence[Element[Any]], schema: Schema) -> list[Any]:
-    """Values of `Fields.inputs` for each element: a mapping, or an `EnvelopeError` if it raised.
+    """Values of `Aggregate.inputs` for each element: a mapping, or an `EnvelopeError` if it raised.
 
     Empty mappings for a fold in plain Python.
     """
     if not isinstance(stage.fold, Fields):
         return [{} for _ in elements]
-    return evaluate_elements(elements, stage.fold.inputs(), schema)
+    return evaluate_elements(elements, stage.inputs(), schema)

@@ -7,12 +7,13 @@ from typing import Any, Final
 
 from aggregations.definition.element import Element
 from aggregations.definition.flow import END_OF_FLOW
+from aggregations.definition.inputs import SiblingPolicy
 from aggregations.per_message.arrivals import standing_of
 from aggregations.per_message.cause import Cause
 from aggregations.per_message.ledger import Changes, Entry, Ledger, dead_entry, outputs_before
 from aggregations.per_message.stage import Decided
 from aggregations.per_message.steps import RejectedElement
-from envelope import EnvelopeError, Node, Reason, Route, Siblings, Standing, Verdict
+from envelope import EnvelopeError, Node, Reason, Route, Standing, Verdict
 from envelope.dedup.lineage import Redriven, died_in
 from envelope.raised import Raised
 
@@ -68,7 +69,7 @@ class DeadLetterCollector:
 
     ledger: Ledger
     first: str
-    siblings: Siblings
+    siblings: SiblingPolicy
     topic_ids: Mapping[str, str]
     followed: frozenset[str]
     publishing: frozenset[str]

@@ -9,10 +9,12 @@ from typing import Any, Protocol
 from aggregations.definition.element import Element, Record
 from aggregations.definition.flow import END_OF_FLOW, Flow, Stage, Step
 from aggregations.definition.source import RecordDecoder
-from aggregations.per_message.arrivals import Arrival, arrive, marking_before, missing_after
+from aggregations.per_message.arrivals import Arrival, arrive, marking_before, missing_after, standing_of
 from aggregations.per_message.cause import Cause
 from aggregations.per_message.dead_letters import BEYOND_END
+from aggregations.per_message.emitting import emitted_types
 from aggregations.per_message.ledger import Doubt, Entry, Ledger, Reading, outputs_before
+from aggregations.per_message.merging import merged
 from aggregations.per_message.stage import Decided, KeyState, StageOutcome, fold_stage
 from aggregations.per_message.steps import Applied, Marking, OutputMessage, RejectedElement, apply_steps, withhold
 from aggregations.per_message.times import Times, with_times
@@ -102,22 +104,24 @@ class MessageLoop:
     seen: dict[str, Position] = field(default_factory=dict)
     times: Times = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        assert self.flow.topic is not None
-        self._topic = self.flow.topic
-
     def read(self, records: Iterable[Record]) -> Applied:
-        """Read records, in order of offsets."""
-        decoder = RecordDecoder(self._topic, self.flow.columns)
+        """Read records, those of a partition in order of offsets.
+
+        Raises:
+            FlowError: A record is not of a source.
+        """
+        flow, decoders = self.flow, dict[str, RecordDecoder]()
         reading = Reading(self.ledger.seen, self.doubt)
         elements: list[Element[Any]] = []
         times: list[int | None] = []
         for record in records:
             self.report.records += 1
+            if (decoder := decoders.get(record.topic)) is None:
+                decoder = decoders[record.topic] = RecordDecoder(flow.source_of(record.topic), flow.columns)
             if decoder.skips(record):
                 self.report.tombstones += 1
                 continue
-            own = replace(record.node, cluster=self._topic.cluster)
+            own = replace(record.node, cluster=flow.cluster)
             try:
                 read = decoder.decode(record)
             except EnvelopeError as error:
@@ -131,15 +135,15 @@ class MessageLoop:
             elements.append(read.element(record, again=reading.again(lineage, record.key)))
             times.append(read.time_us)
         self.seen = reading.read
-        if self.flow.is_timed:
-            elements, self.times = with_times(elements, times, self._topic, self.times)
-        return Applied(elements, self._topic.schema)
+        if flow.is_timed:
+            elements, self.times = with_times(elements, times, flow, self.times)
+        return Applied(elements, flow.stages[0].schema if flow.stages else flow.tail_schema)
 
     def enter(self, stage: Stage, before: Applied) -> list[Arrival]:
         """Run elements through the steps before a stage."""
         later = self.flow.after(stage)
         marking = marking_before(
-            stage.name, ledger=self.ledger, topic_ids=self.topic_ids, siblings=self._topic.siblings, later=later
+            stage.name, ledger=self.ledger, topic_ids=self.topic_ids, siblings=self.flow.siblings, later=later
         )
         applied = self._apply(stage.index, stage.before, before, marking)
         arrivals = arrive(
@@ -148,14 +152,26 @@ class MessageLoop:
             ledger=self.ledger,
             topic_ids=self.topic_ids,
             incarnation=self.incarnation,
-            siblings=self._topic.siblings,
+            siblings=self.flow.siblings,
             later=later,
         )
         self._gather(stage.index, stage.name, applied)
         missing = outputs_before(stage.name)
         for one in arrivals:
             self.collector.published(self.ledger.entries(missing, one.standing, one.redriven, one.element.indices))
+        if stage.index == 0 and not self.ledger.listed.keys().isdisjoint((stage.name, missing)):
+            self._strike_left(stage.name, before, applied)
         return arrivals
+
+    def _strike_left(self, stage: str, before: Applied, applied: Applied) -> None:
+        """Strike listed records of which nothing arrives at the first stage: a step dropped them, or a branch took them."""
+        stays = {element.own for element in applied.elements} | {one.element.own for one in applied.rejected}
+        for element in before.elements:
+            if element.own not in stays:
+                lineage = element.lineage.resolved(self.topic_ids)
+                standing = standing_of(element, lineage, self.flow.siblings)
+                for place in (stage, outputs_before(stage)):
+                    self.collector.published(self.ledger.entries(place, standing, lineage.redriven, whole=True))
 
     def fold(
         self,
@@ -173,10 +189,11 @@ class MessageLoop:
                 loaded,
                 arrivals,
                 batch=self.batch,
-                siblings=self._topic.siblings,
+                siblings=self.flow.siblings,
                 excluded=self.failures.at(stage.index, hole=True),
                 evict=self.evict,
                 replays=self.replays,
+                types=emitted_types(stage),
             ),
         )
         self.report.verdicts.setdefault(stage.name, Counter()).update(outcome.verdicts)
@@ -197,7 +214,7 @@ class MessageLoop:
 
     def leave(self, emitted: Applied) -> None:
         """Run the elements that the last stage passes on, or all that were read, through the steps after it."""
-        topic_ids, siblings = self.topic_ids, self._topic.siblings
+        topic_ids, siblings = self.topic_ids, self.flow.siblings
         judged = bool(self.flow.stages)
         filled, copies = missing_after(
             emitted, ledger=self.ledger, topic_ids=topic_ids, siblings=siblings, judged=judged
@@ -213,10 +230,13 @@ class MessageLoop:
     def _apply(self, index: int, steps: Sequence[Step], before: Applied, marking: Marking) -> Applied:
         """Run the steps before a stage, without the records that failed there in another task."""
         failed = self.failures.at(index, hole=False)
+        kept = [element for element in before.elements if element.own not in failed] if failed else before.elements
+        if index == 0 and self.flow.merges:
+            applied = merged(self.flow, kept, marking).after(steps)
+        else:
+            applied = apply_steps(steps, kept, before.schema, marking)
         if not failed:
-            return apply_steps(steps, before.elements, before.schema, marking)
-        kept = [element for element in before.elements if element.own not in failed]
-        applied = apply_steps(steps, kept, before.schema, marking)
+            return applied
         applied.rejected += [
             RejectedElement.because(element, failed[element.own])
             for element in before.elements

@@ -8,12 +8,16 @@ from typing import Any
 import msgspec
 
 from aggregations.definition.element import Element
+from aggregations.definition.emit import Emit
 from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Aggregate
 from aggregations.definition.folds import check_state
+from aggregations.definition.inputs import SiblingPolicy, siblings_of
+from aggregations.definition.operators import Schema
 from aggregations.definition.windows import Late
 from aggregations.per_message.arrivals import Arrival, passed_on
 from aggregations.per_message.cause import Cause, refusal
+from aggregations.per_message.emitting import emitted_row
 from aggregations.per_message.ledger import Entry
 from envelope import Decision, EnvelopeError, Histories, Node, Position, Reason, Route, Siblings, Standing, Verdict
 from envelope.dedup.eviction import GrowthFullError
@@ -128,10 +132,11 @@ def fold_stage(
     arrivals: Sequence[Arrival],
     *,
     batch: int,
-    siblings: Siblings = Siblings.EVENT_ID,
+    siblings: SiblingPolicy = Siblings.EVENT_ID,
     excluded: Mapping[Node, Cause] | None = None,
     evict: bool = True,
     replays: bool = False,
+    types: Schema = None,
 ) -> StageOutcome:
     """Judge and fold one batch.
 
@@ -147,6 +152,7 @@ def fold_stage(
         excluded: Records that must not be folded, with the cause: a sibling failed elsewhere.
         evict: False while the consumed topic grows; see `Histories.folding`.
         replays: A crashed run may have folded the next messages; see `Histories.folding`.
+        types: See `aggregations.per_message.emitting.emitted_types`.
 
     Raises:
         GrowthFullError: A key has more positions than a state remembers while the topic grows.
@@ -171,7 +177,9 @@ def fold_stage(
         rows = [i for i in by_key[key] if arrivals[i].element.own not in failed]
         again = key in results
         before = loaded.get(key, KeyState())
-        result = _fold_key(stage, before, arrivals, rows, batch, siblings, careful=again, evict=evict, replays=replays)
+        result = _fold_key(
+            stage, before, arrivals, rows, batch, siblings, types, careful=again, evict=evict, replays=replays
+        )
         results[key] = result
         for i, cause in result.failures:
             own = arrivals[i].element.own
@@ -179,7 +187,7 @@ def fold_stage(
                 failed[own] = cause
                 _accept_copies(arrivals, by_key, by_record[own])
                 todo |= dict.fromkeys(arrivals[sibling].key for sibling in by_record[own])
-    passing = {i: _pass(stage, loaded, one) for i, one in enumerate(arrivals) if one.transit}
+    passing = {i: _pass(stage, loaded, one, types) for i, one in enumerate(arrivals) if one.transit}
     return _outcome(stage, arrivals, results, loaded, failed, by_record, siblings, passing)
 
 
@@ -211,7 +219,8 @@ def _fold_key(
     arrivals: Sequence[Arrival],
     rows: Sequence[int],
     batch: int,
-    siblings: Siblings,
+    siblings: SiblingPolicy,
+    types: Schema,
     *,
     careful: bool,
     evict: bool,
@@ -220,7 +229,8 @@ def _fold_key(
     """Fold one key; when `careful`, continue after a failure to find all failures."""
     closed, rows = [i for i in rows if arrivals[i].closed], [i for i in rows if not arrivals[i].closed]
     standings = [arrivals[i].standing for i in rows]
-    decided = before.histories.judge(standings, siblings)
+    policies = siblings if isinstance(siblings, Siblings) else [siblings[arrivals[i].element.topic] for i in rows]
+    decided = before.histories.judge(standings, policies)
     # The fold may change its state in place, and a key may be folded again.
     state = copied(before.fold if before.folded else stage.fold.zero())
     result = _Folded()
@@ -241,7 +251,7 @@ def _fold_key(
             continue
         kept = copied(state) if careful else None
         try:
-            state, emitted = _fold_one(stage, state, arrival)
+            state, emitted = _fold_one(stage, state, arrival, types)
         except Exception as error:  # user code may raise anything
             result.failures.append((i, _cause(stage, error)))
             if not careful:
@@ -288,14 +298,21 @@ def _late(before: KeyState, arrival: Arrival, taken: Collection[tuple[str, Posit
     return Decision(Verdict.WINDOW_CLOSED, fold=False)
 
 
-def _pass(stage: Aggregate, loaded: Mapping[bytes, KeyState], arrival: Arrival) -> Decided:
-    """Pass on a redriven record that this stage already holds."""
+def _pass(stage: Aggregate, loaded: Mapping[bytes, KeyState], arrival: Arrival, types: Schema) -> Decided:
+    """Pass on a redriven record that this stage already holds.
+
+    Its state before is not known any more. An `Emit` passed it on then, so it does again, from the state as it is now.
+    """
     element, decision = arrival.element, Decision(Verdict.REDRIVEN, fold=False)
     if stage.emit is None:
         return Decided(arrival, decision, emitted=(element,))
     state = loaded.get(arrival.key, KeyState()).fold
+    state = stage.fold.zero() if state is None else copied(state)
     try:
-        values = list(stage.emit(element, stage.fold.zero() if state is None else copied(state)))
+        if isinstance(stage.emit, Emit):
+            values = [emitted_row(stage, _inputs(arrival), state, state, types, always=True)]
+        else:
+            values = list(stage.emit(element, state))
     except Exception as error:  # user code may raise anything
         return Decided.rejected(arrival, _cause(stage, error))
     return Decided(arrival, decision, emitted=tuple(element.nth(n, value) for n, value in enumerate(values)))
@@ -310,17 +327,24 @@ def _cause(stage: Aggregate, error: Exception) -> Cause:
     return Cause.of(refusal(error, Reason.FOLD_FAILED, f"the fold of stage {stage.name}"))
 
 
-def _fold_one(stage: Aggregate, state: Any, arrival: Arrival) -> tuple[Any, tuple[Element[Any], ...]]:
-    element = arrival.element
+def _inputs(arrival: Arrival) -> Mapping[str, Any]:
     if isinstance(arrival.values, EnvelopeError):
         raise arrival.values
+    return arrival.values
+
+
+def _fold_one(stage: Aggregate, before: Any, arrival: Arrival, types: Schema) -> tuple[Any, tuple[Element[Any], ...]]:
+    element, state, inputs = arrival.element, before, _inputs(arrival)
     if isinstance(stage.fold, Fields):
-        state = stage.fold.add(state, arrival.values, (arrival.standing.position, arrival.standing.lane))
+        state = stage.fold.add(before, inputs, (arrival.standing.position, arrival.standing.lane))
     else:
         state = stage.fold.fold(state, element)
         check_state(state)
     if stage.emit is None:
         return state, (element,)
+    if isinstance(stage.emit, Emit):
+        row = emitted_row(stage, inputs, before, state, types)
+        return state, () if row is None else (element.nth(0, row),)
     # Also by value: emitted elements must not change when the state changes later.
     return state, tuple(element.nth(n, value) for n, value in enumerate(stage.emit(element, copied(state))))
 
@@ -332,7 +356,7 @@ def _outcome(
     loaded: Mapping[bytes, KeyState],
     failed: Mapping[Node, Cause],
     by_record: Mapping[Node, Sequence[int]],
-    siblings: Siblings,
+    siblings: SiblingPolicy,
     passing: Mapping[int, Decided],
 ) -> StageOutcome:
     states = {key: result.state for key, result in results.items() if result.state is not None}
@@ -352,7 +376,7 @@ def _outcome(
                 # A copy of it was folded in this batch. A hole would accept a third copy, below the floor.
                 verdict = Verdict.AMBIGUOUS if standing.ambiguous else Verdict.DUPLICATE_IN_BATCH
                 decisions[i] = Decision(verdict, fold=False)
-                if verdict is Verdict.AMBIGUOUS and siblings is Siblings.GROUP:
+                if verdict is Verdict.AMBIGUOUS and siblings_of(siblings, own.topic) is Siblings.GROUP:
                     rejected[i] = cause
                 continue
             [decisions[i]] = before.histories.judge([standing])  # alone it has no siblings

@@ -10,7 +10,7 @@ import polars as pl
 from aggregations.definition.element import Element
 from aggregations.definition.expressions import Expression, key_bytes
 from aggregations.definition.flow import Divert, Filter, FlatMap, Map, Predicate, Publish, Step
-from aggregations.definition.operators import Schema, schema_after
+from aggregations.definition.operators import Branch, Schema, schema_after
 from aggregations.per_message.cause import Cause, refusal
 from aggregations.per_message.rows import evaluate_elements
 from envelope import (
@@ -89,6 +89,12 @@ class Applied:
     filtered: int = 0
     marking: Marking | None = None
 
+    def after(self, steps: Sequence[Step]) -> "Applied":
+        """Run further steps, and return the same object."""
+        for step in steps:
+            _STEPS[type(step)](self, step)
+        return self
+
     def each(self, argument: Predicate | Callable[[Element[Any]], Any]) -> list[Any]:
         """Evaluate an argument for every element; elements for which it raises are rejected and removed."""
         if isinstance(argument, str | pl.Expr):
@@ -140,10 +146,7 @@ def apply_steps(
         schema: Columns before the steps; None when a callable determines the value.
         marking: Marks what the steps publish.
     """
-    applied = Applied(list(elements), schema, marking=marking)
-    for step in steps:
-        _STEPS[type(step)](applied, step)
-    return applied
+    return Applied(list(elements), schema, marking=marking).after(steps)
 
 
 def withhold(applied: Applied) -> None:
@@ -232,29 +235,84 @@ def _listed(row: Any, column: str) -> Any:
 
 def _publish(applied: Applied, step: Publish) -> None:
     keys = [element.key for element in applied.elements] if step.key is None else applied.each(step.key)
+    topics = [None] * len(keys) if names_topic(step) else applied.each(step.topic)
+    if len(topics) < len(keys):  # no topic could be chosen for some elements
+        keys = [element.key for element in applied.elements] if step.key is None else applied.each(step.key)
     output = output_of(step, applied.marking)
-    results = [called(output, *pair) for pair in zip(applied.elements, keys, strict=True)]
+    results = [called(output, *pair) for pair in zip(applied.elements, keys, topics, strict=True)]
     applied.outputs += [one for one in applied.survivors(results) if one is not None]
 
 
-def output_of(step: Publish, marking: Marking | None) -> Callable[[Element[Any], Any], OutputMessage | None]:
-    """Return the function that makes a published message from an element and its key; None if it is not published."""
+def _branch(applied: Applied, step: Branch) -> None:
+    taken = applied.elements
+    if step.when is not None:
+        leaves = _true(applied, step.when)
+        taken = [element for element, away in zip(applied.elements, leaves, strict=True) if away]
+        applied.elements = [element for element, away in zip(applied.elements, leaves, strict=True) if not away]
+    depth = len(taken[0].indices) if taken else 0
+    inner = apply_steps(step.steps, taken, applied.schema, at_fork(applied.marking, depth))
+    applied.rejected += inner.rejected
+    applied.filtered += inner.filtered
+    applied.outputs += of_fork(inner.outputs, depth)
+    if failed := {one.element.own for one in inner.rejected if one.whole}:
+        applied.elements = [element for element in applied.elements if element.own not in failed]
 
-    def output(element: Element[Any], key: Any) -> OutputMessage | None:
+
+def at_fork(marking: Marking | None, depth: int) -> Marking | None:
+    """Marks what a branch publishes as the element that entered it: the ledger has no items that a branch makes.
+
+    Args:
+        marking: The marking of the main line.
+        depth: Number of flat-maps before the branch.
+    """
+    if marking is None:
+        return None
+
+    def marked(element: Element[Any]) -> Element[Any] | None:
+        if len(element.indices) == depth:
+            return marking(element)
+        found = marking(replace(element, indices=element.indices[:depth]))
+        return None if found is None else replace(element, route=found.route)
+
+    return marked
+
+
+def of_fork(outputs: Iterable[OutputMessage], depth: int) -> list[OutputMessage]:
+    """Outputs of a branch, as outputs of the elements that entered it: they are withheld with these."""
+    return [replace(one, indices=one.indices[:depth]) for one in outputs]
+
+
+def names_topic(step: Publish) -> bool:
+    """Whether the topic of an output needs no expression: there is only one, or a function chooses it."""
+    return not step.topics or not isinstance(step.topic, str | pl.Expr)
+
+
+def output_of(step: Publish, marking: Marking | None) -> Callable[[Element[Any], Any, Any], OutputMessage | None]:
+    """Return the function that makes a published message; None for no message.
+
+    Its arguments are an element, its key, and its topic if an expression chooses that. It raises `EnvelopeError` if the
+    topic is not one of the step's.
+    """
+
+    def output(element: Element[Any], key: Any, topic: Any) -> OutputMessage | None:
+        if names_topic(step):
+            topic = step.topic(element) if callable(step.topic) else step.topic
+        if step.topics and topic not in step.topics:
+            raise EnvelopeError(Reason.BAD_TOPIC, "publish() chose a topic that is not in topics=")
         key = key_bytes(key)
         marked = element if marking is None else marking(element)
         if marked is None:
             return None
         order = element.lineage.standing(indices=element.indices).position
         return OutputMessage(
-            step.topic, key, encode(_republished(marked, step, key)), (), order, element.own, element.indices
+            topic, key, encode(_republished(marked, step, key, topic)), (), order, element.own, element.indices
         )
 
-    output.__qualname__ = f"publish to {step.topic}"
+    output.__qualname__ = f"publish to {', '.join(step.targets)}"
     return output
 
 
-def _republished(element: Element[Any], step: Publish, key: bytes | None) -> Envelope:
+def _republished(element: Element[Any], step: Publish, key: bytes | None, topic: str) -> Envelope:
     """The envelope of a published element: its chain with this hop appended."""
     hop = Hop(
         element.topic,
@@ -278,7 +336,7 @@ def _republished(element: Element[Any], step: Publish, key: bytes | None) -> Env
         event_id=element.event_id,
         event_time_us=element.event_time_us,
         content_type=content_type,
-        destination=step.topic,
+        destination=topic,
     )
 
 
@@ -317,6 +375,7 @@ _STEPS: Mapping[type, Callable[[Applied, Any], None]] = {
     Map: _map,
     FlatMap: _flat_map,
     Publish: _publish,
+    Branch: _branch,
 }
 
 

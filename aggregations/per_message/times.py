@@ -5,11 +5,12 @@ event time of the records before its own. The order in which partitions are read
 change no verdict. `aggregations.columns.times` does the same for whole columns.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeAlias
 
 from aggregations.definition.element import Element
+from aggregations.definition.flow import Flow
 from aggregations.definition.source import Topic
 from aggregations.definition.times import NO_TIME, checked_time
 from aggregations.definition.windows import Window, start_bytes
@@ -61,26 +62,27 @@ def latest(first: int | None, second: int | None) -> int | None:
 
 
 def with_times(
-    elements: Sequence[Element[Any]], given: Sequence[int | None], topic: Topic, read: Mapping[TopicPartition, int]
+    elements: Sequence[Element[Any]], given: Sequence[int | None], flow: Flow[Any], read: Mapping[TopicPartition, int]
 ) -> tuple[list[Element[Any]], Times]:
     """Check the event times of elements, and note the latest event time before each.
 
     Args:
-        elements: Elements of the source, in order of offsets within each partition.
+        elements: Elements of the flow's sources, in order of offsets within each partition.
         given: Event time of each as its record and envelope give it; see `Decoded.time_us`.
-        topic: The source.
+        flow: The flow.
         read: Latest event time by topic and partition before the first of them.
 
     Returns:
         The elements, and the latest event times after the last of them, of their partitions.
     """
-    if topic.time is not None:
-        rows = evaluate_elements(elements, {"_": topic.time}, topic.schema)
-        given = [_micros(row) for row in rows]
+    sources = {name: flow.source_of(name) for name in {element.topic for element in elements}}
+    declared = {name: _declared(elements, name, topic) for name, topic in sources.items() if topic.time is not None}
     times, found = Times(), []
-    for element, time_us in zip(elements, given, strict=True):
+    for element, given_us in zip(elements, given, strict=True):
         place = TopicPartition(element.topic, element.partition)
-        before, valid = times.get(place, read.get(place)), checked_time(time_us, element.timestamp_ms, topic.ahead)
+        time_us = next(declared[element.topic]) if element.topic in declared else given_us
+        ahead = sources[element.topic].ahead
+        before, valid = times.get(place, read.get(place)), checked_time(time_us, element.timestamp_ms, ahead)
         # The declared time is the event's own; the envelope's may be that of another clock.
         event_time = element.event_time_us if valid is None else valid
         found.append(replace(element, event_time_us=event_time, time_us=valid, before_us=before))
@@ -114,6 +116,13 @@ def enter_windows(applied: Applied, keys: Sequence[bytes], window: Window) -> li
             found.append(InWindow(key, key + start_bytes(start), closed))
     applied.elements = elements
     return found
+
+
+def _declared(elements: Sequence[Element[Any]], name: str, topic: Topic) -> Iterator[int | None]:
+    """The times that the expression of a topic gives for its elements, in their order."""
+    assert topic.time is not None
+    mine = [element for element in elements if element.topic == name]
+    return map(_micros, evaluate_elements(mine, {"_": topic.time}, topic.schema))
 
 
 def _micros(row: Any) -> int | None:

@@ -1,12 +1,14 @@
 """Begins a run of a flow on its stores, or opens them read-only: acquires the epoch and reads and checks the manifests."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import msgspec
 
 from aggregations.definition.flow import Flow, Stage
+from aggregations.definition.stages import continues
 from aggregations.run.common import common
 from aggregations.run.consistency import check_marks, check_stores, lost_manifests
 from aggregations.run.risks import LOSSES, Risk, refuse
@@ -26,6 +28,7 @@ def begin(
     *,
     generation: int = 1,
     accept: Sequence[str] = (),
+    clock: Callable[[], float] = time.time,
 ) -> Run:
     """Begin a run: acquire an epoch, fence every older run, then read the progress of each store.
 
@@ -36,12 +39,14 @@ def begin(
         urls: URL of the store by stage name, from `bind`.
         generation: Generation of the states.
         accept: Names of accepted risks; see `aggregations.run.risks.Risk`.
+        clock: Returns the time in seconds since 1970.
 
     Raises:
         RunRefusedError: The stores are inconsistent with each other or the flow, and the risk is not accepted.
         Fenced: A newer run has begun meanwhile.
     """
     with _opened(flow, urls, generation, accept_definition=Risk.DEFINITION in accept) as run:
+        run.clock = clock
         run.accept_disorder = Risk.GROWN_UNDRAINED in accept
         run.accept_eviction = Risk.GROWTH_FULL in accept
         ref, ordered = run.ref, run.distinct_stores()
@@ -106,11 +111,15 @@ def _read(run: Run, accept: Sequence[str]) -> None:
         run.manifests = [(name, store.load_manifest(run.ref)) for name, store in run.distinct_stores()]
         if all(manifest for _, manifest in run.manifests):
             break
+    run.times = max(
+        (manifest.times for _, manifest in run.manifests if manifest), key=lambda times: times[-1:], default=()
+    )
     refuse(_findings(run), accept)
     for stage in _redefined(run):
         check_states(stage, run.stage_ref(stage), run.stores[stage.name])
     run.advanced(common([manifest for _, manifest in run.manifests], run.ref))
-    run.growth = run.manifest.growth.get(run.source) if run.manifest else None
+    growing = run.manifest.growth if run.manifest else {}
+    run.growths = {topic: growing[topic] for topic in run.sources if topic in growing}
 
 
 def _findings(run: Run) -> list[Finding]:
@@ -137,13 +146,13 @@ def _without_manifest(run: Run, buckets: Mapping[str, Mapping[str, Bucket]]) -> 
 
 
 def _redefined(run: Run) -> list[Stage]:
-    """Stages with another definition in a manifest; all of these definitions are noted as continued."""
+    """Stages with another definition in a manifest, apart from added sources; these definitions are noted as continued."""
     found = [manifest for _, manifest in run.manifests if manifest is not None]
     earlier: dict[str, tuple[str, ...]] = {}
     redefined = []
     for stage in run.flow.stages:
         made = {one.definitions[stage.name] for one in found if stage.name in one.definitions}
-        if made - {stage.definition}:
+        if not all(continues(stage.definition, one) for one in made):
             redefined.append(stage)
         made |= {definition for one in found for definition in one.earlier.get(stage.name, ())}
         if made - {stage.definition}:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from types import MappingProxyType
 
+from aggregations.definition.stages import continues
 from aggregations.run.risks import Risk, unsafe
 from envelope import TopicPartition
 from persistence.findings import Finding
@@ -92,7 +93,10 @@ def _new(manifests: Sequence[tuple[str, Manifest | None]], stages: Iterable[str]
 def _changed(
     flow: str, manifests: Sequence[tuple[str, Manifest | None]], definitions: Mapping[str, str]
 ) -> list[Finding]:
-    """Findings for stages whose states were made by another definition, or in another order of stages."""
+    """Findings for stages whose states were made by another definition, or in another order of stages.
+
+    A definition with further sources continues the states.
+    """
     remedy = (
         "Rebuild into a new generation (--generation), or accept the risk if old and new states mean the same and source, "
         "siblings and co_partitioned are unchanged; otherwise copies are folded again"
@@ -106,7 +110,7 @@ def _changed(
             remedy,
         )
         for stage, definition in definitions.items()
-        if stored.get(stage, definition) != definition
+        if not continues(definition, stored.get(stage, definition))
     ]
     if any(
         [one for one in before if one in definitions] != [one for one in definitions if one in before]

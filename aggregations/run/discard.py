@@ -52,8 +52,7 @@ def fill_holes(
         DefinitionChangedError: A state was made by another definition of its stage.
     """
     flow = run.flow
-    assert flow.topic is not None
-    cluster = flow.topic.cluster
+    cluster = flow.cluster
     filling = _Filling(run, apply=apply)
     for node in unreadable:
         filling.unread(replace(node, cluster=cluster))
@@ -141,10 +140,9 @@ class _Filling:
 
     def entries(self, stage: str, element: Element[Any]) -> tuple[Entry, ...]:
         """Ledger entries of an element before a stage."""
-        run, topic = self._run, self._run.flow.topic
-        assert topic is not None
+        run = self._run
         lineage = element.lineage.resolved(run.topic_ids)
-        standing = standing_of(element, lineage, topic.siblings)
+        standing = standing_of(element, lineage, run.flow.siblings)
         return run.ledger.entries(stage, standing, lineage.redriven, element.indices, whole=True)
 
     def fill(self, stage: Stage, loaded: dict[bytes, KeyState], arrivals: Sequence[Arrival]) -> None:

@@ -73,8 +73,8 @@ class MemoryRunner:
         accept: Names of accepted risks; see `aggregations.run.risks.Risk`.
         ends: Current end offset by partition. A crashed run may have folded records below them; without them, any
             record.
-        whole: Returns the end offset by partition of the whole topic. Without it only the partitions of the
-            records passed in are known, and a growth of the topic never ends.
+        whole: Returns the end offset by partition of the whole topic; by topic for a flow with several sources. Without
+            it only the partitions of the records passed in are known, and a growth of the topic never ends.
         clock: Returns the time in seconds since 1970.
         metadata_max_age: Seconds for which producers may not know of new partitions.
 
@@ -97,21 +97,20 @@ class MemoryRunner:
         topic_ids: Mapping[str, str] | None = None,
         accept: Sequence[str] = (),
         ends: Mapping[TopicPartition, int] | None = None,
-        whole: Ends | None = None,
+        whole: Ends | Mapping[str, Ends] | None = None,
         clock: Callable[[], float] = time.time,
         metadata_max_age: float = METADATA_MAX_AGE_SECONDS,
     ) -> None:
         stores = bind(flow, stores)
         check_accept(flow.name, stores, accept)
-        assert flow.topic is not None
         self.flow = flow
-        self.topic = flow.topic
         self.topic_ids = topic_ids or {}
         self.dead_letters: list[DeadLetter] = []
         self.outputs: list[OutputMessage] = []
         self.report = Report()
-        self._whole, self._clock, self._max_age = whole, clock, metadata_max_age
-        self.run: Run = begin(flow, stores, accept=accept)
+        self._whole = dict.fromkeys(flow.topics, whole) if callable(whole) else whole or {}
+        self._clock, self._max_age = clock, metadata_max_age
+        self.run: Run = begin(flow, stores, accept=accept, clock=clock)
         self._ends = ends
         self._failed = False
         self.run.doubted(ends or {})
@@ -131,10 +130,9 @@ class MemoryRunner:
         batch = self._fold(found, incarnations, consumed)
         while unlisted := batch.collector.unlisted():
             self.run.list_dead(unlisted)
-            batch = self._fold(
-                found, incarnations, consumed
-            )  # redriven copies of listed dead letters may be in the same batch
-        ends = {TopicPartition(self.topic.name, partition): 0 for partition in self._whole()} if self._whole else {}
+            # Redriven copies of listed dead letters may be in the same batch.
+            batch = self._fold(found, incarnations, consumed)
+        ends = {TopicPartition(topic, partition): 0 for topic, whole in self._whole.items() for partition in whole()}
         ends |= {TopicPartition(record.topic, record.partition): record.offset + 1 for record in batch.records.values()}
         manifest = self.run.following(ends, consumed, incarnations.merged(), batch.collector.changes)
         commit(
@@ -187,7 +185,7 @@ class MemoryRunner:
                 {TopicPartition(*place): MAX_OFFSET for place in {(topic, partition) for topic, partition, _ in found}}
             )
         collector = DeadLetterCollector(
-            run.ledger, flow.stage_names[0], self.topic.siblings, self.topic_ids, flow.followed, flow.publishing
+            run.ledger, flow.stage_names[0], flow.siblings, self.topic_ids, flow.followed, flow.publishing
         )
         batch = _Batch(found, Report(), collector)
         loop = MessageLoop(
@@ -217,19 +215,22 @@ class MemoryRunner:
         return batch
 
     def _look(self, records: Mapping[tuple[str, int, int], Record]) -> None:
-        """Detect partitions that were added to the topic, also before it was first read."""
-        keys: dict[bytes, set[int]] = defaultdict(set)
+        """Detect partitions that were added to a topic, also before it was first read."""
+        keys: dict[tuple[str, bytes], set[int]] = defaultdict(set)
         for record in records.values():
             if record.key is not None and all(one.aggregate.co_partitioned for one in self.flow.stages[:1]):
-                keys[record.key].add(record.partition)
-        seen = {partition for _, partition, _ in records} | self.run.positions.keys()
-        self.run.look(
-            len(seen) if self._whole is None else max(len(self._whole()), len(seen)),
-            clock_ms=int(self._clock() * 1000),
-            ends=self._whole,
-            shared=any(len(partitions) > 1 for partitions in keys.values()),
-            max_age_seconds=self._max_age,
-        )
+                keys[record.topic, record.key].add(record.partition)
+        for topic in self.run.sources:
+            seen = {partition for name, partition, _ in records if name == topic} | self.run.positions(topic).keys()
+            whole = self._whole.get(topic)
+            self.run.look(
+                topic,
+                len(seen) if whole is None else max(len(whole()), len(seen)),
+                clock_ms=int(self._clock() * 1000),
+                ends=whole,
+                shared=any(name == topic and len(partitions) > 1 for (name, _), partitions in keys.items()),
+                max_age_seconds=self._max_age,
+            )
 
     def _publish(self, batch: _Batch) -> None:
         self.outputs += batch.outputs
@@ -242,5 +243,5 @@ class MemoryRunner:
 
     def _consumed_ids(self, records: Iterable[Record]) -> dict[str, str]:
         """Topic ids of the consumed topics, if known: a record's own topic id takes precedence over `topic_ids`."""
-        given = {topic: topic_id for topic, topic_id in self.topic_ids.items() if topic == self.topic.name}
+        given = {topic: topic_id for topic, topic_id in self.topic_ids.items() if topic in self.flow.topics}
         return given | {record.topic: record.topic_id for record in records if record.topic_id}

@@ -1,6 +1,7 @@
 """One run of a flow against its stores: its epoch, its progress, and the manifest after each batch."""
 
-from collections.abc import Collection, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,9 +17,10 @@ from envelope import TopicPartition
 from persistence.commit.faults import EPOCH, FINISH, LEDGER, effect
 from persistence.commit.order import store_order
 from persistence.growth import METADATA_MAX_AGE_SECONDS, Ends
-from persistence.manifest import Growth, Manifest, Progress
+from persistence.manifest import Growth, Manifest, Progress, with_progress_of
 from persistence.marks import Bucket, KnownMarks
 from persistence.protocol import FlowRef, StageRef, StateStore
+from persistence.times import Committed, committed
 
 
 @dataclass(slots=True)
@@ -37,13 +39,15 @@ class Run:
         earlier: Earlier definitions by stage whose states are continued; see `Manifest.earlier`.
         accept_disorder: Read new partitions immediately although the order of published messages is lost.
         accept_eviction: Evict positions although partitions were added before the topic was read to its end.
-        growth: The current growth of the consumed topic, as of the current batch.
+        growths: The current growth of each consumed topic that grows, as of the current batch.
         manifests: (first stage of the store, its manifest), upstream first, as they were when the run began.
         ledger: Dead letters without a hole, from `manifest`.
         crashed: An earlier run did not end cleanly: it may have folded records that no manifest covers.
         doubt: Offset by topic and partition below which such a run may have folded records; see `doubted`.
         known: Marks that buckets have acknowledged to this run.
         acknowledged: These marks, and the manifests that stores have acknowledged to this run.
+        times: When batches were committed; see `Manifest.times`.
+        clock: Returns the time in seconds since 1970.
     """
 
     flow: Flow[Any]
@@ -56,14 +60,17 @@ class Run:
     earlier: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     accept_disorder: bool = False
     accept_eviction: bool = False
-    growth: Growth | None = None
+    growths: dict[str, Growth] = field(default_factory=dict)
     manifests: Sequence[tuple[str, Manifest | None]] = ()
     ledger: Ledger = field(init=False)
     crashed: bool = False
     doubt: Doubt = field(default_factory=dict)
     known: KnownMarks = field(init=False)
     acknowledged: AcknowledgedWrites = field(init=False)
-    _former: Manifest | None = None  # of a topic that was created again, until a batch of the new one is folded
+    times: tuple[Committed, ...] = ()
+    clock: Callable[[], float] = time.time
+    _former: dict[str, Manifest] = field(default_factory=dict)
+    """By topic that was created again: the manifest of the former one, until a batch of the new one is folded."""
 
     def __post_init__(self) -> None:
         stages = self.flow.stage_names
@@ -71,24 +78,23 @@ class Run:
         self.acknowledged = AcknowledgedWrites(self.ref, stages, self.known)
 
     @property
-    def source(self) -> str:
-        """Name of the consumed topic."""
-        assert self.flow.topic is not None
-        return self.flow.topic.name
+    def sources(self) -> tuple[str, ...]:
+        """Names of the consumed topics."""
+        return tuple(self.flow.topics)
 
     @property
     def evicts(self) -> bool:
-        """Whether histories evict positions beyond their limit: not while the consumed topic grows."""
-        return self.growth is None or self.accept_eviction
+        """Whether histories evict positions beyond their limit: not while a consumed topic grows."""
+        return not self.growths or self.accept_eviction
 
-    @property
-    def positions(self) -> dict[int, int]:
-        """Next offset by partition of the consumed topic, from the manifest."""
-        parts = self.manifest.positions.get(self.source, {}) if self.manifest else {}
+    def positions(self, topic: str) -> dict[int, int]:
+        """Next offset by partition of a consumed topic, from the manifest."""
+        parts = self.manifest.positions.get(topic, {}) if self.manifest else {}
         return {partition: progress.next_offset for partition, progress in parts.items()}
 
     def look(
         self,
+        topic: str,
         partitions: int,
         *,
         clock_ms: int,
@@ -96,9 +102,10 @@ class Run:
         shared: bool = False,
         max_age_seconds: float = METADATA_MAX_AGE_SECONDS,
     ) -> bool:
-        """Note the consumed topic's number of partitions before a batch is folded; see `run.growth.advance`.
+        """Note a consumed topic's number of partitions before a batch is folded; see `run.growth.advance`.
 
         Args:
+            topic: The topic.
             partitions: Its number of partitions, queried after the batch was read.
             clock_ms: Current time in milliseconds since 1970.
             ends: Returns the ends of the topic.
@@ -108,8 +115,8 @@ class Run:
         Returns:
             Whether the growth has changed.
         """
-        before, positions = self.growth, self.positions
-        self.growth = advance(
+        before, positions = self.growths.get(topic), self.positions(topic)
+        growth = advance(
             before,
             known=len(positions),
             now=partitions,
@@ -119,9 +126,15 @@ class Run:
             ends=ends,
             shared=shared,
         )
-        if before is not None or self.growth is not None:
+        self._grows(topic, growth)
+        if before is not None or growth is not None:
             self.ledger = self.ledger.levelled()
-        return self.growth != before
+        return growth != before
+
+    def _grows(self, topic: str, growth: Growth | None) -> None:
+        self.growths.pop(topic, None)
+        if growth is not None:
+            self.growths[topic] = growth
 
     @property
     def start(self) -> dict[TopicPartition, int]:
@@ -195,7 +208,7 @@ class Run:
             # Even if a consumed topic is not a root topic, its ids must be in order of age.
             incarnations=merge_incarnations(incarnations, {topic: [one] for topic, one in topic_ids.items() if one}),
             **self.ledger.changed(changes.resolved()).fields(),
-            growth={} if self.growth is None else {self.source: self.growth},
+            growth=dict(self.growths),
             starting_offsets=given,
         )
 
@@ -220,15 +233,14 @@ class Run:
         Raises:
             StoreWentBack: The manifest in the store is older than the last one that this run knows.
         """
-        former = self._former
-        if former is not None and manifest.topic_ids == former.topic_ids:
-            # Next to the former topic's id, offsets of the new topic would count as offsets of the former one.
-            manifest = msgspec.structs.replace(
-                manifest, positions=former.positions, growth=former.growth, starting_offsets=former.starting_offsets
-            )
+        for topic, former in self._former.items():
+            if manifest.topic_ids.get(topic) == former.topic_ids.get(topic):
+                # Next to the former topic's id, offsets of the new topic would count as offsets of the former one.
+                manifest = with_progress_of(manifest, former, topic)
         held = self.acknowledged
         marks = held.marks(name, commits=commits)
-        marked = msgspec.structs.replace(self.of_store(name, manifest), marks=marks, since=held.since)
+        self.times = committed(self.times, manifest.epoch, manifest.batch, round(self.clock() * 1000))
+        marked = msgspec.structs.replace(self.of_store(name, manifest), marks=marks, since=held.since, times=self.times)
         self.stores[name].save_manifest(self.ref, marked, after=held.manifest(name))
         held.saved(name, manifest)
 
@@ -274,7 +286,8 @@ class Run:
             starting_offsets: The offsets that the flow was given to begin at; None when it begins at the beginning of
                 the log, or has begun before.
         """
-        before, self.growth = self.manifest or Manifest(self.epoch, 0, **self.ledger.fields()), growth
+        before = self.manifest or Manifest(self.epoch, 0, **self.ledger.fields())
+        self._grows(topic, growth)
         again = before.topic_ids.get(topic, topic_id) != topic_id
         read = {} if again else before.positions.get(topic, {})
         begun = {
@@ -289,11 +302,11 @@ class Run:
         self.manifest = msgspec.structs.replace(
             before,
             positions={**before.positions, topic: begun},
-            growth={} if growth is None else {topic: growth},
+            growth=dict(self.growths),
             starting_offsets={**kept, **({topic: starting_offsets} if starting_offsets else {})},
         )
         if again:
-            self._former = self._former or before
+            self._former.setdefault(topic, before)
             return
         if before.positions == self.manifest.positions and before.growth == self.manifest.growth:
             return
@@ -312,13 +325,13 @@ class Run:
         After a crash in a half-written batch, the replay may not see that a key was in two partitions.
         """
         assert self.manifest is not None
-        if self.growth is None or self.growth == self.manifest.growth.get(self.source):
+        if all(growth == self.manifest.growth.get(topic) for topic, growth in self.growths.items()):
             return
         self._note(self.noting())
 
     def noting(self) -> Manifest:
         """The manifest with the growth that was detected since, between two batches."""
-        return self.changed(growth={} if self.growth is None else {self.source: self.growth}, **self.ledger.fields())
+        return self.changed(growth=dict(self.growths), **self.ledger.fields())
 
     def save_everywhere(self, manifest: Manifest) -> None:
         """Write a manifest outside of a commit, downstream store first."""

@@ -1,9 +1,9 @@
-"""Where a flow begins to read a topic that it has never read."""
+"""Where a flow begins to read topics that it has never read."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, cast
 
 from aggregations.errors import FlowError
 
@@ -12,8 +12,11 @@ LATEST: Final = "latest"
 Start: TypeAlias = str | datetime | Mapping[int, int]
 """`earliest`, the beginning of every partition; `latest`, its end; the first record of every partition whose timestamp
 is at or after a time with a time zone; or the offset of every partition."""
+Starts: TypeAlias = Start | Mapping[str, Start]
+"""A start position for all sources of a flow, or one by topic; a topic that is not named begins at its beginning."""
 
 _OFFSETS: Final = re.compile(r"\d+:\d+(,\d+:\d+)*", re.ASCII)
+_NAMED: Final = re.compile(r"([\w.-]+)=(.+)", re.ASCII)
 _WAYS: Final = "earliest, latest, a time with its zone such as 2026-11-24T06:00:00Z, or PARTITION:OFFSET,..."
 
 
@@ -64,6 +67,56 @@ def checked(start: Start) -> Start:
     if not start or any(type(one) is not int or one < 0 for pair in start.items() for one in pair):
         raise FlowError("start= takes an offset of 0 or greater for every partition")
     return start
+
+
+def parse_all(texts: Sequence[str]) -> Starts:
+    """Read start positions from text, as for `parse`: one, or one for each topic as in `orders=latest`.
+
+    Raises:
+        FlowError: One is invalid, there is more than one for all topics, or a topic occurs twice.
+    """
+    named = [_NAMED.fullmatch(text) for text in texts]
+    if len(texts) == 1 and named[0] is None:
+        return parse(texts[0])
+    found: dict[str, Start] = {}
+    for text, one in zip(texts, named, strict=True):
+        if one is None or one[1] in found:
+            raise FlowError(f"start={text!r}: give one position, or one as TOPIC=POSITION for each topic")
+        found[one[1]] = parse(one[2])
+    return found
+
+
+def checked_starts(starts: Starts, topics: Collection[str]) -> Starts:
+    """Start positions, checked without a broker.
+
+    Args:
+        starts: The positions.
+        topics: The flow's sources.
+
+    Raises:
+        FlowError: One is invalid, a topic is not a source, or offsets do not name their topic.
+    """
+    if (named := _by_topic(starts)) is None:
+        found = checked(cast("Start", starts))
+        if isinstance(found, Mapping) and len(topics) > 1:
+            raise FlowError(f"start= gives offsets; name their topic, one of {', '.join(topics)}")
+        return found
+    if unknown := [topic for topic in named if topic not in topics]:
+        raise FlowError(f"start= names {unknown[0]}, which is not a source of the flow; it reads {', '.join(topics)}")
+    return {topic: checked(start) for topic, start in named.items()}
+
+
+def start_of(starts: Starts, topic: str) -> Start:
+    """The start position of a topic."""
+    named = _by_topic(starts)
+    return cast("Start", starts) if named is None else named.get(topic, EARLIEST)
+
+
+def _by_topic(starts: Starts) -> Mapping[str, Start] | None:
+    """The start positions by topic; None if there is one for all."""
+    if isinstance(starts, Mapping) and any(isinstance(one, str) for one in starts):
+        return {str(topic): cast("Start", start) for topic, start in starts.items()}
+    return None
 
 
 def offsets(

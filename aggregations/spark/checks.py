@@ -9,7 +9,7 @@ from aggregations.engine.opening import check_arguments, open_run
 from aggregations.errors import FlowError
 from aggregations.run.binding import bind
 from aggregations.run.plan import Plan
-from aggregations.run.start import EARLIEST, Start, checked
+from aggregations.run.start import EARLIEST, Starts, checked_starts
 from aggregations.spark.session import NEEDED
 from persistence.kafka import KafkaSettings
 
@@ -61,9 +61,11 @@ def plan_flow(
     accept: Sequence[str] = (),
     master: str = "local[2]",
     planned: Callable[[Plan], None] | None = None,
-    start: Start = EARLIEST,
-) -> Plan:
-    """Where `run_flow` would start, by the same checks. It acquires no epoch and writes nothing: active runs continue.
+    start: Starts = EARLIEST,
+) -> Sequence[Plan]:
+    """Where `run_flow` would start to read each source, by the same checks. Active runs continue.
+
+    It acquires no epoch and writes nothing.
 
     Requirements of Spark are not checked: Java, its jars, and whether workers can reach broker and stores.
 
@@ -71,7 +73,7 @@ def plan_flow(
     because of it, too.
     """
     stores = bind(flow, stores)
-    start = checked(start)
+    start = checked_starts(start, flow.topics)
     check_given(flow, stores, accept, master, dead_letters=dead_letters)
     opening = open_run(
         flow,
@@ -86,4 +88,4 @@ def plan_flow(
         only_looks=True,
     )
     opening.run.close()
-    return opening.plan
+    return opening.plans

@@ -46,7 +46,7 @@ def load() -> None:
 
     Two processes compile: what reads messages takes as long as what reads and writes states.
     """
-    from aggregations.columns.prepare import prepare
+    from aggregations.columns.prepare import load_reading, prepare
     from aggregations.spark.residents import fork_child
 
     compiles = False
@@ -59,11 +59,7 @@ def load() -> None:
     other = fork_child(signal.SIGKILL, prepare)  # if it fails, this process compiles it again, with the same error
     before = signal.signal(signal.SIGPROF, notice)
     signal.setitimer(signal.ITIMER_PROF, _LOADED_SECONDS)
-    import aggregations.columns.envelope_reading
-    import aggregations.columns.gather
-    import aggregations.columns.payload_reading
-    import aggregations.engine.message_kernels  # noqa: F401
-
+    load_reading()
     signal.setitimer(signal.ITIMER_PROF, 0.0)
     signal.signal(signal.SIGPROF, before)
     if not compiles:

@@ -13,7 +13,7 @@ from aggregations.engine.retry import StoppedError
 from aggregations.report import Report
 from aggregations.run.binding import bind
 from aggregations.run.plan import Plan
-from aggregations.run.start import EARLIEST, Start, checked
+from aggregations.run.start import EARLIEST, Starts, checked_starts
 from aggregations.spark.action import Action
 from aggregations.spark.checks import check_given
 from aggregations.spark.jvm import jvm_ahead
@@ -31,7 +31,7 @@ def run_flow(
     group: str | None = None,
     generation: int = 1,
     accept: Sequence[str] = (),
-    start: Start = EARLIEST,
+    start: Starts = EARLIEST,
     until_caught_up: bool = False,
     trigger_seconds: float = 1.0,
     max_records: int = MAX_RECORDS,
@@ -54,8 +54,9 @@ def run_flow(
         generation: Generation of the states.
         accept: Names of accepted risks; see `aggregations.run.risks.Risk`.
         start: Where a flow begins to read a topic that it has never read: `earliest`, `latest`, an aware `datetime`
-            (the first records at or after it, by their timestamps), or the offset of every partition. The stores keep
-            it. A flow that has begun continues from its stores.
+            (the first records at or after it, by their timestamps), or the offset of every partition; with several
+            sources also a mapping of topics to these. The stores keep it. A flow that has begun continues from its
+            stores.
         until_caught_up: Stop at the current ends of the partitions.
         trigger_seconds: Persist interval: at most one batch in this time, in seconds.
         max_records: Maximum number of records of one batch; 0 for no limit.
@@ -63,7 +64,7 @@ def run_flow(
         master: Spark's master; None for the master of spark-submit, else `local[2]`.
         conf: Spark settings. They override the engine's; settings given to spark-submit override both.
         progress: Called after each batch with its report.
-        planned: Called once with the plan: where each partition starts.
+        planned: Called once for each source with its plan: where each partition starts.
         stop: Set it to end the run after the current batch. A batch that takes longer than 5 more seconds, or waits for
             a retry, is left to the next run.
         metadata_max_age: Seconds for which producers of the source topic may not know of added partitions: the
@@ -81,7 +82,7 @@ def run_flow(
     """
     stores = bind(flow, stores)
     check_type("kafka=", kafka, KafkaSettings, 'KafkaSettings, such as KafkaSettings("localhost:9092")')
-    start = checked(start)
+    start = checked_starts(start, flow.topics)
     settings = {**(conf or {}), **submitted()}
     check_given(flow, stores, accept, master_of(master, settings), conf=settings, dead_letters=dead_letters)
     group = group or flow.name

@@ -29,6 +29,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import msgspec
+import pyarrow as pa
 from pyspark import cloudpickle
 
 from aggregations.definition.flow import Stage
@@ -88,12 +89,18 @@ def read_slot(payload: bytes, number: int) -> list[Block]:
     from aggregations.engine.fetch import fetcher_of
 
     def act(work: Work) -> list[Block]:
-        path, topic = path_of(job), _topic(job)
-        fetcher = fetcher_of(job.kafka, topic, f"headwater-{job.ref.flow}", headers=job.flow.reads_headers)
-        chunks = fetcher.read(job.tasks[number].ranges, stays=residents.is_resident())
-        arrivals = path.read(work, chunks)
-        # Only after all rows were read: if the topic still is the driver's topic, the rows belong to it.
-        check_source(topics_of(job.kafka), job.flow, job.topic_ids[topic])
+        path, ranges = path_of(job), job.tasks[number].by_topic()
+
+        def chunks() -> Iterator[pa.Table]:
+            # A consumer of each topic: the others fetch ahead while one is read.
+            for topic, its in ranges.items():
+                fetcher = fetcher_of(job.kafka, topic, f"headwater-{job.ref.flow}", headers=job.flow.reads_headers)
+                yield from fetcher.read(its, stays=residents.is_resident())
+
+        arrivals = path.read(work, chunks())
+        # Only after all rows were read: if a topic still is the driver's topic, the rows belong to it.
+        for topic in ranges:
+            check_source(topics_of(job.kafka), job.flow, topic, job.topic_ids[topic])
         if not job.flow.stages:
             return _leave(work)
         if job.folds_while_reading:
@@ -291,10 +298,6 @@ def _persist(work: Work, stage: Stage, writes: Sequence[Write], told: Sequence[b
         return []
     payload = dumps((stage.name, marks))
     return [Block(route, Kind.MARKS, stage.index, payload) for route in range(job.routes)]
-
-
-def _topic(job: Job) -> str:
-    return job.flow.topic.name if job.flow.topic else ""
 
 
 def _sorted(blocks: Iterable[Block], kind: Kind, stage: int) -> tuple[list[bytes], list[Block]]:

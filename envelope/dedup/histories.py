@@ -101,12 +101,18 @@ class Histories:
             object.__setattr__(self, "_groups", groups)
         return groups
 
-    def judge(self, arrivals: Sequence[Standing], siblings: Siblings = Siblings.EVENT_ID) -> list[Decision]:
+    def judge(
+        self, arrivals: Sequence[Standing], siblings: Siblings | Sequence[Siblings] = Siblings.EVENT_ID
+    ) -> list[Decision]:
         """Return the verdicts on the messages of one batch for one key.
 
         They are judged in the order of `in_order`. Positions then rise within every lane, so a message of the batch can
         neither evict nor overtake a later one: each message is judged by the histories as they were before
         the batch, and by the messages that the batch accepted before it.
+
+        Args:
+            arrivals: The messages.
+            siblings: Policy for equal positions without index and id, of all messages or of each.
 
         Returns:
             One decision per arrival, in the order of `arrivals`.
@@ -117,7 +123,8 @@ class Histories:
         known, _ = opened(self.lanes, (name for one in arrivals for name in (one.lane, healed_lane(one.group))))
         for i in in_order(arrivals):
             one = arrivals[i]
-            decision = decisions[i] = self._decide(one, known, taken, met, siblings)
+            policy = siblings if isinstance(siblings, Siblings) else siblings[i]
+            decision = decisions[i] = self._decide(one, known, taken, met, policy)
             if decision.fold:
                 taken.add((one.group, one.position))
                 met.add(one.lane)

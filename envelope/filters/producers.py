@@ -130,7 +130,13 @@ def envelope_stamp(arrival: Any) -> Stamp | None:
     message = decode(arrival.value)
     if not message.producer or message.sequence is None or message.chain:
         return None
-    return Stamp(message.producer, message.sequence)
+    return Stamp(
+        message.producer,
+        message.sequence,
+        message.last_sequence,
+        message.producer_epoch or 0,
+        message.sequence_per_partition,
+    )
 
 
 @dataclass(frozen=True, slots=True)

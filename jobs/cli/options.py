@@ -93,16 +93,17 @@ Generation: TypeAlias = Annotated[
     ),
 ]
 StartAt: TypeAlias = Annotated[
-    str,
+    list[str] | None,
     typer.Option(
         "--start",
-        metavar="POSITION",
-        help="Where a flow begins to read a topic that it has never read: earliest, latest, a time such as "
-        "2026-11-24T06:00:00Z, or the offset of each partition as in 0:120,1:95.",
+        metavar="[TOPIC=]POSITION",
+        help="Where a flow begins to read a topic that it has never read: earliest (without this option), latest, a "
+        "time such as 2026-11-24T06:00:00Z, or the offset of each partition as in 0:120,1:95. May be repeated with the "
+        "names of topics.",
+        show_default=False,
         callback=filled,
     ),
 ]
-START = "earliest"
 DeadLetterTopic: TypeAlias = Annotated[
     str, typer.Option("--from", metavar="TOPIC", help="The dead-letter topic.", callback=filled)
 ]
@@ -117,6 +118,26 @@ Stages: TypeAlias = Annotated[
 RecordTopics: TypeAlias = Annotated[
     list[str] | None,
     typer.Option("--topic", metavar="TOPIC", help="Only records of this topic; may be repeated.", show_default=False),
+]
+EventId: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SOURCE",
+        help="Give records without an envelope an event id: coordinates, field:NAME, or hash:NAME,NAME,... of the fields of "
+        "a JSON payload.",
+        show_default=False,
+        callback=filled,
+    ),
+]
+FromCluster: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME=HOST:PORT",
+        help="Read from another Kafka cluster; its name is written into every message's chain, do not change it. Instead of "
+        "the address, a TOML file with the settings in its table [kafka].",
+        show_default=False,
+        callback=filled,
+    ),
 ]
 Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Write JSON lines to standard output.")]
 STACK_ROOT = Path(".headwater/stack")

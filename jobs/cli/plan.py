@@ -6,7 +6,6 @@ import typer
 
 from jobs.cli.options import (
     STACK_ROOT,
-    START,
     Accept,
     Bootstrap,
     DeadLetters,
@@ -33,7 +32,7 @@ def plan(
     dead_letters: DeadLetters = None,
     group: Group = None,
     generation: Generation = None,
-    start: StartAt = START,
+    start: StartAt = None,
     accept: Accept = None,
     bootstrap: Bootstrap = None,
     kafka_settings: KafkaFile = None,
@@ -44,16 +43,16 @@ def plan(
     """Show where a run would start, or why it is refused.
 
     It makes the checks of `headwater run`, with the same exit codes. An active run continues: this command takes no
-    epoch, writes nothing and does not start Spark. With --json the plan is one line, like the first line of `headwater
-    run --json`.
+    epoch, writes nothing and does not start Spark. With --json the plan of each source is one line, like the first
+    lines of `headwater run --json`.
     """
-    from aggregations.run.start import parse
+    from aggregations.run.start import EARLIEST, parse_all
     from aggregations.spark.checks import plan_flow
     from jobs import settings
     from jobs.directory import Directory
     from jobs.loading import load_flow
 
-    position = parse(start)
+    position = parse_all(start or [EARLIEST])
     found = load_flow(flow)
     here = Directory.load()
     kafka = settings.kafka(bootstrap, root, kafka_settings, directory=here)
@@ -62,7 +61,7 @@ def plan(
         say(line)
     made: list[Plan] = []
     try:
-        made.append(
+        made = list(
             plan_flow(
                 found,
                 kafka=kafka,
@@ -76,6 +75,6 @@ def plan(
                 planned=made.append,
             )
         )
-    finally:  # also shows the plan if the run is refused because of it
-        for one in made[-1:]:
+    finally:  # also shows the plans if the run is refused because of one
+        for one in made:
             show_plan(one, json=json)

@@ -4,7 +4,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from jobs.cli.options import METADATA_MAX_AGE, STACK_ROOT, Bootstrap, Json, KafkaFile, MetadataMaxAge, Root, filled
+from jobs.cli.options import (
+    METADATA_MAX_AGE,
+    STACK_ROOT,
+    Bootstrap,
+    EventId,
+    FromCluster,
+    Json,
+    KafkaFile,
+    MetadataMaxAge,
+    Root,
+    filled,
+)
 from jobs.environment import UsageError
 from jobs.screen import counted, emit, progress, say
 
@@ -60,6 +71,8 @@ def republish(
     kind: Annotated[
         str, typer.Option("--input", metavar="KIND", help=f"Format of the topics to read: {_KINDS}.")
     ] = "envelope",
+    event_id: EventId = None,
+    from_cluster: FromCluster = None,
     tombstones: Annotated[
         str,
         typer.Option(metavar="POLICY", help="Records without a value: skip, or dead_letter to reject them as empty."),
@@ -118,7 +131,7 @@ def republish(
     if not callable(transform):
         raise UsageError(f"{function} is not a function but a {type(transform).__name__}")
     try:
-        topics = InputTopics.of(tuple(source), kind, tombstones)
+        topics = InputTopics.of(tuple(source), kind, tombstones, event_id)
     except ValueError as error:
         raise UsageError(str(error)) from error
     patience = settings.patience(topic_wait, "--topic-wait")
@@ -126,7 +139,10 @@ def republish(
     kafka = settings.kafka(bootstrap, root, kafka_settings)
     if instance:
         kafka = kafka.with_options(group_instance_id=instance)
-    total = _unread(kafka, source, group or via) if until_caught_up else None
+    cluster, elsewhere = settings.other_cluster(from_cluster)
+    if instance and elsewhere:
+        elsewhere = elsewhere.with_options(group_instance_id=instance)
+    total = _unread(elsewhere or kafka, source, group or via) if until_caught_up else None
     with progress(f"republisher {via}", total, "records") as bar:
 
         def committed(done: "Statistics") -> None:
@@ -142,6 +158,8 @@ def republish(
             target=target,
             name=via,
             settings=kafka,
+            cluster=cluster,
+            source_settings=elsewhere,
             group=group,
             dead_letter=dead_letters,
             batch_size=batch,

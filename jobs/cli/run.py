@@ -1,11 +1,13 @@
-"""`headwater run` and `headwater describe`: flows on Spark."""
+"""`headwater run` and `headwater describe`: flows on Spark, or in one process."""
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 import typer
@@ -13,7 +15,6 @@ import typer
 from jobs.cli.options import (
     METADATA_MAX_AGE,
     STACK_ROOT,
-    START,
     Accept,
     Bootstrap,
     DeadLetters,
@@ -29,11 +30,18 @@ from jobs.cli.options import (
     filled,
 )
 from jobs.cli.signals import Stopped, on_signals
+from jobs.environment import UsageError
 from jobs.screen import Bar, counted, emit, progress, say, table, write
 
 if TYPE_CHECKING:
+    from aggregations.definition.flow import Flow
     from aggregations.report import Report
     from aggregations.run.plan import Plan
+    from jobs.settings import FlowSettings
+
+SPARK: Final = "spark"
+LOCAL: Final = "local"
+"""Names of the runners."""
 
 
 def run(
@@ -54,12 +62,19 @@ def run(
     ] = 1_000_000,
     group: Group = None,
     generation: Generation = None,
-    start: StartAt = START,
+    start: StartAt = None,
     metadata_max_age: MetadataMaxAge = METADATA_MAX_AGE,
     accept: Accept = None,
     bootstrap: Bootstrap = None,
     kafka_settings: KafkaFile = None,
     root: Root = STACK_ROOT,
+    runner: Annotated[
+        str,
+        typer.Option(
+            metavar="spark|local",
+            help="What runs the flow: Spark, or this process alone. Either continues what the other began.",
+        ),
+    ] = SPARK,
     master: Annotated[
         str | None,
         typer.Option(
@@ -79,43 +94,39 @@ def run(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Fold a topic into the states of a flow.
+    """Fold topics into the states of a flow.
 
-    Each event is folded once in effect. The run ends at Ctrl-C or SIGTERM, or with --until-caught-up.
+    Each event is folded once in effect, on Spark or with --runner local in this process alone. The run ends at Ctrl-C
+    or SIGTERM, or with --until-caught-up.
 
-    With --json it writes one line for its start, one per batch, and one with `"done": true` for the whole run.
+    With --json it writes one line for the start of each source, one per batch, and one with `"done": true` for the whole run.
     """
-    from aggregations.spark.jvm import IS_SUBMITTED, start_ahead
-    from jobs import settings
-    from jobs.stack.java import JavaUnavailable, java
-
-    if IS_SUBMITTED:  # spark-submit has started the JVM, with its own log
-        spark = settings.pairs(conf or (), "--conf")
-    else:
-        spark = settings.spark(conf or ())
-        with suppress(JavaUnavailable):  # reported below: errors in the options come first
-            java()
-            start_ahead(master, spark)
+    check_runner(runner, master=master, conf=conf)
+    spark = _spark_ahead(master, conf or ()) if runner == SPARK else {}
 
     from aggregations.report import Report
-    from aggregations.run.start import parse
-    from aggregations.spark import run_flow
-    from aggregations.spark.checks import check_given
-    from aggregations.spark.session import master_of
+    from aggregations.run.start import EARLIEST, parse_all
+    from jobs import settings
     from jobs.directory import Directory
     from jobs.loading import files_of, load_flow
 
-    position = parse(start)
+    position = parse_all(start or [EARLIEST])
     found = load_flow(flow)
     here = Directory.load()
     kafka = settings.kafka(bootstrap, root, kafka_settings, directory=here)
     chosen = settings.of_flow(found, store, dead_letters=dead_letters, generation=generation, directory=here)
     seconds = settings.seconds(trigger, "--trigger")
     max_age = settings.seconds(metadata_max_age, "--metadata-max-age")
-    if not IS_SUBMITTED:  # `run_flow` also checks this
-        at = master_of(master, spark)
-        check_given(found, chosen.stores, accept or (), at, conf=spark, dead_letters=chosen.dead_letters)
-        java()
+    execute: Callable[..., Report]
+    if runner == SPARK:
+        from aggregations.spark import run_flow
+
+        _check_spark(found, chosen, accept or (), master, spark)
+        execute = partial(run_flow, modules=files_of(flow), master=master, conf=spark)
+    else:
+        from aggregations.local import run_local
+
+        execute = run_local
     stop = threading.Event()
     began = time.monotonic()
     with progress(f"flow {found.name}", unit="records") as bar, suppress(Stopped):
@@ -123,7 +134,7 @@ def run(
         on_signals(
             stop.set, "stopping after this batch; a second signal stops immediately", idle=lambda: not reports.planned
         )
-        report = run_flow(
+        report = execute(
             found,
             kafka=kafka,
             stores=chosen.stores,
@@ -136,9 +147,6 @@ def run(
             trigger_seconds=seconds,
             max_records=max_records,
             metadata_max_age=max_age,
-            modules=files_of(flow),
-            master=master,
-            conf=spark,
             progress=reports.batch,
             planned=reports.plan,
             stop=stop,
@@ -149,8 +157,54 @@ def run(
         _show(report, [stage.name for stage in found.stages])
 
 
-def describe(flow: FlowName, json: Json = False) -> None:
-    """Show a flow, one step per line.
+def check_runner(runner: str, *, master: str | None, conf: Sequence[str] | None) -> None:
+    """Refuse a runner that does not exist, and Spark's options without Spark."""
+    if runner not in (SPARK, LOCAL):
+        raise UsageError(f"--runner {runner}: write {SPARK} or {LOCAL}")
+    for name, given in (("--master", master), ("--conf", conf)):
+        if given and runner == LOCAL:
+            raise UsageError(f"{name} is an option of Spark; remove it, or --runner {LOCAL}")
+
+
+def _spark_ahead(master: str | None, conf: Sequence[str]) -> dict[str, str]:
+    """Spark's settings; its JVM starts meanwhile."""
+    from aggregations.spark.jvm import IS_SUBMITTED, start_ahead
+    from jobs import settings
+    from jobs.stack.java import JavaUnavailable, java
+
+    if IS_SUBMITTED:  # spark-submit has started the JVM, with its own log
+        return settings.pairs(conf, "--conf")
+    spark = settings.spark(conf)
+    with suppress(JavaUnavailable):  # reported later: errors in the options come first
+        java()
+        start_ahead(master, spark)
+    return spark
+
+
+def _check_spark(
+    flow: "Flow[Any]", chosen: "FlowSettings", accept: Sequence[str], master: str | None, conf: Mapping[str, str]
+) -> None:
+    """Refuse what cannot run on Spark, before anything is started."""
+    from aggregations.spark.checks import check_given
+    from aggregations.spark.jvm import IS_SUBMITTED
+    from aggregations.spark.session import master_of
+    from jobs.stack.java import java
+
+    if not IS_SUBMITTED:  # `run_flow` also checks this
+        at = master_of(master, conf)
+        check_given(flow, chosen.stores, accept, at, conf=conf, dead_letters=chosen.dead_letters)
+        java()
+
+
+def describe(
+    flow: FlowName,
+    svg: Annotated[
+        Path | None,
+        typer.Option("--svg", metavar="FILE", help="Also write a picture of the flow, in SVG.", show_default=False),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Show a flow, one step per line; the steps of branches are indented.
 
     Each line ends with the path of its step: vectorised or per message. Standard error shows the stores, generation and
     dead-letter topic that the commands use here, with their origins.
@@ -158,9 +212,17 @@ def describe(flow: FlowName, json: Json = False) -> None:
     from aggregations.definition.description import lines_of
     from jobs import settings
     from jobs.loading import load_flow
+    from persistence.urls import redact
 
     found = load_flow(flow)
     chosen = settings.of_flow(found)
+    if svg is not None:
+        stores = {name: redact(url) for name, url in chosen.stores.items()}
+        try:
+            svg.write_text(found.describe_svg(stores), encoding="utf-8")
+        except OSError as error:
+            raise UsageError(f"--svg {svg}: {error.strerror}") from error
+        say(f"picture: {svg}")
     if json:
         steps = [line._asdict() for line in lines_of(found)]
         used = [{"name": name, "value": value, "origin": origin} for name, value, origin in chosen.shown()]
@@ -209,7 +271,7 @@ class _Reports:
     def plan(self, plan: "Plan") -> None:
         self.planned = True
         if self._bounded:
-            self._total = sum(one.lag for one in plan.partitions)
+            self._total = (self._total or 0) + sum(one.lag for one in plan.partitions)
         self._bar(0, self._total)
         show_plan(plan, json=self._json)
 

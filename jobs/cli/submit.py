@@ -7,6 +7,7 @@ import typer
 
 from jobs import documentation
 from jobs.cli.options import FlowName, Json
+from jobs.cli.run import SPARK
 from jobs.environment import UsageError
 from jobs.screen import emit, say, write
 
@@ -44,6 +45,8 @@ def submit_command(
         raise UsageError(f"--deploy-mode {deploy_mode}: write client or cluster")
     found = load_flow(flow)
     given, arguments = _options_of_run(context, flow)
+    if given["runner"] != SPARK:
+        raise UsageError(f"--runner {given['runner']}: spark-submit runs flows on Spark; use `headwater run`")
     master = given["master"] or DEFAULT_MASTER
     if deploy_mode == "cluster" and master.startswith(("local", "spark://")):
         raise UsageError(

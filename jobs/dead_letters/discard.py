@@ -70,7 +70,7 @@ def discard(
     found, result = Letters(settings, letters), Discarded()
     opened = begin(flow, stores, generation=generation) if apply else look(flow, stores, generation=generation)
     with closing(opened) as run:
-        meant = _meant(found, (flow.name, generation), selection or Selection(), result, progress)
+        meant = _meant(found, (flow, generation), selection or Selection(), result, progress)
         while batch := dict(islice(meant, _BATCH)):
             # Items of one record may have been rejected at several stages: one dead letter for each.
             for stage in sorted({stage for stage, _ in batch}):
@@ -84,12 +84,16 @@ def discard(
 
 def _meant(
     letters: Letters,
-    flow: tuple[str, int],
+    rejected_by: tuple[Flow[Any], int],
     selection: Selection,
     result: Discarded,
     progress: Callable[[int, int], None] | None,
 ) -> Iterator[tuple[tuple[str, Node], tuple[StoredDeadLetter, DeadLetterHeaders]]]:
-    """The dead letters of one generation of a flow, by stage and original coordinates: a crash may write one twice."""
+    """The dead letters of one generation of a flow, by stage and original coordinates: a crash may write one twice.
+
+    Those of a topic that the flow no longer reads beside others are left.
+    """
+    flow, generation = rejected_by
     for done, letter in enumerate(letters, start=1):
         if progress is not None:
             progress(done, letters.total)
@@ -97,7 +101,8 @@ def _meant(
             result.foreign += 1
             continue
         result.dead_letters += 1
-        if (facts.application, facts.generation) != flow or not selection.takes(facts):
+        mine = (facts.application, facts.generation) == (flow.name, generation)
+        if not mine or not selection.takes(facts) or (flow.merges and facts.topic not in flow.topics):
             result.left += 1
         else:
             node = Node(facts.topic, facts.partition, facts.offset, facts.topic_id)
@@ -109,12 +114,11 @@ def _meant(
 def _fill(
     run: Run, batch: Mapping[Node, tuple[StoredDeadLetter, DeadLetterHeaders]], result: Discarded, *, apply: bool
 ) -> None:
-    assert run.flow.topic is not None
-    takes_tombstones = run.flow.topic.tombstones is Tombstones.ELEMENT
     records, unreadable, tombstones = [], {}, {}
     for node, (letter, facts) in batch.items():
         value = None
         try:
+            takes_tombstones = run.flow.source_of(node.topic).tombstones is Tombstones.ELEMENT
             if letter.value is None and takes_tombstones:
                 tombstones[node] = hops_back(facts, letter.place)
             else:

@@ -4,7 +4,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from threading import Event
-from typing import Final
+from typing import Final, TypeAlias
 
 from jobs.republish.counts import Statistics
 from persistence.kafka import BrokerError, BrokerRefused, BrokerUnavailable, KafkaSettings, TopicMissing, Topics
@@ -20,16 +20,20 @@ _PAUSE_SECONDS: Final = 1.0
 _SAY_SECONDS: Final = 60.0
 
 
+Places: TypeAlias = Sequence[tuple[KafkaSettings, Sequence[str]]]
+"""Topics, and where they are: one pair for each cluster."""
+
+
 class Unsafe(BrokerRefused):
     """Records could be lost if the service continued; the text names the risk and the flag that accepts it."""
 
 
-def is_absence(error: BrokerError, settings: KafkaSettings, names: Sequence[str]) -> bool:
+def is_absence(error: BrokerError, places: Places) -> bool:
     """Whether an error is caused by a missing topic: by its kind, or because the broker now reports one missing."""
     if isinstance(error, TopicMissing):
         return True
     try:
-        return bool(Topics(settings, timeout=_ASK_SECONDS).missing(names))
+        return any(Topics(settings, timeout=_ASK_SECONDS).missing(names) for settings, names in places)
     except BrokerError:
         return False
 
@@ -38,8 +42,7 @@ class Absence:
     """Waits for topics.
 
     Args:
-        settings: Where Kafka is.
-        names: Topics that must exist.
+        places: Topics that must exist, and where.
         patience: Maximum wait in seconds; 0 for none, infinity for no limit.
         stop: Ends the wait.
         statistics: Statistics that show the wait.
@@ -48,16 +51,14 @@ class Absence:
 
     def __init__(
         self,
-        settings: KafkaSettings,
-        names: Sequence[str],
+        places: Places,
         *,
         patience: float,
         stop: Event,
         statistics: Statistics,
         on_change: Callable[[], None],
     ) -> None:
-        self._settings = settings
-        self._names = names
+        self._places = places
         self._patience = patience
         self._stop = stop
         self._statistics = statistics
@@ -75,10 +76,11 @@ class Absence:
         if self._patience <= 0:
             raise error
         _LOG.warning("%s; waiting for it", error.what)
-        topics, began, before = Topics(self._settings), time.monotonic(), self._statistics.waited
+        places = [(Topics(settings), names) for settings, names in self._places]
+        began, before = time.monotonic(), self._statistics.waited
         said = began - _SAY_SECONDS
         while not self._stop.wait(_PAUSE_SECONDS):
-            trouble = self._trouble(topics)
+            trouble = self._trouble(places)
             if trouble is None:
                 break
             now = time.monotonic()
@@ -95,10 +97,10 @@ class Absence:
         if not self._stop.is_set():
             _LOG.warning("all topics exist after %.0f s; rejoining the group", time.monotonic() - began)
 
-    def _trouble(self, topics: Topics) -> BrokerError | None:
+    def _trouble(self, places: Sequence[tuple[Topics, Sequence[str]]]) -> BrokerError | None:
         """The current problem: topics that do not exist, or a broker that does not answer; None without a problem."""
         try:
-            missing = topics.missing(self._names)
+            missing = [name for topics, names in places for name in topics.missing(names)]
         except BrokerUnavailable as error:
             return error
         self._statistics.waiting = tuple(missing)

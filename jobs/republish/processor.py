@@ -64,6 +64,7 @@ class Processor:
         is_beyond: Returns whether a root lies beyond the end of its topic; None to accept every root.
         headers_mirror: Write the envelope's mirror into headers.
         mark_destination: Write the target topic into every envelope, not only into those that name one.
+        target_cluster: Name of the cluster of the targets, as in the chain.
 
     Attributes:
         target: The default target.
@@ -83,8 +84,10 @@ class Processor:
         is_beyond: Callable[[Node], bool] | None = None,
         headers_mirror: bool = False,
         mark_destination: bool = False,
+        target_cluster: str = "",
     ) -> None:
         self._transform = transform
+        self._target_cluster = target_cluster
         self._via = via
         self._targets = dict(targets)
         self.target = next(iter(self._targets))
@@ -234,7 +237,9 @@ class Processor:
             keyless=keyless,
         )
         message, wrapped = record.message, record.wrapped
-        if topic in record.way and any(node.topic == topic for node in record.lineage.reduced().nodes):
+        if topic in record.way and any(
+            node.topic == topic and node.cluster == self._target_cluster for node in record.lineage.reduced().nodes
+        ):
             raise EnvelopeError(Reason.CHAIN_LOOP, "the target is a topic that the event came through")
         destination = topic if self._mark or message.destination else ""
         changes = output.changes()

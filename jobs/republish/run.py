@@ -3,7 +3,7 @@
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 from jobs.environment import UsageError
 from jobs.loading import load
@@ -35,17 +35,24 @@ def republish(
     if not callable(made):
         raise UsageError(f"{transform} is not a function but a {type(made).__name__}")
     republisher = Republisher(made, **arguments)
-    with _stopped_by_signals(republisher):
+    with stopped_by_signals(republisher):
         return republisher.run(until_caught_up=until_caught_up, progress=progress)
 
 
+class Stoppable(Protocol):
+    """A service that can be asked to stop."""
+
+    def stop(self) -> None:
+        """Make it finish what is in flight and return."""
+
+
 @contextmanager
-def _stopped_by_signals(republisher: Republisher) -> Iterator[None]:
+def stopped_by_signals(service: Stoppable) -> Iterator[None]:
     """Drain on the first SIGTERM or SIGINT; a second one has its default effect and ends the process."""
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
 
     def drain(number: int, frame: object) -> None:
-        republisher.stop()
+        service.stop()
         signal.signal(number, before[signal.Signals(number)])
 
     for number in before:

@@ -9,7 +9,7 @@ from typing import Any, Final
 from envelope import Limits, TopicPartition
 from envelope.limits import DEFAULT_LIMITS
 from jobs.environment import UsageError
-from jobs.republish.absence import TOPIC_WAIT_SECONDS, Absence, Unsafe, is_absence
+from jobs.republish.absence import TOPIC_WAIT_SECONDS, Absence, Places, Unsafe, is_absence
 from jobs.republish.counts import OnStatistics, Statistics
 from jobs.republish.growth_watch import GrowthWatch
 from jobs.republish.input import Input, TopicReplaced
@@ -65,7 +65,11 @@ class Republisher:
         max_wait: Maximum number of seconds between two commits.
         drain: Seconds that a stop may take until the records in flight are acknowledged.
         limits: Limits of envelopes.
-        cluster: Name of the Kafka cluster, when there is more than one.
+        cluster: Name of the Kafka cluster that is read, when there is more than one: part of every message's chain, do not
+            change it.
+        source_settings: Settings of the cluster that is read, if it is another one than that of the target. The
+            dead-letter topic is in the cluster of the target.
+        target_cluster: Name of the target's cluster, if messages that came from it may return to it.
         check_roots: Reject a record whose root lies beyond the end of its topic. Costs some milliseconds whenever
             a root is newer than those seen before; a flow always checks this.
         topic_wait: Seconds to wait for a topic that does not exist, at the start or after it was deleted; 0 for no
@@ -101,6 +105,8 @@ class Republisher:
         drain: float = 30.0,
         limits: Limits = DEFAULT_LIMITS,
         cluster: str = "",
+        source_settings: KafkaSettings | None = None,
+        target_cluster: str = "",
         check_roots: bool = False,
         topic_wait: float = TOPIC_WAIT_SECONDS,
         metadata_max_age: float = METADATA_MAX_AGE_SECONDS,
@@ -124,6 +130,7 @@ class Republisher:
         self._drain = drain
         self._limits = limits
         self._cluster = cluster
+        self._source_settings = source_settings or settings
         self._check_roots = check_roots
         self._topic_wait = topic_wait
         self._metadata_max_age = metadata_max_age
@@ -133,13 +140,20 @@ class Republisher:
             "roots": roots,
             "headers_mirror": headers_mirror,
             "mark_destination": mark_destination,
+            "target_cluster": target_cluster if source_settings else cluster,
         }
         self._stop = threading.Event()
         self._inputs = (*self._source.topics, *retry.delays)
         self._outputs = (*self._targets, *retry.delays, *((dead_letter,) if dead_letter else ()))
         if not self._targets or not name:
             raise UsageError("a republisher needs a name and a target topic")
-        if both := sorted(set(self._inputs) & {*self._targets, dead_letter}):
+        if source_settings and (retry.delays or not cluster):
+            raise UsageError(
+                "a republisher between two clusters needs the name of the one that it reads (cluster=), and has no retry "
+                "topics, which it would read and write in different clusters"
+            )
+        both = () if source_settings else sorted(set(self._inputs) & {*self._targets, dead_letter})
+        if both:
             raise UsageError(
                 f"{', '.join(both)} is read and written: messages would loop forever; write to another topic"
             )
@@ -166,27 +180,31 @@ class Republisher:
         timeout, member_ids, growth = _START_SECONDS, set[str](), self._growth_watch(progress)
         while not self._stop.is_set():
             try:
-                self._serve(Topics(self._settings, timeout=timeout), member_ids, growth, until_caught_up, progress)
+                self._serve(timeout, member_ids, growth, until_caught_up, progress)
                 break
             except MemberFenced as error:
-                await_place(self._settings, self._group, member_ids, error)
+                await_place(self._source_settings, self._group, member_ids, error)
                 _LOG.warning("%s; no other process has taken its place in the group, so it rejoins", error.what)
             except TopicReplaced as error:
                 _LOG.warning("%s; the group is joined again", error.what)
             except Unsafe:
                 raise
             except BrokerError as error:
-                names = (*self._inputs, *self._outputs)
-                if not is_absence(error, self._settings, names):
+                if not is_absence(error, self._places):
                     raise
-                self._absence(names, progress).wait(error)
+                self._absence(progress).wait(error)
             timeout = PATIENCE_SECONDS
         return self.statistics
 
-    def _absence(self, names: Sequence[str], progress: OnStatistics | None) -> Absence:
+    @property
+    def _places(self) -> Places:
+        if self._source_settings is self._settings:
+            return [(self._settings, (*self._inputs, *self._outputs))]
+        return [(self._source_settings, self._inputs), (self._settings, self._outputs)]
+
+    def _absence(self, progress: OnStatistics | None) -> Absence:
         return Absence(
-            self._settings,
-            names,
+            self._places,
             patience=self._topic_wait,
             stop=self._stop,
             statistics=self.statistics,
@@ -216,17 +234,21 @@ class Republisher:
 
     def _serve(
         self,
-        topics: Topics,
+        timeout: float,
         member_ids: set[str],
         growth: GrowthWatch,
         until_caught_up: bool,
         progress: OnStatistics | None,
     ) -> None:
         """Republish with new clients, from the committed offsets."""
+        topics = Topics(self._source_settings, timeout=timeout)
+        target = topics if self._source_settings is self._settings else Topics(self._settings, timeout=timeout)
         topics.check()
-        topics.check_rights(read=self._inputs, write=self._outputs)
+        target.check()
+        topics.check_rights(read=self._inputs)
+        target.check_rights(write=self._outputs)
         self._check_sources(topics)
-        max_bytes = topics.max_message_bytes(self._outputs)
+        max_bytes = target.max_message_bytes(self._outputs)
         ends = None
         if until_caught_up:
             ends = {part: marks.high for part, marks in topics.marks(self._source.topics).items()}
@@ -257,7 +279,7 @@ class _Run:
         self._of = of
         self._progress = progress
         self._input = Input(
-            of._settings,
+            of._source_settings,
             of._group,
             of._inputs,
             of._name,

@@ -11,6 +11,7 @@ from google.protobuf.message import DecodeError, Message
 from envelope import EnvelopeError, Limits, Reason, Tombstones
 from envelope import envelope_pb2 as pb
 from envelope.codec import from_message, parse, redriven_payload, rewrite
+from envelope.event_ids import EventIds, coordinates_of
 from envelope.framing import strip_frame
 from envelope.headers import TRACEPARENT, Headers, from_cloudevents
 from envelope.limits import DEFAULT_LIMITS, check_topic
@@ -47,16 +48,20 @@ class InputTopics:
             payload that does not match the declaration goes to the dead-letter topic.
         tombstones: What to do with records that have no value: skip them, or dead-letter them as `empty`. They cannot
             be forwarded, because they have no value to which a hop could be appended.
+        event_id: How records without an envelope get an event id: `coordinates`, `field:NAME`, `hash:NAME,NAME`, or
+            `EventIds`; None for no id. Fields need a declared payload. If a transform makes several outputs, it gives
+            each its own id: `OutputRecord(event_id=...)`.
 
     Raises:
         EnvelopeError: Kafka would not allow a topic's name.
-        ValueError: There is no topic, or the policy for tombstones is not supported.
+        ValueError: There is no topic, the policy for tombstones is not supported, or an event id cannot be made.
     """
 
     topics: Sequence[str]
     wrapping: Wrapping = Wrapping.ENVELOPE
     payload: type[JsonPayload] | type[Message] | None = None
     tombstones: Tombstones = Tombstones.SKIP
+    event_id: EventIds | str | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.topics, str):
@@ -68,15 +73,27 @@ class InputTopics:
             raise ValueError("a republisher cannot pass tombstones on: skip or dead_letter")
         if not self.topics:
             raise ValueError("a source needs a topic")
+        if isinstance(self.event_id, str):
+            object.__setattr__(self, "event_id", EventIds.parse(self.event_id))
+        if self.event_id and self.wrapping is not Wrapping.NONE:
+            raise ValueError(
+                "an event id is made for records without an envelope (raw or json); the others bring theirs"
+            )
+        if isinstance(self.event_id, EventIds) and self.event_id.names and self.payload is None:
+            raise ValueError("an event id is made of fields: declare the payload (--input json)")
 
     @classmethod
     def of(
-        cls, topics: str | tuple[str, ...], kind: str, tombstones: str | Tombstones = Tombstones.SKIP
+        cls,
+        topics: str | tuple[str, ...],
+        kind: str,
+        tombstones: str | Tombstones = Tombstones.SKIP,
+        event_id: str | None = None,
     ) -> "InputTopics":
         """Return the source for command-line arguments: `envelope`, `raw`, `json` or `cloudevents`, and a policy.
 
         Raises:
-            ValueError: `kind` or the policy is not one of these.
+            ValueError: `kind`, the policy or the event id is not one of these.
         """
         try:
             policy = Tombstones(tombstones)
@@ -85,13 +102,13 @@ class InputTopics:
         names = (topics,) if isinstance(topics, str) else topics
         match kind:
             case "envelope":
-                return cls(names, tombstones=policy)
+                return cls(names, tombstones=policy, event_id=event_id)
             case "raw":
-                return cls(names, Wrapping.NONE, tombstones=policy)
+                return cls(names, Wrapping.NONE, tombstones=policy, event_id=event_id)
             case "json":
-                return cls(names, Wrapping.NONE, JsonPayload, policy)
+                return cls(names, Wrapping.NONE, JsonPayload, policy, event_id)
             case "cloudevents":
-                return cls(names, Wrapping.CLOUDEVENTS, tombstones=policy)
+                return cls(names, Wrapping.CLOUDEVENTS, tombstones=policy, event_id=event_id)
         raise ValueError(f"unknown input format {kind!r}: write envelope, raw, json or cloudevents")
 
 
@@ -110,6 +127,7 @@ class ValueOpener:
         if isinstance(source.payload, type) and issubclass(source.payload, Message):
             self._type = source.payload.DESCRIPTOR.full_name
         self._wrapping = source.wrapping
+        self._event_ids = source.event_id if isinstance(source.event_id, EventIds) else None
         self.enveloped = source.wrapping is Wrapping.ENVELOPE
 
     def open(self, record: InputRecord) -> None:
@@ -129,6 +147,8 @@ class ValueOpener:
             if back is not None:
                 # Its lane and position are those of the rejected record; see `jobs.dead_letters.redrive`.
                 record.message.chain.extend(parse(value, self._limits).chain)
+            self._identify(record)
+            if back is not None:
                 record.wrapped = rewrite(record.message, limits=self._limits)
             return
         wrapped = strip_frame(value) if value[0] == 0 else value
@@ -157,6 +177,13 @@ class ValueOpener:
             message.payload_type = self._type
         if self._parse:
             record.data = self._parse(payload)
+
+    def _identify(self, record: InputRecord) -> None:
+        """Make an event id; a redriven record has that of the rejected one."""
+        if self._event_ids:
+            own = record.lineage.reduced().own if record.message.chain else record.node
+            place = coordinates_of(own.topic, own.partition, own.offset, own.topic_id, own.cluster)
+            record.message.event_id = self._event_ids.of(place, record.data)
 
     def _unframed(self, value: bytes) -> bytes:
         """Strip Confluent's framing: it begins with a zero byte; protobuf messages and JSON do not."""

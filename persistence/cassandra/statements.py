@@ -46,6 +46,7 @@ class Statements:
         self._set_fence = prepare(f"UPDATE {state} SET fence = ? {_BUCKET} IF fence = ?")
         self._states = prepare(f"SELECT {_COLUMNS} FROM {state} {_BUCKET} AND key IN ?")
         self._bucket = prepare(f"SELECT {_COLUMNS} FROM {state} {_BUCKET}")
+        self._bucket_from = prepare(f"SELECT {_COLUMNS} FROM {state} {_BUCKET} AND key >= ?")
         self._replace = prepare(f"UPDATE {state} SET {_STATE} {_BUCKET} AND key = ? IF version = ? AND fence = ?")
         self._mark = prepare(f"UPDATE {state} SET mark = ?, downstream = ? {_BUCKET} IF fence = ? AND mark >= ?")
         self._first_mark = prepare(f"UPDATE {state} SET mark = ?, downstream = ? {_BUCKET} IF fence = ?")
@@ -89,8 +90,10 @@ class Statements:
         """The states of these keys in one bucket: (key, version, epoch, batch, value)."""
         return self._states.bind((*_bucket(stage, bucket), keys))
 
-    def bucket(self, stage: StageRef, bucket: int) -> Any:
-        """All states of a bucket; one row of None if it has a fence and no state."""
+    def bucket(self, stage: StageRef, bucket: int, begin: bytes = b"") -> Any:
+        """The states of a bucket from the key `begin`; one row of None if it has a fence and no state at all."""
+        if begin:
+            return self._bucket_from.bind((*_bucket(stage, bucket), begin))
         return self._bucket.bind(_bucket(stage, bucket))
 
     def mark(self, stage: StageRef, bucket: int) -> Any:

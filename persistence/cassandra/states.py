@@ -24,7 +24,7 @@ writes of a batch, from several tasks, leave the same mark. Nor does it detect t
 example if all replicas with a write lost it and the mark has been written again since.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from persistence.cas import resolve
@@ -65,6 +65,17 @@ class States:
             for page in self._client.pages(stage, statement, value_bytes, serial=serial):
                 found.update((row[0], stored(stage, row)) for row in page)
         return found
+
+    def scan(self, stage: StageRef, bucket: int, begin: bytes, end: bytes | None) -> Iterator[tuple[bytes, Stored]]:
+        """The states of this bucket from the key `begin` up to but not including `end`, in the order of their keys."""
+        statement = self._client.live(stage).statements.bucket(stage, bucket, begin)
+        for page in self._client.pages(stage, statement, value_bytes):
+            for row in page:
+                if row[0] is None:  # a bucket with a fence and no state returns a row without a key
+                    continue
+                if end is not None and row[0] >= end:
+                    return
+                yield row[0], stored(stage, row)
 
     def bucket(self, stage: StageRef, bucket: int, *, serial: bool = True) -> Bucket:
         """The mark and notes of a bucket."""

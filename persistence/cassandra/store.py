@@ -13,7 +13,7 @@ from persistence.cassandra.fences import Fences
 from persistence.cassandra.flows import Flows
 from persistence.cassandra.settings import CONDITIONAL, CassandraSettings
 from persistence.cassandra.statements import mark_of
-from persistence.cassandra.states import States, stored, value_bytes
+from persistence.cassandra.states import States
 from persistence.errors import Conflict, Terminal
 from persistence.marks import NONE, Acknowledged, Bucket, Mark, Marks, encode_downstream
 from persistence.protocol import Capabilities, FlowRef, Manifest, StageRef, Stored, Write
@@ -119,13 +119,13 @@ class CassandraStore:
     def save_manifest(self, flow: FlowRef, manifest: Manifest, *, after: tuple[int, int] = (0, 0)) -> None:
         self._flows.save_manifest(flow, manifest, after)
 
-    def scan(self, stage: StageRef) -> Iterator[tuple[bytes, Stored]]:
+    def scan(
+        self, stage: StageRef, *, bucket: str | None = None, begin: bytes = b"", end: bytes | None = None
+    ) -> Iterator[tuple[bytes, Stored]]:
         layout = self._flows.layout(stage)
-        for bucket in range(layout.buckets if layout else 0):
-            statement = self._client.live(stage).statements.bucket(stage, bucket)
-            for page in self._client.pages(stage, statement, value_bytes):
-                # A bucket with a fence and no state returns a row without a key.
-                yield from ((row[0], stored(stage, row)) for row in page if row[0] is not None)
+        for number in range(layout.buckets if layout else 0):
+            if bucket in (None, str(number)):
+                yield from self._states.scan(stage, number, begin, end)
 
     def close(self) -> None:
         self._client.close()

@@ -46,6 +46,11 @@ REPUBLISH_FLUSH = "republish:flush"
 REPUBLISH_DEAD_LETTER = "republish:dead_letter"
 REPUBLISH_COMMIT = "republish:commit"
 REPUBLISH_NOTE = "republish:note"
+SESSION_SEND = "session:send"
+SESSION_FLUSH = "session:flush"
+COPY_PRODUCE = "copy:produce"
+COPY_POSITION = "copy:position"
+COPY_COMMIT = "copy:commit"
 REDRIVE_PRODUCE = "redrive:produce"
 REDRIVE_FLUSH = "redrive:flush"
 
@@ -75,6 +80,11 @@ _POINTS = {
     REPUBLISH_DEAD_LETTER: "a republisher's dead letters are produced and acknowledged",
     REPUBLISH_COMMIT: "a republisher commits its input offsets",
     REPUBLISH_NOTE: "a republisher commits the notes of its partitions, without a batch",
+    SESSION_SEND: "a producer session hands a message to its producer",
+    SESSION_FLUSH: "a producer session waits until its messages are acknowledged, or commits their transaction",
+    COPY_PRODUCE: "a copy hands a batch of messages to its producer, within a transaction",
+    COPY_POSITION: "a copy hands its new position to its producer, in the same transaction",
+    COPY_COMMIT: "a copy commits the transaction",
     REDRIVE_PRODUCE: "a redriven dead letter is handed to the producer",
     REDRIVE_FLUSH: "redriven dead letters are acknowledged",
 }

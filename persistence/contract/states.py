@@ -1,4 +1,4 @@
-"""Contract 7 to 16: states, and the condition on which each is replaced."""
+"""Contract 7 to 16 and 27: states, and the condition on which each is replaced."""
 
 from contextlib import suppress
 from typing import NoReturn
@@ -223,6 +223,40 @@ class StateContract(Contract):
         assert sorted(scanned) == sorted(keys)
         if store.capabilities.ordered_scan:
             assert scanned == sorted(keys)
+
+    @pytest.mark.parametrize(
+        ("begin", "end"),
+        [
+            (b"N01", b"N02"),
+            (b"N01234", None),
+            (b"", b"N00001"),
+            (b"N01\x00", b"N01"),
+            (b"k" * 600, b"k" * 600 + b"c"),
+            (b"z", None),
+        ],
+    )
+    def test_a_scan_of_a_range_yields_its_keys_and_no_others(
+        self, store: StateStore, stage: StageRef, epoch: int, begin: bytes, end: bytes | None
+    ) -> None:  # 27
+        assert list(store.scan(stage, begin=begin, end=end)) == []
+        long = [b"k" * size + tail for size in (474, 475, 476, 599, 600) for tail in (b"", b"a", b"b", b"c")]
+        keys = [b"", b"\x00", b"\xff\xff", *{*long}, *(b"N%05d" % i for i in range(2500))]
+        store.save(stage, creating(keys, b"v"), epoch=epoch, batch=0)
+        scanned = [key for key, _ in store.scan(stage, begin=begin, end=end)]
+        assert sorted(scanned) == sorted(key for key in keys if key >= begin and (end is None or key < end))
+        if store.capabilities.ordered_scan:
+            assert scanned == sorted(scanned)
+
+    def test_the_scans_of_all_buckets_yield_every_state_once(
+        self, store: StateStore, stage: StageRef, epoch: int
+    ) -> None:  # 27
+        keys = [b"N%05d" % i for i in range(2000)]
+        store.save(stage, creating(keys, b"v"), epoch=epoch, batch=0)
+        buckets = store.marks(stage)
+        if not buckets:
+            pytest.skip("the store keeps no marks")
+        parts = [[key for key, _ in store.scan(stage, bucket=name, begin=b"N00100")] for name in buckets]
+        assert sorted(key for part in parts for key in part) == keys[100:]
 
     def test_a_scan_goes_on_while_states_are_written(
         self, store: StateStore, stage: StageRef, epoch: int

@@ -1,9 +1,11 @@
-"""Access to Kafka: settings, an acknowledged producer, and facts about topics and consumer groups."""
+"""Access to Kafka: settings, producers, and facts about topics and consumer groups."""
 
 from persistence.kafka.errors import BrokerError, BrokerRefused, BrokerUnavailable, TopicMissing
 from persistence.kafka.producer import AcknowledgedProducer, Message
+from persistence.kafka.session import ProducerSession, SequenceLost
 from persistence.kafka.settings import KafkaSettings, SettingsError
 from persistence.kafka.topics import Topics
+from persistence.kafka.transactions import ProducerFenced
 
 __all__ = [
     "AcknowledgedProducer",
@@ -12,6 +14,9 @@ __all__ = [
     "BrokerUnavailable",
     "KafkaSettings",
     "Message",
+    "ProducerFenced",
+    "ProducerSession",
+    "SequenceLost",
     "SettingsError",
     "TopicMissing",
     "Topics",

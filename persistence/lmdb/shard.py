@@ -154,22 +154,26 @@ class Shard:
 
         self._environment.write(self, flow, write)
 
-    def scan(self, stage: StageRef) -> Iterator[tuple[bytes, Stored]]:
-        """The states of a stage, in the order of their keys."""
+    def scan(self, stage: StageRef, begin: bytes, end: bytes | None) -> Iterator[tuple[bytes, Stored]]:
+        """The states of a stage from the key `begin` up to but not including `end`, in the order of their keys."""
         # By pages: while a read transaction is open, no page that it may see is used again, and the file grows.
         last: bytes | None = b""
         while last is not None:
-            page, last = self._page(stage, last)
-            yield from page
+            page, last = self._page(stage, last, begin)
+            for key, stored in page:
+                if end is not None and key >= end:
+                    return
+                if key >= begin:  # keys that are cut in the environment begin at the same place
+                    yield key, stored
 
     def close(self) -> None:
         """Close the environment, unless another handle uses it."""
         self._environment.release(self)
 
-    def _page(self, stage: StageRef, last: bytes) -> _Page:
-        """The states after the place `last`, and the last place among them; None after the last page."""
+    def _page(self, stage: StageRef, last: bytes, begin: bytes) -> _Page:
+        """The states after the place `last`, or from about `begin`, and the last place; None after the last page."""
         nothing: _Page = [], None
-        return self._environment.read(self, stage, lambda transaction: _page(transaction, stage, last), nothing)
+        return self._environment.read(self, stage, lambda transaction: _page(transaction, stage, last, begin), nothing)
 
 
 def _epoch(transaction: Transaction, flow: FlowRef) -> int:
@@ -257,7 +261,7 @@ def _resolve(
     return _replace(transaction, stage, prefix, todo, epoch, batch)
 
 
-def _page(transaction: Transaction, stage: StageRef, last: bytes) -> _Page:
+def _page(transaction: Transaction, stage: StageRef, last: bytes, begin: bytes) -> _Page:
     entry = _stage(transaction, stage)
     if entry is None:
         return [], None
@@ -265,7 +269,7 @@ def _page(transaction: Transaction, stage: StageRef, last: bytes) -> _Page:
     page: list[tuple[bytes, Stored]] = []
     before = last
     cursor = transaction.cursor()
-    if not cursor.set_range(last or prefix):
+    if not cursor.set_range(last or prefix + begin[:SHORT]):
         return [], None
     for found, value in cursor:
         if not found.startswith(prefix):

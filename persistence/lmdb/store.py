@@ -115,8 +115,11 @@ class LmdbStore:
     def save_manifest(self, flow: FlowRef, manifest: Manifest, *, after: tuple[int, int] = (0, 0)) -> None:
         self._shards[0].save_manifest(flow, manifest, after=after)
 
-    def scan(self, stage: StageRef) -> Iterator[tuple[bytes, Stored]]:
-        return merge(*(one.scan(stage) for one in self._shards), key=itemgetter(0))
+    def scan(
+        self, stage: StageRef, *, bucket: str | None = None, begin: bytes = b"", end: bytes | None = None
+    ) -> Iterator[tuple[bytes, Stored]]:
+        shards = self._shards if bucket is None else [self._shards[int(bucket)]]
+        return merge(*(one.scan(stage, begin, end) for one in shards), key=itemgetter(0))
 
     def close(self) -> None:
         for one in self._shards:

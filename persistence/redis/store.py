@@ -220,30 +220,40 @@ class RedisStore:
             raise Corrupt("the manifest's head cannot be read", ref=flow)
         _refused_epoch(flow, kind, manifest.epoch, int(rest[0]))
 
-    def scan(self, stage: StageRef) -> Iterator[tuple[bytes, Stored]]:
-        for bucket in range(self._bucket_count(stage.flow_ref) or 0):
-            self._check_complete(stage, [bucket])
-            name = self._layout.states(stage, bucket)
-            seen: set[bytes] = set()  # HSCAN may return a key twice while the hash grows
-            process, cursor = b"", b"0"
-            while True:
-                call = script_call(SCAN, [name], [cursor, _KEYS])
-                (answer,) = self._caller.run([call], stage)
-                if cursor != b"0" and answer[0] != process:
-                    # A cursor is valid only in the process that returned it, since each process hashes with its own
-                    # seed. After a restart or a failover it would skip keys, so the scan of the bucket starts again.
-                    cursor = b"0"
-                    continue
-                process, cursor, pairs = answer
-                for key, content in zip(pairs[::2], pairs[1::2], strict=True):
-                    if key not in seen:
-                        seen.add(key)
-                        yield key, _stored(stage, key, content)
-                if cursor == b"0":
-                    break
+    def scan(
+        self, stage: StageRef, *, bucket: str | None = None, begin: bytes = b"", end: bytes | None = None
+    ) -> Iterator[tuple[bytes, Stored]]:
+        for number in range(self._bucket_count(stage.flow_ref) or 0):
+            if bucket in (None, str(number)):
+                # The server has no order of keys, so it sends all states of the bucket.
+                for key, stored in self._scan(stage, number):
+                    if key >= begin and (end is None or key < end):
+                        yield key, stored
 
     def close(self) -> None:
         self._nodes.close()
+
+    def _scan(self, stage: StageRef, bucket: int) -> Iterator[tuple[bytes, Stored]]:
+        """The states of a bucket."""
+        self._check_complete(stage, [bucket])
+        name = self._layout.states(stage, bucket)
+        seen: set[bytes] = set()  # HSCAN may return a key twice while the hash grows
+        process, cursor = b"", b"0"
+        while True:
+            call = script_call(SCAN, [name], [cursor, _KEYS])
+            (answer,) = self._caller.run([call], stage)
+            if cursor != b"0" and answer[0] != process:
+                # A cursor is valid only in the process that returned it, since each process hashes with its own
+                # seed. After a restart or a failover it would skip keys, so the scan of the bucket starts again.
+                cursor = b"0"
+                continue
+            process, cursor, pairs = answer
+            for key, content in zip(pairs[::2], pairs[1::2], strict=True):
+                if key not in seen:
+                    seen.add(key)
+                    yield key, _stored(stage, key, content)
+            if cursor == b"0":
+                break
 
     def _check_complete(self, stage: StageRef, buckets: Iterable[int]) -> None:
         """Refuse buckets in which states are missing. Every save checks the same."""

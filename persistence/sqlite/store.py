@@ -168,11 +168,16 @@ class SqliteStore:
                 (encode_manifest(manifest), flow.flow, flow.generation),
             )
 
-    def scan(self, stage: StageRef) -> Iterator[tuple[bytes, Stored]]:
+    def scan(
+        self, stage: StageRef, *, bucket: str | None = None, begin: bytes = b"", end: bytes | None = None
+    ) -> Iterator[tuple[bytes, Stored]]:
         # By pages: while one statement stays open, a slow reader makes the write-ahead log grow.
-        page = self._page(_FIRST_PAGE, stage, b"")
+        page = self._page(_FIRST_PAGE, stage, begin)
         while page:
-            yield from page
+            for key, stored in page:
+                if end is not None and key >= end:
+                    return
+                yield key, stored
             page = self._page(_NEXT_PAGE, stage, page[-1][0])
 
     def close(self) -> None:

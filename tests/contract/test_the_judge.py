@@ -112,8 +112,13 @@ class ForgetsEpochsOnItsWay(MemoryStore):
 
 
 class ScansWhatItSawFirst(MemoryStore):
-    def scan(self, stage):
+    def scan(self, stage, **part):
         yield from sorted(self._stages.get(stage, {}).items())[:4000]
+
+
+class ScansBeyondTheRange(MemoryStore):
+    def scan(self, stage, *, begin=b"", end=None, **part):
+        return super().scan(stage, begin=begin, end=end and end + b"\0", **part)
 
 
 class LeavesMarks(MemoryStore):

@@ -14,10 +14,12 @@ from aggregations.run.plan import PartitionPlan, Plan
 from envelope import Histories
 from jobs.cli.dead_letters import show
 from jobs.cli.run import as_json, show_plan
+from jobs.copying import CopyStatistics
 from jobs.dead_letters.discard import Discarded
 from jobs.dead_letters.letters import Handled
 from jobs.republish.counts import Statistics, TopicGrowth
 from jobs.stack.state import ServerState
+from jobs.tracing import Found, Place, Step
 from jobs.views import View
 from persistence.findings import Finding
 from persistence.manifest import Growth
@@ -47,6 +49,10 @@ def test_the_lines_of_a_republisher() -> None:
     assert named("Lines of republish") == {*Statistics().as_dict()} | names(TopicGrowth)
 
 
+def test_the_lines_of_a_copy() -> None:
+    assert named("Lines of copy") == {*CopyStatistics().as_dict()}
+
+
 def test_the_lines_of_redrive_and_discard(capsys: pytest.CaptureFixture[str]) -> None:
     found = {"discard"}  # the command
     group = ("legs", "carrier", "overflow")
@@ -64,6 +70,12 @@ def test_the_lines_of_inspect() -> None:
     state = View(b"a", None, 1, 1, 1, "", Histories(), window).as_json()
     lanes = {"held", "floor", "used"}
     assert named("From the command line", DOCS / "guides" / "states.md") == {*fields_of_bytes, *state} | lanes
+
+
+def test_the_lines_of_trace() -> None:
+    step = Step(Place("legs", 0, 1), Found.FOUND, None, b"\xff").as_json()
+    other = Step(Place("legs", 0, 1), Found.FOUND, None).as_json()
+    assert named("Lines of trace") == {*step, *other, *Found}
 
 
 def test_the_lines_of_the_stack() -> None:

@@ -44,6 +44,14 @@ def test_a_full_envelope_is_written_as_ever_and_read_as_ever() -> None:
     assert decode(WRITTEN) == ENVELOPE
 
 
+def test_a_batch_of_a_producer_session_is_written_as_ever_and_read_as_ever() -> None:
+    batch = Envelope(
+        b"p", producer="till 3", sequence=5, producer_epoch=2, last_sequence=9, sequence_per_partition=True
+    )
+    assert encode(batch).hex() == "080110013a0170520674696c6c2033580570027809800101fd7f456295ca"
+    assert decode(encode(batch)) == batch
+
+
 def test_the_smallest_envelope_is_its_head_and_its_seal() -> None:
     assert encode(Envelope(b"")).hex() == "08011001fd7fddc8ccd6"
 

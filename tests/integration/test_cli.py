@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from jobs.demo.flow import flow as demo_flow
 from jobs.demo.flow import legs
 from jobs.loading import load
 from persistence.kafka import AcknowledgedProducer, KafkaSettings
+from persistence.protocol import FlowRef
+from persistence.registry import open_store
 from tests.soak.clock import Clock
 from tests.support.legs import republished
 
@@ -26,11 +29,14 @@ pytestmark = pytest.mark.integration
 
 FLIGHTS = 600
 FLEET = """
+from dataclasses import replace
+
+from aggregations.definition.flow import Input
 from aggregations import Fields, Flow, Topic, count
 from jobs.demo.flow import flow as demo, legs
 
-flow = Flow("fleet", demo.steps, Topic({topic!r}, payload=demo.topic.payload))
-changed = Flow("fleet", (), flow.topic).aggregate("aircraft", key="tail", fold=Fields(seen=count()))
+flow = replace(demo, inputs=(Input(Topic({topic!r}, payload=demo.topic.payload)),))
+changed = replace(flow, steps=()).aggregate("aircraft", key="tail", fold=Fields(seen=count()))
 """
 
 
@@ -86,8 +92,12 @@ def fleet(kafka: str, topic: Callable[..., str], tmp_path: Path) -> list[str]:
     return ["--bootstrap", kafka, "--dead-letters", dead, "--until-caught-up", "--json"]
 
 
-@pytest.mark.spark
-def test_a_flow_runs_goes_on_and_refuses_another_definition(fleet: list[str], tmp_path: Path) -> None:
+ON_EVERY_RUNNER = pytest.mark.parametrize("runner", [pytest.param("spark", marks=pytest.mark.spark), "local"])
+
+
+@ON_EVERY_RUNNER
+def test_a_flow_runs_goes_on_and_refuses_another_definition(fleet: list[str], tmp_path: Path, runner: str) -> None:
+    fleet += ["--runner", runner]
     [plan, *batches, done] = told(headwater("run", "fleet:flow", "--max-records", "300", *fleet, cwd=tmp_path))
     assert done["done"] is True
     assert sum(plan["plan"]["lag"]) == done["records"] == sum(one["records"] for one in batches)
@@ -106,8 +116,9 @@ def test_a_flow_runs_goes_on_and_refuses_another_definition(fleet: list[str], tm
     assert "--accept definition" in refused["refused"]
 
 
-@pytest.mark.spark
-def test_a_run_whose_processes_are_all_told_to_stop_ends_well(fleet: list[str], tmp_path: Path) -> None:
+@ON_EVERY_RUNNER
+def test_a_run_whose_processes_are_all_told_to_stop_ends_well(fleet: list[str], tmp_path: Path, runner: str) -> None:
+    fleet += ["--runner", runner]
     fleet.remove("--until-caught-up")
     run = headwater("run", "fleet:flow", *fleet, cwd=tmp_path)
     assert run.stdout is not None
@@ -121,6 +132,10 @@ def test_a_run_whose_processes_are_all_told_to_stop_ends_well(fleet: list[str], 
     assert (done["done"], done["records"]) == (True, sum(first[0]["plan"]["lag"]))
     assert "stopping after this batch" in err
     assert not [word for word in ("Traceback", "memory", "ERROR", "headwater: ") if word in err], err
+    with closing(open_store(f"lmdb://{tmp_path}/.headwater/states")) as store:
+        manifest = store.load_manifest(FlowRef("fleet", 1))
+    assert manifest is not None
+    assert manifest.clean
 
 
 def test_a_run_that_waits_for_a_store_without_an_answer_is_stopped_at_once(fleet: list[str], tmp_path: Path) -> None:

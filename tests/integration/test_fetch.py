@@ -10,8 +10,9 @@ from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from aggregations.engine import consuming, fetch
-from aggregations.engine.consuming import Objects, Pointers
+from aggregations.engine.consuming import Pointers
 from aggregations.engine.fetch import Fetcher
+from aggregations.engine.message_objects import Objects
 from aggregations.engine.ranges import Range
 from persistence.kafka import BrokerRefused, BrokerUnavailable, KafkaSettings, Topics
 from persistence.kafka.errors import BrokerError

@@ -84,7 +84,7 @@ class Broker:
             {},
             run.known,
             tasks=[
-                Slot(0, (Range(0, start, start + len(values)),)),
+                Slot(0, (Range(0, start, start + len(values), self.legs),)),
                 *(Slot(number, ()) for number in range(1, 1 + others)),
             ],
         )

@@ -49,6 +49,9 @@ envelopes = st.builds(
     destination=TEXT,
     traceparent=TEXT,
     unknown=UNKNOWN,
+    producer_epoch=st.none() | I64,
+    last_sequence=st.none() | I64,
+    sequence_per_partition=st.booleans(),
 )
 
 
@@ -103,6 +106,9 @@ def test_a_rewritten_envelope_keeps_all_but_what_was_changed(
         envelope.destination,
         envelope.traceparent,
         unknown=envelope.unknown,
+        producer_epoch=envelope.producer_epoch,
+        last_sequence=envelope.last_sequence,
+        sequence_per_partition=envelope.sequence_per_partition,
     )
 
 

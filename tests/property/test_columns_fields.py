@@ -9,6 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aggregations.definition.aggregates import FieldAggregate, count, first, last, maximum, mean, minimum, total
+from aggregations.definition.aggregates_exact import collect, histogram, standard_deviation, variance
+from aggregations.definition.aggregates_sketches import approximate_distinct, quantiles, top
 from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Flow
 from aggregations.definition.source import Topic
@@ -54,21 +56,41 @@ def columns(names: list[str]) -> st.SearchStrategy[pl.Expr | str]:
     return st.sampled_from(names).flatmap(lambda name: st.sampled_from([name, pl.col(name)]))
 
 
+predicates = st.sampled_from(
+    ["opt_bool", ~pl.col("opt_bool"), pl.col("opt_int64") > 0, pl.col("opt_int64") * 2 > 5, pl.col("opt_string") != "a"]
+)
+
+
 @st.composite
 def aggregates(draw: st.DrawFn) -> FieldAggregate:
     kinds: list[Callable[..., FieldAggregate]] = [count, total, minimum, maximum, mean, first, last]
-    kind = draw(st.sampled_from([*kinds, first, last]))
-    if kind in (total, mean):
-        return kind(draw(columns(NUMBERS)))
+    numeric: list[Callable[..., FieldAggregate]] = [
+        total,
+        mean,
+        variance,
+        standard_deviation,
+        lambda of, where: histogram(of, draw(bounds), where=where),
+        # So few values that the sketch drops none.
+        lambda of, where: quantiles(of, k=200, where=where),
+    ]
+    others: list[Callable[..., FieldAggregate]] = [
+        lambda of, where: collect(of, draw(st.integers(1, 3)), where=where),
+        lambda of, where: approximate_distinct(of, precision=draw(st.sampled_from([4, 11])), where=where),
+        lambda of, where: top(of, 1, size=draw(st.sampled_from([2, 3, 100])), where=where),
+    ]
+    kind = draw(st.sampled_from([*kinds, first, last, *numeric, *others]))
+    where = draw(st.none() | predicates)
+    if kind in numeric:
+        return kind(draw(columns(NUMBERS)), where=where)
     if kind in (first, last) and draw(st.booleans()):
-        return kind(draw(columns(list(VALUES))), by=draw(columns(list(VALUES))))
+        return kind(draw(columns(list(VALUES))), by=draw(columns(list(VALUES))), where=where)
     if kind is count and draw(st.booleans()):
-        return count()
-    return kind(draw(columns(list(VALUES))))
+        return count(where=where)
+    return kind(draw(columns(list(VALUES))), where=where)
 
 
-predicates = st.sampled_from(
-    ["opt_bool", ~pl.col("opt_bool"), pl.col("opt_int64") > 0, pl.col("opt_int64") * 2 > 5, pl.col("opt_string") != "a"]
+bounds = st.lists(st.sampled_from([-(2.0**63), -2.25, 0.0, 0.5, 1.5, 7.0, 2.0**62, 2.0**63, 1e30]), min_size=1).map(
+    lambda found: sorted(set(found))
 )
 fields = st.lists(aggregates(), min_size=1, max_size=4).map(
     lambda found: Fields(**{f"f{i}": one for i, one in enumerate(found)})

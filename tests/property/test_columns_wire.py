@@ -177,6 +177,8 @@ def usual(rng: random.Random) -> bytes:
         "event_id": rng.choice(["", "e", "é"]), "event_time_us": rng.choice([None, -7, 2**62]),
         "key": rng.choice([None, b"k"]), "destination": rng.choice(["", "legs"]), "producer": "ü",
         "payload_type": rng.choice(["", Leg.DESCRIPTOR.full_name]), "sequence": rng.choice([None, -3]),
+        "producer_epoch": rng.choice([None, 0, 2**62]), "last_sequence": rng.choice([None, 4]),
+        "sequence_per_partition": rng.random() < 0.5,
     }  # fmt: skip
     if rng.random() < 0.5:
         return encode(Envelope(payload, tuple(chain), **fields))  # type: ignore[arg-type]
@@ -212,7 +214,7 @@ def damaged(value: bytes, rng: random.Random) -> bytes:
             case 4:
                 found[at:at] = found[rng.randrange(len(found) + 1) :][: rng.randrange(20)]
             case 5:
-                found += varint(rng.randrange(15) << 3 | rng.randrange(8)) + varint(rng.choice([0, 1, 2, *HARD]))
+                found += varint(rng.randrange(18) << 3 | rng.randrange(8)) + varint(rng.choice([0, 1, 2, *HARD]))
     return resealed(bytes(found)) if rng.random() < 0.7 and len(found) > 10 else bytes(found)
 
 

@@ -191,16 +191,16 @@ def test_batches_read_orders_and_crashes_do_not_change_what_windows_hold(
 
 
 def _judged_by_the_batch(
-    elements: Sequence[Element[Any]], given: Sequence[int | None], topic: Topic, read: Mapping[TopicPartition, int]
+    elements: Sequence[Element[Any]], given: Sequence[int | None], flow: Flow[Any], read: Mapping[TopicPartition, int]
 ) -> tuple[list[Element[Any]], Times]:
-    found, after = with_times(elements, given, topic, read)
+    found, after = with_times(elements, given, flow, read)
     return [replace(one, before_us=after.get(TopicPartition(one.topic, one.partition))) for one in found], after
 
 
 def _judged_by_all_partitions(
-    elements: Sequence[Element[Any]], given: Sequence[int | None], topic: Topic, read: Mapping[TopicPartition, int]
+    elements: Sequence[Element[Any]], given: Sequence[int | None], flow: Flow[Any], read: Mapping[TopicPartition, int]
 ) -> tuple[list[Element[Any]], Times]:
-    found, after = with_times(elements, given, topic, read)
+    found, after = with_times(elements, given, flow, read)
     highest, judged = max(read.values(), default=None), []
     for one in found:
         judged.append(replace(one, before_us=latest(highest, one.before_us)))

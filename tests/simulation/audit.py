@@ -18,11 +18,12 @@ from persistence.names import FlowRef
 from persistence.record import decode_record
 from tests.simulation.driver import Driver
 from tests.simulation.faults import Crash
+from tests.simulation.functions import OUT, Payload, digest
 from tests.simulation.kafka import Cluster
 from tests.simulation.oracle import Violation
 from tests.simulation.service import At, payload_of
 from tests.simulation.stores import forget, open_store
-from tests.simulation.topology import COLUMNS, OUT, Payload, Spec, digest
+from tests.simulation.topology import COLUMNS, Spec
 
 AUDIT = "audit"
 """Name of the second flow."""

@@ -4,10 +4,11 @@ from dataclasses import replace
 from enum import StrEnum
 from typing import Any
 
-from aggregations.definition.flow import Aggregate, Flow
+from aggregations.definition.flow import Aggregate, Flow, Input
 from aggregations.definition.source import Json, Topic
 from envelope import Siblings
-from tests.simulation.topology import COLUMNS, FINAL, Seen, Spec
+from tests.simulation.functions import Seen
+from tests.simulation.topology import COLUMNS, FINAL, Spec
 
 
 class Change(StrEnum):
@@ -31,6 +32,8 @@ def changed(spec: Spec, change: Change | None) -> Flow[Any]:
             for one in flow.steps
         )
         return replace(flow, steps=tuple(steps))
+    if change is Change.SOURCE and spec.second:
+        return replace(flow, inputs=flow.inputs[:1])
     if change is Change.SOURCE:
-        return replace(flow, topic=Topic(FINAL, Json(COLUMNS), siblings=Siblings.GROUP))
+        return replace(flow, inputs=(Input(Topic(FINAL, Json(COLUMNS), siblings=Siblings.GROUP)),))
     return flow

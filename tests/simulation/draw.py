@@ -5,7 +5,8 @@ from random import Random
 
 from aggregations.definition.flow import END_OF_FLOW
 from envelope.dedup.eviction import LANES
-from tests.simulation.topology import FINAL, OUT, Processor, Spec, StageSpec
+from tests.simulation.functions import OUT
+from tests.simulation.topology import FINAL, SECOND, Processor, Spec, StageSpec
 
 _DISORDER = 512
 """A history large enough for any disorder in a world."""
@@ -62,14 +63,29 @@ def draw_outputs(random: Random, spec: Spec) -> Spec:
     return replace(spec, publishes_before=random.choice(stages).name)
 
 
+def draw_second(random: Random, spec: Spec) -> Spec:
+    """Let the flow of some worlds read a second topic, with draws of its own."""
+    if random.random() < 0.7 or not spec.folds:
+        return spec
+    partitions = {**spec.partitions, SECOND: random.choice([1, 2, 2, 3])}
+    return replace(spec, second=True, roots=(*spec.roots, SECOND), partitions=partitions)
+
+
 def draw_relay(random: Random, spec: Spec) -> Spec:
-    """Take the stages of some worlds away, with draws of its own: their flow only publishes, and publishes copies, too."""
+    """Take the stages of some worlds away, with draws of its own: their flow only publishes, and publishes copies, too.
+
+    In some worlds a branch publishes what the flow publishes before a stage.
+    """
+    spec = replace(spec, aside=bool(spec.publishes_before) and random.random() < 0.5)
     if not spec.publishes or spec.growth or spec.keyless or spec.spreads(FINAL) or random.random() < 0.6:
         return spec
     fails = random.choice([one for one in _FAILING if one != "key"])
     relay = StageSpec(END_OF_FLOW, "g", flat=fails == "flat_map" or random.random() < 0.4, fails=fails)
     before = random.choice([END_OF_FLOW, ""])
-    return replace(spec, stages=(relay,), split=1, publishes_before=before, folds=False, audit=OUT, mends=True)
+    aside = bool(before) and random.random() < 0.5
+    return replace(
+        spec, stages=(relay,), split=1, publishes_before=before, folds=False, audit=OUT, mends=True, aside=aside
+    )
 
 
 def _draw_audit(random: Random, spec: Spec) -> str:

@@ -1,6 +1,7 @@
 """The simulated driver of the engine: starts like the real one, then runs batches of the real runner."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from aggregations.definition.element import Record
@@ -35,57 +36,54 @@ class Driver:
     def __init__(
         self, flow: Flow[Any], cluster: Cluster, stores: Mapping[str, str], accept: Sequence[str] = ()
     ) -> None:
-        assert flow.topic is not None
-        self.name, self.topic = flow.name, flow.topic.name
+        self.name, self.topics = flow.name, tuple(flow.topics)
         self._cluster = cluster
-        self.log = cluster.topics[self.topic]
-        ids = {topic: log.topic_id for topic, log in cluster.topics.items()}
-        ends = {
-            TopicPartition(self.topic, number): partition.high for number, partition in enumerate(self.log.partitions)
-        }
+        self.logs = {topic: cluster.topics[topic] for topic in self.topics}
         self.runner = MemoryRunner(
             flow,
             stores,
-            topic_ids=ids,
+            topic_ids={topic: log.topic_id for topic, log in cluster.topics.items()},
             accept=accept,
-            ends=ends,
-            whole=self._ends,
+            ends={place: partition.high for place, partition in self._partitions()},
+            whole={topic: partial(self._ends, topic) for topic in self.topics},
             clock=lambda: CLOCK.time_ns() / 1e9,
             metadata_max_age=METADATA_MAX_AGE,
         )
         run = self.runner.run
-        made = plan(self.name, run.manifest, run.manifests, self._broker())
-        refuse(made.findings, accept)
-        run.start_at(self.topic, made.topic_id, made.starts, made.growth)
-        self.next = made.starts
+        plans = [plan(self.name, run.manifest, run.manifests, self._broker(topic)) for topic in self.topics]
+        refuse([finding for made in plans for finding in made.findings], accept)
+        for made in plans:
+            run.start_at(made.topic, made.topic_id, made.starts, made.growth)
+        self.next = {
+            TopicPartition(made.topic, partition): start for made in plans for partition, start in made.starts.items()
+        }
 
     @property
     def lag(self) -> int:
         """Number of unread records."""
         return sum(
-            partition.high - max(partition.low, self.next.get(number, 0))
-            for number, partition in enumerate(self.log.partitions)
+            partition.high - max(partition.low, self.next.get(place, 0)) for place, partition in self._partitions()
         )
 
     def records(self, limit: int, slow: int) -> list[Record]:
-        """Up to `limit` records of every partition but the slow one.
+        """Up to `limit` records of every partition but the slow one of the first topic.
 
         Raises:
-            Crash: The topic was created again: the broker no longer knows its id.
+            Crash: A topic was created again: the broker no longer knows its id.
         """
-        if self._cluster.topics[self.topic] is not self.log:
-            raise Crash("the topic was created again while the engine ran")
+        if any(self._cluster.topics[topic] is not log for topic, log in self.logs.items()):
+            raise Crash("a topic was created again while the engine ran")
         return [
             record
-            for number in range(len(self.log.partitions))
-            if number != slow
-            for record in self._cluster.read(self.topic, number, self.next.get(number, 0), limit)
+            for place, _ in self._partitions()
+            if place != (self.topics[0], slow)
+            for record in self._cluster.read(*place, self.next.get(place, 0), limit)
         ]
 
     def advance(self, records: Sequence[Record]) -> None:
         """Advance the positions past these records."""
         for record in records:
-            self.next[record.partition] = record.offset + 1
+            self.next[TopicPartition(record.topic, record.partition)] = record.offset + 1
 
     def batch(self, limit: int, slow: int = -1) -> None:
         """Fold up to `limit` records of every partition but the slow one, and commit."""
@@ -104,16 +102,24 @@ class Driver:
         run = self.runner.run
         if run.superseded():
             return
-        for number, offset in self.next.items():
-            self._cluster.commit(self.name, self.topic, number, Committed(offset))
+        for (topic, number), offset in self.next.items():
+            self._cluster.commit(self.name, topic, number, Committed(offset))
         if run.epoch < max(store.installed_epoch(run.ref) for _, store in run.distinct_stores()):
             raise Violation(f"a run of epoch {run.epoch} told the consumer group though a newer one has begun")
 
-    def _broker(self) -> Broker:
-        marks = {number: (partition.low, partition.high) for number, partition in enumerate(self.log.partitions)}
-        mine = (self.name, self.topic)
-        group = {at[2]: one.offset for at, one in self._cluster.groups.items() if at[:2] == mine}
-        return Broker(self.topic, self.log.topic_id, marks, group, CLOCK.time_ns() // 1_000_000)
+    def _broker(self, topic: str) -> Broker:
+        log = self.logs[topic]
+        marks = {number: (partition.low, partition.high) for number, partition in enumerate(log.partitions)}
+        group = {at[2]: one.offset for at, one in self._cluster.groups.items() if at[:2] == (self.name, topic)}
+        return Broker(topic, log.topic_id, marks, group, CLOCK.time_ns() // 1_000_000)
 
-    def _ends(self) -> dict[int, int]:
-        return {number: partition.high for number, partition in enumerate(self.log.partitions)}
+    def _partitions(self) -> list[tuple[TopicPartition, Any]]:
+        """Every partition of every topic."""
+        return [
+            (TopicPartition(topic, number), partition)
+            for topic, log in self.logs.items()
+            for number, partition in enumerate(log.partitions)
+        ]
+
+    def _ends(self, topic: str) -> dict[int, int]:
+        return {number: partition.high for number, partition in enumerate(self.logs[topic].partitions)}

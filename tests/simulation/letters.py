@@ -9,9 +9,10 @@ from envelope import EnvelopeError, Hop, Reason
 from envelope import deadletter as dead
 from envelope.deadletter import DeadLetterRecord, Form, dead_letter_record, own_headers
 from jobs.dead_letters import redrive
+from tests.simulation.functions import Payload
 from tests.simulation.oracle import Violation
 from tests.simulation.service import Outgoing, payload_of
-from tests.simulation.topology import FLOW, Payload
+from tests.simulation.topology import FLOW
 
 _MOST_BYTES = 1 << 20
 _encode_json = msgspec.json.Encoder().encode
@@ -20,7 +21,6 @@ _encode_json = msgspec.json.Encoder().encode
 def record_of(letter: DeadLetter, flow: Flow[object]) -> DeadLetterRecord:
     """The record of a flow's dead letter in the dead-letter topic."""
     record = letter.record
-    assert flow.topic is not None
     facts = dead.DeadLetterHeaders(
         record.topic,
         record.partition,
@@ -31,7 +31,7 @@ def record_of(letter: DeadLetter, flow: Flow[object]) -> DeadLetterRecord:
         application=flow.name,
         hole=letter.hole,
         items=letter.items,
-        form=Form.ENVELOPE if flow.topic.envelope else Form.PAYLOAD,
+        form=Form.ENVELOPE if flow.source_of(record.topic).envelope else Form.PAYLOAD,
     )
     return dead_letter_record(facts, record.key, record.value, record.headers, _MOST_BYTES)
 

@@ -4,7 +4,8 @@ from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 
 from envelope import Reason
-from tests.simulation.topology import Payload, Processor, Spec, emitted, kept, split
+from tests.simulation.functions import Payload, emitted, kept, split
+from tests.simulation.topology import Processor, Spec
 
 
 class Violation(AssertionError):

@@ -7,8 +7,9 @@ from typing import NamedTuple
 
 from tests.simulation.draw import draw
 from tests.simulation.faults import ENDS, End, Script
+from tests.simulation.functions import Payload
 from tests.simulation.oracle import Violation
-from tests.simulation.topology import FLOW, Payload, Spec, event
+from tests.simulation.topology import FLOW, Spec, event
 from tests.simulation.world import World
 
 WORLDS = 64

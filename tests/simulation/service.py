@@ -15,10 +15,11 @@ from jobs.republish import InputTopics, OutputRecord, Republisher, RetryTopics, 
 from jobs.republish.growth import Note
 from jobs.republish.place import INSTANCE
 from tests.simulation.driver import METADATA_MAX_AGE
+from tests.simulation.functions import OUT, Payload, digest
 from tests.simulation.kafka import CLOCK, Cluster, Committed
 from tests.simulation.life import Life, Place, Sent
 from tests.simulation.oracle import Violation
-from tests.simulation.topology import OUT, Payload, Processor, digest
+from tests.simulation.topology import Processor
 
 RETRY_SECONDS = 2.0
 _LIFE_SECONDS = 0.2  # between two lives

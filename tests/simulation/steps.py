@@ -10,14 +10,15 @@ from persistence.manifest import minimum
 from persistence.names import FlowRef
 from tests.simulation.audit import AUDIT
 from tests.simulation.changes import Change
-from tests.simulation.draw import draw, draw_outputs, draw_relay
+from tests.simulation.draw import draw, draw_outputs, draw_relay, draw_second
 from tests.simulation.driver import METADATA_MAX_AGE
 from tests.simulation.faults import ENDS, End, Script
+from tests.simulation.functions import OUT, OUTAGE
 from tests.simulation.kafka import CLOCK, Log
 from tests.simulation.losses import back, restore, snapshot
 from tests.simulation.oracle import Violation
 from tests.simulation.service import Service
-from tests.simulation.topology import FINAL, FLOW, OUT, OUTAGE, Spec
+from tests.simulation.topology import FINAL, FLOW, Spec
 from tests.simulation.world import World
 
 _REF = FlowRef(FLOW)
@@ -52,6 +53,7 @@ def draw_world(seed: int, steps: int = 80) -> tuple[Spec, list[Step]]:
     """Draw a world and its steps."""
     spec, random = draw_outputs(Random(f"outputs {seed}"), draw(Random(f"world {seed}"))), Random(f"steps {seed}")
     spec = draw_relay(Random(f"relay {seed}"), spec)
+    spec = draw_second(Random(f"second {seed}"), spec)
     possible = {
         "grow": bool(spec.growth),
         "recreate": spec.recreates,
@@ -192,7 +194,7 @@ def _grow(world: World, a: int, b: int, c: int) -> None:
             for service in world.services:
                 if service.processor.source == topic.topic:
                     world.serve(service.drain)  # a member runs and sees it
-        if topic.topic == FINAL:
+        if topic.topic in world.spec.sources:
             # If it were read again from before the growth, a key's records would come from two partitions at once.
             world.replayable = False
             world.copies.clear()
@@ -283,7 +285,7 @@ def _recreate(world: World, a: int, b: int, c: int) -> None:
         world.write(topic.topic, 1 + c % 6)
         world.go_on(waiting)
     world.copies.clear()
-    if topic.topic == FINAL:
+    if topic.topic in world.spec.sources:
         world.replayable = False
         world.driver = None
     if world.audit and topic.topic == world.audit.topic:
@@ -296,15 +298,15 @@ def _trim(world: World, a: int, b: int, c: int) -> None:
     for number, partition in enumerate(log.partitions):
         readers = [service for service in world.services if service.processor.source == log.topic]
         passed = [reader.committed(log.topic, number) for reader in readers]
-        if log.topic == FINAL:
+        if log.topic in world.spec.sources:
             manifests = [store.load_manifest(_REF) for store in world.stores.values()]
             # A manifest of another incarnation is not about this one.
-            same = all(one is None or one.topic_ids.get(FINAL) == log.topic_id for one in manifests)
-            passed.append(minimum(manifests).get(FINAL, {}).get(number, 0) if same else 0)
+            same = all(one is None or one.topic_ids.get(log.topic) == log.topic_id for one in manifests)
+            passed.append(minimum(manifests).get(log.topic, {}).get(number, 0) if same else 0)
         if world.audit and log.topic == world.audit.topic:
             passed.append(world.audit.committed(number))
         partition.low = max(partition.low, min([*passed, partition.high]))
-    if log.topic == FINAL:
+    if log.topic in world.spec.sources:
         world.replayable = False
         world.copies.clear()
 

@@ -11,9 +11,10 @@ from jobs.republish.worker import Worker
 from tests.simulation import clients
 from tests.simulation.audit import AUDIT
 from tests.simulation.consumer import SimulatedConsumer
+from tests.simulation.functions import OUT
 from tests.simulation.shrink import outcome
 from tests.simulation.steps import draw_world
-from tests.simulation.topology import FINAL, FLOW, OUT
+from tests.simulation.topology import FINAL, FLOW
 
 CHUNK = 100
 

@@ -1,37 +1,35 @@
 """The topology of a world: topics, processors between them, and the flow at their end. All functions are pure."""
 
-import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from aggregations.definition.aggregates import count, total
-from aggregations.definition.element import Element
 from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Flow
 from aggregations.definition.source import Json, Topic
+from tests.simulation.functions import (
+    OUT,
+    Aside,
+    Emit,
+    Keep,
+    KeyOf,
+    Marked,
+    Payload,
+    Refuse,
+    Seen,
+    Split,
+    digest,
+    kept_element,
+)
 
 FINAL = "t"
 """The topic that the flow reads."""
-OUT = "out"
-"""The topic that the flow writes."""
+SECOND = "u"
+"""A second source of the flow, in some worlds: a topic of plain payloads that producers write."""
 FLOW = "simulated"
 COLUMNS = {"id": str, "k": str, "g": str, "h": str, "x": int, "bad": str, "fixed": str}
-
-_PRIME = 65521
-
-Payload = dict[str, Any]
-"""`id` says which logical message it is: the root's id and what every processor made of it."""
-
-
-def digest(*texts: str) -> int:
-    """A number that depends only on the texts.
-
-    CRC-32 is linear: for texts that differ in one bit, all results differ in the same bits, or in none of the lowest
-    ones. The remainder by a prime avoids this.
-    """
-    return zlib.crc32("|".join(texts).encode()) % _PRIME
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +168,9 @@ class Spec:
         keyless: Producers of the roots write no key, and services that keep the key write none.
         audit: Topic that a second flow reads; empty for none.
         revives: Records that republishers reject are redriven to them.
+        second: The flow also reads `SECOND`.
         mends: From some moment on the flow accepts what it rejected: a copy may fill a hole before the redriven record.
+        aside: What it publishes before a stage is published by a branch; if a filter fails before that stage, in it.
         folds: False for a flow without a stage: its only `stages` entry, `end`, names what its steps make of an element.
     """
 
@@ -192,6 +192,13 @@ class Spec:
     revives: bool = False
     mends: bool = False
     folds: bool = True
+    aside: bool = False
+    second: bool = False
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """Topics that the flow reads."""
+        return (FINAL, SECOND) if self.second else (FINAL,)
 
     def spreads(self, topic: str) -> bool:
         """Whether a topic gets records without a key, which may go to any partition."""
@@ -200,18 +207,22 @@ class Spec:
     @cached_property
     def flow(self) -> Flow[Any]:
         """The flow under test."""
-        flow: Flow[Any] = Flow(FLOW).source(Topic(FINAL, Json(COLUMNS)))
+        sources = [Topic(topic, Json(COLUMNS), envelope=topic == FINAL) for topic in self.sources]
+        flow: Flow[Any] = Flow(FLOW).source(*sources)
         if self.filters:
-            flow = flow.filter(_kept)
+            flow = flow.filter(kept_element)
         for stage in self.stages:
             refuse, bad = Refuse(stage.bad_in_front), Marked(stage.bad_in_front)
             if stage.flat:
                 flow = flow.flat_map(Split(refuse if stage.fails == "flat_map" else None))
-            if stage.name == self.publishes_before:
+            aside = self.aside and stage.name == self.publishes_before
+            if aside:
+                flow = flow.also_to("aside", Aside(refuse if stage.fails == "filter" else None))
+            elif stage.name == self.publishes_before:
                 flow = flow.publish(OUT, key="g")
             if stage.fails == "map":
                 flow = flow.map(refuse)
-            elif stage.fails == "filter":
+            elif stage.fails == "filter" and not aside:
                 flow = flow.filter(Keep(refuse))
             elif stage.fails == "divert":
                 flow = flow.divert(bad)
@@ -232,11 +243,11 @@ class Spec:
 
     def is_raw(self, topic: str) -> bool:
         """Whether a topic contains payloads without envelopes."""
-        return any(processor.raw and processor.source == topic for processor in self.processors)
+        return topic == SECOND or any(processor.raw and processor.source == topic for processor in self.processors)
 
     def messages(self, topic: str, payload: Payload) -> Iterator[Payload]:
-        """The logical messages that reach the flow's topic because of a message in `topic`."""
-        if topic == FINAL:
+        """The logical messages that reach the flow's sources because of a message in `topic`."""
+        if topic in self.sources:
             yield payload
         for processor in self.processors:
             if processor.source == topic and not processor.refuses(payload):
@@ -252,130 +263,6 @@ class Spec:
                 else:
                     for output in processor.outputs(payload):
                         yield from self.refused(processor.target_of(output), output)
-
-
-class Marked:
-    """Whether an element is marked as bad in some way."""
-
-    def __init__(self, mark: str) -> None:
-        self.mark = mark
-
-    def __call__(self, element: Element[Any]) -> bool:
-        return bool(element["bad"] == self.mark)
-
-
-class Outage:
-    """An outage of something that steps and folds need. One world runs at a time.
-
-    Attributes:
-        over: The outage is over; nothing is rejected any more.
-    """
-
-    def __init__(self) -> None:
-        self.over = False
-
-
-OUTAGE = Outage()
-"""The outage of the running world; not part of any definition."""
-
-
-class Refuse:
-    """Rejects marked elements during the outage, and passes on all others unchanged."""
-
-    def __init__(self, mark: str) -> None:
-        self.mark = mark
-
-    def __call__(self, element: Element[Any]) -> Payload:
-        if element["bad"] == self.mark and not OUTAGE.over:
-            raise ValueError("this step refuses it")
-        payload: Payload = element.value
-        return payload
-
-
-class Keep:
-    """A filter that drops nothing, but raises for some elements."""
-
-    def __init__(self, refuse: Refuse) -> None:
-        self.refuse = refuse
-
-    def __call__(self, element: Element[Any]) -> bool:
-        return bool(self.refuse(element))
-
-
-class KeyOf:
-    """A key that is null or raises for some elements."""
-
-    def __init__(self, column: str, refuse: Refuse) -> None:
-        self.column = column
-        self.refuse = refuse
-
-    def __call__(self, element: Element[Any]) -> str | None:
-        if element["x"] % 2 and element["bad"] == self.refuse.mark and not OUTAGE.over:
-            return None
-        key: str = self.refuse(element)[self.column]
-        return key
-
-
-class Split:
-    """The flat-map; it raises for some elements."""
-
-    def __init__(self, refuse: Refuse | None) -> None:
-        self.refuse = refuse
-
-    def __call__(self, element: Element[Any]) -> list[Payload]:
-        return split(self.refuse(element) if self.refuse else element.value)
-
-
-class Emit:
-    """The `emit` of a stage."""
-
-    def __init__(self, refuse: Refuse | None) -> None:
-        self.refuse = refuse
-
-    def __call__(self, element: Element[Any], state: Any) -> list[Payload]:
-        return emitted(self.refuse(element) if self.refuse else element.value)
-
-
-class Seen:
-    """Counts how often each id was folded, and rejects messages that are bad for its stage."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def zero(self) -> dict[str, int]:
-        return {}
-
-    def fold(self, state: dict[str, int], element: Element[Any]) -> dict[str, int]:
-        state[element["id"]] = state.get(element["id"], 0) + 1
-        if element["bad"] == self.name and not OUTAGE.over:
-            raise ValueError("bad for this stage")
-        return state
-
-
-def kept(payload: Payload) -> bool:
-    """Whether the flow's filter keeps it."""
-    return bool(payload["x"] % 5)
-
-
-def split(payload: Payload) -> list[Payload]:
-    """The items of the flat-map. Only the last item of a bad payload is bad."""
-    name, many = payload["id"], digest(payload["id"]) % 4
-    return [
-        {**payload, "id": f"{name}!{i}", "k": f"s{i}", "bad": payload["bad"] if i == many - 1 else ""}
-        for i in range(many)
-    ]
-
-
-def emitted(payload: Payload) -> list[Payload]:
-    """The items that a stage emits. Only the second item of a bad payload is bad."""
-    return [
-        {**payload, "id": f"{payload['id']}^{i}", "g": f"{payload['g']}{i}", "bad": payload["bad"] if i else ""}
-        for i in range(2)
-    ]
-
-
-def _kept(element: Element[Any]) -> bool:
-    return kept(element.value)
 
 
 def event(spec: Spec, name: str) -> Payload:

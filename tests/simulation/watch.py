@@ -7,7 +7,7 @@ from persistence.names import FlowRef
 from persistence.record import decode_record
 from tests.simulation.oracle import Oracle, Violation
 from tests.simulation.stores import SimulatedStore
-from tests.simulation.topology import FINAL, FLOW, Spec
+from tests.simulation.topology import FLOW, Spec
 
 _REF = FlowRef(FLOW)
 
@@ -38,7 +38,7 @@ class Watch:
         self._covered: dict[tuple[int, str, int], int] = {}
 
     def arrived(self, record: Record, message: str, redriven: str) -> None:
-        """Note which logical message a record of the flow's topic is, and the stage that it is redriven to."""
+        """Note which logical message a record of the flow's sources is, and the stage that it is redriven to."""
         self._names[record.topic_id, record.partition, record.offset] = (message, redriven)
 
     def check(self) -> None:
@@ -81,8 +81,13 @@ class Watch:
             manifest = store.load_manifest(_REF)
             if manifest is None or i not in self.held:
                 continue
-            topic_id = manifest.topic_ids.get(FINAL, "")
-            for partition, progress in manifest.positions.get(FINAL, {}).items():
+            places = [
+                (topic, partition, progress)
+                for topic in self._spec.sources
+                for partition, progress in manifest.positions.get(topic, {}).items()
+            ]
+            for topic, partition, progress in places:
+                topic_id = manifest.topic_ids.get(topic, "")
                 at = (i, topic_id, partition)
                 for offset in range(self._covered.get(at, 0), progress.next_offset):
                     message, redriven = self._names.get((topic_id, partition, offset), ("", ""))
@@ -90,5 +95,5 @@ class Watch:
                         continue  # there is no record at this offset
                     if redriven > self._spec.stages[i].name:
                         continue  # it passes through; this stage holds the rejected record itself
-                    self._oracle.check_held(message, i, self.held, f"manifest of {FINAL}:{partition}")
+                    self._oracle.check_held(message, i, self.held, f"manifest of {topic}:{partition}")
                 self._covered[at] = progress.next_offset

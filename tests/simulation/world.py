@@ -23,12 +23,13 @@ from tests.simulation.changes import Change, changed
 from tests.simulation.clients import simulated_clients
 from tests.simulation.driver import Driver
 from tests.simulation.faults import Crash, End, Faults, Process, Script
+from tests.simulation.functions import OUT, OUTAGE, Payload
 from tests.simulation.kafka import Cluster
 from tests.simulation.letters import brought_back, facts_of, record_of
 from tests.simulation.oracle import Oracle, Violation
 from tests.simulation.service import At, Outgoing, Service, payload_of, published, rooted
 from tests.simulation.stores import SCHEME, Copy, SimulatedStore, forget, open_store
-from tests.simulation.topology import FINAL, FLOW, OUT, OUTAGE, Payload, Spec, event
+from tests.simulation.topology import FLOW, Spec, event
 from tests.simulation.watch import Watch
 
 _ENDLESS = 200
@@ -152,15 +153,16 @@ class World:
             self.redriven_at[record.topic_id, record.partition, record.offset] = output.application
         elif self.redriven_at:
             self._check_letters(output)
-        if output.topic == FINAL:
+        if output.topic in self.spec.sources:
             self.watch.arrived(record, name, output.redriven)
         return record
 
     def _check_letters(self, output: Outgoing) -> None:
         """Check that no republisher passes on a dead letter of another one."""
         for hop in () if output.value.startswith(b"{") else decode(output.value).chain:
-            owner = self.redriven_at.get((hop.topic_id, hop.partition, hop.offset), hop.via)
-            if owner != hop.via and not hop.via.startswith("headwater."):
+            name = hop.via.partition("/")[0]  # the names of branches follow
+            owner = self.redriven_at.get((hop.topic_id, hop.partition, hop.offset), name)
+            if owner != name and not hop.via.startswith("headwater."):
                 raise Violation(f"{hop.via} passes on what {owner} gave up, as a record of {output.topic}")
 
     def letters_of(self, application: str) -> list[Record]:

@@ -7,6 +7,7 @@ from pathlib import Path as File
 import pytest
 
 from aggregations.errors import RunRefusedError
+from aggregations.spark import run_flow
 from persistence.protocol import FlowRef
 from persistence.registry import open_store
 from tests.support.flows import PATHS, Path, fleet, totals
@@ -26,7 +27,7 @@ def test_upstream_states_are_kept_with_all_that_was_acknowledged_downstream(
     urls, ref = world.stores(flow), FlowRef(flow.name)
     with closing(open_store(urls["carrier"])) as down, closing(open_store(urls["aircraft"])) as up:
         reached = down.marks(ref.stage("carrier"))["0"].mark
-        assert reached.count > 1  # several tasks saved
+        assert reached.count > (1 if world.runner is run_flow else 0)  # on Spark several tasks saved
         kept = up.marks(ref.stage("aircraft"))["0"]
         assert kept.downstream == {"carrier": {"0": reached.short}}
         manifests = up.load_manifest(ref), down.load_manifest(ref)

@@ -44,13 +44,12 @@ class Both:
     """
 
     def __init__(self, flow: Flow[Any], stores: tuple[str, str] | None = None, *, accept: Sequence[str] = ()) -> None:
-        assert flow.topic is not None
         assert flow.is_columnar
         self.flow = flow
-        self.topic = flow.topic.name
+        self.topic_ids = dict.fromkeys(flow.topics, TOPIC_ID)
         self.stores = stores or (fresh_store(), fresh_store())
         mine, theirs = (bind(flow, {}, store) for store in self.stores)
-        self.memory = MemoryRunner(flow, mine, topic_ids={self.topic: TOPIC_ID}, accept=accept)
+        self.memory = MemoryRunner(flow, mine, topic_ids=self.topic_ids, accept=accept, ends={})
         self.dead_letters: list[DeadLetter] = []
         self._urls = theirs
         # Two tasks may reject items of one record for two reasons; see tests/unit/test_scattered_items.py.
@@ -101,9 +100,9 @@ class Both:
 
     def redriven(self, dead: DeadLetter, offset: int, application: str = "") -> Record:
         """A dead letter of the flow, or of another application, as an operator redrives it."""
-        assert self.flow.topic is not None
-        record, form = dead.record, Form.ENVELOPE if self.flow.topic.envelope else Form.PAYLOAD
-        place = (self.topic, record.partition, record.offset)
+        record = dead.record
+        form = Form.ENVELOPE if self.flow.source_of(record.topic).envelope else Form.PAYLOAD
+        place = (record.topic, record.partition, record.offset)
         letter = DeadLetterHeaders(
             *place,
             dead.reason,
@@ -116,7 +115,7 @@ class Both:
             timestamp_ms=record.timestamp_ms,
         )
         value = redriven(record.key, record.value, (), letter, Hop("dead", 0, offset, topic_id="D"))
-        return Record(self.topic, record.partition, offset, record.key, value, record.timestamp_ms, (), TOPIC_ID)
+        return Record(record.topic, record.partition, offset, record.key, value, record.timestamp_ms, (), TOPIC_ID)
 
     def _vectorised(self, records: Sequence[Record]) -> Work:
         run = self._run
@@ -128,7 +127,7 @@ class Both:
         for stage, found in reversed(writes):
             run.stores[stage.name].save(run.stage_ref(stage), found, epoch=run.epoch, batch=run.batch)
         ends = {TopicPartition(one.topic, one.partition): one.offset + 1 for one in records}
-        manifest = run.following(ends, {self.topic: TOPIC_ID}, {}, work.collector.changes)
+        manifest = run.following(ends, self.topic_ids, {}, work.collector.changes)
         for name, _ in run.distinct_stores():
             run.save_manifest(name, manifest)
         run.advanced(manifest)
@@ -136,9 +135,11 @@ class Both:
         return work
 
     def _chunks(self, records: Sequence[Record]) -> list[pa.RecordBatch]:
-        table = table_of(records, headers=self.flow.reads_headers)
-        batches: list[pa.RecordBatch] = table.to_batches(max_chunksize=3)
-        return batches
+        found: list[pa.RecordBatch] = []
+        for topic in dict.fromkeys(one.topic for one in records):
+            table = table_of([one for one in records if one.topic == topic], headers=self.flow.reads_headers)
+            found += table.to_batches(max_chunksize=3)
+        return found
 
     def _folded(self, records: Sequence[Record]) -> tuple[Work, list[tuple[Stage, list[Write]]]]:
         run, path = self._run, ColumnarPath()
@@ -151,13 +152,13 @@ class Both:
             self._routes,
             KafkaSettings("nowhere:1"),
             None,
-            {self.topic: TOPIC_ID},
+            self.topic_ids,
             {},
             run.known,
             None if run.accept_definition else run.earlier,
             ledger=run.ledger,
-            asked=("raw", self.topic),
-            times=times_in(run.manifest, {self.topic: TOPIC_ID}),
+            asked=("raw", *self.topic_ids),
+            times=times_in(run.manifest, self.topic_ids),
         )
         work = Work(job)
         tasks: list[Rows] = [path.read(work, self._chunks(records))]

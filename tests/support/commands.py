@@ -133,7 +133,7 @@ COMMANDS = {
     "headwater plan": Command(
         f"plan {FLOW} --bootstrap b:1",
         "aggregations.spark.checks.plan_flow",
-        Plan("legs", "T1"),
+        (Plan("legs", "T1"),),
         {
             "flow": Option("tests.support.pure_flow:flow", {"flow.name": "fleet"}, without=FLOW),
             "store": STORE,
@@ -261,6 +261,8 @@ COMMANDS = {
 
 
 ELSEWHERE = {
+    # Which function it calls, with which options: `tests/unit/test_cli_local.py`.
+    "headwater run": {"runner"},
     # The keys and the most to show: `tests/unit/test_cli_inspect.py`. What stays of a demo: `tests/unit/test_demo.py`.
     "headwater inspect": {"key", "limit", "json"},
     "headwater demo": {"keep", "json"},

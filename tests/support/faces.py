@@ -11,6 +11,7 @@ FACES = (
     "envelope",
     "envelope.filters",
     "jobs",
+    "jobs.copying",
     "jobs.republish",
     "persistence",
     "persistence.contract",

@@ -17,7 +17,7 @@ from aggregations.definition.aggregates import count, maximum, total
 from aggregations.definition.element import Element
 from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Flow
-from aggregations.definition.source import Topic
+from aggregations.definition.source import Json, Topic
 from envelope.dedup.history import HISTORY
 from tests.messages import Leg
 
@@ -156,6 +156,57 @@ def counted(source: str, path: Path) -> Flow[Any]:
     """Number of messages of each payload, whatever that is."""
     flow: Flow[Any] = Flow("counted").source(Topic(source))
     return flow.aggregate("payloads", "value" if path == "columns" else raw_value, Fields(seen=count()))
+
+
+FUELS = Json({"tail": str, "carrier": str, "litres": int})
+SERVED = Fields(legs=count("minutes"), minutes=total("minutes"), fuels=count("litres"), litres=total("litres"))
+
+
+class Served:
+    """What `SERVED` counts, in plain Python."""
+
+    def zero(self) -> dict[str, Any]:
+        return {"legs": 0, "minutes": 0, "fuels": 0, "litres": 0}
+
+    def fold(self, state: dict[str, Any], element: Element[Any]) -> dict[str, Any]:
+        if element["carrier"] == BROKEN:
+            raise ValueError(element["carrier"])
+        for name, column in (("legs", "minutes"), ("fuels", "litres")):
+            if element[column] is not None:
+                state = {**state, name: state[name] + 1, column: state[column] + element[column]}
+        return state
+
+
+def takes_fuel(element: Element[Any]) -> bool:
+    return element.value is not None and element["litres"] != 0
+
+
+def gives_fuel_back(element: Element[Any]) -> bool:
+    return bool((element["litres"] or 0) < 0)
+
+
+def served(
+    legs: str,
+    fuels: str,
+    path: Literal["columns", "messages", "tombstones"] = "columns",
+    *,
+    co_partitioned: bool = True,
+) -> Flow[Any]:
+    """Legs in envelopes and plain JSON of fuel, per aircraft and then per carrier.
+
+    Legs of no minutes and fuel of no litres are filtered out, negative litres diverted. With `tombstones` records are
+    read message by message.
+    """
+    source = Topic(fuels, FUELS, envelope=False, tombstones="element" if path == "tombstones" else "skip")  # type: ignore[arg-type]
+    flew, fuelled = Flow("served").source(Topic(legs, payload=Leg)), Flow("fuels").source(source)
+    if path == "columns":
+        flow = flew.filter(pl.col("minutes") != 0).merge(fuelled.filter(pl.col("litres") != 0))
+        flow = flow.divert(pl.col("litres") < 0).aggregate("aircraft", "tail", SERVED, co_partitioned=co_partitioned)
+        return flow.aggregate("carrier", "carrier", SERVED)
+    flow = flew.filter(takes_time).merge(fuelled.filter(takes_fuel)).divert(gives_fuel_back)
+    return flow.aggregate("aircraft", tail, Served(), co_partitioned=co_partitioned).aggregate(
+        "carrier", carrier, Served()
+    )
 
 
 def totals(legs: Iterable[Any], key: str) -> dict[bytes, dict[str, Any]]:

@@ -77,7 +77,7 @@ class Legs:
     def start(self, of: Flow, stores: dict[str, str], **options: Any) -> MemoryRunner:
         """Start a run that resumes at the manifest."""
         runner = MemoryRunner(of, stores, whole=self.ends, clock=lambda: self.now, metadata_max_age=MAX_AGE, **options)
-        self.read = runner.run.positions
+        self.read = runner.run.positions("legs")
         return runner
 
     def fold(self, runner: MemoryRunner, **most: int) -> None:

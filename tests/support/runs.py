@@ -17,6 +17,7 @@ from unittest.mock import patch
 from pyspark import SparkConf
 from pyspark.java_gateway import launch_gateway
 
+from aggregations.definition.element import Record
 from aggregations.definition.flow import Flow
 from envelope import decode
 from jobs.views import View
@@ -91,10 +92,20 @@ class Run:
         made: How its flow is made.
         fault: The fault that kills it, as in `HEADWATER_FAULT`.
         jvm: The JVM to run in; it starts its own without one.
-        options: More arguments of `run_flow`.
+        local: Run it without Spark.
+        options: More arguments of `run_flow`, or of `run_local`.
     """
 
-    def __init__(self, world: World, made: Made, fault: str = "", *, jvm: Jvm | None = None, **options: Any) -> None:
+    def __init__(
+        self,
+        world: World,
+        made: Made,
+        fault: str = "",
+        *,
+        jvm: Jvm | None = None,
+        local: bool = False,
+        **options: Any,
+    ) -> None:
         flow, *arguments = made
         given = {
             "flow": flow,
@@ -107,7 +118,7 @@ class Run:
         self._errors = world.directory / f"stderr-{len(list(world.directory.glob('stderr-*')))}"
         with self._errors.open("wb") as errors:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.support.run_flow", json.dumps(given)],
+                [sys.executable, "-m", f"tests.support.{'run_local' if local else 'run_flow'}", json.dumps(given)],
                 cwd=ROOT,
                 env={**os.environ, **(jvm.environment if jvm else {}), SPEC: fault},
                 stdout=subprocess.PIPE,
@@ -178,7 +189,7 @@ def store_faults(flow: Flow[Any], stores: Iterable[str]) -> list[Fault]:
 
 def some_legs(count: int) -> list[Any]:
     """Legs of which any two dozen have several tails, carriers, remainders and pairs in every bucket."""
-    carriers, rng = ["AA", "DL", "UA", "HA"], random.Random(13)
+    carriers, rng = ["AA", "DL", "UA", "B6"], random.Random(13)
     return [
         Leg(tail=f"N{i % 8}", carrier=carriers[(i + i // 8) % 4], minutes=rng.randrange(1, 20)) for i in range(count)
     ]
@@ -189,8 +200,10 @@ def kill_everywhere(
     made: Made,
     legs: Sequence[Any],
     dead: Sequence[Sent],
-    jvm: Jvm,
+    jvm: Jvm | None,
     faults_of: Callable[[Flow[Any], Iterable[str]], list[Fault]] = commit_faults,
+    *,
+    local: Callable[[int], bool] = lambda _: False,
     **options: Any,
 ) -> None:
     """Kill successive runs, each at the next of some steps of its commit, then let one complete.
@@ -203,13 +216,14 @@ def kill_everywhere(
         made: How the flow is made.
         legs: All legs to fold.
         dead: Records that become dead letters.
-        jvm: The JVM of Spark.
+        jvm: The JVM of Spark; None if no run is on Spark.
         faults_of: The steps, for a flow and its stores.
-        options: More arguments of `run_flow`.
+        local: Whether the run of this number is one without Spark.
+        options: More arguments of `run_flow` and `run_local`.
     """
     flow = flow_of(made)
     faults = faults_of(flow, _stores(world, flow))
-    size, before = len(legs) // len(faults), len(jvm.errors)
+    size, before = len(legs) // len(faults), len(jvm.errors) if jvm else 0
     started: list[Run] = []
     try:
         for n, fault in enumerate(faults):
@@ -217,15 +231,15 @@ def kill_everywhere(
             world.send(republished(legs, range(max(0, size * n - 8), size * (n + 1))))
             world.send(dead)
             check_is_a_real_batch(world, flow)
-            started.append(Run(world, made, str(fault), jvm=jvm, **options))
+            started.append(Run(world, made, str(fault), jvm=jvm, local=local(n), **options))
             assert started[-1].wait() == -signal.SIGKILL, f"{fault} was not met: {started[-1].errors}"
             check_invariants(world, flow)
-        started.append(Run(world, made, jvm=jvm, **options))
+        started.append(Run(world, made, jvm=jvm, local=local(len(faults)), **options))
         assert started[-1].wait() == 0, started[-1].errors
     finally:
         for run in started:
             run.end()
-    said = jvm.errors[before:] + "".join(run.errors for run in started)
+    said = (jvm.errors[before:] if jvm else "") + "".join(run.errors for run in started)
     assert [fault for fault in faults if f"injected fault {fault} at {fault.point}" not in said] == []
     world.check(flow)
 
@@ -250,29 +264,38 @@ def check_is_a_real_batch(world: World, flow: Flow[Any]) -> None:
         assert min(keys.values()) > 1, (stage.name, keys)
 
 
-def roots(views: Mapping[bytes, View]) -> set[tuple[int, int]]:
-    """Partition and offset of every root that the states of a stage hold; the topic of all of them is `raw`."""
+def roots(views: Mapping[bytes, View]) -> set[tuple[str, int, int]]:
+    """Topic, partition and offset of every root that the states of a stage hold."""
     return {
-        (int(lane.removeprefix("raw:").partition("#")[0]), int(position[0]))
+        (topic, int(partition), int(position[0]))
         for view in views.values()
         for lane, history in view.histories.lanes.items()
+        for topic, _, partition in [lane.partition("#")[0].rpartition(":")]
         for position in history.held
     }
 
 
+def roots_in(record: Record, flow: Flow[Any]) -> set[tuple[str, int, int]]:
+    """The root of a record: one without a chain is none in a topic of envelopes, and its own root in another one."""
+    if not flow.topics[record.topic].envelope:
+        return {(record.topic, record.partition, record.offset)}
+    return {(hop.topic, hop.partition, hop.offset) for hop in decode(record.value).chain}
+
+
 def check_invariants(world: World, flow: Flow[Any]) -> None:
-    """Check that the stages hold everything below their store's manifest, and everything that upstream stages hold."""
-    records = world.records()
-    upstream: set[tuple[int, int]] = set()
+    """Check that the stages hold everything below their store's manifest, and everything that upstream stages hold.
+
+    Records without a key are those that the flow rejects.
+    """
+    records = {topic: world.records(topic) for topic in flow.topics}
+    upstream: set[tuple[str, int, int]] = set()
     # In this order: a task that outlives its driver may still write, a stage only after the stage downstream of it.
     for stage in flow.stages:
-        ends = world.ends(flow, stage.name)
-        counted = {
-            (hop.partition, hop.offset)
-            for record in records
-            if record.key and record.offset < ends.get(record.partition, 0)
-            for hop in decode(record.value).chain
-        }
+        counted: set[tuple[str, int, int]] = set()
+        for topic, found in records.items():
+            ends = world.ends(flow, stage.name, topic)
+            below = [one for one in found if one.key and one.offset < ends.get(one.partition, 0)]
+            counted = counted.union(*(roots_in(one, flow) for one in below))
         held = roots(world.views(flow, stage.name))
         assert upstream <= held
         assert counted <= held

@@ -4,7 +4,7 @@ import random
 import sqlite3
 import uuid
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,6 +87,7 @@ class World:
         directory: Where the stores are: one file for each stage with `apart`, else one for all.
         apart: Every stage has a store of its own.
         urls: URL of the store by stage name, where states are not in files.
+        runner: What runs flows: `run_flow`, or `run_local`.
     """
 
     def __init__(
@@ -98,10 +99,12 @@ class World:
         *,
         apart: bool = False,
         urls: Mapping[str, str] | None = None,
+        runner: Callable[..., Report] = run_flow,
     ) -> None:
         self.settings = KafkaSettings(kafka)
         self.topics = Topics(self.settings, timeout=30)
         self.topic, self.dead, self.directory, self.apart, self.urls = topic, dead, directory, apart, urls
+        self.runner = runner
         self._consumer = Consumer(
             {
                 "bootstrap.servers": kafka,
@@ -116,8 +119,8 @@ class World:
         """End the consumer."""
         self._consumer.close()
 
-    def send(self, messages: Iterable[Sent]) -> None:
-        """Produce and wait until all are acknowledged."""
+    def send(self, messages: Iterable[Sent], topic: str = "") -> None:
+        """Produce to a topic, by default to the first source, and wait until all are acknowledged."""
         failed: list[KafkaError] = []
         # A new producer each time sees added partitions and recreated topics immediately.
         producer = Producer(
@@ -125,7 +128,7 @@ class World:
         )
         for one in messages:
             producer.produce(
-                self.topic,
+                topic or self.topic,
                 one.value,
                 one.key,
                 one.partition,
@@ -143,9 +146,9 @@ class World:
         return bind(flow, {stage: f"sqlite:///{self.directory}/{name}.db" for stage, name in names.items()})
 
     def run(self, flow: Flow[Any], **options: Any) -> Report:
-        """Run the flow on Spark until it is caught up, in the existing session."""
+        """Run the flow until it is caught up; on Spark, in the existing session."""
         given = {"dead_letters": self.dead, "until_caught_up": True, **options}
-        return run_flow(flow, kafka=self.settings, stores=self.stores(flow), **given)
+        return self.runner(flow, kafka=self.settings, stores=self.stores(flow), **given)
 
     def views(self, flow: Flow[Any], stage: str) -> dict[bytes, View]:
         """Every state of a stage."""
@@ -186,15 +189,19 @@ class World:
         return letters
 
     def oracle(self, flow: Flow[Any], *batches: Sequence[Record]) -> MemoryRunner:
-        """The in-memory runner after these batches; by default after one batch of everything in the topic."""
-        ends = {partition: marks.high for (_, partition), marks in self.topics.marks([self.topic]).items()}
+        """The in-memory runner after these batches; by default after one batch of everything in the topics."""
+        marks = self.topics.marks(list(flow.topics))
+        ends = {
+            name: {partition: one.high for (topic, partition), one in marks.items() if topic == name}
+            for name in flow.topics
+        }
         runner = MemoryRunner(
             flow,
             bind(flow, {}, f"memory://{uuid.uuid4().hex}"),
-            topic_ids=self.topics.topic_ids([self.topic]),
-            whole=lambda: ends,
+            topic_ids=self.topics.topic_ids(list(flow.topics)),
+            whole={name: lambda name=name: ends[name] for name in ends},  # type: ignore[misc]
         )
-        for batch in batches or [self.records()]:
+        for batch in batches or [[record for name in flow.topics for record in self.records(name)]]:
             runner.process(batch)
         return runner
 
@@ -221,11 +228,11 @@ class World:
             found[cause] = (dead.key, dead.value, own_headers(dead.headers))
         same(found, wanted)
 
-    def ends(self, flow: Flow[Any], stage: str = "") -> dict[int, int]:
-        """Next offset by partition in the manifest of a stage's store; empty without a manifest."""
+    def ends(self, flow: Flow[Any], stage: str = "", topic: str = "") -> dict[int, int]:
+        """Next offset by partition of a topic in the manifest of a stage's store; empty without a manifest."""
         with closing(open_store(self.stores(flow)[stage or flow.stage_names[0]])) as store:
             manifest = store.load_manifest(FlowRef(flow.name, 1))
-        progress = manifest.positions.get(self.topic, {}) if manifest else {}
+        progress = manifest.positions.get(topic or self.topic, {}) if manifest else {}
         return {partition: one.next_offset for partition, one in progress.items()}
 
     def manifest(self, flow: Flow[Any], stage: str = "") -> bytes:

@@ -13,6 +13,7 @@ import pytest
 
 from aggregations import (
     Element,
+    Emit,
     Fields,
     Flow,
     Fold,
@@ -22,17 +23,24 @@ from aggregations import (
     Raw,
     Record,
     Topic,
+    approximate_distinct,
     bind,
+    collect,
     count,
     first,
+    histogram,
     last,
     maximum,
     mean,
     minimum,
+    quantiles,
     read_snapshot,
     run_flow,
+    standard_deviation,
+    top,
     total,
     tumbling,
+    variance,
 )
 from envelope import (
     Decision,
@@ -50,7 +58,7 @@ from envelope import (
     decode,
     encode,
 )
-from jobs import View, kafka, states
+from jobs import States, View, kafka, states
 from jobs.republish import (
     PASS,
     InputRecord,
@@ -90,9 +98,18 @@ columns = (
             usual=mean("cents"),
             opened=first("cents"),
             latest=last("cents", by="cents"),
+            large=count(where=pl.col("cents") > 100),
+            spread=variance("cents", where="test"),
+            deviation=standard_deviation("cents"),
+            sizes=histogram("cents", [1, 10, 99.5]),
+            opening=collect("cents", 3),
+            customers=approximate_distinct("customer", precision=12),
+            typical=quantiles("cents", at=[0.5], k=100),
+            usual_ones=top("customer", 3, size=100),
         ),
         history=64,
         store="sqlite://states.db",
+        emit=Emit(cents="new.cents", before=pl.col("old.cents")).when("test").changed(),
     )
     .publish_states("orders.states")
 )
@@ -116,13 +133,27 @@ assert_type(numbers.flat_map(coins), Flow[bool])
 assert_type(orders.flat_map(pl.col("lines")), Flow[Mapping[str, Any]])
 assert_type(numbers.filter(lambda amount: amount.value > 0), Flow[int])
 assert_type(numbers.publish("amounts", value=named), Flow[int])
+assert_type(numbers.also_to("all", lambda flow: flow.publish("all", value=named)), Flow[int])
+assert_type(numbers.branch("large", lambda amount: amount.value > 9, lambda flow: flow.publish("large")), Flow[int])
+assert_type(numbers.via(lambda flow: flow.map(lambda amount: str(amount.value))), Flow[str])
+numbers.publish(lambda amount: f"amounts.{amount.value % 2}", topics=["amounts.0", "amounts.1"])
+numbers.branch("large", "amount > 9")  # type: ignore[call-arg]
+
+assert_type(Flow("both").source(Topic("orders"), Topic("returns")), Flow[Mapping[str, Any]])
+assert_type(orders.merge(numbers), Flow[Mapping[str, Any] | int])
 
 numbers.publish("amounts", value=lambda amount: str(amount.value))  # type: ignore[arg-type,return-value]
 numbers.flat_map(lambda amount: amount.value)  # type: ignore[arg-type,return-value]
 orders.map(euros=100)  # type: ignore[call-overload]
 orders.source("orders")  # type: ignore[arg-type]
+orders.merge(Topic("returns"))  # type: ignore[arg-type]
 Fields(orders=count, cents="cents")  # type: ignore[arg-type]
 total()  # type: ignore[call-arg]
+total("cents", "test")  # type: ignore[call-arg]
+histogram("cents")  # type: ignore[call-arg]
+top("customer")  # type: ignore[call-arg]
+Emit("new.cents")  # type: ignore[call-arg]
+Emit(cents=1)  # type: ignore[arg-type]
 Flow()  # type: ignore[call-arg]
 Topic("orders", Raw(), tombstones="skip")  # type: ignore[arg-type]
 
@@ -251,7 +282,11 @@ def misspelt(settings: KafkaSettings) -> Republisher:
 latest = Latest()
 assert_type(latest.apply(b"ann", read_snapshot(b"value")), bool)
 latest.apply(b"ann", b"value")  # type: ignore[arg-type]
-assert_type([*states(summed, "customer", bind(summed, {}))], list[View])
+read = states(summed, "customer", bind(summed, {}), prefix=b"a", where="total > 9", limit=5)
+assert_type(read, States)
+assert_type(list(read), list[View])
+assert_type(read.frame(), pl.DataFrame)
+states(summed, "customer", bind(summed, {}), prefix="a")  # type: ignore[arg-type]
 assert_type(kafka(), KafkaSettings)
 
 store: StateStore = open_store("memory://orders")

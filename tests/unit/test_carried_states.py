@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from aggregations.definition.aggregates import count, first, last, maximum, mean, minimum, total
+from aggregations.definition.aggregates_exact import collect, histogram, standard_deviation, variance
+from aggregations.definition.aggregates_sketches import approximate_distinct, quantiles, top
 from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Flow
 from aggregations.errors import DefinitionChangedError, FlowError
@@ -128,11 +130,22 @@ def test_a_declaration_that_is_taken_away_again_is_another_definition():
         (first("minutes"), minimum("minutes")),
         (minimum("tail"), minimum("minutes")),
         (maximum("minutes"), maximum("tail")),
+        (mean("minutes"), variance("minutes")),
+        (variance("minutes"), mean("minutes")),
+        (histogram("minutes", [1]), histogram("minutes", [2])),
+        (collect("minutes", 1), collect("minutes", 2)),
+        (first("minutes"), collect("minutes", 1)),
+        (approximate_distinct("minutes"), approximate_distinct("minutes", precision=12)),
+        (approximate_distinct("minutes"), quantiles("minutes")),
+        (quantiles("minutes"), quantiles("minutes", k=100)),
+        (top("minutes", 1), top("minutes", 1, size=2)),
+        (top("minutes", 1), maximum("tail")),
     ],
 )
 def test_a_field_whose_state_is_of_another_kind_is_refused(old, new):
     store = fresh_store()
-    runner(flow(Fields(x=old)), store).process(legs(0, delay=1.5) + [leg(2, "N2", minutes=-5, delay=2.5)])
+    records = [*legs(0, delay=1.5), *(leg(2 + i, "N2", minutes=-5 - i, delay=2.5) for i in range(3))]
+    runner(flow(Fields(x=old)), store).process(records)
     with pytest.raises(DefinitionChangedError, match=r"field 'x' is not the state of "):
         accepted(Fields(x=new), store)
 
@@ -144,6 +157,13 @@ def test_a_field_whose_state_is_of_another_kind_is_refused(old, new):
         (minimum("minutes"), maximum("delay")),
         (last("minutes"), last("tail")),
         (first("minutes", by="delay"), first("tail", by="minutes")),
+        (count(), count(where="late")),
+        (variance("minutes"), standard_deviation("delay")),
+        (histogram("minutes", [1, 2]), histogram("delay", [1, 2.0])),
+        (collect("minutes", 3), collect("tail", 4)),
+        (approximate_distinct("minutes"), approximate_distinct("tail")),
+        (quantiles("minutes"), quantiles("delay", at=[1])),
+        (top("minutes", 1), top("tail", 2)),
     ],
 )
 def test_a_field_of_the_same_kind_is_continued(old, new):
@@ -152,6 +172,38 @@ def test_a_field_of_the_same_kind_is_continued(old, new):
     both = Both(flow(Fields(x=new)), both.stores, accept=DEFINITION)
     both.process(legs(2, delay=2.5))
     assert both.results("aircraft")[b"N0"]["x"] is not None
+
+
+def test_every_aggregate_can_be_added_and_then_holds_what_comes_after():
+    added = Fields(
+        n=count(),
+        m=total("minutes"),
+        spread=variance("minutes"),
+        deviation=standard_deviation("minutes"),
+        sizes=histogram("minutes", [3]),
+        some=collect("minutes", 1),
+        kinds=approximate_distinct("minutes"),
+        ranks=quantiles("minutes", at=[1]),
+        usual=top("minutes", 1),
+    )
+    new = [name for name in added.fields if name not in OLD.fields]
+    both = Both(flow(OLD))
+    both.process(legs(0, 1))
+    both = Both(flow(added.added(**dict.fromkeys(new))), both.stores, accept=DEFINITION)
+    both.process(legs(2, 4))
+    assert both.results("aircraft")[b"N0"] == {
+        "n": 3,
+        "m": 6,
+        "spread": 2.0,
+        "deviation": 2.0**0.5,
+        "sizes": {"bounds": [3.0], "counts": [1, 1]},
+        "some": {"values": [2], "dropped": 1},
+        "kinds": 2,
+        "ranks": [4.0],
+        "usual": {"values": [[2, 1]], "error": 0},
+    }
+    with pytest.raises(FlowError, match=r"added\(\): top 'usual' cannot start with 1; use None if nothing was folded"):
+        added.added(usual=1)
 
 
 class Counter:

@@ -50,6 +50,7 @@ def test_json_has_key_state_version_lanes_and_holes(
     assert run(monkeypatch, "--store", store, "--json", "--key", "a") == 0
     [view] = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert view.pop("definition") == flow.stages[0].definition
+    assert isinstance(view.pop("written_by_ms"), int)
     assert view == {
         "key": "a",
         "state": {"visits": 3, "ms": 61 / 3},

@@ -1,5 +1,6 @@
 import math
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -150,7 +151,7 @@ def test_spark_s_settings_keep_the_user_s_java_options_behind_ours() -> None:
 
 
 def test_the_only_stage_needs_no_name() -> None:
-    single = flow.__class__("one", flow.steps[:3], flow.topic)
+    single = replace(flow, name="one", steps=flow.steps[:3])
     assert settings.stage_of(single, None) == "aircraft"
     assert settings.stage_of(flow, "carrier") == "carrier"
 

@@ -48,7 +48,7 @@ class Seen:
 def elements_of(records: list[Record], topic: Topic) -> Elements:
     batch = Decoder(topic).decode(table_of(records))
     frame = batch.frame.with_columns(pl.Series("_value", [one.value for one in records], dtype=pl.Binary))
-    return Elements(frame, batch.signatures, topic, lambda *place: Node(*place, TOPIC_ID))
+    return Elements(frame, batch.signatures, lambda _: topic, lambda *place: Node(*place, TOPIC_ID))
 
 
 def test_an_element_over_columns_is_the_element_of_its_record() -> None:

@@ -186,7 +186,7 @@ def lay(monkeypatch: pytest.MonkeyPatch, run: MemoryRunner) -> None:
             application="fleet",
             hole=dead.hole,
             items=dead.items,
-            form=Form.ENVELOPE if run.topic.envelope else Form.PAYLOAD,
+            form=Form.ENVELOPE if run.flow.source_of(one.topic).envelope else Form.PAYLOAD,
         )
         found.append(StoredDeadLetter(Hop("dead", 0, n), one.key, one.value, facts.headers(), facts))
     monkeypatch.setattr(discarding, "Letters", lambda *_: found)

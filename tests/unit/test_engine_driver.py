@@ -104,11 +104,11 @@ class Driver:
         monkeypatch.setattr(batches, "pause_seconds", lambda _: 0.0)
         self.run = begin(of, bind(of, urls or {}, fresh_store()))
         self.run.start_at("legs", "T1", {0: 0, 1: 0})
-        plan = SimpleNamespace(topic_id="T1", starts={0: 0, 1: 0})
+        plan = SimpleNamespace(topic="legs", topic_id="T1", starts={0: 0, 1: 0})
         self.stop = threading.Event()
         self.engine = Engine(
             of,
-            Opening(self.broker, self.run, plan),  # type: ignore[arg-type]
+            Opening(self.broker, self.run, [plan]),  # type: ignore[arg-type, list-item]
             SimpleNamespace(routes=2, is_local=True, execute=execute),  # type: ignore[arg-type]
             kafka=KafkaSettings("nowhere:1"),
             dead_letters="dead",
@@ -122,7 +122,7 @@ class Driver:
         return self.engine.batches.fold((), ENDS)
 
     def commit(self) -> None:
-        self.engine._commit([Range(partition, 0, end) for (_, partition), end in ENDS.items()])
+        self.engine._commit([Range(partition, 0, end, "legs") for (_, partition), end in ENDS.items()])
 
     def stream(self, *, until_caught_up: bool = True, most: int = 0) -> Report:
         return self.engine.stream(until_caught_up=until_caught_up, trigger_seconds=0.0, max_records=most)
@@ -170,7 +170,7 @@ def test_what_a_stage_could_not_fold_is_no_reason_to_fold_again_where_nothing_sc
 def test_a_key_in_two_partitions_moves_the_first_stage_behind_a_shuffle_for_the_rest_of_the_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    shared = SharedKeyError("a key is in two partitions")
+    shared = SharedKeyError("a key is in two partitions", "legs")
     driver = Driver(
         monkeypatch, flow(), (TaskReport(), [shared]), (report(1), []), (report(2), []), (TaskReport(), [shared])
     )
@@ -256,8 +256,8 @@ def test_a_run_reads_to_the_ends_that_it_found_and_writes_the_group_s_offsets_be
     driver = Driver(monkeypatch, flow(), (report(6), []), (report(6), []))
     assert driver.stream(most=10).records == 12
     assert [job.tasks for job in driver.jobs] == [
-        (Slot(0, (Range(0, 0, 4),)), Slot(1, (Range(1, 0, 5),))),
-        (Slot(0, (Range(0, 4, 5),)), Slot(1, (Range(1, 5, 7),))),
+        (Slot(0, (Range(0, 0, 4, "legs"),)), Slot(1, (Range(1, 0, 5, "legs"),))),
+        (Slot(0, (Range(0, 4, 5, "legs"),)), Slot(1, (Range(1, 5, 7, "legs"),))),
     ]
     assert driver.broker.committed == [("lag", {("legs", 0): 4, ("legs", 1): 5}), ("lag", ENDS)]
     assert driver.run.start == ENDS
@@ -277,7 +277,9 @@ def test_an_added_partition_is_read_from_its_beginning_and_an_empty_one_is_noted
     driver.broker.count = 4
     driver.broker.highs |= {TopicPartition("legs", 2): 9, TopicPartition("legs", 3): 0}
     driver.stream()
-    assert [one for slot in driver.jobs[0].tasks for one in slot.ranges if one.partition == 2] == [Range(2, 0, 9)]
+    assert [one for slot in driver.jobs[0].tasks for one in slot.ranges if one.partition == 2] == [
+        Range(2, 0, 9, "legs")
+    ]
     assert driver.run.start == {**ENDS, TopicPartition("legs", 2): 9, TopicPartition("legs", 3): 0}
 
 
@@ -343,7 +345,7 @@ def test_a_run_that_is_told_to_stop_does_not_wait_to_try_a_batch_again(monkeypat
 
 
 def test_a_key_in_two_partitions_is_a_growth_from_the_next_attempt_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    shared = SharedKeyError("a key is in two partitions")
+    shared = SharedKeyError("a key is in two partitions", "legs")
     driver = Driver(monkeypatch, flow(), (TaskReport(), [shared]), (report(1), []), (report(1), []))
     driver.attempt()  # and no manifest: the run may die here
     assert [job.evict for job in driver.jobs] == [True, False]

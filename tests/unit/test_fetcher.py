@@ -7,8 +7,8 @@ import pyarrow as pa
 import pytest
 
 from aggregations.engine import clients, fetch
-from aggregations.engine.consuming import Event
 from aggregations.engine.fetch import Fetcher
+from aggregations.engine.message_objects import Event
 from aggregations.engine.ranges import Range
 from persistence.kafka import KafkaSettings
 from persistence.protocol import FlowRef

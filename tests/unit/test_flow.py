@@ -235,7 +235,6 @@ BAD = {
     "a value that is no function": (lambda: legs().publish("out", value=3), "takes a function"),
     "a published key of no type": (lambda: legs().publish("out", key="delay"), "the key is of type Float64"),
     "a name that is no text": (lambda: Flow(3), "3 is not a valid flow name"),  # type: ignore[arg-type]
-    "a flow made of no topic": (lambda: Flow("f", topic=3), "takes a Topic.*; got int"),  # type: ignore[arg-type]
     "a source of nothing": (lambda: Flow("f").source(None), "takes a Topic.*; got NoneType"),
     "a stage name that is no text": (lambda: legs().aggregate(3, "tail", COUNT), "3 is not a valid stage name"),
     "a reserved stage name": (lambda: legs().aggregate("end", "tail", COUNT), "'end' is reserved"),

@@ -106,7 +106,7 @@ def test_a_second_growth_during_the_first_begins_the_wait_anew():
     legs.fold(runner, p0=0, p1=0)
     legs.now += LATER / 2
     legs.fold(runner, p0=0, p1=0)
-    assert runner.run.growth == Growth(4, 12, runner.run.growth.seen_at_ms)
+    assert runner.run.growths.get("legs") == Growth(4, 12, runner.run.growths.get("legs").seen_at_ms)
     legs.write(*[*range(12)] * 10)
     legs.now += LATER
     legs.fold(runner, p0=0)
@@ -122,17 +122,17 @@ def test_a_growth_is_over_when_all_is_read_that_was_there_five_minutes_after_its
     legs.grow(2, known=False)
     legs.write(*[1] * 10)
     legs.fold(runner)
-    assert runner.run.growth.until is None
+    assert runner.run.growths.get("legs").until is None
     legs.now += LATER
     legs.write(*[1] * 10)
     legs.fold(runner, p0=5)
-    assert runner.run.growth.until == {0: 21, 1: 0}
+    assert runner.run.growths.get("legs").until == {0: 21, 1: 0}
     assert max(held(runner)) == 15, "nothing is evicted yet"
     legs.fold(runner)
-    assert runner.run.growth.until == {0: 21, 1: 0}, "as far as the batch before it had come"
+    assert runner.run.growths.get("legs").until == {0: 21, 1: 0}, "as far as the batch before it had come"
     legs.write(1)
     legs.fold(runner)
-    assert runner.run.growth is None
+    assert runner.run.growths.get("legs") is None
     assert runner.run.manifest.growth == {}
     assert held(runner) == [1, 4], "the next fold of a key cuts it"
 
@@ -168,12 +168,12 @@ def test_a_growth_is_kept_over_restarts_and_seen_at_a_start():
     runner = legs.start(of, at)
     legs.fold(runner, p0=0, p1=0)
     legs.now += 10
-    seen = runner.run.growth
+    seen = runner.run.growths.get("legs")
     assert (seen.partitions_before, seen.partitions_now) == (2, 4)
     runner = legs.start(of, at)
-    assert runner.run.growth == seen
+    assert runner.run.growths.get("legs") == seen
     legs.fold(runner)
-    assert runner.run.growth == seen
+    assert runner.run.growths.get("legs") == seen
     assert runner.results("s0") == legs.expected()
 
 
@@ -190,11 +190,11 @@ def test_of_two_stores_the_one_that_is_behind_says_how_long_a_growth_lasts():
     legs.now += LATER
     legs.fold(runner)
     legs.fold(runner)
-    assert runner.run.growth is None
+    assert runner.run.growths.get("legs") is None
     after = legs.start(of, at)
-    assert after.run.growth is None
+    assert after.run.growths == {}
     upstream.save_manifest(ref, msgspec.structs.replace(behind, epoch=after.run.epoch, batch=after.run.batch))
-    assert legs.start(of, at).run.growth == behind.growth["legs"]
+    assert legs.start(of, at).run.growths == {"legs": behind.growth["legs"]}
 
 
 def test_a_topic_that_grew_before_it_was_first_read_shows_by_a_key_in_two_partitions():
@@ -312,23 +312,23 @@ def test_a_runner_that_gets_records_alone_knows_a_growth_by_their_partitions_and
     legs.write(0, 1)
     [first], [second] = legs.partitions
     runner.process([first])
-    assert runner.run.growth is None
+    assert runner.run.growths.get("legs") is None
     runner.process([second])
-    assert runner.run.growth == Growth(1, 2, 5_000)
+    assert runner.run.growths.get("legs") == Growth(1, 2, 5_000)
     whole = {0: 0, 1: 0, 2: 0}
     runner = MemoryRunner(
         of, runner.run.urls, accept=[Risk.GROWN_UNDRAINED], whole=lambda: whole, clock=lambda: now, metadata_max_age=1
     )
     runner.process([])
-    assert runner.run.growth is not None
-    assert (runner.run.growth.partitions_now, runner.run.growth.until) == (3, None)
+    assert runner.run.growths.get("legs") is not None
+    assert (runner.run.growths.get("legs").partitions_now, runner.run.growths.get("legs").until) == (3, None)
     now = 6.5
     runner.process([])
-    assert runner.run.growth is None or runner.run.growth.until is not None
+    assert runner.run.growths.get("legs") is None or runner.run.growths.get("legs").until is not None
 
 
 @pytest.mark.parametrize(("key", "grown"), [(None, False), (b"N1", True)])
 def test_records_without_a_key_in_two_partitions_are_no_growth_and_those_of_one_key_are(key, grown):
     run = runner(fleet())
     run.process([replace(leg(0, partition=n), key=key) for n in (0, 1)])
-    assert (run.run.growth is not None) == grown
+    assert (run.run.growths.get("legs") is not None) == grown

@@ -96,16 +96,16 @@ def test_a_look_makes_the_checks_of_a_start_takes_no_epoch_and_writes_nothing():
 def test_a_look_shows_the_growth_that_the_run_at_work_has_noted():
     stores = two_stores()
     running = begin(flow(), stores)
-    running.look(2, clock_ms=7, ends=None)
+    running.look("legs", 2, clock_ms=7, ends=None)
     running.advanced(running.noting())
     assert running.noting().growth == {}, "nothing was read yet, so nothing has grown"
     running.advanced(running.following({TopicPartition("legs", 0): 1}, {"legs": "T"}, {}))
-    running.look(2, clock_ms=7, ends=None)
+    running.look("legs", 2, clock_ms=7, ends=None)
     for name, _ in running.distinct_stores():
         running.save_manifest(name, running.noting())
     seen = look(flow(), stores)
-    assert seen.growth == running.growth == seen.manifest.growth["legs"]
-    assert seen.growth.partitions_now == 2
+    assert seen.growths == running.growths == seen.manifest.growth
+    assert seen.growths["legs"].partitions_now == 2
 
 
 def test_a_run_knows_that_a_newer_one_has_taken_its_epoch():
@@ -232,7 +232,7 @@ def test_a_look_says_whether_the_growth_has_changed_and_waits_as_long_as_produce
     ends = {0: 9, 1: 9}
     changes = [(1, 0, False), (2, 5_000, True), (2, 5_000, False), (2, 64_999, False), (2, 65_000, True)]
     for partitions, clock_ms, changed in changes:
-        assert run.look(partitions, clock_ms=clock_ms, ends=lambda: ends, max_age_seconds=60) is changed
+        assert run.look("legs", partitions, clock_ms=clock_ms, ends=lambda: ends, max_age_seconds=60) is changed
 
 
 def test_a_run_that_fails_after_batches_of_its_own_counts_as_crashed_and_one_that_reads_nothing_does_not():

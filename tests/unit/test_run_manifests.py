@@ -102,10 +102,10 @@ def test_the_growth_that_is_found_at_a_start_is_written_into_every_store_though_
     begin(flow(), stores).start_at("legs", "T1", starts)
     begin(flow(), stores).start_at("legs", "T1", starts, growth)
     run = begin(flow(), stores)
-    assert run.growth == growth
+    assert run.growths == {"legs": growth}
     assert [one.growth for one in stored(run)] == [{"legs": growth}] * 2
     run.start_at("legs", "T1", starts)
-    assert begin(flow(), stores).growth is None
+    assert begin(flow(), stores).growths == {}
     assert [one.growth for one in stored(run)] == [{}] * 2
 
 
@@ -122,12 +122,12 @@ def test_a_growth_is_written_once_before_its_batch_and_its_end_goes_with_the_bat
     """Written before, the end would let the next run evict what a replay of that batch still needs."""
     run = begin(flow(), two_stores())
     run.start_at("legs", "T1", {0: 5})
-    run.growth = Growth(1, 2, 7)
+    run.growths["legs"] = Growth(1, 2, 7)
     watch = faults.Injector([])
     with faults.use(watch):
         run.note_growth()
         run.note_growth()
-        run.growth = None
+        run.growths.clear()
         run.note_growth()
     assert watch.reached == {"ledger": 2}
     assert [one.growth for one in stored(run)] == [{"legs": Growth(1, 2, 7)}] * 2

@@ -16,7 +16,7 @@ from aggregations.definition.flow import END_OF_FLOW, Flow
 from aggregations.definition.source import Json, Topic
 from aggregations.engine.job import Exclusion, Job, RecordAtStage, TaskReport
 from aggregations.engine.path import Work, route_of
-from aggregations.engine.ranges import Slot
+from aggregations.engine.ranges import Range, Slot
 from aggregations.per_message.dead_letters import RejectedRecord
 from aggregations.per_message.ledger import UnlistedError
 from aggregations.run.begin import begin
@@ -102,8 +102,8 @@ def of_columns(step: str) -> Flow[Any]:
 def by_message(step: str) -> Flow[Any]:
     """The first flow on the per-message path."""
     found = flow(step)
-    assert found.topic is not None
-    return replace(found, topic=replace(found.topic, tombstones=Tombstones.ELEMENT))
+    [one] = found.inputs
+    return replace(found, inputs=(replace(one, topic=replace(one.topic, tombstones=Tombstones.ELEMENT)),))
 
 
 FLOWS = [
@@ -183,7 +183,7 @@ class Tasks:
             {},
             self.run.known,
             excluded=excluded,
-            tasks=(Slot(0, ()),),
+            tasks=(Slot(0, (Range(0, 0, 60, "orders"),)),),
             asked=("raw", "orders"),
             ledger=self.run.ledger,
         )

@@ -6,6 +6,7 @@ import polars as pl
 import pytest
 
 from aggregations.definition.aggregates import count, mean, total
+from aggregations.definition.aggregates_sketches import approximate_distinct, quantiles
 from aggregations.definition.element import Record
 from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Flow
@@ -38,6 +39,18 @@ def test_a_batch_publishes_one_snapshot_per_changed_key_with_what_readers_see() 
     assert found[b"a"] == Snapshot("fleet", "aircraft", 1, 1, 1, 1, {"legs": 2, "minutes": 10.0})
     assert set(found) == {b"a", b"b"}
     assert {output.topic for output in runner.outputs} == {"aircraft.states"}
+
+
+def test_snapshots_of_sketches_have_their_results() -> None:
+    flow = (
+        Flow("fleet")
+        .source(Topic("legs", Json({"tail": str, "air": int}), envelope=False))
+        .aggregate("aircraft", "tail", Fields(kinds=approximate_distinct("air"), ranks=quantiles("air", at=[0.5])))
+        .publish_states("aircraft.states")
+    )
+    runner = MemoryRunner(flow, bind(flow, {}, "memory://snapshots-sketches"))
+    runner.process([leg(0, "a"), leg(1, "a")])
+    assert [read_snapshot(output.value).state for output in runner.outputs] == [{"kinds": 1, "ranks": [10.0]}]
 
 
 def test_a_batch_of_duplicates_publishes_nothing_and_the_next_version_follows_the_store_s() -> None:

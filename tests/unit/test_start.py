@@ -120,7 +120,7 @@ def test_the_stores_keep_the_start_from_the_first_write_on_and_through_batches()
     run.start_at("legs", "T1", {0: 60}, starting_offsets={0: 60})
     run.close()
     run = begin(flow(), stores)
-    assert run.positions == {0: 60}
+    assert run.positions("legs") == {0: 60}
     run.start_at("legs", "T1", {0: 60})
     after = run.following({TopicPartition("legs", 0): 70, TopicPartition("legs", 1): 5}, {"legs": "T1"}, {})
     assert after.starting_offsets == {"legs": {0: 60}}
@@ -144,11 +144,11 @@ def test_a_first_start_that_dies_between_two_stores_leaves_no_start_behind() -> 
         run.start_at("legs", "T1", {0: 60}, starting_offsets={0: 60})
     run.close()
     run = begin(flow(), stores)
-    assert run.positions == {}, "not every store has it"
+    assert run.positions("legs") == {}, "not every store has it"
     run.start_at("legs", "T1", {0: 0})
     assert run.manifest is not None
     assert run.manifest.starting_offsets == {}
-    assert run.positions == {0: 0}
+    assert run.positions("legs") == {0: 0}
     run.close()
 
 

@@ -22,10 +22,11 @@ from tests.support.cli import run
 
 ROOT = Path(__file__).parents[2]
 FLEET = """
-from aggregations import Flow
+from dataclasses import replace
+
 from jobs.demo.flow import flow as demo
 
-flow = Flow("fleet", demo.steps, demo.topic)
+flow = replace(demo, name="fleet")
 """
 GUARD = 'if __name__ == "__main__":\n    '
 

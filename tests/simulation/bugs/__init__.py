@@ -2,9 +2,10 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
-from tests.simulation.bugs import commit, growth, letters, processes, routes, rule, stages, stores
+from tests.simulation.bugs import commit, growth, letters, processes, routes, rule, sources, stages, stores
+from tests.simulation.functions import OUT
 from tests.simulation.patch import Patch
-from tests.simulation.topology import OUT, Spec
+from tests.simulation.topology import Spec
 
 BUGS: Mapping[str, tuple[str, Sequence[Patch]]] = {
     **rule.BUGS,
@@ -14,6 +15,7 @@ BUGS: Mapping[str, tuple[str, Sequence[Patch]]] = {
     **letters.BUGS,
     **processes.BUGS,
     **routes.BUGS,
+    **sources.BUGS,
     **stores.BUGS,
 }
 """Name to what is wrong, and the patches that make it so."""
@@ -21,9 +23,11 @@ BUGS: Mapping[str, tuple[str, Sequence[Patch]]] = {
 MATTERS: Mapping[str, Callable[[Spec], bool]] = {
     **{name: lambda spec: bool(spec.processors) for name in BUGS if name.startswith("service-")},
     **dict.fromkeys(growth.BUGS, lambda spec: spec.growth == "lagging"),
+    **dict.fromkeys(sources.BUGS, lambda spec: spec.second),
     "outputs-not-marked": lambda spec: spec.audit == OUT,
     "outputs-before-a-stage-not-listed": lambda spec: bool(spec.publishes_before),
     "struck-although-rejected-again": lambda spec: not spec.folds,
+    "branch-fails-alone": lambda spec: spec.aside and any(stage.fails == "filter" for stage in spec.stages),
     "marks-not-kept-upstream": lambda spec: spec.split < len(spec.stages),
     "partial-flat-map": lambda spec: any(stage.flat for stage in spec.stages),
     "service-gives-no-key": lambda spec: spec.keyless and bool(spec.processors),

@@ -4,8 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from aggregations.definition import flow
+from aggregations.definition import stages
 from aggregations.definition.flow import Divert
+from aggregations.definition.operators import Branch
 from aggregations.per_message import steps
 from aggregations.per_message.dead_letters import DeadLetterCollector
 from aggregations.per_message.ledger import Changes, Entry, Ledger
@@ -40,6 +41,12 @@ def _diverts_records(applied: Any, step: Divert) -> None:
     applied.rejected[before:] = [replace(one, whole=True) for one in applied.rejected[before:]]
 
 
+def _branch_alone(applied: Any, step: Branch) -> None:
+    before = list(applied.elements)
+    _branch(applied, step)
+    applied.elements = before
+
+
 def _one_by_one(applied: Applied, results: Sequence[Any]) -> list[Any]:
     """Rejects the items that fail, and nothing else of their records."""
     pairs = list(zip(applied.elements, results, strict=True))
@@ -65,8 +72,9 @@ def _of_the_fold_alone(steps: Any, source: str) -> str:
     return made
 
 
-_definition_of = original(flow, "definition_of")
+_definition_of = original(stages, "definition_of")
 _divert = original(steps, "_divert")
+_branch = original(steps, "_branch")
 
 
 BUGS: Mapping[str, tuple[str, Sequence[Patch]]] = {
@@ -113,13 +121,17 @@ BUGS: Mapping[str, tuple[str, Sequence[Patch]]] = {
         "an entry that a record fills is struck from the ledger, though the record is rejected again",
         [(Changes, "resolved", lambda self: replace(self, added=set(), again=set()))],
     ),
+    "branch-fails-alone": (
+        "a record that fails in a branch goes on on the main line",
+        [(steps, "_STEPS", {**steps._STEPS, Branch: _branch_alone})],
+    ),
     "mend-drops-the-chain": (
         "a dead letter that is mended comes back without its chain",
         [(redrive, "_rebuilt", _without_chain)],
     ),
     "definition-without-lanes": (
         "a definition leaves out what names the lanes",
-        [(flow, "definition_of", _of_the_fold_alone)],
+        [(stages, "definition_of", _of_the_fold_alone)],
     ),
     "letters-taken-for-envelopes": (
         "every dead letter is taken for an envelope, that of a topic without envelopes as well",

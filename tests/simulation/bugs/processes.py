@@ -32,7 +32,7 @@ def _from_the_end(*arguments: Any) -> Plan:
 
 def _from_the_group(self: Any, *arguments: Any, **options: Any) -> None:
     _init(self, *arguments, **options)
-    self.next = {n: self._cluster.committed(self.name, self.topic, n) for n in range(len(self.log.partitions))}
+    self.next = {place: self._cluster.committed(self.name, *place) for place, _ in self._partitions()}
 
 
 def _offsets_first(self: Any, limit: int, slow: int = -1) -> None:

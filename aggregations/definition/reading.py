@@ -1,0 +1,121 @@
+"""What a flow reads: its sources, and what its steps need of their records."""
+
+from functools import cached_property
+
+from aggregations.definition.expressions import columns_of
+from aggregations.definition.inputs import Input, SiblingPolicy
+from aggregations.definition.operators import Aggregate, PublishStates, Step, publishes
+from aggregations.definition.paths import expressions_of, is_vectorised
+from aggregations.definition.source import Topic
+from aggregations.definition.system import HEADERS, LISTS, SYSTEM_COLUMNS
+from aggregations.errors import FlowError
+from envelope import Tombstones
+
+
+class Reading:
+    """The part of `Flow` that describes what is read.
+
+    Attributes:
+        name: Name of the flow.
+        inputs: Its sources.
+        steps: The steps that the elements of all inputs go through.
+    """
+
+    name: str
+    inputs: tuple[Input, ...]
+    steps: tuple[Step | Aggregate | PublishStates, ...]
+
+    @property
+    def topic(self) -> Topic | None:
+        """The source of a flow with one; None before `source` was called.
+
+        Raises:
+            FlowError: The flow has several.
+        """
+        if len(self.inputs) > 1:
+            raise FlowError(f"flow {self.name!r} has several sources: {', '.join(self.topics)}")
+        return self.inputs[0].topic if self.inputs else None
+
+    @cached_property
+    def topics(self) -> dict[str, Topic]:
+        """The sources by name, in order."""
+        return {one.topic.name: one.topic for one in self.inputs}
+
+    def source_of(self, topic: str) -> Topic:
+        """The source of that name; of a flow with one source that one, whatever its name.
+
+        Raises:
+            FlowError: The flow has several sources, and none of that name.
+        """
+        if not self.merges:
+            return self.inputs[0].topic
+        if topic not in self.topics:
+            raise FlowError(f"flow {self.name!r} reads {', '.join(self.topics)}, not {topic}")
+        return self.topics[topic]
+
+    @property
+    def cluster(self) -> str:
+        """Name of the Kafka cluster of its sources."""
+        return self.inputs[0].topic.cluster if self.inputs else ""
+
+    @cached_property
+    def siblings(self) -> SiblingPolicy:
+        """What to do with messages of one root that no fan-out index tells apart."""
+        policies = {name: topic.siblings for name, topic in self.topics.items()}
+        return policies if len(set(policies.values())) > 1 else next(iter(policies.values()))
+
+    @property
+    def merges(self) -> bool:
+        """Whether elements of several sources meet."""
+        return len(self.inputs) > 1
+
+    @cached_property
+    def is_timed(self) -> bool:
+        """Whether the event times of its records are noted."""
+        windows = any(isinstance(step, Aggregate) and step.window is not None for step in self.steps)
+        return windows or any(topic.time is not None for topic in self.topics.values())
+
+    @property
+    def publishes(self) -> bool:
+        """Whether it publishes elements; those of one key must stay in order."""
+        return publishes(self.every_step)
+
+    @cached_property
+    def is_columnar(self) -> bool:
+        """Whether Spark reads, judges and passes on its records in columns: every element of the source has columns."""
+        return not self.tombstone_topics
+
+    @cached_property
+    def calls_functions(self) -> bool:
+        """Whether a step calls Python for each element."""
+        return not all(is_vectorised(step) for step in self.every_step if not isinstance(step, PublishStates))
+
+    @cached_property
+    def columns(self) -> frozenset[str] | None:
+        """Payload columns that the flow reads; None when a callable may read any of them."""
+        return None if self.calls_functions else self._read.difference(SYSTEM_COLUMNS)
+
+    @cached_property
+    def system_lists(self) -> frozenset[str]:
+        """Those of the columns `_headers` and `_chain` that expressions of the flow read."""
+        return self._read & LISTS
+
+    @property
+    def reads_headers(self) -> bool:
+        """Whether a step may read the headers of records."""
+        return self.calls_functions or HEADERS in self.system_lists
+
+    @property
+    def _read(self) -> frozenset[str]:
+        steps = columns_of(one for step in self.every_step for one in expressions_of(step))
+        return steps.union(*(topic.time_columns for topic in self.topics.values()))
+
+    @property
+    def every_step(self) -> tuple[Step | Aggregate | PublishStates, ...]:
+        """The steps of every input, then those that all elements go through."""
+        return (*(step for one in self.inputs for step in one.steps), *self.steps)
+
+    @property
+    def tombstone_topics(self) -> list[str]:
+        """Topics whose tombstones are passed to the flow."""
+        return [name for name, topic in self.topics.items() if topic.tombstones is Tombstones.ELEMENT]

@@ -1,0 +1,179 @@
+"""Folds and persists batches in this process: one task that reads every partition and has every key.
+
+The steps are those of Spark's tasks, in the same order, as plain calls: all stages are folded before anything is
+published, everything is published before anything is persisted, and the last stage is persisted first.
+"""
+
+import gc
+import logging
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
+
+import pyarrow as pa
+
+from aggregations.definition.flow import Flow, Stage
+from aggregations.engine.clients import topics_of
+from aggregations.engine.fetch import Fetcher
+from aggregations.engine.job import Job, TaskReport, newly_failed
+from aggregations.engine.messages import MessagePath
+from aggregations.engine.path import Path, Work
+from aggregations.engine.persist import persist
+from aggregations.engine.publish import publish
+from aggregations.engine.ranges import Range, Slot
+from aggregations.engine.retry import StoppedError
+from aggregations.engine.roots import check_source
+from aggregations.per_message.ledger import UnlistedError
+from envelope.dedup.lineage import position_order
+from persistence.kafka import KafkaSettings
+from persistence.protocol import Write
+
+FEW_RECORDS = 5_000
+"""Records of a batch up to which a vectorised flow is folded message by message, with the same result. Loading compiled
+code takes as long as folding about so many."""
+_COMPILING_SECONDS: Final = 3.0
+"""More time than it takes to load compiled code, and much less than it takes to compile it."""
+_LOG = logging.getLogger("headwater.local")
+
+
+class LocalExecutor:
+    """Folds and persists batches of one flow. Used by one thread, except `cancel`.
+
+    Args:
+        flow: The flow.
+        kafka: Settings of the Kafka cluster.
+
+    Attributes:
+        routes: 1: there is one task.
+        is_local: True.
+    """
+
+    def __init__(self, flow: Flow[Any], kafka: KafkaSettings) -> None:
+        self._flow = flow
+        self._kafka = kafka
+        self._fetchers: dict[str, Fetcher] = {}
+        self._columnar: Path | None = None
+        self._cancelled = threading.Event()
+        self.routes = 1
+        self.is_local = True
+
+    def close(self) -> None:
+        """Close the consumers."""
+        for fetcher in self._fetchers.values():
+            fetcher.close()
+        self._fetchers.clear()
+
+    def cancel(self) -> None:
+        """Give up the batch under way, from another thread, unless some of it may be persisted."""
+        self._cancelled.set()
+
+    def execute(self, job: Job) -> tuple[TaskReport, list[Exception]]:
+        """Fold and persist a batch.
+
+        Returns:
+            What was done, and what failed: if anything did, the report is of no use.
+
+        Raises:
+            StoppedError: It was cancelled.
+        """
+        try:
+            with _no_collection():
+                return self._execute(job), []
+        except (StoppedError, KeyboardInterrupt, SystemExit, GeneratorExit):
+            raise
+        except Exception as error:
+            return TaskReport(), [error]
+        except BaseException as error:  # polars panics with one
+            failure = RuntimeError(f"{type(error).__name__} while batch {job.batch} was folded")
+            failure.__cause__ = error
+            return TaskReport(), [failure]
+
+    def _execute(self, job: Job) -> TaskReport:
+        work = Work(job)
+        every = Slot(0, tuple(one for slot in job.tasks for one in slot.ranges))
+        path, ranges = self._path_of(every.ranges), every.by_topic()
+        arrivals = path.read(work, self._chunks(ranges))
+        # Only after all rows were read: if a topic still is the driver's topic, the rows belong to it.
+        for topic in ranges:
+            check_source(topics_of(self._kafka), self._flow, topic, job.topic_ids[topic])
+        folded: list[tuple[Stage, list[Write]]] = []
+        for stage in self._flow.stages:
+            self._check()
+            writes, arrivals = path.fold(work, stage, arrivals)
+            folded.append((stage, writes))
+        if unlisted := work.collector.unlisted():
+            raise UnlistedError(frozenset(unlisted), beside=False)
+        if newly_failed(work.report, job.excluded):
+            return work.report  # the batch is folded again without these records
+        self._check()
+        if job.holds_outputs:
+            work.outputs.sort(key=lambda output: position_order(output.order))
+        with work.timed("publish"):
+            publish(work)
+        for stage, writes in reversed(folded):
+            if writes:
+                job.known.note(stage.name, persist(work, stage, writes))
+        work.report.seen = dict(work.incarnations.seen)
+        work.report.changes = work.collector.changes
+        work.report.counts.add_copies(work.collector.copies)
+        return work.report
+
+    def _check(self) -> None:
+        if self._cancelled.is_set():
+            raise StoppedError
+
+    def _path_of(self, ranges: Sequence[Range]) -> Path:
+        """The path for these ranges: the compiled one for many records, and for all that follow them."""
+        if self._columnar is None:
+            many = sum(one.end - one.start for one in ranges) > FEW_RECORDS
+            if not (self._flow.is_columnar and many):
+                return MessagePath()
+            self.close()  # a consumer that makes no objects continues
+            self._columnar = _load()
+        return self._columnar
+
+    def _chunks(self, ranges: Mapping[str, Sequence[Range]]) -> Iterator[pa.Table]:
+        """The records of each topic. Each topic has a consumer: the others fetch ahead."""
+        for topic, its in ranges.items():
+            yield from self._fetcher_of(topic).read(its, stays=True, stopped=self._cancelled.is_set)
+
+    def _fetcher_of(self, topic: str) -> Fetcher:
+        if topic not in self._fetchers:
+            self._fetchers[topic] = Fetcher(
+                self._kafka,
+                topic,
+                f"headwater-{self._flow.name}",
+                headers=self._flow.reads_headers,
+                compiled=self._columnar is not None,
+            )
+        return self._fetchers[topic]
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Collect no garbage: a batch makes many objects and no cycles, and collection costs half as much as histories."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
+
+
+def _load() -> Path:
+    """Load the vectorised path and its compiled code; on a machine that has not run it before, it is compiled."""
+    said = "compiling code for this machine, once; this takes a minute or more"
+    timer = threading.Timer(_COMPILING_SECONDS, lambda: _LOG.warning(said))
+    timer.daemon = True
+    timer.start()
+    try:
+        from aggregations.columns.prepare import load_reading, prepare
+        from aggregations.engine.columnar import ColumnarPath
+
+        load_reading()
+        prepare()
+        return ColumnarPath()
+    finally:
+        timer.cancel()

@@ -1,0 +1,103 @@
+"""Runs a flow in this process, without Spark."""
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from typing import Any
+
+from aggregations.definition.arguments import check_type
+from aggregations.definition.flow import Flow
+from aggregations.engine.clients import own_clients
+from aggregations.engine.engine import MAX_RECORDS, Engine
+from aggregations.engine.opening import check_arguments, open_run
+from aggregations.local.executor import LocalExecutor
+from aggregations.report import Report
+from aggregations.run.binding import bind
+from aggregations.run.plan import Plan
+from aggregations.run.start import EARLIEST, Starts, checked_starts
+from persistence.growth import METADATA_MAX_AGE_SECONDS
+from persistence.kafka import KafkaSettings
+
+
+def run_local(
+    flow: Flow[Any],
+    *,
+    kafka: KafkaSettings,
+    stores: Mapping[str, str],
+    dead_letters: str | None = None,
+    group: str | None = None,
+    generation: int = 1,
+    accept: Sequence[str] = (),
+    start: Starts = EARLIEST,
+    until_caught_up: bool = False,
+    trigger_seconds: float = 1.0,
+    max_records: int = MAX_RECORDS,
+    progress: Callable[[Report], None] | None = None,
+    planned: Callable[[Plan], None] | None = None,
+    stop: threading.Event | None = None,
+    metadata_max_age: float = METADATA_MAX_AGE_SECONDS,
+) -> Report:
+    """Run a flow in this thread until it is stopped, or until it has caught up with the ends of the topic at its start.
+
+    States, manifests and epochs are those of `run_flow`: either may continue what the other began, and the newer run
+    fences the older one. Runs of several flows may share a process, each in its own thread.
+
+    Args:
+        flow: The flow.
+        kafka: Settings of the Kafka cluster with its source, outputs and dead letters.
+        stores: URL of the store by stage name, as for `aggregations.run.binding.bind`.
+        dead_letters: Dead-letter topic. Without one the first record that cannot be used ends the run.
+        group: Consumer group whose offsets show the flow's progress to lag tools; the flow's name when None.
+        generation: Generation of the states.
+        accept: Names of accepted risks; see `aggregations.run.risks.Risk`.
+        start: Where a flow begins to read a topic that it has never read, as for `run_flow`.
+        until_caught_up: Stop at the current ends of the partitions.
+        trigger_seconds: Persist interval: at most one batch in this time, in seconds.
+        max_records: Maximum number of records of one batch; 0 for no limit.
+        progress: Called after each batch with its report.
+        planned: Called once with the plan: where each partition starts.
+        stop: Set it to end the run after the current batch. A batch that takes longer than 5 more seconds and has
+            persisted nothing, or waits for a retry, is left to the next run.
+        metadata_max_age: Seconds for which producers of the source topic may not know of added partitions: the
+            largest `metadata.max.age.ms` of all producers.
+
+    Returns:
+        The counts of all batches.
+
+    Raises:
+        BrokerError: Kafka does not answer, or refuses a request.
+        StoreError: A store does not answer, or refuses a request; `Fenced` when a newer run has taken over.
+        RunRefusedError: It would be unsafe to continue.
+        FlowError: The flow or its stores cannot work.
+    """
+    stores = bind(flow, stores)
+    check_type("kafka=", kafka, KafkaSettings, 'KafkaSettings, such as KafkaSettings("localhost:9092")')
+    start = checked_starts(start, flow.topics)
+    check_arguments(flow, stores, accept, dead_letters=dead_letters)
+    group = group or flow.name
+    opening = open_run(
+        flow,
+        kafka=kafka,
+        stores=stores,
+        dead_letters=dead_letters,
+        group=group,
+        generation=generation,
+        accept=accept,
+        start=start,
+        planned=planned,
+    )
+    run = opening.run
+    opened = {run.urls[name]: store for name, store in run.stores.items()}
+    with closing(run), own_clients(kafka, opening.topics, opened), closing(LocalExecutor(flow, kafka)) as executor:
+        engine = Engine(
+            flow,
+            opening,
+            executor,
+            kafka=kafka,
+            dead_letters=dead_letters,
+            group=group,
+            progress=progress,
+            stop=stop or threading.Event(),
+            metadata_max_age=metadata_max_age,
+        )
+        return engine.stream(until_caught_up=until_caught_up, trigger_seconds=trigger_seconds, max_records=max_records)

@@ -1,0 +1,63 @@
+"""`headwater trace`: the records of a chain, from the root on."""
+
+from typing import Annotated
+
+import typer
+
+from jobs.cli.errors import Exit
+from jobs.cli.options import STACK_ROOT, Bootstrap, Json, KafkaFile, Root
+from jobs.environment import UsageError
+from jobs.screen import counted, emit, say, table
+
+
+def trace(
+    record: Annotated[str, typer.Argument(metavar="TOPIC:PARTITION:OFFSET", help="The record whose chain is read.")],
+    bootstrap: Bootstrap = None,
+    kafka_settings: KafkaFile = None,
+    root: Root = STACK_ROOT,
+    json: Json = False,
+) -> None:
+    """Show every record that a record was made of, and check that its chain is true.
+
+    Each record of the chain is read while it is retained: its own chain must be the beginning of this one, its
+    timestamp the one that the hop names, and its key that of the output unless the hop says otherwise. No value is
+    shown. With --json, a line per record.
+
+    The exit code is 4 if a record contradicts the chain, and 2 if the named record does not exist or cannot be read. A
+    record of the chain that retention has deleted contradicts nothing.
+    """
+    from jobs import settings
+    from jobs.table.view import key_as_text
+    from jobs.tracing import Found, Place
+    from jobs.tracing import trace as read
+
+    parts = record.rsplit(":", 2)
+    if len(parts) < 3 or not parts[0] or not all(one.isascii() and one.isdecimal() for one in parts[1:]):
+        raise UsageError(f"{record!r}: write TOPIC:PARTITION:OFFSET, for example orders:0:1742")
+    steps = read(settings.kafka(bootstrap, root, kafka_settings), Place(parts[0], int(parts[1]), int(parts[2])))
+    if json:
+        for step in steps:
+            emit(step.as_json())
+    else:
+        table(
+            (
+                [
+                    str(step.place),
+                    step.found.value,
+                    None if step.key is None else key_as_text(step.key),
+                    step.event_id,
+                    "" if step.hop is None else step.hop.via,
+                    "" if step.hop is None or step.hop.index is None else f"{step.hop.index} of {step.hop.count}",
+                ]
+                for step in steps
+            ),
+            ["record", "found", "key", "event id", "republished by", "as output"],
+            left=["record", "found", "key", "event id", "republished by"],
+        )
+    for step in steps:
+        for why in step.wrong:
+            say(f"{step.place}: {why}")
+    if unread := sum(step.found not in (Found.FOUND, Found.BEYOND) for step in steps):
+        say(f"not checked, because it cannot be read any more: {counted(unread, 'record')}")
+    if any(step.wrong for step in steps):
+        raise typer.Exit(Exit.DIFFERENCES)

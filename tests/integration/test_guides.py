@@ -1,0 +1,81 @@
+"""What the guides for producers and copies define, run on a real broker."""
+
+import ast
+import json
+import re
+import sqlite3
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from persistence.kafka import KafkaSettings, Topics
+from tests.support.republish import ROOT
+from tests.support.sessions import written
+
+pytestmark = pytest.mark.integration
+
+Load = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def guide() -> Load:
+    """Defines what the Python blocks of a guide define, with other names for topics, copies and producers."""
+
+    def load(page: str, **names: str) -> dict[str, Any]:
+        text = (ROOT / "docs" / "guides" / page).read_text()
+        blocks = re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+        tree = ast.parse("\n".join(blocks))
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and node.value in names:
+                node.value = names[node.value]
+        found: dict[str, Any] = {}
+        exec(compile(tree, page, "exec"), found)
+        return found
+
+    return load
+
+
+def test_the_guide_to_producer_sessions(guide: Load, settings: KafkaSettings, topics: Topics, tmp_path: Path) -> None:
+    name, file = f"orders-{uuid.uuid4().hex}", tmp_path / "lines"
+    topics.create(name, 2)
+    defined = guide("producer-session.md", orders=name)
+    for content in ("a\nb\n", "a\nb\nc\n"):
+        file.write_text(content)
+        defined["send_lines"](file, settings)
+    assert sorted(one.payload for one in written(settings, name)) == [b"a\n", b"b\n", b"c\n"]
+    saved = tmp_path / "state"
+    with defined["begin"](settings, saved) as session:
+        assert session.last_sequence_id() == 4
+        defined["save"](session, saved)
+        with pytest.raises(SystemExit, match="sequence id 5 does not ascend: 9 was sent"):
+            for _ in range(2):
+                defined["send_batch"](session, b"batch")
+    with defined["begin"](settings, saved) as session:
+        assert session.last_sequence_id() == 9
+    other = guide("producer-session.md", orders=name, **{"till-3": "till-4"})
+    other["send_exclusively"](settings)
+    assert (written(settings, name)[-1].producer in {"till-3", "till-4"}, len(written(settings, name))) == (True, 5)
+
+
+def test_the_guide_to_copies(
+    guide: Load, settings: KafkaSettings, topics: Topics, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = {one: f"{one}-{uuid.uuid4().hex}" for one in ("sales", "shop")}
+    topics.create(names["sales"], 2)
+    topics.create("headwater.positions", 1, {"cleanup.policy": "compact"})
+    monkeypatch.chdir(tmp_path)
+    with sqlite3.connect("shop.db") as connection:
+        connection.execute("CREATE TABLE sales (number INTEGER PRIMARY KEY, till TEXT)")
+        connection.executemany("INSERT INTO sales VALUES (?, ?)", [(1, "a"), (2, "b")])
+    connection.close()
+    # The table keeps its name: it is part of the query's text, not a text of its own.
+    defined = guide("copy.md", **names)
+    assert [defined["copy_sales"](settings) for _ in range(2)] == [2, 0]
+    got = written(settings, names["sales"])
+    assert sorted((json.loads(one.payload)["number"], one.key, one.event_id) for one in got) == [
+        (1, b"a", "1"),
+        (2, b"b", "2"),
+    ]

@@ -1,0 +1,66 @@
+"""Sequence ids of a session, without Kafka; the rules of the documents are in `tests/seeds`."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from envelope import SequenceError, SequenceState
+from envelope.sequences import MAX_SEQUENCE, TOPIC, Sequences
+
+
+@pytest.mark.parametrize(
+    ("sequence", "last", "count", "text"),
+    [
+        (-1, None, 1, "do not ascend between 0"),
+        (5, 4, 1, "ids 5 to 4 do not ascend"),
+        (MAX_SEQUENCE, MAX_SEQUENCE + 1, 1, "between 0 and"),
+        (5, None, 2, "not by count="),
+        (None, 7, 1, "needs sequence= and last="),
+        (None, None, 0, "a count= from 1"),
+    ],
+)
+def test_ids_that_make_no_sense_are_refused(sequence: int | None, last: int | None, count: int, text: str) -> None:
+    with pytest.raises(SequenceError, match=text):
+        Sequences().next(TOPIC, sequence, last, count)
+
+
+def test_an_initial_id_never_goes_below_what_was_sent() -> None:
+    ids = Sequences(initial=10, last={0: 50})
+    assert ids.next(TOPIC, None, None, 1) == (51, 51)
+    assert Sequences(initial=100, last={0: 50}).next(TOPIC, None, None, 1) == (100, 100)
+    with pytest.raises(SequenceError, match="below the initial id 10"):
+        Sequences(initial=10).next(TOPIC, 9, None, 1)
+    with pytest.raises(SequenceError, match="initial sequence id -1"):
+        Sequences(initial=-1)
+
+
+def test_a_partition_without_holes_continues_after_its_last_id_whatever_the_initial_one() -> None:
+    ids = Sequences(per_partition=True, initial=100, last={0: 50})
+    assert (ids.next(0, None, None, 1), ids.next(1, None, None, 1)) == ((51, 51), (100, 100))
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), max_size=40), st.booleans())
+def test_ids_ascend_in_each_partition_and_a_restart_continues_after_what_was_persisted(
+    steps: list[tuple[int, int]], per_partition: bool
+) -> None:
+    ids, sent = Sequences(per_partition=per_partition), dict[int, list[int]]()
+    for partition, what in steps:
+        if what == 3:
+            ids.acknowledge()
+            ids = Sequences(per_partition=per_partition, last=ids.last)
+            continue
+        one = ids.next(partition if per_partition else TOPIC, None, None, what + 1)
+        ids.push(partition, one, own=False)
+        sent.setdefault(partition, []).extend(range(one.first, one.last + 1))
+    for numbers in sent.values():
+        assert numbers == sorted(set(numbers))
+        assert not per_partition or numbers == [*range(len(numbers))]
+    if not per_partition:
+        everything = sorted(number for numbers in sent.values() for number in numbers)
+        assert everything == [*range(len(everything))]
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"last": 1}', '{"last": {"a": 1}, "offsets": {}}'])
+def test_other_documents_are_no_state(text: str) -> None:
+    with pytest.raises(ValueError, match="not the state of a producer session"):
+        SequenceState.from_json(text)
