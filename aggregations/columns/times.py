@@ -50,7 +50,7 @@ def with_times(frame: pl.DataFrame, topic: Topic, read: Mapping[TopicPartition, 
     """
     given = frame.get_column(schema.TIME) if topic.time is None else _declared(frame, topic)
     stamp = frame.get_column(schema.TIMESTAMP).clip(EARLIEST_US // 1_000, LATEST_US // 1_000)
-    valid = given.is_between(EARLIEST_US, LATEST_US) & (given <= stamp * 1_000 + topic.ahead * MICROS)
+    valid = given.is_between(EARLIEST_US, LATEST_US) & (given <= stamp * 1_000 + topic.ahead_seconds * MICROS)
     time = pl.select(pl.when(valid).then(given)).to_series().alias(schema.TIME)
     times, partitions = time.fill_null(_NONE).to_numpy(), frame.get_column(schema.PARTITION).to_numpy()
     before, after = np.empty(len(times), np.int64), Times()

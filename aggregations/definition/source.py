@@ -56,6 +56,7 @@ class Topic:
         time: Column, or expression over the payload's columns, that gives the event time as an integer, in milliseconds
             since 1970. By default it is the envelope's event time, or else the timestamp of the event's first record.
         ahead: How far an event time may be ahead of its record's timestamp; beyond that it is invalid.
+        ahead_seconds: `ahead` in seconds.
 
     Raises:
         FlowError: An argument is invalid, or a column's name begins with an underscore, as the engine's own do.
@@ -69,8 +70,9 @@ class Topic:
     cluster: str
     tombstones: Tombstones
     time: Expression | None = field(compare=False)
-    ahead: int
-    _time_text: str = field(repr=False)
+    ahead: str = field(compare=False)
+    ahead_seconds: int = field(init=False, repr=False)
+    _time_text: str = field(init=False, repr=False)
 
     def __init__(
         self,
@@ -100,7 +102,7 @@ class Topic:
             text = "" if time is None else describe_expression(time)
             values = (
                 *(topic, kind, envelope, *policies, _member("tombstones=", Tombstones, tombstones)),
-                *(time, duration("ahead=", ahead, least=0), text),
+                *(time, ahead, duration("ahead=", ahead, least=0), text),
             )
         for name_of_field, value in zip(self.__dataclass_fields__, values, strict=True):
             object.__setattr__(self, name_of_field, value)
@@ -125,8 +127,8 @@ class Topic:
         more = ["tombstones"] if self.tombstones is Tombstones.ELEMENT else []
         if self._time_text:
             more += ["time", self._time_text]
-        if self.ahead != _AHEAD:
-            more += ["ahead", str(self.ahead)]
+        if self.ahead_seconds != _AHEAD:
+            more += ["ahead", str(self.ahead_seconds)]
         return msgspec.json.encode(["source", self.cluster, self.name, kind, self.siblings.value, *more]).decode()
 
 

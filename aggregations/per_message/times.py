@@ -81,7 +81,7 @@ def with_times(
     for element, given_us in zip(elements, given, strict=True):
         place = TopicPartition(element.topic, element.partition)
         time_us = next(declared[element.topic]) if element.topic in declared else given_us
-        ahead = sources[element.topic].ahead
+        ahead = sources[element.topic].ahead_seconds
         before, valid = times.get(place, read.get(place)), checked_time(time_us, element.timestamp_ms, ahead)
         # The declared time is the event's own; the envelope's may be that of another clock.
         event_time = element.event_time_us if valid is None else valid

@@ -3,27 +3,34 @@
 import json
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, cast
 
 import polars as pl
 import pytest
 
 from aggregations.definition.aggregates import count
 from aggregations.definition.element import Record
+from aggregations.definition.emit import Emit
 from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Flow
 from aggregations.definition.source import Json, Topic
 from aggregations.definition.windows import Window, hopping, tumbling
-from aggregations.errors import FlowError
+from aggregations.engine.columnar import ColumnarPath
+from aggregations.engine.job import Job
+from aggregations.engine.messages import MessagePath
+from aggregations.engine.path import Path, Work
+from aggregations.errors import FlowError, SharedKeyError
+from aggregations.run.begin import begin
 from aggregations.run.binding import bind
 from aggregations.run.discard import fill_holes
 from aggregations.run.memory import MemoryRunner
 from aggregations.run.snapshots import read_snapshot
-from envelope import Envelope, Hop, Reason, encode
+from envelope import Envelope, Hop, Reason, Tombstones, encode
 from persistence.commit import faults
 from persistence.commit.faults import Fault, FaultOutcome, Injector
+from persistence.kafka import KafkaSettings
 from tests.support.both import TOPIC_ID, Both
-from tests.support.pure import fresh_store
+from tests.support.pure import fresh_store, table_of
 
 NOW = 1_764_000_000_000
 MINUTE = 60_000
@@ -274,3 +281,72 @@ def test_the_key_of_a_state_is_divided_whatever_the_stages_key_contains() -> Non
         window.key_at(b"s", datetime(2026, 11, 24, 6, 1, tzinfo=UTC))
     with pytest.raises(FlowError, match="no time zone"):
         window.key_at(b"s", datetime(2026, 11, 24, 6))
+
+
+JOINTS = Topic("joints", Json({"screw": str}), envelope=False)
+
+
+def joint(offset: int, minute: int, partition: int = 0) -> Record:
+    """A joint of a screw: its time is the record's timestamp."""
+    return replace(
+        _record(offset, b'{"screw": "s"}', partition, NOW + minute * MINUTE), topic="joints", key=b"s-%d" % partition
+    )
+
+
+@pytest.mark.parametrize(
+    "together",
+    [
+        lambda: Flow("fastening").source(SCREWS, JOINTS),
+        lambda: Flow("one").source(SCREWS).merge(Flow("two").source(JOINTS).map(screw=pl.col("screw"))),
+    ],
+    ids=["source", "merge"],
+)
+def test_each_source_closes_windows_for_its_own_elements_alone(together: Any) -> None:
+    both = Both(together().aggregate("screw", "screw", COUNT, window=tumbling("5m")))
+    both.process([at(0, 20), joint(0, 1), joint(1, 6)])  # no joint of minute 1 is late, although a screw is far ahead
+    both.process([joint(2, 2), joint(3, 7), at(1, 1)])
+    both.process([joint(4, 21), at(2, 19)])
+    assert counts(both.memory) == {
+        "s@2025-11-24T16:00:00Z": 1,
+        "s@2025-11-24T16:05:00Z": 2,
+        "s@2025-11-24T16:20:00Z": 2,
+    }
+    assert both.memory.report.verdicts["screw"]["window_closed"] == 3
+
+
+@pytest.mark.parametrize(
+    ("window", "held", "closed"), [(tumbling("5m"), 4, 2), (hopping("10m", "5m", late="dead_letter"), 9, 3)]
+)
+def test_columns_are_emitted_for_open_windows_only(window: Window, held: int, closed: int) -> None:
+    made = flow(window, emit=Emit(screw="screw", n="new.n", was="old.n").when(pl.col("new.n") > 0)).publish("seen")
+    both = Both(made)
+    both.process([at(0, 1), at(1, 2), at(2, 20)])
+    both.process([at(3, 3), at(4, 21), at(5, 16)])
+    assert len(both.memory.outputs) == sum(counts(both.memory).values()) == held
+    assert both.memory.report.verdicts["screw"]["window_closed"] == closed
+
+
+def test_a_batch_in_which_nothing_can_be_read_changes_no_window() -> None:
+    both = Both(flow(tumbling("5m")))
+    both.process([at(0, 20)])
+    both.process([_record(1, b"no JSON")])
+    both.process([at(2, 1)])
+    assert counts(both.memory) == {"s@2025-11-24T16:20:00Z": 1}
+
+
+def test_a_topic_with_another_policy_keeps_its_event_time() -> None:
+    other = replace(Topic("a", Json({"at": int}), time="at", ahead="2h"), tombstones="dead_letter")
+    assert (other.time, other.ahead, other.ahead_seconds) == ("at", "2h", 7_200)
+    assert other == Topic("a", Json({"at": int}), time="at", ahead="120m", tombstones=Tombstones.DEAD_LETTER)
+
+
+def test_a_key_in_two_partitions_is_noticed_in_windows_of_two_sources() -> None:
+    made = Flow("fastening").source(SCREWS, JOINTS).aggregate("screw", "screw", COUNT, window=tumbling("5m"))
+    records = table_of([replace(at(0, 1), key=b"s"), replace(at(0, 1, partition=1), key=b"s")])
+    urls = bind(made, {}, fresh_store())
+    run, ids, paths = begin(made, urls), {"screws": TOPIC_ID, "joints": "J"}, (ColumnarPath(), MessagePath())
+    for path in cast("tuple[Path, ...]", paths):
+        job = Job(made, run.ref, urls, run.epoch, 1, 1, KafkaSettings("nowhere:1"), None, ids, {}, run.known)
+        arrivals = path.read(work := Work(job), [records])
+        with pytest.raises(SharedKeyError):
+            path.fold(work, made.stages[0], arrivals)
