@@ -34,6 +34,7 @@ from aggregations.engine.rows import (
     STAGE_KEY,
     Rows,
     by_partition,
+    key_bytes,
     key_codes,
     of_one_numbering,
     together,
@@ -344,14 +345,7 @@ def _keys(stepped: Stepped, of: Expression | Callable[[Element[Any]], Any]) -> p
         return pl.Series(STAGE_KEY, keys, dtype=pl.Binary)
     key = evaluated(stepped, {STAGE_KEY: expression(of)}).get_column(STAGE_KEY)
     kept = stepped.reject(key.is_null().to_numpy().astype(np.uint8), [_NULL_KEY])
-    return _key_bytes(key if kept.all() else key.filter(pl.Series(kept)))
-
-
-def _key_bytes(key: pl.Series) -> pl.Series:
-    """Canonical bytes of keys; see `aggregations.definition.expressions.key_bytes`."""
-    if key.dtype == pl.Binary:
-        return key
-    return key.cast(pl.String).cast(pl.Binary)
+    return key_bytes(key if kept.all() else key.filter(pl.Series(kept)))
 
 
 def _indices(frame: pl.DataFrame) -> list[tuple[int, ...]]:

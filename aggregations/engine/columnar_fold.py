@@ -41,7 +41,7 @@ from aggregations.definition.operators import emit_input
 from aggregations.engine.job import Exclusion
 from aggregations.engine.path import Work
 from aggregations.engine.python_fold import fold_elements
-from aggregations.engine.rows import BROKEN, CLOSED, INPUT, REKEYED, STAGE_KEY, Rows
+from aggregations.engine.rows import BROKEN, CLOSED, INPUT, REKEYED, STAGE_KEY, Rows, closed_rows
 from aggregations.errors import FlowError
 from aggregations.per_message.arrivals import Arrival, passed_on
 from aggregations.per_message.emitting import emitted_types
@@ -133,7 +133,7 @@ class ColumnarFold:
             names,
             HistoryLimits.of(self.aggregate.history, self.aggregate.lanes, job.batch, evict=job.evict),
             pure=before.other,
-            exotic=exotic | self._excluded() | self._late() | self._closed() | self._listed(entering),
+            exotic=exotic | self._excluded() | self._late() | closed_rows(self.frame) | self._listed(entering),
             refused=refused,
         )
         if isinstance(fold, Fields):
@@ -378,12 +378,6 @@ class ColumnarFold:
         if schema.LATE not in self.frame.columns:
             return np.zeros(self.frame.height, np.bool_)
         return self.frame.get_column(schema.LATE).is_not_null().to_numpy()
-
-    def _closed(self) -> Mask:
-        """Rows whose window is closed."""
-        if self.aggregate.window is None:
-            return np.zeros(self.frame.height, np.bool_)
-        return self.frame.get_column(CLOSED).to_numpy()
 
     def _listed(self, entering: "_Input") -> Mask:
         """Rows whose event may be listed as a dead letter: by the offset of its root."""

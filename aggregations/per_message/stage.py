@@ -14,9 +14,9 @@ from aggregations.definition.flow import Aggregate
 from aggregations.definition.folds import check_state
 from aggregations.definition.inputs import SiblingPolicy, siblings_of
 from aggregations.definition.operators import Schema
-from aggregations.definition.windows import Late
 from aggregations.per_message.arrivals import Arrival, passed_on
 from aggregations.per_message.cause import Cause, refusal
+from aggregations.per_message.closed import judge_closed, reason_of
 from aggregations.per_message.emitting import emitted_row
 from aggregations.per_message.ledger import Entry
 from envelope import Decision, EnvelopeError, Histories, Node, Position, Reason, Route, Siblings, Standing, Verdict
@@ -264,7 +264,7 @@ def _fold_key(
         result.emitted[i] = emitted
         folded.append(arrival.standing)
     taken = {(one.group, one.position) for one in folded}
-    result.decisions |= {i: _late(before, arrivals[i], taken) for i in closed}
+    result.decisions |= {i: judge_closed(before.histories, arrivals[i], taken) for i in closed}
     if folded:
         try:
             histories, retired = before.histories.folding(
@@ -275,27 +275,6 @@ def _fold_key(
             raise GrowthFullError(f"stage {stage.name}, {own}: {error} (--accept growth-full)") from None
         result.state, result.retired = KeyState(state, histories, before.version), len(retired)
     return result
-
-
-def _late(before: KeyState, arrival: Arrival, taken: Collection[tuple[str, Position]]) -> Decision:
-    """Decide about an arrival whose window is closed; only a proven copy has another verdict.
-
-    A dead letter of this stage that is redriven is no copy: its window is closed for it, too.
-
-    Args:
-        before: The state before the batch.
-        arrival: The arrival.
-        taken: Group and position of what this batch folds.
-    """
-    standing = arrival.standing
-    [decision] = before.histories.judge([standing])
-    if decision.verdict in (Verdict.DUPLICATE, Verdict.AMBIGUOUS):
-        return decision
-    if (standing.group, standing.position) in taken:
-        return Decision(Verdict.DUPLICATE_IN_BATCH, fold=False)
-    if decision.verdict is Verdict.COPY and not arrival.mine:
-        return decision
-    return Decision(Verdict.WINDOW_CLOSED, fold=False)
 
 
 def _pass(stage: Aggregate, loaded: Mapping[bytes, KeyState], arrival: Arrival, types: Schema) -> Decided:
@@ -370,7 +349,7 @@ def _outcome(
             if arrivals[i].closed:
                 # It is never folded, so it needs no hole.
                 mine = {(group, position) for state, group, position in taken if state == key}
-                decisions[i] = _late(before, arrivals[i], mine)
+                decisions[i] = judge_closed(before.histories, arrivals[i], mine)
                 continue
             if (key, standing.group, standing.position) in taken:
                 # A copy of it was folded in this batch. A hole would accept a third copy, below the floor.
@@ -401,22 +380,9 @@ def _outcome(
             decided.append(Decided.rejected(arrival, rejected[i]))
             continue
         decision = decisions[i]
-        reason, detail = _reason(stage, decision.verdict, failed=arrival.element.own in failed)
+        reason, detail = reason_of(stage, decision.verdict, failed=arrival.element.own in failed)
         decided.append(Decided(arrival, decision, reason, detail, results[arrival.key].emitted.get(i, ())))
     return StageOutcome(states, decided, sum(result.retired for result in results.values()), failed.keys())
-
-
-def _reason(stage: Aggregate, verdict: Verdict, *, failed: bool) -> tuple[Reason | None, str]:
-    """Why a message with this verdict goes to the dead-letter topic; None if it does not.
-
-    An item of a record that failed goes there with the whole record, whatever the verdict on the item.
-    """
-    if verdict is Verdict.UNPROVEN:
-        return Reason.UNPROVEN, ""
-    late = stage.window is not None and stage.window.late is Late.DEAD_LETTER
-    if verdict is Verdict.WINDOW_CLOSED and late and not failed:
-        return Reason.WINDOW_CLOSED, f"its window of stage {stage.name} is closed"
-    return None, ""
 
 
 def _taken(arrivals: Sequence[Arrival], decisions: Mapping[int, Decision]) -> frozenset[tuple[bytes, str, Position]]:

@@ -286,7 +286,7 @@ def test_the_key_of_a_state_is_divided_whatever_the_stages_key_contains() -> Non
 JOINTS = Topic("joints", Json({"screw": str}), envelope=False)
 
 
-def joint(offset: int, minute: int, partition: int = 0) -> Record:
+def joint(offset: int, minute: int, partition: int = 0) -> Any:
     """A joint of a screw: its time is the record's timestamp."""
     return replace(
         _record(offset, b'{"screw": "s"}', partition, NOW + minute * MINUTE), topic="joints", key=b"s-%d" % partition
@@ -335,7 +335,7 @@ def test_a_batch_in_which_nothing_can_be_read_changes_no_window() -> None:
 
 
 def test_a_topic_with_another_policy_keeps_its_event_time() -> None:
-    other = replace(Topic("a", Json({"at": int}), time="at", ahead="2h"), tombstones="dead_letter")
+    other = replace(Topic("a", Json({"at": int}), time="at", ahead="2h"), tombstones=Tombstones.DEAD_LETTER)
     assert (other.time, other.ahead, other.ahead_seconds) == ("at", "2h", 7_200)
     assert other == Topic("a", Json({"at": int}), time="at", ahead="120m", tombstones=Tombstones.DEAD_LETTER)
 
