@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from persistence.kafka import KafkaSettings
 
 _SQLITE = "sqlite:"
+_SKIP = "skip"
 
 
 def copy(
@@ -86,7 +87,7 @@ def copy(
     tombstones: Annotated[
         str,
         typer.Option(metavar="POLICY", help="Records without a value: skip, or dead_letter to reject them as empty."),
-    ] = "skip",
+    ] = _SKIP,
     dead_letters: Annotated[
         str | None,
         typer.Option(
@@ -135,10 +136,17 @@ def copy(
     given = [one for one in (source, lines, database) if one]
     if len(given) != 1:
         raise UsageError("give one source: --from, --from-lines, or --from-database with --query and --column")
-    if (elsewhere and not source) or (key and source):
-        raise UsageError(
-            "--from-cluster is for topics, and --key for lines and rows: records of topics keep their keys"
-        )
+    for option, value, fits, whose in (
+        ("--from-cluster", from_cluster, source, "topics"),
+        ("--tombstones", tombstones != _SKIP, source, "topics"),
+        ("--accept", accept, source, "topics"),
+        ("--input", kind, source or lines, "topics and lines"),
+        ("--key", key, lines or database, "lines and rows: records of topics keep their keys"),
+        ("--query", query, database, "rows of a database"),
+        ("--column", column, database, "rows of a database"),
+    ):
+        if value and not fits:
+            raise UsageError(f"{option} is for {whose}")
     try:
         if source:
             made = _topics(tuple(source), kind, tombstones, event_id, accept or (), cluster, elsewhere)

@@ -204,9 +204,9 @@ def describe(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Show a flow, one step per line; the steps of branches are indented.
+    """Show a flow, one step per line.
 
-    Each line ends with the path of its step: vectorised or per message. Standard error shows the stores, generation and
+    The steps of branches are indented. Each line ends with the path of its step: vectorised or per message. Standard error shows the stores, generation and
     dead-letter topic that the commands use here, with their origins.
     """
     from aggregations.definition.description import lines_of

@@ -17,7 +17,7 @@ def trace(
     root: Root = STACK_ROOT,
     json: Json = False,
 ) -> None:
-    """Show every record that a record was made of, and check that its chain is true.
+    """Show what a record was made of, and check its chain.
 
     Each record of the chain is read while it is retained: its own chain must be the beginning of this one, its
     timestamp the one that the hop names, and its key that of the output unless the hop says otherwise. No value is

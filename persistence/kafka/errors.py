@@ -81,6 +81,8 @@ _UNAVAILABLE: Final[dict[int, str]] = {
     KafkaError._MSG_TIMED_OUT: UNREACHABLE_REMEDY,
     KafkaError.NOT_LEADER_FOR_PARTITION: _SOON,
     KafkaError.LEADER_NOT_AVAILABLE: _SOON,
+    KafkaError.FENCED_LEADER_EPOCH: _SOON,  # a broker that was frozen leads the partition again
+    KafkaError.UNKNOWN_LEADER_EPOCH: _SOON,
     KafkaError.COORDINATOR_LOAD_IN_PROGRESS: _SOON,
     KafkaError.COORDINATOR_NOT_AVAILABLE: _SOON,
     KafkaError.NOT_COORDINATOR: _SOON,

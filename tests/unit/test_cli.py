@@ -334,9 +334,23 @@ def test_describe_draws_the_flow(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     said = capsys.readouterr()
     told = json.loads(said.out)
     assert (told["flow"], said.err) == ("flights", "")
-    assert {"step": "source", "what": "flights.legs", "path": ""} in told["steps"]
+    assert told["steps"][0] == {"step": "source", "what": "flights.legs", "path": "", "branch": ""}
     assert [one["path"] for one in told["steps"]].count("vectorised") == 4
     assert {"name": "generation", "value": "1", "origin": "default"} in told["settings"]
+
+
+def test_a_picture_is_written_besides_what_describe_shows(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    from jobs.demo.flow import flow
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HEADWATER_STORE", "lmdb:///states")
+    assert run(monkeypatch, "describe", "jobs.demo.flow:flow", "--json") == 0
+    shown = capsys.readouterr().out
+    assert run(monkeypatch, "describe", "jobs.demo.flow:flow", "--json", "--svg", "flow.svg") == 0
+    assert capsys.readouterr() == (shown, "picture: flow.svg\n")
+    assert Path("flow.svg").read_text() == flow.describe_svg(dict.fromkeys(flow.stage_names, "lmdb:///states"))
 
 
 def test_a_schema_is_printed_for_a_person_to_run_and_as_json(

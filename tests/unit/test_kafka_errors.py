@@ -34,6 +34,8 @@ from persistence.kafka.errors import broker_error, connection_trouble
         (KafkaError._MSG_TIMED_OUT, BrokerUnavailable, "bootstrap address"),
         (KafkaError._WAIT_COORD, BrokerUnavailable, "bootstrap address"),
         (KafkaError.NOT_LEADER_FOR_PARTITION, BrokerUnavailable, "try again"),
+        (KafkaError.FENCED_LEADER_EPOCH, BrokerUnavailable, "try again"),
+        (KafkaError.UNKNOWN_LEADER_EPOCH, BrokerUnavailable, "try again"),
         (KafkaError.INVALID_REQUEST, BrokerRefused, "INVALID_REQUEST"),
     ],
 )
