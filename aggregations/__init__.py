@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from aggregations.definition.flow import Flow
     from aggregations.definition.folds import Fold
     from aggregations.definition.source import Json, Raw, Topic
+    from aggregations.definition.windows import Window, hopping, tumbling
     from aggregations.errors import DefinitionChangedError, FlowError, RunRefusedError
     from aggregations.local import run_local
     from aggregations.run.binding import bind
@@ -42,12 +43,14 @@ __all__ = [
     "RunRefusedError",
     "Snapshot",
     "Topic",
+    "Window",
     "approximate_distinct",
     "bind",
     "collect",
     "count",
     "first",
     "histogram",
+    "hopping",
     "last",
     "maximum",
     "mean",
@@ -59,6 +62,7 @@ __all__ = [
     "standard_deviation",
     "top",
     "total",
+    "tumbling",
     "variance",
 ]
 
@@ -72,6 +76,7 @@ _MODULES: Final = {
     "definition.flow": ("Flow",),
     "definition.folds": ("Fold",),
     "definition.source": ("Json", "Raw", "Topic"),
+    "definition.windows": ("Window", "hopping", "tumbling"),
     "errors": ("DefinitionChangedError", "FlowError", "RunRefusedError"),
     "run.binding": ("bind",),
     "run.memory": ("MemoryRunner",),

@@ -18,6 +18,7 @@
 | `hw-dlq-application` | flow or republisher that rejected it |
 | `hw-dlq-generation` | generation of that flow, unless it is the first |
 | `hw-dlq-time` | time of the rejection, in ISO 8601 and UTC |
+| `hw-dlq-timestamp` | Kafka's timestamp of the record, in milliseconds since 1970 |
 | `hw-dlq-trimmed` | parts that did not fit: `value`, `headers`, `key`; the original record stays at its coordinates |
 | `hw-dlq-value-bytes`, `hw-dlq-value-sha256` | length and digest of a trimmed value |
 | `hw-dlq-key-bytes`, `hw-dlq-key-sha256` | the same of a trimmed key |
@@ -73,6 +74,7 @@ class DeadLetterHeaders:
         generation: Generation of the flow that rejected it.
         items: Its items that the flow diverted, by their index in each flat-map; empty for the record as a whole.
         form: Form of its value; None when the dead letter does not give it.
+        timestamp_ms: Kafka's timestamp of the record, in milliseconds since 1970; None when unknown.
     """
 
     topic: str
@@ -91,6 +93,7 @@ class DeadLetterHeaders:
     items: tuple[tuple[int, ...], ...] = ()
     form: Form | None = None
     detail: str = ""
+    timestamp_ms: int | None = None
 
     def headers(self) -> list[tuple[str, bytes | None]]:
         """The headers that carry these facts."""
@@ -113,6 +116,7 @@ class DeadLetterHeaders:
             "application": self.application,
             "generation": str(self.generation) if self.generation > 1 else "",
             "time": "" if self.time_ms is None else _time_text(self.time_ms),
+            "timestamp": "" if self.timestamp_ms is None or self.timestamp_ms < 0 else str(self.timestamp_ms),
         }
         return [(PREFIX + name, text.encode()) for name, text in texts.items() if text]
 
@@ -225,6 +229,7 @@ def _ours(found: dict[str, bytes]) -> dict[str, object] | None:
         "items": tuple(tuple(map(int, item.split("."))) for item in texts.get("items", "").split(",") if item),
         "form": Form(texts["form"]) if "form" in texts else None,
         "time_ms": _time_ms(texts["time"]) if "time" in texts else None,
+        "timestamp_ms": int(texts["timestamp"]) if "timestamp" in texts else None,
     }
 
 

@@ -79,7 +79,15 @@ def redrive_hops(died: Hop, letter: Hop, redrive: Redrive) -> tuple[Hop, Hop]:
         redrive: Where it resumes.
     """
     return (
-        Hop(died.topic, died.partition, died.offset, via=VIA, pass_through=True, topic_id=died.topic_id),
+        Hop(
+            died.topic,
+            died.partition,
+            died.offset,
+            via=VIA,
+            pass_through=True,
+            topic_id=died.topic_id,
+            timestamp_ms=died.timestamp_ms,
+        ),
         Hop(
             letter.topic, letter.partition, letter.offset, via=redrive.via, pass_through=True, topic_id=letter.topic_id
         ),

@@ -10,6 +10,7 @@ import re
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -222,6 +223,21 @@ def seconds(text: str, option: str) -> float:
     if length <= 0:
         raise UsageError(f"{option}: {text!r} is not a duration; write for example 500ms, 1s, 2m or 1h")
     return length
+
+
+def time(text: str, option: str) -> datetime:
+    """Read a time with its zone, the value of an option.
+
+    Raises:
+        UsageError: It is not a time in ISO 8601, or has no zone.
+    """
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        found = None
+    if found is None or found.tzinfo is None:
+        raise UsageError(f"{option}: {text!r} is not a time with its zone; write for example 2026-11-24T06:00:00Z")
+    return found
 
 
 def patience(text: str, option: str) -> float:

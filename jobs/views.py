@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from datetime import datetime
 from heapq import nsmallest
 from itertools import chain, compress, islice
 from typing import TYPE_CHECKING, Any, Final
@@ -10,12 +11,13 @@ from typing import TYPE_CHECKING, Any, Final
 import polars as pl
 
 from aggregations.definition.flow import Flow, Stage
+from aggregations.definition.windows import Window
 from aggregations.errors import FlowError
 from jobs.table.columns import Columns
 from jobs.table.selection import Selection, condition, matching
 from jobs.table.view import View, key_as_json, view_of
 from persistence.names import FlowRef, StageRef
-from persistence.protocol import StateStore
+from persistence.protocol import StateStore, Stored
 from persistence.registry import open_store
 
 if TYPE_CHECKING:
@@ -96,15 +98,35 @@ class States(Iterable[View]):
 
     def _found(self, store: StateStore) -> Iterator[View]:
         """The states in the range of keys."""
-        which = self.selection
-        if which.keys is not None:
-            found = iter(store.load(self.ref, [key for key in which.keys if which.contains(key)]).items())
-        else:
+        which, window = self.selection, self.stage.aggregate.window
+        if which.keys is not None and (window is None or which.start is not None):
+            keys = which.keys
+            if window is not None and which.start is not None:
+                keys = [window.key_at(key, which.start) for key in keys]
+            found = iter(store.load(self.ref, [key for key in keys if which.contains(key)]).items())
+        elif window is None:
             found = store.scan(self.ref, bucket=which.bucket, begin=which.begin, end=which.end)
+        else:
+            found = self._in_windows(store, window)
         manifest = store.load_manifest(self.ref.flow_ref)  # before the states: what is written later has no time
         times = manifest.times if manifest else ()
         views = (view_of(self.stage, self.ref, key, stored, times) for key, stored in found)
         return filter(which.of_age, views)
+
+    def _in_windows(self, store: StateStore, window: Window) -> Iterator[tuple[bytes, Stored]]:
+        """The states of some windows of some keys."""
+        which = self.selection
+        begin, end, keys = which.begin, which.end, None if which.keys is None else frozenset(which.keys)
+        if keys is not None:
+            if not keys:
+                return
+            begin = max(begin, min(key + b"@" for key in keys))
+            highest = max(key + b"A" for key in keys)  # the byte after @
+            end = highest if end is None else min(end, highest)
+        tail = b"" if which.start is None else window.key_at(b"", which.start)
+        for key, stored in store.scan(self.ref, bucket=which.bucket, begin=begin, end=end):
+            if key.endswith(tail) and (keys is None or window.stage_key(key) in keys):
+                yield key, stored
 
     def _matching(self, part: list[View]) -> list[View]:
         """The states for which the condition is true."""
@@ -119,6 +141,7 @@ def states(
     *,
     generation: int = 1,
     keys: Sequence[bytes] | None = None,
+    start: datetime | None = None,
     prefix: bytes = b"",
     after: bytes | None = None,
     where: str | pl.Expr | None = None,
@@ -134,7 +157,8 @@ def states(
         stage: Name of the stage.
         stores: URL of the store by stage name, from `bind`.
         generation: Generation of the states.
-        keys: Keys to read; keys without a state are left out.
+        keys: Keys of the stage to read, all windows of each; keys without a state are left out.
+        start: Only the window that starts at this time, which has a time zone.
         prefix: Only keys that begin with these bytes.
         after: Only keys above this one, in the order of their bytes: the last key of the page before.
         where: Only states for which this is true: SQL such as `"late > 100 AND _version > 1"`, or a polars expression,
@@ -146,17 +170,20 @@ def states(
         histories: Whether the table has the positions that each state holds.
 
     Raises:
-        FlowError: The stage or a column does not exist, the condition is invalid, or the store is in the memory of one
-            process.
+        FlowError: The stage or a column does not exist, the condition is invalid, the store is in the memory of one
+            process, or the stage has no window that starts at `start`.
         Corrupt: A state cannot be read.
         DefinitionChangedError: A state of an earlier definition does not have the shape of the stage's states.
     """
     found, ref = flow.stage(stage), FlowRef(flow.name, generation).stage(stage)
     columns = Columns.of_stage(found, str(ref), histories=histories)
     chosen = None if where is None else condition(where, columns.schema)
-    return States(
-        found, ref, stores[stage], Selection(keys, prefix, after, chosen, older_than_ms, newer_than_ms, limit), columns
-    )
+    if start is not None:
+        if found.aggregate.window is None:
+            raise FlowError(f"stage {stage} has no windows")
+        found.aggregate.window.key_at(b"", start)  # a window starts there
+    selection = Selection(keys, prefix, after, chosen, older_than_ms, newer_than_ms, limit, start=start)
+    return States(found, ref, stores[stage], selection, columns)
 
 
 def _parted(found: Iterator[View], size: int) -> Iterator[list[View]]:

@@ -18,14 +18,17 @@ from persistence.times import Committed
 SCHEMA = 1
 
 
-class Progress(msgspec.Struct, frozen=True, gc=False):
+class Progress(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """Progress of one partition.
 
     Attributes:
         next_offset: The offset to read next: every record below it is folded, none at or above it.
+        time_us: The latest event time of the records below it, in microseconds since 1970; None if there is none, or if
+            the flow has no windows.
     """
 
     next_offset: int
+    time_us: int | None = None
 
 
 class Growth(msgspec.Struct, frozen=True):

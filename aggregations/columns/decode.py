@@ -39,6 +39,7 @@ class _Part:
         event_id: Event ids.
         codes: Signature of every row.
         positions: Position components; `MISSING` where a position is shorter.
+        time_us: `Decoded.time_us`, Int64; None if it is not needed.
     """
 
     rows: Ints
@@ -47,6 +48,7 @@ class _Part:
     event_id: pl.Series
     codes: Ints
     positions: list[Ints]
+    time_us: pl.Series | None
 
 
 @dataclass(slots=True)
@@ -74,12 +76,19 @@ class Decoder:
         topic: The source.
         topic_ids: Current topic id by topic, for roots without a topic id.
         columns: The payload columns needed; None for all.
+        timed: Add the column `schema.TIME`.
     """
 
     def __init__(
-        self, topic: Topic, topic_ids: Mapping[str, str] | None = None, columns: frozenset[str] | None = None
+        self,
+        topic: Topic,
+        topic_ids: Mapping[str, str] | None = None,
+        columns: frozenset[str] | None = None,
+        *,
+        timed: bool = False,
     ) -> None:
         self.topic = topic
+        self._timed = timed
         self.schema = {name: kind for name, kind in topic.schema.items() if columns is None or name in columns}
         payload_type = topic.payload.type if isinstance(topic.payload, Protobuf) else None
         self._payload_type = np.frombuffer((payload_type.full_name if payload_type else "").encode(), np.uint8)
@@ -129,6 +138,8 @@ class Decoder:
             good,
             found,
         )
+        if self._timed:
+            good &= (found[5] != 0) | (found[7] == 0)  # the timestamp of another record than the root is no event time
         rows = np.flatnonzero(good)
         if len(rows) < len(good):
             found = found.take(rows, axis=1)
@@ -140,6 +151,7 @@ class Decoder:
             route,
             Spans(values.data, *payload),
             np.where(timed, time, inputs.timestamp_us[rows]),
+            timed.astype(np.bool_) | (inputs.timestamp_ms[rows] >= 0),
             _texts(Spans(values.data, *name)),
             inputs,
             codes,
@@ -154,7 +166,9 @@ class Decoder:
         nameless = pl.repeat("", len(rows), eager=True, dtype=pl.String)
         times = inputs.timestamp_us[rows]
         hops = Hops.none(len(rows))
-        return self._part(rows, hops, own.way, own.codes[rows], values.at(rows), times, nameless, inputs, codes)
+        return self._part(
+            rows, hops, own.way, own.codes[rows], values.at(rows), times, times >= 0, nameless, inputs, codes
+        )
 
     def _part(
         self,
@@ -164,6 +178,7 @@ class Decoder:
         routes: Ints,
         payloads: Spans,
         event_time_us: Ints,
+        timed: Mask,
         event_id: pl.Series,
         inputs: Inputs,
         codes: _Codes,
@@ -177,7 +192,8 @@ class Decoder:
             numbers[routes[row]] = codes.of(way(int(routes[row])))
         signature_codes = numbers[routes]
         positions = _positions(hops, signature_codes, codes.signatures, inputs.offset[rows])
-        part = _Part(rows, columns, event_time_us, event_id, signature_codes, positions)
+        time_us = _series(arrow(event_time_us, timed)) if self._timed else None
+        part = _Part(rows, columns, event_time_us, event_id, signature_codes, positions, time_us)
         placed = signature_codes >= 0
         return part if read.all() and placed.all() else _without(part, read, placed)
 
@@ -202,6 +218,7 @@ class Decoder:
                 np.array([one[i] if i < len(one) else schema.MISSING for one in positions], np.int64)
                 for i in range(width)
             ],
+            time_us=pl.Series([one.time_us for _, one in read], dtype=pl.Int64) if self._timed else None,
         )
 
 
@@ -219,6 +236,8 @@ def _frame(part: _Part, inputs: Inputs, signatures: Sequence[Signature]) -> pl.D
         pl.Series(schema.SIGNATURE, part.codes.astype(np.uint32)),
         pl.Series(schema.EXOTIC, exotic[part.codes]),
     ]
+    if part.time_us is not None:
+        system.append(part.time_us.alias(schema.TIME))
     for component, values in enumerate(part.positions):
         short = values == schema.MISSING
         system.append(_series(arrow(values, ~short)).alias(schema.position(component)))
@@ -261,6 +280,7 @@ def _without(part: _Part, payload_read: Mask, placed: Mask) -> _Part:
         event_id=part.event_id.filter(pl.Series(kept)),
         codes=part.codes[kept],
         positions=[values[kept] for values in part.positions],
+        time_us=None if part.time_us is None else part.time_us.filter(pl.Series(kept)),
     )
 
 

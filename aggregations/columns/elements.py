@@ -78,7 +78,7 @@ class Elements:
 
     def headers(self, row: int) -> tuple[tuple[str, bytes | None], ...]:
         """The record's headers."""
-        found = self._optional(schema.HEADERS, row)
+        found = self.optional(schema.HEADERS, row)
         return tuple((one["key"], one["value"]) for one in found or ())
 
     def indices(self, row: int) -> tuple[int, ...]:
@@ -88,18 +88,19 @@ class Elements:
 
     def again(self, row: int) -> bool:
         """Whether it may be a copy."""
-        return bool(self._optional(schema.AGAIN, row))
+        return bool(self.optional(schema.AGAIN, row))
 
     def route(self, row: int) -> Route:
         """Route that the previous stage gave it."""
-        late = self._optional(schema.LATE, row)
+        late = self.optional(schema.LATE, row)
         return Route(late) if late else Route.PLAIN
 
     def cell(self, column: str, row: int) -> Any:
         """A value of a system column."""
         return self._columns[column][row]
 
-    def _optional(self, column: str, row: int) -> Any:
+    def optional(self, column: str, row: int) -> Any:
+        """A value of a system column that may be absent; None if it is."""
         return self._columns[column][row] if column in self._columns.names else None
 
 
@@ -206,6 +207,8 @@ _READ: Final[Mapping[str, Callable[[Elements, int], Any]]] = {
     "again": Elements.again,
     "route": Elements.route,
     "timestamp_ms": lambda rows, row: rows.cell(schema.TIMESTAMP, row),
+    "time_us": lambda rows, row: rows.optional(schema.TIME, row),
+    "before_us": lambda rows, row: rows.optional(schema.BEFORE, row),
 }
 _set_source = _RowElement.__dict__["_source"].__set__
 _set_row = _RowElement.__dict__["_row"].__set__

@@ -36,6 +36,11 @@ MADE: Final = "_made"
 """Number of the value that a function made, in the list of values beside the frame: it replaces the payload's columns.
 Int64; present after the first such function."""
 
+TIME: Final = "_time"
+"""`Element.time_us`. Int64, null if it has no valid one; present in a flow with windows."""
+BEFORE: Final = "_before"
+"""`Element.before_us`. Int64; present in a flow with windows."""
+
 ITEM: Final = "_i"
 """The index in each flat-map that the row went through: `_i0`, `_i1`, … UInt32; present after a flat-map."""
 

@@ -108,8 +108,9 @@ def _content(step: Step | Aggregate | PublishStates) -> str:
             return topic
         case Branch(name=name, when=when):
             return name if when is None else f"{name} when {text_of(when)}"
-        case Aggregate(name=name, key=key, fold=fold, emit=emit):
-            text = f"{name} by {text_of(key)}: {fold.describe() if isinstance(fold, Fields) else name_of(type(fold))}"
+        case Aggregate(name=name, key=key, fold=fold, emit=emit, window=window):
+            by = text_of(key) if window is None else f"{text_of(key)}, {window}"
+            text = f"{name} by {by}: {fold.describe() if isinstance(fold, Fields) else name_of(type(fold))}"
             if isinstance(emit, Emit):
                 return f"{text}, emit {', '.join(emit.columns)}{' on a condition' * (emit.condition is not None)}"
             return text if emit is None else f"{text}, emit {name_of(emit)}"

@@ -58,6 +58,9 @@ class Element(Generic[T]):
         route: Route that the previous stage gives it: `MISSING` or `RETRIED` after a late fold, because of a dead
             letter; `PLAIN` otherwise.
         timestamp_ms: Kafka's timestamp of the record, in milliseconds since 1970.
+        time_us: The event time that decides its windows, in microseconds since 1970: the same in every delivery of its
+            event. None if it has no valid one, or if the flow has no windows.
+        before_us: The latest event time in the log of its partition before its record; None if there is none.
     """
 
     value: T
@@ -72,6 +75,8 @@ class Element(Generic[T]):
     again: bool = False
     route: Route = Route.PLAIN
     timestamp_ms: int = 0
+    time_us: int | None = None
+    before_us: int | None = None
 
     @property
     def topic(self) -> str:

@@ -44,8 +44,9 @@ from aggregations.definition.operators import (
 from aggregations.definition.paths import keeps_columns
 from aggregations.definition.picture import picture
 from aggregations.definition.reading import Reading
-from aggregations.definition.source import Topic
+from aggregations.definition.source import Topic, check_source
 from aggregations.definition.stages import Stage, definition_of_sources
+from aggregations.definition.windows import Window, check_window
 from aggregations.errors import FlowError
 from envelope.dedup.eviction import LANES
 
@@ -71,7 +72,6 @@ U = TypeVar("U")
 
 END_OF_FLOW = "end"
 """Used as stage name for a record that fails after the last stage, and for the store of a flow without a stage."""
-_TOPIC = 'a Topic, such as Topic("orders", Order)'
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class Flow(Branching[T], Reading, Generic[T]):
         if self.inputs:
             raise FlowError(f"flow {self.name!r} already has a source; read several with source(a, b) or merge()")
         for one in (topic, *more):
-            check_type("source()", one, Topic, _TOPIC)
+            check_source(one)
         check_sources(self.name, (topic, *more))
         return replace(self, inputs=tuple(map(Input, (topic, *more))))  # type: ignore[return-value]
 
@@ -195,6 +195,7 @@ class Flow(Branching[T], Reading, Generic[T]):
         lanes: int = LANES,
         emit: Emitting | None = None,
         store: str = "",
+        window: Window | None = None,
     ) -> "Flow[T]":
         """Fold the elements of every key into a state, and pass each accepted element on. See `Aggregate`."""
         check_name("stage", name)
@@ -203,9 +204,7 @@ class Flow(Branching[T], Reading, Generic[T]):
                 f"branch {self.branches[-1]!r} cannot aggregate: publish to a topic that another flow folds"
             )
         if name == END_OF_FLOW:
-            raise FlowError(
-                f"stage name {name!r} is reserved for dead letters after the last stage; choose another name"
-            )
+            raise FlowError(f"stage name {name!r} is reserved for dead letters after the last stage; use another name")
         if any(isinstance(step, Aggregate) and step.name == name for step in self.steps):
             raise FlowError(f"flow {self.name!r} already has a stage {name!r}; choose another name")
         with located(f"stage {name!r}"):
@@ -217,7 +216,9 @@ class Flow(Branching[T], Reading, Generic[T]):
             if emit is not None:
                 check_emit(emit, fold)
             check_type("store=", store, str, "the URL of a store")
-        return self._with(f"stage {name!r}", Aggregate(name, key, fold, co_partitioned, history, lanes, emit, store))
+            check_window(window)
+        stage = Aggregate(name, key, fold, co_partitioned, history, lanes, emit, store, window)
+        return self._with(f"stage {name!r}", stage)
 
     def publish(
         self,
@@ -382,13 +383,8 @@ class Flow(Branching[T], Reading, Generic[T]):
     @cached_property
     def scatters(self) -> bool:
         """Whether items of one record may be folded by different tasks of one stage."""
-        spread = False
-        for stage in self.stages:
-            spread = spread or stage.fans_out
-            if spread:
-                return True
-            spread = stage.aggregate.makes
-        return False
+        makes = any(stage.aggregate.makes for stage in self.stages[:-1])
+        return makes or any(stage.fans_out for stage in self.stages)
 
     def describe(self) -> str:
         """Describe the flow as text, one step a line: its method, its content and its path.

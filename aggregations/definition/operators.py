@@ -15,6 +15,7 @@ from aggregations.definition.fingerprint import describe_callable, describe_obje
 from aggregations.definition.folds import Fold, check_state
 from aggregations.definition.integers import select_exact
 from aggregations.definition.system import SYSTEM_COLUMNS
+from aggregations.definition.windows import Window
 from aggregations.errors import FlowError
 from envelope import EnvelopeError
 from envelope.dedup.eviction import LANES
@@ -92,7 +93,8 @@ class Aggregate:
         emit: Columns of the state before and after each accepted element, or a function that makes a collection from the
             element and the state after it; None forwards the element itself.
         store: URL of the store if no other is bound at run time.
-        definition: Canonical text of key and fold.
+        window: A state for each window of event time; None for one state per key.
+        definition: Canonical text of key, fold and window.
         emitting: Canonical text of `emit`, key and fold; empty when each element is forwarded unchanged.
     """
 
@@ -104,13 +106,15 @@ class Aggregate:
     lanes: int = LANES
     emit: Emitting | None = None
     store: str = ""
+    window: Window | None = None
     definition: str = field(init=False, repr=False)
     emitting: str = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         # Once, where the flow is written: a worker that gets it pickled may not have the source.
         fold = self.fold.describe() if isinstance(self.fold, Fields) else describe_object(self.fold)
-        object.__setattr__(self, "definition", f"{_described(self.key)}\n{fold}")
+        window = "" if self.window is None else f"\n{self.window.definition}"
+        object.__setattr__(self, "definition", f"{_described(self.key)}\n{fold}{window}")
         # The emitted values may depend on the state.
         if isinstance(self.emit, Emit):
             assert isinstance(self.fold, Fields)
@@ -132,6 +136,18 @@ class Aggregate:
             {**wanted, **{emit_input(name): pl.col(name) for name in emit.read}} if isinstance(emit, Emit) else wanted
         )
 
+    @property
+    def overlaps(self) -> bool:
+        """Whether an element may belong to several windows."""
+        return self.window is not None and self.window.each > 1
+
+    @property
+    def passing(self) -> str:
+        """Canonical text of what determines which elements are passed on, and with which value; empty for all, unchanged."""
+        if self.emitting or self.window is None:
+            return self.emitting
+        return self.window.definition
+
 
 def emit_input(column: str) -> str:
     """Name among a stage's inputs of a column that `Emit` reads; not valid as the name of a field."""
@@ -150,7 +166,7 @@ def definition_of(steps: Iterable[object], source: str) -> str:
     """
     *before, stage = steps
     assert isinstance(stage, Aggregate)
-    texts = [one.emitting if isinstance(one, Aggregate) else getattr(one, "definition", "") for one in before]
+    texts = [one.passing if isinstance(one, Aggregate) else getattr(one, "definition", "") for one in before]
     lanes = f"co_partitioned {stage.co_partitioned}"  # without it every lane names the partition that was read
     return _hash("\n".join([source, *filter(None, texts), lanes, stage.definition]))
 

@@ -69,6 +69,12 @@ class Reading:
         """Whether elements of several sources meet."""
         return len(self.inputs) > 1
 
+    @cached_property
+    def is_timed(self) -> bool:
+        """Whether the event times of its records are noted."""
+        windows = any(isinstance(step, Aggregate) and step.window is not None for step in self.steps)
+        return windows or any(topic.time is not None for topic in self.topics.values())
+
     @property
     def publishes(self) -> bool:
         """Whether it publishes elements; those of one key must stay in order."""
@@ -101,7 +107,8 @@ class Reading:
 
     @property
     def _read(self) -> frozenset[str]:
-        return columns_of(one for step in self.every_step for one in expressions_of(step))
+        steps = columns_of(one for step in self.every_step for one in expressions_of(step))
+        return steps.union(*(topic.time_columns for topic in self.topics.values()))
 
     @property
     def every_step(self) -> tuple[Step | Aggregate | PublishStates, ...]:

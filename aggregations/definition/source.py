@@ -4,7 +4,7 @@
 batches with the same result.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Final
 
@@ -13,7 +13,18 @@ import polars as pl
 
 from aggregations.definition.arguments import check_type, located, topic_name
 from aggregations.definition.element import Element, Record
+from aggregations.definition.expressions import (
+    Expression,
+    check_column,
+    columns_of,
+    describe_expression,
+    parsed,
+    text_of,
+)
+from aggregations.definition.operators import types_of
 from aggregations.definition.payloads import Json, Payload, Protobuf, Raw, payload_of
+from aggregations.definition.system import SYSTEM_COLUMNS
+from aggregations.definition.windows import duration
 from aggregations.errors import FlowError
 from envelope import Envelope, EnvelopeError, Hop, Limits, Lineage, Node, Reason, Siblings, Tombstones, decode
 from envelope.codec import redriven_payload
@@ -24,6 +35,8 @@ __all__ = ["Decoded", "Json", "Raw", "RecordDecoder", "Topic"]
 
 MAX_TIMESTAMP_MS: Final = (2**63 - 1) // 1000
 """The latest timestamp that fits into 64 bits in microseconds; its negative is the earliest."""
+_AHEAD: Final = 3_600
+"""Seconds: the default of `ahead=`, as Kafka 4's of `message.timestamp.after.max.ms`."""
 
 
 @dataclass(frozen=True, init=False)
@@ -40,6 +53,10 @@ class Topic:
         limits: Limits of the envelopes and payloads that are accepted.
         cluster: Name of the Kafka cluster, when there is more than one.
         tombstones: What to do with records that have no value. `element` requires a flow with steps in Python.
+        time: Column, or expression over the payload's columns, that gives the event time as an integer, in milliseconds
+            since 1970. By default it is the envelope's event time, or else the timestamp of the event's first record.
+        ahead: How far an event time may be ahead of its record's timestamp; beyond that it is invalid.
+        ahead_seconds: `ahead` in seconds.
 
     Raises:
         FlowError: An argument is invalid, or a column's name begins with an underscore, as the engine's own do.
@@ -52,6 +69,10 @@ class Topic:
     limits: Limits
     cluster: str
     tombstones: Tombstones
+    time: Expression | None = field(compare=False)
+    ahead: str = field(compare=False)
+    ahead_seconds: int = field(init=False, repr=False)
+    _time_text: str = field(init=False, repr=False)
 
     def __init__(
         self,
@@ -63,6 +84,8 @@ class Topic:
         limits: Limits = DEFAULT_LIMITS,
         cluster: str = "",
         tombstones: Tombstones = Tombstones.SKIP,
+        time: Expression | None = None,
+        ahead: str = "1h",
     ) -> None:
         check_type("Topic(): limits=", limits, Limits, "envelope.Limits(...)")
         topic = topic_name(name, limits)
@@ -73,14 +96,26 @@ class Topic:
             check_type("envelope=", envelope, bool, "True or False")
             check_type("cluster=", cluster, str, "text")
             policies = (_member("siblings=", Siblings, siblings), limits, cluster)
-            values = (topic, kind, envelope, *policies, _member("tombstones=", Tombstones, tombstones))
-        for field, value in zip(self.__dataclass_fields__, values, strict=True):
-            object.__setattr__(self, field, value)
+            if time is not None:
+                _check_time(time, kind.schema)
+            # The time as text, too: two expressions cannot be compared.
+            text = "" if time is None else describe_expression(time)
+            values = (
+                *(topic, kind, envelope, *policies, _member("tombstones=", Tombstones, tombstones)),
+                *(time, ahead, duration("ahead=", ahead, least=0), text),
+            )
+        for name_of_field, value in zip(self.__dataclass_fields__, values, strict=True):
+            object.__setattr__(self, name_of_field, value)
 
     @property
     def schema(self) -> dict[str, pl.DataType]:
         """Column name to polars type."""
         return self.payload.schema
+
+    @property
+    def time_columns(self) -> frozenset[str]:
+        """Columns from which the event time is read."""
+        return frozenset() if self.time is None else columns_of([parsed(self.time)])
 
     @property
     def definition(self) -> str:
@@ -90,7 +125,33 @@ class Topic:
         """
         kind = "envelope" if self.envelope else "bare"
         more = ["tombstones"] if self.tombstones is Tombstones.ELEMENT else []
+        if self._time_text:
+            more += ["time", self._time_text]
+        if self.ahead_seconds != _AHEAD:
+            more += ["ahead", str(self.ahead_seconds)]
         return msgspec.json.encode(["source", self.cluster, self.name, kind, self.siblings.value, *more]).decode()
+
+
+def check_source(topic: object) -> None:
+    """Check the argument of `Flow.source`.
+
+    Raises:
+        FlowError: It is not a topic.
+    """
+    check_type("source()", topic, Topic, 'a Topic, such as Topic("orders", Order)')
+
+
+def _check_time(time: Expression, schema: dict[str, pl.DataType]) -> None:
+    """Check that an expression over the payload's columns gives integers."""
+    check_column("time=", time)
+    if others := sorted(columns_of([parsed(time)]) & SYSTEM_COLUMNS.keys()):
+        raise FlowError(f"time= reads {', '.join(others)}, which differs between two deliveries of an event")
+    dtype = types_of({"": parsed(time)}, schema)[""]
+    if not dtype.is_integer():
+        raise FlowError(
+            f"time= takes an integer in milliseconds since 1970; {text_of(time)} is of type {dtype}. A text or a time "
+            'becomes one with .str.to_datetime() and .dt.timestamp("ms")'
+        )
 
 
 def _member(what: str, kind: type[StrEnum], given: str) -> StrEnum:
@@ -113,6 +174,8 @@ class Decoded:
         event_id: Identity of the event; empty when it has none.
         event_time_us: Event time, or else the record's timestamp, in microseconds since 1970.
         identity: Event id for `Lineage.standing`: empty unless the source's policy uses event ids.
+        time_us: The event time that is the same in every delivery: the envelope's, or else the timestamp of the root;
+            None if neither is known.
     """
 
     columns: dict[str, object] | None
@@ -122,6 +185,7 @@ class Decoded:
     event_id: str
     event_time_us: int
     identity: str
+    time_us: int | None
 
     def element(self, record: Record, *, again: bool = False) -> Element[dict[str, object] | None]:
         """The element that enters the flow from this record; `again` when it may be a copy."""
@@ -196,6 +260,7 @@ class RecordDecoder:
             event_id=message.event_id,
             event_time_us=_micros(record.timestamp_ms) if message.event_time_us is None else message.event_time_us,
             identity=message.event_id if self.topic.siblings is Siblings.EVENT_ID else "",
+            time_us=_time_us(message, record),
         )
 
     def _bare(self, record: Record) -> Decoded:
@@ -225,10 +290,22 @@ class RecordDecoder:
             event_id="",
             event_time_us=_micros(record.timestamp_ms),
             identity="",
+            time_us=_root_time(record.timestamp_ms),
         )
 
     def _own(self, record: Record) -> Node:
         return replace(record.node, cluster=self.topic.cluster)
+
+
+def _time_us(message: Envelope, record: Record) -> int | None:
+    if message.event_time_us is not None:
+        return message.event_time_us
+    return _root_time(message.chain[0].timestamp_ms if message.chain else record.timestamp_ms)
+
+
+def _root_time(timestamp_ms: int | None) -> int | None:
+    """The timestamp of a root as event time; None if the root has none, which Kafka shows as -1."""
+    return None if timestamp_ms is None or timestamp_ms < 0 else _micros(timestamp_ms)
 
 
 def _micros(timestamp_ms: int) -> int:

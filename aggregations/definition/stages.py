@@ -54,7 +54,8 @@ class Stage:
     @property
     def fans_out(self) -> bool:
         """Whether one record may reach this stage as several elements."""
-        return any(isinstance(step, FlatMap) for step in (*self.leading, *self.before))
+        steps = (*self.leading, *self.before)
+        return self.aggregate.overlaps or any(isinstance(step, FlatMap) for step in steps)
 
     @property
     def publishes_before(self) -> bool:

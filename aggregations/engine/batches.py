@@ -18,6 +18,7 @@ from aggregations.engine.retry import ATTEMPTS, StoppedError, may_pass, pause_se
 from aggregations.engine.roots import ask_ends, check_source, ids_of
 from aggregations.errors import SharedKeyError, TasksLostError
 from aggregations.per_message.ledger import Doubt, Entry, UnlistedError
+from aggregations.per_message.times import times_in
 from aggregations.report import Report
 from aggregations.run.incarnations import merge_incarnations
 from envelope import TopicPartition
@@ -289,4 +290,5 @@ class Batches:
             known=self._run.known,
             evict=self._run.evicts,
             replays=self._run.replays,
+            times=times_in(self._run.manifest, self._opening.topic_ids),
         )

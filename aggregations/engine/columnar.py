@@ -13,6 +13,7 @@ from aggregations.columns.arrays import Ints
 from aggregations.columns.batch import indices_of, redriven, standing
 from aggregations.columns.signature import Signature
 from aggregations.columns.steps import Rejected, Stepped, evaluate_columns, evaluated
+from aggregations.columns.times import enter_windows
 from aggregations.columns.values import apply_all, with_values
 from aggregations.definition.element import Element
 from aggregations.definition.emit import Emit
@@ -27,11 +28,13 @@ from aggregations.engine.job import Exclusion, Job, dumps, loads, shared_key
 from aggregations.engine.path import Work, route_of
 from aggregations.engine.rows import (
     BROKEN,
+    CLOSED,
     INPUT,
     REKEYED,
     STAGE_KEY,
     Rows,
     by_partition,
+    key_bytes,
     key_codes,
     of_one_numbering,
     together,
@@ -46,7 +49,7 @@ from persistence.commit.faults import effect
 from persistence.commit.steps import CommitStep
 from persistence.protocol import Write
 
-_SYSTEM = frozenset({*schema.SYSTEM, schema.AGAIN, schema.LATE, schema.MADE})
+_SYSTEM = frozenset({*schema.SYSTEM, schema.AGAIN, schema.LATE, schema.MADE, schema.TIME, schema.BEFORE})
 _RECORD = frozenset({schema.VALUE, schema.HEADERS, schema.CHAIN})
 _OWN = (schema.TOPIC, schema.PARTITION, schema.OFFSET)
 _NULL_KEY = Cause(Reason.NULL_KEY, "the stage's key is null")
@@ -267,7 +270,11 @@ def _enter(work: Work, stage: Stage, before: Rows, earlier: Stepped | None = Non
         stepped.rejected = [*earlier.rejected, *stepped.rejected]
         stepped.outputs = [*earlier.outputs, *stepped.outputs]
         stepped.filtered += earlier.filtered
-    key = _keys(stepped, aggregate.key)
+    key = user_key = _keys(stepped, aggregate.key)
+    closed: list[pl.Series] = []
+    if aggregate.window is not None:
+        user_key, key, shut = enter_windows(stepped, key, aggregate.window)
+        closed = [shut.alias(CLOSED)]
     frame = stepped.frame
     # Inputs of values that a function made are evaluated message by message, when they are folded.
     wanted = aggregate.inputs() if stepped.values is None else {}
@@ -277,13 +284,13 @@ def _enter(work: Work, stage: Stage, before: Rows, earlier: Stepped | None = Non
     _fill_outputs(work, outputs_before(stage.name), Rows(frame, before.signatures))
     if stage.index == 0:
         _strike_left(work, stage.name, before, [frame, *(one.frame for one in stepped.rejected)])
-    rekeyed = pl.lit(value=True) if not aggregate.co_partitioned else pl.col(STAGE_KEY).ne_missing(pl.col(schema.KEY))
+    own_key = frame.get_column(schema.KEY)
+    rekeyed = pl.lit(value=True) if not aggregate.co_partitioned else user_key.ne_missing(own_key)
     system = [name for name in frame.columns if name in _SYSTEM or schema.is_position(name)]
     system += schema.item_columns(frame.columns)
     frame = frame.select([*system, *_further(job, stage, frame)]).with_columns(
-        key.alias(STAGE_KEY), pl.Series(BROKEN, broken), *inputs.get_columns()
+        key.alias(STAGE_KEY), pl.Series(BROKEN, broken), *inputs.get_columns(), rekeyed.alias(REKEYED), *closed
     )
-    frame = frame.with_columns(rekeyed.alias(REKEYED))
     return Rows(frame, before.signatures, stepped.values)
 
 
@@ -338,14 +345,7 @@ def _keys(stepped: Stepped, of: Expression | Callable[[Element[Any]], Any]) -> p
         return pl.Series(STAGE_KEY, keys, dtype=pl.Binary)
     key = evaluated(stepped, {STAGE_KEY: expression(of)}).get_column(STAGE_KEY)
     kept = stepped.reject(key.is_null().to_numpy().astype(np.uint8), [_NULL_KEY])
-    return _key_bytes(key if kept.all() else key.filter(pl.Series(kept)))
-
-
-def _key_bytes(key: pl.Series) -> pl.Series:
-    """Canonical bytes of keys; see `aggregations.definition.expressions.key_bytes`."""
-    if key.dtype == pl.Binary:
-        return key
-    return key.cast(pl.String).cast(pl.Binary)
+    return key_bytes(key if kept.all() else key.filter(pl.Series(kept)))
 
 
 def _indices(frame: pl.DataFrame) -> list[tuple[int, ...]]:

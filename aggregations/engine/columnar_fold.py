@@ -41,7 +41,7 @@ from aggregations.definition.operators import emit_input
 from aggregations.engine.job import Exclusion
 from aggregations.engine.path import Work
 from aggregations.engine.python_fold import fold_elements
-from aggregations.engine.rows import BROKEN, INPUT, REKEYED, STAGE_KEY, Rows
+from aggregations.engine.rows import BROKEN, CLOSED, INPUT, REKEYED, STAGE_KEY, Rows, closed_rows
 from aggregations.errors import FlowError
 from aggregations.per_message.arrivals import Arrival, passed_on
 from aggregations.per_message.emitting import emitted_types
@@ -133,7 +133,7 @@ class ColumnarFold:
             names,
             HistoryLimits.of(self.aggregate.history, self.aggregate.lanes, job.batch, evict=job.evict),
             pure=before.other,
-            exotic=exotic | self._excluded() | self._late() | self._listed(entering),
+            exotic=exotic | self._excluded() | self._late() | closed_rows(self.frame) | self._listed(entering),
             refused=refused,
         )
         if isinstance(fold, Fields):
@@ -324,7 +324,8 @@ class ColumnarFold:
         late = Route(row.get(schema.LATE) or Route.PLAIN)
         indices = indices_of(row)
         entries = job.ledger.entries(self.stage.name, at, back, indices)
-        bound = back is not None and back.redrive.stage in self.later and job.ledger.mine(back.redrive)
+        mine = back is not None and job.ledger.mine(back.redrive)
+        bound = back is not None and back.redrive.stage in self.later and mine
         return Arrival(
             Element(
                 None,
@@ -342,6 +343,8 @@ class ColumnarFold:
             bound and late is Route.PLAIN,
             entries,
             back,
+            closed=bool(row.get(CLOSED)),
+            mine=mine,
         )
 
     def onward(self) -> Rows:

@@ -12,6 +12,7 @@ from aggregations.columns.batch import RejectedRow
 from aggregations.columns.decode import Decoder
 from aggregations.columns.first import Unread, may_be_copies, unread_may_be_copy
 from aggregations.columns.record_columns import with_record_columns
+from aggregations.columns.times import with_times
 from aggregations.definition.source import Topic
 from aggregations.definition.system import SYSTEM_COLUMNS
 from aggregations.engine.path import Work
@@ -47,7 +48,8 @@ class _Reader:
     unread: list[Unread] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._decoder = Decoder(self.topic, self.work.roots.topic_ids, self.work.job.flow.columns)
+        self._is_timed = self.work.job.flow.is_timed
+        self._decoder = Decoder(self.topic, self.work.roots.topic_ids, self.work.job.flow.columns, timed=self._is_timed)
 
     def add(self, table: pa.Table) -> None:
         work = self.work
@@ -66,11 +68,17 @@ class _Reader:
         if len(tasks) < sum(len(slot.ranges) for slot in tasks):
             whole = by_partition(whole)
         with self.work.timed("steps"):
+            if self._is_timed:
+                frame, times = with_times(whole.frame, self.topic, self.work.job.times)
+                self.work.collector.changes.times |= times
+                whole = Rows(frame, whole.signatures)
             return _first_deliveries(self.work, whole, self.unread)
 
     def _empty(self) -> pl.DataFrame:
         lists = {name: SYSTEM_COLUMNS[name] for name in sorted(self.work.job.flow.system_lists)}
-        return pl.DataFrame(schema={**self._decoder.schema, **schema.SYSTEM, schema.position(0): pl.Int64, **lists})
+        times = {schema.TIME: pl.Int64()} if self._is_timed else {}
+        position = {schema.position(0): pl.Int64()}
+        return pl.DataFrame(schema={**self._decoder.schema, **schema.SYSTEM, **times, **position, **lists})
 
 
 def _unread(work: Work, table: pa.Table, rejection: RejectedRow) -> Unread:

@@ -15,6 +15,7 @@ from aggregations.per_message.cause import Cause
 from aggregations.per_message.ledger import Changes, Doubt, Ledger
 from aggregations.per_message.stage import KeyState
 from aggregations.per_message.steps import OutputMessage
+from aggregations.per_message.times import Times
 from aggregations.report import Report
 from aggregations.run.incarnations import merge_incarnations
 from aggregations.run.snapshots import snapshots_of
@@ -78,6 +79,7 @@ class Job:
         known: Marks that buckets had acknowledged when the batch began.
         evict: Histories evict positions beyond their limit; not while the consumed topic grows.
         replays: A crashed run may have folded records that this run has not committed yet.
+        times: Latest event time read, by topic and partition; empty in a flow without windows.
     """
 
     flow: Flow[Any]
@@ -107,6 +109,7 @@ class Job:
     doubt: Doubt = field(default_factory=dict)
     evict: bool = True
     replays: bool = False
+    times: Times = field(default_factory=dict)
 
     @property
     def folds_while_reading(self) -> bool:

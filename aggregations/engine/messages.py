@@ -28,7 +28,7 @@ class MessagePath:
         loop = _loop(work)
         with work.timed("decode"):
             applied = loop.read(sorted(records_of(chunks, work.job.topic_ids), key=_PLACE))
-            work.collector.changes.seen = loop.seen
+            work.collector.changes.seen, work.collector.changes.times = loop.seen, loop.times
             if stages := work.job.flow.stages:
                 return loop.enter(stages[0], applied)
             loop.leave(applied)
@@ -48,9 +48,11 @@ class MessagePath:
         job, loop = work.job, _loop(work)
         if stage.index == 0:
             partitions: dict[tuple[str, bytes], int] = {}
+            window = stage.aggregate.window
             for arrival in arrivals:
                 own = arrival.element.own
-                if not job.checks_partition(own.topic, rekeyed=arrival.key != arrival.element.key):
+                key = arrival.key if window is None else window.stage_key(arrival.key)
+                if not job.checks_partition(own.topic, rekeyed=key != arrival.element.key):
                     continue
                 if partitions.setdefault((own.topic, arrival.key), own.partition) != own.partition:
                     raise shared_key(job, stage, own.topic)
@@ -99,6 +101,7 @@ def _loop(work: Work) -> MessageLoop:
         evict=job.evict,
         replays=job.replays,
         outputs=work.outputs,
+        times=job.times,
     )
 
 

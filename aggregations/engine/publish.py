@@ -66,12 +66,14 @@ def _dead_letters(job: Job, dead: Sequence[RejectedRecord]) -> None:
     now = int(time.time() * 1000)
     for record in fetch_records(job, by_record):
         for one in by_record[record.topic, record.partition, record.offset]:
-            message = dead_letter_record(_letter(job, one, now), record.key, record.value, record.headers, size)
+            message = dead_letter_record(
+                _letter(job, one, now, record.timestamp_ms), record.key, record.value, record.headers, size
+            )
             producer.send(job.dead_letters, message.value, message.key, message.headers)
     producer.flush()
 
 
-def _letter(job: Job, dead: RejectedRecord, now_ms: int) -> DeadLetterHeaders:
+def _letter(job: Job, dead: RejectedRecord, now_ms: int, timestamp_ms: int) -> DeadLetterHeaders:
     own, topic = dead.own, job.flow.source_of(dead.own.topic)
     return DeadLetterHeaders(
         own.topic,
@@ -89,6 +91,7 @@ def _letter(job: Job, dead: RejectedRecord, now_ms: int) -> DeadLetterHeaders:
         form=Form.ENVELOPE if topic.envelope else Form.PAYLOAD,
         detail=dead.detail,
         raised=dead.raised,
+        timestamp_ms=timestamp_ms,
     )
 
 

@@ -8,13 +8,14 @@ import numpy as np
 import polars as pl
 
 from aggregations.columns import schema
-from aggregations.columns.arrays import Ints
+from aggregations.columns.arrays import Ints, Mask
 from aggregations.columns.fold import CODE
 from aggregations.columns.signature import Signature
 
 STAGE_KEY = "_stage_key"
 REKEYED = "_rekeyed"
 BROKEN = "_broken"
+CLOSED = "_closed"
 INPUT = "_in:"
 
 
@@ -24,8 +25,9 @@ class Rows:
 
     Attributes:
         frame: `_stage_key` Binary, `_rekeyed` Boolean, `_broken` UInt8 (0, or why its inputs cannot be computed: see
-            `aggregations.columns.steps.FAILURES`), `_in:NAME` for every input of the stage's fields, the system columns of `aggregations.columns.schema`, positions `_p0`,
-            `_p1`, … and the payload columns that stages further down read.
+            `aggregations.columns.steps.FAILURES`), in a stage with windows `_closed` Boolean, `_in:NAME` for every input
+            of the stage's fields, the system columns of `aggregations.columns.schema`, positions `_p0`, `_p1`, … and the
+            payload columns that stages further down read.
         signatures: By the codes of `_signature`.
         values: Values that functions made, by the numbers of `_made`: then there are no payload columns and no inputs.
             None if no function did.
@@ -45,6 +47,18 @@ def key_codes(frame: pl.DataFrame) -> tuple[Ints, list[bytes]]:
     keys = frame.select(STAGE_KEY).unique().sort(STAGE_KEY).with_row_index(CODE)
     codes = frame.select(STAGE_KEY).join(keys, on=STAGE_KEY, how="left", maintain_order="left").get_column(CODE)
     return codes.to_numpy().astype(np.int64), keys.get_column(STAGE_KEY).to_list()
+
+
+def key_bytes(key: pl.Series) -> pl.Series:
+    """Canonical bytes of keys; see `aggregations.definition.expressions.key_bytes`."""
+    if key.dtype == pl.Binary:
+        return key
+    return key.cast(pl.String).cast(pl.Binary)
+
+
+def closed_rows(frame: pl.DataFrame) -> Mask:
+    """The rows whose window is closed; none in a stage without windows."""
+    return frame.get_column(CLOSED).to_numpy() if CLOSED in frame.columns else np.zeros(frame.height, np.bool_)
 
 
 def by_partition(rows: Rows) -> Rows:

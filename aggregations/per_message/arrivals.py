@@ -14,6 +14,7 @@ from aggregations.errors import FlowError
 from aggregations.per_message.ledger import Entry, Ledger, outputs_before
 from aggregations.per_message.rows import evaluate_elements
 from aggregations.per_message.steps import Applied, Marking
+from aggregations.per_message.times import InWindow, enter_windows
 from envelope import EnvelopeError, Lineage, Reason, Route, Siblings, Standing, Verdict
 from envelope.dedup.lineage import Redriven
 
@@ -31,6 +32,8 @@ class Arrival:
         transit: It was redriven to a later stage and is held here: passed on, not folded.
         entries: Its ledger entries at this stage.
         redriven: How it came back from the dead-letter topic; None when it was not redriven.
+        closed: Its window is closed.
+        mine: It was redriven, and this flow had rejected it.
     """
 
     element: Element[Any]
@@ -41,6 +44,8 @@ class Arrival:
     transit: bool = False
     entries: tuple[Entry, ...] = ()
     redriven: Redriven | None = None
+    closed: bool = False
+    mine: bool = False
 
 
 def arrive(
@@ -66,11 +71,15 @@ def arrive(
     """
     raw = applied.each(stage.key)
     keys = applied.survivors([stage_key(value) for value in raw])
+    if stage.window is None:
+        places = [InWindow(key, key, closed=False) for key in keys]
+    else:
+        places = enter_windows(applied, keys, stage.window)
     inputs = _inputs_of(stage, applied.elements, applied.schema)
     arrivals = []
-    for element, key, values in zip(applied.elements, keys, inputs, strict=True):
+    for element, (user_key, key, closed), values in zip(applied.elements, places, inputs, strict=True):
         lineage = element.lineage.resolved(topic_ids)
-        standing = standing_of(element, lineage, siblings, rekeyed=key != element.key or not stage.co_partitioned)
+        standing = standing_of(element, lineage, siblings, rekeyed=user_key != element.key or not stage.co_partitioned)
         root, redriven = lineage.root, lineage.redriven
         age = incarnation(root.topic, root.topic_id) if root.cluster == lineage.own.cluster else None
         transit = _only_passes(element, redriven, ledger, later)
@@ -78,7 +87,8 @@ def arrive(
         route = ledger.route(stage.name, standing, redriven, entries)
         if route is not standing.route:
             standing = replace(standing, route=route)
-        arrivals.append(Arrival(element, key, standing, age, values, transit, entries, redriven))
+        mine = redriven is not None and ledger.mine(redriven.redrive)
+        arrivals.append(Arrival(element, key, standing, age, values, transit, entries, redriven, closed, mine))
     return arrivals
 
 

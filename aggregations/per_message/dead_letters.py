@@ -221,6 +221,8 @@ class DeadLetterCollector:
                 indices = element.indices
                 self._list(stage, element.own, one.arrival.standing, redriven, indices, proven=False, whole=False)
                 dead.items = (indices,) if indices else ()
+            elif one.reason is Reason.WINDOW_CLOSED and element.indices:
+                dead.items = (element.indices,)
             self._add(dead)
 
     def published(self, filled: Iterable[Entry]) -> None:

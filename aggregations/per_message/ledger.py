@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple, TypeAlias, cast
 
 from aggregations.definition.flow import END_OF_FLOW
+from aggregations.per_message.times import Times
 from envelope import Lineage, Node, Position, Route, Standing, TopicPartition
 from envelope.dedup.lanes import group_of
 from envelope.dedup.lineage import Redriven, died_in, event_of, position_order
@@ -67,12 +68,14 @@ class Changes:
         filled: Entries whose event is folded now.
         again: Filled entries that were rejected again after the stage at which they were filled.
         seen: Highest position read, by route.
+        times: Latest event time read, by topic and partition; empty in a flow without windows.
     """
 
     added: set[Entry] = field(default_factory=set)
     filled: set[Entry] = field(default_factory=set)
     again: set[Entry] = field(default_factory=set)
     seen: dict[str, Position] = field(default_factory=dict)
+    times: Times = field(default_factory=dict)
 
     def resolved(self) -> "Changes":
         """The changes for the batch's manifest: added entries are already listed."""
@@ -84,6 +87,7 @@ class Changes:
         self.filled |= other.filled
         self.again |= other.again
         self.seen = highest(self.seen, other.seen)
+        self.times |= other.times  # a partition is read by one task
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from aggregations.per_message.ledger import Doubt, Entry, Ledger, Reading, outpu
 from aggregations.per_message.merging import merged
 from aggregations.per_message.stage import Decided, KeyState, StageOutcome, fold_stage
 from aggregations.per_message.steps import Applied, Marking, OutputMessage, RejectedElement, apply_steps, withhold
+from aggregations.per_message.times import Times, with_times
 from aggregations.report import Report
 from envelope import EnvelopeError, Lineage, Node, Position, Reason, Verdict
 from persistence.commit.faults import effect
@@ -84,6 +85,7 @@ class MessageLoop:
         replays: A crashed run may have folded the next messages; see `Histories.folding`.
         outputs: Messages that the flow's steps publish.
         seen: Highest position read, by route, after `read` has returned.
+        times: Latest event time read, by topic and partition; brought up to date by `read`.
     """
 
     flow: Flow[Any]
@@ -100,6 +102,7 @@ class MessageLoop:
     replays: bool = False
     outputs: list[OutputMessage] = field(default_factory=list)
     seen: dict[str, Position] = field(default_factory=dict)
+    times: Times = field(default_factory=dict)
 
     def read(self, records: Iterable[Record]) -> Applied:
         """Read records, those of a partition in order of offsets.
@@ -110,6 +113,7 @@ class MessageLoop:
         flow, decoders = self.flow, dict[str, RecordDecoder]()
         reading = Reading(self.ledger.seen, self.doubt)
         elements: list[Element[Any]] = []
+        times: list[int | None] = []
         for record in records:
             self.report.records += 1
             if (decoder := decoders.get(record.topic)) is None:
@@ -129,7 +133,10 @@ class MessageLoop:
                 self.collector.unread(own, EnvelopeError(Reason.ROOT_BEYOND_END, BEYOND_END))
                 continue
             elements.append(read.element(record, again=reading.again(lineage, record.key)))
+            times.append(read.time_us)
         self.seen = reading.read
+        if flow.is_timed:
+            elements, self.times = with_times(elements, times, flow, self.times)
         return Applied(elements, flow.stages[0].schema if flow.stages else flow.tail_schema)
 
     def enter(self, stage: Stage, before: Applied) -> list[Arrival]:

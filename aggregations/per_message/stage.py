@@ -16,6 +16,7 @@ from aggregations.definition.inputs import SiblingPolicy, siblings_of
 from aggregations.definition.operators import Schema
 from aggregations.per_message.arrivals import Arrival, passed_on
 from aggregations.per_message.cause import Cause, refusal
+from aggregations.per_message.closed import judge_closed, reason_of
 from aggregations.per_message.emitting import emitted_row
 from aggregations.per_message.ledger import Entry
 from envelope import Decision, EnvelopeError, Histories, Node, Position, Reason, Route, Siblings, Standing, Verdict
@@ -25,6 +26,7 @@ from envelope.dedup.room import Room
 from envelope.raised import Raised
 
 _HELD = frozenset({Verdict.DUPLICATE, Verdict.DUPLICATE_IN_BATCH})
+_SETTLED = _HELD | {Verdict.WINDOW_CLOSED}
 _FIRST_SEEN = frozenset({Verdict.ACCEPTED, Verdict.LATE, Verdict.NEW_LANE})
 
 
@@ -86,8 +88,8 @@ class Decided:
 
     @property
     def filled(self) -> tuple[Entry, ...]:
-        """Entries of the ledger that are no longer missing: the state holds the event."""
-        arrival, resolved = self.arrival, self.decision.fold or self.decision.verdict in _HELD
+        """Entries of the ledger that are no longer missing: the state holds the event, or never will."""
+        arrival, resolved = self.arrival, self.decision.fold or self.decision.verdict in _SETTLED
         if not resolved or arrival.transit:
             return ()
         if arrival.element.route is Route.PLAIN:
@@ -225,6 +227,7 @@ def _fold_key(
     replays: bool,
 ) -> _Folded:
     """Fold one key; when `careful`, continue after a failure to find all failures."""
+    closed, rows = [i for i in rows if arrivals[i].closed], [i for i in rows if not arrivals[i].closed]
     standings = [arrivals[i].standing for i in rows]
     policies = siblings if isinstance(siblings, Siblings) else [siblings[arrivals[i].element.topic] for i in rows]
     decided = before.histories.judge(standings, policies)
@@ -260,6 +263,8 @@ def _fold_key(
             emitted = tuple(replace(element, route=late) for element in emitted)
         result.emitted[i] = emitted
         folded.append(arrival.standing)
+    taken = {(one.group, one.position) for one in folded}
+    result.decisions |= {i: judge_closed(before.histories, arrivals[i], taken) for i in closed}
     if folded:
         try:
             histories, retired = before.histories.folding(
@@ -341,6 +346,11 @@ def _outcome(
         for i in by_record[own]:
             key, standing = arrivals[i].key, arrivals[i].standing
             before = loaded.get(key, KeyState())
+            if arrivals[i].closed:
+                # It is never folded, so it needs no hole.
+                mine = {(group, position) for state, group, position in taken if state == key}
+                decisions[i] = judge_closed(before.histories, arrivals[i], mine)
+                continue
             if (key, standing.group, standing.position) in taken:
                 # A copy of it was folded in this batch. A hole would accept a third copy, below the floor.
                 verdict = Verdict.AMBIGUOUS if standing.ambiguous else Verdict.DUPLICATE_IN_BATCH
@@ -370,8 +380,8 @@ def _outcome(
             decided.append(Decided.rejected(arrival, rejected[i]))
             continue
         decision = decisions[i]
-        reason = Reason.UNPROVEN if decision.verdict is Verdict.UNPROVEN else None
-        decided.append(Decided(arrival, decision, reason, emitted=results[arrival.key].emitted.get(i, ())))
+        reason, detail = reason_of(stage, decision.verdict, failed=arrival.element.own in failed)
+        decided.append(Decided(arrival, decision, reason, detail, results[arrival.key].emitted.get(i, ())))
     return StageOutcome(states, decided, sum(result.retired for result in results.values()), failed.keys())
 
 

@@ -18,13 +18,16 @@ def common(manifests: Sequence[Manifest | None], ref: FlowRef) -> Manifest | Non
     found = [manifest for manifest in manifests if manifest is not None]
     if not found:
         return None
-    positions = {
-        topic: {partition: Progress(offset) for partition, offset in partitions.items()}
-        for topic, partitions in minimum(manifests).items()
-    }
     # Ids are only ever appended: all lists of a topic have the same beginning, and stay in order of age when merged.
     incarnations = merge_incarnations(*(manifest.incarnations for manifest in found))
     topic_ids = {topic: _oldest(topic, found, incarnations) for one in found for topic in one.topic_ids}
+    positions = {
+        topic: {
+            partition: Progress(offset, _time(found, topic, partition, offset, topic_ids))
+            for partition, offset in partitions.items()
+        }
+        for topic, partitions in minimum(manifests).items()
+    }
     growing = {
         topic: merge([one.growth[topic] for one in found if topic in one.growth and _is_of(one, topic, topic_ids)])
         for topic in positions
@@ -44,6 +47,14 @@ def common(manifests: Sequence[Manifest | None], ref: FlowRef) -> Manifest | Non
             if _is_of(one, topic, topic_ids)
         },
     )
+
+
+def _time(
+    manifests: Sequence[Manifest], topic: str, partition: int, offset: int, topic_ids: Mapping[str, str]
+) -> int | None:
+    """The latest event time of a log up to an offset, from a manifest that was written there."""
+    places = (one.positions[topic][partition] for one in manifests if _is_of(one, topic, topic_ids))
+    return next((place.time_us for place in places if place.next_offset == offset), None)
 
 
 def _is_of(manifest: Manifest, topic: str, topic_ids: Mapping[str, str]) -> bool:

@@ -15,6 +15,7 @@ from aggregations.per_message.dead_letters import DeadLetterCollector
 from aggregations.per_message.loop import MessageLoop
 from aggregations.per_message.stage import KeyState, StageOutcome
 from aggregations.per_message.steps import OutputMessage
+from aggregations.per_message.times import times_in
 from aggregations.report import DeadLetter, Report
 from aggregations.run.begin import begin
 from aggregations.run.binding import bind
@@ -126,10 +127,11 @@ class MemoryRunner:
         self.run.check_progress()
         consumed = self._consumed_ids(found.values())
         incarnations = self.run.incarnations({**self.topic_ids, **consumed})
-        batch = self._fold(found, incarnations)
+        batch = self._fold(found, incarnations, consumed)
         while unlisted := batch.collector.unlisted():
             self.run.list_dead(unlisted)
-            batch = self._fold(found, incarnations)  # redriven copies of listed dead letters may be in the same batch
+            # Redriven copies of listed dead letters may be in the same batch.
+            batch = self._fold(found, incarnations, consumed)
         ends = {TopicPartition(topic, partition): 0 for topic, whole in self._whole.items() for partition in whole()}
         ends |= {TopicPartition(record.topic, record.partition): record.offset + 1 for record in batch.records.values()}
         manifest = self.run.following(ends, consumed, incarnations.merged(), batch.collector.changes)
@@ -173,7 +175,9 @@ class MemoryRunner:
                 self.run.finish()
         self.run.close()
 
-    def _fold(self, found: dict[tuple[str, int, int], Record], incarnations: Incarnations) -> _Batch:
+    def _fold(
+        self, found: dict[tuple[str, int, int], Record], incarnations: Incarnations, consumed: Mapping[str, str]
+    ) -> _Batch:
         """Load and fold a batch, stage by stage, in memory."""
         run, flow = self.run, self.flow
         if self._ends is None:
@@ -196,9 +200,10 @@ class MemoryRunner:
             evict=run.evicts,
             replays=run.replays,
             outputs=batch.outputs,
+            times=times_in(run.manifest, consumed),
         )
         applied = loop.read(found.values())
-        collector.changes.seen = loop.seen
+        collector.changes.seen, collector.changes.times = loop.seen, loop.times
         for stage in flow.stages:
             arrivals = loop.enter(stage, applied)
             outcome = batch.outcomes[stage.name] = loop.fold(stage, arrivals, partial(load_states, run))

@@ -9,6 +9,7 @@ import msgspec
 
 from aggregations.definition.flow import Flow, Stage
 from aggregations.per_message.ledger import Changes, Doubt, Entry, Ledger
+from aggregations.per_message.times import latest
 from aggregations.run.acknowledged import AcknowledgedWrites
 from aggregations.run.growth import advance
 from aggregations.run.incarnations import Incarnations, merge_incarnations
@@ -193,10 +194,12 @@ class Run:
                 if topic_ids.get(topic, known) == known:
                     positions[topic] = dict(partitions)
         given = {topic: at for topic, at in (before.starting_offsets if before else {}).items() if topic in positions}
+        changes = changes or Changes()
         for (topic, partition), offset in offsets.items():
             mine = positions.setdefault(topic, {})
-            old = mine.get(partition)
-            mine[partition] = Progress(max(offset, old.next_offset if old else 0))
+            old = mine.get(partition, Progress(0))
+            time_us = latest(old.time_us, changes.times.get(TopicPartition(topic, partition)))
+            mine[partition] = Progress(max(offset, old.next_offset), time_us)
         return Manifest(
             epoch=self.epoch,
             batch=self.batch,
@@ -204,7 +207,7 @@ class Run:
             topic_ids={**(before.topic_ids if before else {}), **topic_ids},
             # Even if a consumed topic is not a root topic, its ids must be in order of age.
             incarnations=merge_incarnations(incarnations, {topic: [one] for topic, one in topic_ids.items() if one}),
-            **self.ledger.changed((changes or Changes()).resolved()).fields(),
+            **self.ledger.changed(changes.resolved()).fields(),
             growth=dict(self.growths),
             starting_offsets=given,
         )
@@ -285,8 +288,12 @@ class Run:
         """
         before = self.manifest or Manifest(self.epoch, 0, **self.ledger.fields())
         self._grows(topic, growth)
-        begun = {partition: Progress(offset) for partition, offset in starts.items()}
         again = before.topic_ids.get(topic, topic_id) != topic_id
+        read = {} if again else before.positions.get(topic, {})
+        begun = {
+            partition: Progress(offset, read.get(partition, Progress(0)).time_us)
+            for partition, offset in starts.items()
+        }
         kept = {
             name: at
             for name, at in before.starting_offsets.items()

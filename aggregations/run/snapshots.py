@@ -19,7 +19,7 @@ PAYLOAD_TYPE = "headwater.snapshot.v1"
 """Payload type in the envelope of a snapshot."""
 
 
-class Snapshot(msgspec.Struct, frozen=True):
+class Snapshot(msgspec.Struct, frozen=True, omit_defaults=True):
     """The state of one key as of one version.
 
     Attributes:
@@ -30,6 +30,8 @@ class Snapshot(msgspec.Struct, frozen=True):
         epoch: Epoch of the run that published it.
         attempt: Attempt at the batch, from 1: a batch that is retried may publish a version twice.
         state: The state as readers see it.
+        window_start: Start of the state's window, in ISO 8601 and UTC; None without windows.
+        window_end: End of the window: the first time that is not in it.
     """
 
     flow: str
@@ -39,6 +41,8 @@ class Snapshot(msgspec.Struct, frozen=True):
     epoch: int
     attempt: int
     state: Any
+    window_start: str | None = None
+    window_end: str | None = None
 
     @property
     def order(self) -> tuple[int, int, int, int]:
@@ -61,8 +65,10 @@ def snapshots_of(
     for key, state in states.items():
         if not state.folded:
             continue  # the state contains only a hole: nothing was folded yet
+        window = stage.aggregate.window
+        span = () if window is None else window.split(key).texts
         body = _encoder.encode(
-            Snapshot(flow, stage.name, generation, state.version + 1, epoch, attempt, result(state.fold))
+            Snapshot(flow, stage.name, generation, state.version + 1, epoch, attempt, result(state.fold), *span)
         )
         for topic in stage.snapshots:
             envelope = Envelope(

@@ -50,6 +50,8 @@ class Verdict(StrEnum):
     """Of a sequence map: sent before and not acknowledged yet. Sent again later, it is judged by what was stored."""
     FENCED = "fenced"
     """Of a filter: from an older session of its producer. Dropped."""
+    WINDOW_CLOSED = "window_closed"
+    """Its window is closed. Dropped, or sent to the dead-letter topic, as the stage's `window=` says. It may be a copy."""
 
     @property
     def diverts(self) -> bool:

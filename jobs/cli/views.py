@@ -4,6 +4,7 @@ import shlex
 import time
 from collections.abc import Iterable
 from enum import StrEnum
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -38,7 +39,17 @@ def inspect(
     ] = None,
     key: Annotated[
         list[str] | None,
-        typer.Option(metavar="KEY", help="Show only this key; may be repeated.", show_default=False),
+        typer.Option(
+            metavar="KEY", help="Show only this key, in all its windows; may be repeated.", show_default=False
+        ),
+    ] = None,
+    window: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="Show only the window that starts at this time, such as 2026-11-24T06:00:00Z.",
+            show_default=False,
+        ),
     ] = None,
     prefix: Annotated[
         str | None,
@@ -99,7 +110,7 @@ def inspect(
 ) -> None:
     """Show the states of a stage.
 
-    A table shows result, version and number of lanes of each key; JSON lines and Parquet also contain its histories
+    A table shows result, version and number of lanes of each key, in a stage with windows of each window; JSON lines and Parquet also contain its histories
     and holes. Standard error shows which store was read; nothing is created there. A key that is not text is written
     as base64:, followed by its base64.
 
@@ -126,14 +137,14 @@ def inspect(
         raise UsageError(f"--key and {given[0]}: give one of them")
     found = load_flow(flow)
     name = settings.stage_of(found, stage)
+    given += [] if window is None else ["--window"]
     keys = None if key is None else [key_of(text) for text in dict.fromkeys(key)]
     chosen = settings.of_flow(found, store, generation=generation)
-    views = states(
-        found,
-        name,
-        chosen.stores,
-        generation=chosen.generation,
+    start = None if window is None else settings.time(window, "--window")
+    read = partial(states, found, name, chosen.stores, generation=chosen.generation)
+    views = read(
         keys=keys,
+        start=start,
         prefix=b"" if prefix is None else key_of(prefix),
         after=None if after is None else key_of(after),
         where=where,
@@ -143,10 +154,12 @@ def inspect(
         histories=shape is Format.PARQUET,
     )
     shown = _show(views, shape, output, limit)
+    if keys is not None and found.stage(name).aggregate.window is not None:
+        shown, limit = sum(any(True for _ in read(keys=[one], start=start)) for one in keys), None  # keys, not windows
     say(chosen.store_line(name))
     if keys is not None and shown < min(len(keys), limit or len(keys)):
         say(f"stage {name} has no state for {len(keys) - shown} of {counted(len(keys), 'key')}")
-    elif not shown and given and any(True for _ in states(found, name, chosen.stores, generation=chosen.generation)):
+    elif not shown and given and any(True for _ in read()):
         say(f"no state matches {' and '.join(given)}")
         return
     elif not shown:

@@ -126,8 +126,11 @@ def _fill(
         except EnvelopeError as error:
             unreadable[node] = error
             continue
+        stamp = facts.timestamp_ms or 0
         records.append(
-            Record(node.topic, node.partition, node.offset, letter.key, value, 0, tuple(letter.headers), node.topic_id)
+            Record(
+                node.topic, node.partition, node.offset, letter.key, value, stamp, tuple(letter.headers), node.topic_id
+            )
         )
     found_of = fill_holes(run, records, unreadable=list(unreadable), tombstones=tombstones, apply=apply)
     for node, found in found_of.items():

@@ -141,7 +141,9 @@ class ValueOpener:
             raise EnvelopeError(Reason.EMPTY, "the record has no value")
         if not self.enveloped:
             back = redriven_payload(value, self._limits)
-            self._begin(record, value if back is None else back.payload)
+            # The time of the event is that of the record that was rejected, not of the one that redrive wrote.
+            stamp = record.timestamp_ms if back is None else back.chain[0].timestamp_ms
+            self._begin(record, value if back is None else back.payload, stamp)
             if back is not None:
                 # Its lane and position are those of the rejected record; see `jobs.dead_letters.redrive`.
                 record.message.chain.extend(parse(value, self._limits).chain)
@@ -159,8 +161,8 @@ class ValueOpener:
                 raise EnvelopeError(Reason.UNKNOWN_PAYLOAD_TYPE, f"the payload is not the {self._type} declared")
             record.data = self._parse(message.payload)
 
-    def _begin(self, record: InputRecord, value: bytes) -> None:
-        """Begin the envelope of a record that is the root of its event."""
+    def _begin(self, record: InputRecord, value: bytes, timestamp_ms: int | None) -> None:
+        """Begin the envelope of a record that is the root of its event, with the timestamp of that record."""
         if not value:
             raise EnvelopeError(Reason.EMPTY, "the record that was redriven has no value")
         if len(value) > self._limits.payload_bytes:
@@ -169,8 +171,8 @@ class ValueOpener:
             )
         payload = self._unframed(value)
         record.message = message = self._begun(payload, record.key, record.headers)
-        if record.timestamp_ms is not None and not message.HasField("event_time_us"):
-            message.event_time_us = record.timestamp_ms * 1000
+        if timestamp_ms is not None and not message.HasField("event_time_us"):
+            message.event_time_us = timestamp_ms * 1000
         if self._type and not message.payload_type:
             message.payload_type = self._type
         if self._parse:

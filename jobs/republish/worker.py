@@ -203,6 +203,7 @@ class Worker:
             time_ms=now,
             detail=error.detail,
             raised=error.raised,
+            timestamp_ms=record.timestamp_ms,
         )
         self._counts.dead_lettered[error.reason.value] += 1
         self._dead.append(dead_letter_record(letter, record.key, record.value, record.headers, self._dead_letter[1]))

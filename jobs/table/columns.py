@@ -71,6 +71,10 @@ _METADATA: Final[Mapping[str, _Column]] = {
     "_lanes": (pl.Int64(), lambda view: len(view.histories.lanes)),
     "_holes": (pl.Int64(), lambda view: sum(map(len, view.histories.holes.values()))),
 }
+_WINDOW: Final[Mapping[str, _Column]] = {
+    "_window_start": (pl.Datetime("us", "UTC"), lambda view: view.window and view.window.start),
+    "_window_end": (pl.Datetime("us", "UTC"), lambda view: view.window and view.window.end),
+}
 _HISTORIES: Final[Mapping[str, _Column]] = {"_histories": (_HELD, _held), "_pending": (_PENDING, _pending)}
 
 
@@ -106,11 +110,12 @@ class Columns:
         if isinstance(fold, Fields):
             types = stage.input_types()
             fields = {name: _of_field(name, field, types.get(name)) for name, field in fold.fields.items()}
-        known = {**_METADATA, **(_HISTORIES if histories else {})}
-        if taken := sorted(fields.keys() & {**_METADATA, **_HISTORIES}.keys()):
+        known = {**({} if stage.aggregate.window is None else _WINDOW), **_METADATA}
+        if taken := sorted(fields.keys() & {**known, **_HISTORIES}.keys()):
             raise FlowError(
                 f"{where}: a table has a column {taken[0]} of its own; rename the field, or read the states as JSON"
             )
+        known |= _HISTORIES if histories else {}
         return cls(where, {KEY: known.pop(KEY), **fields, **known})
 
     @property

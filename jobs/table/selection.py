@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 
 import polars as pl
 
@@ -15,7 +16,7 @@ class Selection:
     """Which states are read.
 
     Attributes:
-        keys: Only these; None for all.
+        keys: Only these keys of the stage; None for all.
         prefix: Only keys that begin with these bytes.
         after: Only higher keys than this one.
         where: Only states for which this is true.
@@ -23,6 +24,7 @@ class Selection:
         newer_than_ms: Only states that may have been written since this time: those that are not older.
         limit: Only as many, those with the lowest keys.
         bucket: Only those in this bucket of the store.
+        start: Only the window that starts at this time.
     """
 
     keys: Sequence[bytes] | None = None
@@ -33,6 +35,7 @@ class Selection:
     newer_than_ms: int | None = None
     limit: int | None = None
     bucket: str | None = None
+    start: datetime | None = None
 
     @property
     def begin(self) -> bytes:

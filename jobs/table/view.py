@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from aggregations.definition.flow import Stage
+from aggregations.definition.windows import WindowKey
 from aggregations.run.shapes import continued
 from envelope import Histories
 from jobs.environment import UsageError
@@ -16,6 +17,7 @@ from persistence.record import decode_record
 from persistence.times import Committed, committed_by
 
 _BASE64: Final = "base64:"
+_SPAN: Final = ("window_start", "window_end")
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +25,7 @@ class View:
     """One state.
 
     Attributes:
-        key: Key of the stage.
+        key: Key of the state: that of the stage, in a stage with windows followed by the start of the window.
         state: Result of the fold's `result`; None when the key has only dead-lettered messages.
         version: Number of writes to it.
         epoch: Epoch of the run that wrote it.
@@ -32,6 +34,7 @@ class View:
         histories: The positions that it holds.
         written_by_ms: When it was written at the latest, in milliseconds since 1970: when the batch was committed, or a
             batch soon after it (`persistence.times`). None if no batch since then is known to be committed.
+        window: Key of the stage, and start and end of the window; None without windows.
     """
 
     key: bytes
@@ -42,6 +45,7 @@ class View:
     definition: str
     histories: Histories
     written_by_ms: int | None = None
+    window: WindowKey | None = None
 
     def as_json(self) -> dict[str, Any]:
         """The state as a JSON object; positions are lists."""
@@ -54,8 +58,10 @@ class View:
             for name, history in self.histories.lanes.items()
         }
         holes = {name: sorted(list(one) for one in found) for name, found in self.histories.holes.items()}
+        window = {} if self.window is None else dict(zip(_SPAN, self.window.texts, strict=True))
         return {
             **key_as_json(self.key),
+            **window,
             "state": self.state,
             "version": self.version,
             "epoch": self.epoch,
@@ -81,7 +87,18 @@ def view_of(stage: Stage, ref: StageRef, key: bytes, stored: Stored, times: Sequ
     if state is not None:
         state = getattr(stage.aggregate.fold, "result", lambda state: state)(state)
     written_by = committed_by(times, stored.epoch, stored.batch)
-    return View(key, state, stored.version, stored.epoch, stored.batch, record.definition, record.histories, written_by)
+    window = stage.aggregate.window
+    return View(
+        key,
+        state,
+        stored.version,
+        stored.epoch,
+        stored.batch,
+        record.definition,
+        record.histories,
+        written_by,
+        None if window is None else window.split(key),
+    )
 
 
 def key_as_json(key: bytes) -> dict[str, str]:

@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from aggregations.definition.windows import tumbling
 from aggregations.report import Report
 from aggregations.run.plan import PartitionPlan, Plan
 from envelope import Histories
@@ -65,7 +66,8 @@ def test_the_lines_of_redrive_and_discard(capsys: pytest.CaptureFixture[str]) ->
 
 def test_the_lines_of_inspect() -> None:
     fields_of_bytes = View(b"\xff", None, 1, 1, 1, "", Histories()).as_json()
-    state = View(b"a", None, 1, 1, 1, "", Histories()).as_json()
+    window = tumbling("5m").split(b"a@2026-11-24T06:00:00Z")
+    state = View(b"a", None, 1, 1, 1, "", Histories(), window=window).as_json()
     lanes = {"held", "floor", "used"}
     assert named("From the command line", DOCS / "guides" / "states.md") == {*fields_of_bytes, *state} | lanes
 

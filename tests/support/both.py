@@ -13,6 +13,7 @@ from aggregations.engine.columnar import ColumnarPath
 from aggregations.engine.job import Job
 from aggregations.engine.path import Work
 from aggregations.engine.rows import Rows
+from aggregations.per_message.times import times_in
 from aggregations.report import DeadLetter
 from aggregations.run.begin import begin
 from aggregations.run.binding import bind
@@ -76,6 +77,9 @@ class Both:
         assert (counts.records, counts.filtered) == (report.records, report.filtered)
         ours, theirs = self.memory.run.ledger, self._run.ledger
         assert (ours.listed, ours.forgotten, ours.seen) == (theirs.listed, theirs.forgotten, theirs.seen)
+        assert self.memory.run.manifest is not None
+        assert self._run.manifest is not None
+        assert self.memory.run.manifest.positions == self._run.manifest.positions
         for stage in self.flow.stages:
             store = self._run.stores[stage.name]
             keys = [key for key, _ in store.scan(self._run.stage_ref(stage))]
@@ -108,6 +112,7 @@ class Both:
             hole=dead.hole,
             items=dead.items,
             form=form,
+            timestamp_ms=record.timestamp_ms,
         )
         value = redriven(record.key, record.value, (), letter, Hop("dead", 0, offset, topic_id="D"))
         return Record(record.topic, record.partition, offset, record.key, value, record.timestamp_ms, (), TOPIC_ID)
@@ -153,6 +158,7 @@ class Both:
             None if run.accept_definition else run.earlier,
             ledger=run.ledger,
             asked=("raw", *self.topic_ids),
+            times=times_in(run.manifest, self.topic_ids),
         )
         work = Work(job)
         tasks: list[Rows] = [path.read(work, self._chunks(records))]

@@ -3,6 +3,7 @@
 import sqlite3
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -268,6 +269,7 @@ COMMANDS = {
             "flow": Option("tests.support.pure_flow:flow", {"flow.name": "fleet"}, without=FLOW),
             "stage": Option("--stage aircraft", {"stage": "aircraft"}, without="--stage carrier"),
             "key": Option("--key UA", {"keys": [b"UA"]}),
+            "window": Option("--window 2026-11-24T06:00:00Z", {"start": datetime(2026, 11, 24, 6, tzinfo=UTC)}),
             "prefix": Option("--prefix U", {"prefix": b"U"}),
             "after": Option("--after DL", {"after": b"DL"}),
             "where": Option("--where legs>1", {"where": "legs>1"}),

@@ -39,6 +39,7 @@ from aggregations import (
     standard_deviation,
     top,
     total,
+    tumbling,
     variance,
 )
 from envelope import (
@@ -180,6 +181,8 @@ summed = orders.aggregate("customer", key="customer", fold=Sum(), emit=lambda el
 orders.aggregate("customer", key="customer", fold=NoZero())  # type: ignore[arg-type]
 orders.aggregate("customer", key="customer")  # type: ignore[call-arg]
 orders.aggregate("customer", key="customer", fold=Sum(), history="32")  # type: ignore[arg-type]
+orders.aggregate("customer", key="customer", fold=Sum(), window=tumbling("5m", lateness="1m"))
+orders.aggregate("customer", key="customer", fold=Sum(), window="5m")  # type: ignore[arg-type]
 
 
 # Runners.

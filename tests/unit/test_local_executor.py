@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
@@ -16,6 +17,7 @@ from aggregations.definition.element import Record
 from aggregations.definition.fields import Fields
 from aggregations.definition.flow import END_OF_FLOW, Flow
 from aggregations.definition.source import Json, Topic
+from aggregations.definition.windows import Window, hopping, tumbling
 from aggregations.engine.batches import Batches
 from aggregations.engine.clients import own_clients
 from aggregations.engine.opening import Opening
@@ -188,6 +190,30 @@ def leg(offset: int, tail: str, carrier: str, partition: int = 0) -> Record:
 
 
 LEGS = [leg(n, f"N{n % 3}", f"C{n % 2}") for n in range(30)]
+
+
+@pytest.mark.parametrize("window", [tumbling("5m"), hopping("10m", "5m", lateness="1m")])
+def test_windows_close_across_batches_as_in_memory(window: Window, few: int, local: Callable[..., Local]) -> None:
+    flow = legs("tail", window=window).aggregate("all", pl.lit("all"), Fields(n=count()))
+    run, memory = local(flow, partitions=2), MemoryRunner(flow, bind(flow, {}, fresh_store()), topic_ids={"legs": "L"})
+    hour, minutes, closed = 1_764_000_000_000, [[1, 20], [2, 21, 16], [22, 3]], 0
+    for number, batch in enumerate(minutes):
+        records = []
+        for offset, minute in enumerate(batch, start=sum(map(len, minutes[:number]))):
+            records.append(replace(leg(offset, "N1", "A"), timestamp_ms=hour + minute * 60_000))
+            # The other partition is behind, and closes nothing.
+            records.append(replace(leg(offset, "N2", "A", 1), timestamp_ms=hour + number * 60_000))
+        run.process(records)
+        report = memory.process(records)
+        closed += report.verdicts["tail"]["window_closed"]
+    assert closed > 0
+    assert run.batches.total.counts.verdicts["tail"]["window_closed"] == closed
+    for stage in ("tail", "all"):
+        assert run.states(stage) == memory.states(stage)
+    assert run.run.positions("legs") == {0: 7, 1: 7}
+    assert memory.run.manifest is not None
+    assert run.run.manifest is not None
+    assert run.run.manifest.positions == memory.run.manifest.positions
 
 
 def test_a_batch_of_few_records_and_one_of_many_store_the_same_bytes(

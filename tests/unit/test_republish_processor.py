@@ -216,6 +216,20 @@ def test_a_redriven_record_of_no_bytes_is_refused_as_empty(kind: str) -> None:
     assert refused(processor(source=InputTopics.of("legs", kind)), record(value)).reason is Reason.EMPTY
 
 
+@pytest.mark.parametrize("stamp", [1_600_000_000_000, None])
+def test_the_event_time_of_a_redriven_record_is_that_of_the_rejected_one_however_often_it_is_redriven(
+    stamp: int | None,
+) -> None:
+    hops = redrive_hops(
+        Hop("legs", 2, 17, timestamp_ms=stamp), Hop("dead", 0, 0), Redrive(hole=False, application="r2")
+    )
+    value = encode(Envelope(b"x", hops, key=b"N1"))
+    source = InputTopics.of("legs", "raw")
+    outputs = [through(processor(source=source), record(value, timestamp_ms=now)) for now in (1_700_000_000_000, 5)]
+    times = {decode(out.value).event_time_us for made in outputs for out in made}
+    assert times == {None if stamp is None else stamp * 1_000}
+
+
 @pytest.mark.parametrize("frame", [b"", b"\0\0\0\0\x07\0", b"\0\0\0\0\x07\x02\x02"])
 def test_a_protobuf_payload_is_parsed_its_framing_stripped_and_its_type_noted(frame: bytes) -> None:
     source = InputTopics(("legs",), Wrapping.NONE, Leg)

@@ -1,0 +1,243 @@
+"""Windows of a stage: the event times that one of its states covers, and the key of that state."""
+
+import re
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from typing import Final, NamedTuple
+
+from aggregations.definition.arguments import check_type, located
+from aggregations.definition.times import MICROS
+from aggregations.errors import FlowError
+
+MOST_WINDOWS: Final = 1_000
+"""Windows that one element may belong to: each of them is a state of its own."""
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_LONGEST: Final = 3_650 * 86_400
+"""Ten years: with `aggregations.definition.times.EARLIEST_US` every start and end has a year of four digits."""
+_DURATION: Final = re.compile(r"([0-9]{1,9})(s|m|h|d)", re.ASCII)
+_SECONDS: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
+_START: Final = re.compile(rb"@([0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z)\Z")
+_START_BYTES: Final = len(b"@2013-01-01T05:00:00Z")
+
+
+class Late(StrEnum):
+    """What happens to an element whose window is closed."""
+
+    DROP = "drop"
+    """It is counted and dropped."""
+    DEAD_LETTER = "dead_letter"
+    """It is counted and sent to the dead-letter topic."""
+
+
+class WindowKey(NamedTuple):
+    """The key of a windowed state, divided.
+
+    Attributes:
+        key: Key of the stage.
+        start: Start of the window.
+        end: End of the window: the first time that is not in it.
+    """
+
+    key: bytes
+    start: datetime
+    end: datetime
+
+    @property
+    def texts(self) -> tuple[str, str]:
+        """Start and end in ISO 8601, as in the key of the state."""
+        return _iso(self.start), _iso(self.end)
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Windows of event time that all have one size: `[start, start + size)`. They begin at multiples of `slide`, in UTC.
+
+    The key of a state is the stage's key, followed by `@` and the start of its window: `screw-7@2013-01-01T05:00:00Z`.
+    The start always has 21 bytes, so the key is found again whatever it contains, and the windows of one key are in
+    order.
+
+    Attributes:
+        size: Length of a window, in seconds.
+        slide: Distance between the starts of two windows, in seconds; it divides `size`.
+        lateness: How long a window stays open after its end, in seconds of event time.
+        late: What happens to an element whose window is closed.
+    """
+
+    size: int
+    slide: int
+    lateness: int = 0
+    late: Late = Late.DROP
+
+    @property
+    def each(self) -> int:
+        """Number of windows that an element belongs to."""
+        return self.size // self.slide
+
+    @property
+    def definition(self) -> str:
+        """Canonical text of what determines the states: all but what happens to late elements."""
+        return f"window {self.size} {self.slide} {self.lateness}"
+
+    def starts(self, time_us: int) -> range:
+        """Starts of the windows that contain a time, ascending.
+
+        Args:
+            time_us: Microseconds since 1970.
+
+        Returns:
+            Seconds since 1970.
+        """
+        last = time_us // MICROS // self.slide * self.slide
+        return range(last - self.size + self.slide, last + 1, self.slide)
+
+    def closes_us(self, start: int) -> int:
+        """Event time at which a window closes, in microseconds since 1970.
+
+        Args:
+            start: Start of the window, in seconds since 1970.
+        """
+        return (start + self.size + self.lateness) * MICROS
+
+    def key_at(self, key: bytes, start: datetime) -> bytes:
+        """The key of the state of one window.
+
+        Args:
+            key: The stage's key.
+            start: Start of the window, with a time zone.
+
+        Raises:
+            FlowError: No window starts there.
+        """
+        if start.tzinfo is None:
+            raise FlowError(f"{start.isoformat()} has no time zone; append Z for UTC, or an offset such as +02:00")
+        seconds = (start - _EPOCH).total_seconds()
+        if seconds % self.slide:
+            raise FlowError(
+                f"no window starts at {start.isoformat()}: {self} starts at multiples of {_text(self.slide)}"
+            )
+        return key + start_bytes(int(seconds))
+
+    @staticmethod
+    def stage_key(key: bytes) -> bytes:
+        """The stage's key in the key of a state."""
+        return key[:-_START_BYTES]
+
+    def split(self, key: bytes) -> WindowKey:
+        """Divide the key of a state into the stage's key, and start and end of the window.
+
+        Raises:
+            ValueError: It is not the key of a windowed state.
+        """
+        found = _START.search(key)
+        if found is None:
+            raise ValueError("the key does not end in the start of a window")
+        start = datetime.fromisoformat(found[1].decode())
+        return WindowKey(self.stage_key(key), start, start + timedelta(seconds=self.size))
+
+    def __str__(self) -> str:
+        name = "tumbling" if self.slide == self.size else "hopping"
+        slide = "" if self.slide == self.size else f" every {_text(self.slide)}"
+        late = f", {_text(self.lateness)} late" if self.lateness else ""
+        return f"{name} {_text(self.size)}{slide}{late}"
+
+
+def tumbling(size: str, *, lateness: str = "0s", late: str = Late.DROP) -> Window:
+    """Windows that follow each other without a gap: every element belongs to one.
+
+    Args:
+        size: Their length: a number of seconds, minutes, hours or days, such as `90s`, `5m`, `1h` or `7d`.
+        lateness: How long a window stays open after its end. It closes for a partition when an event time of this
+            partition reaches the end plus the lateness.
+        late: What happens to an element whose window is closed: `drop` or `dead_letter`. Both are counted.
+
+    Raises:
+        FlowError: A length is zero, negative or not a length, or `late` is unknown.
+    """
+    with located("tumbling()"):
+        seconds = duration("size", size)
+        return Window(seconds, seconds, duration("lateness=", lateness, least=0), _late(late))
+
+
+def hopping(size: str, slide: str, *, lateness: str = "0s", late: str = Late.DROP) -> Window:
+    """Windows that overlap: one of length `size` begins every `slide`, and an element belongs to `size / slide` of them.
+
+    Args:
+        size: Their length, as in `tumbling`.
+        slide: Distance between the starts of two windows; it divides `size`.
+        lateness: As in `tumbling`.
+        late: As in `tumbling`.
+
+    Raises:
+        FlowError: A length is zero, negative or not a length, the slide does not divide the size, or `late` is unknown.
+    """
+    with located("hopping()"):
+        seconds, step = duration("size", size), duration("slide", slide)
+        if seconds % step:
+            raise FlowError(f"slide {slide} does not divide size {size}")
+        if seconds // step > MOST_WINDOWS:
+            raise FlowError(
+                f"an element would belong to {seconds // step} windows; the limit is {MOST_WINDOWS}: use a longer slide"
+            )
+        return Window(seconds, step, duration("lateness=", lateness, least=0), _late(late))
+
+
+def check_window(window: object) -> None:
+    """Check the argument `window=` of a stage.
+
+    Raises:
+        FlowError: It is neither windows nor None.
+    """
+    if window is not None:
+        check_type("window=", window, Window, 'tumbling("5m") or hopping("10m", "5m")')
+
+
+def duration(what: str, given: object, least: int = 1) -> int:
+    """Read a length of time.
+
+    Args:
+        what: The argument, for errors.
+        given: A number and its unit: `s`, `m`, `h` or `d`.
+        least: The smallest length in seconds.
+
+    Returns:
+        Seconds.
+
+    Raises:
+        FlowError: It is not a length, or is too small.
+    """
+    wanted = "a number of seconds, minutes, hours or days, such as '90s', '5m', '1h' or '7d'"
+    check_type(what, given, str, wanted)
+    found = _DURATION.fullmatch(str(given))
+    if found is None:
+        raise FlowError(f"{what} takes {wanted}; got {given!r}")
+    seconds = int(found[1]) * _SECONDS[found[2]]
+    if not least <= seconds <= _LONGEST:
+        raise FlowError(f"{what} must be {'longer than 0s' if seconds < least else 'at most 3650d'}, not {given}")
+    return seconds
+
+
+def start_bytes(start: int) -> bytes:
+    """The end of a windowed state's key.
+
+    Args:
+        start: Start of the window, in seconds since 1970.
+    """
+    return f"@{_iso(_EPOCH + timedelta(seconds=start))}".encode()
+
+
+def _iso(time: datetime) -> str:
+    return f"{time.replace(tzinfo=None).isoformat()}Z"
+
+
+def _late(given: str) -> Late:
+    try:
+        return Late(given)
+    except ValueError as error:
+        raise FlowError(f"late= takes one of {', '.join(Late)}; got {given!r}") from error
+
+
+def _text(seconds: int) -> str:
+    unit = next(name for name in reversed(_SECONDS) if seconds % _SECONDS[name] == 0)
+    return f"{seconds // _SECONDS[unit]}{unit}"

@@ -1,0 +1,81 @@
+"""Windows on Spark: states, verdicts and dead letters are those of the in-memory runner, batch by batch and in a replay."""
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import polars as pl
+import pytest
+
+from aggregations.definition.aggregates import count, total
+from aggregations.definition.fields import Fields
+from aggregations.definition.flow import Flow
+from aggregations.definition.source import Topic
+from aggregations.definition.windows import Window, hopping, tumbling
+from envelope import Envelope, Hop, Verdict, encode
+from jobs import View
+from tests.messages import Leg
+from tests.support.world import Sent, World, legs, verdicts
+
+pytestmark = [pytest.mark.spark, pytest.mark.integration]
+
+BEGIN_US = 1_600_000_000_000_000
+MINUTE_US = 60_000_000
+
+
+def timed(sent: list[Any]) -> list[Sent]:
+    """Legs that took off in turn, a minute apart, each up to ten minutes early; some are sent again, two have no time."""
+    rng, messages = random.Random(5), []
+    for i, leg in enumerate(sent):
+        time = None if i in (40, 41) else BEGIN_US + (i - rng.randrange(10)) * MINUTE_US
+        hop = Hop("raw", i % 3, i // 3, via="kit", index=0, count=1)
+        value = encode(Envelope(leg.SerializeToString(), (hop,), key=leg.tail.encode(), event_time_us=time))
+        messages.append(Sent(value, leg.tail.encode()))
+        if rng.randrange(5) == 0:
+            messages.append(rng.choice(messages))
+    return messages
+
+
+def windowed(topic: str, states: str, window: Window) -> Flow[Any]:
+    return (
+        Flow("windows")
+        .source(Topic(topic, Leg))
+        .aggregate("tails", "tail", Fields(legs=count(), minutes=total("minutes")), window=window)
+        .publish_states(states)
+        .aggregate("hours", pl.col("carrier"), Fields(legs=count()), window=tumbling("1h", lateness="1d"))
+    )
+
+
+def untimed(world: World, flow: Flow[Any]) -> list[dict[bytes, View]]:
+    """The states, without the times of the commits, which a replay makes again."""
+    return [
+        {key: replace(view, written_by_ms=None) for key, view in world.views(flow, stage).items()}
+        for stage in ("tails", "hours")
+    ]
+
+
+@pytest.mark.parametrize(
+    "window", [tumbling("5m", lateness="2m", late="dead_letter"), hopping("20m", "10m")], ids=["tumbling", "hopping"]
+)
+def test_windows_on_spark_are_those_of_the_oracle_in_any_batches_and_in_a_replay(
+    world: World, topic: Callable[..., str], window: Window
+) -> None:
+    messages = timed(legs(200))
+    world.send(messages)
+    flow = windowed(world.topic, topic(name="windows"), window)
+    manifests: list[bytes] = []
+    report = world.run(flow, max_records=70, progress=lambda _: manifests.append(world.manifest(flow)))
+    assert report.batches > 2
+    oracle = world.check(flow)
+    assert verdicts(report)["tails"][Verdict.WINDOW_CLOSED] > 5
+    assert report.reasons["bad_event_time"] >= 2
+    assert report.reasons["window_closed"] == (
+        verdicts(report)["tails"][Verdict.WINDOW_CLOSED] if window.each == 1 else 0
+    )
+    assert verdicts(report)["tails"][Verdict.WINDOW_CLOSED] == verdicts(oracle.report)["tails"][Verdict.WINDOW_CLOSED]
+    before = untimed(world, flow)
+    world.restore(flow, manifests[0])
+    world.run(flow, max_records=110)
+    assert untimed(world, flow) == before
+    world.check(flow)
