@@ -119,9 +119,6 @@ class StateStore(Protocol):
       15. States of different stages, generations and flows are independent.
       16. `scan` yields every state that exists during the whole scan exactly once, as a stream.
           States written during the scan may be missing.
-      27. With `begin` and `end`, `scan` yields only the keys from `begin` up to but not including `end`, in the order
-          of their bytes. With `bucket`, one of `marks`, it yields only the states of this bucket: the scans of all
-          buckets together yield every state once.
 
     Manifests
       17. `load_manifest` returns the manifest saved last, equal to the one passed in, or None.
@@ -136,6 +133,11 @@ class StateStore(Protocol):
       25. `marks` returns every bucket of a stage, with its mark and the `downstream` argument of the last save that
           changed the bucket.
       26. `save_manifest` with `after` raises `StoreWentBack` and changes nothing if the manifest in the store is older.
+
+    Parts of a scan
+      27. With `begin` and `end`, `scan` yields only the keys from `begin` up to but not including `end`, in the order
+          of their bytes. With `bucket`, one of `marks`, it yields only the states of this bucket: the scans of all
+          buckets together yield every state once.
 
     All
       19. Acknowledged writes survive a kill of the client (kill -9), and, if `capabilities.durable`, a crash of the

@@ -7,7 +7,7 @@ say what was tried and end with the remedy. None quotes a record or a setting's 
 import re
 from typing import Final
 
-from confluent_kafka import KafkaError
+from confluent_kafka import KafkaError, KafkaException
 
 
 class BrokerError(Exception):
@@ -91,6 +91,20 @@ _UNAVAILABLE: Final[dict[int, str]] = {
 }
 
 
+STALE_EPOCH: Final = (KafkaError.FENCED_LEADER_EPOCH, KafkaError.UNKNOWN_LEADER_EPOCH)
+"""The client has another epoch of a partition's leader than the broker: the metadata is old, or newer than the leader."""
+NOT_YET: Final = (
+    *STALE_EPOCH,
+    KafkaError.NOT_LEADER_FOR_PARTITION,
+    KafkaError.LEADER_NOT_AVAILABLE,
+    KafkaError.OFFSET_NOT_AVAILABLE,
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+    KafkaError.COORDINATOR_NOT_AVAILABLE,
+    KafkaError.NOT_COORDINATOR,
+)
+"""A new topic is not yet known to every broker, or a group has no coordinator yet."""
+
+
 def broker_error(error: KafkaError, doing: str, hint: str = "") -> BrokerError:
     """Return the error to raise for Kafka's `error`.
 
@@ -133,3 +147,9 @@ def passes(error: KafkaError) -> bool:
 def connection_trouble(text: str) -> str:
     """Librdkafka's report about a connection, without the time that it spent in a state."""
     return re.sub(r" \(after (?:[^()]|\([^()]*\))*\)", "", text)
+
+
+def is_any(error: BrokerError, *codes: int) -> bool:
+    """Whether Kafka's error behind an error has one of these codes."""
+    cause = error.__cause__
+    return isinstance(cause, KafkaException) and cause.args[0].code() in codes

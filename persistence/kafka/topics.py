@@ -28,11 +28,14 @@ from confluent_kafka.admin import (
 
 from envelope import TopicPartition
 from persistence.kafka.errors import (
+    NOT_YET,
+    STALE_EPOCH,
     BrokerError,
     BrokerRefused,
     TopicMissing,
     broker_error,
     connection_trouble,
+    is_any,
     unreachable,
 )
 from persistence.kafka.settings import KafkaSettings, SettingsError
@@ -43,16 +46,6 @@ MAX_MESSAGE_BYTES: Final = 1_048_588
 """Kafka's own default of max.message.bytes."""
 _URL_SAFE: Final = str.maketrans("+/", "-_")
 _PAUSE_SECONDS: Final = 0.05
-_STALE: Final = KafkaError.FENCED_LEADER_EPOCH, KafkaError.UNKNOWN_LEADER_EPOCH
-_NOT_YET: Final = (
-    KafkaError.NOT_LEADER_FOR_PARTITION,
-    KafkaError.LEADER_NOT_AVAILABLE,
-    *_STALE,
-    KafkaError.OFFSET_NOT_AVAILABLE,
-    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
-    KafkaError.COORDINATOR_NOT_AVAILABLE,
-    KafkaError.NOT_COORDINATOR,
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +128,7 @@ class Topics:
         try:
             self._done(self._admin.create_topics([topic]), f"creating topic {name}")
         except BrokerRefused as error:
-            if not _is(error, KafkaError.TOPIC_ALREADY_EXISTS):
+            if not is_any(error, KafkaError.TOPIC_ALREADY_EXISTS):
                 raise
         facts = self._until(lambda: self.describe([name])[name], KafkaError.UNKNOWN_TOPIC_OR_PART)
         self._until(lambda: self.marks([name]), KafkaError.UNKNOWN_TOPIC_OR_PART)  # every partition has a leader
@@ -160,7 +153,7 @@ class Topics:
             try:
                 self._result(future, f"deleting topic {name}")
             except BrokerRefused as error:
-                if not _is(error, KafkaError.UNKNOWN_TOPIC_OR_PART):
+                if not is_any(error, KafkaError.UNKNOWN_TOPIC_OR_PART):
                     raise
         deadline = time.monotonic() + self._timeout
         while set(names) & set(self.names()) and time.monotonic() < deadline:
@@ -268,7 +261,7 @@ class Topics:
             try:
                 config = self._result(future, f"settings of topic {resource.name}")
             except BrokerRefused as error:
-                if not _is(error, KafkaError.TOPIC_AUTHORIZATION_FAILED):
+                if not is_any(error, KafkaError.TOPIC_AUTHORIZATION_FAILED):
                     raise
             else:
                 found[resource.name] = str(config[setting].value)
@@ -326,7 +319,7 @@ class Topics:
         try:
             found = self._until(members)
         except BrokerRefused as error:
-            if not _is(error, KafkaError.GROUP_ID_NOT_FOUND):
+            if not is_any(error, KafkaError.GROUP_ID_NOT_FOUND):
                 raise
             found = []
         return next((str(one.member_id) for one in found if one.group_instance_id == instance), None)
@@ -386,12 +379,10 @@ class Topics:
             try:
                 return action()
             except BrokerError as error:
-                if not _is(error, *_NOT_YET, *also) or time.monotonic() > deadline:
+                if not is_any(error, *NOT_YET, *also) or time.monotonic() > deadline:
                     raise
-                if _is(error, *_STALE):
-                    with suppress(
-                        KafkaException
-                    ):  # else requests for offsets keep using the epochs that the client has
+                if is_any(error, *STALE_EPOCH):  # requests for offsets keep the epochs that the client has
+                    with suppress(KafkaException):
                         self._admin.list_topics(timeout=self._timeout)
                 time.sleep(_PAUSE_SECONDS)
 
@@ -407,8 +398,3 @@ def _check_each(parts: Iterable[confluent_kafka.TopicPartition], doing: str) -> 
     for part in parts:
         if part.error:
             raise broker_error(part.error, f"{doing}, {part.topic}:{part.partition}") from KafkaException(part.error)
-
-
-def _is(error: BrokerError, *codes: int) -> bool:
-    cause = error.__cause__
-    return isinstance(cause, KafkaException) and cause.args[0].code() in codes

@@ -39,7 +39,7 @@ def has_a_carrier(leg):
 
 
 source = Flow("fleet").source(Topic({topic!r}, payload=demo.topic.payload)).filter(has_a_carrier)
-flow = Flow("fleet", (*source.steps, *demo.steps), source.topic)
+flow = Flow("fleet", (*source.steps, *demo.steps), source.inputs)
 
 if __name__ == "__main__":
     run(flow)
@@ -116,7 +116,7 @@ def test_a_submitted_driver_that_is_killed_in_a_commit_and_submitted_again_is_ex
         cwd=tmp_path,
         HEADWATER_FAULT="persist:aircraft.before@2",
     )
-    assert killed.returncode == 128 + signal.SIGKILL, killed.stderr
+    assert killed.returncode == 128 + signal.SIGKILL, killed.stdout + killed.stderr
     [plan, *batches] = lines(killed)
     lag = sum(plan["plan"]["lag"])
     assert 0 < sum(batch["records"] for batch in batches) < lag

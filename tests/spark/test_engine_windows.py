@@ -2,7 +2,6 @@
 
 import random
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import polars as pl
@@ -14,7 +13,6 @@ from aggregations.definition.flow import Flow
 from aggregations.definition.source import Topic
 from aggregations.definition.windows import Window, hopping, tumbling
 from envelope import Envelope, Hop, Verdict, encode
-from jobs import View
 from tests.messages import Leg
 from tests.support.world import Sent, World, legs, verdicts
 
@@ -47,14 +45,6 @@ def windowed(topic: str, states: str, window: Window) -> Flow[Any]:
     )
 
 
-def untimed(world: World, flow: Flow[Any]) -> list[dict[bytes, View]]:
-    """The states, without the times of the commits, which a replay makes again."""
-    return [
-        {key: replace(view, written_by_ms=None) for key, view in world.views(flow, stage).items()}
-        for stage in ("tails", "hours")
-    ]
-
-
 @pytest.mark.parametrize(
     "window", [tumbling("5m", lateness="2m", late="dead_letter"), hopping("20m", "10m")], ids=["tumbling", "hopping"]
 )
@@ -74,8 +64,8 @@ def test_windows_on_spark_are_those_of_the_oracle_in_any_batches_and_in_a_replay
         verdicts(report)["tails"][Verdict.WINDOW_CLOSED] if window.each == 1 else 0
     )
     assert verdicts(report)["tails"][Verdict.WINDOW_CLOSED] == verdicts(oracle.report)["tails"][Verdict.WINDOW_CLOSED]
-    before = untimed(world, flow)
+    before = world.untimed(flow)
     world.restore(flow, manifests[0])
     world.run(flow, max_records=110)
-    assert untimed(world, flow) == before
+    assert world.untimed(flow) == before
     world.check(flow)
