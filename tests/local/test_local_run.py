@@ -139,11 +139,11 @@ def test_runs_of_one_flow_name_in_one_process_keep_their_states_and_clients_apar
 
 
 class AtWarning(logging.Handler):
-    """Does something once, when a run says that it tries again."""
+    """Does something once, when a run says that it tries again; nothing before `action` is set."""
 
-    def __init__(self, action: Callable[[], None]) -> None:
+    def __init__(self) -> None:
         super().__init__(logging.WARNING)
-        self.action: Callable[[], None] | None = action
+        self.action: Callable[[], None] | None = None
 
     def emit(self, record: logging.LogRecord) -> None:
         if self.action is not None:
@@ -152,9 +152,9 @@ class AtWarning(logging.Handler):
 
 
 @contextmanager
-def at_warning(action: Callable[[], None]) -> Iterator[AtWarning]:
-    """Do something at the first warning of the engine in this block."""
-    handler, logger = AtWarning(action), logging.getLogger("headwater.engine")
+def at_warning() -> Iterator[AtWarning]:
+    """Do something at the first warning of the engine in this block after `action` was set."""
+    handler, logger = AtWarning(), logging.getLogger("headwater.engine")
     logger.addHandler(handler)
     try:
         yield handler
@@ -191,8 +191,9 @@ def test_a_broker_that_is_away_for_a_while_is_waited_for(
         batches.append(report)
         if len(batches) == 2:
             freeze()
+            waited.action = thaw  # a new broker may have caused warnings before
 
-    with at_warning(thaw) as waited:
+    with at_warning() as waited:
         world.run(flow, max_records=20, progress=away)
     assert waited.action is None, "it was noticed"
     world.check(flow)
@@ -206,8 +207,13 @@ def test_a_run_that_waits_for_its_broker_ends_when_it_is_told_to(
     world, freeze, thaw = frozen
     sent, flow, stop = legs(120), fleet(world.topic), threading.Event()
     world.send(alone(leg) for leg in sent)
-    with at_warning(stop.set):
-        report = world.run(flow, max_records=20, progress=lambda _: freeze(), stop=stop, until_caught_up=False)
+
+    def away(_: Report) -> None:
+        freeze()
+        waiting.action = stop.set
+
+    with at_warning() as waiting:
+        report = world.run(flow, max_records=20, progress=away, stop=stop, until_caught_up=False)
     assert report.batches >= 1
     thaw()
     world.run(flow)
