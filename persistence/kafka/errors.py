@@ -83,6 +83,7 @@ _UNAVAILABLE: Final[dict[int, str]] = {
     KafkaError.LEADER_NOT_AVAILABLE: _SOON,
     KafkaError.FENCED_LEADER_EPOCH: _SOON,  # a broker that was frozen leads the partition again
     KafkaError.UNKNOWN_LEADER_EPOCH: _SOON,
+    KafkaError._NOENT: _SOON,  # of librdkafka: no partition that was asked for has a leader
     KafkaError.COORDINATOR_LOAD_IN_PROGRESS: _SOON,
     KafkaError.COORDINATOR_NOT_AVAILABLE: _SOON,
     KafkaError.NOT_COORDINATOR: _SOON,
@@ -97,6 +98,7 @@ NOT_YET: Final = (
     *STALE_EPOCH,
     KafkaError.NOT_LEADER_FOR_PARTITION,
     KafkaError.LEADER_NOT_AVAILABLE,
+    KafkaError._NOENT,
     KafkaError.OFFSET_NOT_AVAILABLE,
     KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
     KafkaError.COORDINATOR_NOT_AVAILABLE,

@@ -35,6 +35,7 @@ from persistence.kafka.errors import broker_error, connection_trouble
         (KafkaError._WAIT_COORD, BrokerUnavailable, "bootstrap address"),
         (KafkaError.NOT_LEADER_FOR_PARTITION, BrokerUnavailable, "try again"),
         (KafkaError.FENCED_LEADER_EPOCH, BrokerUnavailable, "try again"),
+        (KafkaError._NOENT, BrokerUnavailable, "try again"),
         (KafkaError.UNKNOWN_LEADER_EPOCH, BrokerUnavailable, "try again"),
         (KafkaError.INVALID_REQUEST, BrokerRefused, "INVALID_REQUEST"),
     ],
