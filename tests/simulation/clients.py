@@ -40,7 +40,7 @@ class SimulatedTopics:
     def check(self) -> None:
         """Do nothing: there is always a broker."""
 
-    def check_rights(self, *, read: Iterable[str], write: Iterable[str]) -> None:
+    def check_rights(self, *, read: Iterable[str] = (), write: Iterable[str] = ()) -> None:
         """Do nothing: rights are not simulated."""
 
     def max_message_bytes(self, names: Iterable[str]) -> dict[str, int]:
