@@ -16,7 +16,7 @@ from persistence.redis.errors import Meaning, meaning_of
 from persistence.redis.nodes import LOST, Command, Nodes, Read, Server
 from persistence.redis.scripts import ALL, Script
 from persistence.redis.settings import RedisSettings
-from persistence.redis.transaction import Transaction, written
+from persistence.redis.transaction import Transaction, is_enough, wanted_and_got, written
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,8 +189,8 @@ def _waits(settings: RedisSettings) -> tuple[Command, ...]:
 def _short(wait: Command, reply: Any) -> Meaning | None:
     if isinstance(reply, redis.RedisError):
         return meaning_of(reply)
-    wanted, got = (wait[1:3], reply) if wait[0] == "WAITAOF" else (wait[1:2], [reply])
-    if all(g >= w for g, w in zip(got, wanted, strict=True)):
+    wanted, got = wanted_and_got(wait, reply)
+    if is_enough(wanted, got):
         return None
     return Meaning(
         f"the write was applied, but {wait[0]} returned {got} instead of {list(wanted)}: too few replicas or disks have it",

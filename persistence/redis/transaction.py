@@ -125,6 +125,14 @@ def _run(talk: Conversation, todo: dict[int, Transaction], marks: dict[int, byte
 def _enough(talk: Conversation, waits: Sequence[Command]) -> bool:
     talk.send(*waits)
     answers = [talk.read() for _ in waits]
-    wanted = [command[1:3] if command[0] == "WAITAOF" else command[1:2] for command in waits]
-    got = [answer if isinstance(answer, list) else [answer] for answer in answers]
-    return all(g >= w for has, needs in zip(got, wanted, strict=True) for g, w in zip(has, needs, strict=True))
+    return all(is_enough(*wanted_and_got(*one)) for one in zip(waits, answers, strict=True))
+
+
+def wanted_and_got(wait: Command, reply: Any) -> tuple[Sequence[int], Sequence[int]]:
+    """How many acknowledgements `WAIT` or `WAITAOF` asks for, and how many came."""
+    return (wait[1:3], reply) if wait[0] == "WAITAOF" else (wait[1:2], [reply])
+
+
+def is_enough(wanted: Sequence[int], got: Sequence[int]) -> bool:
+    """Whether enough replicas and disks acknowledged."""
+    return all(g >= w for g, w in zip(got, wanted, strict=True))
