@@ -35,7 +35,7 @@ from aggregations.definition.flow import Input
 from aggregations import Fields, Flow, Topic, count
 from jobs.demo.flow import flow as demo, legs
 
-flow = replace(demo, inputs=(Input(Topic({topic!r}, payload=demo.topic.payload)),))
+flow = replace(demo, name="fleet", inputs=(Input(Topic({topic!r}, payload=demo.topic.payload)),))
 changed = replace(flow, steps=()).aggregate("aircraft", key="tail", fold=Fields(seen=count()))
 """
 
