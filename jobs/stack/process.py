@@ -33,7 +33,8 @@ def start_of(pid: int) -> str | None:
     try:
         # The command's name may contain spaces and brackets. After it: state, ..., start time in ticks.
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        return None if fields[0] == "Z" else fields[19]
+        # The first thread of a killed process can end before the others, which still hold its ports and files.
+        return None if fields[0] == "Z" and fields[17] == "1" else fields[19]
     except FileNotFoundError:
         if Path("/proc/self/stat").exists():
             return None

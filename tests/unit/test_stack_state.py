@@ -1,5 +1,6 @@
 import errno
 import os
+import platform
 import re
 import signal
 import subprocess
@@ -22,6 +23,23 @@ STUBBORN = (
     "import signal; signal.signal(15, signal.SIG_IGN); print('up', flush=True); signal.pause()",
 )
 
+SYS_EXIT = {"x86_64": 60, "aarch64": 93}
+"""Number of the system call that ends one thread."""
+FIRST_THREAD_ENDS = (
+    sys.executable,
+    "-c",
+    (
+        "import ctypes, os, platform, signal, threading\n"
+        "def last():\n"
+        "    leader = f'/proc/{os.getpid()}/stat'\n"
+        "    while open(leader).read().rpartition(')')[2].split()[0] != 'Z': pass\n"
+        "    print('up', flush=True)\n"
+        "    signal.pause()\n"
+        "threading.Thread(target=last).start()\n"
+        f"ctypes.CDLL(None).syscall({SYS_EXIT.get(platform.machine())}, 0)"
+    ),
+)
+
 
 def started(tmp_path: Path, command: tuple[str, ...], name: str = "kafka") -> ServerState:
     log = tmp_path / f"{name}.log"
@@ -42,6 +60,18 @@ def test_a_spawned_process_has_a_session_of_its_own_so_that_no_terminal_interrup
     server = started(tmp_path, SLEEPER)
     assert os.getsid(server.pid) == server.pid
     process.stop(server.pid, server.started, 10)
+
+
+@pytest.mark.skipif(
+    not Path("/proc/self/stat").exists() or platform.machine() not in SYS_EXIT,
+    reason="needs Linux's /proc, and the number of exit",
+)
+def test_a_process_is_alive_as_long_as_one_of_its_threads_is(tmp_path: Path) -> None:
+    """A killed JVM holds its ports until the last of its threads has ended."""
+    server = started(tmp_path, FIRST_THREAD_ENDS)
+    assert server.alive
+    process.stop(server.pid, server.started, 0.1)
+    assert not server.alive
 
 
 def test_a_process_that_ignores_sigterm_is_killed_after_its_grace(tmp_path: Path) -> None:
