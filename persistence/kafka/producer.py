@@ -15,8 +15,10 @@ from confluent_kafka import Message as Report
 
 from envelope.headers import Headers
 from persistence.kafka.errors import (
+    UNREACHABLE_REMEDY,
     BrokerError,
     BrokerRefused,
+    BrokerUnavailable,
     broker_error,
     connection_trouble,
     unreachable,
@@ -212,6 +214,9 @@ class AcknowledgedProducer:
         except (KafkaException, SystemError) as error:
             # It raises only fatal errors. A delivery report during such an error turns it into CPython's SystemError.
             fatal = error.__cause__ if isinstance(error, SystemError) else error
+            if fatal is None:  # seen while a broker refused records
+                what = f"{self._doing}: the client library failed without a reason"
+                self._fail(BrokerUnavailable(what, UNREACHABLE_REMEDY))
             if not isinstance(fatal, KafkaException):
                 raise
             self._fail(broker_error(fatal.args[0], self._doing))

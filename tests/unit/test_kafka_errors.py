@@ -174,3 +174,22 @@ def test_a_setting_that_no_client_knows_is_wrong_usage_for_every_command() -> No
 def test_trouble_with_a_connection_is_reported_without_its_time(more: str) -> None:
     said = f"k:9092/bootstrap: Connection refused (after 0ms in state CONNECT{more})"
     assert connection_trouble(said) == "k:9092/bootstrap: Connection refused"
+
+
+class WithoutReason:
+    """A client as confluent-kafka's once was while a broker refused records."""
+
+    def flush(self, _: float) -> int:
+        raise SystemError("<built-in method flush> returned NULL without setting an exception")
+
+    def purge(self) -> None: ...
+
+
+def test_a_client_that_fails_without_a_reason_is_replaced_and_everything_must_be_sent_again() -> None:
+    with AcknowledgedProducer(KafkaSettings("127.0.0.1:1")) as producer:
+        producer.send("t", b"1")
+        producer.send("t", b"2")
+        producer._producer = WithoutReason()  # type: ignore[assignment]
+        with pytest.raises(BrokerUnavailable, match=r"producing to t: .* without a reason \(2 records must be sent again"):
+            producer.flush()
+        assert isinstance(producer._producer, Producer)
