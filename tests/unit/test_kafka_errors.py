@@ -190,6 +190,8 @@ def test_a_client_that_fails_without_a_reason_is_replaced_and_everything_must_be
         producer.send("t", b"1")
         producer.send("t", b"2")
         producer._producer = WithoutReason()  # type: ignore[assignment]
-        with pytest.raises(BrokerUnavailable, match=r"producing to t: .* without a reason \(2 records must be sent again"):
+        with pytest.raises(
+            BrokerUnavailable, match=r"producing to t: .* without a reason \(2 records must be sent again"
+        ):
             producer.flush()
         assert isinstance(producer._producer, Producer)
