@@ -73,6 +73,8 @@ class Manifest(msgspec.Struct, frozen=True):
         starting_offsets: Offset per consumed topic and partition that the flow was given to begin at; a partition that it
             does not name began where its log began.
         times: When batches were committed (`persistence.times`).
+        closing_us: The event time that every partition has reached, in microseconds since 1970
+            (`aggregations.run.closing`); None if there is none, or if the flow has no event times.
         schema: Version of this layout.
     """
 
@@ -93,6 +95,7 @@ class Manifest(msgspec.Struct, frozen=True):
     earlier: Mapping[str, tuple[str, ...]] = {}
     starting_offsets: Mapping[str, Mapping[int, int]] = {}
     times: tuple[Committed, ...] = ()
+    closing_us: int | None = None
     schema: int = SCHEMA
 
     @property

@@ -56,7 +56,10 @@ class Topic:
         time: Column, or expression over the payload's columns, that gives the event time as an integer, in milliseconds
             since 1970. By default it is the envelope's event time, or else the timestamp of the event's first record.
         ahead: How far an event time may be ahead of its record's timestamp; beyond that it is invalid.
+        idle: How long a partition that is read to its end has had no record before windows close without it, such as
+            `10m` of real time; None if they never do.
         ahead_seconds: `ahead` in seconds.
+        idle_seconds: `idle` in seconds.
 
     Raises:
         FlowError: An argument is invalid, or a column's name begins with an underscore, as the engine's own do.
@@ -73,6 +76,8 @@ class Topic:
     ahead: str = field(compare=False)
     ahead_seconds: int = field(init=False, repr=False)
     _time_text: str = field(init=False, repr=False)
+    idle: str | None = field(compare=False)
+    idle_seconds: int | None = field(init=False, repr=False)
 
     def __init__(
         self,
@@ -86,6 +91,7 @@ class Topic:
         tombstones: Tombstones = Tombstones.SKIP,
         time: Expression | None = None,
         ahead: str = "1h",
+        idle: str | None = None,
     ) -> None:
         check_type("Topic(): limits=", limits, Limits, "envelope.Limits(...)")
         topic = topic_name(name, limits)
@@ -103,6 +109,7 @@ class Topic:
             values = (
                 *(topic, kind, envelope, *policies, _member("tombstones=", Tombstones, tombstones)),
                 *(time, ahead, duration("ahead=", ahead, least=0), text),
+                *(idle, None if idle is None else duration("idle=", idle)),
             )
         for name_of_field, value in zip(self.__dataclass_fields__, values, strict=True):
             object.__setattr__(self, name_of_field, value)

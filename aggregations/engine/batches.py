@@ -4,7 +4,7 @@ import logging
 import os
 import threading
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from itertools import count
 from typing import Any, Protocol
@@ -20,6 +20,7 @@ from aggregations.errors import SharedKeyError, TasksLostError
 from aggregations.per_message.ledger import Doubt, Entry, UnlistedError
 from aggregations.per_message.times import times_in
 from aggregations.report import Report
+from aggregations.run.closing import with_closing
 from aggregations.run.incarnations import merge_incarnations
 from envelope import TopicPartition
 from envelope.dedup.history import width_of
@@ -72,6 +73,7 @@ class Batches:
     Attributes:
         total: What the tasks of all committed batches reported.
         slots: Number of slots that read at the same time.
+        idle: Partitions that do not hold up the closing watermark, as of the current batch.
     """
 
     def __init__(
@@ -92,6 +94,7 @@ class Batches:
         self._run = opening.run
         self._executor = executor
         self.slots = executor.routes
+        self.idle: Collection[TopicPartition] = ()
         self._watches = watches
         self._kafka = kafka
         self._dead_letters = dead_letters
@@ -111,7 +114,7 @@ class Batches:
             run.known.note(stage, marks)
         incarnations = merge_incarnations(run.manifest.incarnations if run.manifest else {}, report.seen)
         manifest = run.following(ends, self._opening.topic_ids, incarnations, report.changes)
-        self.advance(manifest)
+        self.advance(with_closing(run, manifest, self.idle))
         report.counts.batches = 1
         self.total.add(report)
         report.counts.log_raised(_LOG)

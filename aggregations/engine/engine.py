@@ -17,6 +17,7 @@ from aggregations.engine.ranges import Range, Source, before, slots_of, within
 from aggregations.engine.retry import StoppedError
 from aggregations.errors import SparkEndedError
 from aggregations.report import Report
+from aggregations.run.closing import IdlePartitions
 from aggregations.run.run import Run
 from envelope import TopicPartition
 from persistence.commit.faults import effect
@@ -89,6 +90,7 @@ class Engine:
         self._sources = [Source(opening.topics, topic, widens=not flow.publishes) for topic in opening.run.sources]
         self._stop = stop
         self._looked = 0.0
+        self._idle_partitions = IdlePartitions({name: topic.idle_seconds for name, topic in flow.topics.items()})
 
     def stream(self, *, until_caught_up: bool, trigger_seconds: float, max_records: int) -> Report:
         """Commit batch after batch until the run is stopped, or has caught up.
@@ -123,6 +125,7 @@ class Engine:
         while not self._stop.is_set():
             begin = time.monotonic()
             backlog = self._backlog()
+            self._note_idle(backlog)
             if self._stop.is_set():
                 return
             if until_caught_up:
@@ -172,6 +175,12 @@ class Engine:
                 except StoppedError:  # between batches
                     break
         return []
+
+    def _note_idle(self, backlog: Sequence[Range]) -> None:
+        """Note the partitions that the next batch's closing watermark does not wait for."""
+        all_of_them = [TopicPartition(one.topic, partition) for one in self._sources for partition in one.positions]
+        unread = {one.place for one in backlog}
+        self.batches.idle = self._idle_partitions.look(all_of_them, unread, time.monotonic())
 
     def _commit(self, ranges: Sequence[Range]) -> None:
         """Commit a batch; its end offsets become the group's."""

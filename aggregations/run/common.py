@@ -46,7 +46,14 @@ def common(manifests: Sequence[Manifest | None], ref: FlowRef) -> Manifest | Non
             for topic, offsets in one.starting_offsets.items()
             if _is_of(one, topic, topic_ids)
         },
+        closing_us=_closing(found),
     )
+
+
+def _closing(manifests: Sequence[Manifest]) -> int | None:
+    """The closing watermark that every store's manifest has reached: that of the lowest offsets, or an earlier one."""
+    reached = [one.closing_us for one in manifests if one.closing_us is not None]
+    return min(reached) if len(reached) == len(manifests) else None
 
 
 def _time(

@@ -19,6 +19,7 @@ from aggregations.per_message.times import times_in
 from aggregations.report import DeadLetter, Report
 from aggregations.run.begin import begin
 from aggregations.run.binding import bind
+from aggregations.run.closing import IdlePartitions, with_closing
 from aggregations.run.incarnations import Incarnations
 from aggregations.run.risks import check_accept
 from aggregations.run.run import Run
@@ -113,6 +114,7 @@ class MemoryRunner:
         self.run: Run = begin(flow, stores, accept=accept, clock=clock)
         self._ends = ends
         self._failed = False
+        self._idle = IdlePartitions({name: topic.idle_seconds for name, topic in flow.topics.items()})
         self.run.doubted(ends or {})
 
     def process(self, records: Iterable[Record]) -> Report:
@@ -124,6 +126,8 @@ class MemoryRunner:
         self._failed = True
         found = effect(CommitStep.FETCH, lambda: {(one.topic, one.partition, one.offset): one for one in records})
         self._look(found)
+        read = {TopicPartition(topic, partition) for topic, partition, _ in found}
+        idle = self._idle.look({*self.run.start, *read}, read, self._clock())
         self.run.check_progress()
         consumed = self._consumed_ids(found.values())
         incarnations = self.run.incarnations({**self.topic_ids, **consumed})
@@ -135,6 +139,7 @@ class MemoryRunner:
         ends = {TopicPartition(topic, partition): 0 for topic, whole in self._whole.items() for partition in whole()}
         ends |= {TopicPartition(record.topic, record.partition): record.offset + 1 for record in batch.records.values()}
         manifest = self.run.following(ends, consumed, incarnations.merged(), batch.collector.changes)
+        manifest = with_closing(self.run, manifest, idle)
         commit(
             lambda: self._publish(batch),
             [(stage.name, lambda stage=stage: self._persist(stage, batch)) for stage in self.flow.stages],  # type: ignore[misc]

@@ -210,6 +210,7 @@ class Run:
             **self.ledger.changed(changes.resolved()).fields(),
             growth=dict(self.growths),
             starting_offsets=given,
+            closing_us=before.closing_us if before else None,
         )
 
     def definitions(self) -> dict[str, str]:
