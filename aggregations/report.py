@@ -52,6 +52,7 @@ class Report:
         tombstones: Records without a value that were skipped.
         outputs: Messages published.
         retired: Lanes retired to their floor.
+        removed: Count per stage of states that have left the store because they were due.
         keyless: Count per stage of messages that were republished without a key: a copy may arrive over any
             partition.
         batches: Batches committed.
@@ -65,6 +66,7 @@ class Report:
     tombstones: int = 0
     outputs: int = 0
     retired: int = 0
+    removed: Counter[str] = field(default_factory=Counter)
     keyless: Counter[str] = field(default_factory=Counter)
     batches: int = 0
 
@@ -84,6 +86,7 @@ class Report:
         self.tombstones += other.tombstones
         self.outputs += other.outputs
         self.retired += other.retired
+        self.removed.update(other.removed)
         self.keyless.update(other.keyless)
         self.batches += other.batches
 

@@ -84,6 +84,28 @@ def manifest_behind(flow: FlowRef, after: tuple[int, int], found: tuple[int, int
     )
 
 
+def check_not_removed(stage: StageRef, writes: Sequence[Write], removed: int | None) -> None:
+    """Refuse states that were removed already (contract 30).
+
+    Args:
+        stage: For the errors.
+        writes: Writes to one bucket.
+        removed: Time up to which its states were removed; None if none was.
+
+    Raises:
+        Conflict: With the keys of these writes.
+    """
+    if removed is None:
+        return
+    if gone := tuple(write.key for write in writes if write.due is not None and write.due <= removed):
+        raise Conflict(gone, ref=stage)
+
+
+def later(first: int | None, second: int | None) -> int | None:
+    """The higher of two times; None counts as lower than any."""
+    return second if first is None else first if second is None else max(first, second)
+
+
 def resolve(
     stage: StageRef, writes: Sequence[Write], stored: Mapping[bytes, Stored], *, epoch: int, batch: int
 ) -> list[Write]:

@@ -82,11 +82,13 @@ class Bucket(msgspec.Struct, frozen=True):
         mark: Its mark.
         epoch: Epoch of the run that wrote `downstream`.
         downstream: Marks that the stages downstream had acknowledged when the bucket was last saved.
+        removed: Event time up to which states were removed, in seconds since 1970; None if none ever was.
     """
 
     mark: Mark = Mark()
     epoch: int = 0
     downstream: Acknowledged = {}
+    removed: int | None = None
 
 
 class _Note(msgspec.Struct):
@@ -102,12 +104,12 @@ def encode_downstream(epoch: int, downstream: Acknowledged) -> bytes:
     return msgspec.json.encode({"epoch": epoch, "marks": downstream}) if downstream else b""
 
 
-def bucket_of_parts(mark: Mark, note: bytes | str | None) -> Bucket:
-    """Combine a mark and the result of `encode_downstream`."""
+def bucket_of_parts(mark: Mark, note: bytes | str | None, removed: int | None = None) -> Bucket:
+    """Combine a mark, the result of `encode_downstream`, and the time up to which states were removed."""
     if not note:
-        return Bucket(mark)
+        return Bucket(mark, removed=removed)
     read = _decoder.decode(note)
-    return Bucket(mark, read.epoch, read.marks)
+    return Bucket(mark, read.epoch, read.marks, removed)
 
 
 def check_held(stage: StageRef, bucket: str, mark: Mark, known: Marks) -> None:

@@ -4,10 +4,20 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from urllib.parse import urlsplit
 
-from persistence.cas import check_distinct, check_epoch, check_is_epoch, check_manifest, resolve
+import msgspec
+
+from persistence.cas import (
+    check_distinct,
+    check_epoch,
+    check_is_epoch,
+    check_manifest,
+    check_not_removed,
+    later,
+    resolve,
+)
 from persistence.errors import Fenced
 from persistence.marks import NONE, Acknowledged, Bucket, Mark, Marks, check_held
-from persistence.protocol import Capabilities, FlowRef, Manifest, StageRef, Stored, Write
+from persistence.protocol import Capabilities, FlowRef, Manifest, Removed, StageRef, Stored, Write
 
 _CAPABILITIES = Capabilities(ordered_durability=True, atomic_save=True, ordered_scan=True, marked=True, counted=True)
 
@@ -23,6 +33,8 @@ class MemoryStore:
         self._manifests: dict[FlowRef, Manifest] = {}
         self._stages: dict[StageRef, dict[bytes, Stored]] = {}
         self._buckets: dict[StageRef, dict[str, Bucket]] = {}
+        self._dues: dict[StageRef, dict[bytes, int]] = {}
+        self._removed: dict[StageRef, dict[str, int]] = {}
 
     @property
     def capabilities(self) -> Capabilities:
@@ -69,17 +81,46 @@ class MemoryStore:
             touched = {self._bucket_of(write.key) for write in writes}
             for name in touched:
                 check_held(stage, name, buckets.get(name, _EMPTY).mark, known)
+                mine = [write for write in writes if self._bucket_of(write.key) == name]
+                check_not_removed(stage, mine, self._removed.get(stage, {}).get(name))
             states = self._stages.setdefault(stage, {})
             todo = resolve(stage, writes, states, epoch=epoch, batch=batch)
             for write in todo:
                 states[write.key] = Stored(write.expected + 1, epoch, batch, write.value)
+                dues = self._dues.setdefault(stage, {})
+                if (due := later(dues.get(write.key), write.due)) is not None:
+                    dues[write.key] = due
             for name in {self._bucket_of(write.key) for write in todo}:
                 buckets[name] = self._saved(buckets.get(name, _EMPTY).mark, epoch, downstream)
             return {name: buckets[name].mark for name in touched if name in buckets}
 
+    def remove(self, stage: StageRef, until: int, *, epoch: int, batch: int, known: Marks = NONE) -> Removed:
+        gone = [self._remove_from(stage, name, until, epoch, known) for name in self._bucket_names()]
+        held = self._buckets.get(stage, {})
+        return Removed(sum(gone), {name: bucket.mark for name, bucket in held.items()})
+
+    def _remove_from(self, stage: StageRef, name: str, until: int, epoch: int, known: Marks) -> int:
+        """Remove the states of one bucket that are due, and return their number."""
+        with self._lock:
+            check_epoch(stage, epoch, self.installed_epoch(stage.flow_ref))
+            buckets = self._buckets.setdefault(stage, {})
+            held = buckets.get(name, _EMPTY)
+            check_held(stage, name, held.mark, known)
+            states, dues = self._stages.get(stage, {}), self._dues.get(stage, {})
+            gone = [key for key, due in dues.items() if due <= until and self._bucket_of(key) == name]
+            for key in gone:
+                del states[key], dues[key]
+            if gone:
+                buckets[name] = self._saved(held.mark, held.epoch, held.downstream)
+            removed = self._removed.setdefault(stage, {})
+            removed[name] = max(until, removed.get(name, until))
+            return len(gone)
+
     def marks(self, stage: StageRef) -> Mapping[str, Bucket]:
         with self._lock:
-            return dict.fromkeys(self._bucket_names(), _EMPTY) | self._buckets.get(stage, {})
+            held = dict.fromkeys(self._bucket_names(), _EMPTY) | self._buckets.get(stage, {})
+            removed = self._removed.get(stage, {})
+            return {name: msgspec.structs.replace(one, removed=removed.get(name)) for name, one in held.items()}
 
     def _bucket_names(self) -> Sequence[str]:
         return ("0",)

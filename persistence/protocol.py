@@ -10,7 +10,9 @@ from persistence.manifest import Manifest, Progress
 from persistence.marks import NONE, Acknowledged, Bucket, Marks
 from persistence.names import FlowRef, StageRef
 
-__all__ = ["Capabilities", "FlowRef", "Manifest", "Progress", "StageRef", "StateStore", "Stored", "Write"]
+__all__ = [
+    "Capabilities", "FlowRef", "Manifest", "Progress", "Removed", "StageRef", "StateStore", "Stored", "Write",
+]  # fmt: skip
 
 
 class Stored(msgspec.Struct, frozen=True, gc=False):
@@ -36,11 +38,25 @@ class Write(msgspec.Struct, frozen=True, gc=False, array_like=True):
         key: Key of the state within its stage.
         expected: Version that was loaded; 0 when there was no state.
         value: The new state record.
+        due: Event time from which the state may be removed, in seconds since 1970; None leaves it as it is.
     """
 
     key: bytes
     expected: int
     value: bytes
+    due: int | None = None
+
+
+class Removed(msgspec.Struct, frozen=True):
+    """Result of `StateStore.remove`.
+
+    Attributes:
+        states: Number of states that it removed. If the answer of a server was lost, those of that call are not counted.
+        marks: The mark of each bucket that it accessed; empty for a store that is not `marked`.
+    """
+
+    states: int
+    marks: Marks
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +150,15 @@ class StateStore(Protocol):
           changed the bucket.
       26. `save_manifest` with `after` raises `StoreWentBack` and changes nothing if the manifest in the store is older.
 
+    Removal
+      28. A write may name the event time at which its state is due; of several, the highest counts. `remove` removes all
+          states of a stage that are due at or before a time, and no others. A state without such a time stays.
+      29. Each bucket keeps the highest time up to which states were removed, which `marks` returns. It is raised in the
+          same atomic step in which the first of these states leave the bucket, or before, and never falls.
+      30. A `save` of a write that is due at or before this time raises `Conflict` with its key, even if it is a
+          repeated write: no state returns.
+      31. `remove` follows 5, 6, 23 and 24 like `save`. It may be repeated, also after it was interrupted at any point.
+
     Parts of a scan
       27. With `begin` and `end`, `scan` yields only the keys from `begin` up to but not including `end`, in the order
           of their bytes. With `bucket`, one of `marks`, it yields only the states of this bucket: the scans of all
@@ -207,6 +232,23 @@ class StateStore(Protocol):
             Conflict: Some states have changed since they were loaded.
             Terminal: The store does not know this epoch, or a key or value is too long.
             ValueError: A key occurs twice.
+        """
+        ...
+
+    def remove(self, stage: StageRef, until: int, *, epoch: int, batch: int, known: Marks = NONE) -> Removed:
+        """Remove the states of a stage that are due at or before `until`.
+
+        Args:
+            stage: The stage.
+            until: Event time, in seconds since 1970.
+            epoch: Epoch of the run.
+            batch: Number of the batch within the run after whose manifest they leave.
+            known: Marks that the stage's buckets are known to have reached.
+
+        Raises:
+            StoreWentBack: A bucket does not hold its known mark.
+            Fenced: A higher epoch is installed.
+            Terminal: The store does not know this epoch.
         """
         ...
 

@@ -68,13 +68,14 @@ def with_times(frame: pl.DataFrame, topic: Topic, read: Mapping[TopicPartition, 
     ), after
 
 
-def enter_windows(stepped: Stepped, keys: pl.Series, window: Window) -> InWindows:
+def enter_windows(stepped: Stepped, keys: pl.Series, window: Window, removed: int | None = None) -> InWindows:
     """Put each row into its windows: it is replaced by one row for each, in order of time.
 
     Args:
         stepped: The rows; those without a valid event time are rejected.
         keys: The stage's key of each, Binary.
         window: The stage's windows.
+        removed: Due time up to which states of the stage have left the store, in seconds since 1970.
     """
     missing = stepped.frame.get_column(schema.TIME).is_null().to_numpy()
     kept = stepped.reject(missing.astype(np.uint8), [_NO_TIME])
@@ -91,6 +92,8 @@ def enter_windows(stepped: Stepped, keys: pl.Series, window: Window) -> InWindow
     ends = pl.Series([start_bytes(start) for start in different.tolist()], dtype=pl.Binary).gather(codes)
     closes = pl.Series((starts + window.size + window.lateness) * MICROS)
     closed = (closes <= stepped.frame.get_column(schema.BEFORE)).fill_null(value=False)
+    if removed is not None:
+        closed |= pl.Series(starts + window.stays <= removed)
     return InWindows(keys, keys + ends, closed)
 
 

@@ -4,6 +4,7 @@ import re
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 from aggregations.definition.arguments import check_type, located
@@ -17,6 +18,8 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _LONGEST: Final = 3_650 * 86_400
 """Ten years: with `aggregations.definition.times.EARLIEST_US` every start and end has a year of four digits."""
 _DURATION: Final = re.compile(r"([0-9]{1,9})(s|m|h|d)", re.ASCII)
+_RETENTION: Final = 86_400
+"""Seconds: the default of `retention=`, a day."""
 _SECONDS: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 _START: Final = re.compile(rb"@([0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z)\Z")
 _START_BYTES: Final = len(b"@2013-01-01T05:00:00Z")
@@ -63,12 +66,15 @@ class Window:
         slide: Distance between the starts of two windows, in seconds; it divides `size`.
         lateness: How long a window stays open after its end, in seconds of event time.
         late: What happens to an element whose window is closed.
+        retention: How long the state of a window stays in the store after the window has closed, in seconds of event
+            time.
     """
 
     size: int
     slide: int
     lateness: int = 0
     late: Late = Late.DROP
+    retention: int = _RETENTION
 
     @property
     def each(self) -> int:
@@ -77,7 +83,7 @@ class Window:
 
     @property
     def definition(self) -> str:
-        """Canonical text of what determines the states: all but what happens to late elements."""
+        """Canonical text of what determines the states: all but what becomes of late elements and of old states."""
         return f"window {self.size} {self.slide} {self.lateness}"
 
     def starts(self, time_us: int) -> range:
@@ -99,6 +105,35 @@ class Window:
             start: Start of the window, in seconds since 1970.
         """
         return (start + self.size + self.lateness) * MICROS
+
+    @property
+    def stays(self) -> int:
+        """Seconds of event time from the start of a window until its state leaves the store."""
+        return self.size + self.lateness + self.retention
+
+    def due(self, key: bytes) -> int:
+        """Event time at which the state of a key leaves the store, in seconds since 1970."""
+        return _start_of(key[-_START_BYTES:]) + self.stays
+
+    def due_until(self, closing_us: int) -> int:
+        """The latest due time of a state that leaves the store.
+
+        Args:
+            closing_us: The closing watermark, in microseconds since 1970.
+
+        Returns:
+            Seconds since 1970. It rises only when the watermark passes the due time of a window.
+        """
+        return (closing_us // MICROS - self.stays) // self.slide * self.slide + self.stays
+
+    def is_removed(self, start: int, removed: int | None) -> bool:
+        """Whether the state of a window has left the store, or would have.
+
+        Args:
+            start: Start of the window, in seconds since 1970.
+            removed: Due time up to which states have left; None if none has.
+        """
+        return removed is not None and start + self.stays <= removed
 
     def key_at(self, key: bytes, start: datetime) -> bytes:
         """The key of the state of one window.
@@ -140,10 +175,11 @@ class Window:
         name = "tumbling" if self.slide == self.size else "hopping"
         slide = "" if self.slide == self.size else f" every {_text(self.slide)}"
         late = f", {_text(self.lateness)} late" if self.lateness else ""
-        return f"{name} {_text(self.size)}{slide}{late}"
+        kept = "" if self.retention == _RETENTION else f", kept for {_text(self.retention)}"
+        return f"{name} {_text(self.size)}{slide}{late}{kept}"
 
 
-def tumbling(size: str, *, lateness: str = "0s", late: str = Late.DROP) -> Window:
+def tumbling(size: str, *, lateness: str = "0s", late: str = Late.DROP, retention: str = "1d") -> Window:
     """Windows that follow each other without a gap: every element belongs to one.
 
     Args:
@@ -151,16 +187,17 @@ def tumbling(size: str, *, lateness: str = "0s", late: str = Late.DROP) -> Windo
         lateness: How long a window stays open after its end. It closes for a partition when an event time of this
             partition reaches the end plus the lateness.
         late: What happens to an element whose window is closed: `drop` or `dead_letter`. Both are counted.
+        retention: How long the state of a window stays in the store after the window has closed, in event time.
 
     Raises:
         FlowError: A length is zero, negative or not a length, or `late` is unknown.
     """
     with located("tumbling()"):
         seconds = duration("size", size)
-        return Window(seconds, seconds, duration("lateness=", lateness, least=0), _late(late))
+        return Window(seconds, seconds, *_after_the_end(lateness, late, retention))
 
 
-def hopping(size: str, slide: str, *, lateness: str = "0s", late: str = Late.DROP) -> Window:
+def hopping(size: str, slide: str, *, lateness: str = "0s", late: str = Late.DROP, retention: str = "1d") -> Window:
     """Windows that overlap: one of length `size` begins every `slide`, and an element belongs to `size / slide` of them.
 
     Args:
@@ -168,6 +205,7 @@ def hopping(size: str, slide: str, *, lateness: str = "0s", late: str = Late.DRO
         slide: Distance between the starts of two windows; it divides `size`.
         lateness: As in `tumbling`.
         late: As in `tumbling`.
+        retention: As in `tumbling`.
 
     Raises:
         FlowError: A length is zero, negative or not a length, the slide does not divide the size, or `late` is unknown.
@@ -180,7 +218,7 @@ def hopping(size: str, slide: str, *, lateness: str = "0s", late: str = Late.DRO
             raise FlowError(
                 f"an element would belong to {seconds // step} windows; the limit is {MOST_WINDOWS}: use a longer slide"
             )
-        return Window(seconds, step, duration("lateness=", lateness, least=0), _late(late))
+        return Window(seconds, step, *_after_the_end(lateness, late, retention))
 
 
 def check_window(window: object) -> None:
@@ -225,6 +263,18 @@ def start_bytes(start: int) -> bytes:
         start: Start of the window, in seconds since 1970.
     """
     return f"@{_iso(_EPOCH + timedelta(seconds=start))}".encode()
+
+
+def _after_the_end(lateness: str, late: str, retention: str) -> tuple[int, Late, int]:
+    return duration("lateness=", lateness, least=0), _late(late), duration("retention=", retention, least=0)
+
+
+@lru_cache(maxsize=1 << 12)
+def _start_of(end: bytes) -> int:
+    """Start of the window in the end of a key, in seconds since 1970."""
+    found = _START.search(end)
+    assert found is not None
+    return int((datetime.fromisoformat(found[1].decode()) - _EPOCH).total_seconds())
 
 
 def _iso(time: datetime) -> str:

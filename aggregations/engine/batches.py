@@ -4,6 +4,7 @@ import logging
 import os
 import threading
 import uuid
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from itertools import count
@@ -22,6 +23,7 @@ from aggregations.per_message.times import times_in
 from aggregations.report import Report
 from aggregations.run.closing import with_closing
 from aggregations.run.incarnations import merge_incarnations
+from aggregations.run.retire import Retirement
 from envelope import TopicPartition
 from envelope.dedup.history import width_of
 from persistence.commit.faults import effect
@@ -95,6 +97,7 @@ class Batches:
         self._executor = executor
         self.slots = executor.routes
         self.idle: Collection[TopicPartition] = ()
+        self._retirement = Retirement(self._run)
         self._watches = watches
         self._kafka = kafka
         self._dead_letters = dead_letters
@@ -116,6 +119,7 @@ class Batches:
         manifest = run.following(ends, self._opening.topic_ids, incarnations, report.changes)
         self.advance(with_closing(run, manifest, self.idle))
         report.counts.batches = 1
+        report.counts.removed = self.remove()
         self.total.add(report)
         report.counts.log_raised(_LOG)
         self._warn()
@@ -138,6 +142,15 @@ class Batches:
                 self.total.counts.records,
                 width,
             )
+
+    def remove(self) -> Counter[str]:
+        """Remove the states that are due, and return their number by stage."""
+        for attempt in count(1):
+            try:
+                return self._retirement.remove()
+            except Transient as error:
+                self.pause(f"removal after batch {self._run.batch - 1}", attempt, error)
+        raise AssertionError
 
     def advance(self, manifest: Manifest) -> None:
         """Write a manifest into every store, downstream store first, and continue from it."""
@@ -221,6 +234,7 @@ class Batches:
             if again:
                 # The marks that the previous attempt's saves returned are not known here.
                 self._run.check_marks()
+                self._retirement.learn(self._run.buckets())
             for topic, watch in self._watches.items():
                 watch.look(partition for name, partition in read if name == topic)
             self._run.check_progress()
@@ -294,4 +308,5 @@ class Batches:
             evict=self._run.evicts,
             replays=self._run.replays,
             times=times_in(self._run.manifest, self._opening.topic_ids),
+            removed=dict(self._retirement.removed),
         )

@@ -273,7 +273,7 @@ def _enter(work: Work, stage: Stage, before: Rows, earlier: Stepped | None = Non
     key = user_key = _keys(stepped, aggregate.key)
     closed: list[pl.Series] = []
     if aggregate.window is not None:
-        user_key, key, shut = enter_windows(stepped, key, aggregate.window)
+        user_key, key, shut = enter_windows(stepped, key, aggregate.window, job.removed.get(stage.name))
         closed = [shut.alias(CLOSED)]
     frame = stepped.frame
     # Inputs of values that a function made are evaluated message by message, when they are folded.

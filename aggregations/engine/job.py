@@ -80,6 +80,7 @@ class Job:
         evict: Histories evict positions beyond their limit; not while the consumed topic grows.
         replays: A crashed run may have folded records that this run has not committed yet.
         times: Latest event time read, by topic and partition; empty in a flow without windows.
+        removed: Due time up to which states have left the store, by stage, in seconds since 1970.
     """
 
     flow: Flow[Any]
@@ -110,6 +111,7 @@ class Job:
     evict: bool = True
     replays: bool = False
     times: Times = field(default_factory=dict)
+    removed: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def folds_while_reading(self) -> bool:

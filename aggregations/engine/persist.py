@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from aggregations.definition.flow import Stage
 from aggregations.engine.clients import store_of
 from aggregations.engine.path import Work
+from aggregations.run.retire import with_dues
 from persistence.commit.faults import effect
 from persistence.commit.steps import CommitStep
 from persistence.marks import Marks
@@ -31,7 +32,7 @@ def persist(work: Work, stage: Stage, writes: Sequence[Write]) -> Marks:
             CommitStep.PERSIST.of(stage.name),
             lambda: store_of(job.urls[stage.name]).save(
                 job.ref.stage(stage.name),
-                writes,
+                with_dues(stage, writes),
                 epoch=job.epoch,
                 batch=job.batch,
                 known=job.known.of(stage.name),

@@ -57,6 +57,7 @@ def arrive(
     incarnation: Callable[[str, str], Verdict | None],
     siblings: SiblingPolicy,
     later: Collection[str] = (),
+    removed: int | None = None,
 ) -> list[Arrival]:
     """Bring elements to a stage: key, standing and the inputs of its fields. Failures go to `applied.rejected`.
 
@@ -68,13 +69,14 @@ def arrive(
         incarnation: Verdict for a root topic's id.
         siblings: Policy for equal positions without index and id.
         later: Names of the stages after this one: a record redriven to one of them only passes through.
+        removed: Due time up to which states of the stage have left the store, in seconds since 1970.
     """
     raw = applied.each(stage.key)
     keys = applied.survivors([stage_key(value) for value in raw])
     if stage.window is None:
         places = [InWindow(key, key, closed=False) for key in keys]
     else:
-        places = enter_windows(applied, keys, stage.window)
+        places = enter_windows(applied, keys, stage.window, removed)
     inputs = _inputs_of(stage, applied.elements, applied.schema)
     arrivals = []
     for element, (user_key, key, closed), values in zip(applied.elements, places, inputs, strict=True):

@@ -86,6 +86,7 @@ class MessageLoop:
         outputs: Messages that the flow's steps publish.
         seen: Highest position read, by route, after `read` has returned.
         times: Latest event time read, by topic and partition; brought up to date by `read`.
+        removed: Due time up to which states have left the store, by stage, in seconds since 1970.
     """
 
     flow: Flow[Any]
@@ -103,6 +104,7 @@ class MessageLoop:
     outputs: list[OutputMessage] = field(default_factory=list)
     seen: dict[str, Position] = field(default_factory=dict)
     times: Times = field(default_factory=dict)
+    removed: Mapping[str, int] = field(default_factory=dict)
 
     def read(self, records: Iterable[Record]) -> Applied:
         """Read records, those of a partition in order of offsets.
@@ -154,6 +156,7 @@ class MessageLoop:
             incarnation=self.incarnation,
             siblings=self.flow.siblings,
             later=later,
+            removed=self.removed.get(stage.name),
         )
         self._gather(stage.index, stage.name, applied)
         missing = outputs_before(stage.name)

@@ -2,7 +2,8 @@
 
 Whether a window is closed for an element is decided by the log of the element's own partition alone: by the latest
 event time of the records before its own. The order in which partitions are read, and where a batch ends, therefore
-change no verdict. `aggregations.columns.times` does the same for whole columns.
+change no verdict. The window of an element is also closed if its state has left the store: for a copy that comes back
+when a store was set back, or for a record of a partition that was idle. `aggregations.columns.times` does the same for whole columns.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -91,7 +92,9 @@ def with_times(
     return found, times
 
 
-def enter_windows(applied: Applied, keys: Sequence[bytes], window: Window) -> list[InWindow]:
+def enter_windows(
+    applied: Applied, keys: Sequence[bytes], window: Window, removed: int | None = None
+) -> list[InWindow]:
     """Put each element into its windows: it is replaced by one item for each, in order of time.
 
     Elements without a valid event time are rejected.
@@ -100,6 +103,7 @@ def enter_windows(applied: Applied, keys: Sequence[bytes], window: Window) -> li
         applied: The elements; it is changed.
         keys: The stage's key of each.
         window: The stage's windows.
+        removed: Due time up to which states of the stage have left the store, in seconds since 1970.
 
     Returns:
         Where each of the remaining elements and items belongs.
@@ -113,7 +117,7 @@ def enter_windows(applied: Applied, keys: Sequence[bytes], window: Window) -> li
         for n, start in enumerate(window.starts(element.time_us)):
             elements.append(element if window.each == 1 else element.nth(n, element.value))
             closed = element.before_us is not None and window.closes_us(start) <= element.before_us
-            found.append(InWindow(key, key + start_bytes(start), closed))
+            found.append(InWindow(key, key + start_bytes(start), closed or window.is_removed(start, removed)))
     applied.elements = elements
     return found
 

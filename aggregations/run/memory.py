@@ -21,6 +21,7 @@ from aggregations.run.begin import begin
 from aggregations.run.binding import bind
 from aggregations.run.closing import IdlePartitions, with_closing
 from aggregations.run.incarnations import Incarnations
+from aggregations.run.retire import Retirement
 from aggregations.run.risks import check_accept
 from aggregations.run.run import Run
 from aggregations.run.snapshots import snapshots_of
@@ -116,6 +117,8 @@ class MemoryRunner:
         self._failed = False
         self._idle = IdlePartitions({name: topic.idle_seconds for name, topic in flow.topics.items()})
         self.run.doubted(ends or {})
+        self._retirement = Retirement(self.run)
+        self.report.removed.update(self._retirement.remove())  # what a crashed run left
 
     def process(self, records: Iterable[Record]) -> Report:
         """Fold and commit one batch: contiguous per partition, in order of offsets.
@@ -150,6 +153,7 @@ class MemoryRunner:
         )
         self.run.advanced(manifest)
         batch.report.batches = 1
+        batch.report.removed = self._retirement.remove()
         batch.report.reasons.update(one.reason.value for one in batch.collector.dead.values())
         batch.report.raised.update(one.cause for one in batch.collector.dead.values() if one.raised)
         batch.report.log_raised(_LOG)
@@ -206,6 +210,7 @@ class MemoryRunner:
             replays=run.replays,
             outputs=batch.outputs,
             times=times_in(run.manifest, consumed),
+            removed=self._retirement.removed,
         )
         applied = loop.read(found.values())
         collector.changes.seen, collector.changes.times = loop.seen, loop.times

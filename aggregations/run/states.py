@@ -5,6 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 from aggregations.definition.flow import Stage
 from aggregations.errors import DefinitionChangedError
 from aggregations.per_message.stage import KeyState
+from aggregations.run.retire import with_dues
 from aggregations.run.run import Run
 from aggregations.run.shapes import continued
 from persistence.protocol import StageRef, StateStore, Stored, Write
@@ -71,7 +72,7 @@ def save_states(run: Run, stage: Stage, states: Mapping[bytes, KeyState]) -> Non
     """
     marks = run.stores[stage.name].save(
         run.stage_ref(stage),
-        writes_of(states, stage.definition),
+        with_dues(stage, writes_of(states, stage.definition)),
         epoch=run.epoch,
         batch=run.batch,
         known=run.known.of(stage.name),

@@ -244,6 +244,7 @@ def as_json(report: "Report") -> dict[str, Any]:
         "tombstones": report.tombstones,
         "outputs": report.outputs,
         "retired_lanes": report.retired,
+        "removed": dict(report.removed),
         "keyless": dict(report.keyless),
     }
 
@@ -294,6 +295,7 @@ def _show(report: "Report", stages: Sequence[str]) -> None:
         if counts[verdict.value]
     ]
     rows += [(stage, "via a record without a key", count) for stage, count in report.keyless.items()]
+    rows += [(stage, "states removed", count) for stage, count in report.removed.items()]
     rows += [("tombstones", "skipped", report.tombstones)] if report.tombstones else []
     rows += [("dead letters", reason, count) for reason, count in report.reasons.items()]
     if rows:

@@ -34,16 +34,23 @@ CREATE TABLE IF NOT EXISTS {keyspace}.state (
     fence bigint STATIC,
     mark bigint STATIC,
     downstream text STATIC,
+    removed bigint STATIC,
     version bigint,
     epoch bigint,
     batch_number bigint,
     value blob,
+    due bigint,
     PRIMARY KEY ((flow, generation, stage, bucket), key)
 ) WITH compaction = {{'class': 'LeveledCompactionStrategy'}}
     AND comment = 'headwater: one state a row; no other program may write it, and nothing USING TTL'"""
 
 TABLES: Final = ("flow", "state")
-_ADDED: Final = {"mark": "bigint STATIC", "downstream": "text STATIC"}
+_ADDED: Final = {
+    "mark": "bigint STATIC",
+    "downstream": "text STATIC",
+    "removed": "bigint STATIC",
+    "due": "bigint",
+}
 """Columns of `state` that were added in later versions."""
 
 _APPLY_TIMEOUT: Final = 60.0

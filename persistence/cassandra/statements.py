@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from cassandra.query import BatchStatement, BatchType
 
+from persistence.marks import Bucket
 from persistence.names import FlowRef, StageRef
 from persistence.protocol import Write
 
@@ -51,8 +52,19 @@ class Statements:
         self._mark = prepare(f"UPDATE {state} SET mark = ?, downstream = ? {_BUCKET} IF fence = ? AND mark >= ?")
         self._first_mark = prepare(f"UPDATE {state} SET mark = ?, downstream = ? {_BUCKET} IF fence = ?")
         self._put_mark = prepare(f"UPDATE {state} USING TIMESTAMP ? SET mark = ?, downstream = ? {_BUCKET}")
-        self._marks = prepare(f"SELECT mark, downstream FROM {state} {_BUCKET} LIMIT 1")
+        self._marks = prepare(f"SELECT mark, downstream, removed FROM {state} {_BUCKET} LIMIT 1")
         self._put = prepare(f"UPDATE {state} USING TIMESTAMP ? SET {_STATE} {_BUCKET} AND key = ?")
+        self._put_due = prepare(f"UPDATE {state} USING TIMESTAMP ? SET {_STATE}, due = ? {_BUCKET} AND key = ?")
+        self._replace_due = prepare(
+            f"UPDATE {state} SET {_STATE}, due = ? {_BUCKET} AND key = ? IF version = ? AND fence = ? AND removed = ?"
+        )
+        self._dues = prepare(f"SELECT key, version, due FROM {state} {_BUCKET}")
+        self._set_removed = prepare(
+            f"UPDATE {state} SET mark = ?, removed = ? {_BUCKET} IF fence = ? AND mark = ? AND removed = ?"
+        )
+        self._put_removed = prepare(f"UPDATE {state} USING TIMESTAMP ? SET mark = ?, removed = ? {_BUCKET}")
+        self._remove = prepare(f"DELETE FROM {state} {_BUCKET} AND key = ? IF version = ? AND fence = ?")
+        self._drop = prepare(f"DELETE FROM {state} USING TIMESTAMP ? {_BUCKET} AND key = ?")
 
     def flow(self, flow: FlowRef) -> Any:
         """(epoch, manifest) of a flow; no row for an unknown flow."""
@@ -97,40 +109,87 @@ class Statements:
         return self._bucket.bind(_bucket(stage, bucket))
 
     def mark(self, stage: StageRef, bucket: int) -> Any:
-        """(mark, downstream) of a bucket; no row for an unused bucket."""
+        """(mark, downstream, removed) of a bucket; no row for an unused bucket."""
         return self._marks.bind(_bucket(stage, bucket))
 
     def replace(
-        self, stage: StageRef, bucket: int, writes: Iterable[Write], *, epoch: int, batch: int, known: int, note: str
+        self,
+        stage: StageRef,
+        bucket: int,
+        writes: Iterable[Write],
+        *,
+        epoch: int,
+        batch: int,
+        known: int,
+        note: str,
+        removed: int | None,
     ) -> Any:
-        """One transaction: all writes, if each finds its version, `epoch` as the fence, and `known` or more as the mark."""
+        """One transaction: all writes, if each finds its version, `epoch` as the fence, and `known` or more as the mark.
+
+        Writes with a due time must also find `removed` as the time up to which states were removed.
+        """
         place, mark = _bucket(stage, bucket), mark_of(epoch, batch)
         marking = (
             self._mark.bind((mark, note, *place, epoch, known))
             if known
             else self._first_mark.bind((mark, note, *place, epoch))
         )
-        replacing = (
-            self._replace.bind(
-                (
-                    *(write.expected + 1, epoch, batch, write.value),
-                    *place,
-                    *(write.key, write.expected or None, epoch),
-                )
-            )
-            for write in writes
-        )
+        replacing = []
+        for write in writes:
+            state, found = (write.expected + 1, epoch, batch, write.value), (write.key, write.expected or None, epoch)
+            if write.due is None:
+                replacing.append(self._replace.bind((*state, *place, *found)))
+            else:
+                replacing.append(self._replace_due.bind((*state, write.due, *place, *found, removed)))
         return _together([marking, *replacing])
+
+    def dues(self, stage: StageRef, bucket: int) -> Any:
+        """(key, version, due) of the states of a bucket; one row of None if it has a fence and no state at all."""
+        return self._dues.bind(_bucket(stage, bucket))
+
+    def remove(
+        self,
+        stage: StageRef,
+        bucket: int,
+        states: Iterable[tuple[bytes, int]],
+        epoch: int,
+        before: Bucket,
+        after: Bucket,
+    ) -> Any:
+        """One transaction: states leave, if each has its version, and `epoch` is the fence.
+
+        Args:
+            stage: The stage.
+            bucket: The bucket.
+            states: Key and version of each.
+            epoch: Epoch of the run.
+            before: The bucket's mark, and the time up to which states were removed: these must be found.
+            after: The new ones.
+        """
+        place = _bucket(stage, bucket)
+        found = epoch, before.mark.count or None, before.removed
+        marking = self._set_removed.bind((after.mark.count, after.removed, *place, *found))
+        return _together([marking, *(self._remove.bind((*place, key, version, epoch)) for key, version in states)])
+
+    def drop(self, stage: StageRef, bucket: int, states: Iterable[tuple[bytes, int]], epoch: int, after: Bucket) -> Any:
+        """The same without conditions, with the timestamps of `put`."""
+        place, mark = _bucket(stage, bucket), after.mark.count
+        marking = self._put_removed.bind((mark, mark, after.removed, *place))
+        dropping = (self._drop.bind(((epoch << _EPOCH_BITS) + version, *place, key)) for key, version in states)
+        return _together([marking, *dropping])
 
     def put(
         self, stage: StageRef, bucket: int, writes: Iterable[tuple[Write, int]], *, epoch: int, batch: int, note: str
     ) -> Any:
         """All writes, unconditionally, each with its timestamp: an older write does not replace a newer state."""
         place, mark = _bucket(stage, bucket), mark_of(epoch, batch)
-        putting = (
-            self._put.bind((timestamp, write.expected + 1, epoch, batch, write.value, *place, write.key))
-            for write, timestamp in writes
-        )
+        putting = []
+        for write, timestamp in writes:
+            state = (timestamp, write.expected + 1, epoch, batch, write.value)
+            if write.due is None:
+                putting.append(self._put.bind((*state, *place, write.key)))
+            else:
+                putting.append(self._put_due.bind((*state, write.due, *place, write.key)))
         return _together([self._put_mark.bind((mark, mark, note, *place)), *putting])
 
 

@@ -25,19 +25,23 @@ example if all replicas with a write lost it and the mark has been written again
 """
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Final
 
-from persistence.cas import resolve
+from persistence.cas import check_not_removed, later, resolve
 from persistence.cassandra.buckets import bounded
 from persistence.cassandra.client import Client, Row
 from persistence.cassandra.fences import Fences
 from persistence.cassandra.settings import CONDITIONAL
+from persistence.cassandra.statements import mark_of
 from persistence.commit.faults import effect, write_of
 from persistence.errors import Conflict, Corrupt, Transient
 from persistence.marks import Bucket, Mark, Marks, bucket_of_parts, check_held
 from persistence.names import StageRef
 from persistence.protocol import Stored, Write
 
+_REMOVED: Final = 100
+"""States that one transaction removes."""
 _KEYS: Final = 100
 """Keys per read, about one page."""
 _ROUNDS: Final = 20
@@ -55,6 +59,8 @@ class States:
         self._client = client
         self._fences = fences
         self._limit = client.settings.batch_bytes
+        self._removed: dict[tuple[StageRef, int], int | None] = {}
+        """By stage and bucket: the time up to which states were removed, when it was last read."""
         self._conditional = client.settings.mode == CONDITIONAL
 
     def load(self, stage: StageRef, bucket: int, keys: Sequence[bytes], *, serial: bool = False) -> dict[bytes, Stored]:
@@ -81,8 +87,9 @@ class States:
         """The mark and notes of a bucket."""
         statement = self._client.live(stage).statements.mark(stage, bucket)
         rows = self._client.retried(lambda: self._client.rows(stage, statement, serial=serial))
-        mark, note = rows[0] if rows else (None, None)
-        return bucket_of_parts(Mark(mark or 0), note)
+        mark, note, removed = rows[0] if rows else (None, None, None)
+        self._removed[stage, bucket] = removed
+        return bucket_of_parts(Mark(mark or 0), note, removed)
 
     def save(
         self,
@@ -113,6 +120,62 @@ class States:
             except Conflict as conflict:
                 changed.extend(conflict.keys)
         return changed
+
+    def remove(
+        self, stage: StageRef, bucket: int, until: int, *, epoch: int, batch: int, known: Marks
+    ) -> tuple[Mark, int]:
+        """Remove the states of one bucket that are due, and return its mark and their number.
+
+        It reads the keys of the whole bucket, without the states.
+
+        Raises:
+            Fenced: A higher epoch is installed.
+            StoreWentBack: The bucket does not hold its known mark.
+            Terminal: The store does not know this epoch.
+            Transient: The outcome of a transaction is unknown.
+        """
+        gone = 0
+        for _ in range(_ROUNDS):
+            if not self._fences.check(stage, bucket, epoch, serial=self._conditional):
+                continue
+            held = self.bucket(stage, bucket, serial=self._conditional)
+            check_held(stage, str(bucket), held.mark, known)
+            due = self._due(stage, bucket, until)
+            if not due and held.removed is not None and held.removed >= until:
+                return held.mark, gone
+            mark, removed = max(mark_of(epoch, batch), held.mark.count), later(held.removed, until)
+            for start in range(0, len(due), _REMOVED) or (0,):
+                part = due[start : start + _REMOVED]
+                after = Bucket(Mark(mark), removed=removed)
+                change = partial(self._drop, stage, bucket, part, epoch, held, after)
+                if not self._client.retried(lambda: effect(write_of(stage.stage), change)):  # noqa: B023
+                    break  # refused, or applied although the answer was lost
+                gone, held = gone + len(part), after
+            else:
+                return held.mark, gone
+        raise _busy(stage)
+
+    def _due(self, stage: StageRef, bucket: int, until: int) -> list[tuple[bytes, int]]:
+        """Key and version of the states that are due."""
+        statement = self._client.live(stage).statements.dues(stage, bucket)
+        pages = self._client.pages(stage, statement, lambda row: len(row[0] or b""), serial=self._conditional)
+        return [(key, version) for page in pages for key, version, due in page if due is not None and due <= until]
+
+    def _drop(
+        self,
+        stage: StageRef,
+        bucket: int,
+        states: Sequence[tuple[bytes, int]],
+        epoch: int,
+        before: Bucket,
+        after: Bucket,
+    ) -> bool:
+        """Remove states in one batch; return whether it took effect."""
+        statements = self._client.live(stage).statements
+        if self._conditional:
+            return self._client.applied(stage, statements.remove(stage, bucket, states, epoch, before, after))[0]
+        self._client.rows(stage, statements.drop(stage, bucket, states, epoch, after))
+        return True
 
 
 class _CqlBatch:
@@ -150,7 +213,7 @@ class _CqlBatch:
             self._checked = False
             if self._send():
                 return
-        raise Transient(f"other writers changed the states during {_ROUNDS} attempts in a row", ref=self._stage)
+        raise _busy(self._stage)
 
     def _send(self) -> bool:
         """Send the remaining writes once; return whether they took effect."""
@@ -162,7 +225,12 @@ class _CqlBatch:
         if self._states._conditional:
             known = self._known.get(str(bucket), Mark()).count
             statement = statements.replace(
-                stage, bucket, self._writes, epoch=self._epoch, batch=self._batch, known=known, note=self._note
+                *(stage, bucket, self._writes),
+                epoch=self._epoch,
+                batch=self._batch,
+                known=known,
+                note=self._note,
+                removed=self._states._removed.get((stage, bucket)),
             )
             return client.applied(stage, statement)[0]
         timed = [(write, (self._epoch << _EPOCH_BITS) + write.expected + 1) for write in self._writes]
@@ -178,12 +246,18 @@ class _CqlBatch:
         held = self._states.load(stage, self._bucket, [write.key for write in self._writes], serial=serial)
         # After the states: if the fence is still this run's epoch, no newer run had written before the read.
         allowed = self._states._fences.check(stage, self._bucket, self._epoch, serial=serial)
-        if str(self._bucket) in self._known:
-            mark = self._states.bucket(stage, self._bucket, serial=serial).mark
-            check_held(stage, str(self._bucket), mark, self._known)
+        if str(self._bucket) in self._known or any(write.due is not None for write in self._writes):
+            bucket = self._states.bucket(stage, self._bucket, serial=serial)
+            check_held(stage, str(self._bucket), bucket.mark, self._known)
+            if allowed:
+                check_not_removed(stage, self._writes, bucket.removed)
         if allowed:
             self._writes = resolve(stage, self._writes, held, epoch=self._epoch, batch=self._batch)
         self._checked = allowed
+
+
+def _busy(stage: StageRef) -> Transient:
+    return Transient(f"other writers changed the states during {_ROUNDS} attempts in a row", ref=stage)
 
 
 def value_bytes(row: Row) -> int:

@@ -16,7 +16,7 @@ from persistence.cassandra.statements import mark_of
 from persistence.cassandra.states import States
 from persistence.errors import Conflict, Terminal
 from persistence.marks import NONE, Acknowledged, Bucket, Mark, Marks, encode_downstream
-from persistence.protocol import Capabilities, FlowRef, Manifest, StageRef, Stored, Write
+from persistence.protocol import Capabilities, FlowRef, Manifest, Removed, StageRef, Stored, Write
 
 MAX_KEY_BYTES: Final = 65_535
 """Cassandra's limit for a clustering column."""
@@ -106,6 +106,14 @@ class CassandraStore:
         if keys := {key for part in changed for key in part}:
             raise Conflict(tuple(write.key for write in writes if write.key in keys), ref=stage)
         return {str(bucket): Mark(mark_of(epoch, batch)) for bucket, _ in lanes}
+
+    def remove(self, stage: StageRef, until: int, *, epoch: int, batch: int, known: Marks = NONE) -> Removed:
+        check_is_epoch(stage, epoch)
+        buckets = range(self._epochs.begin(stage, epoch).buckets)
+        remove = partial(self._states.remove, stage, until=until, epoch=epoch, batch=batch, known=known)
+        found = self._client.together(stage, [partial(remove, bucket) for bucket in buckets])
+        marks = {str(bucket): mark for bucket, (mark, _) in zip(buckets, found, strict=True)}
+        return Removed(sum(gone for _, gone in found), marks)
 
     def marks(self, stage: StageRef) -> Mapping[str, Bucket]:
         layout = self._flows.layout(stage)

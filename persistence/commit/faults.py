@@ -60,6 +60,11 @@ def write_of(stage: str) -> str:
     return f"write:{stage}"
 
 
+def removal_of(stage: str) -> str:
+    """The point at which states that are due leave a stage's store."""
+    return f"remove:{stage}"
+
+
 _POINTS = {
     EPOCH: "a run's epoch is acquired or installed",
     FENCE: "one bucket of a store is closed to older epochs, within epoch",
@@ -72,6 +77,7 @@ _POINTS = {
     CommitStep.PERSIST.of("STAGE"): CommitStep.PERSIST.text,
     write_of("STAGE"): "a part of a stage's states is written by one transaction or script, within persist",
     CommitStep.MANIFEST.of("STORE"): CommitStep.MANIFEST.text,
+    removal_of("STAGE"): "states of a stage that are due are removed, after the manifests",
     CommitStep.RETURN: CommitStep.RETURN.text,
     CommitStep.OFFSETS: CommitStep.OFFSETS.text,
     FINISH: "a run that ends cleanly notes this in the manifests",

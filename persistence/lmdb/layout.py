@@ -11,8 +11,10 @@ each shard. All entries are in the main database. For flow `fleet`, generation 1
 | `manifest/fleet/1` | the manifest, JSON |
 | `stage/fleet/1/aircraft` | JSON: `{"number":1,"mark":17,"downstream":{...}}`, the stage's number and its mark |
 | `\0\0\0\1N14228` | version, epoch and batch in 8 bytes each, then the state record, JSON |
+| `\x40\0\0\1N14228` | only of a state with a due time: this time |
+| `\x80\0\0\1`, the due time, `N14228` | the key of the state's entry: the states that are due first come first |
 
-Numbers are unsigned and big-endian. A state's key is the number of its stage in 4 bytes, then the key, so the states of
+Numbers are unsigned and big-endian; a due time is in seconds since 1970, plus 2^63, in 8 bytes. A state's key is the number of its stage in 4 bytes, then the key, so the states of
 a stage are neighbours and in the order of their keys. LMDB's keys have at most 511 bytes. A key of more than 475 bytes is
 cut there and its SHA-256 follows: 511 bytes, which no shorter key has. Its value contains the whole key, with its length
 in 4 bytes, between the batch and the record. Read an environment with `mdb_dump -p DIRECTORY`; never write to it.
@@ -66,16 +68,18 @@ class StageEntry(msgspec.Struct, omit_defaults=True):
         number: Its number, the beginning of the keys of its states.
         mark: Count of the saves that changed it.
         downstream: Marks of the stages downstream that the last of them brought, as `encode_downstream` returns them.
+        removed: Event time up to which states were removed, in seconds since 1970; None if none was.
     """
 
     number: int
     mark: int = 0
     downstream: Any = None
+    removed: int | None = None
 
     @property
     def bucket(self) -> Bucket:
         """Its mark and notes. A shard goes back as a whole, so it is one bucket with one life."""
-        return bucket_of_parts(Mark(self.mark), encode(self.downstream) if self.downstream else None)
+        return bucket_of_parts(Mark(self.mark), encode(self.downstream) if self.downstream else None, self.removed)
 
     @property
     def prefix(self) -> bytes:

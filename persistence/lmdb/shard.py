@@ -8,9 +8,10 @@ from typing import Final
 
 import msgspec
 
-from persistence.cas import check_epoch, check_manifest, resolve
+from persistence.cas import check_epoch, check_manifest, check_not_removed, later, resolve
 from persistence.commit.faults import effect, write_of
 from persistence.errors import Fenced
+from persistence.lmdb.dues import remove_due, set_dues
 from persistence.lmdb.environment import Transaction, shared
 from persistence.lmdb.layout import (
     HEAD,
@@ -22,6 +23,7 @@ from persistence.lmdb.layout import (
     epoch_key,
     is_cut,
     manifest_key,
+    place,
     places,
     read_epoch,
     read_owner,
@@ -47,6 +49,9 @@ _PAGE: Final = 1000
 
 _PART: Final = 1000
 """Writes that are compared, then applied, before the next ones: what they touch stays in the processor's cache."""
+
+_REMOVED: Final = 20_000
+"""States that one transaction removes: other writers of the shard wait for it."""
 
 _Page = tuple[list[tuple[bytes, Stored]], bytes | None]
 
@@ -118,7 +123,11 @@ class Shard:
             check_epoch(stage, epoch, _epoch(transaction, stage.flow_ref))
             entry = _stage(transaction, stage) or _new_stage(transaction, stage)
             check_held(stage, self._bucket, Mark(entry.mark), known)
+            check_not_removed(stage, writes, entry.removed)
             if apply(transaction, stage, entry.prefix, writes, epoch, batch):
+                set_dues(
+                    transaction, [(place(entry.prefix, one.key), one.due) for one in writes if one.due is not None]
+                )
                 entry.mark += 1
                 entry.downstream = msgspec.Raw(note) if note else None
                 transaction.put(stage_key(stage), encode(entry))
@@ -131,6 +140,26 @@ class Shard:
                 return self._environment.write(self, stage, lambda transaction: write(transaction, _resolve))
 
         return effect(write_of(stage.stage), run)
+
+    def remove(self, stage: StageRef, until: int, *, epoch: int, known: Marks) -> tuple[Mark, int]:
+        """Remove the states that are due, and return the mark and their number."""
+
+        def write(transaction: Transaction) -> tuple[Mark, int]:
+            check_epoch(stage, epoch, _epoch(transaction, stage.flow_ref))
+            entry = _stage(transaction, stage) or _new_stage(transaction, stage)
+            check_held(stage, self._bucket, Mark(entry.mark), known)
+            gone = remove_due(transaction, entry.prefix, until, _REMOVED)
+            entry.mark += bool(gone)
+            entry.removed = later(entry.removed, until)
+            transaction.put(stage_key(stage), encode(entry))
+            return Mark(entry.mark), gone
+
+        states = 0
+        while True:
+            mark, gone = effect(write_of(stage.stage), lambda: self._environment.write(self, stage, write))
+            states += gone
+            if gone < _REMOVED:
+                return mark, states
 
     def mark(self, stage: StageRef) -> Bucket:
         """Its mark of a stage."""

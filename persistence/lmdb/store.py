@@ -17,7 +17,7 @@ from persistence.lmdb.shard import Shard
 from persistence.manifest import Manifest
 from persistence.marks import NONE, Acknowledged, Bucket, Marks
 from persistence.murmur2 import parts_of
-from persistence.protocol import Capabilities, FlowRef, StageRef, Stored, Write
+from persistence.protocol import Capabilities, FlowRef, Removed, StageRef, Stored, Write
 from persistence.urls import choice, options, redact
 
 T = TypeVar("T")
@@ -105,6 +105,10 @@ class LmdbStore:
         if changed:
             raise Conflict(tuple(write.key for write in writes if write.key in changed), ref=stage)
         return marks
+
+    def remove(self, stage: StageRef, until: int, *, epoch: int, batch: int, known: Marks = NONE) -> Removed:
+        found = [one.remove(stage, until, epoch=epoch, known=known) for one in self._shards]
+        return Removed(sum(gone for _, gone in found), {str(number): mark for number, (mark, _) in enumerate(found)})
 
     def marks(self, stage: StageRef) -> Mapping[str, Bucket]:
         return {str(number): one.mark(stage) for number, one in enumerate(self._shards)}

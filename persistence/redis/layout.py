@@ -5,8 +5,9 @@ With the default prefix, for flow `fleet`, generation 1, stage `aircraft`, the s
 | key | type | content |
 |---|---|---|
 | `hw:{fleet:1}` | hash | `epoch`, `buckets`, `manifest` (JSON), `manifest_head` (its epoch and batch) |
-| `hw:{fleet:1:0}` | hash | of bucket 0: `epoch`, `buckets`; by stage `mark:aircraft`, `states:`, `save:`, `downstream:` (JSON) |
+| `hw:{fleet:1:0}` | hash | of bucket 0: `epoch`, `buckets`; by stage `mark:aircraft`, `states:`, `save:`, `downstream:` (JSON), `removed:` |
 | `hw:{fleet:1:0}:aircraft` | hash | states by key: `N14228` is `7 3 12 {...}`: version, epoch, batch, and the record, JSON |
+| `hw:{fleet:1:0}:aircraft:due` | sorted set | keys of the states with a due time, by this time in seconds since 1970 |
 
 A key's bucket is its hash modulo the number of buckets (`persistence.murmur2`). The part in braces determines the cluster
 slot, so a bucket is on one node and one script can replace many of its states. A bucket's own hash is
@@ -48,6 +49,10 @@ class RedisLayout:
     def states(self, stage: StageRef, bucket: int) -> bytes:
         """The hash of a stage's states in a bucket."""
         return self.bucket(stage.flow_ref, bucket) + b":" + stage.stage.encode()
+
+    def dues(self, stage: StageRef, bucket: int) -> bytes:
+        """The sorted set of a stage's states in a bucket by the time at which they are due."""
+        return self.states(stage, bucket) + b":due"
 
 
 def by_bucket(keys: Sequence[bytes], things: Sequence[T], buckets: int) -> dict[int, list[T]]:

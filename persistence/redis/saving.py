@@ -1,4 +1,4 @@
-"""How the states of one bucket are saved: by the script, or by a transaction that does the same."""
+"""How the states of one bucket are saved, by the script or by a transaction that does the same, and removed."""
 
 import secrets
 from collections.abc import Sequence
@@ -9,9 +9,11 @@ from operator import attrgetter
 from typing import Final
 
 from persistence.marks import Mark
+from persistence.names import StageRef
 from persistence.protocol import Write
 from persistence.redis.calls import Call, script_call
-from persistence.redis.scripts import SAVE
+from persistence.redis.layout import RedisLayout
+from persistence.redis.scripts import REMOVE, SAVE
 from persistence.redis.transaction import Transaction
 
 _EXPECTED: Final = attrgetter("expected")
@@ -24,6 +26,7 @@ class Saving:
     Attributes:
         bucket: Name of the bucket's hash.
         states: Name of the hash of its states.
+        dues: Name of the sorted set of the times at which they are due.
         stage: Name of their stage.
         epoch: Epoch of the run.
         batch: Number of the batch.
@@ -34,6 +37,7 @@ class Saving:
 
     bucket: bytes
     states: bytes
+    dues: bytes
     stage: str
     epoch: int
     batch: int
@@ -51,14 +55,20 @@ class Saving:
                 *(self.bucket, self.states, self.stage, self.epoch, self.known, self.point, save, self.downstream),
                 added,
                 partial(self._contents, writes),
+                self.dues,
+                {write.key: write.due for write in writes if write.due is not None},
             )
-        return script_call(SAVE, (self.bucket, self.states), partial(self._arguments, writes, save), transaction)
+        return script_call(
+            SAVE, (self.bucket, self.states, self.dues), partial(self._arguments, writes, save), transaction
+        )
 
     def _arguments(self, writes: Sequence[Write], save: bytes) -> list[bytes | int]:
         """Arguments of the script `SAVE`."""
         same = (b"%d %d" % (version, len(list(some))) for version, some in groupby(map(_EXPECTED, writes)))
         known = self.known.count, self.known.life.encode()
-        return [self.epoch, *known, self.downstream, b" ".join(same), save, *self._contents(writes)]
+        dues = (b"%d %d" % (n, one.due) for n, one in enumerate(writes, 1) if one.due is not None)
+        head = [self.epoch, *known, self.downstream, b" ".join(same), save, b" ".join(dues)]
+        return [*head, *self._contents(writes)]
 
     def _contents(self, writes: Sequence[Write]) -> list[bytes | int]:
         """Key and content of each state."""
@@ -68,3 +78,20 @@ class Saving:
             for write in same:
                 contents += (write.key, head + write.value)
         return contents
+
+
+def removing(layout: RedisLayout, stage: StageRef, bucket: int, until: int, most: int, epoch: int, known: Mark) -> Call:
+    """The call that removes states of a bucket that are due.
+
+    Args:
+        layout: Names of the keys.
+        stage: Stage of the states.
+        bucket: The bucket.
+        until: Time at or before which they are due, in seconds since 1970.
+        most: Maximum number of states.
+        epoch: Epoch of the run.
+        known: The mark that the bucket is known to have reached.
+    """
+    names = layout.bucket(stage.flow_ref, bucket), layout.states(stage, bucket), layout.dues(stage, bucket)
+    arguments = [epoch, known.count, known.life.encode(), until, most, secrets.token_hex(6).encode()]
+    return script_call(REMOVE, names, arguments)

@@ -20,12 +20,12 @@ from persistence.marks import (
     encode_downstream,
     note_mark,
 )
-from persistence.protocol import Capabilities, FlowRef, StageRef, Stored, Write
+from persistence.protocol import Capabilities, FlowRef, Removed, StageRef, Stored, Write
 from persistence.redis.calls import Caller, chunks, command_call, script_call
 from persistence.redis.layout import RedisLayout, by_bucket
 from persistence.redis.nodes import connect
 from persistence.redis.preflight import Facts, facts_of, findings, is_durable
-from persistence.redis.saving import Saving
+from persistence.redis.saving import Saving, removing
 from persistence.redis.scripts import ACQUIRE, COUNTS, INSTALL, MANIFEST, SCAN
 from persistence.redis.settings import read_place, read_settings
 from persistence.redis.versions import LoadedVersions, point_of
@@ -158,6 +158,7 @@ class RedisStore:
             saving = Saving(
                 self._layout.bucket(stage.flow_ref, bucket),
                 self._layout.states(stage, bucket),
+                self._layout.dues(stage, bucket),
                 stage.stage,
                 epoch,
                 batch,
@@ -177,24 +178,45 @@ class RedisStore:
             if isinstance(answer, bytes):
                 # The last script of a bucket returns its newest mark, unless the bucket went back between two scripts.
                 note_mark(stage, marks, str(bucket), Mark.parse(answer.decode()))
-            elif answer[0] == b"LOST":
-                raise _lost(stage, bucket, *answer[1:])
-            elif answer[0] == b"BEHIND":
-                raise behind(stage, str(bucket), known[str(bucket)].short, Mark.parse(answer[1].decode()).short)
             else:
+                _check_bucket(stage, bucket, answer, known)
                 changed.update(_refused(stage, part, answer, epoch))
         if changed:
             raise Conflict(tuple(write.key for write in writes if write.key in changed), stage)
         return marks
 
+    def remove(self, stage: StageRef, until: int, *, epoch: int, batch: int, known: Marks = NONE) -> Removed:
+        check_is_epoch(stage, epoch)
+        buckets = self._bucket_count(stage.flow_ref)
+        if buckets is None:
+            raise unknown_epoch(stage, epoch, 0)
+        states, marks, left = 0, dict[str, Mark](), list(range(buckets))
+        while left:
+            calls = [
+                removing(self._layout, stage, bucket, until, _KEYS, epoch, known.get(str(bucket), _UNTOUCHED))
+                for bucket in left
+            ]
+            answers = self._caller.run(calls, stage, writes=True, point=write_of(stage.stage))
+            full = []
+            for bucket, answer in zip(left, answers, strict=True):
+                _check_bucket(stage, bucket, answer, known)
+                if answer[0] != b"REMOVED":
+                    _refused(stage, (), answer, epoch)
+                note_mark(stage, marks, str(bucket), Mark.parse(answer[1].decode()))
+                states += answer[2]
+                if answer[2] == _KEYS:
+                    full.append(bucket)
+            left = full
+        return Removed(states, marks)
+
     def marks(self, stage: StageRef) -> Mapping[str, Bucket]:
         buckets = range(self._bucket_count(stage.flow_ref) or 0)
         names = [self._layout.bucket(stage.flow_ref, bucket) for bucket in buckets]
-        fields = (f"mark:{stage.stage}", f"downstream:{stage.stage}")
+        fields = (f"mark:{stage.stage}", f"downstream:{stage.stage}", f"removed:{stage.stage}")
         answers = self._caller.run([command_call(name, "HMGET", name, *fields) for name in names], stage)
         return {
-            str(bucket): bucket_of_parts(Mark.parse((mark or b"").decode()), note)
-            for bucket, (mark, note) in zip(buckets, answers, strict=True)
+            str(bucket): bucket_of_parts(Mark.parse((mark or b"").decode()), note, None if gone is None else int(gone))
+            for bucket, (mark, note, gone) in zip(buckets, answers, strict=True)
         }
 
     def load_manifest(self, flow: FlowRef) -> Manifest | None:
@@ -330,6 +352,14 @@ def open_store(url: str) -> RedisStore:
         Terminal: The URL is invalid.
     """
     return RedisStore(url)
+
+
+def _check_bucket(stage: StageRef, bucket: int, answer: Sequence[Any], known: Marks) -> None:
+    """Raise if a script found that a bucket lost something."""
+    if answer[0] == b"LOST":
+        raise _lost(stage, bucket, *answer[1:])
+    if answer[0] == b"BEHIND":
+        raise behind(stage, str(bucket), known[str(bucket)].short, Mark.parse(answer[1].decode()).short)
 
 
 def _refused(stage: StageRef, writes: Sequence[Write], answer: Sequence[Any], epoch: int) -> list[bytes]:

@@ -7,8 +7,9 @@ finds out what was written.
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Final
 
 from redis import exceptions as redis
@@ -35,6 +36,8 @@ class Transaction:
         downstream: Marks of the stages downstream; empty for none.
         added: Number of states that do not exist yet.
         contents: Makes the states: key, content, key, content, ...
+        due_states: Name of the sorted set of the times at which states are due.
+        dues: By key: the time at which a state is due.
     """
 
     bucket: bytes
@@ -47,15 +50,19 @@ class Transaction:
     downstream: bytes
     added: int
     contents: Callable[[], Sequence[bytes | int]]
+    due_states: bytes
+    dues: Mapping[bytes, int]
 
     def look(self) -> list[Command]:
         """The commands before the transaction; `next` reads their answers."""
-        fields = (f"{name}:{self.stage}" for name in ("mark", "save", "states"))
+        fields = (f"{name}:{self.stage}" for name in ("mark", "save", "states", "removed"))
         return [("WATCH", self.bucket, self.states), ("HMGET", self.bucket, "epoch", *fields), ("HLEN", self.states)]
 
     def next(self, point: bytes, life: str, found: Sequence[Any], there: int) -> Mark | None:
         """The mark after the transaction; None if the script must decide."""
-        epoch, mark, save, states = found
+        epoch, mark, save, states, removed = found
+        if removed is not None and self.dues and min(self.dues.values()) <= int(removed):
+            return None
         if epoch != b"%d" % self.epoch or point_of(mark, save) != point or int(states or 0) != there:
             return None
         stored = Mark.parse((mark or b"").decode())
@@ -66,9 +73,11 @@ class Transaction:
         stage = self.stage
         fields = [f"mark:{stage}", str(mark), f"save:{stage}", self.save, f"states:{stage}", there + self.added]
         fields += [f"downstream:{stage}", self.downstream] if self.downstream else []
+        dues = chain.from_iterable((due, key) for key, due in self.dues.items())
         return [
             ("MULTI",),
             ("HSET", self.states, *self.contents()),
+            *([("ZADD", self.due_states, "GT", *dues)] if self.dues else []),
             ("HSET", self.bucket, *fields),
             ("EXEC",),
         ]
@@ -114,8 +123,9 @@ def _run(talk: Conversation, todo: dict[int, Transaction], marks: dict[int, byte
             talk.send(("UNWATCH",), *more)
             talk.read()
             continue
-        talk.send(*one.write(mark, there), *more)
-        for _ in ("MULTI", "HSET", "HSET"):
+        commands = one.write(mark, there)
+        talk.send(*commands, *more)
+        for _ in commands[:-1]:
             talk.read()
         if (answers := talk.read()) is not None and not any(isinstance(one, Exception) for one in answers):
             text = str(mark).encode()

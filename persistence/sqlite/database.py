@@ -13,7 +13,7 @@ from persistence.errors import Terminal
 from persistence.names import FlowRef, StageRef
 from persistence.sqlite.errors import translate
 
-SCHEMA = 2
+SCHEMA = 3
 _APPLICATION_ID = 0x68647772  # "hdwr", in the file's header: identifies the file to `file` and to other programs
 
 _DDL = """
@@ -31,6 +31,7 @@ CREATE TABLE stage (
     name TEXT NOT NULL,
     mark INTEGER NOT NULL DEFAULT 0,
     downstream BLOB,
+    removed INTEGER,
     UNIQUE (flow, name)
 );
 CREATE TABLE state (
@@ -40,8 +41,10 @@ CREATE TABLE state (
     epoch INTEGER NOT NULL,
     batch INTEGER NOT NULL,
     value BLOB NOT NULL,
+    due INTEGER,
     UNIQUE (stage, key)
 );
+CREATE INDEX state_due ON state (stage, due) WHERE due IS NOT NULL;
 CREATE VIEW readable AS
     SELECT flow.name AS flow, generation, stage.name AS stage, CAST(key AS TEXT) AS key,
            version, state.epoch AS epoch, batch, CAST(value AS TEXT) AS value
@@ -52,7 +55,12 @@ _UPGRADES = {
     1: (
         "ALTER TABLE stage ADD COLUMN mark INTEGER NOT NULL DEFAULT 0",
         "ALTER TABLE stage ADD COLUMN downstream BLOB",
-    )
+    ),
+    2: (
+        "ALTER TABLE stage ADD COLUMN removed INTEGER",
+        "ALTER TABLE state ADD COLUMN due INTEGER",
+        "CREATE INDEX state_due ON state (stage, due) WHERE due IS NOT NULL",
+    ),
 }
 """Statements that upgrade a schema to the next one."""
 

@@ -6,7 +6,7 @@ from operator import itemgetter
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from persistence.cas import check_distinct, check_epoch, check_is_epoch, check_manifest, resolve
+from persistence.cas import check_distinct, check_epoch, check_is_epoch, check_manifest, check_not_removed, resolve
 from persistence.commit.faults import effect, write_of
 from persistence.errors import Corrupt, Fenced, InvalidUrl
 from persistence.manifest import Manifest, decode_manifest, encode_manifest
@@ -20,7 +20,7 @@ from persistence.marks import (
     check_held,
     encode_downstream,
 )
-from persistence.protocol import Capabilities, FlowRef, StageRef, Stored, Write
+from persistence.protocol import Capabilities, FlowRef, Removed, StageRef, Stored, Write
 from persistence.sqlite.database import Database
 from persistence.urls import choice, options, redact, seconds
 
@@ -36,9 +36,15 @@ UPDATE state SET version = version + 1, epoch = ?1, batch = ?2, value = ?3
 WHERE stage = ?4 AND key = ?5 AND version = ?6 AND epoch <= ?1
 """
 _INSERT = """
-INSERT INTO state (epoch, batch, value, stage, key, version) VALUES (?1, ?2, ?3, ?4, ?5, ?6 + 1)
+INSERT INTO state (epoch, batch, value, stage, key, version, due) VALUES (?1, ?2, ?3, ?4, ?5, ?6 + 1, ?7)
 ON CONFLICT DO NOTHING
 """
+_SET_DUE = "UPDATE state SET due = ?1 WHERE stage = ?2 AND key = ?3 AND (due IS NULL OR due < ?1)"
+_REMOVE = """
+DELETE FROM state WHERE rowid IN (SELECT rowid FROM state WHERE stage = ? AND due <= ? ORDER BY due LIMIT ?)
+"""
+_REMOVED = 20_000
+"""States that one transaction removes: other writers wait for it."""
 _FIRST_PAGE = """
 SELECT key, version, epoch, batch, value FROM state WHERE stage = ? AND key >= ? ORDER BY key LIMIT ?
 """
@@ -131,8 +137,10 @@ class SqliteStore:
         with self._database.writing(stage) as connection:
             check_epoch(stage, epoch, _flow(connection, stage.flow_ref)[0])
             number = _stage_number(connection, stage)
-            mark = _bucket(connection, stage).mark
+            bucket = _bucket(connection, stage)
+            mark = bucket.mark
             check_held(stage, _BUCKET, mark, known)
+            check_not_removed(stage, writes, bucket.removed)
             connection.execute("SAVEPOINT before")
             todo = writes
             if _replace(connection, number, writes, epoch, batch) < len(writes):
@@ -148,6 +156,29 @@ class SqliteStore:
                 "UPDATE stage SET mark = ?, downstream = ? WHERE id = ?", (mark.count, note or None, number)
             )
             return mark
+
+    def remove(self, stage: StageRef, until: int, *, epoch: int, batch: int, known: Marks = NONE) -> Removed:
+        states = 0
+        while True:
+            mark, gone = effect(write_of(stage.stage), lambda: self._remove(stage, until, epoch, known))
+            states += gone
+            if gone < _REMOVED:
+                return Removed(states, {_BUCKET: mark})
+
+    def _remove(self, stage: StageRef, until: int, epoch: int, known: Marks) -> tuple[Mark, int]:
+        """Remove some states in one transaction; return the mark and their number."""
+        with self._database.writing(stage) as connection:
+            check_epoch(stage, epoch, _flow(connection, stage.flow_ref)[0])
+            number = _stage_number(connection, stage)
+            mark = _bucket(connection, stage).mark
+            check_held(stage, _BUCKET, mark, known)
+            gone = connection.execute(_REMOVE, (number, until, _REMOVED)).rowcount
+            mark = mark.next() if gone else mark
+            connection.execute(
+                "UPDATE stage SET mark = ?, removed = max(?, coalesce(removed, ?)) WHERE id = ?",
+                (mark.count, until, until, number),
+            )
+            return mark, gone
 
     def marks(self, stage: StageRef) -> Mapping[str, Bucket]:
         with self._database.reading(stage) as connection:
@@ -224,9 +255,9 @@ def _find_stage(connection: sqlite3.Connection, stage: StageRef) -> int | None:
 
 def _bucket(connection: sqlite3.Connection, stage: StageRef) -> Bucket:
     """The mark and notes of a stage. A file goes back as a whole, so it is one bucket with one life."""
-    row = connection.execute("SELECT mark, downstream FROM stage WHERE id = ?", (_find_stage(connection, stage),))
-    mark, note = row.fetchone() or (0, None)
-    return bucket_of_parts(Mark(mark), note)
+    query = "SELECT mark, downstream, removed FROM stage WHERE id = ?"
+    mark, note, removed = connection.execute(query, (_find_stage(connection, stage),)).fetchone() or (0, None, None)
+    return bucket_of_parts(Mark(mark), note, removed)
 
 
 def _stage_number(connection: sqlite3.Connection, stage: StageRef) -> int:
@@ -245,10 +276,12 @@ def _replace(connection: sqlite3.Connection, number: int, writes: Sequence[Write
 
     In the order of their keys: neighbours are on one page of the index, which is then searched and changed once.
     """
-    rows = [(epoch, batch, write.value, number, write.key, write.expected) for write in writes]
+    rows = [(epoch, batch, write.value, number, write.key, write.expected, write.due) for write in writes]
     rows.sort(key=itemgetter(4))
     added = connection.executemany(_INSERT, [row for row in rows if not row[5]]).rowcount
-    changed = connection.executemany(_UPDATE, [row for row in rows if row[5]]).rowcount
+    changed = connection.executemany(_UPDATE, [row[:6] for row in rows if row[5]]).rowcount
+    if dues := [(row[6], number, row[4]) for row in rows if row[5] and row[6] is not None]:
+        connection.executemany(_SET_DUE, dues)
     return max(added, 0) + max(changed, 0)  # -1 if there was nothing to do
 
 

@@ -15,7 +15,7 @@ from persistence.cas import check_distinct
 from persistence.commit.faults import effect
 from persistence.marks import NONE, Acknowledged, Bucket, Mark, Marks, note_mark
 from persistence.memory import MemoryStore
-from persistence.protocol import Capabilities, FlowRef, Manifest, StageRef, Stored, Write
+from persistence.protocol import Capabilities, FlowRef, Manifest, Removed, StageRef, Stored, Write
 from persistence.record import decode_record
 from persistence.registry import register
 from tests.simulation.oracle import Violation
@@ -31,6 +31,8 @@ class Copy:
     manifests: dict[Any, Manifest]
     stages: dict[Any, dict[bytes, Stored]]
     buckets: dict[Any, dict[str, Bucket]]
+    dues: dict[Any, dict[bytes, int]]
+    removed: dict[Any, dict[str, int]]
 
     @property
     def holes(self) -> set[tuple[StageRef, bytes, str, Position]]:
@@ -86,6 +88,16 @@ class SimulatedStore(MemoryStore):
                 note_mark(stage, marks, bucket, mark)
         return marks
 
+    def remove(self, stage: StageRef, until: int, *, epoch: int, batch: int, known: Marks = NONE) -> Removed:
+        states = 0
+        for name in BUCKETS:
+            states += effect(
+                f"write:{stage.stage}",
+                lambda name=name: self._remove_from(stage, name, until, epoch, known),  # type: ignore[misc]
+            )
+            self._check_written(stage.flow_ref, epoch)
+        return Removed(states, {name: one.mark for name, one in self._buckets.get(stage, {}).items()})
+
     def save_manifest(self, flow: FlowRef, manifest: Manifest, *, after: tuple[int, int] = (0, 0)) -> None:
         super().save_manifest(flow, manifest, after=after)
         self._check_written(flow, manifest.epoch)
@@ -118,6 +130,8 @@ class SimulatedStore(MemoryStore):
             dict(self._manifests),
             {ref: dict(of) for ref, of in self._stages.items()},
             {ref: dict(of) for ref, of in self._buckets.items()},
+            {ref: dict(of) for ref, of in self._dues.items()},
+            {ref: dict(of) for ref, of in self._removed.items()},
         )
 
     def restore(self, copy: Copy, parts: Iterable[str] = (*BUCKETS, FLOW_PART)) -> None:
@@ -128,12 +142,20 @@ class SimulatedStore(MemoryStore):
                 self._epochs = dict(copy.epochs)
                 self._manifests = dict(copy.manifests)
                 continue
-            for ref in {*self._stages, *copy.stages}:
-                older = {key: one for key, one in copy.stages.get(ref, {}).items() if self._bucket_of(key) == part}
-                newer = {key: one for key, one in self._stages.get(ref, {}).items() if self._bucket_of(key) != part}
-                self._stages[ref] = newer | older
+            self._restore_keys(self._stages, copy.stages, part)
+            self._restore_keys(self._dues, copy.dues, part)
+            for ref, removed in self._removed.items():
+                removed.pop(part, None)
+                if part in copy.removed.get(ref, {}):
+                    removed[part] = copy.removed[ref][part]
             for ref in {*self._buckets, *copy.buckets}:
                 self._buckets.setdefault(ref, {})[part] = copy.buckets.get(ref, {}).get(part, Bucket())
+
+    def _restore_keys(self, now: dict[Any, dict[bytes, Any]], then: dict[Any, dict[bytes, Any]], part: str) -> None:
+        for ref in {*now, *then}:
+            older = {key: one for key, one in then.get(ref, {}).items() if self._bucket_of(key) == part}
+            newer = {key: one for key, one in now.get(ref, {}).items() if self._bucket_of(key) != part}
+            now[ref] = newer | older
 
     def stage(self, ref: StageRef) -> dict[bytes, Stored]:
         """The current states of a stage."""

@@ -17,7 +17,9 @@ from aggregations.per_message.times import times_in
 from aggregations.report import DeadLetter
 from aggregations.run.begin import begin
 from aggregations.run.binding import bind
+from aggregations.run.closing import with_closing
 from aggregations.run.memory import MemoryRunner
+from aggregations.run.retire import Retirement, with_dues
 from aggregations.run.states import load_states
 from envelope import Hop, Reason, TopicPartition
 from envelope.deadletter import DeadLetterHeaders, Form
@@ -54,7 +56,8 @@ class Both:
         self._urls = theirs
         # Two tasks may reject items of one record for two reasons; see tests/unit/test_scattered_items.py.
         self._routes = 1 if flow.scatters else ROUTES
-        self._run = begin(flow, theirs, accept=accept)
+        self.run = begin(flow, theirs, accept=accept)
+        self._retirement = Retirement(self.run)
 
     def process(self, records: Sequence[Record]) -> None:
         """Fold one batch on both paths and compare verdicts, dead letters, states and histories."""
@@ -75,15 +78,16 @@ class Both:
         verdicts = {**{stage.name: Counter() for stage in self.flow.stages}, **counts.verdicts}
         assert verdicts == dict(report.verdicts)
         assert (counts.records, counts.filtered) == (report.records, report.filtered)
-        ours, theirs = self.memory.run.ledger, self._run.ledger
+        assert counts.removed == report.removed
+        ours, theirs = self.memory.run.ledger, self.run.ledger
         assert (ours.listed, ours.forgotten, ours.seen) == (theirs.listed, theirs.forgotten, theirs.seen)
         assert self.memory.run.manifest is not None
-        assert self._run.manifest is not None
-        assert self.memory.run.manifest.positions == self._run.manifest.positions
+        assert self.run.manifest is not None
+        assert self.memory.run.manifest.positions == self.run.manifest.positions
         for stage in self.flow.stages:
-            store = self._run.stores[stage.name]
-            keys = [key for key, _ in store.scan(self._run.stage_ref(stage))]
-            found, wanted = load_states(self._run, stage, keys), self.memory.states(stage.name)
+            store = self.run.stores[stage.name]
+            keys = [key for key, _ in store.scan(self.run.stage_ref(stage))]
+            found, wanted = load_states(self.run, stage, keys), self.memory.states(stage.name)
             assert found == wanted
             # As text, because 1, 1.0 and true compare equal.
             assert {key: json.dumps(one.fold) for key, one in found.items()} == {
@@ -118,19 +122,21 @@ class Both:
         return Record(record.topic, record.partition, offset, record.key, value, record.timestamp_ms, (), TOPIC_ID)
 
     def _vectorised(self, records: Sequence[Record]) -> Work:
-        run = self._run
+        run = self.run
         while True:
             work, writes = self._folded(records)
             if not (unlisted := work.collector.unlisted()):
                 break
             run.list_dead(unlisted)
         for stage, found in reversed(writes):
-            run.stores[stage.name].save(run.stage_ref(stage), found, epoch=run.epoch, batch=run.batch)
+            dated = with_dues(stage, found)
+            run.stores[stage.name].save(run.stage_ref(stage), dated, epoch=run.epoch, batch=run.batch)
         ends = {TopicPartition(one.topic, one.partition): one.offset + 1 for one in records}
-        manifest = run.following(ends, self.topic_ids, {}, work.collector.changes)
+        manifest = with_closing(run, run.following(ends, self.topic_ids, {}, work.collector.changes), ())
         for name, _ in run.distinct_stores():
             run.save_manifest(name, manifest)
         run.advanced(manifest)
+        work.report.counts.removed = self._retirement.remove()
         assert run.ledger == self.memory.run.ledger
         return work
 
@@ -142,7 +148,7 @@ class Both:
         return found
 
     def _folded(self, records: Sequence[Record]) -> tuple[Work, list[tuple[Stage, list[Write]]]]:
-        run, path = self._run, ColumnarPath()
+        run, path = self.run, ColumnarPath()
         job = Job(
             self.flow,
             run.ref,
@@ -159,6 +165,7 @@ class Both:
             ledger=run.ledger,
             asked=("raw", *self.topic_ids),
             times=times_in(run.manifest, self.topic_ids),
+            removed=self._retirement.removed,
         )
         work = Work(job)
         tasks: list[Rows] = [path.read(work, self._chunks(records))]

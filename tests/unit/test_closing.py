@@ -40,7 +40,9 @@ def reached(a: int | None, b: int | None) -> dict[str, dict[int, Progress]]:
 
 def test_it_is_the_event_time_that_every_partition_of_every_source_has_reached() -> None:
     assert closing_watermark(None, reached(5, 7), ["a", "b"]) == 5
-    assert closing_watermark(5, {"a": {0: Progress(1, 9), 1: Progress(1, 6)}, "b": {0: Progress(1, 8)}}, ["a", "b"]) == 6
+    assert (
+        closing_watermark(5, {"a": {0: Progress(1, 9), 1: Progress(1, 6)}, "b": {0: Progress(1, 8)}}, ["a", "b"]) == 6
+    )
 
 
 def test_a_partition_without_an_event_time_holds_it_up() -> None:

@@ -1,9 +1,10 @@
 -- Replace states of one bucket, each only if its version matches. All or none.
 --
--- KEYS  1 the bucket, 2 the states of the stage in this bucket
+-- KEYS  1 the bucket, 2 the states of the stage in this bucket, 3 the times at which they are due
 -- ARGV  1 epoch, 2 count and 3 life of the mark that the bucket is known to have reached (0 for none),
 --       4 marks that stages downstream have acknowledged, 5 expected versions, as "VERSION STATES VERSION STATES ...",
 --       6 a new random id, which becomes a part of the bucket's point (persistence.redis.versions),
+--       7 due times, as "NUMBER TIME NUMBER TIME ..." by the number of the state, from 1; empty for none,
 --       then for each state: key, new content, which is "VERSION EPOCH BATCH VALUE"
 -- Returns the bucket's mark: "COUNT LIFE:BEGIN LIFE:BEGIN ...", newest life first, as in persistence.marks.
 --
@@ -16,7 +17,7 @@
 
 local ARGV = ARGV -- access to a local is much faster than to a global, and this is the hot path
 local call, match, sub = redis.call, string.match, string.sub
-local epoch, first = ARGV[1], 7
+local epoch, first = ARGV[1], 8
 local mine = tonumber(epoch)
 
 local stage = sub(KEYS[2], #KEYS[1] + 1) -- begins with the colon
@@ -42,6 +43,17 @@ if there ~= states then return {'LOST', states, there} end
 local n = (#ARGV - first + 1) / 2
 local keys = {}
 for i = 1, n do keys[i] = ARGV[first + 2 * i - 2] end
+local dues
+if ARGV[7] ~= '' then
+  local removed = tonumber(call('HGET', KEYS[1], 'removed' .. stage) or '')
+  local gone = {'CONFLICT'}
+  dues = {}
+  for number, due in string.gmatch(ARGV[7], '(%d+) (-?%d+)') do
+    if removed and tonumber(due) <= removed then gone[#gone + 1] = number - 1 end
+    dues[#dues + 1], dues[#dues + 2] = due, keys[tonumber(number)]
+  end
+  if #gone > 1 then return gone end
+end
 local stored = call('HMGET', KEYS[2], unpack(keys))
 
 local changed, done, i = {'CONFLICT'}, {}, 0
@@ -85,6 +97,7 @@ else
   end
   added = call('HSET', KEYS[2], unpack(left))
 end
+if dues then call('ZADD', KEYS[3], 'GT', unpack(dues)) end
 local life = sub(match(call('INFO', 'server'), 'run_id:(%w+)') or '', 1, 12)
 if newest ~= life then
   lives = life .. ':' .. count .. (lives ~= '' and ' ' .. lives or '')

@@ -1,0 +1,89 @@
+"""Removes the states of windows from the stores, once no record can reach them any more.
+
+A window leaves when the closing watermark (`aggregations.run.closing`) has passed its end, its lateness and its
+retention: its state and the positions that it holds, together. The stores find such states by their due time, which each
+state is given when it is created.
+
+It happens strictly after the manifest with this watermark is in every store, so whatever a crash leaves half-removed is
+removed by the next run. Each bucket of a store keeps the time up to which its states were removed, in the same atomic
+step. A copy of an event of such a window, which can come back when a store is set back or from a partition that was
+idle, finds no state that could recognise it: the window is closed for it by this time, of which the highest of all
+buckets counts.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from aggregations.definition.flow import Stage
+from aggregations.run.run import Run
+from persistence.commit.faults import effect, removal_of
+from persistence.marks import Bucket
+from persistence.protocol import Write
+
+
+def with_dues(stage: Stage, writes: Sequence[Write]) -> Sequence[Write]:
+    """The writes of a stage, with the due time of each state that they create."""
+    window = stage.aggregate.window
+    if window is None:
+        return writes
+    return [one if one.expected else Write(one.key, 0, one.value, window.due(one.key)) for one in writes]
+
+
+class Retirement:
+    """What has left the stores of a run.
+
+    Args:
+        run: The run, which holds the epoch.
+
+    Attributes:
+        removed: Due time up to which states have left, by stage, in seconds since 1970; for `MessageLoop.removed`.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._everywhere: dict[str, int] = {}
+        """The same, of the bucket that is furthest behind."""
+        self.removed: dict[str, int] = {}
+        self.learn(run.buckets())
+
+    def learn(self, buckets: Mapping[str, Mapping[str, Bucket]]) -> None:
+        """Note the times up to which states were removed, from the buckets of each stage."""
+        for stage, held in buckets.items():
+            times = [one.removed for one in held.values()]
+            if known := [time for time in times if time is not None]:
+                self.removed[stage] = max(known)
+                if len(known) == len(times):
+                    self._everywhere[stage] = min(known)
+
+    def remove(self) -> Counter[str]:
+        """Remove what is due by the manifest of the run, which every store has.
+
+        Returns:
+            Number of removed states by stage.
+
+        Raises:
+            StoreError: A store did not answer, or refused. Repeating it is safe.
+        """
+        run, counts = self._run, Counter[str]()
+        if run.manifest is None or (closing_us := run.manifest.closing_us) is None:
+            return counts
+        batch = run.manifest.batch
+        for stage in run.flow.stages:
+            window, store = stage.aggregate.window, run.stores[stage.name]
+            if window is None or not store.capabilities.marked:
+                continue
+            until = window.due_until(closing_us)
+            until = max(until, self.removed.get(stage.name, until))
+            if stage.name in self._everywhere and self._everywhere[stage.name] >= until:
+                continue
+            found = effect(
+                removal_of(stage.name),
+                lambda store=store, stage=stage, until=until: store.remove(  # type: ignore[misc]
+                    run.stage_ref(stage), until, epoch=run.epoch, batch=batch, known=run.known.of(stage.name)
+                ),
+            )
+            run.known.note(stage.name, found.marks)
+            self.removed[stage.name] = self._everywhere[stage.name] = until
+            if found.states:
+                counts[stage.name] = found.states
+        return counts
