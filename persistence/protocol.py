@@ -72,7 +72,8 @@ class Capabilities:
         shared: Other processes and, for servers, other machines see the same states.
         fenced: The epoch is checked in the same atomic step as the write.
         conditional: The version is compared in the same atomic step as the write. Without it, if two
-            writers of one epoch replace a state at the same moment, one of the writes may be lost.
+            writers of one epoch replace a state at the same moment, one of the writes may be lost; so may a state that
+            is created again after its removal.
         atomic_save: One `save` applies all of its writes or none.
         ordered_scan: `scan` yields keys in ascending order of their bytes.
         marked: It keeps a mark for each bucket, so that a bucket that went back is detected (contract 23 to 26).
@@ -151,8 +152,9 @@ class StateStore(Protocol):
       26. `save_manifest` with `after` raises `StoreWentBack` and changes nothing if the manifest in the store is older.
 
     Removal
-      28. A write may name the event time at which its state is due; of several, the highest counts. `remove` removes all
-          states of a stage that are due at or before a time, and no others. A state without such a time stays.
+      28. A write may name the event time at which its state is due, not before the one that an earlier write of this
+          state named. `remove` removes all states of a stage that are due at or before a time, and no others. A state
+          without such a time stays.
       29. Each bucket keeps the highest time up to which states were removed, which `marks` returns. It is raised in the
           same atomic step in which the first of these states leave the bucket, or before, and never falls.
       30. A `save` of a write that is due at or before this time raises `Conflict` with its key, even if it is a

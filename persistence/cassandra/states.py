@@ -15,6 +15,7 @@ the newest epoch and highest version wins, whenever it arrives. **The mode has t
 - Two writers of one epoch that write a state at the same time may mix their values.
 - A row that is deleted manually stays deleted, since the server's clock is far ahead of these timestamps.
 - The mark of a bucket is checked before the write, and the bucket may go back between the two.
+- A state that is created again after its removal, by a run of the same epoch, stays removed. Windows never are.
 
 So the mode is only for flows that can never have two runs at a time, and is never chosen automatically.
 

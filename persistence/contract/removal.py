@@ -28,11 +28,11 @@ class RemovalContract(Contract):
         assert other.load(stage, list(times)).keys() == left
         assert {key for key, _ in other.scan(stage)} == left
 
-    def test_of_several_due_times_of_a_state_the_highest_counts(
+    def test_a_later_write_puts_off_the_due_time_of_its_state(
         self, store: StateStore, stage: StageRef, epoch: int
     ) -> None:  # 28
         store.save(stage, _due({b"a": 5, b"b": 9, b"c": None, b"d": 5}), epoch=epoch, batch=1)
-        second = [Write(b"a", 1, b"2", 8), Write(b"b", 1, b"2", 3), Write(b"c", 1, b"2", 4), Write(b"d", 1, b"2")]
+        second = [Write(b"a", 1, b"2", 8), Write(b"b", 1, b"2", 9), Write(b"c", 1, b"2", 4), Write(b"d", 1, b"2")]
         store.save(stage, second, epoch=epoch, batch=2)
         assert store.remove(stage, 7, epoch=epoch, batch=2).states == 2
         assert store.load(stage, [b"a", b"b", b"c", b"d"]).keys() == {b"a", b"b"}
@@ -93,8 +93,9 @@ class RemovalContract(Contract):
                 store.save(stage, again, epoch=epoch, batch=1)
             assert set(caught.value.keys) == {write.key for write in again}
         assert dict(store.scan(stage)) == {}
-        store.save(stage, _due({b"a": 7}), epoch=epoch, batch=2)
-        assert store.load(stage, [b"a"])[b"a"].version == 1
+        if store.capabilities.conditional:
+            store.save(stage, _due({b"a": 7}), epoch=epoch, batch=2)
+            assert store.load(stage, [b"a"])[b"a"].version == 1
 
     def test_an_older_run_removes_nothing(self, store: StateStore, stage: StageRef, epoch: int) -> None:  # 5, 31
         store.save(stage, _due({b"a": 5}), epoch=epoch, batch=1)

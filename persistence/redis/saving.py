@@ -67,8 +67,8 @@ class Saving:
         same = (b"%d %d" % (version, len(list(some))) for version, some in groupby(map(_EXPECTED, writes)))
         known = self.known.count, self.known.life.encode()
         dues = (b"%d %d" % (n, one.due) for n, one in enumerate(writes, 1) if one.due is not None)
-        head = [self.epoch, *known, self.downstream, b" ".join(same), save, b" ".join(dues)]
-        return [*head, *self._contents(writes)]
+        texts = b" ".join(same), save, b" ".join(dues)
+        return [self.epoch, *known, self.downstream, *texts, *self._contents(writes)]
 
     def _contents(self, writes: Sequence[Write]) -> list[bytes | int]:
         """Key and content of each state."""
@@ -93,5 +93,5 @@ def removing(layout: RedisLayout, stage: StageRef, bucket: int, until: int, most
         known: The mark that the bucket is known to have reached.
     """
     names = layout.bucket(stage.flow_ref, bucket), layout.states(stage, bucket), layout.dues(stage, bucket)
-    arguments = [epoch, known.count, known.life.encode(), until, most, secrets.token_hex(6).encode()]
+    arguments: list[bytes | int] = [epoch, known.count, known.life.encode(), until, most, secrets.token_hex(6).encode()]
     return script_call(REMOVE, names, arguments)

@@ -187,6 +187,53 @@ class OverwritesWhatIsDownstreamByRetries(MemoryStore):
         return marks
 
 
+class RemovesOneTooMany(MemoryStore):
+    def remove(self, stage, until, **options):
+        return super().remove(stage, until + 1, **options)
+
+
+class LetsRemovedStatesReturn(MemoryStore):
+    def save(self, stage, writes, **options):
+        return super().save(stage, [Write(one.key, one.expected, one.value) for one in writes], **options)
+
+    def remove(self, stage, until, **options):
+        self._dues[stage] = dict.fromkeys(self._stages.get(stage, {}), until)
+        return super().remove(stage, until, **options)
+
+
+class ForgetsHowFarItRemoved(MemoryStore):
+    def _remove_from(self, stage, name, until, epoch, known):
+        gone = super()._remove_from(stage, name, until, epoch, known)
+        self._removed.pop(stage, None)
+        return gone
+
+
+class LowersHowFarItRemoved(MemoryStore):
+    def _remove_from(self, stage, name, until, epoch, known):
+        gone = super()._remove_from(stage, name, until, epoch, known)
+        self._removed[stage][name] = until
+        return gone
+
+
+class RemovesForAnyRun(MemoryStore):
+    def _remove_from(self, stage, name, until, epoch, known):
+        return super()._remove_from(stage, name, until, max(self.installed_epoch(stage.flow_ref), 1), known)
+
+
+class RemovesWithoutAMark(MemoryStore):
+    def _remove_from(self, stage, name, until, epoch, known):
+        before = self._buckets.get(stage, {}).get(name)
+        gone = super()._remove_from(stage, name, until, epoch, known)
+        if before is not None:
+            self._buckets[stage][name] = before
+        return gone
+
+
+class RemovesFromBucketsThatWentBack(MemoryStore):
+    def remove(self, stage, until, **options):
+        return super().remove(stage, until, **{**options, "known": NONE})
+
+
 class TrustsAnOlderManifest(MemoryStore):
     def save_manifest(self, flow, manifest, *, after=(0, 0)):
         super().save_manifest(flow, manifest)

@@ -16,7 +16,7 @@ from tests.simulation.topology import FLOW
 from tests.simulation.world import World
 
 _REF = FlowRef(FLOW)
-_NOTHING = Copy({}, {}, {}, {})
+_NOTHING = Copy({}, {}, {}, {}, {}, {})
 
 
 def snapshot(world: World, a: int, b: int, c: int) -> None:
