@@ -9,6 +9,7 @@ import polars as pl
 from aggregations.columns import schema
 from aggregations.columns.arrays import Ints
 from aggregations.columns.steps import Stepped, evaluate_columns, numbered
+from aggregations.definition.expiry import Expiry
 from aggregations.definition.expressions import expression
 from aggregations.definition.source import Topic
 from aggregations.definition.times import EARLIEST_US, LATEST_US, MICROS, NO_TIME
@@ -95,6 +96,29 @@ def enter_windows(stepped: Stepped, keys: pl.Series, window: Window, removed: in
     if removed is not None:
         closed |= pl.Series(starts + window.stays <= removed)
     return InWindows(keys, keys + ends, closed)
+
+
+def enter_times(stepped: Stepped, keys: pl.Series, times: Window | Expiry, removed: int | None) -> InWindows:
+    """Bring rows to a stage that decides by event times; see `enter_windows` and `enter_expiring`."""
+    enter = enter_windows if isinstance(times, Window) else enter_expiring
+    return enter(stepped, keys, times, removed)  # type: ignore[arg-type]
+
+
+def enter_expiring(stepped: Stepped, keys: pl.Series, expiry: Expiry, removed: int | None = None) -> InWindows:
+    """Find the rows that come too late for a stage whose states expire.
+
+    Args:
+        stepped: The rows; those without a valid event time are rejected.
+        keys: The stage's key of each, Binary.
+        expiry: When states expire.
+        removed: Due time up to which states of the stage have left the store, in seconds since 1970.
+    """
+    missing = stepped.frame.get_column(schema.TIME).is_null().to_numpy()
+    kept = stepped.reject(missing.astype(np.uint8), [_NO_TIME])
+    keys = keys if kept.all() else keys.filter(pl.Series(kept))
+    ends = stepped.frame.get_column(schema.TIME) + expiry.seconds * MICROS
+    late = (ends <= stepped.frame.get_column(schema.BEFORE)).fill_null(value=False)
+    return InWindows(keys, keys, late if removed is None else late | (ends <= removed * MICROS))
 
 
 def _declared(frame: pl.DataFrame, topic: Topic) -> pl.Series:

@@ -108,8 +108,9 @@ def _content(step: Step | Aggregate | PublishStates) -> str:
             return topic
         case Branch(name=name, when=when):
             return name if when is None else f"{name} when {text_of(when)}"
-        case Aggregate(name=name, key=key, fold=fold, emit=emit, window=window):
+        case Aggregate(name=name, key=key, fold=fold, emit=emit, window=window, expiry=expiry):
             by = text_of(key) if window is None else f"{text_of(key)}, {window}"
+            by += "" if expiry is None else f", expires after {expiry}"
             text = f"{name} by {by}: {fold.describe() if isinstance(fold, Fields) else name_of(type(fold))}"
             if isinstance(emit, Emit):
                 return f"{text}, emit {', '.join(emit.columns)}{' on a condition' * (emit.condition is not None)}"

@@ -17,6 +17,7 @@ from aggregations.definition.branches import Branching, check_topics
 from aggregations.definition.description import text_of_flow
 from aggregations.definition.element import Element
 from aggregations.definition.emit import Emitting, check_emit
+from aggregations.definition.expiry import checked_expiry
 from aggregations.definition.expressions import Expression, check_argument, check_column
 from aggregations.definition.fields import Fields
 from aggregations.definition.folds import Fold
@@ -196,6 +197,7 @@ class Flow(Branching[T], Reading, Generic[T]):
         emit: Emitting | None = None,
         store: str = "",
         window: Window | None = None,
+        expire_after: str | None = None,
     ) -> "Flow[T]":
         """Fold the elements of every key into a state, and pass each accepted element on. See `Aggregate`."""
         check_name("stage", name)
@@ -217,7 +219,8 @@ class Flow(Branching[T], Reading, Generic[T]):
                 check_emit(emit, fold)
             check_type("store=", store, str, "the URL of a store")
             check_window(window)
-        stage = Aggregate(name, key, fold, co_partitioned, history, lanes, emit, store, window)
+            expiry = checked_expiry(expire_after, window)
+        stage = Aggregate(name, key, fold, co_partitioned, history, lanes, emit, store, window, expiry)
         return self._with(f"stage {name!r}", stage)
 
     def publish(

@@ -9,6 +9,7 @@ import polars as pl
 
 from aggregations.definition.element import Element
 from aggregations.definition.emit import CONDITION, NEW, OLD, Emit, Emitting
+from aggregations.definition.expiry import Expiry
 from aggregations.definition.expressions import Expression, columns_of, describe_expression, parsed, text_of
 from aggregations.definition.fields import Fields
 from aggregations.definition.fingerprint import describe_callable, describe_object
@@ -94,7 +95,8 @@ class Aggregate:
             element and the state after it; None forwards the element itself.
         store: URL of the store if no other is bound at run time.
         window: A state for each window of event time; None for one state per key.
-        definition: Canonical text of key, fold and window.
+        expiry: How long a state stays without an event; None for ever.
+        definition: Canonical text of key, fold, window and expiry.
         emitting: Canonical text of `emit`, key and fold; empty when each element is forwarded unchanged.
     """
 
@@ -107,14 +109,15 @@ class Aggregate:
     emit: Emitting | None = None
     store: str = ""
     window: Window | None = None
+    expiry: Expiry | None = None
     definition: str = field(init=False, repr=False)
     emitting: str = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         # Once, where the flow is written: a worker that gets it pickled may not have the source.
         fold = self.fold.describe() if isinstance(self.fold, Fields) else describe_object(self.fold)
-        window = "" if self.window is None else f"\n{self.window.definition}"
-        object.__setattr__(self, "definition", f"{_described(self.key)}\n{fold}{window}")
+        times = "" if self.times is None else f"\n{self.times.definition}"
+        object.__setattr__(self, "definition", f"{_described(self.key)}\n{fold}{times}")
         # The emitted values may depend on the state.
         if isinstance(self.emit, Emit):
             assert isinstance(self.fold, Fields)
@@ -122,6 +125,11 @@ class Aggregate:
         else:
             emitted = _described(self.emit)
         object.__setattr__(self, "emitting", f"{self.definition}\nemit {emitted}" if emitted else "")
+
+    @property
+    def times(self) -> Window | Expiry | None:
+        """What decides by the event times of elements; None in a stage that does not read them."""
+        return self.window if self.window is not None else self.expiry
 
     @property
     def makes(self) -> bool:
@@ -144,9 +152,9 @@ class Aggregate:
     @property
     def passing(self) -> str:
         """Canonical text of what determines which elements are passed on, and with which value; empty for all, unchanged."""
-        if self.emitting or self.window is None:
+        if self.emitting or self.times is None:
             return self.emitting
-        return self.window.definition
+        return self.times.definition
 
 
 def emit_input(column: str) -> str:

@@ -72,8 +72,8 @@ class Reading:
     @cached_property
     def is_timed(self) -> bool:
         """Whether the event times of its records are noted."""
-        windows = any(isinstance(step, Aggregate) and step.window is not None for step in self.steps)
-        return windows or any(topic.time is not None for topic in self.topics.values())
+        stages = any(isinstance(step, Aggregate) and step.times is not None for step in self.steps)
+        return stages or any(topic.time is not None for topic in self.topics.values())
 
     @property
     def publishes(self) -> bool:

@@ -150,7 +150,7 @@ class Window:
         seconds = (start - _EPOCH).total_seconds()
         if seconds % self.slide:
             raise FlowError(
-                f"no window starts at {start.isoformat()}: {self} starts at multiples of {_text(self.slide)}"
+                f"no window starts at {start.isoformat()}: {self} starts at multiples of {length_text(self.slide)}"
             )
         return key + start_bytes(int(seconds))
 
@@ -173,10 +173,10 @@ class Window:
 
     def __str__(self) -> str:
         name = "tumbling" if self.slide == self.size else "hopping"
-        slide = "" if self.slide == self.size else f" every {_text(self.slide)}"
-        late = f", {_text(self.lateness)} late" if self.lateness else ""
-        kept = "" if self.retention == _RETENTION else f", kept for {_text(self.retention)}"
-        return f"{name} {_text(self.size)}{slide}{late}{kept}"
+        slide = "" if self.slide == self.size else f" every {length_text(self.slide)}"
+        late = f", {length_text(self.lateness)} late" if self.lateness else ""
+        kept = "" if self.retention == _RETENTION else f", kept for {length_text(self.retention)}"
+        return f"{name} {length_text(self.size)}{slide}{late}{kept}"
 
 
 def tumbling(size: str, *, lateness: str = "0s", late: str = Late.DROP, retention: str = "1d") -> Window:
@@ -288,6 +288,7 @@ def _late(given: str) -> Late:
         raise FlowError(f"late= takes one of {', '.join(Late)}; got {given!r}") from error
 
 
-def _text(seconds: int) -> str:
+def length_text(seconds: int) -> str:
+    """A length of time in its largest unit, such as `5m`."""
     unit = next(name for name in reversed(_SECONDS) if seconds % _SECONDS[name] == 0)
     return f"{seconds // _SECONDS[unit]}{unit}"

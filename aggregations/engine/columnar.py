@@ -13,7 +13,7 @@ from aggregations.columns.arrays import Ints
 from aggregations.columns.batch import indices_of, redriven, standing
 from aggregations.columns.signature import Signature
 from aggregations.columns.steps import Rejected, Stepped, evaluate_columns, evaluated
-from aggregations.columns.times import enter_windows
+from aggregations.columns.times import enter_times
 from aggregations.columns.values import apply_all, with_values
 from aggregations.definition.element import Element
 from aggregations.definition.emit import Emit
@@ -272,8 +272,8 @@ def _enter(work: Work, stage: Stage, before: Rows, earlier: Stepped | None = Non
         stepped.filtered += earlier.filtered
     key = user_key = _keys(stepped, aggregate.key)
     closed: list[pl.Series] = []
-    if aggregate.window is not None:
-        user_key, key, shut = enter_windows(stepped, key, aggregate.window, job.removed.get(stage.name))
+    if aggregate.times is not None:
+        user_key, key, shut = enter_times(stepped, key, aggregate.times, job.removed.get(stage.name))
         closed = [shut.alias(CLOSED)]
     frame = stepped.frame
     # Inputs of values that a function made are evaluated message by message, when they are folded.

@@ -41,7 +41,7 @@ from aggregations.definition.operators import emit_input
 from aggregations.engine.job import Exclusion
 from aggregations.engine.path import Work
 from aggregations.engine.python_fold import fold_elements
-from aggregations.engine.rows import BROKEN, CLOSED, INPUT, REKEYED, STAGE_KEY, Rows, closed_rows
+from aggregations.engine.rows import BROKEN, INPUT, REKEYED, STAGE_KEY, Rows, closed_rows, times_of
 from aggregations.errors import FlowError
 from aggregations.per_message.arrivals import Arrival, passed_on
 from aggregations.per_message.emitting import emitted_types
@@ -123,7 +123,7 @@ class ColumnarFold:
             refused = np.zeros(self.frame.height, np.bool_)
         values = [None if one is None else one.value for one in map(self.stored.get, self.keys)]
         before = StoredStates(values, form, names)
-        exotic: Mask = self.frame.get_column(schema.EXOTIC).to_numpy()
+        exotic: Mask = self.frame.get_column(schema.EXOTIC).to_numpy() | (self.aggregate.expiry is not None)
         judged = judge(
             self.codes,
             entering.lanes,
@@ -271,7 +271,7 @@ class ColumnarFold:
                 break
             apart |= failed
         self.states.update(outcome.states)
-        self.writes += writes_of(outcome.states, self.stage.definition)
+        self.writes += writes_of(outcome.states, self.stage.definition, self.aggregate.expiry)
         counts = self.work.report.counts
         counts.verdicts.setdefault(self.stage.name, Counter()).update(outcome.verdicts)
         counts.retired += outcome.retired
@@ -343,8 +343,8 @@ class ColumnarFold:
             bound and late is Route.PLAIN,
             entries,
             back,
-            closed=bool(row.get(CLOSED)),
             mine=mine,
+            **times_of(row),
         )
 
     def onward(self) -> Rows:

@@ -64,7 +64,7 @@ class MessagePath:
         with work.timed("fold"):
             outcome = loop.fold(stage, arrivals, load)
             work.outputs += job.snapshots_of(stage, outcome.states)
-            writes = writes_of(outcome.states, stage.definition)
+            writes = writes_of(outcome.states, stage.definition, stage.aggregate.expiry)
             passed_on = loop.onward(stage, outcome)
             if stage.index + 1 < len(job.flow.stages):
                 return writes, loop.enter(job.flow.stages[stage.index + 1], passed_on)

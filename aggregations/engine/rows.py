@@ -1,6 +1,6 @@
 """Arrivals at a stage as columns: the form in which the vectorised path passes them between stages."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ from aggregations.columns import schema
 from aggregations.columns.arrays import Ints, Mask
 from aggregations.columns.fold import CODE
 from aggregations.columns.signature import Signature
+from aggregations.per_message.times import latest
 
 STAGE_KEY = "_stage_key"
 REKEYED = "_rekeyed"
@@ -59,6 +60,16 @@ def key_bytes(key: pl.Series) -> pl.Series:
 def closed_rows(frame: pl.DataFrame) -> Mask:
     """The rows whose window is closed; none in a stage without windows."""
     return frame.get_column(CLOSED).to_numpy() if CLOSED in frame.columns else np.zeros(frame.height, np.bool_)
+
+
+def times_of(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The attributes of an `Arrival` that its event time decides."""
+    time_us = row.get(schema.TIME)
+    return {
+        "closed": bool(row.get(CLOSED)),
+        "time_us": time_us,
+        "reached_us": latest(row.get(schema.BEFORE), time_us),
+    }
 
 
 def by_partition(rows: Rows) -> Rows:

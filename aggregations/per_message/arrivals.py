@@ -14,7 +14,7 @@ from aggregations.errors import FlowError
 from aggregations.per_message.ledger import Entry, Ledger, outputs_before
 from aggregations.per_message.rows import evaluate_elements
 from aggregations.per_message.steps import Applied, Marking
-from aggregations.per_message.times import InWindow, enter_windows
+from aggregations.per_message.times import InWindow, enter_expiring, enter_windows, latest
 from envelope import EnvelopeError, Lineage, Reason, Route, Siblings, Standing, Verdict
 from envelope.dedup.lineage import Redriven
 
@@ -32,8 +32,10 @@ class Arrival:
         transit: It was redriven to a later stage and is held here: passed on, not folded.
         entries: Its ledger entries at this stage.
         redriven: How it came back from the dead-letter topic; None when it was not redriven.
-        closed: Its window is closed.
+        closed: It comes too late: its window is closed, or its state may have expired.
         mine: It was redriven, and this flow had rejected it.
+        time_us: Its event time, in microseconds since 1970; None in a flow without event times.
+        reached_us: The latest event time of its partition's log up to it.
     """
 
     element: Element[Any]
@@ -46,6 +48,8 @@ class Arrival:
     redriven: Redriven | None = None
     closed: bool = False
     mine: bool = False
+    time_us: int | None = None
+    reached_us: int | None = None
 
 
 def arrive(
@@ -73,10 +77,12 @@ def arrive(
     """
     raw = applied.each(stage.key)
     keys = applied.survivors([stage_key(value) for value in raw])
-    if stage.window is None:
-        places = [InWindow(key, key, closed=False) for key in keys]
-    else:
+    if stage.window is not None:
         places = enter_windows(applied, keys, stage.window, removed)
+    elif stage.expiry is not None:
+        places = enter_expiring(applied, keys, stage.expiry, removed)
+    else:
+        places = [InWindow(key, key, closed=False) for key in keys]
     inputs = _inputs_of(stage, applied.elements, applied.schema)
     arrivals = []
     for element, (user_key, key, closed), values in zip(applied.elements, places, inputs, strict=True):
@@ -90,7 +96,14 @@ def arrive(
         if route is not standing.route:
             standing = replace(standing, route=route)
         mine = redriven is not None and ledger.mine(redriven.redrive)
-        arrivals.append(Arrival(element, key, standing, age, values, transit, entries, redriven, closed, mine))
+        reached_us = latest(element.before_us, element.time_us)
+        arrivals.append(
+            Arrival(
+                *(element, key, standing, age, values, transit, entries, redriven, closed, mine),
+                time_us=element.time_us,
+                reached_us=reached_us,
+            )
+        )
     return arrivals
 
 

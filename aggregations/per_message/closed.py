@@ -1,4 +1,4 @@
-"""What becomes of a message whose window is closed."""
+"""What becomes of a message that comes too late: its window is closed, or its state may have expired."""
 
 from collections.abc import Collection
 
@@ -8,12 +8,16 @@ from aggregations.per_message.arrivals import Arrival
 from envelope import Decision, Histories, Position, Reason, Verdict
 
 
-def judge_closed(before: Histories, arrival: Arrival, taken: Collection[tuple[str, Position]]) -> Decision:
-    """Decide about an arrival whose window is closed; only a proven copy has another verdict.
+def judge_closed(
+    stage: Aggregate, before: Histories, arrival: Arrival, taken: Collection[tuple[str, Position]]
+) -> Decision:
+    """Decide about an arrival that comes too late; only a proven copy has another verdict.
 
-    A dead letter of this stage that is redriven is no copy: its window is closed for it, too.
+    A dead letter of this stage that is redriven is no copy: its window is closed for it, too. If its state may have
+    expired, with the hole that it left, it is unproven.
 
     Args:
+        stage: The stage.
         before: The histories before the batch.
         arrival: The arrival.
         taken: Group and position of what this batch folds.
@@ -26,6 +30,8 @@ def judge_closed(before: Histories, arrival: Arrival, taken: Collection[tuple[st
         return Decision(Verdict.DUPLICATE_IN_BATCH, fold=False)
     if decision.verdict is Verdict.COPY and not arrival.mine:
         return decision
+    if stage.window is None:
+        return Decision(Verdict.UNPROVEN if arrival.mine else Verdict.BELOW_FLOOR, fold=False)
     return Decision(Verdict.WINDOW_CLOSED, fold=False)
 
 

@@ -19,6 +19,7 @@ from aggregations.per_message.cause import Cause, refusal
 from aggregations.per_message.closed import judge_closed, reason_of
 from aggregations.per_message.emitting import emitted_row
 from aggregations.per_message.ledger import Entry
+from aggregations.per_message.times import latest
 from envelope import Decision, EnvelopeError, Histories, Node, Position, Reason, Route, Siblings, Standing, Verdict
 from envelope.dedup.eviction import GrowthFullError
 from envelope.dedup.histories import HolesFullError, in_order
@@ -38,11 +39,13 @@ class KeyState:
         fold: State of the fold; also None before anything was folded.
         histories: Positions that it holds.
         version: Version that was loaded; 0 when the store had none.
+        time_us: Latest event time that was folded, in microseconds since 1970, in a stage whose states expire.
     """
 
     fold: Any = None
     histories: Histories = field(default_factory=Histories)
     version: int = 0
+    time_us: int | None = None
 
     @property
     def folded(self) -> bool:
@@ -235,7 +238,7 @@ def _fold_key(
     state = copied(before.fold if before.folded else stage.fold.zero())
     result = _Folded()
     folded: list[Standing] = []
-    room = Room(before.histories)
+    room, time_us = Room(before.histories), before.time_us
     for place in in_order(standings):
         i, decision = rows[place], decided[place]
         arrival = arrivals[i]
@@ -251,7 +254,8 @@ def _fold_key(
             continue
         kept = copied(state) if careful else None
         try:
-            state, emitted = _fold_one(stage, state, arrival, types)
+            base = stage.fold.zero() if _has_expired(stage, time_us, arrival) else state
+            state, emitted = _fold_one(stage, base, arrival, types)
         except Exception as error:  # user code may raise anything
             result.failures.append((i, _cause(stage, error)))
             if not careful:
@@ -261,10 +265,11 @@ def _fold_key(
         if decision.verdict is Verdict.REDRIVEN:
             late = passed_on(arrival.standing.route, arrival.redriven)
             emitted = tuple(replace(element, route=late) for element in emitted)
+        time_us = latest(time_us, arrival.time_us)
         result.emitted[i] = emitted
         folded.append(arrival.standing)
     taken = {(one.group, one.position) for one in folded}
-    result.decisions |= {i: judge_closed(before.histories, arrivals[i], taken) for i in closed}
+    result.decisions |= {i: judge_closed(stage, before.histories, arrivals[i], taken) for i in closed}
     if folded:
         try:
             histories, retired = before.histories.folding(
@@ -273,8 +278,17 @@ def _fold_key(
         except GrowthFullError as error:
             own = arrivals[rows[0]].element.own
             raise GrowthFullError(f"stage {stage.name}, {own}: {error} (--accept growth-full)") from None
-        result.state, result.retired = KeyState(state, histories, before.version), len(retired)
+        kept_us = None if stage.expiry is None else time_us
+        result.state, result.retired = KeyState(state, histories, before.version, kept_us), len(retired)
     return result
+
+
+def _has_expired(stage: Aggregate, time_us: int | None, arrival: Arrival) -> bool:
+    """Whether a state with this latest event time has expired for an arrival, which then begins a new one."""
+    expiry, reached_us = stage.expiry, arrival.reached_us
+    return (
+        expiry is not None and time_us is not None and reached_us is not None and expiry.ends_us(time_us) <= reached_us
+    )
 
 
 def _pass(stage: Aggregate, loaded: Mapping[bytes, KeyState], arrival: Arrival, types: Schema) -> Decided:
@@ -349,7 +363,7 @@ def _outcome(
             if arrivals[i].closed:
                 # It is never folded, so it needs no hole.
                 mine = {(group, position) for state, group, position in taken if state == key}
-                decisions[i] = judge_closed(before.histories, arrivals[i], mine)
+                decisions[i] = judge_closed(stage, before.histories, arrivals[i], mine)
                 continue
             if (key, standing.group, standing.position) in taken:
                 # A copy of it was folded in this batch. A hole would accept a third copy, below the floor.
@@ -365,7 +379,12 @@ def _outcome(
             rejected[i] = cause
             state = states.get(key, before)
             try:
-                states[key] = replace(state, histories=state.histories.leaving_hole(standing))
+                time_us = arrivals[i].time_us if stage.expiry is not None else None
+                states[key] = replace(
+                    state,
+                    histories=state.histories.leaving_hole(standing),
+                    time_us=time_us if state.time_us is None else state.time_us,
+                )
             except HolesFullError as error:
                 raise HolesFullError(
                     f"stage {stage.name}, {own} ({cause[0].value}): {error} (fix the flow and start it again, or "

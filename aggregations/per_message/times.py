@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple, TypeAlias
 
 from aggregations.definition.element import Element
+from aggregations.definition.expiry import Expiry
 from aggregations.definition.flow import Flow
 from aggregations.definition.source import Topic
 from aggregations.definition.times import NO_TIME, checked_time
@@ -119,6 +120,33 @@ def enter_windows(
             closed = element.before_us is not None and window.closes_us(start) <= element.before_us
             found.append(InWindow(key, key + start_bytes(start), closed or window.is_removed(start, removed)))
     applied.elements = elements
+    return found
+
+
+def enter_expiring(
+    applied: Applied, keys: Sequence[bytes], expiry: Expiry, removed: int | None = None
+) -> list[InWindow]:
+    """Find the elements that come too late for a stage whose states expire.
+
+    Elements without a valid event time are rejected.
+
+    Args:
+        applied: The elements; it is changed.
+        keys: The stage's key of each.
+        expiry: When states expire.
+        removed: Due time up to which states of the stage have left the store, in seconds since 1970.
+
+    Returns:
+        Of each of the remaining elements: its key, and whether its state may have expired.
+    """
+    no_time = EnvelopeError(Reason.BAD_EVENT_TIME, NO_TIME)
+    pairs = zip(applied.elements, keys, strict=True)
+    kept = applied.survivors([no_time if element.time_us is None else key for element, key in pairs])
+    found = []
+    for element, key in zip(applied.elements, kept, strict=True):
+        assert element.time_us is not None
+        late = element.before_us is not None and expiry.ends_us(element.time_us) <= element.before_us
+        found.append(InWindow(key, key, closed=late or expiry.is_removed(element.time_us, removed)))
     return found
 
 

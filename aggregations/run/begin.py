@@ -11,6 +11,7 @@ from aggregations.definition.flow import Flow, Stage
 from aggregations.definition.stages import continues
 from aggregations.run.common import common
 from aggregations.run.consistency import check_marks, check_stores, lost_manifests
+from aggregations.run.retire import check_can_expire
 from aggregations.run.risks import LOSSES, Risk, refuse
 from aggregations.run.run import Run
 from aggregations.run.shapes import check_states
@@ -95,6 +96,7 @@ def _opened(
             handles[url] = open_store(url)
             stack.callback(handles[url].close)
         stores = {name: handles[url] for name, url in urls.items()}
+        check_can_expire(flow, stores)
         yield Run(flow, FlowRef(flow.name, generation), stores, urls, 0, None, accept_definition)
         stack.pop_all()
 

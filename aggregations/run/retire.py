@@ -1,4 +1,4 @@
-"""Removes the states of windows from the stores, once no record can reach them any more.
+"""Removes states from the stores: of windows once no record can reach them any more, and those that have expired.
 
 A window leaves when the closing watermark (`aggregations.run.closing`) has passed its end, its lateness and its
 retention: its state and the positions that it holds, together. The stores find such states by their due time, which each
@@ -13,12 +13,14 @@ buckets counts.
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import Any
 
-from aggregations.definition.flow import Stage
+from aggregations.definition.flow import Flow, Stage
+from aggregations.errors import FlowError
 from aggregations.run.run import Run
 from persistence.commit.faults import effect, removal_of
 from persistence.marks import Bucket
-from persistence.protocol import Write
+from persistence.protocol import StateStore, Write
 
 
 def with_dues(stage: Stage, writes: Sequence[Write]) -> Sequence[Write]:
@@ -27,6 +29,20 @@ def with_dues(stage: Stage, writes: Sequence[Write]) -> Sequence[Write]:
     if window is None:
         return writes
     return [one if one.expected else Write(one.key, 0, one.value, window.due(one.key)) for one in writes]
+
+
+def check_can_expire(flow: Flow[Any], stores: Mapping[str, StateStore]) -> None:
+    """Refuse a store that may lose a state which is created again after it has expired.
+
+    Raises:
+        FlowError: A stage whose states expire has such a store.
+    """
+    for stage in flow.stages:
+        if stage.aggregate.expiry is not None and not stores[stage.name].capabilities.conditional:
+            raise FlowError(
+                f"stage {stage.name!r}: expire_after= needs a store with conditional writes; a state that begins anew could "
+                "be lost. Use the default mode of Cassandra, or another store"
+            )
 
 
 class Retirement:
@@ -69,10 +85,10 @@ class Retirement:
             return counts
         batch = run.manifest.batch
         for stage in run.flow.stages:
-            window, store = stage.aggregate.window, run.stores[stage.name]
-            if window is None or not store.capabilities.marked:
+            times, store = stage.aggregate.times, run.stores[stage.name]
+            if times is None or not store.capabilities.marked:
                 continue
-            until = window.due_until(closing_us)
+            until = times.due_until(closing_us)
             until = max(until, self.removed.get(stage.name, until))
             if stage.name in self._everywhere and self._everywhere[stage.name] >= until:
                 continue

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Mapping, Sequence
 
+from aggregations.definition.expiry import Expiry
 from aggregations.definition.flow import Stage
 from aggregations.errors import DefinitionChangedError
 from aggregations.per_message.stage import KeyState
@@ -55,13 +56,13 @@ def _state_of(stored: Stored, ref: StageRef, key: bytes, stage: Stage, earlier: 
                 "continue with --accept definition"
             )
         state = continued(stage, state, ref, key)
-    return KeyState(state, record.histories, stored.version)
+    return KeyState(state, record.histories, stored.version, record.time_us)
 
 
 def state_of(stored: Stored, ref: StageRef, key: bytes) -> KeyState:
     """Read one stored state unchanged, of any definition."""
     record = decode_record(stored.value, ref, key)
-    return KeyState(record.state, record.histories, stored.version)
+    return KeyState(record.state, record.histories, stored.version, record.time_us)
 
 
 def save_states(run: Run, stage: Stage, states: Mapping[bytes, KeyState]) -> None:
@@ -72,7 +73,7 @@ def save_states(run: Run, stage: Stage, states: Mapping[bytes, KeyState]) -> Non
     """
     marks = run.stores[stage.name].save(
         run.stage_ref(stage),
-        with_dues(stage, writes_of(states, stage.definition)),
+        with_dues(stage, writes_of(states, stage.definition, stage.aggregate.expiry)),
         epoch=run.epoch,
         batch=run.batch,
         known=run.known.of(stage.name),
@@ -81,9 +82,18 @@ def save_states(run: Run, stage: Stage, states: Mapping[bytes, KeyState]) -> Non
     run.known.note(stage.name, marks)
 
 
-def writes_of(states: Mapping[bytes, KeyState], definition: str) -> list[Write]:
+def writes_of(states: Mapping[bytes, KeyState], definition: str, expiry: Expiry | None = None) -> list[Write]:
     """The conditional writes of changed states."""
+
+    def due(state: KeyState) -> int | None:
+        return None if expiry is None or state.time_us is None else expiry.due(state.time_us)
+
     return [
-        Write(key, state.version, encode_record(StateRecord(definition, state.fold, state.histories)))
+        Write(
+            key,
+            state.version,
+            encode_record(StateRecord(definition, state.fold, state.histories, state.time_us)),
+            due(state),
+        )
         for key, state in states.items()
     ]

@@ -1,14 +1,19 @@
 """Removal: the vectorised path and the per-message path remove and judge the same, whatever the ends of batches."""
 
+from collections import Counter
 from datetime import UTC, datetime, timedelta
 
+import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from aggregations.definition.aggregates import count, total
+from aggregations.definition.fields import Fields
+from aggregations.definition.flow import Flow
 from aggregations.definition.windows import Window, hopping, tumbling
 from envelope import TopicPartition
-from tests.property.test_windows import Attempt, flow_with, logs, wanted
+from tests.property.test_windows import MINUTE, NOW, SCREWS, Attempt, flow_with, logs, wanted
 from tests.support.both import TOPIC_ID, Both
 
 WINDOWS = st.sampled_from(
@@ -74,3 +79,74 @@ def _time(seconds: int) -> datetime:
 @pytest.mark.parametrize("until", [0, 299, 300, 301])
 def test_the_time_until_which_states_are_due_rises_from_window_to_window(until: int) -> None:
     assert tumbling("5m", retention="0s").due_until(until * 1_000_000) == until // 300 * 300
+
+
+def expired(log: list[Attempt], seconds: int) -> tuple[dict[bytes, tuple[set[Attempt], int]], Counter[str]]:
+    """What the states of a partition's parts hold, with their latest event times, and the verdicts, by the rule."""
+    held: dict[bytes, tuple[set[Attempt], int]] = {}
+    seen: dict[bytes, set[Attempt]] = {}
+    verdicts: Counter[str] = Counter()
+    reached: int | None = None
+    for one in log:
+        time_us, key = (NOW + one.minutes * MINUTE) * 1_000, one.part.encode()
+        events, latest = held.get(key, (set(), None))
+        if reached is not None and time_us + seconds * 1_000_000 <= reached:
+            verdicts["too late"] += 1  # or a duplicate: neither is folded
+        elif one in seen.get(key, ()):
+            verdicts["duplicate"] += 1
+        else:
+            now = time_us if reached is None else max(time_us, reached)
+            if latest is not None and latest + seconds * 1_000_000 <= now:
+                events, latest = set(), None
+            held[key] = {*events, one}, time_us if latest is None else max(latest, time_us)
+            seen.setdefault(key, set()).add(one)
+            verdicts["folded"] += 1
+        reached = time_us if reached is None else max(reached, time_us)
+    return held, verdicts
+
+
+@settings(max_examples=40, deadline=None)
+@given(minutes=st.sampled_from([1, 3, 8, 20]), found=logs(), data=st.data())
+def test_states_expire_by_the_logs_alone_on_both_paths(
+    minutes: int, found: list[list[Attempt]], data: st.DataObject
+) -> None:
+    fields = Fields(n=count(), torque=total("torque"))
+    flow = (
+        Flow("fastening")
+        .source(SCREWS)
+        .aggregate("attempts", "part", fields, expire_after=f"{minutes}m")
+        .aggregate("all", pl.lit("all"), Fields(n=count()))
+    )
+    both = Both(flow)
+    runner = both.memory
+    for run in (runner.run, both.run):
+        run.start_at("screws", TOPIC_ID, dict.fromkeys(range(len(found)), 0))
+    while True:
+        start = {partition: runner.run.start.get(TopicPartition("screws", partition), 0) for partition in range(3)}
+        left = [range(start[partition], len(log)) for partition, log in enumerate(found)]
+        if not any(left):
+            break
+        batch = []
+        for partition in data.draw(st.permutations(range(len(found)))):
+            size = data.draw(st.integers(0, len(left[partition])))
+            batch += [found[partition][offset].record(offset) for offset in left[partition][:size]]
+        both.process(batch)
+    held: dict[bytes, tuple[set[Attempt], int]] = {}
+    verdicts: Counter[str] = Counter()
+    for log in found:
+        mine, counted = expired(log, minutes * 60)
+        held |= mine
+        verdicts += counted
+    closing_us = runner.run.manifest.closing_us if runner.run.manifest else None
+    expiry = flow.stages[0].aggregate.expiry
+    assert expiry is not None
+    stays = {
+        key: events
+        for key, (events, latest) in held.items()
+        if closing_us is None or expiry.due(latest) > expiry.due_until(closing_us)
+    }
+    assert runner.results("attempts") == {
+        key: {"n": len(events), "torque": sum(one.root for one in events)} for key, events in stays.items()
+    }
+    folded = verdicts["folded"]
+    assert runner.results("all") == ({b"all": {"n": folded}} if folded else {})

@@ -22,10 +22,11 @@ from persistence.commit import faults
 from persistence.commit.faults import Fault, FaultOutcome, Injector
 from persistence.errors import Transient
 from persistence.memory import MemoryStore
-from tests.property.test_windows import SCREWS, TOPIC_ID, Attempt, wanted
+from tests.property.test_windows import SCREWS, Attempt, wanted
 from tests.simulation.oracle import Violation
 from tests.simulation.patch import Patch, original
 from tests.simulation.stores import SimulatedStore, forget, open_store
+from tests.support.both import TOPIC_ID
 
 _WINDOWS = (
     tumbling("5m", retention="0s"),

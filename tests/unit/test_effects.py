@@ -18,6 +18,7 @@ EFFECTS = {
     "flush": "producer",
     "save": "store",
     "save_manifest": "store",
+    "remove": "store",
     "acquire_epoch": "store|authority",
     "install_epoch": "store",
     "alter_group_offsets": "topics",
@@ -137,7 +138,8 @@ def test_every_point_in_the_code_is_in_the_registry_and_the_other_way_round() ->
         f"CommitStep.{CommitStep(kind).name}" if kind in set(CommitStep) else kind.upper()
         for kind in map(kind_of, known_points())
     }
-    assert {point.partition("(")[0].removesuffix(".of").replace("write_of", "WRITE") for point in used} == named
+    kinds = {point.partition("(")[0].removesuffix(".of") for point in used}
+    assert {one.replace("write_of", "WRITE").replace("removal_of", "REMOVE") for one in kinds} == named
 
 
 @pytest.mark.parametrize("store", ["cassandra", "redis", "sqlite"])

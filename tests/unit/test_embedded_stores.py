@@ -46,7 +46,7 @@ class Kind:
 def change_database(path: Path, change: str) -> None:
     connection = sqlite3.connect(path)
     with connection:
-        connection.execute({"theirs": "CREATE TABLE theirs (x)", "newer": "PRAGMA user_version = 3"}[change])
+        connection.execute({"theirs": "CREATE TABLE theirs (x)", "newer": "PRAGMA user_version = 4"}[change])
     connection.close()
 
 
@@ -59,7 +59,7 @@ def change_environment(path: Path, change: str) -> None:
 
 
 SQLITE = Kind(
-    "sqlite", "file", "", ("synchronous", ("full", "normal", "off")), "schema 3; this code reads 2", change_database
+    "sqlite", "file", "", ("synchronous", ("full", "normal", "off")), "schema 4; this code reads 3", change_database
 )
 LMDB = Kind(
     "lmdb",

@@ -136,11 +136,30 @@ def test_a_file_without_marks_gets_them_and_keeps_its_states(store, path):
     store.close()
     for change in ("DROP VIEW readable", *(f"ALTER TABLE stage DROP COLUMN {one}" for one in ("mark", "downstream"))):
         run_sql(path, change)
+    without_due_times(path)
     run_sql(path, "PRAGMA user_version = 1")
     assert store.load(STAGE, [b"k"]).keys() == {b"k"}
     assert {name: one.mark.count for name, one in store.marks(STAGE).items()} == {"0": 0}
     marks = store.save(STAGE, [Write(b"new", 0, b"{}")], epoch=epoch, batch=9)
     assert {name: mark.count for name, mark in marks.items()} == {"0": 1}
+
+
+def test_a_file_without_due_times_gets_them_and_keeps_its_states(store, path):
+    epoch = put(store, b"k")
+    store.close()
+    without_due_times(path)
+    run_sql(path, "PRAGMA user_version = 2")
+    assert store.load(STAGE, [b"k"]).keys() == {b"k"}
+    store.save(STAGE, [Write(b"new", 0, b"{}", 5)], epoch=epoch, batch=9)
+    assert store.remove(STAGE, 5, epoch=epoch, batch=9).states == 1
+    assert store.load(STAGE, [b"k", b"new"]).keys() == {b"k"}
+
+
+def without_due_times(path):
+    run_sql(path, "DROP VIEW IF EXISTS readable")
+    run_sql(path, "DROP INDEX state_due")
+    run_sql(path, "ALTER TABLE state DROP COLUMN due")
+    run_sql(path, "ALTER TABLE stage DROP COLUMN removed")
 
 
 def test_a_state_that_was_tampered_with_into_text_is_corrupt(store, path):
