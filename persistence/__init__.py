@@ -9,7 +9,7 @@ from persistence.lazy import lazy
 
 if TYPE_CHECKING:
     from persistence.errors import Conflict, Corrupt, Fenced, StoreError, StoreWentBack, Terminal, Transient
-    from persistence.protocol import Capabilities, FlowRef, Manifest, StageRef, StateStore, Stored, Write
+    from persistence.protocol import Capabilities, FlowRef, Manifest, Removed, StageRef, StateStore, Stored, Write
     from persistence.reader import Reader, SequenceSnapshots
     from persistence.registry import open_store
     from persistence.stored_filter import Filtered, StoredFilter
@@ -23,6 +23,7 @@ __all__ = [
     "FlowRef",
     "Manifest",
     "Reader",
+    "Removed",
     "SequenceSnapshots",
     "StageRef",
     "StateStore",
@@ -38,7 +39,7 @@ __all__ = [
 
 _MODULES: Final = {
     "errors": ("Conflict", "Corrupt", "Fenced", "StoreError", "StoreWentBack", "Terminal", "Transient"),
-    "protocol": ("Capabilities", "FlowRef", "Manifest", "StageRef", "StateStore", "Stored", "Write"),
+    "protocol": ("Capabilities", "FlowRef", "Manifest", "Removed", "StageRef", "StateStore", "Stored", "Write"),
     "reader": ("Reader", "SequenceSnapshots"),
     "registry": ("open_store",),
     "stored_filter": ("Filtered", "StoredFilter"),

@@ -12,7 +12,7 @@ from aggregations.definition.aggregates import count, total
 from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Flow
 from aggregations.definition.windows import Window, hopping, tumbling
-from aggregations.per_message import arrivals
+from aggregations.per_message import arrivals, stage
 from aggregations.run import memory, states
 from aggregations.run.closing import with_closing
 from aggregations.run.memory import MemoryRunner
@@ -22,6 +22,7 @@ from persistence.commit import faults
 from persistence.commit.faults import Fault, FaultOutcome, Injector
 from persistence.errors import Transient
 from persistence.memory import MemoryStore
+from tests.property.test_retire import expired
 from tests.property.test_windows import SCREWS, Attempt, wanted
 from tests.simulation.oracle import Violation
 from tests.simulation.patch import Patch, original
@@ -58,12 +59,15 @@ class WindowWorld:
             Flow("fastening")
             .source(SCREWS)
             .aggregate("seen", "part", fields, history=512)
-            .aggregate("attempts", "part", fields, window=self._window, history=512)
+            .aggregate("attempts", "part", fields, history=512, **self._stage())
             .aggregate("all", "part", fields, history=512)
         )
         up, down = f"simulated://windows-up-{seed}", f"simulated://windows-down-{seed}"
         self._stores = {"seen": up, "attempts": down, "all": down}
         self._gone: set[bytes] = set()
+
+    def _stage(self) -> dict[str, Any]:
+        return {"window": self._window}
 
     @property
     def removed(self) -> int:
@@ -149,6 +153,33 @@ class WindowWorld:
                 raise Violation("an element was lost, or counted twice, behind a window")
 
 
+class ExpiryWorld(WindowWorld):
+    """The same with a stage whose states expire."""
+
+    def _stage(self) -> dict[str, Any]:
+        self._minutes = self._random.choice([2, 4, 9])
+        return {"expire_after": f"{self._minutes}m"}
+
+    def _check(self, runner: MemoryRunner, *, ended: bool) -> None:
+        held: dict[bytes, tuple[set[Attempt], int]] = {}
+        folded = 0
+        for log in self._log:
+            mine, verdicts = expired(log, self._minutes * 60)
+            held, folded = held | mine, folded + verdicts["folded"]
+        found, counted = runner.results("attempts"), sum(one["n"] for one in runner.results("all").values())
+        if counted > folded or (ended and counted < folded):
+            raise Violation(f"{counted} of {folded} elements were passed on")
+        if not ended:
+            return
+        closing_us = runner.run.manifest.closing_us if runner.run.manifest else None
+        expiry = self._flow.stage("attempts").aggregate.expiry
+        for key, (events, latest) in held.items():
+            due = closing_us is not None and expiry is not None and expiry.due(latest) <= expiry.due_until(closing_us)
+            self._gone |= {key} if due else set()
+            if found.get(key) != (None if due else _sums(events)):
+                raise Violation(f"{key!r} holds {found.get(key)}; due: {due}; {_sums(events)}")
+
+
 def _sums(events: Sequence[Attempt] | set[Attempt]) -> dict[str, int]:
     return {"n": len(events), "torque": sum(one.root for one in events)}
 
@@ -209,3 +240,13 @@ BUGS: Mapping[str, Sequence[Patch]] = {
     "states-without-a-due-time": [(states, "with_dues", lambda _stage, writes: writes)],
 }
 """Bugs that are planted on purpose: the patches that make them."""
+
+_expiring = original(arrivals, "enter_expiring")
+
+EXPIRY_BUGS: Mapping[str, Sequence[Patch]] = {
+    "expired-states-continue": [(stage, "_has_expired", lambda *_: False)],
+    "late-events-begin-states": [
+        (arrivals, "enter_expiring", lambda *given: [one._replace(closed=False) for one in _expiring(*given)])
+    ],
+}
+"""The same for states that expire."""
