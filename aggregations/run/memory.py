@@ -76,7 +76,8 @@ class MemoryRunner:
         ends: Current end offset by partition. A crashed run may have folded records below them; without them, any
             record.
         whole: Returns the end offset by partition of the whole topic; by topic for a flow with several sources. Without
-            it only the partitions of the records passed in are known, and a growth of the topic never ends.
+            it only the partitions of the records passed in are known: no other one holds windows open, and a growth of the
+            topic never ends.
         clock: Returns the time in seconds since 1970.
         metadata_max_age: Seconds for which producers may not know of new partitions.
 

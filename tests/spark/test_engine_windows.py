@@ -73,3 +73,19 @@ def test_windows_on_spark_are_those_of_the_oracle_in_any_batches_and_in_a_replay
     world.run(flow, max_records=110)
     assert world.untimed(flow) == before
     world.check(flow)
+
+
+def test_states_expire_on_spark_as_in_the_oracle_in_any_batches(world: World) -> None:
+    world.send(timed(legs(200)))
+    flow = (
+        Flow("expiring")
+        .source(Topic(world.topic, Leg))
+        .aggregate("tails", "tail", Fields(legs=count(), minutes=total("minutes")), expire_after="5m")
+        .aggregate("carriers", pl.col("carrier"), Fields(legs=count()))
+    )
+    report = world.run(flow, max_records=70)
+    oracle = world.oracle(flow)
+    assert report.removed["tails"] > 0
+    assert verdicts(report)["tails"][Verdict.BELOW_FLOOR] > 5
+    for stage in ("tails", "carriers"):
+        assert world.results(flow, stage) == oracle.results(stage)
