@@ -184,7 +184,13 @@ def _joined(sessions: list[_Session], times: Sequence[int], gap_us: int, before:
         gap_us: The gap.
         before: Text of each numbered session's state; new ones are added.
     """
+    one: _Session | None = None
     for time_us in times:
+        # The usual case, without a search: within the session before, or after it and it is the last one.
+        if one is not None and one.start <= time_us <= one.end + gap_us and (time_us <= one.end or one is sessions[-1]):
+            one.end = max(one.end, time_us)
+            yield one.number
+            continue
         place = near(sessions, time_us, gap_us)
         match sessions[place]:
             case [one]:
