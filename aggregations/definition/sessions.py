@@ -4,23 +4,14 @@ import re
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, ClassVar, Final, TypeAlias, TypeVar
 
 from aggregations.definition.arguments import check_type, located
 from aggregations.definition.fields import Fields
 from aggregations.definition.folds import check_state
 from aggregations.definition.times import MICROS
-from aggregations.definition.windows import (
-    EPOCH,
-    Late,
-    Window,
-    WindowKey,
-    check_zone,
-    duration,
-    late_policy,
-    length_text,
-)
+from aggregations.definition.windows import Late, Window, WindowKey, check_zone, duration, late_policy, length_text
 from aggregations.errors import FlowError
 from envelope import EnvelopeError
 
@@ -28,6 +19,7 @@ MOST_SESSIONS: Final = 1_000
 """Sessions that the state of one key holds: all of them are read and written with it."""
 TOO_MANY: Final = f"its key has {MOST_SESSIONS:,} sessions, the most that a state holds; use a longer gap"
 
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _SPAN: Final = re.compile(rb"@([^@/]{20,27})/([^@/]{20,27})\Z")
 _MEMBERS: Final = 3
 
@@ -205,4 +197,4 @@ def _end(one: Any) -> int:
 
 
 def _time(micros: int) -> datetime:
-    return EPOCH + timedelta(microseconds=micros)
+    return _EPOCH + timedelta(microseconds=micros)

@@ -13,7 +13,7 @@ from aggregations.errors import FlowError
 MOST_WINDOWS: Final = 1_000
 """Windows that one element may belong to: each of them is a state of its own."""
 
-EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _LONGEST: Final = 3_650 * 86_400
 """Ten years: with `aggregations.definition.times.EARLIEST_US` every start and end has a year of four digits."""
 _DURATION: Final = re.compile(r"([0-9]{1,9})(s|m|h|d)", re.ASCII)
@@ -47,7 +47,7 @@ class WindowKey(NamedTuple):
     @property
     def texts(self) -> tuple[str, str]:
         """Start and end in ISO 8601, as in the key of the state."""
-        return iso_text(self.start), iso_text(self.end)
+        return _iso(self.start), _iso(self.end)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ class Window:
             FlowError: No window starts there.
         """
         check_zone(start)
-        seconds = (start - EPOCH).total_seconds()
+        seconds = (start - _EPOCH).total_seconds()
         if seconds % self.slide:
             raise FlowError(
                 f"no window starts at {start.isoformat()}: {self} starts at multiples of {length_text(self.slide)}"
@@ -223,11 +223,10 @@ def start_bytes(start: int) -> bytes:
     Args:
         start: Start of the window, in seconds since 1970.
     """
-    return f"@{iso_text(EPOCH + timedelta(seconds=start))}".encode()
+    return f"@{_iso(_EPOCH + timedelta(seconds=start))}".encode()
 
 
-def iso_text(time: datetime) -> str:
-    """A time in UTC, in ISO 8601."""
+def _iso(time: datetime) -> str:
     return f"{time.replace(tzinfo=None).isoformat()}Z"
 
 

@@ -252,6 +252,14 @@ def test_gap_and_lateness_are_part_of_the_definition_and_the_policy_is_not() -> 
     assert len({base, made(session("6m")), made(session("5m", lateness="1s")), made(tumbling("5m"))}) == 4
 
 
+def test_the_description_names_the_gap_and_what_is_done_message_by_message() -> None:
+    described = flow(session("10s", lateness="1m"), Fields(n=count())).describe()
+    assert (
+        "screw by screw, session 10s, 1m late: Fields(n=count()) vectorised, merging sessions per message" in described
+    )
+    assert ">vectorised</text>" in flow(session("10s")).describe_svg()
+
+
 def test_columns_are_emitted_of_the_session_that_an_element_joins() -> None:
     emit = Emit(n="new.n", was="old.n")
     made = flow(session("10s", lateness="1h"), emit=emit).aggregate(
