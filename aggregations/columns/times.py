@@ -82,7 +82,7 @@ def enter_windows(stepped: Stepped, keys: pl.Series, window: Window | SessionWin
     keys = keys if kept.all() else keys.filter(pl.Series(kept))
     times: Ints = stepped.frame.get_column(schema.TIME).to_numpy()
     if isinstance(window, SessionWindow):
-        return InWindows(keys, keys, _reached(stepped.frame, window.closes_us(times)))
+        return InWindows(keys, keys, _reached(stepped.frame, times + (window.gap + window.lateness) * MICROS + 1))
     starts = times // MICROS // window.slide * window.slide
     if window.each > 1:
         rows = np.repeat(np.arange(len(times)), window.each)

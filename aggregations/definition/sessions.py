@@ -5,7 +5,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, ClassVar, Final, TypeAlias, TypeVar
+from typing import Any, ClassVar, Final, TypeAlias
 
 from aggregations.definition.arguments import check_type, located
 from aggregations.definition.fields import Fields
@@ -22,8 +22,6 @@ TOO_MANY: Final = f"its key has {MOST_SESSIONS:,} sessions, the most that a stat
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _SPAN: Final = re.compile(rb"@([^@/]{20,27})/([^@/]{20,27})\Z")
 _MEMBERS: Final = 3
-
-T = TypeVar("T", bound=Any)
 
 Sessions: TypeAlias = list[Any]
 """The state of a key: `[start, end, state of the fold]` for each session, in microseconds since 1970, in order of time."""
@@ -56,13 +54,13 @@ class SessionWindow:
         """Canonical text of what determines the states: all but what happens to late elements."""
         return f"session {self.gap} {self.lateness}"
 
-    def closes_us(self, time_us: T) -> T:
+    def closes_us(self, time_us: int) -> int:
         """The first event time in the log of its partition after which an element comes too late.
 
         A session of this element alone is closed then: the log is further ahead than the gap and the lateness.
 
         Args:
-            time_us: Time of the element, in microseconds since 1970; or an array of such times.
+            time_us: Time of the element, in microseconds since 1970.
         """
         return time_us + (self.gap + self.lateness) * MICROS + 1
 

@@ -285,7 +285,7 @@ def test_a_snapshot_contains_all_sessions_of_its_key_so_that_a_merge_replaces_th
     both.process([at(2, 10)])
     seen = []
     for out in both.memory.outputs:
-        assert latest.apply(cast("bytes", out.key), read_snapshot(out.value))
+        assert latest.apply(out.key, read_snapshot(out.value))
         seen.append(latest.state(b"s"))
     assert seen == [
         [
