@@ -10,6 +10,7 @@ from aggregations.columns import schema
 from aggregations.columns.arrays import Ints
 from aggregations.columns.steps import Stepped, evaluate_columns, numbered
 from aggregations.definition.expressions import expression
+from aggregations.definition.sessions import SessionWindow
 from aggregations.definition.source import Topic
 from aggregations.definition.times import EARLIEST_US, LATEST_US, MICROS, NO_TIME
 from aggregations.definition.windows import Window, start_bytes
@@ -68,7 +69,7 @@ def with_times(frame: pl.DataFrame, topic: Topic, read: Mapping[TopicPartition, 
     ), after
 
 
-def enter_windows(stepped: Stepped, keys: pl.Series, window: Window) -> InWindows:
+def enter_windows(stepped: Stepped, keys: pl.Series, window: Window | SessionWindow) -> InWindows:
     """Put each row into its windows: it is replaced by one row for each, in order of time.
 
     Args:
@@ -80,6 +81,8 @@ def enter_windows(stepped: Stepped, keys: pl.Series, window: Window) -> InWindow
     kept = stepped.reject(missing.astype(np.uint8), [_NO_TIME])
     keys = keys if kept.all() else keys.filter(pl.Series(kept))
     times: Ints = stepped.frame.get_column(schema.TIME).to_numpy()
+    if isinstance(window, SessionWindow):
+        return InWindows(keys, keys, _reached(stepped.frame, times + (window.gap + window.lateness) * MICROS + 1))
     starts = times // MICROS // window.slide * window.slide
     if window.each > 1:
         rows = np.repeat(np.arange(len(times)), window.each)
@@ -89,9 +92,13 @@ def enter_windows(stepped: Stepped, keys: pl.Series, window: Window) -> InWindow
         keys = keys[rows]
     different, codes = np.unique(starts, return_inverse=True)
     ends = pl.Series([start_bytes(start) for start in different.tolist()], dtype=pl.Binary).gather(codes)
-    closes = pl.Series((starts + window.size + window.lateness) * MICROS)
-    closed = (closes <= stepped.frame.get_column(schema.BEFORE)).fill_null(value=False)
-    return InWindows(keys, keys + ends, closed)
+    closes = (starts + window.size + window.lateness) * MICROS
+    return InWindows(keys, keys + ends, _reached(stepped.frame, closes))
+
+
+def _reached(frame: pl.DataFrame, times: Ints) -> pl.Series:
+    """Whether the log of each row's partition has reached a time before it."""
+    return (pl.Series(times) <= frame.get_column(schema.BEFORE)).fill_null(value=False)
 
 
 def _declared(frame: pl.DataFrame, topic: Topic) -> pl.Series:

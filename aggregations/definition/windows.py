@@ -32,12 +32,12 @@ class Late(StrEnum):
 
 
 class WindowKey(NamedTuple):
-    """The key of a windowed state, divided.
+    """The key of a windowed state or of a session, divided.
 
     Attributes:
         key: Key of the stage.
-        start: Start of the window.
-        end: End of the window: the first time that is not in it.
+        start: Start of the window; first time of the session.
+        end: End of the window: the first time that is not in it; last time of the session.
     """
 
     key: bytes
@@ -110,12 +110,11 @@ class Window:
         Raises:
             FlowError: No window starts there.
         """
-        if start.tzinfo is None:
-            raise FlowError(f"{start.isoformat()} has no time zone; append Z for UTC, or an offset such as +02:00")
+        check_zone(start)
         seconds = (start - _EPOCH).total_seconds()
         if seconds % self.slide:
             raise FlowError(
-                f"no window starts at {start.isoformat()}: {self} starts at multiples of {_text(self.slide)}"
+                f"no window starts at {start.isoformat()}: {self} starts at multiples of {length_text(self.slide)}"
             )
         return key + start_bytes(int(seconds))
 
@@ -138,9 +137,9 @@ class Window:
 
     def __str__(self) -> str:
         name = "tumbling" if self.slide == self.size else "hopping"
-        slide = "" if self.slide == self.size else f" every {_text(self.slide)}"
-        late = f", {_text(self.lateness)} late" if self.lateness else ""
-        return f"{name} {_text(self.size)}{slide}{late}"
+        slide = "" if self.slide == self.size else f" every {length_text(self.slide)}"
+        late = f", {length_text(self.lateness)} late" if self.lateness else ""
+        return f"{name} {length_text(self.size)}{slide}{late}"
 
 
 def tumbling(size: str, *, lateness: str = "0s", late: str = Late.DROP) -> Window:
@@ -157,7 +156,7 @@ def tumbling(size: str, *, lateness: str = "0s", late: str = Late.DROP) -> Windo
     """
     with located("tumbling()"):
         seconds = duration("size", size)
-        return Window(seconds, seconds, duration("lateness=", lateness, least=0), _late(late))
+        return Window(seconds, seconds, duration("lateness=", lateness, least=0), late_policy(late))
 
 
 def hopping(size: str, slide: str, *, lateness: str = "0s", late: str = Late.DROP) -> Window:
@@ -180,17 +179,17 @@ def hopping(size: str, slide: str, *, lateness: str = "0s", late: str = Late.DRO
             raise FlowError(
                 f"an element would belong to {seconds // step} windows; the limit is {MOST_WINDOWS}: use a longer slide"
             )
-        return Window(seconds, step, duration("lateness=", lateness, least=0), _late(late))
+        return Window(seconds, step, duration("lateness=", lateness, least=0), late_policy(late))
 
 
-def check_window(window: object) -> None:
-    """Check the argument `window=` of a stage.
+def check_zone(time: datetime) -> None:
+    """Check that a time has a time zone.
 
     Raises:
-        FlowError: It is neither windows nor None.
+        FlowError: It has none.
     """
-    if window is not None:
-        check_type("window=", window, Window, 'tumbling("5m") or hopping("10m", "5m")')
+    if time.tzinfo is None:
+        raise FlowError(f"{time.isoformat()} has no time zone; append Z for UTC, or an offset such as +02:00")
 
 
 def duration(what: str, given: object, least: int = 1) -> int:
@@ -231,13 +230,19 @@ def _iso(time: datetime) -> str:
     return f"{time.replace(tzinfo=None).isoformat()}Z"
 
 
-def _late(given: str) -> Late:
+def late_policy(given: str) -> Late:
+    """Read the argument `late=`.
+
+    Raises:
+        FlowError: It is unknown.
+    """
     try:
         return Late(given)
     except ValueError as error:
         raise FlowError(f"late= takes one of {', '.join(Late)}; got {given!r}") from error
 
 
-def _text(seconds: int) -> str:
+def length_text(seconds: int) -> str:
+    """A length of time in its largest unit, as `duration` reads it."""
     unit = next(name for name in reversed(_SECONDS) if seconds % _SECONDS[name] == 0)
     return f"{seconds // _SECONDS[unit]}{unit}"

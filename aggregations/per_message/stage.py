@@ -19,6 +19,7 @@ from aggregations.per_message.cause import Cause, refusal
 from aggregations.per_message.closed import judge_closed, reason_of
 from aggregations.per_message.emitting import emitted_row
 from aggregations.per_message.ledger import Entry
+from aggregations.per_message.sessions import fold_in_session, state_at
 from envelope import Decision, EnvelopeError, Histories, Node, Position, Reason, Route, Siblings, Standing, Verdict
 from envelope.dedup.eviction import GrowthFullError
 from envelope.dedup.histories import HolesFullError, in_order
@@ -232,7 +233,7 @@ def _fold_key(
     policies = siblings if isinstance(siblings, Siblings) else [siblings[arrivals[i].element.topic] for i in rows]
     decided = before.histories.judge(standings, policies)
     # The fold may change its state in place, and a key may be folded again.
-    state = copied(before.fold if before.folded else stage.fold.zero())
+    state = copied(before.fold if before.folded else stage.zero())
     result = _Folded()
     folded: list[Standing] = []
     room = Room(before.histories)
@@ -286,8 +287,10 @@ def _pass(stage: Aggregate, loaded: Mapping[bytes, KeyState], arrival: Arrival, 
     if stage.emit is None:
         return Decided(arrival, decision, emitted=(element,))
     state = loaded.get(arrival.key, KeyState()).fold
-    state = stage.fold.zero() if state is None else copied(state)
+    state = stage.zero() if state is None else copied(state)
     try:
+        if stage.sessions is not None:
+            state = state_at(stage, state, _time_of(element))
         if isinstance(stage.emit, Emit):
             values = [emitted_row(stage, _inputs(arrival), state, state, types, always=True)]
         else:
@@ -312,7 +315,19 @@ def _inputs(arrival: Arrival) -> Mapping[str, Any]:
     return arrival.values
 
 
-def _fold_one(stage: Aggregate, before: Any, arrival: Arrival, types: Schema) -> tuple[Any, tuple[Element[Any], ...]]:
+def _time_of(element: Element[Any]) -> int:
+    assert element.time_us is not None  # `enter_windows` rejects others
+    return element.time_us
+
+
+def _fold_one(stage: Aggregate, state: Any, arrival: Arrival, types: Schema) -> tuple[Any, tuple[Element[Any], ...]]:
+    if stage.sessions is None:
+        return _fold_into(stage, state, arrival, types)
+    time_us = _time_of(arrival.element)
+    return fold_in_session(stage, state, time_us, lambda before: _fold_into(stage, before, arrival, types))
+
+
+def _fold_into(stage: Aggregate, before: Any, arrival: Arrival, types: Schema) -> tuple[Any, tuple[Element[Any], ...]]:
     element, state, inputs = arrival.element, before, _inputs(arrival)
     if isinstance(stage.fold, Fields):
         state = stage.fold.add(before, inputs, (arrival.standing.position, arrival.standing.lane))

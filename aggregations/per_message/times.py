@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from aggregations.definition.element import Element
 from aggregations.definition.flow import Flow
+from aggregations.definition.sessions import SessionWindow
 from aggregations.definition.source import Topic
 from aggregations.definition.times import NO_TIME, checked_time
 from aggregations.definition.windows import Window, start_bytes
@@ -91,8 +92,10 @@ def with_times(
     return found, times
 
 
-def enter_windows(applied: Applied, keys: Sequence[bytes], window: Window) -> list[InWindow]:
+def enter_windows(applied: Applied, keys: Sequence[bytes], window: Window | SessionWindow) -> list[InWindow]:
     """Put each element into its windows: it is replaced by one item for each, in order of time.
+
+    All sessions of a key are in one state: an element stays as it is.
 
     Elements without a valid event time are rejected.
 
@@ -110,12 +113,20 @@ def enter_windows(applied: Applied, keys: Sequence[bytes], window: Window) -> li
     elements, found = [], []
     for element, key in zip(applied.elements, kept, strict=True):
         assert element.time_us is not None
+        if isinstance(window, SessionWindow):
+            elements.append(element)
+            found.append(InWindow(key, key, _reached(element, window.closes_us(element.time_us))))
+            continue
         for n, start in enumerate(window.starts(element.time_us)):
             elements.append(element if window.each == 1 else element.nth(n, element.value))
-            closed = element.before_us is not None and window.closes_us(start) <= element.before_us
-            found.append(InWindow(key, key + start_bytes(start), closed))
+            found.append(InWindow(key, key + start_bytes(start), _reached(element, window.closes_us(start))))
     applied.elements = elements
     return found
+
+
+def _reached(element: Element[Any], time_us: int) -> bool:
+    """Whether the log of an element's partition has reached a time before it."""
+    return element.before_us is not None and time_us <= element.before_us
 
 
 def _declared(elements: Sequence[Element[Any]], name: str, topic: Topic) -> Iterator[int | None]:

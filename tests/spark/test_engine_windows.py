@@ -10,6 +10,7 @@ import pytest
 from aggregations.definition.aggregates import count, total
 from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Flow
+from aggregations.definition.sessions import SessionWindow, session
 from aggregations.definition.source import Topic
 from aggregations.definition.windows import Window, hopping, tumbling
 from envelope import Envelope, Hop, Verdict, encode
@@ -35,7 +36,7 @@ def timed(sent: list[Any]) -> list[Sent]:
     return messages
 
 
-def windowed(topic: str, states: str, window: Window) -> Flow[Any]:
+def windowed(topic: str, states: str, window: Window | SessionWindow) -> Flow[Any]:
     return (
         Flow("windows")
         .source(Topic(topic, Leg))
@@ -46,10 +47,16 @@ def windowed(topic: str, states: str, window: Window) -> Flow[Any]:
 
 
 @pytest.mark.parametrize(
-    "window", [tumbling("5m", lateness="2m", late="dead_letter"), hopping("20m", "10m")], ids=["tumbling", "hopping"]
+    "window",
+    [
+        tumbling("5m", lateness="2m", late="dead_letter"),
+        hopping("20m", "10m"),
+        session("3m", lateness="2m", late="dead_letter"),
+    ],
+    ids=["tumbling", "hopping", "session"],
 )
 def test_windows_on_spark_are_those_of_the_oracle_in_any_batches_and_in_a_replay(
-    world: World, topic: Callable[..., str], window: Window
+    world: World, topic: Callable[..., str], window: Window | SessionWindow
 ) -> None:
     messages = timed(legs(200))
     world.send(messages)
