@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from aggregations.definition.fields import Fields
     from aggregations.definition.flow import Flow
     from aggregations.definition.folds import Fold
+    from aggregations.definition.sessions import SessionWindow, session
     from aggregations.definition.source import Json, Raw, Topic
     from aggregations.definition.windows import Window, hopping, tumbling
     from aggregations.errors import DefinitionChangedError, FlowError, RunRefusedError
@@ -41,6 +42,7 @@ __all__ = [
     "Raw",
     "Record",
     "RunRefusedError",
+    "SessionWindow",
     "Snapshot",
     "Topic",
     "Window",
@@ -59,6 +61,7 @@ __all__ = [
     "read_snapshot",
     "run_flow",
     "run_local",
+    "session",
     "standard_deviation",
     "top",
     "total",
@@ -75,6 +78,7 @@ _MODULES: Final = {
     "definition.fields": ("Fields",),
     "definition.flow": ("Flow",),
     "definition.folds": ("Fold",),
+    "definition.sessions": ("SessionWindow", "session"),
     "definition.source": ("Json", "Raw", "Topic"),
     "definition.windows": ("Window", "hopping", "tumbling"),
     "errors": ("DefinitionChangedError", "FlowError", "RunRefusedError"),

@@ -57,6 +57,8 @@ class Reason(StrEnum):
     """It has no event time, or an invalid one, and the stage has windows."""
     WINDOW_CLOSED = "window_closed"
     """Its window is closed, and the stage sends late messages to the dead-letter topic."""
+    TOO_MANY_SESSIONS = "too_many_sessions"
+    """It begins a session, and the state of its key already has the maximum number of sessions."""
     TRANSFORM_FAILED = "transform_failed"
     """A map, filter, flat_map or key function raised."""
     TOO_MANY_SIBLINGS = "too_many_siblings"

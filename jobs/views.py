@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from heapq import nsmallest
 from itertools import chain, compress, islice
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
 import polars as pl
@@ -15,7 +16,7 @@ from aggregations.definition.windows import Window
 from aggregations.errors import FlowError
 from jobs.table.columns import Columns
 from jobs.table.selection import Selection, condition, matching
-from jobs.table.view import View, key_as_json, view_of
+from jobs.table.view import View, key_as_json, views_of
 from persistence.names import FlowRef, StageRef
 from persistence.protocol import StateStore, Stored
 from persistence.registry import open_store
@@ -93,12 +94,14 @@ class States(Iterable[View]):
             elif store.capabilities.ordered_scan and self.selection.keys is None:
                 yield from _parted(islice(chain.from_iterable(parts), limit), _PART)
             else:
-                lowest = nsmallest(limit, chain.from_iterable(parts), key=lambda view: view.key)
+                order = attrgetter("key" if self.stage.aggregate.sessions is None else "session_order")
+                lowest = nsmallest(limit, chain.from_iterable(parts), key=order)
                 yield from _parted(iter(lowest), _PART)
 
     def _found(self, store: StateStore) -> Iterator[View]:
         """The states in the range of keys."""
-        which, window = self.selection, self.stage.aggregate.window
+        which, aggregate = self.selection, self.stage.aggregate
+        window = aggregate.window if isinstance(aggregate.window, Window) else None
         if which.keys is not None and (window is None or which.start is not None):
             keys = which.keys
             if window is not None and which.start is not None:
@@ -110,8 +113,9 @@ class States(Iterable[View]):
             found = self._in_windows(store, window)
         manifest = store.load_manifest(self.ref.flow_ref)  # before the states: what is written later has no time
         times = manifest.times if manifest else ()
-        views = (view_of(self.stage, self.ref, key, stored, times) for key, stored in found)
-        return filter(which.of_age, views)
+        views = (view for key, stored in found for view in views_of(self.stage, self.ref, key, stored, times))
+        recent = filter(which.of_age, views)
+        return recent if aggregate.sessions is None else filter(which.has_session, recent)
 
     def _in_windows(self, store: StateStore, window: Window) -> Iterator[tuple[bytes, Stored]]:
         """The states of some windows of some keys."""
@@ -178,11 +182,13 @@ def states(
     found, ref = flow.stage(stage), FlowRef(flow.name, generation).stage(stage)
     columns = Columns.of_stage(found, str(ref), histories=histories)
     chosen = None if where is None else condition(where, columns.schema)
+    window = found.aggregate.window
     if start is not None:
-        if found.aggregate.window is None:
+        if window is None:
             raise FlowError(f"stage {stage} has no windows")
-        found.aggregate.window.key_at(b"", start)  # a window starts there
-    selection = Selection(keys, prefix, after, chosen, older_than_ms, newer_than_ms, limit, start=start)
+        window.key_at(b"", start)  # a window starts there
+    past = None if after is None or found.aggregate.sessions is None else found.aggregate.sessions.find(after)
+    selection = Selection(keys, prefix, after, chosen, older_than_ms, newer_than_ms, limit, start=start, past=past)
     return States(found, ref, stores[stage], selection, columns)
 
 

@@ -14,7 +14,7 @@ import polars as pl
 from aggregations.columns.arrays import Ints, Mask, arrow
 from aggregations.columns.fold import OPERATIONS, run_whole, whole_inputs
 from aggregations.columns.record_text import WHOLE
-from aggregations.columns.records import StoredStates
+from aggregations.columns.records import States
 from aggregations.columns.steps import evaluate_columns
 from aggregations.definition.aggregates import At, FieldAggregate
 from aggregations.definition.emit import CONDITION, NEW, OLD, Emit
@@ -47,7 +47,7 @@ def emit_columns(
     read: pl.DataFrame,
     keys: Ints,
     at: Sequence[At] | None,
-    stored: StoredStates,
+    stored: States,
 ) -> Emitted:
     """Emit for accepted rows.
 
@@ -83,7 +83,7 @@ def emit_columns(
 
 
 def _whole(
-    name: str, number: int, field: FieldAggregate, inputs: pl.DataFrame, keys: Ints, stored: StoredStates
+    name: str, number: int, field: FieldAggregate, inputs: pl.DataFrame, keys: Ints, stored: States
 ) -> list[pl.Series]:
     """A field whose states are integers or null, before and after each row."""
     numbers, valid = whole_inputs(name, field, inputs, len(keys))
@@ -108,7 +108,7 @@ def _others(
     inputs: pl.DataFrame,
     keys: Ints,
     at: Sequence[At] | None,
-    stored: StoredStates,
+    stored: States,
     failed: Mask,
 ) -> list[pl.Series]:
     """Any other field, before and after each row; marks the rows of keys whose states are not of the type."""

@@ -11,7 +11,7 @@ import polars as pl
 from aggregations.columns.arrays import Ints, Mask
 from aggregations.columns.compiled import compiled
 from aggregations.columns.record_text import TEXT, WHOLE, Values
-from aggregations.columns.records import StoredStates, Texts
+from aggregations.columns.records import States, Texts
 from aggregations.definition.aggregates import (
     At,
     Count,
@@ -93,7 +93,7 @@ def fold_fields(
     inputs: pl.DataFrame,
     keys: Ints,
     at: Sequence[At] | None,
-    stored: StoredStates,
+    stored: States,
 ) -> Folded:
     """Fold accepted rows.
 
@@ -229,7 +229,7 @@ def _fold_others(
     inputs: pl.DataFrame,
     keys: Ints,
     at: Sequence[At] | None,
-    stored: StoredStates,
+    stored: States,
     values: Values,
     unfit: Mask,
 ) -> bytes:
@@ -273,7 +273,7 @@ def _fold_sequence(
     column: pl.Series,
     keys: Ints,
     at: Sequence[At] | None,
-    stored: StoredStates,
+    stored: States,
     texts: Texts,
     unfit: Mask,
 ) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from contextlib import suppress
 from itertools import pairwise
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import msgspec
 import numpy as np
@@ -40,6 +40,22 @@ def form_of(definition: str, fields: Sequence[str] | None, kinds: Sequence[int] 
         np.cumsum([0, *map(len, pieces)], dtype=np.int64),
         np.frombuffer(b"".join(pieces), np.uint8),
     )
+
+
+class States(Protocol):
+    """States before a batch.
+
+    Attributes:
+        exists: Which of them exist.
+        values: The values in them.
+    """
+
+    exists: Mask
+    values: Values
+
+    def text(self, value: int, key: int) -> bytes:
+        """The text of a value in a state."""
+        ...
 
 
 class StoredStates:

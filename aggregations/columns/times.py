@@ -11,6 +11,7 @@ from aggregations.columns.arrays import Ints
 from aggregations.columns.steps import Stepped, evaluate_columns, numbered
 from aggregations.definition.expiry import Expiry
 from aggregations.definition.expressions import expression
+from aggregations.definition.sessions import SessionWindow
 from aggregations.definition.source import Topic
 from aggregations.definition.times import EARLIEST_US, LATEST_US, MICROS, NO_TIME
 from aggregations.definition.windows import Window, start_bytes
@@ -69,7 +70,9 @@ def with_times(frame: pl.DataFrame, topic: Topic, read: Mapping[TopicPartition, 
     ), after
 
 
-def enter_windows(stepped: Stepped, keys: pl.Series, window: Window, removed: int | None = None) -> InWindows:
+def enter_windows(
+    stepped: Stepped, keys: pl.Series, window: Window | SessionWindow, removed: int | None = None
+) -> InWindows:
     """Put each row into its windows: it is replaced by one row for each, in order of time.
 
     Args:
@@ -82,6 +85,8 @@ def enter_windows(stepped: Stepped, keys: pl.Series, window: Window, removed: in
     kept = stepped.reject(missing.astype(np.uint8), [_NO_TIME])
     keys = keys if kept.all() else keys.filter(pl.Series(kept))
     times: Ints = stepped.frame.get_column(schema.TIME).to_numpy()
+    if isinstance(window, SessionWindow):
+        return InWindows(keys, keys, _reached(stepped.frame, times + (window.gap + window.lateness) * MICROS + 1))
     starts = times // MICROS // window.slide * window.slide
     if window.each > 1:
         rows = np.repeat(np.arange(len(times)), window.each)
@@ -91,17 +96,25 @@ def enter_windows(stepped: Stepped, keys: pl.Series, window: Window, removed: in
         keys = keys[rows]
     different, codes = np.unique(starts, return_inverse=True)
     ends = pl.Series([start_bytes(start) for start in different.tolist()], dtype=pl.Binary).gather(codes)
-    closes = pl.Series((starts + window.size + window.lateness) * MICROS)
-    closed = (closes <= stepped.frame.get_column(schema.BEFORE)).fill_null(value=False)
+    closes = (starts + window.size + window.lateness) * MICROS
+    closed = _reached(stepped.frame, closes)
     if removed is not None:
         closed |= pl.Series(starts + window.stays <= removed)
     return InWindows(keys, keys + ends, closed)
 
 
-def enter_times(stepped: Stepped, keys: pl.Series, times: Window | Expiry, removed: int | None) -> InWindows:
+def _reached(frame: pl.DataFrame, times: Ints) -> pl.Series:
+    """Whether the log of each row's partition has reached a time before it."""
+    return (pl.Series(times) <= frame.get_column(schema.BEFORE)).fill_null(value=False)
+
+
+def enter_times(
+    stepped: Stepped, keys: pl.Series, times: Window | SessionWindow | Expiry, removed: int | None
+) -> InWindows:
     """Bring rows to a stage that decides by event times; see `enter_windows` and `enter_expiring`."""
-    enter = enter_windows if isinstance(times, Window) else enter_expiring
-    return enter(stepped, keys, times, removed)  # type: ignore[arg-type]
+    if isinstance(times, Expiry):
+        return enter_expiring(stepped, keys, times, removed)
+    return enter_windows(stepped, keys, times, removed)
 
 
 def enter_expiring(stepped: Stepped, keys: pl.Series, expiry: Expiry, removed: int | None = None) -> InWindows:

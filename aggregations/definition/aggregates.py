@@ -82,6 +82,11 @@ class FieldAggregate:
         """
         raise NotImplementedError
 
+    @property
+    def mergeable(self) -> bool:
+        """Whether it has a `merge`."""
+        return type(self).merge is not FieldAggregate.merge
+
     def result(self, state: Any) -> Any:
         """The state as readers see it."""
         return state

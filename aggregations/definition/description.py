@@ -128,4 +128,5 @@ def _path(step: Step | Aggregate | PublishStates, *, columnar: bool) -> str:
         called = "emit" if isinstance(step, Aggregate) else "its function"
         return f"per message from here: {called} replaces the values"
     calls = calls_of(step)
-    return f"vectorised, with Python for {calls}" if calls else "vectorised"
+    merging = ", merging sessions per message" if isinstance(step, Aggregate) and step.sessions is not None else ""
+    return (f"vectorised, with Python for {calls}" if calls else "vectorised") + merging

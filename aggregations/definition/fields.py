@@ -167,6 +167,14 @@ class Fields:
             new[name] = field.add(new[name], value, by, at)
         return new
 
+    def merge(self, state: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the state of the elements of two states.
+
+        Raises:
+            EnvelopeError: `OVERFLOW`: a field would exceed its range.
+        """
+        return {name: field.merge(state[name], other[name]) for name, field in self.fields.items()}
+
     def result(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """The state as readers see it: one value per field."""
         return {name: field.result(state[name]) for name, field in self.fields.items()}

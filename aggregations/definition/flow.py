@@ -45,9 +45,10 @@ from aggregations.definition.operators import (
 from aggregations.definition.paths import keeps_columns
 from aggregations.definition.picture import picture
 from aggregations.definition.reading import Reading
+from aggregations.definition.sessions import SessionWindow, check_window
 from aggregations.definition.source import Topic, check_source
 from aggregations.definition.stages import Stage, definition_of_sources
-from aggregations.definition.windows import Window, check_window
+from aggregations.definition.windows import Window
 from aggregations.errors import FlowError
 from envelope.dedup.eviction import LANES
 
@@ -196,7 +197,7 @@ class Flow(Branching[T], Reading, Generic[T]):
         lanes: int = LANES,
         emit: Emitting | None = None,
         store: str = "",
-        window: Window | None = None,
+        window: Window | SessionWindow | None = None,
         expire_after: str | None = None,
     ) -> "Flow[T]":
         """Fold the elements of every key into a state, and pass each accepted element on. See `Aggregate`."""
@@ -218,7 +219,7 @@ class Flow(Branching[T], Reading, Generic[T]):
             if emit is not None:
                 check_emit(emit, fold)
             check_type("store=", store, str, "the URL of a store")
-            check_window(window)
+            check_window(window, fold)
             expiry = checked_expiry(expire_after, window)
         stage = Aggregate(name, key, fold, co_partitioned, history, lanes, emit, store, window, expiry)
         return self._with(f"stage {name!r}", stage)

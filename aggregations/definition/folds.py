@@ -19,8 +19,9 @@ class Fold(Protocol[S]):
     change it in place. `fold` must depend only on its arguments. If it raises, the element goes to the
     dead-letter topic.
 
-    An optional `result(state)` returns the state as readers see it. Changing the code of the class
-    changes the stage's definition hash.
+    An optional `result(state)` returns the state as readers see it. In a stage with session windows, `merge(state, other)`
+    returns the state of the elements of both, whichever were folded first; it gets both by value. Changing the code of the
+    class changes the stage's definition hash.
     """
 
     def zero(self) -> S:

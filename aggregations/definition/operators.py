@@ -15,6 +15,7 @@ from aggregations.definition.fields import Fields
 from aggregations.definition.fingerprint import describe_callable, describe_object
 from aggregations.definition.folds import Fold, check_state
 from aggregations.definition.integers import select_exact
+from aggregations.definition.sessions import SessionWindow
 from aggregations.definition.system import SYSTEM_COLUMNS
 from aggregations.definition.windows import Window
 from aggregations.errors import FlowError
@@ -94,7 +95,7 @@ class Aggregate:
         emit: Columns of the state before and after each accepted element, or a function that makes a collection from the
             element and the state after it; None forwards the element itself.
         store: URL of the store if no other is bound at run time.
-        window: A state for each window of event time; None for one state per key.
+        window: A state for each window of event time, or sessions in the state of each key; None for one state per key.
         expiry: How long a state stays without an event; None for ever.
         definition: Canonical text of key, fold, window and expiry.
         emitting: Canonical text of `emit`, key and fold; empty when each element is forwarded unchanged.
@@ -108,7 +109,7 @@ class Aggregate:
     lanes: int = LANES
     emit: Emitting | None = None
     store: str = ""
-    window: Window | None = None
+    window: Window | SessionWindow | None = None
     expiry: Expiry | None = None
     definition: str = field(init=False, repr=False)
     emitting: str = field(init=False, repr=False)
@@ -127,7 +128,7 @@ class Aggregate:
         object.__setattr__(self, "emitting", f"{self.definition}\nemit {emitted}" if emitted else "")
 
     @property
-    def times(self) -> Window | Expiry | None:
+    def times(self) -> Window | SessionWindow | Expiry | None:
         """What decides by the event times of elements; None in a stage that does not read them."""
         return self.window if self.window is not None else self.expiry
 
@@ -135,6 +136,15 @@ class Aggregate:
     def makes(self) -> bool:
         """Whether a function makes the values that it passes on."""
         return self.emit is not None and not isinstance(self.emit, Emit)
+
+    @property
+    def sessions(self) -> SessionWindow | None:
+        """Its windows if they are sessions; else None."""
+        return self.window if isinstance(self.window, SessionWindow) else None
+
+    def zero(self) -> Any:
+        """The state of a key before anything was folded."""
+        return self.fold.zero() if self.sessions is None else []
 
     def inputs(self) -> dict[str, pl.Expr]:
         """Expressions to evaluate per element: those of `Fields.inputs`, and the columns that `Emit` reads."""

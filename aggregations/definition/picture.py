@@ -176,7 +176,9 @@ def _drawn(box: _Box) -> Iterator[str]:
 
 def _short(path: str) -> str:
     """The path in a few words."""
-    return "with Python" if path.startswith("vectorised, with") else path.partition(" from here")[0].partition(":")[0]
+    if path.startswith("vectorised, with"):
+        return "with Python"
+    return path.partition(" from here")[0].partition(":")[0].partition(", merging")[0]
 
 
 def _cylinder(box: _Box) -> Iterator[str]:

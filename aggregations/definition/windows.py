@@ -35,12 +35,12 @@ class Late(StrEnum):
 
 
 class WindowKey(NamedTuple):
-    """The key of a windowed state, divided.
+    """The key of a windowed state or of a session, divided.
 
     Attributes:
         key: Key of the stage.
-        start: Start of the window.
-        end: End of the window: the first time that is not in it.
+        start: Start of the window; first time of the session.
+        end: End of the window: the first time that is not in it; last time of the session.
     """
 
     key: bytes
@@ -145,8 +145,7 @@ class Window:
         Raises:
             FlowError: No window starts there.
         """
-        if start.tzinfo is None:
-            raise FlowError(f"{start.isoformat()} has no time zone; append Z for UTC, or an offset such as +02:00")
+        check_zone(start)
         seconds = (start - _EPOCH).total_seconds()
         if seconds % self.slide:
             raise FlowError(
@@ -221,14 +220,14 @@ def hopping(size: str, slide: str, *, lateness: str = "0s", late: str = Late.DRO
         return Window(seconds, step, *_after_the_end(lateness, late, retention))
 
 
-def check_window(window: object) -> None:
-    """Check the argument `window=` of a stage.
+def check_zone(time: datetime) -> None:
+    """Check that a time has a time zone.
 
     Raises:
-        FlowError: It is neither windows nor None.
+        FlowError: It has none.
     """
-    if window is not None:
-        check_type("window=", window, Window, 'tumbling("5m") or hopping("10m", "5m")')
+    if time.tzinfo is None:
+        raise FlowError(f"{time.isoformat()} has no time zone; append Z for UTC, or an offset such as +02:00")
 
 
 def duration(what: str, given: object, least: int = 1) -> int:
@@ -266,7 +265,7 @@ def start_bytes(start: int) -> bytes:
 
 
 def _after_the_end(lateness: str, late: str, retention: str) -> tuple[int, Late, int]:
-    return duration("lateness=", lateness, least=0), _late(late), duration("retention=", retention, least=0)
+    return duration("lateness=", lateness, least=0), late_policy(late), duration("retention=", retention, least=0)
 
 
 @lru_cache(maxsize=1 << 12)
@@ -281,7 +280,12 @@ def _iso(time: datetime) -> str:
     return f"{time.replace(tzinfo=None).isoformat()}Z"
 
 
-def _late(given: str) -> Late:
+def late_policy(given: str) -> Late:
+    """Read the argument `late=`.
+
+    Raises:
+        FlowError: It is unknown.
+    """
     try:
         return Late(given)
     except ValueError as error:
@@ -289,6 +293,6 @@ def _late(given: str) -> Late:
 
 
 def length_text(seconds: int) -> str:
-    """A length of time in its largest unit, such as `5m`."""
+    """A length of time in its largest unit, as `duration` reads it."""
     unit = next(name for name in reversed(_SECONDS) if seconds % _SECONDS[name] == 0)
     return f"{seconds // _SECONDS[unit]}{unit}"

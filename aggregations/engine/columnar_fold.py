@@ -17,7 +17,7 @@ import polars as pl
 
 from aggregations.columns import schema
 from aggregations.columns.arrays import Ints, Mask
-from aggregations.columns.batch import indices_of, positions_at_stage, redriven, standing
+from aggregations.columns.batch import positions_at_stage
 from aggregations.columns.elements import plain_element
 from aggregations.columns.emitting import Emitted, emit_columns
 from aggregations.columns.fold import Folded, fold_fields, kinds_of, unfit_rows
@@ -25,30 +25,31 @@ from aggregations.columns.judge import VERDICTS, HistoryLimits, Judged, judge
 from aggregations.columns.lane_names import LaneNames, known_names
 from aggregations.columns.made import made_inputs
 from aggregations.columns.order import positions_of
-from aggregations.columns.record_text import Form
+from aggregations.columns.record_text import TEXT, Form
 from aggregations.columns.records import StoredStates, encoded, form_of
-from aggregations.columns.signature import Lane, Signature, lanes_of
-from aggregations.columns.steps import FAILURES, numbered
+from aggregations.columns.sessions import Groups, SessionGroups
+from aggregations.columns.signature import Lane, lanes_of
+from aggregations.columns.steps import numbered
 from aggregations.columns.values import with_values
 from aggregations.definition.aggregates import At
-from aggregations.definition.element import Element
 from aggregations.definition.emit import Emit
 from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Aggregate, Stage
 from aggregations.definition.folds import Fold
-from aggregations.definition.inputs import SiblingPolicy, siblings_of
+from aggregations.definition.inputs import SiblingPolicy
 from aggregations.definition.operators import emit_input
 from aggregations.engine.job import Exclusion
 from aggregations.engine.path import Work
 from aggregations.engine.python_fold import fold_elements
-from aggregations.engine.rows import BROKEN, INPUT, REKEYED, STAGE_KEY, Rows, closed_rows, times_of
+from aggregations.engine.row_arrivals import arrival_of, incarnation_of
+from aggregations.engine.rows import BROKEN, INPUT, REKEYED, Rows, closed_rows
 from aggregations.errors import FlowError
-from aggregations.per_message.arrivals import Arrival, passed_on
+from aggregations.per_message.arrivals import passed_on
 from aggregations.per_message.emitting import emitted_types
 from aggregations.per_message.rows import evaluate_elements
 from aggregations.per_message.stage import KeyState, StageOutcome, fold_stage
 from aggregations.run.states import state_of, writes_of
-from envelope import EnvelopeError, Node, Route, Verdict
+from envelope import Node, Verdict
 from persistence.protocol import Stored, Write
 
 _FIRST_SEEN = tuple(VERDICTS.index(one) for one in (Verdict.ACCEPTED, Verdict.LATE, Verdict.NEW_LANE))
@@ -91,7 +92,6 @@ class ColumnarFold:
         self.stage = stage
         self.aggregate: Aggregate = stage.aggregate
         self.siblings: SiblingPolicy = work.job.flow.siblings
-        self.later = work.job.flow.after(stage)
         self.rows = rows
         self.frame = rows.frame
         self.codes = codes
@@ -115,12 +115,15 @@ class ColumnarFold:
             return self
         if isinstance(fold, Fields) and known is not None:
             inputs, broken = known
-            kinds = kinds_of(fold, inputs.schema)
-            form = form_of(self.stage.definition, list(fold.fields), kinds)
+            members, kinds = list(fold.fields), kinds_of(fold, inputs.schema)
             refused = broken | unfit_rows(fold, inputs, self.frame.height)
         else:
-            form = form_of(self.stage.definition, None)
+            members, kinds = None, [TEXT]
             refused = np.zeros(self.frame.height, np.bool_)
+        if self.aggregate.sessions is None:
+            form = form_of(self.stage.definition, members, kinds)
+        else:
+            form = form_of(self.stage.definition, None)
         values = [None if one is None else one.value for one in map(self.stored.get, self.keys)]
         before = StoredStates(values, form, names)
         exotic: Mask = self.frame.get_column(schema.EXOTIC).to_numpy() | (self.aggregate.expiry is not None)
@@ -136,16 +139,17 @@ class ColumnarFold:
             exotic=exotic | self._excluded() | self._late() | closed_rows(self.frame) | self._listed(entering),
             refused=refused,
         )
+        groups = self._groups(judged, before, members, kinds)
         if isinstance(fold, Fields):
-            folded = self._folded(fold, kinds, inputs, entering, judged, before)
+            folded = groups.of_keys(self._folded(fold, kinds, inputs, entering, groups))
         else:
-            folded = self._called(fold, judged, before)
+            folded = groups.of_keys(self._called(fold, groups))
         self.accepted = judged.fold.copy()
         apart = np.zeros(len(self.keys), np.bool_)
         apart[self.codes[judged.pure]] = True
         apart |= folded.unfit
         if isinstance(fold, Fields) and isinstance(self.aggregate.emit, Emit):
-            self._emit(fold, self.aggregate.emit, kinds, inputs, entering, judged, before, apart)
+            self._emit(fold, self.aggregate.emit, kinds, inputs, entering, groups, apart)
         elif apart.any():
             self._one_by_one(apart)
         self._count(judged.verdicts, ~apart[self.codes])
@@ -178,19 +182,23 @@ class ColumnarFold:
                 return made
         return None
 
+    def _groups(
+        self, judged: Judged, before: StoredStates, members: Sequence[str] | None, kinds: Sequence[int]
+    ) -> Groups:
+        """The accepted rows by the state that they are folded into."""
+        rows = judged.order[judged.fold[judged.order]]
+        if self.aggregate.sessions is None:
+            return Groups(rows, self.codes[rows], before)
+        times = self.frame.get_column(schema.TIME).to_numpy()[rows]
+        return SessionGroups(self.aggregate.sessions.gap_us, rows, self.codes[rows], times, before, members, kinds)
+
     def _folded(
-        self,
-        fields: Fields,
-        kinds: Sequence[int],
-        inputs: pl.DataFrame,
-        entering: "_Input",
-        judged: Judged,
-        before: StoredStates,
+        self, fields: Fields, kinds: Sequence[int], inputs: pl.DataFrame, entering: "_Input", groups: Groups
     ) -> Folded:
         """New states of the fold."""
-        rows = judged.order[judged.fold[judged.order]]
+        rows = groups.rows
         taken = inputs[rows] if inputs.width else inputs
-        return fold_fields(fields, kinds, taken, self.codes[rows], self._at(fields, entering, rows), before)
+        return fold_fields(fields, kinds, taken, groups.codes, self._at(fields, entering, rows), groups.states)
 
     def _at(self, fields: Fields, entering: "_Input", rows: Ints) -> list[At] | None:
         """Position and lane of rows, if a field is ordered."""
@@ -206,29 +214,26 @@ class ColumnarFold:
         kinds: Sequence[int],
         inputs: pl.DataFrame,
         entering: "_Input",
-        judged: Judged,
-        before: StoredStates,
+        groups: Groups,
         apart: Mask,
     ) -> None:
         """Make the columns that the stage passes on, and fold some keys one by one: keys are added to them."""
         assert self.types is not None
-        rows = judged.order[judged.fold[judged.order] & ~apart[self.codes[judged.order]]]
+        rows, codes = groups.only(~apart[self.codes[groups.rows]])
         taken = inputs[rows] if inputs.width else inputs
         read = self.frame[rows].select(pl.col(f"{INPUT}{emit_input(name)}").alias(name) for name in emit.read)
         at = self._at(fields, entering, rows)
-        made: Emitted = emit_columns(emit, fields, kinds, self.types, taken, read, self.codes[rows], at, before)
+        made: Emitted = emit_columns(emit, fields, kinds, self.types, taken, read, codes, at, groups.states)
         apart[self.codes[rows[made.failed]]] = True
         if apart.any():
             self._one_by_one(apart)
         kept = made.passes & ~apart[self.codes[rows]]
         self.columns = rows[kept], made.columns.filter(pl.Series(kept))
 
-    def _called(self, fold: Fold[Any], judged: Judged, before: StoredStates) -> Folded:
+    def _called(self, fold: Fold[Any], groups: Groups) -> Folded:
         """The same for a fold in plain Python."""
-        rows = judged.order[judged.fold[judged.order]]
-        codes = self.codes[rows]
-        elements = self.work.elements(self.frame[rows], self.rows.signatures, self.rows.values)
-        return fold_elements(fold, elements, codes, before)
+        elements = self.work.elements(self.frame[groups.rows], self.rows.signatures, self.rows.values)
+        return fold_elements(fold, elements, groups.codes, groups.states)
 
     def _write(self, form: Form, names: LaneNames, judged: Judged, folded: Folded, apart: Mask) -> None:
         """Encode the changed states, except those that are folded one by one."""
@@ -250,7 +255,7 @@ class ColumnarFold:
     def _count(self, verdicts: npt.NDArray[np.uint8], mask: Mask) -> None:
         """Count verdicts; first deliveries of a topic that was created again have their own verdict."""
         signature = self.frame.get_column(schema.SIGNATURE).to_numpy()
-        incarnation = np.array([_incarnation(self.work, one) for one in self.rows.signatures], np.int64)[signature]
+        incarnation = np.array([incarnation_of(self.work, one) for one in self.rows.signatures], np.int64)[signature]
         named = np.where((incarnation >= 0) & np.isin(verdicts, _FIRST_SEEN), incarnation, verdicts)
         counts = np.bincount(named[mask], minlength=len(VERDICTS))
         mine = self.work.report.counts.verdicts.setdefault(self.stage.name, Counter())
@@ -289,7 +294,7 @@ class ColumnarFold:
     def _fold_rows(self, frame: pl.DataFrame) -> StageOutcome:
         """Fold rows, which are all rows of their keys, by the pure code."""
         job = self.work.job
-        arrivals = [self._arrival(row) for row in frame.iter_rows(named=True)]
+        arrivals = [arrival_of(self.work, self.stage, self.rows, row) for row in frame.iter_rows(named=True)]
         fold, made = self.aggregate.fold, self.rows.values
         if not isinstance(fold, Fields) or made is not None or self.aggregate.makes:
             elements = list(self.work.elements(frame, self.rows.signatures, made))
@@ -311,40 +316,6 @@ class ColumnarFold:
             evict=job.evict,
             replays=job.replays,
             types=self.types,
-        )
-
-    def _arrival(self, row: Mapping[str, Any]) -> Arrival:
-        signatures, job = self.rows.signatures, self.work.job
-        signature = signatures[row[schema.SIGNATURE]]
-        own = job.node(row[schema.TOPIC], row[schema.PARTITION], row[schema.OFFSET])
-        verdict = _incarnation(self.work, signature)
-        names = self.aggregate.inputs() if self.rows.values is None else ()
-        policy, back = siblings_of(self.siblings, own.topic), redriven(row, signatures)
-        at = standing(row, signatures, rekeyed=row[REKEYED], siblings=policy)
-        late = Route(row.get(schema.LATE) or Route.PLAIN)
-        indices = indices_of(row)
-        entries = job.ledger.entries(self.stage.name, at, back, indices)
-        mine = back is not None and job.ledger.mine(back.redrive)
-        bound = back is not None and back.redrive.stage in self.later and mine
-        return Arrival(
-            Element(
-                None,
-                row[schema.KEY],
-                own,
-                event_id=row[schema.EVENT_ID] or "",
-                indices=indices,
-                again=bool(row.get(schema.AGAIN)),
-                route=late,
-            ),
-            row[STAGE_KEY],
-            replace(at, route=job.ledger.route(self.stage.name, at, back, entries)),
-            VERDICTS[verdict] if verdict >= 0 else None,
-            EnvelopeError(*FAILURES[row[BROKEN]]) if row[BROKEN] else {name: row[f"{INPUT}{name}"] for name in names},
-            bound and late is Route.PLAIN,
-            entries,
-            back,
-            mine=mine,
-            **times_of(row),
         )
 
     def onward(self) -> Rows:
@@ -401,10 +372,3 @@ class ColumnarFold:
         for node in nodes:
             mask |= (partition == node.partition) & (offset == node.offset) & (topics == node.topic).to_numpy()
         return mask
-
-
-def _incarnation(work: Work, signature: Signature) -> int:
-    if signature.cluster != work.job.flow.cluster:
-        return -1
-    verdict = work.incarnations.verdict(signature.topic, signature.topic_id)
-    return -1 if verdict is None else VERDICTS.index(verdict)

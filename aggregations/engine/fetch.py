@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -55,9 +56,10 @@ class Fetcher:
     ) -> None:
         self._topic = topic
         self.used = time.monotonic()
+        given = settings.client(group_id=group, **_CONSUMER) | NEEDED
+        self._open: Callable[[], Client] = partial(_client if compiled else Objects, given, headers=headers)
         try:
-            given = settings.client(group_id=group, **_CONSUMER) | NEEDED
-            self._client = _client(given, headers=headers) if compiled else Objects(given, headers=headers)
+            self._client = self._open()
         except KafkaException as error:
             raise broker_error(error.args[0], f"setting up the consumer of {topic}") from error
         self._next: dict[int, int] = {}  # by assigned partition: where the range to read has to start
@@ -123,6 +125,7 @@ class Fetcher:
             if batch.num_rows or left != before:
                 deadline, before = time.monotonic() + _SILENCE_SECONDS, left
             elif time.monotonic() > deadline:
+                self._renew()
                 raise BrokerUnavailable(
                     f"reading {self._topic}:{min(waiting)}: no records within {_SILENCE_SECONDS:g} s",
                     "Check the broker. The batch is retried; nothing was committed",
@@ -136,6 +139,12 @@ class Fetcher:
             self._client.unassign()
             self._next, self._reached, self._ahead = {}, {}, {}
         self.used = time.monotonic()
+
+    def _renew(self) -> None:
+        """Begin with a new client: this one may have forgotten all brokers; see `Topics`."""
+        self._client.close()
+        self._client = self._open()
+        self._next, self._reached, self._ahead, self._paused = {}, {}, {}, set()
 
     def _table(self, batches: list[pa.RecordBatch]) -> pa.Table:
         table = pa.Table.from_batches(batches)

@@ -10,12 +10,12 @@ from aggregations.columns.arrays import Ints
 from aggregations.columns.elements import Elements
 from aggregations.columns.fold import Folded
 from aggregations.columns.record_text import Values
-from aggregations.columns.records import StoredStates, Texts
+from aggregations.columns.records import States, Texts
 from aggregations.definition.folds import Fold, is_state
 from aggregations.per_message.stage import copied
 
 
-def fold_elements(fold: Fold[Any], elements: Elements, codes: Ints, stored: StoredStates) -> Folded:
+def fold_elements(fold: Fold[Any], elements: Elements, codes: Ints, stored: States) -> Folded:
     """Fold accepted elements.
 
     Args:

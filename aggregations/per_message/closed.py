@@ -1,6 +1,6 @@
 """What becomes of a message that comes too late: its window is closed, or its state may have expired."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 
 from aggregations.definition.operators import Aggregate
 from aggregations.definition.windows import Late
@@ -33,6 +33,19 @@ def judge_closed(
     if stage.window is None:
         return Decision(Verdict.UNPROVEN if arrival.mine else Verdict.BELOW_FLOOR, fold=False)
     return Decision(Verdict.WINDOW_CLOSED, fold=False)
+
+
+def has_expired(stage: Aggregate, time_us: int | None, arrival: Arrival) -> bool:
+    """Whether a state with this latest event time has expired for an arrival, which then begins a new one."""
+    if stage.expiry is None or time_us is None or arrival.reached_us is None:
+        return False
+    return stage.expiry.ends_us(time_us) <= arrival.reached_us
+
+
+def taken_by(arrivals: Sequence[Arrival], decisions: Mapping[int, Decision]) -> frozenset[tuple[bytes, str, Position]]:
+    """Key, group and position of the messages that a batch folds."""
+    folded = (arrivals[i] for i, decision in decisions.items() if decision.fold)
+    return frozenset((one.key, one.standing.group, one.standing.position) for one in folded)
 
 
 def reason_of(stage: Aggregate, verdict: Verdict, *, failed: bool) -> tuple[Reason | None, str]:

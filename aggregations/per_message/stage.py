@@ -16,11 +16,12 @@ from aggregations.definition.inputs import SiblingPolicy, siblings_of
 from aggregations.definition.operators import Schema
 from aggregations.per_message.arrivals import Arrival, passed_on
 from aggregations.per_message.cause import Cause, refusal
-from aggregations.per_message.closed import judge_closed, reason_of
+from aggregations.per_message.closed import has_expired, judge_closed, reason_of, taken_by
 from aggregations.per_message.emitting import emitted_row
 from aggregations.per_message.ledger import Entry
+from aggregations.per_message.sessions import fold_in_session, state_at
 from aggregations.per_message.times import latest
-from envelope import Decision, EnvelopeError, Histories, Node, Position, Reason, Route, Siblings, Standing, Verdict
+from envelope import Decision, EnvelopeError, Histories, Node, Reason, Route, Siblings, Standing, Verdict
 from envelope.dedup.eviction import GrowthFullError
 from envelope.dedup.histories import HolesFullError, in_order
 from envelope.dedup.room import Room
@@ -235,7 +236,7 @@ def _fold_key(
     policies = siblings if isinstance(siblings, Siblings) else [siblings[arrivals[i].element.topic] for i in rows]
     decided = before.histories.judge(standings, policies)
     # The fold may change its state in place, and a key may be folded again.
-    state = copied(before.fold if before.folded else stage.fold.zero())
+    state = copied(before.fold if before.folded else stage.zero())
     result = _Folded()
     folded: list[Standing] = []
     room, time_us = Room(before.histories), before.time_us
@@ -254,7 +255,7 @@ def _fold_key(
             continue
         kept = copied(state) if careful else None
         try:
-            base = stage.fold.zero() if _has_expired(stage, time_us, arrival) else state
+            base = stage.fold.zero() if has_expired(stage, time_us, arrival) else state
             state, emitted = _fold_one(stage, base, arrival, types)
         except Exception as error:  # user code may raise anything
             result.failures.append((i, _cause(stage, error)))
@@ -283,14 +284,6 @@ def _fold_key(
     return result
 
 
-def _has_expired(stage: Aggregate, time_us: int | None, arrival: Arrival) -> bool:
-    """Whether a state with this latest event time has expired for an arrival, which then begins a new one."""
-    expiry, reached_us = stage.expiry, arrival.reached_us
-    return (
-        expiry is not None and time_us is not None and reached_us is not None and expiry.ends_us(time_us) <= reached_us
-    )
-
-
 def _pass(stage: Aggregate, loaded: Mapping[bytes, KeyState], arrival: Arrival, types: Schema) -> Decided:
     """Pass on a redriven record that this stage already holds.
 
@@ -300,8 +293,10 @@ def _pass(stage: Aggregate, loaded: Mapping[bytes, KeyState], arrival: Arrival, 
     if stage.emit is None:
         return Decided(arrival, decision, emitted=(element,))
     state = loaded.get(arrival.key, KeyState()).fold
-    state = stage.fold.zero() if state is None else copied(state)
+    state = stage.zero() if state is None else copied(state)
     try:
+        if stage.sessions is not None:
+            state = state_at(stage, state, _time_of(element))
         if isinstance(stage.emit, Emit):
             values = [emitted_row(stage, _inputs(arrival), state, state, types, always=True)]
         else:
@@ -326,7 +321,19 @@ def _inputs(arrival: Arrival) -> Mapping[str, Any]:
     return arrival.values
 
 
-def _fold_one(stage: Aggregate, before: Any, arrival: Arrival, types: Schema) -> tuple[Any, tuple[Element[Any], ...]]:
+def _time_of(element: Element[Any]) -> int:
+    assert element.time_us is not None  # `enter_windows` rejects others
+    return element.time_us
+
+
+def _fold_one(stage: Aggregate, state: Any, arrival: Arrival, types: Schema) -> tuple[Any, tuple[Element[Any], ...]]:
+    if stage.sessions is None:
+        return _fold_into(stage, state, arrival, types)
+    time_us = _time_of(arrival.element)
+    return fold_in_session(stage, state, time_us, lambda before: _fold_into(stage, before, arrival, types))
+
+
+def _fold_into(stage: Aggregate, before: Any, arrival: Arrival, types: Schema) -> tuple[Any, tuple[Element[Any], ...]]:
     element, state, inputs = arrival.element, before, _inputs(arrival)
     if isinstance(stage.fold, Fields):
         state = stage.fold.add(before, inputs, (arrival.standing.position, arrival.standing.lane))
@@ -355,7 +362,7 @@ def _outcome(
     states = {key: result.state for key, result in results.items() if result.state is not None}
     rejected: dict[int, Cause] = {}
     decisions = {i: decision for result in results.values() for i, decision in result.decisions.items()}
-    taken = _taken(arrivals, decisions) if failed else frozenset()
+    taken = taken_by(arrivals, decisions) if failed else frozenset()
     for own, cause in failed.items():
         for i in by_record[own]:
             key, standing = arrivals[i].key, arrivals[i].standing
@@ -379,12 +386,9 @@ def _outcome(
             rejected[i] = cause
             state = states.get(key, before)
             try:
-                time_us = arrivals[i].time_us if stage.expiry is not None else None
-                states[key] = replace(
-                    state,
-                    histories=state.histories.leaving_hole(standing),
-                    time_us=time_us if state.time_us is None else state.time_us,
-                )
+                states[key] = replace(state, histories=state.histories.leaving_hole(standing))
+                if stage.expiry is not None and state.time_us is None:
+                    states[key] = replace(states[key], time_us=arrivals[i].time_us)
             except HolesFullError as error:
                 raise HolesFullError(
                     f"stage {stage.name}, {own} ({cause[0].value}): {error} (fix the flow and start it again, or "
@@ -402,9 +406,3 @@ def _outcome(
         reason, detail = reason_of(stage, decision.verdict, failed=arrival.element.own in failed)
         decided.append(Decided(arrival, decision, reason, detail, results[arrival.key].emitted.get(i, ())))
     return StageOutcome(states, decided, sum(result.retired for result in results.values()), failed.keys())
-
-
-def _taken(arrivals: Sequence[Arrival], decisions: Mapping[int, Decision]) -> frozenset[tuple[bytes, str, Position]]:
-    """Key, group and position of the messages that this batch folds."""
-    folded = (arrivals[i] for i, decision in decisions.items() if decision.fold)
-    return frozenset((one.key, one.standing.group, one.standing.position) for one in folded)

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeAlias
 from aggregations.definition.element import Element
 from aggregations.definition.expiry import Expiry
 from aggregations.definition.flow import Flow
+from aggregations.definition.sessions import SessionWindow
 from aggregations.definition.source import Topic
 from aggregations.definition.times import NO_TIME, checked_time
 from aggregations.definition.windows import Window, start_bytes
@@ -94,9 +95,11 @@ def with_times(
 
 
 def enter_windows(
-    applied: Applied, keys: Sequence[bytes], window: Window, removed: int | None = None
+    applied: Applied, keys: Sequence[bytes], window: Window | SessionWindow, removed: int | None = None
 ) -> list[InWindow]:
     """Put each element into its windows: it is replaced by one item for each, in order of time.
+
+    All sessions of a key are in one state: an element stays as it is.
 
     Elements without a valid event time are rejected.
 
@@ -115,10 +118,14 @@ def enter_windows(
     elements, found = [], []
     for element, key in zip(applied.elements, kept, strict=True):
         assert element.time_us is not None
+        if isinstance(window, SessionWindow):
+            elements.append(element)
+            found.append(InWindow(key, key, _reached(element, window.closes_us(element.time_us))))
+            continue
         for n, start in enumerate(window.starts(element.time_us)):
             elements.append(element if window.each == 1 else element.nth(n, element.value))
-            closed = element.before_us is not None and window.closes_us(start) <= element.before_us
-            found.append(InWindow(key, key + start_bytes(start), closed or window.is_removed(start, removed)))
+            closed = _reached(element, window.closes_us(start)) or window.is_removed(start, removed)
+            found.append(InWindow(key, key + start_bytes(start), closed))
     applied.elements = elements
     return found
 
@@ -145,9 +152,14 @@ def enter_expiring(
     found = []
     for element, key in zip(applied.elements, kept, strict=True):
         assert element.time_us is not None
-        late = element.before_us is not None and expiry.ends_us(element.time_us) <= element.before_us
+        late = _reached(element, expiry.ends_us(element.time_us))
         found.append(InWindow(key, key, closed=late or expiry.is_removed(element.time_us, removed)))
     return found
+
+
+def _reached(element: Element[Any], time_us: int) -> bool:
+    """Whether the log of an element's partition has reached a time before it."""
+    return element.before_us is not None and time_us <= element.before_us
 
 
 def _declared(elements: Sequence[Element[Any]], name: str, topic: Topic) -> Iterator[int | None]:

@@ -168,7 +168,7 @@ class _Filling:
                 replays=run.replays,
             )
             # From now on it holds a position, so it needs a state to continue from.
-            fold = state.fold if state.folded else stage.aggregate.fold.zero()
+            fold = state.fold if state.folded else stage.aggregate.zero()
             changed[key] = replace(state, fold=fold, histories=histories)
             self.counts[own] = count + 1
         if self._apply and changed:

@@ -21,6 +21,7 @@ from aggregations.run.begin import begin
 from aggregations.run.binding import bind
 from aggregations.run.closing import IdlePartitions, with_closing
 from aggregations.run.incarnations import Incarnations
+from aggregations.run.results import results_of
 from aggregations.run.retire import Retirement
 from aggregations.run.risks import check_accept
 from aggregations.run.run import Run
@@ -171,10 +172,10 @@ class MemoryRunner:
         return load_states(self.run, found, keys)
 
     def results(self, stage: str) -> dict[bytes, Any]:
-        """Every state of a stage, as readers see it."""
-        fold = self.flow.stage(stage).aggregate.fold
-        result = getattr(fold, "result", lambda state: state)
-        return {key: result(state.fold) for key, state in self.states(stage).items() if state.folded}
+        """Every state of a stage, as readers see it; in a stage with sessions every session."""
+        found, states = self.flow.stage(stage).aggregate, self.states(stage)
+        results = (one for key, state in states.items() if state.folded for one in results_of(found, key, state.fold))
+        return {one.key: one.state for one in results}
 
     def close(self) -> None:
         """End the run and close the stores."""

@@ -15,7 +15,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from aggregations.definition.expiry import Expiry
 from aggregations.definition.flow import Flow, Stage
+from aggregations.definition.windows import Window
 from aggregations.errors import FlowError
 from aggregations.run.run import Run
 from persistence.commit.faults import effect, removal_of
@@ -26,7 +28,7 @@ from persistence.protocol import StateStore, Write
 def with_dues(stage: Stage, writes: Sequence[Write]) -> Sequence[Write]:
     """The writes of a stage, with the due time of each state that they create."""
     window = stage.aggregate.window
-    if window is None:
+    if not isinstance(window, Window):
         return writes
     return [one if one.expected else Write(one.key, 0, one.value, window.due(one.key)) for one in writes]
 
@@ -86,7 +88,7 @@ class Retirement:
         batch = run.manifest.batch
         for stage in run.flow.stages:
             times, store = stage.aggregate.times, run.stores[stage.name]
-            if times is None or not store.capabilities.marked:
+            if not isinstance(times, Window | Expiry) or not store.capabilities.marked:
                 continue
             until = times.due_until(closing_us)
             until = max(until, self.removed.get(stage.name, until))

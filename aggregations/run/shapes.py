@@ -1,9 +1,14 @@
 """States of an earlier definition: whether a stage can continue them, and in which form."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
+
+import polars as pl
 
 from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Stage
+from aggregations.definition.sessions import are_sessions
 from aggregations.errors import DefinitionChangedError
 from persistence.errors import show_key
 from persistence.protocol import StageRef, StateStore
@@ -20,14 +25,18 @@ def continued(stage: Stage, state: Any, ref: StageRef, key: bytes) -> Any:
     Raises:
         DefinitionChangedError: It does not have the shape of the stage's states.
     """
-    fold = stage.aggregate.fold
-    if state is None or not isinstance(fold, Fields):
+    if state is None:
         return state
-    if misfit := fold.misfit(state):
+    if misfit := _misfit(stage, state):
         raise DefinitionChangedError(
             f"{ref}, key {show_key(key)}: a state of an earlier definition does not fit: {misfit}. {_REMEDY}"
         )
-    return fold.carried(state)
+    fold = stage.aggregate.fold
+    if not isinstance(fold, Fields):
+        return state
+    if stage.aggregate.sessions is None:
+        return fold.carried(state)
+    return [[start, end, fold.carried(one)] for start, end, one in state]
 
 
 def check_states(stage: Stage, ref: StageRef, store: StateStore) -> None:
@@ -37,8 +46,7 @@ def check_states(stage: Stage, ref: StageRef, store: StateStore) -> None:
         Corrupt: A state cannot be read.
         DefinitionChangedError: Some do not have the shape of the stage's states.
     """
-    fold = stage.aggregate.fold
-    if not isinstance(fold, Fields):
+    if not isinstance(stage.aggregate.fold, Fields) and stage.aggregate.sessions is None:
         return
     dtypes = stage.input_types()
     found = unfit = 0
@@ -46,10 +54,20 @@ def check_states(stage: Stage, ref: StageRef, store: StateStore) -> None:
     for key, stored in store.scan(ref):
         state = decode_record(stored.value, ref, key).state
         found += 1
-        if state is not None and (misfit := fold.misfit(state, dtypes)):
+        if state is not None and (misfit := _misfit(stage, state, dtypes)):
             unfit += 1
             example = example or f"for example of key {show_key(key)}: {misfit}"
     if unfit:
         raise DefinitionChangedError(
             f"{ref}: {unfit:,} of {found:,} states do not fit its new definition, {example}. {_REMEDY}"
         )
+
+
+def _misfit(stage: Stage, state: Any, dtypes: Mapping[str, pl.DataType] = MappingProxyType({})) -> str:
+    """Explain why a state cannot be continued; empty when it can."""
+    fold, states = stage.aggregate.fold, [state]
+    if stage.aggregate.sessions is not None:
+        if not are_sessions(state):
+            return "the state was not made by a stage with sessions"
+        states = [one for _, _, one in state]
+    return next((text for one in states if isinstance(fold, Fields) and (text := fold.misfit(one, dtypes))), "")

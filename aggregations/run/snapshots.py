@@ -10,11 +10,13 @@ from typing import Any
 
 import msgspec
 
-from aggregations.definition.flow import Stage
+from aggregations.definition.flow import Aggregate, Stage
 from aggregations.per_message.stage import KeyState
 from aggregations.per_message.steps import OutputMessage
+from aggregations.run.results import results_of
 from envelope import Envelope, EnvelopeError, Reason, decode, encode
 
+_SESSION = ("window_start", "window_end", "state")
 PAYLOAD_TYPE = "headwater.snapshot.v1"
 """Payload type in the envelope of a snapshot."""
 
@@ -29,8 +31,9 @@ class Snapshot(msgspec.Struct, frozen=True, omit_defaults=True):
         version: Version of the state: number of writes to it in this generation.
         epoch: Epoch of the run that published it.
         attempt: Attempt at the batch, from 1: a batch that is retried may publish a version twice.
-        state: The state as readers see it.
-        window_start: Start of the state's window, in ISO 8601 and UTC; None without windows.
+        state: The state as readers see it; in a stage with sessions a list of all sessions of the key, in order of time,
+            each with `window_start`, `window_end` and `state`.
+        window_start: Start of the state's window, in ISO 8601 and UTC; None without windows and with sessions.
         window_end: End of the window: the first time that is not in it.
     """
 
@@ -60,22 +63,28 @@ def snapshots_of(
     """The messages that publish a stage's changed states, keyed by the states' keys."""
     if not stage.snapshots:
         return []
-    result = getattr(stage.aggregate.fold, "result", lambda state: state)
     outputs = []
     for key, state in states.items():
         if not state.folded:
             continue  # the state contains only a hole: nothing was folded yet
-        window = stage.aggregate.window
-        span = () if window is None else window.split(key).texts
-        body = _encoder.encode(
-            Snapshot(flow, stage.name, generation, state.version + 1, epoch, attempt, result(state.fold), *span)
-        )
+        shown, span = _shown(stage.aggregate, key, state.fold)
+        body = _encoder.encode(Snapshot(flow, stage.name, generation, state.version + 1, epoch, attempt, shown, *span))
         for topic in stage.snapshots:
             envelope = Envelope(
                 body, key=key, payload_type=PAYLOAD_TYPE, content_type="application/json", destination=topic
             )
             outputs.append(OutputMessage(topic, key, encode(envelope)))
     return outputs
+
+
+def _shown(stage: Aggregate, key: bytes, state: Any) -> tuple[Any, tuple[str, ...]]:
+    """The state as readers see it, and start and end of its window."""
+    results = results_of(stage, key, state)
+    if stage.sessions is None:
+        [found] = results
+        return found.state, () if found.window is None else found.window.texts
+    # All sessions of a key in one message: a merge replaces sessions, and no reader ever sees a part of it.
+    return [dict(zip(_SESSION, (*one.window.texts, one.state), strict=True)) for one in results if one.window], ()
 
 
 def read_snapshot(value: bytes | None) -> Snapshot:

@@ -12,6 +12,7 @@ from typing import Final, cast
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, TopicPartition
 
 import envelope
+from jobs.republish.client_watch import ClientWatch
 from jobs.republish.counts import Statistics
 from jobs.republish.growth import Committed, Note
 from jobs.republish.growth_watch import GrowthWatch
@@ -113,6 +114,7 @@ class Input:
         }
         try:
             self._consumer = Consumer(config)
+            self._client = ClientWatch(self._consumer, self._names)
             cooperates = config["partition.assignment.strategy"] == _COOPERATIVE
             self._assign = self._consumer.incremental_assign if cooperates else self._consumer.assign
             self._subscribe()
@@ -143,6 +145,9 @@ class Input:
             # client ignores them as outdated if the broker was restarted since the old topic was created.
             with suppress(BrokerUnavailable):
                 facts = self._check_topics()
+                if not facts:
+                    self._topics.check()
+                self._client.check()
         self._follow(facts.values())
         self._note()
         return cast(list[Consumed], got)

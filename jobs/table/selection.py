@@ -7,6 +7,7 @@ from datetime import datetime
 import polars as pl
 
 from aggregations.definition.expressions import expression
+from aggregations.definition.windows import WindowKey
 from aggregations.errors import FlowError
 from jobs.table.view import View
 
@@ -25,6 +26,7 @@ class Selection:
         limit: Only as many, those with the lowest keys.
         bucket: Only those in this bucket of the store.
         start: Only the window that starts at this time.
+        past: Only sessions after this one, in the order of `View.session_order`.
     """
 
     keys: Sequence[bytes] | None = None
@@ -36,10 +38,13 @@ class Selection:
     limit: int | None = None
     bucket: str | None = None
     start: datetime | None = None
+    past: WindowKey | None = None
 
     @property
     def begin(self) -> bytes:
         """The lowest key."""
+        if self.past is not None:
+            return max(self.prefix, self.past.key)
         return self.prefix if self.after is None else max(self.prefix, self.after + b"\0")
 
     @property
@@ -52,6 +57,12 @@ class Selection:
         """Whether a state has the age. One that was written after the read began has no time yet, and is newer."""
         by, old, new = view.written_by_ms, self.older_than_ms, self.newer_than_ms
         return (old is None or (by is not None and by < old)) and (new is None or by is None or by >= new)
+
+    def has_session(self, view: View) -> bool:
+        """Whether a view of a stage with sessions is one of the sessions."""
+        if self.start is not None and (view.window is None or view.window.start != self.start):
+            return False
+        return self.past is None or view.session_order > (self.past.key, self.past.start)
 
     def contains(self, key: bytes) -> bool:
         """Whether a key is in the range."""

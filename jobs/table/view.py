@@ -4,10 +4,12 @@ import base64
 import binascii
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, Final
 
 from aggregations.definition.flow import Stage
 from aggregations.definition.windows import WindowKey
+from aggregations.run.results import Result, results_of
 from aggregations.run.shapes import continued
 from envelope import Histories
 from jobs.environment import UsageError
@@ -17,15 +19,17 @@ from persistence.record import decode_record
 from persistence.times import Committed, committed_by
 
 _BASE64: Final = "base64:"
+_NO_TIME: Final = datetime.min.replace(tzinfo=UTC)
 _SPAN: Final = ("window_start", "window_end")
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """One state.
+    """One state, or one session of it.
 
     Attributes:
-        key: Key of the state: that of the stage, in a stage with windows followed by the start of the window.
+        key: Key of the state: that of the stage, in a stage with windows followed by the start of the window, in a stage
+            with sessions by the first and last time of the session.
         state: Result of the fold's `result`; None when the key has only dead-lettered messages.
         version: Number of writes to it.
         epoch: Epoch of the run that wrote it.
@@ -34,7 +38,7 @@ class View:
         histories: The positions that it holds.
         written_by_ms: When it was written at the latest, in milliseconds since 1970: when the batch was committed, or a
             batch soon after it (`persistence.times`). None if no batch since then is known to be committed.
-        window: Key of the stage, and start and end of the window; None without windows.
+        window: Key of the stage, and start and end of the window; None without windows, and if the key has no session.
     """
 
     key: bytes
@@ -46,6 +50,11 @@ class View:
     histories: Histories
     written_by_ms: int | None = None
     window: WindowKey | None = None
+
+    @property
+    def session_order(self) -> tuple[bytes, datetime]:
+        """Sort key of the sessions of a stage: the stage's key, then the first time."""
+        return (self.key, _NO_TIME) if self.window is None else (self.window.key, self.window.start)
 
     def as_json(self) -> dict[str, Any]:
         """The state as a JSON object; positions are lists."""
@@ -73,8 +82,8 @@ class View:
         }
 
 
-def view_of(stage: Stage, ref: StageRef, key: bytes, stored: Stored, times: Sequence[Committed] = ()) -> View:
-    """Read a stored state, also one of an earlier definition.
+def views_of(stage: Stage, ref: StageRef, key: bytes, stored: Stored, times: Sequence[Committed] = ()) -> list[View]:
+    """Read a stored state, also one of an earlier definition: one view, in a stage with sessions one for each of them.
 
     Raises:
         Corrupt: It cannot be read.
@@ -84,21 +93,21 @@ def view_of(stage: Stage, ref: StageRef, key: bytes, stored: Stored, times: Sequ
     state = record.state
     if record.definition != stage.definition:
         state = continued(stage, state, ref, key)
-    if state is not None:
-        state = getattr(stage.aggregate.fold, "result", lambda state: state)(state)
     written_by = committed_by(times, stored.epoch, stored.batch)
-    window = stage.aggregate.window
-    return View(
-        key,
-        state,
-        stored.version,
-        stored.epoch,
-        stored.batch,
-        record.definition,
-        record.histories,
-        written_by,
-        None if window is None else window.split(key),
-    )
+    return [
+        View(
+            one.key,
+            one.state,
+            stored.version,
+            stored.epoch,
+            stored.batch,
+            record.definition,
+            record.histories,
+            written_by,
+            one.window,
+        )
+        for one in results_of(stage.aggregate, key, state) or [Result(key, None, None)]
+    ]
 
 
 def key_as_json(key: bytes) -> dict[str, str]:

@@ -92,9 +92,12 @@ class Topics:
         self._timeout = timeout
         self._connection = ""
         try:
-            self._admin = AdminClient(settings.client(on_error=self._on_error))
+            self._admin = self._client()
         except KafkaException as error:
             raise SettingsError(f"Kafka's settings: {error.args[0].str()}. The names are librdkafka's") from error
+
+    def _client(self) -> AdminClient:
+        return AdminClient(self._settings.client(on_error=self._on_error))
 
     def check(self) -> None:
         """Return when a broker has answered."""
@@ -365,7 +368,7 @@ class Topics:
         try:
             return future.result(self._timeout)
         except TimeoutError as error:
-            self._admin.poll(0)  # serves `_on_error`: why nobody answers
+            self._renew()
             hint = f" ({self._connection})" if self._connection else ""
             what = f"{doing}: no answer from Kafka at {self._settings.bootstrap} within {self._timeout:g} s{hint}"
             raise unreachable(what, self._connection) from error
@@ -386,8 +389,18 @@ class Topics:
                         self._admin.list_topics(timeout=self._timeout)
                 time.sleep(_PAUSE_SECONDS)
 
+    def _renew(self) -> None:
+        """Begin with a new client after a request without an answer.
+
+        A client that is told of no brokers, because the only one was suspended and is not yet trusted again, forgets
+        them all and never finds one again (librdkafka's issue 5301, versions 2.10 to 2.16).
+        """
+        self._admin.poll(0)  # serves `_on_error`: why nobody answers
+        with suppress(KafkaException):
+            self._admin = self._client()
+
     def _unreachable(self, error: KafkaException) -> BrokerError:
-        self._admin.poll(0)
+        self._renew()
         return broker_error(error.args[0], f"no answer from Kafka at {self._settings.bootstrap}", self._connection)
 
     def _on_error(self, error: KafkaError) -> None:

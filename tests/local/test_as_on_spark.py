@@ -18,6 +18,7 @@ from tests.spark import (
     test_engine_topic_life,
     test_engine_topics,
     test_engine_went_back,
+    test_engine_windows,
 )
 
 pytestmark = [pytest.mark.integration]
@@ -60,5 +61,6 @@ for one in (
     test_engine_topic_life,
     test_engine_topics,
     test_engine_went_back,
+    test_engine_windows,
 ):
     globals().update(without_spark(one))

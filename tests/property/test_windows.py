@@ -18,6 +18,7 @@ from aggregations.definition.element import Element, Record
 from aggregations.definition.emit import Emit
 from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Flow
+from aggregations.definition.sessions import session
 from aggregations.definition.source import Json, Topic
 from aggregations.definition.windows import Window, hopping, tumbling
 from aggregations.per_message import loop, stage
@@ -254,6 +255,9 @@ class Listing:
             raise ValueError
         return [*state, [element.offset, *element.indices, element.event_time_us]]
 
+    def merge(self, state: Any, other: Any) -> Any:
+        return [*state, *other]
+
 
 @pytest.fixture(autouse=True)
 def _broken() -> Iterator[None]:
@@ -315,6 +319,8 @@ def flows(draw: st.DrawFn) -> Flow[Any]:
             tumbling("10m", lateness="3m"),
             hopping("10m", "5m"),
             hopping("9m", "3m", late="dead_letter"),
+            session("2m", late="dead_letter"),
+            session("3m", lateness="5m"),
         ]
     )
     fold = st.sampled_from([Fields(n=count(), sum=total("n")), Fields(n=count()), Listing()])

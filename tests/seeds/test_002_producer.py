@@ -2,8 +2,9 @@
 
 import os
 import signal
+import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from envelope.filters import Arrival, ProducerFilter, Stamp
 from envelope.filters.producers import envelope_stamp
 from envelope.sequences import TOPIC, SequenceRange, Sequences
 from jobs import stack
-from persistence.kafka import AcknowledgedProducer, KafkaSettings, ProducerSession, Topics
+from persistence.kafka import AcknowledgedProducer, BrokerUnavailable, KafkaSettings, ProducerSession, Topics
 from tests.support.proxied_kafka import proxied_kafka
 from tests.support.proxy import Fault, Proxy
 from tests.support.republish import read_all
@@ -108,18 +109,29 @@ def test_the_mechanism_works_in_the_presence_of_broker_failures(transactional: b
         server = stack.up(root)
         settings = KafkaSettings(server.kafka, {"batch.num.messages": "50"})
         name = new_topic(settings)
-        with ProducerSession("p", name, settings, transactional=transactional) as session:
-            for number in range(2_000):
-                session.send(b"%d" % number)
-                if number == 1_000:
-                    broker = server.find("kafka")
-                    assert broker
-                    os.kill(broker.pid, signal.SIGKILL)
-                    while broker.alive:
-                        pass
-            server = stack.up(root)
-            assert server.kafka == settings.bootstrap
-            session.flush()
+        broker = server.find("kafka")
+        assert broker
+
+        def kill() -> None:
+            os.kill(broker.pid, signal.SIGKILL)
+            while broker.alive:
+                time.sleep(0.01)
+
+        def send(at_1000: Callable[[], object]) -> None:
+            with ProducerSession("p", name, settings, transactional=transactional) as session:
+                last = session.last_sequence_id()
+                for number in range(0 if last is None else last + 1, 2_000):
+                    session.send(b"%d" % number)
+                    if number == 1_000:
+                        at_1000()
+                stack.up(root)
+                session.flush()
+
+        try:
+            send(kill)
+        except BrokerUnavailable:  # the client has lost its brokers: a new session continues after the last id
+            send(lambda: None)
+        assert stack.up(root).kafka == settings.bootstrap
         assert [one.sequence for one in written(settings, name)] == [*range(2_000)]
     finally:
         stack.down(root)

@@ -70,6 +70,9 @@ class SimulatedConsumer:
         member = self._readers.members.get(self._life.place)
         return member is None or member.generation != self._generation
 
+    def list_topics(self, topic: str, timeout: float) -> None:
+        """Simulated clients never lose their brokers."""
+
     def memberid(self) -> str:
         return f"{self._group}-{self._generation}"
 

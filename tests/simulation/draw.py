@@ -71,6 +71,11 @@ def draw_second(random: Random, spec: Spec) -> Spec:
     return replace(spec, second=True, roots=(*spec.roots, SECOND), partitions=partitions)
 
 
+def draw_sessions(random: Random, spec: Spec) -> Spec:
+    """Give the stages of some worlds sessions, with draws of its own."""
+    return replace(spec, sessions=spec.folds and random.random() < 0.2)
+
+
 def draw_relay(random: Random, spec: Spec) -> Spec:
     """Take the stages of some worlds away, with draws of its own: their flow only publishes, and publishes copies, too.
 

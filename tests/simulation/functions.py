@@ -132,6 +132,9 @@ class Seen:
             raise ValueError("bad for this stage")
         return state
 
+    def merge(self, state: dict[str, int], other: dict[str, int]) -> dict[str, int]:
+        return {name: state.get(name, 0) + other.get(name, 0) for name in {**state, **other}}
+
 
 def kept(payload: Payload) -> bool:
     """Whether the flow's filter keeps it."""

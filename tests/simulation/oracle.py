@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from envelope import Reason
 from tests.simulation.functions import Payload, emitted, kept, split
+from tests.simulation.sessions import divided, whole
 from tests.simulation.topology import Processor, Spec
 
 
@@ -236,18 +237,16 @@ class Oracle:
 
     def _states(self, stage: int) -> dict[str, object]:
         """The states of a stage after a plain fold of every message."""
-        states: dict[str, dict[str, int]] = {}
+        added: dict[str, list[tuple[int, dict[str, int]]]] = {}
         for message in self.messages.values():
             if stage >= len(message.items):
                 continue
             for item in message.items[stage]:
-                if self.spec.stages[stage].seen:
-                    states.setdefault(item.key, {})[item.id] = 1
-                else:
-                    state = states.setdefault(item.key, {"n": 0, "s": 0})
-                    state["n"] += 1
-                    state["s"] += item.x
-        return dict(states)
+                adds = {item.id: 1} if self.spec.stages[stage].seen else {"n": 1, "s": item.x}
+                added.setdefault(item.key, []).append((item.x, adds))
+        if self.spec.sessions:
+            return {key: divided(items) for key, items in added.items()}
+        return {key: whole([(0, 0, one) for _, one in items]) for key, items in added.items()}
 
     def compare_refused(self, processor: Processor, letters: Set[str]) -> None:
         """Compare a republisher's dead letters with what it must reject.

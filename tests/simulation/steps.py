@@ -10,7 +10,7 @@ from persistence.manifest import minimum
 from persistence.names import FlowRef
 from tests.simulation.audit import AUDIT
 from tests.simulation.changes import Change
-from tests.simulation.draw import draw, draw_outputs, draw_relay, draw_second
+from tests.simulation.draw import draw, draw_outputs, draw_relay, draw_second, draw_sessions
 from tests.simulation.driver import METADATA_MAX_AGE
 from tests.simulation.faults import ENDS, End, Script
 from tests.simulation.functions import OUT, OUTAGE
@@ -54,6 +54,7 @@ def draw_world(seed: int, steps: int = 80) -> tuple[Spec, list[Step]]:
     spec, random = draw_outputs(Random(f"outputs {seed}"), draw(Random(f"world {seed}"))), Random(f"steps {seed}")
     spec = draw_relay(Random(f"relay {seed}"), spec)
     spec = draw_second(Random(f"second {seed}"), spec)
+    spec = draw_sessions(Random(f"sessions {seed}"), spec)
     possible = {
         "grow": bool(spec.growth),
         "recreate": spec.recreates,

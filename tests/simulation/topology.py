@@ -23,6 +23,7 @@ from tests.simulation.functions import (
     digest,
     kept_element,
 )
+from tests.simulation.sessions import TIME, WINDOW
 
 FINAL = "t"
 """The topic that the flow reads."""
@@ -169,6 +170,7 @@ class Spec:
         audit: Topic that a second flow reads; empty for none.
         revives: Records that republishers reject are redriven to them.
         second: The flow also reads `SECOND`.
+        sessions: The stages have sessions.
         mends: From some moment on the flow accepts what it rejected: a copy may fill a hole before the redriven record.
         aside: What it publishes before a stage is published by a branch; if a filter fails before that stage, in it.
         folds: False for a flow without a stage: its only `stages` entry, `end`, names what its steps make of an element.
@@ -194,6 +196,7 @@ class Spec:
     folds: bool = True
     aside: bool = False
     second: bool = False
+    sessions: bool = False
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -207,7 +210,10 @@ class Spec:
     @cached_property
     def flow(self) -> Flow[Any]:
         """The flow under test."""
-        sources = [Topic(topic, Json(COLUMNS), envelope=topic == FINAL) for topic in self.sources]
+        time = TIME if self.sessions else None
+        sources = [
+            Topic(topic, Json(COLUMNS), envelope=topic == FINAL, time=time, ahead="1d") for topic in self.sources
+        ]
         flow: Flow[Any] = Flow(FLOW).source(*sources)
         if self.filters:
             flow = flow.filter(kept_element)
@@ -238,6 +244,7 @@ class Spec:
                 history=self.history,
                 lanes=self.lanes,
                 emit=Emit(Refuse(stage.bad_in_emit) if stage.emit_fails else None) if stage.emits else None,
+                window=WINDOW if self.sessions else None,
             )
         return flow.publish(OUT, key="g") if self.publishes and not self.publishes_before else flow
 

@@ -6,6 +6,7 @@ from aggregations.definition.element import Record
 from persistence.names import FlowRef
 from persistence.record import decode_record
 from tests.simulation.oracle import Oracle, Violation
+from tests.simulation.sessions import whole
 from tests.simulation.stores import SimulatedStore
 from tests.simulation.topology import FLOW, Spec
 
@@ -69,7 +70,8 @@ class Watch:
             if version[0] <= before[0] or version[1] < before[1]:
                 raise Violation(f"stage {ref.stage}, key {key!r}: {version} was written over {before} (version, epoch)")
             self._versions[i, key] = version
-            state = decode_record(stored.value, ref, key).state or {}
+            found = decode_record(stored.value, ref, key).state
+            state = whole(found) if self._spec.sessions else found or {}
             self._oracle.check_state(i, key.decode(), state)
             new |= state.keys() - self.held[i]
         self.held[i] |= new

@@ -244,7 +244,7 @@ BUGS: Mapping[str, Sequence[Patch]] = {
 _expiring = original(arrivals, "enter_expiring")
 
 EXPIRY_BUGS: Mapping[str, Sequence[Patch]] = {
-    "expired-states-continue": [(stage, "_has_expired", lambda *_: False)],
+    "expired-states-continue": [(stage, "has_expired", lambda *_: False)],
     "late-events-begin-states": [
         (arrivals, "enter_expiring", lambda *given: [one._replace(closed=False) for one in _expiring(*given)])
     ],

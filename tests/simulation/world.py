@@ -33,7 +33,7 @@ from tests.simulation.topology import FLOW, Spec, event
 from tests.simulation.watch import Watch
 
 _ENDLESS = 200
-_NOTHING: tuple[object, ...] = (None, {}, {"n": 0, "s": 0})
+_NOTHING: tuple[object, ...] = (None, {}, [], {"n": 0, "s": 0})
 """States of keys for which nothing was folded: they contain only the hole of a dead letter."""
 _names = count()
 

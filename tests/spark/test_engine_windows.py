@@ -10,6 +10,7 @@ import pytest
 from aggregations.definition.aggregates import count, total
 from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Flow
+from aggregations.definition.sessions import SessionWindow, session
 from aggregations.definition.source import Topic
 from aggregations.definition.windows import Window, hopping, tumbling
 from envelope import Envelope, Hop, Verdict, encode
@@ -35,7 +36,7 @@ def timed(sent: list[Any]) -> list[Sent]:
     return messages
 
 
-def windowed(topic: str, states: str, window: Window) -> Flow[Any]:
+def windowed(topic: str, states: str, window: Window | SessionWindow) -> Flow[Any]:
     return (
         Flow("windows")
         .source(Topic(topic, Leg))
@@ -47,11 +48,16 @@ def windowed(topic: str, states: str, window: Window) -> Flow[Any]:
 
 @pytest.mark.parametrize(
     "window",
-    [tumbling("5m", lateness="2m", late="dead_letter"), hopping("20m", "10m"), hopping("20m", "10m", retention="0s")],
-    ids=["tumbling", "hopping", "removed"],
+    [
+        tumbling("5m", lateness="2m", late="dead_letter"),
+        hopping("20m", "10m"),
+        hopping("20m", "10m", retention="0s"),
+        session("3m", lateness="2m", late="dead_letter"),
+    ],
+    ids=["tumbling", "hopping", "removed", "session"],
 )
 def test_windows_on_spark_are_those_of_the_oracle_in_any_batches_and_in_a_replay(
-    world: World, topic: Callable[..., str], window: Window
+    world: World, topic: Callable[..., str], window: Window | SessionWindow
 ) -> None:
     messages = timed(legs(200))
     world.send(messages)

@@ -92,6 +92,21 @@ def test_a_fold_in_plain_python_is_a_column_of_json(sql: SparkSession, tmp_path:
     assert sorted(found.collect()) == [("S001", [101, 101]), ("S002", [102, 102])]
 
 
+def test_each_session_is_a_row(sql: SparkSession, tmp_path: Path) -> None:
+    store = f"lmdb://{tmp_path}/states"
+    runner = MemoryRunner(states_flow.visits, bind(states_flow.visits, {}, store))
+    hours = [0.0, 0.5, 2.0]
+    value = json.dumps({"shop": "S000", "cents": 1}).encode()
+    runner.process(
+        [Record("sales", 0, at, b"k", value, timestamp_ms=int(hour * 3_600_000)) for at, hour in enumerate(hours)]
+    )
+    runner.close()
+    found = table(sql, store, "visits").selectExpr(
+        "sales", "unix_seconds(_window_start) AS begin", "unix_seconds(_window_end) AS end", "_version"
+    )
+    assert sorted(map(tuple, found.collect())) == [(1, 7200, 7200, 1), (2, 0, 1800, 1)]
+
+
 def test_no_state_is_an_empty_table_with_all_columns(sql: SparkSession, tmp_path: Path) -> None:
     found = table(sql, f"lmdb://{tmp_path}/none")
     assert (found.count(), found.columns[:3]) == (0, ["_key", "sales", "cents"])

@@ -1,6 +1,6 @@
 """Flows whose states tests read by the name of this module."""
 
-from aggregations import Element, Fields, Flow, Json, Topic, count, mean, total
+from aggregations import Element, Fields, Flow, Json, Topic, count, mean, session, total
 
 
 class Cents:
@@ -20,3 +20,4 @@ flow = _sales.aggregate(
     "shop", "shop", Fields(sales=count(), cents=total("cents"), price=mean("cents")), co_partitioned=False
 )
 own = _sales.aggregate("shop", "shop", Cents(), co_partitioned=False)
+visits = _sales.aggregate("shop", "shop", Fields(sales=count()), co_partitioned=False, window=session("1h"))

@@ -13,7 +13,7 @@ from typing import Any
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Producer, TopicPartition
 
 from aggregations.definition.element import Record
-from aggregations.definition.flow import Flow
+from aggregations.definition.flow import Flow, Stage
 from aggregations.report import Report
 from aggregations.run.binding import bind
 from aggregations.run.memory import MemoryRunner
@@ -216,7 +216,8 @@ class World:
         for stage in flow.stages:
             views, truth = self.views(flow, stage.name), oracle.states(stage.name)
             same(self.results(flow, stage.name), oracle.results(stage.name))
-            same({k: held(v.histories) for k, v in views.items()}, {k: held(s.histories) for k, s in truth.items()})
+            found = {key_of_state(stage, view): held(view.histories) for view in views.values()}
+            same(found, {key: held(state.histories) for key, state in truth.items()})
         self._check_dead_letters(oracle)
         return oracle
 
@@ -267,6 +268,11 @@ def same(found: Mapping[Any, Any], wanted: Mapping[Any, Any]) -> None:
     """Assert that two mappings are equal, and show only where they differ."""
     differing = {key for key in found.keys() | wanted.keys() if found.get(key) != wanted.get(key)}
     assert not differing, {key: (found.get(key), wanted.get(key)) for key in differing}
+
+
+def key_of_state(stage: Stage, view: View) -> bytes:
+    """The key of the state that a view is of; several sessions are in one state."""
+    return view.window.key if stage.aggregate.sessions and view.window else view.key
 
 
 def held(histories: Histories) -> tuple[Mapping[str, Any], Mapping[str, Any]]:

@@ -36,6 +36,7 @@ from aggregations import (
     quantiles,
     read_snapshot,
     run_flow,
+    session,
     standard_deviation,
     top,
     total,
@@ -182,6 +183,7 @@ orders.aggregate("customer", key="customer", fold=NoZero())  # type: ignore[arg-
 orders.aggregate("customer", key="customer")  # type: ignore[call-arg]
 orders.aggregate("customer", key="customer", fold=Sum(), history="32")  # type: ignore[arg-type]
 orders.aggregate("customer", key="customer", fold=Sum(), window=tumbling("5m", lateness="1m"))
+orders.aggregate("customer", key="customer", fold=Sum(), window=session("5m", lateness="1m"))
 orders.aggregate("customer", key="customer", fold=Sum(), window=tumbling("5m", retention="0s"))
 orders.aggregate("customer", key="customer", fold=Sum(), expire_after="30d")
 orders.aggregate("customer", key="customer", fold=Sum(), expire_after=30)  # type: ignore[arg-type]

@@ -5,8 +5,9 @@ from contextlib import nullcontext
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
 
+from jobs.republish.client_watch import ClientLost, ClientWatch
 from persistence.kafka import (
     AcknowledgedProducer,
     BrokerError,
@@ -195,3 +196,22 @@ def test_a_client_that_fails_without_a_reason_is_replaced_and_everything_must_be
         ):
             producer.flush()
         assert isinstance(producer._producer, Producer)
+
+
+def test_a_request_without_an_answer_is_followed_by_a_new_client() -> None:
+    """The old one may have forgotten all brokers, which librdkafka does when it is told of none."""
+    topics = Topics(KafkaSettings("127.0.0.1:1"), timeout=0.1)
+    for ask in (lambda: topics.describe(["t"]), topics.names):
+        before = topics._admin
+        with pytest.raises(BrokerUnavailable, match="no answer from Kafka"):
+            ask()
+        assert topics._admin is not before
+
+
+def test_a_consumer_that_reaches_no_broker_twice_in_a_row_while_others_do_is_lost() -> None:
+    consumer = Consumer({"bootstrap.servers": "127.0.0.1:1", "group.id": "g", "log_level": 0})
+    watch = ClientWatch(consumer, ["t"], 0.1)
+    watch.check()
+    with pytest.raises(ClientLost, match=r"the consumer of t reaches no broker.*Start again; nothing is lost"):
+        watch.check()
+    consumer.close()

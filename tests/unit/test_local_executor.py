@@ -16,6 +16,7 @@ from aggregations.definition.aggregates import count
 from aggregations.definition.element import Record
 from aggregations.definition.fields import Fields
 from aggregations.definition.flow import END_OF_FLOW, Flow
+from aggregations.definition.sessions import SessionWindow, session
 from aggregations.definition.source import Json, Topic
 from aggregations.definition.windows import Window, hopping, tumbling
 from aggregations.engine.batches import Batches
@@ -192,8 +193,10 @@ def leg(offset: int, tail: str, carrier: str, partition: int = 0) -> Record:
 LEGS = [leg(n, f"N{n % 3}", f"C{n % 2}") for n in range(30)]
 
 
-@pytest.mark.parametrize("window", [tumbling("5m"), hopping("10m", "5m", lateness="1m")])
-def test_windows_close_across_batches_as_in_memory(window: Window, few: int, local: Callable[..., Local]) -> None:
+@pytest.mark.parametrize("window", [tumbling("5m"), hopping("10m", "5m", lateness="1m"), session("2m")])
+def test_windows_close_across_batches_as_in_memory(
+    window: Window | SessionWindow, few: int, local: Callable[..., Local]
+) -> None:
     flow = legs("tail", window=window).aggregate("all", pl.lit("all"), Fields(n=count()))
     run, memory = local(flow, partitions=2), MemoryRunner(flow, bind(flow, {}, fresh_store()), topic_ids={"legs": "L"})
     hour, minutes, closed = 1_764_000_000_000, [[1, 20], [2, 21, 16], [22, 3]], 0

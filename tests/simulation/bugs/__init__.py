@@ -29,6 +29,7 @@ MATTERS: Mapping[str, Callable[[Spec], bool]] = {
     "struck-although-rejected-again": lambda spec: not spec.folds,
     "branch-fails-alone": lambda spec: spec.aside and any(stage.fails == "filter" for stage in spec.stages),
     "marks-not-kept-upstream": lambda spec: spec.split < len(spec.stages),
+    **dict.fromkeys(("session-joins-one", "merge-forgets-positions"), lambda spec: spec.sessions),
     "partial-flat-map": lambda spec: any(stage.flat for stage in spec.stages),
     "service-gives-no-key": lambda spec: spec.keyless and bool(spec.processors),
     "lane-without-topic-id": lambda spec: spec.recreates,

@@ -6,7 +6,8 @@ from itertools import count
 from typing import Any
 
 from aggregations.definition.element import Element
-from aggregations.per_message import arrivals, loop, stage
+from aggregations.definition.sessions import near
+from aggregations.per_message import arrivals, loop, sessions, stage
 from aggregations.per_message.stage import KeyState, StageOutcome, fold_stage
 from envelope import Decision, Histories, Siblings, Standing
 from tests.simulation.patch import Patch, original
@@ -61,6 +62,26 @@ def _no_index(self: Element[Any], index: int, value: Any) -> Element[Any]:
     return replace(self, value=value)
 
 
+def _joins_one(held: Sequence[Any], time_us: int, gap_us: int) -> slice:
+    """An element joins one session at most."""
+    place = near(held, time_us, gap_us)
+    return slice(place.start, min(place.start + 1, place.stop))
+
+
+def _forgets_positions(
+    of: Any, loaded: Mapping[bytes, KeyState], arrivals: Sequence[Any], **options: Any
+) -> StageOutcome:
+    """A session that two sessions become has the positions of its batch only, as a state with a new key would."""
+    outcome, states = fold_stage(of, loaded, arrivals, **options), {}
+    for key, state in outcome.states.items():
+        before = loaded.get(key)
+        if of.sessions and before and len(state.fold or ()) < len(before.fold or ()):
+            alone = fold_stage(of, {}, [one for one in arrivals if one.key == key], **options)
+            state = replace(state, histories=alone.states[key].histories)
+        states[key] = state
+    return replace(outcome, states=states)
+
+
 BUGS: Mapping[str, tuple[str, Sequence[Patch]]] = {
     "event-id-ignored": (
         "siblings without an index are told apart by nothing",
@@ -70,5 +91,10 @@ BUGS: Mapping[str, tuple[str, Sequence[Patch]]] = {
     "half-a-fold-kept": ("a fold that fails half-way leaves its traces", [(stage, "copied", lambda state: state)]),
     "partial-flat-map": ("items of a failed record are folded under other keys", [(loop, "fold_stage", _keys_apart)]),
     "flat-map-without-index": ("items of a flat-map all have the record's own position", [(Element, "nth", _no_index)]),
+    "session-joins-one": ("an element joins one of two sessions only", [(sessions, "near", _joins_one)]),
+    "merge-forgets-positions": (
+        "two sessions that become one forget positions",
+        [(loop, "fold_stage", _forgets_positions)],
+    ),
     "first-stage-trusted": ("only the first stage drops duplicates", [(loop, "fold_stage", _trusts_the_first_stage)]),
 }

@@ -1,0 +1,198 @@
+"""Sessions of a stage: windows of event time that the elements of a key make."""
+
+import re
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, ClassVar, Final, TypeAlias
+
+from aggregations.definition.arguments import check_type, located
+from aggregations.definition.fields import Fields
+from aggregations.definition.folds import check_state
+from aggregations.definition.times import MICROS
+from aggregations.definition.windows import Late, Window, WindowKey, check_zone, duration, late_policy, length_text
+from aggregations.errors import FlowError
+from envelope import EnvelopeError
+
+MOST_SESSIONS: Final = 1_000
+"""Sessions that the state of one key holds: all of them are read and written with it."""
+TOO_MANY: Final = f"its key has {MOST_SESSIONS:,} sessions, the most that a state holds; use a longer gap"
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_SPAN: Final = re.compile(rb"@([^@/]{20,27})/([^@/]{20,27})\Z")
+_MEMBERS: Final = 3
+
+Sessions: TypeAlias = list[Any]
+"""The state of a key: `[start, end, state of the fold]` for each session, in microseconds since 1970, in order of time."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionWindow:
+    """Windows that the elements of a key make: consecutive times of a session are at most `gap` apart.
+
+    All sessions of a key are in one state, so that its positions drop every copy, whichever session holds the event.
+
+    Attributes:
+        gap: Longest time between two consecutive elements of a session, in seconds.
+        lateness: How much later than the gap an element may come, in seconds of event time.
+        late: What happens to an element that comes too late.
+    """
+
+    gap: int
+    lateness: int = 0
+    late: Late = Late.DROP
+    each: ClassVar[int] = 1
+
+    @property
+    def gap_us(self) -> int:
+        """The gap in microseconds."""
+        return self.gap * MICROS
+
+    @property
+    def definition(self) -> str:
+        """Canonical text of what determines the states: all but what happens to late elements."""
+        return f"session {self.gap} {self.lateness}"
+
+    def closes_us(self, time_us: int) -> int:
+        """The first event time in the log of its partition after which an element comes too late.
+
+        A session of this element alone is closed then: the log is further ahead than the gap and the lateness.
+
+        Args:
+            time_us: Time of the element, in microseconds since 1970.
+        """
+        return time_us + (self.gap + self.lateness) * MICROS + 1
+
+    @staticmethod
+    def stage_key(key: bytes) -> bytes:
+        """The stage's key in the key of a state: they are the same."""
+        return key
+
+    def key_of(self, key: bytes, start_us: int, end_us: int) -> WindowKey:
+        """The session of a key, with its first and last time in microseconds since 1970."""
+        return WindowKey(key, _time(start_us), _time(end_us))
+
+    def split(self, key: bytes) -> WindowKey:
+        """Divide the key of a session, as readers see it, into the stage's key, and the first and last time.
+
+        Raises:
+            ValueError: It is not the key of a session.
+        """
+        if (found := self.find(key)) is None:
+            raise ValueError("the key does not end in the start and end of a session")
+        return found
+
+    @staticmethod
+    def find(key: bytes) -> WindowKey | None:
+        """Divide a key as `split` does; None if it is not the key of a session."""
+        found = _SPAN.search(key)
+        if found is None:
+            return None
+        start, end = (datetime.fromisoformat(text.decode()) for text in found.groups())
+        return WindowKey(key[: found.start()], start, end)
+
+    @staticmethod
+    def key_at(key: bytes, start: datetime) -> bytes:
+        """The key of the state that holds a session: a session may begin at any time.
+
+        Args:
+            key: The stage's key.
+            start: First time of the session, with a time zone.
+
+        Raises:
+            FlowError: It has no time zone.
+        """
+        check_zone(start)
+        return key
+
+    def __str__(self) -> str:
+        late = f", {length_text(self.lateness)} late" if self.lateness else ""
+        return f"session {length_text(self.gap)}{late}"
+
+
+def session(gap: str, *, lateness: str = "0s", late: str = Late.DROP) -> SessionWindow:
+    """Windows of activity: elements of a key belong to one session as long as no two neighbours are more than `gap` apart.
+
+    An element that is at most `gap` away from two sessions makes them one: their states are merged.
+
+    Args:
+        gap: A number of seconds, minutes, hours or days, such as `90s`, `5m`, `1h` or `7d`. Two elements that are
+            exactly this far apart belong to one session, as in Kafka Streams.
+        lateness: An element comes too late if its partition has an event time before it that is more than the gap plus
+            the lateness ahead.
+        late: What happens to such an element: `drop` or `dead_letter`. Both are counted.
+
+    Raises:
+        FlowError: A length is zero, negative or not a length, or `late` is unknown.
+    """
+    with located("session()"):
+        return SessionWindow(duration("gap", gap), duration("lateness=", lateness, least=0), late_policy(late))
+
+
+def check_window(window: object, fold: Any) -> None:
+    """Check the argument `window=` of a stage, and that sessions can merge the states of its fold.
+
+    Raises:
+        FlowError: It is neither windows nor None, or the fold cannot merge two states.
+    """
+    if isinstance(window, SessionWindow):
+        _check_merges(fold)
+    elif window is not None:
+        check_type("window=", window, Window, 'tumbling("5m"), hopping("10m", "5m") or session("5m")')
+
+
+def _check_merges(fold: Any) -> None:
+    if isinstance(fold, Fields):
+        if missing := [f"{name} ({field.kind})" for name, field in fold.fields.items() if not field.mergeable]:
+            raise FlowError(f"session windows merge states, and these fields cannot be merged: {', '.join(missing)}")
+        return
+    if not callable(getattr(fold, "merge", None)):
+        raise FlowError(
+            f"session windows merge states: give {type(fold).__name__} a method merge(state, other) that returns the "
+            "state of the elements of both"
+        )
+    try:
+        check_state(fold.merge(fold.zero(), fold.zero()))
+    except Exception as error:  # user code may raise anything
+        detail = error.detail if isinstance(error, EnvelopeError) else type(error).__name__
+        raise FlowError(f"merge() of its fold does not return a state: {detail}") from error
+
+
+def near(sessions: Sequence[Any], time_us: int, gap_us: int) -> slice:
+    """The sessions that an element joins: those that begin or end within the gap of its time, or contain it.
+
+    Args:
+        sessions: Lists that begin with the first and last time of a session, in order of time.
+        time_us: Time of the element.
+        gap_us: The gap.
+
+    Returns:
+        The place of these sessions; if there are none, where the element's own session belongs.
+    """
+    first = last = bisect_left(sessions, time_us - gap_us, key=_end)
+    while last < len(sessions) and sessions[last][0] - gap_us <= time_us:
+        last += 1
+    return slice(first, last)
+
+
+def are_sessions(state: Any) -> bool:
+    """Whether a stored state is one of a stage with sessions."""
+    return isinstance(state, list) and all(
+        isinstance(one, list) and len(one) == _MEMBERS and type(one[0]) is int and type(one[1]) is int for one in state
+    )
+
+
+def row_key(window: WindowKey) -> bytes:
+    """The key of a session as readers see it: `s7@2026-11-24T06:01:00Z/2026-11-24T06:04:30Z`."""
+    start, end = window.texts
+    return window.key + f"@{start}/{end}".encode()
+
+
+def _end(one: Any) -> int:
+    end: int = one[1]
+    return end
+
+
+def _time(micros: int) -> datetime:
+    return _EPOCH + timedelta(microseconds=micros)

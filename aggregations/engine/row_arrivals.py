@@ -1,0 +1,70 @@
+"""A row of the vectorised path as an arrival of the per-message path."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from aggregations.columns import schema
+from aggregations.columns.batch import indices_of, redriven, standing
+from aggregations.columns.judge import VERDICTS
+from aggregations.columns.signature import Signature
+from aggregations.columns.steps import FAILURES
+from aggregations.definition.element import Element
+from aggregations.definition.flow import Stage
+from aggregations.definition.inputs import siblings_of
+from aggregations.engine.path import Work
+from aggregations.engine.rows import BROKEN, INPUT, REKEYED, STAGE_KEY, Rows, times_of
+from aggregations.per_message.arrivals import Arrival
+from envelope import EnvelopeError, Route
+
+
+def arrival_of(work: Work, stage: Stage, rows: Rows, row: Mapping[str, Any]) -> Arrival:
+    """An arrival at a stage. Its element has what the stage needs, but no value.
+
+    Args:
+        work: Context of the task.
+        stage: The stage.
+        rows: The arrivals.
+        row: One of them.
+    """
+    signatures, job = rows.signatures, work.job
+    signature = signatures[row[schema.SIGNATURE]]
+    own = job.node(row[schema.TOPIC], row[schema.PARTITION], row[schema.OFFSET])
+    verdict = incarnation_of(work, signature)
+    names = stage.aggregate.inputs() if rows.values is None else ()
+    policy, back = siblings_of(job.flow.siblings, own.topic), redriven(row, signatures)
+    at = standing(row, signatures, rekeyed=row[REKEYED], siblings=policy)
+    late = Route(row.get(schema.LATE) or Route.PLAIN)
+    indices = indices_of(row)
+    entries = job.ledger.entries(stage.name, at, back, indices)
+    mine = back is not None and job.ledger.mine(back.redrive)
+    bound = back is not None and back.redrive.stage in job.flow.after(stage) and mine
+    return Arrival(
+        Element(
+            None,
+            row[schema.KEY],
+            own,
+            event_id=row[schema.EVENT_ID] or "",
+            indices=indices,
+            again=bool(row.get(schema.AGAIN)),
+            route=late,
+            time_us=row.get(schema.TIME),
+        ),
+        row[STAGE_KEY],
+        replace(at, route=job.ledger.route(stage.name, at, back, entries)),
+        VERDICTS[verdict] if verdict >= 0 else None,
+        EnvelopeError(*FAILURES[row[BROKEN]]) if row[BROKEN] else {name: row[f"{INPUT}{name}"] for name in names},
+        bound and late is Route.PLAIN,
+        entries,
+        back,
+        mine=mine,
+        **times_of(row),
+    )
+
+
+def incarnation_of(work: Work, signature: Signature) -> int:
+    """Number of the verdict for the id of a root topic; -1 for the current id."""
+    if signature.cluster != work.job.flow.cluster:
+        return -1
+    verdict = work.incarnations.verdict(signature.topic, signature.topic_id)
+    return -1 if verdict is None else VERDICTS.index(verdict)

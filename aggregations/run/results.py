@@ -1,0 +1,37 @@
+"""What a reader sees of the state of a key: one result, or one for each of its sessions."""
+
+from typing import Any, NamedTuple
+
+from aggregations.definition.operators import Aggregate
+from aggregations.definition.sessions import row_key
+from aggregations.definition.windows import WindowKey
+
+
+class Result(NamedTuple):
+    """What a reader sees of a state.
+
+    Attributes:
+        key: Key of the state; in a stage with sessions followed by the first and last time of the session.
+        window: Key of the stage, and start and end of the window or session; None without windows.
+        state: Result of the fold.
+    """
+
+    key: bytes
+    window: WindowKey | None
+    state: Any
+
+
+def results_of(stage: Aggregate, key: bytes, state: Any) -> list[Result]:
+    """The results of the state of a key.
+
+    Args:
+        stage: The stage.
+        key: Key of the state.
+        state: State of the key; None if nothing was folded.
+    """
+    result = getattr(stage.fold, "result", lambda state: state)
+    if stage.sessions is None:
+        window = None if stage.window is None else stage.window.split(key)
+        return [Result(key, window, None if state is None else result(state))]
+    windows = [(stage.sessions.key_of(key, start, end), one) for start, end, one in state or ()]
+    return [Result(row_key(window), window, result(one)) for window, one in windows]
