@@ -282,8 +282,8 @@ class ColumnarFold:
                 self.emitted[int(row)] = [element.value for element in one.emitted]
             if one.decision.verdict is Verdict.REDRIVEN and one.decision.fold:
                 self.late[int(row)] = passed_on(one.arrival.standing.route, one.arrival.redriven).value
-            if one.hole and one.reason is not None:
-                cause = Exclusion(one.reason, one.detail, hole=True, raised=one.raised)
+            if one.failed and one.reason is not None:
+                cause = Exclusion(one.reason, one.detail, hole=one.hole, raised=one.raised)
                 self.work.fail(self.stage.index, one.arrival.element.own, cause)
 
     def _fold_rows(self, frame: pl.DataFrame) -> StageOutcome:
@@ -299,8 +299,7 @@ class ColumnarFold:
             if isinstance(fold, Fields) and made is not None:
                 inputs = evaluate_elements(elements, self.aggregate.inputs(), None)
                 arrivals = [replace(one, values=values) for one, values in zip(arrivals, inputs, strict=True)]
-        found = {one.key: self.stored[one.key] for one in arrivals if one.key in self.stored}
-        loaded = job.states_in(self.stage, found)
+        loaded = job.states_in(self.stage, {one.key: self.stored[one.key] for one in arrivals if one.key in self.stored})
         return fold_stage(
             self.aggregate,
             loaded,
@@ -311,6 +310,7 @@ class ColumnarFold:
             evict=job.evict,
             replays=job.replays,
             types=self.types,
+            holes=not self.stage.looks_up,
         )
 
     def _arrival(self, row: Mapping[str, Any]) -> Arrival:

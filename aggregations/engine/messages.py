@@ -102,6 +102,7 @@ def _loop(work: Work) -> MessageLoop:
         replays=job.replays,
         outputs=work.outputs,
         times=job.times,
+        tables=work.rows,
     )
 
 

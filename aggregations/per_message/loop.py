@@ -14,6 +14,7 @@ from aggregations.per_message.cause import Cause
 from aggregations.per_message.dead_letters import BEYOND_END
 from aggregations.per_message.emitting import emitted_types
 from aggregations.per_message.ledger import Doubt, Entry, Ledger, Reading, outputs_before
+from aggregations.per_message.lookups import Tables, no_tables
 from aggregations.per_message.merging import merged
 from aggregations.per_message.stage import Decided, KeyState, StageOutcome, fold_stage
 from aggregations.per_message.steps import Applied, Marking, OutputMessage, RejectedElement, apply_steps, withhold
@@ -86,6 +87,7 @@ class MessageLoop:
         outputs: Messages that the flow's steps publish.
         seen: Highest position read, by route, after `read` has returned.
         times: Latest event time read, by topic and partition; brought up to date by `read`.
+        tables: What the flow looks up.
     """
 
     flow: Flow[Any]
@@ -103,6 +105,7 @@ class MessageLoop:
     outputs: list[OutputMessage] = field(default_factory=list)
     seen: dict[str, Position] = field(default_factory=dict)
     times: Times = field(default_factory=dict)
+    tables: Tables = no_tables
 
     def read(self, records: Iterable[Record]) -> Applied:
         """Read records, those of a partition in order of offsets.
@@ -194,6 +197,7 @@ class MessageLoop:
                 evict=self.evict,
                 replays=self.replays,
                 types=emitted_types(stage),
+                holes=not stage.looks_up,
             ),
         )
         self.report.verdicts.setdefault(stage.name, Counter()).update(outcome.verdicts)
@@ -201,9 +205,9 @@ class MessageLoop:
         self.report.keyless += Counter({stage.name: outcome.keyless})
         self.collector.decided(stage.name, outcome.decided)
         for one in outcome.decided:
-            if one.hole and one.reason is not None:
+            if one.failed and one.reason is not None:
                 cause = Cause(one.reason, one.detail, one.raised)
-                self.failures.add(stage.index, one.arrival.element.own, cause, hole=True)
+                self.failures.add(stage.index, one.arrival.element.own, cause, hole=one.hole)
         return outcome
 
     def onward(self, stage: Stage, outcome: StageOutcome) -> Applied:
@@ -234,7 +238,7 @@ class MessageLoop:
         if index == 0 and self.flow.merges:
             applied = merged(self.flow, kept, marking).after(steps)
         else:
-            applied = apply_steps(steps, kept, before.schema, marking)
+            applied = apply_steps(steps, kept, before.schema, marking, self.tables)
         if not failed:
             return applied
         applied.rejected += [

@@ -10,7 +10,7 @@ import msgspec
 from aggregations.definition.flow import Flow, Stage
 from aggregations.definition.stages import continues
 from aggregations.run.common import common
-from aggregations.run.consistency import check_marks, check_stores, lost_manifests
+from aggregations.run.consistency import check_marks, check_stores, check_turns, lost_manifests
 from aggregations.run.risks import LOSSES, Risk, refuse
 from aggregations.run.run import Run
 from aggregations.run.shapes import check_states
@@ -130,6 +130,7 @@ def _findings(run: Run) -> list[Finding]:
         *check_stores(run.flow.name, run.manifests, run.definitions(), homes),
         *check_marks(run.flow.name, run.manifests, buckets, homes, run.acknowledged.since),
         *lost_manifests(run.flow.name, _without_manifest(run, buckets)),
+        *(check_turns(run.flow.name, run.manifests) if run.flow.tables else ()),
     ]
     if any(one.risk in LOSSES for one in findings):
         # Used only if the risk is accepted: marks that were acknowledged before are then no longer checked.

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from aggregations.per_message.ledger import Ledger, merged
 from aggregations.run.growth import merge
 from aggregations.run.incarnations import merge_incarnations
-from persistence.manifest import Manifest, Progress, minimum
+from persistence.manifest import Manifest, Progress, minimum, unread
 from persistence.protocol import FlowRef
 
 
@@ -46,7 +46,22 @@ def common(manifests: Sequence[Manifest | None], ref: FlowRef) -> Manifest | Non
             for topic, offsets in one.starting_offsets.items()
             if _is_of(one, topic, topic_ids)
         },
+        begun=_begun(found, positions, topic_ids),
     )
+
+
+def _begun(
+    manifests: Sequence[Manifest], positions: Mapping[str, Mapping[int, Progress]], topic_ids: Mapping[str, str]
+) -> dict[str, dict[int, int]]:
+    """The ends of the unfinished batch: as noted, or as the manifests have them that were written already."""
+    ends: dict[str, dict[int, int]] = {}
+    for one in manifests:
+        read = {topic: {at: to.next_offset for at, to in parts.items()} for topic, parts in one.positions.items()}
+        for topic, its in (*one.begun.items(), *read.items()):
+            if _is_of(one, topic, topic_ids):
+                mine = ends.setdefault(topic, {})
+                mine |= {partition: max(end, mine.get(partition, 0)) for partition, end in its.items()}
+    return unread(ends, positions)
 
 
 def _time(
