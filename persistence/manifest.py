@@ -73,7 +73,7 @@ class Manifest(msgspec.Struct, frozen=True):
         starting_offsets: Offset per consumed topic and partition that the flow was given to begin at; a partition that it
             does not name began where its log began.
         times: When batches were committed (`persistence.times`).
-        begun: Next offset per topic and partition after a batch that was begun and is not committed; only of a flow with
+        unfinished: Next offset per topic and partition after a batch that was begun and is not committed; only of a flow with
             tables, which a run reads again only after these records.
         schema: Version of this layout.
     """
@@ -95,7 +95,7 @@ class Manifest(msgspec.Struct, frozen=True):
     earlier: Mapping[str, tuple[str, ...]] = {}
     starting_offsets: Mapping[str, Mapping[int, int]] = {}
     times: tuple[Committed, ...] = ()
-    begun: Mapping[str, Mapping[int, int]] = {}
+    unfinished: Mapping[str, Mapping[int, int]] = {}
     schema: int = SCHEMA
 
     @property

@@ -92,7 +92,7 @@ class LocalExecutor:
     def _execute(self, job: Job) -> TaskReport:
         work = Work(job)
         every = Slot(0, tuple(one for slot in job.tasks for one in slot.ranges))
-        path, ranges = self._path_of(job.flow, every.ranges), every.by_topic()
+        path, ranges = self._path_of(every.ranges), every.by_topic()
         arrivals = path.read(work, self._chunks(job.flow, ranges, compiled=path is self._columnar))
         # Only after all rows were read: if a topic still is the driver's topic, the rows belong to it.
         for topic in ranges:
@@ -123,9 +123,9 @@ class LocalExecutor:
         if self._cancelled.is_set():
             raise StoppedError
 
-    def _path_of(self, flow: Flow[Any], ranges: Sequence[Range]) -> Path:
+    def _path_of(self, ranges: Sequence[Range]) -> Path:
         """The path for these ranges: the compiled one for many records, and for all that follow them."""
-        if not flow.is_columnar:
+        if not self._flow.part_of(ranges[0].topic).is_columnar:
             return MessagePath()
         if self._columnar is None:
             many = sum(one.end - one.start for one in ranges) > FEW_RECORDS

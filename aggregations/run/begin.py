@@ -117,7 +117,7 @@ def _read(run: Run, accept: Sequence[str]) -> None:
     refuse(_findings(run), accept)
     for stage in _redefined(run):
         check_states(stage, run.stage_ref(stage), run.stores[stage.name])
-    run.advanced(common([manifest for _, manifest in run.manifests], run.ref))
+    run.advanced(common([one for _, one in run.manifests], run.ref, finishes=bool(run.flow.tables)))
     growing = run.manifest.growth if run.manifest else {}
     run.growths = {topic: growing[topic] for topic in run.sources if topic in growing}
 

@@ -210,7 +210,7 @@ class Run:
             **self.ledger.changed(changes.resolved()).fields(),
             growth=dict(self.growths),
             starting_offsets=given,
-            begun=unread(before.begun, positions) if before else {},
+            unfinished=unread(before.unfinished, positions) if before else {},
         )
 
     def definitions(self) -> dict[str, str]:
@@ -296,7 +296,7 @@ class Run:
             for partition, offset in starts.items()
         }
         kept = {name: at for name, at in before.starting_offsets.items() if name in before.positions}
-        begun_ends = {name: at for name, at in before.begun.items() if not (again and name == topic)}
+        left = {name: at for name, at in before.unfinished.items() if not (again and name == topic)}
         if again:
             kept.pop(topic, None)
         self.manifest = msgspec.structs.replace(
@@ -304,7 +304,7 @@ class Run:
             positions={**before.positions, topic: begun},
             growth=dict(self.growths),
             starting_offsets={**kept, **({topic: starting_offsets} if starting_offsets else {})},
-            begun=begun_ends,
+            unfinished=left,
         )
         if again:
             self._former.setdefault(topic, before)

@@ -31,25 +31,25 @@ def begin_batch(run: Run, ends: Mapping[TopicPartition, int]) -> None:
         mine = found.setdefault(topic, {})
         mine[partition] = max(end, mine.get(partition, 0))
     manifest = run.manifest
-    if manifest is None or manifest.epoch != run.epoch or manifest.begun != found:
+    if manifest is None or manifest.epoch != run.epoch or manifest.unfinished != found:
         # Also an unchanged note: tasks look for the manifest of this run.
-        run.note(run.changed(begun=found))
+        run.note(run.changed(unfinished=found))
 
 
 def unfinished(run: Run) -> dict[str, dict[int, int]]:
     """Next offset, by topic and partition, up to which a batch was begun and is not committed."""
     manifest = run.manifest
-    return {} if manifest is None else unread(manifest.begun, manifest.positions)
+    return {} if manifest is None else unread(manifest.unfinished, manifest.positions)
 
 
 def forget_beyond(run: Run, ends: Mapping[TopicPartition, int]) -> None:
     """Forget what an unfinished batch read beyond the ends of the log: the broker lost it, and nobody reads it again."""
-    if (manifest := run.manifest) is not None and manifest.begun:
-        begun = {
+    if (manifest := run.manifest) is not None and manifest.unfinished:
+        kept = {
             topic: {number: min(end, ends.get(TopicPartition(topic, number), end)) for number, end in its.items()}
-            for topic, its in manifest.begun.items()
+            for topic, its in manifest.unfinished.items()
         }
-        run.manifest = msgspec.structs.replace(manifest, begun=begun)
+        run.manifest = msgspec.structs.replace(manifest, unfinished=kept)
 
 
 def part_to_finish(run: Run) -> Flow[Any] | None:
