@@ -111,7 +111,7 @@ def logs(draw: st.DrawFn) -> Logs:
     return Logs(merchants, payments)
 
 
-def check(missing: str, drawn: Logs, data: st.DataObject, *, apart: bool = False) -> None:
+def check(missing: str, drawn: Logs, data: st.DataObject, *, apart: bool) -> None:
     """Read the topics in random batches with random crashes; compare with the rows as of each element's first batch."""
     flow = flow_of(missing)
     stores = bind(flow, {name: fresh_store() for name in flow.stage_names} if apart else {}, fresh_store())
@@ -199,7 +199,7 @@ PLANTED: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
 @pytest.mark.parametrize("bug", PLANTED)
 def test_a_planted_bug_is_found(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
     PLANTED[bug](monkeypatch)
-    planted = given(missing=MISSING, drawn=logs(), data=st.data())(check)
+    planted = given(missing=MISSING, drawn=logs(), data=st.data(), apart=st.booleans())(check)
     few = settings(
         max_examples=300, derandomize=True, phases=[Phase.generate], deadline=None, report_multiple_bugs=False
     )
