@@ -222,10 +222,7 @@ def _look_up(stepped: Stepped, step: Lookup) -> None:
         {
             _LOOKED: unique,
             _FOUND: [row is not None for row in of_keys],
-            **{
-                name: pl.Series([one[name] for one in columns], dtype=dtype)
-                for name, dtype in step.types.items()
-            },
+            **{name: pl.Series([one[name] for one in columns], dtype=dtype) for name, dtype in step.types.items()},
         }
     )
     joined = keys.to_frame().join(table, on=_LOOKED, how="left", maintain_order="left")

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from aggregations.definition.emit import Emit
 from aggregations.definition.expressions import name_of, text_of
 from aggregations.definition.fields import Fields
+from aggregations.definition.lookups import Lookup
 from aggregations.definition.operators import (
     Aggregate,
     Branch,
     Divert,
     Filter,
     FlatMap,
-    Lookup,
     Map,
     Publish,
     PublishStates,

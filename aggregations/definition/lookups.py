@@ -59,10 +59,9 @@ class LatestRow:
 
     def result(self, state: dict[str, list[Any]]) -> Row | None:
         """The row; None if it was deleted."""
-        latest = max(
-            state.items(), key=lambda one: (one[1][0], position_order(tuple(one[1][1])), one[0]), default=("", [0, [], None])
-        )
-        return latest[1][2]  # type: ignore[no-any-return]
+        found = [(time, position_order(tuple(at)), lane) for lane, (time, at, _) in state.items()]
+        row: Row | None = state[max(found)[2]][2] if found else None
+        return row
 
 
 def _time_us(element: Element[Any]) -> int:
@@ -119,5 +118,7 @@ class Lookup:
 def storable(schema: Mapping[str, pl.DataType]) -> tuple[str, ...]:
     """The columns that a table can keep: numbers, text and booleans."""
     return tuple(
-        name for name, dtype in schema.items() if dtype.is_integer() or dtype.is_float() or dtype in (pl.String, pl.Boolean)
+        name
+        for name, dtype in schema.items()
+        if dtype.is_integer() or dtype.is_float() or dtype in (pl.String, pl.Boolean)
     )

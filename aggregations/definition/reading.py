@@ -20,13 +20,16 @@ class Reading:
         name: Name of the flow.
         inputs: Its sources.
         steps: The steps that the elements of all inputs go through.
-        tables: The part that folds a table, by the table's name.
     """
 
     name: str
     inputs: tuple[Input, ...]
     steps: tuple[Step | Aggregate | PublishStates, ...]
-    tables: "dict[str, Any]"
+
+    @cached_property
+    def tables(self) -> "dict[str, Any]":
+        """The part that folds a table, by the table's name."""
+        raise NotImplementedError
 
     @property
     def topic(self) -> Topic | None:

@@ -118,7 +118,9 @@ def _check_place(flow: "Flow[Any]", table: str, topic: Topic) -> None:
         raise FlowError("the table's topic has another cluster= than the sources; mirror it to their cluster")
     for step in flattened(flow.steps):
         if isinstance(step, Lookup) and (step.table == table) != (step.topic.name == topic.name):
-            raise FlowError(f"table {step.table!r} is folded from topic {step.topic.name}; a table has one topic of its own")
+            raise FlowError(
+                f"table {step.table!r} is folded from topic {step.topic.name}; a table has one topic of its own"
+            )
         if isinstance(step, Lookup) and step.table == table and step.topic != _as_table(topic):
             raise FlowError(f"topic {topic.name} is declared differently in another lookup of this table")
 
@@ -143,7 +145,9 @@ def _as_table(topic: Topic) -> Topic:
 def _columns(topic: Topic, columns: object) -> dict[str, str]:
     known = storable(topic.schema)
     if not known:
-        raise FlowError(f"topic {topic.name} has no column that a table can keep: declare its numbers, text and booleans")
+        raise FlowError(
+            f"topic {topic.name} has no column that a table can keep: declare its numbers, text and booleans"
+        )
     if columns is None:
         found = {name: name for name in known}
     elif isinstance(columns, Mapping):

@@ -121,8 +121,7 @@ class ColumnarFold:
         else:
             form = form_of(self.stage.definition, None)
             refused = np.zeros(self.frame.height, np.bool_)
-        values = [None if one is None else one.value for one in map(self.stored.get, self.keys)]
-        before = StoredStates(values, form, names)
+        before = StoredStates([one.value if one else None for one in map(self.stored.get, self.keys)], form, names)
         exotic: Mask = self.frame.get_column(schema.EXOTIC).to_numpy()
         judged = judge(
             self.codes,
@@ -299,7 +298,8 @@ class ColumnarFold:
             if isinstance(fold, Fields) and made is not None:
                 inputs = evaluate_elements(elements, self.aggregate.inputs(), None)
                 arrivals = [replace(one, values=values) for one, values in zip(arrivals, inputs, strict=True)]
-        loaded = job.states_in(self.stage, {one.key: self.stored[one.key] for one in arrivals if one.key in self.stored})
+        found = {one.key: self.stored[one.key] for one in arrivals if one.key in self.stored}
+        loaded = job.states_in(self.stage, found)
         return fold_stage(
             self.aggregate,
             loaded,

@@ -14,11 +14,12 @@ import pyarrow as pa
 from aggregations.columns.elements import Elements
 from aggregations.columns.signature import Signature
 from aggregations.definition.flow import Stage
+from aggregations.definition.lookups import Row
 from aggregations.engine.clients import store_of
 from aggregations.engine.job import Exclusion, Job, TaskReport
 from aggregations.engine.roots import RootTopics
 from aggregations.per_message.dead_letters import DeadLetterCollector
-from aggregations.per_message.lookups import Row, rows_before
+from aggregations.per_message.lookups import rows_before
 from aggregations.per_message.steps import OutputMessage
 from aggregations.run.incarnations import Incarnations
 from envelope import Node

@@ -135,9 +135,7 @@ class LocalExecutor:
             self._columnar = _load()
         return self._columnar
 
-    def _chunks(
-        self, flow: Flow[Any], ranges: Mapping[str, Sequence[Range]], *, compiled: bool
-    ) -> Iterator[pa.Table]:
+    def _chunks(self, flow: Flow[Any], ranges: Mapping[str, Sequence[Range]], *, compiled: bool) -> Iterator[pa.Table]:
         """The records of each topic. Each topic has a consumer: the others fetch ahead."""
         for topic, its in ranges.items():
             fetcher = self._fetcher_of(flow, topic, compiled=compiled)

@@ -50,7 +50,9 @@ def rows_before(
     found = effect(CommitStep.LOAD.of(table), lambda: current_rows(store, ref, table, keys))
     manifest = store.load_manifest(ref)
     if manifest is None or (manifest.epoch, manifest.batch) != (epoch, batch - 1):
-        raise Transient(f"table {table} may have changed since batch {batch} began", "Another attempt reads it again", ref)
+        raise Transient(
+            f"table {table} may have changed since batch {batch} began", "Another attempt reads it again", ref
+        )
     return found
 
 
@@ -90,7 +92,7 @@ def new_columns(step: Lookup, row: Row | None) -> dict[str, Any]:
     return {name: None if row is None else row[of] for name, of in step.columns.items()}
 
 
-def lookup_key(value: Any) -> bytes | None | EnvelopeError:
+def lookup_key(value: Any) -> bytes | EnvelopeError | None:
     """The bytes of a key to look up, or the error if the value cannot be a key."""
     try:
         return key_bytes(value)

@@ -9,9 +9,7 @@ from persistence.manifest import Manifest, Progress, minimum, unread
 from persistence.protocol import FlowRef
 
 
-def common(
-    manifests: Sequence[Manifest | None], ref: FlowRef, *, finishes: bool = False
-) -> Manifest | None:
+def common(manifests: Sequence[Manifest | None], ref: FlowRef, *, finishes: bool = False) -> Manifest | None:
     """The common manifest of all stores: the lowest offset of each partition, so that no store misses a record.
 
     A store that was restored from an older copy, or did not receive its last manifest, is

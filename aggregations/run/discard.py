@@ -7,9 +7,10 @@ from typing import Any, Final
 
 from aggregations.definition.element import Element, Record
 from aggregations.definition.flow import END_OF_FLOW, Flow, Stage
+from aggregations.definition.lookups import Row
 from aggregations.per_message.arrivals import Arrival, standing_of
 from aggregations.per_message.ledger import Changes, Entry, outputs_before
-from aggregations.per_message.lookups import Row, current_rows
+from aggregations.per_message.lookups import current_rows
 from aggregations.per_message.loop import MessageLoop
 from aggregations.per_message.stage import Decided, KeyState, fold_stage
 from aggregations.per_message.steps import RejectedElement
@@ -68,7 +69,13 @@ def fill_holes(
 
 
 def _fill_part(
-    run: Run, flow: Flow[Any], filling: "_Filling", records: Sequence[Record], hops: Mapping[Node, tuple[Hop, ...]], *, apply: bool
+    run: Run,
+    flow: Flow[Any],
+    filling: "_Filling",
+    records: Sequence[Record],
+    hops: Mapping[Node, tuple[Hop, ...]],
+    *,
+    apply: bool,
 ) -> None:
     """Fill the holes of records that one part of the flow reads."""
 

@@ -11,8 +11,9 @@ from typing import Any
 
 from aggregations.definition.element import Record
 from aggregations.definition.flow import Flow, Stage
+from aggregations.definition.lookups import Row
 from aggregations.per_message.dead_letters import DeadLetterCollector
-from aggregations.per_message.lookups import Row, rows_before
+from aggregations.per_message.lookups import rows_before
 from aggregations.per_message.loop import MessageLoop
 from aggregations.per_message.stage import KeyState, StageOutcome
 from aggregations.per_message.steps import OutputMessage
@@ -127,7 +128,9 @@ class MemoryRunner:
         found = effect(CommitStep.FETCH, lambda: {(one.topic, one.partition, one.offset): one for one in records})
         first = part_to_finish(self.run)
         report = Report()
-        for part in sorted(self.flow.parts, key=lambda part: first is None or part.topics.keys() != first.topics.keys()):
+        for part in sorted(
+            self.flow.parts, key=lambda part: first is None or part.topics.keys() != first.topics.keys()
+        ):
             mine = {place: one for place, one in found.items() if len(self.flow.parts) == 1 or place[0] in part.topics}
             if mine or len(self.flow.parts) == 1:
                 report.add(self._commit(part, mine))

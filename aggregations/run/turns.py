@@ -65,7 +65,9 @@ def check_turn(run: Run, part: Flow[Any]) -> None:
     """
     first = part_to_finish(run)
     if first is not None and first.topics.keys() != part.topics.keys():
-        places = [f"{topic}:{number} up to {end}" for topic, ends in unfinished(run).items() for number, end in ends.items()]
+        places = [
+            f"{topic}:{number} up to {end}" for topic, ends in unfinished(run).items() for number, end in ends.items()
+        ]
         raise RunRefusedError(
             f"flow {run.flow.name}: a crashed run may have folded records of {', '.join(places)}. Pass them before records "
             f"of {', '.join(part.topics)}: they look up the tables as they are now"

@@ -94,6 +94,10 @@ def test_records_of_a_killed_batch_keep_the_rows_that_they_found(
 def test_records_of_a_killed_batch_keep_the_rows_that_they_found_on_spark(
     world: World, topic: Callable[..., str], jvm: Jvm
 ) -> None:
-    some = [one for one in FAULTS if str(one) in ("persist:category.after@1", "persist:card.before@1", "manifest:card.after@1")]
+    some = [
+        one
+        for one in FAULTS
+        if str(one) in ("persist:category.after@1", "persist:card.before@1", "manifest:card.after@1")
+    ]
     assert len(some) == 3
     check(world, topic(name="merchants", cleanup_policy="compact"), some, jvm)

@@ -105,7 +105,8 @@ def logs(draw: st.DrawFn) -> Logs:
     names = [["a", "b"], ["c"]]
     categories = st.sampled_from(["food", "toys", "books", None])
     merchants = [
-        draw(st.lists(st.tuples(st.sampled_from(own), categories), max_size=8)) for own in names[: draw(st.integers(1, 2))]
+        draw(st.lists(st.tuples(st.sampled_from(own), categories), max_size=8))
+        for own in names[: draw(st.integers(1, 2))]
     ]
     payments = [draw(st.lists(st.sampled_from("abc"), max_size=12)) for _ in range(draw(st.integers(1, 2)))]
     return Logs(merchants, payments)

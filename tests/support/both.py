@@ -61,7 +61,9 @@ class Both:
         """Fold one batch on both paths and compare verdicts, dead letters, states and histories."""
         before, sent = len(self.memory.dead_letters), len(self.memory.outputs)
         report = self.memory.process(records)
-        works = [self._vectorised(part, mine) for part in self.flow.parts if (mine := self._of(part, records)) is not None]
+        works = [
+            self._vectorised(part, mine) for part in self.flow.parts if (mine := self._of(part, records)) is not None
+        ]
         assert self._run.ledger == self.memory.run.ledger
         new = self.memory.dead_letters[before:]
         self.dead_letters += new
@@ -133,7 +135,7 @@ class Both:
         run = self._run
         begin_batch(run, {TopicPartition(one.topic, one.partition): one.offset + 1 for one in records})
         while True:
-            work, writes = self._folded(part, records)
+            work, writes = self._folded(records, part)
             if not (unlisted := work.collector.unlisted()):
                 break
             run.list_dead(unlisted)
@@ -154,8 +156,9 @@ class Both:
         return found
 
     def _folded(
-        self, part: Flow[Any], records: Sequence[Record]
+        self, records: Sequence[Record], part: Flow[Any] | None = None
     ) -> tuple[Work, list[tuple[Stage, list[Write]]]]:
+        part = part or self.flow
         run, path = self._run, cast("Path", ColumnarPath() if part.is_columnar else MessagePath())
         job = Job(
             part,
