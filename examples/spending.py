@@ -6,8 +6,8 @@ headwater run spending:flow --until-caught-up
 headwater inspect spending:flow --stage category
 python spending.py change      every merchant moves to another category, and pays once more
 
-Run the flow again: the earlier payments keep their categories, the new ones have the new ones. The broker is that of the
-local stack, or of HEADWATER_KAFKA_BOOTSTRAP.
+Run the flow again: earlier payments keep their categories. The broker is that of the local stack, or of
+HEADWATER_KAFKA_BOOTSTRAP.
 """
 
 import json

@@ -1,6 +1,7 @@
 """Lookups: wherever batches end and runs crash, an element keeps the row that it found first, and is folded once."""
 
 import json
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count as numbers
@@ -17,11 +18,16 @@ from aggregations.definition.element import Element, Record
 from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Flow
 from aggregations.definition.source import Json, Topic
+from aggregations.report import DeadLetter
 from aggregations.run import memory
 from aggregations.run.binding import bind
 from aggregations.run.memory import MemoryRunner
 from aggregations.run.turns import unfinished
-from envelope import TopicPartition
+from envelope import Hop, TopicPartition
+from envelope.codec import redriven_payload
+from envelope.deadletter import DeadLetterHeaders, Form
+from envelope.limits import DEFAULT_LIMITS
+from jobs.dead_letters.redrive import redriven
 from persistence.commit import faults
 from persistence.commit.faults import Fault, FaultOutcome, Injector
 from persistence.errors import Transient
@@ -47,24 +53,28 @@ def crash() -> Any:
 
 
 class Listing:
-    """Keeps which records a state folded."""
+    """Keeps which records a state folded; refuses those of merchant `c` until that is mended."""
+
+    broken = False
 
     def zero(self) -> list[list[int]]:
         return []
 
     def fold(self, state: list[list[int]], element: Element[Any]) -> list[list[int]]:
-        return sorted([*state, [element.partition, element.offset]])
+        if Listing.broken and element["merchant"] == "c":
+            raise ValueError
+        return sorted([*state, [element.partition, element.chain[0].offset if element.chain else element.offset]])
 
 
-def flow_of(missing: str) -> Flow[Any]:
-    return (
+def flow_of(missing: str, *, followed: bool = True) -> Flow[Any]:
+    looked = (
         Flow("payments")
         .source(PAYMENTS)
         .aggregate("card", "card", Fields(n=count()))
         .lookup("merchant", MERCHANTS, "merchant", missing=missing)
         .aggregate("category", pl.col("category").fill_null("?"), Listing())
-        .aggregate("all", pl.lit("all"), Fields(n=count()))
     )
+    return looked.aggregate("all", pl.lit("all"), Fields(n=count())) if followed else looked
 
 
 @dataclass
@@ -223,3 +233,87 @@ def test_columns_find_the_rows_that_messages_find(missing: str, drawn: Logs, dat
                 batch += drawn.records(topic, partition, begin, its[partition])
         if batch:
             both.process(batch)
+
+
+def check_redriven(missing: str, drawn: Logs, data: st.DataObject, *, crashes: bool) -> None:
+    """Let folds fail, change the table, redrive every dead letter twice: nothing is folded twice, or is missing."""
+    followed = data.draw(st.booleans())
+    flow = flow_of(missing, followed=followed)
+    stores = bind(flow, {}, fresh_store())
+    runner, died = MemoryRunner(flow, stores, ends={}), []
+    sizes = [*map(len, drawn.payments)]
+
+    def process(records: list[Record]) -> None:
+        nonlocal runner
+        for _ in range(4):
+            point, outcome = data.draw(st.sampled_from(POINTS)), data.draw(st.sampled_from(FaultOutcome))
+            faulty = Injector([Fault(point, outcome)] if crashes and data.draw(st.booleans()) else [], crash)
+            with faults.use(faulty):
+                try:
+                    runner.process(records)
+                except (Crash, Transient):
+                    died.extend(runner.dead_letters)
+                    runner = MemoryRunner(flow, stores, ends={})
+                    continue
+                return
+        runner.process(records)
+
+    table = [
+        one for number, log in enumerate(drawn.merchants) for one in drawn.records("merchants", number, 0, len(log))
+    ]
+    cut = data.draw(st.integers(0, len(table)))
+    rest = [one for one in table if one not in table[:cut]]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Listing, "broken", True)
+        if table[:cut]:
+            process(table[:cut])
+        for number, size in enumerate(sizes):
+            if size:
+                process(drawn.records("payments", number, 0, size))
+    if rest:
+        process(rest)
+    letters = {(one.record.partition, one.record.offset): one for one in [*died, *runner.dead_letters]}
+    for turn in range(2):
+        again = [back(dead, partition, 100 + 20 * turn + n) for n, ((partition, _), dead) in enumerate(letters.items())]
+        if again:
+            process(sorted(again, key=lambda one: (one.partition, one.offset)))
+    folded = Counter(tuple(place) for state in runner.results("category").values() for place in state)
+    assert not [place for place, times in folded.items() if times > 1]
+    wanted = {(number, offset) for number, size in enumerate(sizes) for offset in range(size)}
+    assert folded.keys() <= wanted
+    if followed:
+        assert sum(one["n"] for one in runner.results("all").values()) == len(folded)
+    still = {(one.record.partition, root_of(one.record)) for one in [*died, *runner.dead_letters]}
+    if missing == "null":
+        assert wanted - folded.keys() <= (still if crashes else set())
+
+
+@settings(max_examples=100, deadline=None)
+@given(missing=MISSING, drawn=logs(), data=st.data(), crashes=st.booleans())
+def test_a_redriven_record_is_folded_once_whatever_its_row_is_by_then(
+    missing: str, drawn: Logs, data: st.DataObject, *, crashes: bool
+) -> None:
+    check_redriven(missing, drawn, data, crashes=crashes)
+
+
+def root_of(record: Record) -> int:
+    """The offset of the event's first record."""
+    message = redriven_payload(record.value, DEFAULT_LIMITS)
+    return record.offset if message is None else message.chain[0].offset
+
+
+def back(dead: DeadLetter, partition: int, offset: int) -> Record:
+    """A dead letter as an operator redrives it."""
+    record = dead.record
+    letter = DeadLetterHeaders(
+        *(record.topic, record.partition, record.offset, dead.reason),
+        topic_id=TOPIC_ID,
+        stage=dead.stage,
+        application="payments",
+        hole=dead.hole,
+        items=dead.items,
+        form=Form.PAYLOAD,
+        timestamp_ms=record.timestamp_ms,
+    )
+    value = redriven(record.key, record.value, (), letter, Hop("dead", 0, offset, topic_id="D"))
+    return Record(record.topic, partition, offset, record.key, value, record.timestamp_ms, (), TOPIC_ID)

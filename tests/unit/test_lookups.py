@@ -14,12 +14,15 @@ from aggregations.definition.lookups import LatestRow
 from aggregations.definition.source import Json, Topic
 from aggregations.errors import FlowError, RunRefusedError
 from aggregations.run.binding import bind
+from aggregations.run.common import common
 from aggregations.run.consistency import check_turns
 from aggregations.run.memory import MemoryRunner
-from aggregations.run.turns import Turns, begin_batch, unfinished
-from envelope import Hop, Node, Reason, TopicPartition
+from aggregations.run.start import start_of
+from aggregations.run.turns import Turns, begin_batch, forget_beyond, unfinished
+from envelope import Hop, Node, Reason, Tombstones, TopicPartition
 from persistence.errors import Transient
 from persistence.manifest import Manifest, Progress
+from persistence.names import FlowRef
 from tests.support.both import TOPIC_ID, Both
 from tests.support.pure import fresh_store
 
@@ -99,6 +102,18 @@ def test_a_tombstone_deletes_a_row() -> None:
     assert both.results("category")[b"toys"] == {"n": 1, "cents": 1}
 
 
+def test_a_table_whose_tombstones_are_dead_letters_is_folded_in_columns() -> None:
+    table = Topic("merchants", MERCHANTS.payload, envelope=False, tombstones=Tombstones.DEAD_LETTER)
+    flow = cards().lookup("merchant", table, "merchant", columns=["category"])
+    both = Both(flow.aggregate("category", pl.col("category").fill_null("unknown"), COUNT))
+    assert all(part.is_columnar for part in flow.parts)
+    both.process([merchant(0, "m", "food"), merchant(1, "m", None), merchant(2, "x", "toys"), paid(0, "m")])
+    both.process([merchant(3, "x", "books"), paid(1, "x")])
+    assert both.reasons() == [(1, Reason.EMPTY)]
+    assert both.results("merchant") == {b"m": {"category": "food"}, b"x": {"category": "books"}}
+    assert both.results("category").keys() == {b"food", b"books"}
+
+
 def test_elements_without_a_row_are_dropped_if_the_flow_says_so() -> None:
     both = Both(by_category(missing="drop"))
     both.process([merchant(0, "m", "food"), paid(0, "m"), paid(1, "x"), paid(2, None)])
@@ -132,9 +147,13 @@ class Strict:
         return [*state, element["cents"]]
 
 
-def test_a_record_whose_fold_failed_is_folded_once_under_the_key_that_it_has_now(monkeypatch: Any) -> None:
+@pytest.mark.parametrize("followed", [False, True])
+def test_a_record_whose_fold_failed_is_folded_once_under_the_key_that_it_has_now(
+    monkeypatch: pytest.MonkeyPatch, *, followed: bool
+) -> None:
     looked = cards().lookup("merchant", MERCHANTS, "merchant", columns=["category"])
-    both = Both(looked.aggregate("category", "category", Strict()).aggregate("all", pl.lit("all"), Fields(n=count())))
+    made = looked.aggregate("category", "category", Strict())
+    both = Both(made.aggregate("all", pl.lit("all"), Fields(n=count())) if followed else made)
     both.process([merchant(0, "m", "food"), paid(0, "m", 12), paid(1, "m", 13)])
     assert both.reasons() == [(1, Reason.FOLD_FAILED)]
     [dead] = both.dead_letters
@@ -144,7 +163,8 @@ def test_a_record_whose_fold_failed_is_folded_once_under_the_key_that_it_has_now
         both.process([both.redriven(dead, offset)])
     assert both.results("category")[b"food"] == [12]
     assert sorted(both.results("category")[b"toys"]) == [13, *range(100, 140)]
-    assert both.results("all") == {b"all": {"n": 42}}
+    if followed:
+        assert both.results("all") == {b"all": {"n": 42}}
 
 
 def test_two_lookups_may_read_one_table() -> None:
@@ -232,6 +252,43 @@ def test_tables_are_read_to_their_ends_first_and_take_turns_afterwards() -> None
     assert read(both, 12) != []  # `read` replaces the manifest
     run.manifest = Manifest(run.epoch, 1, {"payments": {0: Progress(2)}}, unfinished={"payments": {0: 3}})
     assert [part.topics.keys() for part in (turns.next(both), turns.next(both)) if part] == [{"payments"}] * 2
+
+
+def test_what_a_downstream_store_has_beyond_the_others_is_an_unfinished_batch() -> None:
+    up = Manifest(1, 4, {"payments": {0: Progress(5)}, "merchants": {0: Progress(3)}}, unfinished={"payments": {1: 2}})
+    down = Manifest(1, 5, {"payments": {0: Progress(9)}, "merchants": {0: Progress(3)}})
+    both = common([up, down], FlowRef("payments"), finishes=True)
+    assert both is not None
+    assert both.unfinished == {"payments": {0: 9, 1: 2}}
+    plain = common([up, down], FlowRef("payments"))
+    assert plain is not None
+    assert plain.unfinished == {}
+
+
+def test_what_the_log_has_lost_is_not_waited_for() -> None:
+    flow = by_category()
+    run = MemoryRunner(flow, bind(flow, {}, fresh_store())).run
+    run.manifest = Manifest(1, 1, {"payments": {0: Progress(2)}}, unfinished={"payments": {0: 5}})
+    forget_beyond(run, {TopicPartition("payments", 0): 4})
+    assert unfinished(run) == {"payments": {0: 4}}
+    forget_beyond(run, {TopicPartition("payments", 0): 2})
+    assert unfinished(run) == {}
+
+
+def test_a_topic_that_is_created_again_ends_what_was_begun_of_the_former_one() -> None:
+    flow = by_category()
+    run = MemoryRunner(flow, bind(flow, {}, fresh_store())).run
+    run.start_at("payments", "old", {0: 0})
+    begin_batch(run, {TopicPartition("payments", 0): 5})
+    assert unfinished(run) == {"payments": {0: 5}}
+    run.start_at("payments", "new", {0: 0})
+    assert unfinished(run) == {}
+
+
+def test_a_table_begins_at_its_beginning_unless_its_topic_is_named() -> None:
+    assert start_of("latest", "merchants", table=True) == "earliest"
+    assert start_of({"merchants": "latest"}, "merchants", table=True) == "latest"
+    assert start_of("latest", "payments") == "latest"
 
 
 def test_a_store_that_is_two_batches_behind_is_refused() -> None:
