@@ -1,10 +1,12 @@
-"""Other shapes of work beside the plain one: two stages, duplicates alone, longer chains, larger payloads.
+"""Other shapes of work beside the plain one: two stages, two sources, windows, sketches, a table, and larger messages.
 
     python benchmarks/shapes.py [--events 2000000] [--keys 10000] [--batch 500000] [--rounds 3] [--store lmdb|sqlite] [--json]
 
 Each shape has a topic of its own on one broker. Shapes take turns, round by round, each on a new store, and their medians
 are compared with the plain shape: one stage, envelopes of one hop, 5 % sent again. `replay` folds the plain topic, then
-the same records once more at new offsets; only the second run counts. The sum of every run's states must be the number
+the same records once more at new offsets; only the second run counts. `two sources` divides the events over two topics,
+`windows` are of an hour, `sketches` are quantiles and a distinct count. `lookup` finds the carrier of the second stage in
+a table of all keys, whose batches do not count. The sum of every run's states must be the number
 of unique inputs. All batches but the first and the last are warm.
 """
 
@@ -15,22 +17,33 @@ import tempfile
 import time
 from itertools import pairwise
 
+import polars as pl
+
 from aggregations.definition.aggregates import count
+from aggregations.definition.aggregates_sketches import approximate_distinct, quantiles
 from aggregations.definition.fields import Fields
+from aggregations.definition.flow import Flow
+from aggregations.definition.source import Json, Topic
+from aggregations.definition.windows import tumbling
 from aggregations.run.binding import bind
 from aggregations.run.states import state_of
 from aggregations.spark import run_flow
 from aggregations.spark.session import session
-from benchmarks.engine import flow_of, spent
-from benchmarks.workload import PARTITIONS, Workload, fill
+from benchmarks.engine import FOLDS, flow_of, spent
+from benchmarks.workload import PARTITIONS, Workload, fill, name
 from jobs import stack
-from persistence.kafka import KafkaSettings, Topics
+from jobs.demo.leg_pb2 import Leg
+from persistence.kafka import AcknowledgedProducer, KafkaSettings, Topics
 from persistence.protocol import FlowRef
 from persistence.registry import open_store
 
 SHAPES = {
     "plain": {},
+    "two sources": {},
+    "windows": {},
+    "sketches": {},
     "two stages": {},
+    "lookup": {},
     "replay": {},
     "2 hops": {"hops": 2},
     "8 hops": {"hops": 8},
@@ -38,16 +51,55 @@ SHAPES = {
 }
 
 
+TABLE = "home"
+
+
+def made(shape, topic):
+    """The flow of a shape."""
+    flow = flow_of(topic)
+    legs = Fields(legs=count())
+    match shape:
+        case "two sources":
+            both = Flow("bench").source(Topic(topic, payload=Leg), Topic(f"{topic}b", payload=Leg))
+            return both.aggregate("aircraft", key="tail", fold=FOLDS["fields"])
+        case "windows":
+            # Within two minutes: nearly all events of a stream that is read as it is written are in one window.
+            time_ms = pl.lit(1_600_000_000_000) + pl.col("arr_delay") * 1_000
+            timed = Flow("bench").source(Topic(topic, payload=Leg, time=time_ms))
+            return timed.aggregate("aircraft", key="tail", fold=FOLDS["fields"], window=tumbling("1h"))
+        case "sketches":
+            fold = Fields(legs=count(), usual=quantiles("arr_delay"), minutes=approximate_distinct("air_minutes"))
+            return Flow("bench").source(Topic(topic, payload=Leg)).aggregate("aircraft", key="tail", fold=fold)
+        case "two stages":
+            return flow.aggregate("carrier", key="carrier", fold=legs, co_partitioned=False)
+        case "lookup":
+            home = Topic(f"{topic}b", Json({"home": str}), envelope=False)
+            return flow.lookup(TABLE, home, "tail").aggregate("carrier", key="home", fold=legs, co_partitioned=False)
+    return flow
+
+
+def fill_beside(shape, topic, settings, topics, keys, filled):
+    """Fill the second topic of a shape that has one; return its number of unique inputs."""
+    if shape == "two sources":
+        topics.create(f"{topic}b", PARTITIONS)
+        return filled(shape, f"{topic}b")
+    if shape == "lookup":
+        topics.create(f"{topic}b", PARTITIONS, {"cleanup.policy": "compact"})
+        rows = ((name(key), json.dumps({"home": f"C{key % 16:02d}"})) for key in range(keys))
+        with AcknowledgedProducer(settings) as producer:
+            producer.send_many(f"{topic}b", [{"key": key.encode(), "value": row.encode()} for key, row in rows])
+            producer.flush()
+    return 0
+
+
 def fold(shape, topic, settings, servers, url, batch):
     """Drain a topic; return (events per second, CPU seconds per million) of each warm batch, and the folded events."""
-    flow = flow_of(topic)
-    if shape == "two stages":
-        flow = flow.aggregate("carrier", key="carrier", fold=Fields(legs=count()), co_partitioned=False)
+    flow = made(shape, topic)
     marks = []
 
     def note(report):
         cost = sum(seconds for part, seconds in spent(servers).items() if part not in servers)
-        marks.append((time.perf_counter(), cost, report.records))
+        marks.append((time.perf_counter(), cost, 0 if TABLE in report.verdicts else report.records))
 
     run_flow(
         flow,
@@ -62,7 +114,8 @@ def fold(shape, topic, settings, servers, url, batch):
     store = open_store(url)
     folded = sum(state_of(stored, stage, key).fold["legs"] for key, stored in store.scan(stage))
     store.close()
-    warm = list(pairwise(marks))[:-1]
+    first = next(number for number, (_, _, rows) in enumerate(marks) if rows)
+    warm = list(pairwise(marks[first:]))[:-1]
     return [(rows / (t1 - t0), (c1 - c0) * 1e6 / rows) for (t0, c0, _), (t1, c1, rows) in warm], folded
 
 
@@ -86,13 +139,15 @@ def main():
 
         def filled(shape, topic):
             """Fill a topic; return the number of unique inputs."""
-            return fill(settings, topic, Workload(args.events, args.keys, **SHAPES[shape]), lambda done: None).unique
+            events = args.events // 2 if shape == "two sources" else args.events
+            return fill(settings, topic, Workload(events, args.keys, **SHAPES[shape]), lambda done: None).unique
 
         unique = {}
         for number, shape in enumerate(shapes):
             if shape != "replay":  # it has a topic of its own in each round
                 topics.create(f"t{number}", PARTITIONS)
                 unique[shape] = filled(shape, f"t{number}")
+                unique[shape] += fill_beside(shape, f"t{number}", settings, topics, args.keys, filled)
         for turn in range(args.rounds):
             for number, shape in enumerate(shapes):
                 topic = f"t{number}"

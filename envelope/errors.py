@@ -61,6 +61,8 @@ class Reason(StrEnum):
     """It begins a session, and the state of its key already has the maximum number of sessions."""
     TRANSFORM_FAILED = "transform_failed"
     """A map, filter, flat_map or key function raised."""
+    MISSING_ENTRY = "missing_entry"
+    """The table that the flow looks up has no row for its key."""
     TOO_MANY_SIBLINGS = "too_many_siblings"
     """The state already holds the maximum number of messages of its root that have no fan-out index."""
     TOO_MANY_LANES = "too_many_lanes"

@@ -75,6 +75,8 @@ class Manifest(msgspec.Struct, frozen=True):
         times: When batches were committed (`persistence.times`).
         closing_us: The event time that every partition has reached, in microseconds since 1970
             (`aggregations.run.closing`); None if there is none, or if the flow has no event times.
+        unfinished: Next offset per topic and partition after a batch that was begun and is not committed; only of a flow with
+            tables, which a run reads again only after these records.
         schema: Version of this layout.
     """
 
@@ -96,6 +98,7 @@ class Manifest(msgspec.Struct, frozen=True):
     starting_offsets: Mapping[str, Mapping[int, int]] = {}
     times: tuple[Committed, ...] = ()
     closing_us: int | None = None
+    unfinished: Mapping[str, Mapping[int, int]] = {}
     schema: int = SCHEMA
 
     @property
@@ -143,6 +146,22 @@ def with_progress_of(manifest: Manifest, former: Manifest, topic: str) -> Manife
         growth=put(manifest.growth, former.growth),
         starting_offsets=put(manifest.starting_offsets, former.starting_offsets),
     )
+
+
+def unread(
+    ends: Mapping[str, Mapping[int, int]], positions: Mapping[str, Mapping[int, Progress]]
+) -> dict[str, dict[int, int]]:
+    """The ends that are above the positions, per topic and partition."""
+    return {
+        topic: above
+        for topic, mine in ends.items()
+        if (above := {one: end for one, end in mine.items() if end > _next(positions, topic, one)})
+    }
+
+
+def _next(positions: Mapping[str, Mapping[int, Progress]], topic: str, partition: int) -> int:
+    progress = positions.get(topic, {}).get(partition)
+    return 0 if progress is None else progress.next_offset
 
 
 def minimum(manifests: Sequence[Manifest | None]) -> Mapping[str, Mapping[int, int]]:

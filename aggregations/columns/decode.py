@@ -138,7 +138,7 @@ class Decoder:
             good,
             found,
         )
-        if self._timed:
+        if self._timed and self.topic.time is None:
             good &= (found[5] != 0) | (found[7] == 0)  # the timestamp of another record than the root is no event time
         rows = np.flatnonzero(good)
         if len(rows) < len(good):

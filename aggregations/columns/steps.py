@@ -14,8 +14,10 @@ from aggregations.definition.element import Element
 from aggregations.definition.expressions import CANNOT, Expression, expression
 from aggregations.definition.flow import Divert, Filter, FlatMap, Map, Predicate, Publish, Step
 from aggregations.definition.integers import LEFT_64_BITS, select_exact
+from aggregations.definition.lookups import Lookup, Missing
 from aggregations.definition.operators import Branch
 from aggregations.per_message.cause import Cause
+from aggregations.per_message.lookups import NO_ENTRY, Tables, lookup_key, new_columns, no_tables
 from aggregations.per_message.rows import evaluate_elements
 from aggregations.per_message.steps import (
     Marking,
@@ -40,6 +42,8 @@ FAILURES: Mapping[int, tuple[Reason, str]] = {
 """Reasons why an expression has no result for a row."""
 _CAUSES: Final = [Cause(*FAILURES[code]) for code in (TRANSFORM_FAILED, OVERFLOW)]
 _DIVERTED: Final = Cause(Reason.DIVERTED, "the flow diverted it")
+_LOOKED: Final = "_looked_up"
+_FOUND: Final = "_found"
 _OWN: Final = (schema.TOPIC, schema.PARTITION, schema.OFFSET)
 
 
@@ -68,6 +72,7 @@ class Stepped:
         rejected: Rejected rows.
         filtered: Number of rows that filters removed.
         outputs: Messages that steps publish.
+        tables: What steps look up.
     """
 
     frame: pl.DataFrame
@@ -76,6 +81,7 @@ class Stepped:
     rejected: list[Rejected] = field(default_factory=list)
     filtered: int = 0
     outputs: list[OutputMessage] = field(default_factory=list)
+    tables: Tables = no_tables
 
     def rows(self) -> Iterable[Element[Any]]:
         """The remaining rows as elements."""
@@ -138,6 +144,7 @@ def apply_columns(
     frame: pl.DataFrame,
     elements: Elements,
     marking: Marking | None = None,
+    tables: Tables = no_tables,
 ) -> Stepped:
     """Run steps over a frame, in order.
 
@@ -146,8 +153,9 @@ def apply_columns(
         frame: The rows.
         elements: Returns rows as elements, for functions.
         marking: Marks what the steps publish.
+        tables: What the steps look up.
     """
-    stepped = Stepped(frame, elements)
+    stepped = Stepped(frame, elements, tables=tables)
     for step in steps:
         match step:
             case Filter(keep):
@@ -162,6 +170,8 @@ def apply_columns(
             case FlatMap(items=str() | pl.Expr() as items):
                 lists = evaluated(stepped, {step.column: expression(items)})
                 stepped.frame = _exploded(stepped.frame, lists.to_series())
+            case Lookup():
+                _look_up(stepped, step)
             case Publish():
                 _publish(stepped, step, marking)
             case Branch():
@@ -190,13 +200,38 @@ def _branch(stepped: Stepped, step: Branch, marking: Marking | None) -> None:
         taken = stepped.frame.filter(pl.Series(leaves))
         stepped.frame = stepped.frame.filter(~pl.Series(leaves))
     depth = len(schema.item_columns(taken.columns))
-    inner = apply_all(step.steps, taken, stepped.elements, at_fork(marking, depth), stepped.values)
+    inner = apply_all(step.steps, taken, stepped.elements, at_fork(marking, depth), stepped.values, stepped.tables)
     stepped.rejected += inner.rejected
     stepped.filtered += inner.filtered
     stepped.outputs += of_fork(inner.outputs, depth)
     for one in inner.rejected:
         if one.whole:
             stepped.frame = stepped.frame.join(one.frame.select(_OWN), on=list(_OWN), how="anti", maintain_order="left")
+
+
+def _look_up(stepped: Stepped, step: Lookup) -> None:
+    """Add the columns of a table's rows."""
+    keys = evaluated(stepped, {_LOOKED: expression(step.key)}).get_column(_LOOKED)
+    unique = keys.drop_nulls().unique(maintain_order=True)
+    found = [lookup_key(value) for value in unique.to_list()]
+    wanted = sorted(key for key in found if isinstance(key, bytes))
+    rows = stepped.tables(step.table, wanted) if wanted else {}
+    of_keys = [rows.get(key) if isinstance(key, bytes) else None for key in found]
+    columns = [new_columns(step, row) for row in of_keys]
+    table = pl.DataFrame(
+        {
+            _LOOKED: unique,
+            _FOUND: [row is not None for row in of_keys],
+            **{name: pl.Series([one[name] for one in columns], dtype=dtype) for name, dtype in step.types.items()},
+        }
+    )
+    joined = keys.to_frame().join(table, on=_LOOKED, how="left", maintain_order="left")
+    has = joined.get_column(_FOUND).fill_null(value=False).to_numpy()
+    stepped.frame = stepped.frame.with_columns(joined.get_column(name) for name in step.columns)
+    if step.missing is Missing.DEAD_LETTER:
+        stepped.reject((~has).astype(np.uint8), [NO_ENTRY])
+    elif step.missing is Missing.DROP:
+        stepped.filtered += stepped.keep(has).height
 
 
 def _exploded(frame: pl.DataFrame, lists: pl.Series) -> pl.DataFrame:

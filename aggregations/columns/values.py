@@ -12,6 +12,7 @@ from aggregations.definition.element import Element
 from aggregations.definition.flow import FlatMap, Step
 from aggregations.definition.paths import keeps_columns
 from aggregations.per_message.cause import Cause
+from aggregations.per_message.lookups import Tables, no_tables
 from aggregations.per_message.steps import Marking, apply_steps
 
 
@@ -32,6 +33,7 @@ def apply_all(
     elements: Elements,
     marking: Marking | None,
     values: list[Any] | None,
+    tables: Tables = no_tables,
 ) -> Stepped:
     """Run steps over rows, in order: on columns, then on the values that functions made.
 
@@ -41,9 +43,10 @@ def apply_all(
         elements: Returns rows as elements, for functions.
         marking: Marks what the steps publish.
         values: The values that functions made before the steps, by the numbers of `schema.MADE`; None if none did.
+        tables: What the steps look up.
     """
     on_columns, on_values = parts_of(steps, made=values is not None)
-    stepped = apply_columns(on_columns, frame, elements, marking)
+    stepped = apply_columns(on_columns, frame, elements, marking, tables)
     stepped.values = values
     apply_values(on_values, stepped, marking)
     return stepped

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from aggregations.definition.emit import Emit
 from aggregations.definition.expressions import name_of, text_of
 from aggregations.definition.fields import Fields
+from aggregations.definition.lookups import Lookup
 from aggregations.definition.operators import (
     Aggregate,
     Branch,
@@ -26,6 +27,7 @@ _METHODS = {
     Filter: "filter",
     Map: "map",
     FlatMap: "flat_map",
+    Lookup: "lookup",
     Divert: "divert",
     Aggregate: "aggregate",
     Publish: "publish",
@@ -60,7 +62,10 @@ def text_of_flow(flow: "Flow[Any]") -> str:
 
 def lines_of(flow: "Flow[Any]") -> Iterator[Line]:
     """The sources and the steps of a flow, in order: each source with its own steps, then a line where they meet."""
-    path = "" if flow.is_columnar else "per message: tombstones have no columns"
+    for name, table in flow.tables.items():
+        yield Line("table", f"{name} from {', '.join(table.topics)}", _source_path(table))
+    flow = flow.parts[-1]
+    path = _source_path(flow)
     if not flow.inputs:
         yield Line("source", "(none)", path)
     columnar = flow.is_columnar
@@ -71,6 +76,10 @@ def lines_of(flow: "Flow[Any]") -> Iterator[Line]:
     if flow.merges:
         yield Line("merge", ", ".join(flow.topics), "")
     yield from _lines(flow.steps, flow.pieces, columnar=columnar)
+
+
+def _source_path(flow: "Flow[Any]") -> str:
+    return "" if flow.is_columnar else "per message: tombstones have no columns"
 
 
 def _lines(
@@ -108,6 +117,9 @@ def _content(step: Step | Aggregate | PublishStates) -> str:
             return topic
         case Branch(name=name, when=when):
             return name if when is None else f"{name} when {text_of(when)}"
+        case Lookup(table, _, key, columns, missing):
+            added = ", ".join(name if name == of else f"{name}={of}" for name, of in columns.items())
+            return f"{added} of {table} by {text_of(key)}, missing {missing}"
         case Aggregate(name=name, key=key, fold=fold, emit=emit, window=window, expiry=expiry):
             by = text_of(key) if window is None else f"{text_of(key)}, {window}"
             by += "" if expiry is None else f", expires after {expiry}"

@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 _PARSES = 20
 _PAUSE_SECONDS = 0.01
-_NOT_OURS = frozenset({"builtins", "typing", "abc", "aggregations.definition.folds"})
+_NOT_OURS = frozenset({"builtins", "typing", "abc", "aggregations.definition.folds", "aggregations.definition.lookups"})
 _classes: WeakKeyDictionary[type, str] = WeakKeyDictionary()
 _SCALARS = (str, bytes, int, float, complex, type(None), type(Ellipsis))
 

@@ -22,6 +22,7 @@ from aggregations.definition.expressions import Expression, check_argument, chec
 from aggregations.definition.fields import Fields
 from aggregations.definition.folds import Fold
 from aggregations.definition.inputs import Input, check_merged, check_sources, merged_schema
+from aggregations.definition.lookups import Lookup
 from aggregations.definition.operators import (
     Aggregate,
     Divert,
@@ -48,6 +49,7 @@ from aggregations.definition.reading import Reading
 from aggregations.definition.sessions import SessionWindow, check_window
 from aggregations.definition.source import Topic, check_source
 from aggregations.definition.stages import Stage, definition_of_sources
+from aggregations.definition.tables import Joining
 from aggregations.definition.windows import Window
 from aggregations.errors import FlowError
 from envelope.dedup.eviction import LANES
@@ -77,12 +79,12 @@ END_OF_FLOW = "end"
 
 
 @dataclass(frozen=True)
-class Flow(Branching[T], Reading, Generic[T]):
+class Flow(Branching[T], Joining[T], Reading, Generic[T]):
     """Sources, steps and keyed aggregations, in order, or only steps. Every method returns a new flow.
 
     Supported: column names and polars expressions (vectorised), and plain callables on `Element`
     (per message), for keys, filters, maps and diversions; both give the same result.
-    Not supported: joins, and expressions over several rows.
+    Not supported: expressions over several rows.
 
     Attributes:
         name: Name of the flow: part of every state's identity.
@@ -90,6 +92,7 @@ class Flow(Branching[T], Reading, Generic[T]):
         inputs: The sources; empty before `source` was called.
         branches: Names of the branches in which the next step is.
         pieces: Names of reusable pieces that `via` added, with the steps that each begins and ends at.
+        alone: It is a part of a flow, which folds no table; see `parts`.
     """
 
     name: str
@@ -97,6 +100,7 @@ class Flow(Branching[T], Reading, Generic[T]):
     inputs: tuple[Input, ...] = ()
     branches: tuple[str, ...] = ()
     pieces: tuple[tuple[str, int, int], ...] = ()
+    alone: bool = False
 
     def __post_init__(self) -> None:
         check_name("flow", self.name)
@@ -208,7 +212,7 @@ class Flow(Branching[T], Reading, Generic[T]):
             )
         if name == END_OF_FLOW:
             raise FlowError(f"stage name {name!r} is reserved for dead letters after the last stage; use another name")
-        if any(isinstance(step, Aggregate) and step.name == name for step in self.steps):
+        if name in {step.name for step in self.steps if isinstance(step, Aggregate)} | self.tables.keys():
             raise FlowError(f"flow {self.name!r} already has a stage {name!r}; choose another name")
         with located(f"stage {name!r}"):
             check_argument("key=", key)
@@ -284,7 +288,7 @@ class Flow(Branching[T], Reading, Generic[T]):
 
     @cached_property
     def stages(self) -> tuple[Stage, ...]:
-        """The keyed aggregations, upstream first.
+        """The tables, then the keyed aggregations, upstream first.
 
         Raises:
             FlowError: The flow has no source, neither an aggregation nor a publish step, or several sources and no
@@ -292,6 +296,8 @@ class Flow(Branching[T], Reading, Generic[T]):
         """
         if not self.inputs:
             raise FlowError(f"flow {self.name!r} has no source()")
+        if self.tables:
+            return tuple(stage for part in self.parts for stage in part.stages)
         stages: list[Stage] = []
         before: list[Step] = []
         leading = tuple(step for one in self.inputs for step in one.steps)
@@ -303,8 +309,9 @@ class Flow(Branching[T], Reading, Generic[T]):
             columnar = columnar and keeps_columns(step)
             if isinstance(step, Aggregate):
                 made = definition_of_sources(self.inputs, self.steps[: i + 1])
-                schema = self._schema_at(begins)
-                stages.append(Stage(len(stages), tuple(before), step, columnar, made, schema=schema, leading=leading))
+                schema, looks = self._schema_at(begins), any(isinstance(one, Lookup) for one in self.steps[:i])
+                stage = Stage(len(stages), tuple(before), step, columnar, made, (), schema, leading, looks)
+                stages.append(stage)
                 before, begins, leading = [], i + 1, ()
             else:
                 before.append(step)

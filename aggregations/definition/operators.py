@@ -15,6 +15,7 @@ from aggregations.definition.fields import Fields
 from aggregations.definition.fingerprint import describe_callable, describe_object
 from aggregations.definition.folds import Fold, check_state
 from aggregations.definition.integers import select_exact
+from aggregations.definition.lookups import Lookup
 from aggregations.definition.sessions import SessionWindow
 from aggregations.definition.system import SYSTEM_COLUMNS
 from aggregations.definition.windows import Window
@@ -261,7 +262,7 @@ class PublishStates:
     topic: str
 
 
-Step: TypeAlias = Filter | Map | FlatMap | Divert | Publish | Branch
+Step: TypeAlias = Filter | Map | FlatMap | Divert | Lookup | Publish | Branch
 
 
 def flattened(steps: Iterable[Any]) -> Iterator[Any]:
@@ -293,6 +294,8 @@ def schema_after(step: object, schema: Schema) -> Schema:
             return {**schema, **new}
         case FlatMap(str() | pl.Expr() as items) if schema is not None:
             return {**schema, step.column: _item_type(items, schema)}
+        case Lookup() if schema is not None:
+            return {**schema, **step.types}
         case Map() | FlatMap():
             return None
         case Aggregate(emit=Emit() as emit) if schema is not None:
@@ -317,6 +320,9 @@ def check_columns(step: Step | Aggregate, schema: Mapping[str, pl.DataType]) -> 
                 raise FlowError(f"{text_of(argument)} is of type {dtype}, not Boolean")
         case Map(_, None) | FlatMap(str() | pl.Expr()):
             schema_after(step, schema)
+        case Lookup(key=key):
+            step.check_free(schema)
+            _check_key(key, schema)
         case Publish(topic, key):
             if isinstance(key, str | pl.Expr):
                 _check_key(key, schema)

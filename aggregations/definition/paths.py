@@ -6,6 +6,7 @@ import polars as pl
 
 from aggregations.definition.expressions import parsed
 from aggregations.definition.fields import Fields
+from aggregations.definition.lookups import Lookup
 from aggregations.definition.operators import (
     Aggregate,
     Branch,
@@ -49,6 +50,8 @@ def calls_of(step: Step | Aggregate) -> str:
             return "" if is_columnar(items) else "its function"
         case Publish():
             return "the encoding of its messages"
+        case Lookup():
+            return ""
         case Branch(when=when):
             called = {"its function": when is not None and not is_columnar(when)}
             return ", ".join([name for name, calls in called.items() if calls] + ["its steps"] * _calls(step.steps))
@@ -65,7 +68,7 @@ def expressions_of(step: Step | Aggregate | PublishStates) -> list[pl.Expr]:
     """Every expression of a step."""
     arguments: list[object]
     match step:
-        case Filter(argument) | Divert(argument) | FlatMap(argument):
+        case Filter(argument) | Divert(argument) | FlatMap(argument) | Lookup(key=argument):
             arguments = [argument]
         case Publish(topic, key):
             arguments = [key, *([topic] if step.topics else [])]

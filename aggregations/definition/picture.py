@@ -113,7 +113,7 @@ def _boxes(flow: "Flow[Any]", stores: Mapping[str, str]) -> Iterator[_Box]:
         depth = line.branch.count("/") + bool(line.branch)
         text = _wrapped(line.what, _CHARS)
         topics = next(targets) if line.step == "publish" else [line.what] * (line.step == "publish_states")
-        keeps = line.step == "aggregate" if flow.stages else number == 0
+        keeps = line.step in ("aggregate", "table") if flow.stages else number == 0
         name = next(stages) if keeps else ""
         store = [name, *_wrapped(stores.get(name, ""), _STORE_CHARS)] if keeps else []
         box = _Box(line, depth, left + depth * (WIDTH + _ASIDE), y, _height(["", *text]), text, topics, store)
@@ -144,7 +144,7 @@ def _arrows(boxes: list[_Box]) -> Iterator[str]:
     for before, box in pairwise(boxes):
         if box.depth > before.depth:
             yield _path(f"M{before.x + WIDTH} {before.half}H{box.middle}V{box.y}")
-        else:
+        elif before.line.step != "table":
             upper = above[box.depth]
             yield _path(f"M{upper.middle} {upper.y + upper.height}V{box.y}")
         above[box.depth] = box
@@ -156,7 +156,7 @@ def _path(d: str) -> str:
 
 def _drawn(box: _Box) -> Iterator[str]:
     line, kind = box.line, _KINDS.get(box.line.step, "step")
-    if line.step == "source":
+    if line.step in ("source", "table"):
         yield _pill("topic", box.x, box.y, box.height)
     else:
         yield _rect(kind, box.x, box.y, box.height, 6)

@@ -1,6 +1,7 @@
 """What a flow reads: its sources, and what its steps need of their records."""
 
 from functools import cached_property
+from typing import Any
 
 from aggregations.definition.expressions import columns_of
 from aggregations.definition.inputs import Input, SiblingPolicy
@@ -25,6 +26,11 @@ class Reading:
     inputs: tuple[Input, ...]
     steps: tuple[Step | Aggregate | PublishStates, ...]
 
+    @cached_property
+    def tables(self) -> "dict[str, Any]":
+        """The part that folds a table, by the table's name."""
+        raise NotImplementedError
+
     @property
     def topic(self) -> Topic | None:
         """The source of a flow with one; None before `source` was called.
@@ -38,16 +44,17 @@ class Reading:
 
     @cached_property
     def topics(self) -> dict[str, Topic]:
-        """The sources by name, in order."""
-        return {one.topic.name: one.topic for one in self.inputs}
+        """The sources by name, in order, then the topics of tables."""
+        found = {one.topic.name: one.topic for one in self.inputs}
+        return {**found, **{name: topic for part in self.tables.values() for name, topic in part.topics.items()}}
 
     def source_of(self, topic: str) -> Topic:
-        """The source of that name; of a flow with one source that one, whatever its name.
+        """The topic of that name; of a flow with one topic that one, whatever its name.
 
         Raises:
-            FlowError: The flow has several sources, and none of that name.
+            FlowError: The flow has several topics, and none of that name.
         """
-        if not self.merges:
+        if len(self.topics) == 1:
             return self.inputs[0].topic
         if topic not in self.topics:
             raise FlowError(f"flow {self.name!r} reads {', '.join(self.topics)}, not {topic}")

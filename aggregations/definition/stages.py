@@ -35,6 +35,7 @@ class Stage:
         schema: Columns before the first step of `before`; None when a callable determines the value.
         definition: Hash of everything that determines its states, for each source; see `definition_of_sources`.
         leading: Steps of single inputs, for the first stage of a flow with several.
+        looks_up: A lookup comes before it, so the key of a record may be another one when it is redriven.
     """
 
     index: int
@@ -45,6 +46,7 @@ class Stage:
     snapshots: tuple[str, ...] = ()
     schema: Schema = None
     leading: tuple[Step, ...] = ()
+    looks_up: bool = False
 
     @property
     def name(self) -> str:

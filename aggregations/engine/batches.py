@@ -24,6 +24,7 @@ from aggregations.report import Report
 from aggregations.run.closing import with_closing
 from aggregations.run.incarnations import merge_incarnations
 from aggregations.run.retire import Retirement
+from aggregations.run.turns import begin_batch
 from envelope import TopicPartition
 from envelope.dedup.history import width_of
 from persistence.commit.faults import effect
@@ -92,6 +93,7 @@ class Batches:
     ) -> None:
         self.total = TaskReport()
         self._flow = flow
+        self._part = flow.parts[-1]
         self._opening = opening
         self._run = opening.run
         self._executor = executor
@@ -111,6 +113,8 @@ class Batches:
 
     def commit_batch(self, tasks: Sequence[Slot], ends: Mapping[TopicPartition, int]) -> None:
         """Fold and persist what these slots read, and write its manifest into every store."""
+        self._part = self._flow.part_of(tasks[0].ranges[0].topic) if tasks else self._part
+        self._begin(tasks)
         report = self.fold(tasks, ends)
         run = self._run
         for stage, marks in report.marks:
@@ -125,6 +129,16 @@ class Batches:
         self._warn()
         if self._progress is not None:
             self._progress(report.counts)
+
+    def _begin(self, tasks: Sequence[Slot]) -> None:
+        """Note the ends of a batch that looks up tables, or changes one."""
+        ends = {one.place: one.end for slot in tasks for one in slot.ranges}
+        for attempt in count(1):
+            try:
+                begin_batch(self._run, ends)
+                return
+            except Transient as error:
+                self.pause(f"beginning of batch {self._run.batch}", attempt, error)
 
     def _warn(self) -> None:
         """Log once that messages without a key arrive."""
@@ -176,7 +190,7 @@ class Batches:
             again = bool(failures)
             if not failures:
                 scattered = newly_failed(report, excluded)
-                if not (self._flow.scatters and scattered):
+                if not (self._part.scatters and scattered):
                     return report
                 # Other tasks may have folded items of these records: fold again without these records.
                 excluded |= scattered
@@ -279,7 +293,7 @@ class Batches:
         known = dict(self._run.manifest.incarnations) if self._run.manifest else {}
         ends = ask_ends(self._opening.topics, known)
         return Job(
-            flow=self._flow,
+            flow=self._part,
             ref=self._run.ref,
             urls=dict(self._run.urls),
             epoch=self._run.epoch,
@@ -298,7 +312,7 @@ class Batches:
             ends=ends,
             asked=tuple(known),
             # Only of topics with the same number of partitions are the records of one key read by one task.
-            spread=self._spread or len({watch.partitions for watch in self._watches.values()}) > 1,
+            spread=self._spread or len({self._watches[topic].partitions for topic in self._part.topics}) > 1,
             shared=frozenset(self._shared),
             tasks=tasks,
             local=self._executor.is_local,

@@ -193,9 +193,8 @@ def _stepped(work: Work, index: int, steps: Sequence[Step], rows: Rows, marking:
         failed.append(Rejected(frame.filter(mine), cause))
         frame = frame.filter(~mine)
     made = None if rows.values is None else list(rows.values)
-    stepped = apply_all(
-        steps, frame, lambda frame, values: work.elements(frame, rows.signatures, values), marking, made
-    )
+    found = lambda frame, values: work.elements(frame, rows.signatures, values)  # noqa: E731
+    stepped = apply_all(steps, frame, found, marking, made, work.rows)
     stepped.rejected += failed
     return stepped
 

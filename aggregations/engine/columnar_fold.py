@@ -287,8 +287,8 @@ class ColumnarFold:
                 self.emitted[int(row)] = [element.value for element in one.emitted]
             if one.decision.verdict is Verdict.REDRIVEN and one.decision.fold:
                 self.late[int(row)] = passed_on(one.arrival.standing.route, one.arrival.redriven).value
-            if one.hole and one.reason is not None:
-                cause = Exclusion(one.reason, one.detail, hole=True, raised=one.raised)
+            if one.failed and one.reason is not None:
+                cause = Exclusion(one.reason, one.detail, hole=one.hole, raised=one.raised)
                 self.work.fail(self.stage.index, one.arrival.element.own, cause)
 
     def _fold_rows(self, frame: pl.DataFrame) -> StageOutcome:
@@ -316,6 +316,7 @@ class ColumnarFold:
             evict=job.evict,
             replays=job.replays,
             types=self.types,
+            holes=not self.stage.looks_up,
         )
 
     def onward(self) -> Rows:

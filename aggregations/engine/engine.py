@@ -19,6 +19,7 @@ from aggregations.errors import SparkEndedError
 from aggregations.report import Report
 from aggregations.run.closing import IdlePartitions
 from aggregations.run.run import Run
+from aggregations.run.turns import Turns
 from envelope import TopicPartition
 from persistence.commit.faults import effect
 from persistence.commit.steps import CommitStep
@@ -88,6 +89,7 @@ class Engine:
             stop=stop,
         )
         self._sources = [Source(opening.topics, topic, widens=not flow.publishes) for topic in opening.run.sources]
+        self._turns = Turns(opening.run)
         self._stop = stop
         self._looked = 0.0
         self._idle_partitions = IdlePartitions({name: topic.idle_seconds for name, topic in flow.topics.items()})
@@ -122,17 +124,20 @@ class Engine:
 
     def _loop(self, trigger_seconds: float, max_records: int, *, until_caught_up: bool) -> None:
         goal: dict[TopicPartition, int] | None = None
-        began = time.monotonic()
+        began, begun = time.monotonic(), False
         while not self._stop.is_set():
             begin = time.monotonic()
             backlog = self._backlog()
             self._note_idle(backlog)
             if self._stop.is_set():
                 return
+            if not begun:
+                self._turns.begin({one.place: one.end for one in backlog})
+                begun = True
             if until_caught_up:
                 goal = goal if goal is not None else {one.place: one.end for one in backlog}
                 backlog = before(backlog, goal)
-            if ranges := within(backlog, max_records):
+            if ranges := within(self._turn(backlog), max_records):
                 self._commit(ranges)
             elif until_caught_up:
                 if not [one for one in self._watches.values() if one.widened()]:
@@ -142,6 +147,11 @@ class Engine:
                 self._idle(began)
             if ranges == backlog:  # otherwise a whole batch is left
                 self._stop.wait(max(begin + trigger_seconds - time.monotonic(), 0.0))
+
+    def _turn(self, backlog: list[Range]) -> list[Range]:
+        """The ranges of the part of the flow that is read next."""
+        part = self._turns.next([one.topic for one in backlog])
+        return [] if part is None else [one for one in backlog if one.topic in part.topics]
 
     @contextmanager
     def _cancelling(self) -> Iterator[None]:

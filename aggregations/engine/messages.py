@@ -103,6 +103,7 @@ def _loop(work: Work) -> MessageLoop:
         outputs=work.outputs,
         times=job.times,
         removed=job.removed,
+        tables=work.rows,
     )
 
 

@@ -17,6 +17,7 @@ from aggregations.run.plan import Broker, Plan, plan
 from aggregations.run.risks import check_accept, refuse
 from aggregations.run.run import Run
 from aggregations.run.start import EARLIEST, Starts, offsets, start_of
+from aggregations.run.turns import forget_beyond
 from persistence.compaction import compaction
 from persistence.kafka import KafkaSettings, Topics
 from persistence.registry import preflight
@@ -115,7 +116,8 @@ def open_run(
     sources, topics = list(flow.topics), Topics(kafka)
     facts = topics.describe(sources)
     topics.check_rights(read=sources, write=[*outputs_of(flow), *([dead_letters] if dead_letters else [])])
-    for found in (compaction(topics.cleanup_policies(sources)), *map(preflight, dict.fromkeys(stores.values()))):
+    streams = list(flow.parts[-1].topics)  # of a table, compaction keeps what is needed
+    for found in (compaction(topics.cleanup_policies(streams)), *map(preflight, dict.fromkeys(stores.values()))):
         refuse(found, accept)
         for finding in found:
             _LOG.warning("%s", finding)
@@ -133,7 +135,7 @@ def open_run(
                 {partition: offset for (name, partition), offset in committed.items() if name == source},
                 time.time_ns() // 1_000_000,
             )
-            begin_at = start_of(start, source)
+            begin_at = start_of(start, source, table=source not in streams)
             given = partial(offsets, begin_at, source, broker.marks, partial(topics.offsets_at, source))
             decided = plan(
                 *(flow.name, run.manifest, run.manifests, broker),
@@ -148,5 +150,6 @@ def open_run(
         if not only_looks:
             for one in plans:
                 run.start_at(one.topic, one.topic_id, one.starts, one.growth, one.starting_offsets)
+            forget_beyond(run, {place: one.high for place, one in marks.items()})
         stack.pop_all()
         return Opening(topics, run, plans)

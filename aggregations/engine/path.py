@@ -1,6 +1,6 @@
 """One interface for the two paths of a task: whole columns, or message by message."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -14,9 +14,12 @@ import pyarrow as pa
 from aggregations.columns.elements import Elements
 from aggregations.columns.signature import Signature
 from aggregations.definition.flow import Stage
+from aggregations.definition.lookups import Row
+from aggregations.engine.clients import store_of
 from aggregations.engine.job import Exclusion, Job, TaskReport
 from aggregations.engine.roots import RootTopics
 from aggregations.per_message.dead_letters import DeadLetterCollector
+from aggregations.per_message.lookups import rows_before
 from aggregations.per_message.steps import OutputMessage
 from aggregations.run.incarnations import Incarnations
 from envelope import Node
@@ -53,6 +56,12 @@ class Work:
     ) -> Elements:
         """Rows of the vectorised path as elements, for the functions of the flow."""
         return Elements(frame, signatures, self.job.flow.source_of, self.job.node, values)
+
+    def rows(self, table: str, keys: Sequence[bytes]) -> Mapping[bytes, Row]:
+        """The rows of a table as of the manifest before the batch, by key."""
+        job = self.job
+        with self.timed("load"):
+            return rows_before(store_of(job.urls[table]), job.ref, table, keys, epoch=job.epoch, batch=job.batch)
 
     @cached_property
     def collector(self) -> DeadLetterCollector:

@@ -93,12 +93,12 @@ class LocalExecutor:
         work = Work(job)
         every = Slot(0, tuple(one for slot in job.tasks for one in slot.ranges))
         path, ranges = self._path_of(every.ranges), every.by_topic()
-        arrivals = path.read(work, self._chunks(ranges))
+        arrivals = path.read(work, self._chunks(job.flow, ranges, compiled=path is self._columnar))
         # Only after all rows were read: if a topic still is the driver's topic, the rows belong to it.
         for topic in ranges:
-            check_source(topics_of(self._kafka), self._flow, topic, job.topic_ids[topic])
+            check_source(topics_of(self._kafka), job.flow, topic, job.topic_ids[topic])
         folded: list[tuple[Stage, list[Write]]] = []
-        for stage in self._flow.stages:
+        for stage in job.flow.stages:
             self._check()
             writes, arrivals = path.fold(work, stage, arrivals)
             folded.append((stage, writes))
@@ -125,27 +125,30 @@ class LocalExecutor:
 
     def _path_of(self, ranges: Sequence[Range]) -> Path:
         """The path for these ranges: the compiled one for many records, and for all that follow them."""
+        if not self._flow.part_of(ranges[0].topic).is_columnar:
+            return MessagePath()
         if self._columnar is None:
             many = sum(one.end - one.start for one in ranges) > FEW_RECORDS
-            if not (self._flow.is_columnar and many):
+            if not many:
                 return MessagePath()
             self.close()  # a consumer that makes no objects continues
             self._columnar = _load()
         return self._columnar
 
-    def _chunks(self, ranges: Mapping[str, Sequence[Range]]) -> Iterator[pa.Table]:
+    def _chunks(self, flow: Flow[Any], ranges: Mapping[str, Sequence[Range]], *, compiled: bool) -> Iterator[pa.Table]:
         """The records of each topic. Each topic has a consumer: the others fetch ahead."""
         for topic, its in ranges.items():
-            yield from self._fetcher_of(topic).read(its, stays=True, stopped=self._cancelled.is_set)
+            fetcher = self._fetcher_of(flow, topic, compiled=compiled)
+            yield from fetcher.read(its, stays=True, stopped=self._cancelled.is_set)
 
-    def _fetcher_of(self, topic: str) -> Fetcher:
+    def _fetcher_of(self, flow: Flow[Any], topic: str, *, compiled: bool) -> Fetcher:
         if topic not in self._fetchers:
             self._fetchers[topic] = Fetcher(
                 self._kafka,
                 topic,
-                f"headwater-{self._flow.name}",
-                headers=self._flow.reads_headers,
-                compiled=self._columnar is not None,
+                f"headwater-{flow.name}",
+                headers=flow.reads_headers,
+                compiled=compiled,
             )
         return self._fetchers[topic]
 

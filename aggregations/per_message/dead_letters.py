@@ -217,6 +217,14 @@ class DeadLetterCollector:
                 if stage in self.followed and one.proven:
                     event = dead_entry(stage, element.own, one.arrival.standing, redriven, element.indices, proven=True)
                     self.changes.added.add(event)
+            elif one.failed:
+                # Not a hole: its key may be another one when it comes back. Its outputs before the stage are published.
+                late, at = element.route is not Route.PLAIN, one.arrival.standing
+                if redriven is not None and not late:
+                    self.lost(dead, at, redriven, element.indices, proven=one.proven)
+                    continue
+                entry = self._list(stage, element.own, at, redriven, element.indices, proven=one.proven, whole=True)
+                self.changes.again |= {entry} if late else set()
             elif one.decision.verdict is Verdict.UNPROVEN:
                 indices = element.indices
                 self._list(stage, element.own, one.arrival.standing, redriven, indices, proven=False, whole=False)

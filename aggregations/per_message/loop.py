@@ -14,6 +14,7 @@ from aggregations.per_message.cause import Cause
 from aggregations.per_message.dead_letters import BEYOND_END
 from aggregations.per_message.emitting import emitted_types
 from aggregations.per_message.ledger import Doubt, Entry, Ledger, Reading, outputs_before
+from aggregations.per_message.lookups import Tables, no_tables
 from aggregations.per_message.merging import merged
 from aggregations.per_message.stage import Decided, KeyState, StageOutcome, fold_stage
 from aggregations.per_message.steps import Applied, Marking, OutputMessage, RejectedElement, apply_steps, withhold
@@ -87,6 +88,7 @@ class MessageLoop:
         seen: Highest position read, by route, after `read` has returned.
         times: Latest event time read, by topic and partition; brought up to date by `read`.
         removed: Due time up to which states have left the store, by stage, in seconds since 1970.
+        tables: What the flow looks up.
     """
 
     flow: Flow[Any]
@@ -105,6 +107,7 @@ class MessageLoop:
     seen: dict[str, Position] = field(default_factory=dict)
     times: Times = field(default_factory=dict)
     removed: Mapping[str, int] = field(default_factory=dict)
+    tables: Tables = no_tables
 
     def read(self, records: Iterable[Record]) -> Applied:
         """Read records, those of a partition in order of offsets.
@@ -197,6 +200,7 @@ class MessageLoop:
                 evict=self.evict,
                 replays=self.replays,
                 types=emitted_types(stage),
+                holes=not stage.looks_up,
             ),
         )
         self.report.verdicts.setdefault(stage.name, Counter()).update(outcome.verdicts)
@@ -204,9 +208,9 @@ class MessageLoop:
         self.report.keyless += Counter({stage.name: outcome.keyless})
         self.collector.decided(stage.name, outcome.decided)
         for one in outcome.decided:
-            if one.hole and one.reason is not None:
+            if one.failed and one.reason is not None:
                 cause = Cause(one.reason, one.detail, one.raised)
-                self.failures.add(stage.index, one.arrival.element.own, cause, hole=True)
+                self.failures.add(stage.index, one.arrival.element.own, cause, hole=one.hole)
         return outcome
 
     def onward(self, stage: Stage, outcome: StageOutcome) -> Applied:
@@ -237,7 +241,7 @@ class MessageLoop:
         if index == 0 and self.flow.merges:
             applied = merged(self.flow, kept, marking).after(steps)
         else:
-            applied = apply_steps(steps, kept, before.schema, marking)
+            applied = apply_steps(steps, kept, before.schema, marking, self.tables)
         if not failed:
             return applied
         applied.rejected += [

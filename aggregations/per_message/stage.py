@@ -65,6 +65,7 @@ class Decided:
         detail: What was wrong, without any value of the message.
         emitted: Elements that the stage passes on for it.
         raised: Exception of user code, when that is the reason; else None.
+        holds: The stage leaves holes; otherwise the ledger lists its dead letters.
     """
 
     arrival: Arrival
@@ -73,16 +74,23 @@ class Decided:
     detail: str = ""
     emitted: tuple[Element[Any], ...] = ()
     raised: Raised | None = field(default=None, compare=False)
+    holds: bool = True
 
     @classmethod
-    def rejected(cls, arrival: Arrival, cause: Cause) -> "Decided":
+    def rejected(cls, arrival: Arrival, cause: Cause, *, holds: bool = True) -> "Decided":
         """An arrival that cannot be used."""
-        return cls(arrival, Decision(Verdict.REJECTED, fold=False), cause.reason, cause.detail, raised=cause.raised)
+        decision = Decision(Verdict.REJECTED, fold=False)
+        return cls(arrival, decision, cause.reason, cause.detail, raised=cause.raised, holds=holds)
+
+    @property
+    def failed(self) -> bool:
+        """Whether this stage could not fold it."""
+        return self.decision.verdict is Verdict.REJECTED and not self.arrival.transit
 
     @property
     def hole(self) -> bool:
         """Whether it left a hole in the state of its key."""
-        return self.decision.verdict is Verdict.REJECTED and not self.arrival.transit
+        return self.failed and self.holds
 
     @property
     def proven(self) -> bool:
@@ -141,6 +149,7 @@ def fold_stage(
     evict: bool = True,
     replays: bool = False,
     types: Schema = None,
+    holes: bool = True,
 ) -> StageOutcome:
     """Judge and fold one batch.
 
@@ -157,6 +166,7 @@ def fold_stage(
         evict: False while the consumed topic grows; see `Histories.folding`.
         replays: A crashed run may have folded the next messages; see `Histories.folding`.
         types: See `aggregations.per_message.emitting.emitted_types`.
+        holes: A failed element leaves a hole under its key. Not where the key may be another one when it is redriven.
 
     Raises:
         GrowthFullError: A key has more positions than a state remembers while the topic grows.
@@ -192,7 +202,7 @@ def fold_stage(
                 _accept_copies(arrivals, by_key, by_record[own])
                 todo |= dict.fromkeys(arrivals[sibling].key for sibling in by_record[own])
     passing = {i: _pass(stage, loaded, one, types) for i, one in enumerate(arrivals) if one.transit}
-    return _outcome(stage, arrivals, results, loaded, failed, by_record, siblings, passing)
+    return _outcome(stage, arrivals, results, loaded, failed, by_record, siblings, passing, holes=holes)
 
 
 def _accept_copies(arrivals: list[Arrival], by_key: Mapping[bytes, Sequence[int]], died: Sequence[int]) -> None:
@@ -358,6 +368,8 @@ def _outcome(
     by_record: Mapping[Node, Sequence[int]],
     siblings: SiblingPolicy,
     passing: Mapping[int, Decided],
+    *,
+    holes: bool,
 ) -> StageOutcome:
     states = {key: result.state for key, result in results.items() if result.state is not None}
     rejected: dict[int, Cause] = {}
@@ -384,6 +396,8 @@ def _outcome(
                 # Already held, so it needs no hole: an earlier copy of the record was folded as a whole.
                 continue
             rejected[i] = cause
+            if not holes:
+                continue
             state = states.get(key, before)
             try:
                 states[key] = replace(state, histories=state.histories.leaving_hole(standing))
@@ -400,7 +414,7 @@ def _outcome(
             decided.append(passing[i])
             continue
         if i in rejected:
-            decided.append(Decided.rejected(arrival, rejected[i]))
+            decided.append(Decided.rejected(arrival, rejected[i], holds=holes))
             continue
         decision = decisions[i]
         reason, detail = reason_of(stage, decision.verdict, failed=arrival.element.own in failed)

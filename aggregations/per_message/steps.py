@@ -10,8 +10,10 @@ import polars as pl
 from aggregations.definition.element import Element
 from aggregations.definition.expressions import Expression, key_bytes
 from aggregations.definition.flow import Divert, Filter, FlatMap, Map, Predicate, Publish, Step
+from aggregations.definition.lookups import Lookup
 from aggregations.definition.operators import Branch, Schema, schema_after
 from aggregations.per_message.cause import Cause, refusal
+from aggregations.per_message.lookups import Tables, look_up, no_tables
 from aggregations.per_message.rows import evaluate_elements
 from envelope import (
     Envelope,
@@ -80,7 +82,7 @@ Marking: TypeAlias = Callable[[Element[Any]], Element[Any] | None]
 
 @dataclass(slots=True)
 class Applied:
-    """Result of steps applied to elements; `marking` marks what they publish, if given."""
+    """Result of steps applied to elements; `marking` marks what they publish, if given; `tables` has what they look up."""
 
     elements: list[Element[Any]]
     schema: Schema
@@ -88,6 +90,7 @@ class Applied:
     outputs: list[OutputMessage] = field(default_factory=list)
     filtered: int = 0
     marking: Marking | None = None
+    tables: Tables = no_tables
 
     def after(self, steps: Sequence[Step]) -> "Applied":
         """Run further steps, and return the same object."""
@@ -135,6 +138,7 @@ def apply_steps(
     elements: Sequence[Element[Any]],
     schema: Schema,
     marking: Marking | None = None,
+    tables: Tables = no_tables,
 ) -> Applied:
     """Run the steps in order.
 
@@ -145,8 +149,9 @@ def apply_steps(
         elements: The elements.
         schema: Columns before the steps; None when a callable determines the value.
         marking: Marks what the steps publish.
+        tables: What the steps look up.
     """
-    return Applied(list(elements), schema, marking=marking).after(steps)
+    return Applied(list(elements), schema, marking=marking, tables=tables).after(steps)
 
 
 def withhold(applied: Applied) -> None:
@@ -250,7 +255,7 @@ def _branch(applied: Applied, step: Branch) -> None:
         taken = [element for element, away in zip(applied.elements, leaves, strict=True) if away]
         applied.elements = [element for element, away in zip(applied.elements, leaves, strict=True) if not away]
     depth = len(taken[0].indices) if taken else 0
-    inner = apply_steps(step.steps, taken, applied.schema, at_fork(applied.marking, depth))
+    inner = apply_steps(step.steps, taken, applied.schema, at_fork(applied.marking, depth), applied.tables)
     applied.rejected += inner.rejected
     applied.filtered += inner.filtered
     applied.outputs += of_fork(inner.outputs, depth)
@@ -374,6 +379,7 @@ _STEPS: Mapping[type, Callable[[Applied, Any], None]] = {
     Divert: _divert,
     Map: _map,
     FlatMap: _flat_map,
+    Lookup: look_up,
     Publish: _publish,
     Branch: _branch,
 }

@@ -10,7 +10,7 @@ import msgspec
 from aggregations.definition.flow import Flow, Stage
 from aggregations.definition.stages import continues
 from aggregations.run.common import common
-from aggregations.run.consistency import check_marks, check_stores, lost_manifests
+from aggregations.run.consistency import check_marks, check_stores, check_turns, lost_manifests
 from aggregations.run.retire import check_can_expire
 from aggregations.run.risks import LOSSES, Risk, refuse
 from aggregations.run.run import Run
@@ -119,7 +119,7 @@ def _read(run: Run, accept: Sequence[str]) -> None:
     refuse(_findings(run), accept)
     for stage in _redefined(run):
         check_states(stage, run.stage_ref(stage), run.stores[stage.name])
-    run.advanced(common([manifest for _, manifest in run.manifests], run.ref))
+    run.advanced(common([one for _, one in run.manifests], run.ref, finishes=bool(run.flow.tables)))
     growing = run.manifest.growth if run.manifest else {}
     run.growths = {topic: growing[topic] for topic in run.sources if topic in growing}
 
@@ -132,6 +132,7 @@ def _findings(run: Run) -> list[Finding]:
         *check_stores(run.flow.name, run.manifests, run.definitions(), homes),
         *check_marks(run.flow.name, run.manifests, buckets, homes, run.acknowledged.since),
         *lost_manifests(run.flow.name, _without_manifest(run, buckets)),
+        *(check_turns(run.flow.name, run.manifests) if run.flow.tables else ()),
     ]
     if any(one.risk in LOSSES for one in findings):
         # Used only if the risk is accepted: marks that were acknowledged before are then no longer checked.

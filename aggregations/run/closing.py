@@ -64,7 +64,9 @@ def with_closing(run: Run, manifest: Manifest, idle: Collection[TopicPartition])
     """
     if run.growths or not run.flow.is_timed:
         return manifest
-    reached = closing_watermark(manifest.closing_us, manifest.positions, run.sources, () if run.replays else idle)
+    tables = {topic for part in run.flow.tables.values() for topic in part.topics}
+    sources = [topic for topic in run.sources if topic not in tables]
+    reached = closing_watermark(manifest.closing_us, manifest.positions, sources, () if run.replays else idle)
     return msgspec.structs.replace(manifest, closing_us=reached)
 
 

@@ -5,15 +5,20 @@ from collections.abc import Mapping, Sequence
 from aggregations.per_message.ledger import Ledger, merged
 from aggregations.run.growth import merge
 from aggregations.run.incarnations import merge_incarnations
-from persistence.manifest import Manifest, Progress, minimum
+from persistence.manifest import Manifest, Progress, minimum, unread
 from persistence.protocol import FlowRef
 
 
-def common(manifests: Sequence[Manifest | None], ref: FlowRef) -> Manifest | None:
+def common(manifests: Sequence[Manifest | None], ref: FlowRef, *, finishes: bool = False) -> Manifest | None:
     """The common manifest of all stores: the lowest offset of each partition, so that no store misses a record.
 
     A store that was restored from an older copy, or did not receive its last manifest, is
     filled again; the other stores drop what they already hold.
+
+    Args:
+        manifests: One per store; None for a store without a manifest.
+        ref: The flow.
+        finishes: The flow finishes a batch before it reads another part (`aggregations.run.turns`).
     """
     found = [manifest for manifest in manifests if manifest is not None]
     if not found:
@@ -47,6 +52,7 @@ def common(manifests: Sequence[Manifest | None], ref: FlowRef) -> Manifest | Non
             if _is_of(one, topic, topic_ids)
         },
         closing_us=_closing(found),
+        unfinished=_unfinished(found, positions, topic_ids) if finishes else {},
     )
 
 
@@ -54,6 +60,20 @@ def _closing(manifests: Sequence[Manifest]) -> int | None:
     """The closing watermark that every store's manifest has reached: that of the lowest offsets, or an earlier one."""
     reached = [one.closing_us for one in manifests if one.closing_us is not None]
     return min(reached) if len(reached) == len(manifests) else None
+
+
+def _unfinished(
+    manifests: Sequence[Manifest], positions: Mapping[str, Mapping[int, Progress]], topic_ids: Mapping[str, str]
+) -> dict[str, dict[int, int]]:
+    """The ends of the unfinished batch: as noted, or as the manifests have them that were written already."""
+    ends: dict[str, dict[int, int]] = {}
+    for one in manifests:
+        read = {topic: {at: to.next_offset for at, to in parts.items()} for topic, parts in one.positions.items()}
+        for topic, its in (*one.unfinished.items(), *read.items()):
+            if _is_of(one, topic, topic_ids):
+                mine = ends.setdefault(topic, {})
+                mine |= {partition: max(end, mine.get(partition, 0)) for partition, end in its.items()}
+    return unread(ends, positions)
 
 
 def _time(

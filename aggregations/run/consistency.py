@@ -57,6 +57,29 @@ def check_stores(
     return findings
 
 
+def check_turns(flow: str, manifests: Sequence[tuple[str, Manifest | None]]) -> list[Finding]:
+    """Check that no store of a flow with tables is more than one batch behind a store downstream of it.
+
+    Elsewhere such a store is filled again by the replay. Here the replay would look up other rows, and fold an element
+    under another key than the one downstream that holds it. Within one batch, tables do not change.
+
+    Args:
+        flow: Name of the flow.
+        manifests: (first stage of the store, its manifest), upstream first.
+    """
+    known = [(name, one) for name, one in manifests if one is not None]
+    return [
+        unsafe(
+            Risk.STORE_WENT_BACK,
+            f"flow {flow}: the store of stage {up} is {below.batch - above.batch} batches behind that of stage {down}: it "
+            "lost data, and a replay would look up other rows than these batches did",
+            "Restore all stores of the flow from backups of the same moment, or rebuild into a new generation",
+        )
+        for (up, above), (down, below) in pairwise(known)
+        if below.batch > above.batch + 1
+    ]
+
+
 def _added(
     flow: str,
     manifests: Sequence[tuple[str, Manifest | None]],

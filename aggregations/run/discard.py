@@ -6,9 +6,11 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from aggregations.definition.element import Element, Record
-from aggregations.definition.flow import END_OF_FLOW, Stage
+from aggregations.definition.flow import END_OF_FLOW, Flow, Stage
+from aggregations.definition.lookups import Row
 from aggregations.per_message.arrivals import Arrival, standing_of
 from aggregations.per_message.ledger import Changes, Entry, outputs_before
+from aggregations.per_message.lookups import current_rows
 from aggregations.per_message.loop import MessageLoop
 from aggregations.per_message.stage import Decided, KeyState, fold_stage
 from aggregations.per_message.steps import RejectedElement
@@ -51,16 +53,45 @@ def fill_holes(
         StoreError: A store does not answer, or a newer run has begun.
         DefinitionChangedError: A state was made by another definition of its stage.
     """
-    flow = run.flow
-    cluster = flow.cluster
     filling = _Filling(run, apply=apply)
-    for node in unreadable:
-        filling.unread(replace(node, cluster=cluster))
+    for part in run.flow.parts:
+        filling.part = part
+        for node in unreadable:
+            if run.flow.part_of(node.topic).topics.keys() == part.topics.keys():
+                filling.unread(replace(node, cluster=part.cluster))
+        mine = [one for one in records if run.flow.part_of(one.topic).topics.keys() == part.topics.keys()]
+        hops = {replace(node, cluster=part.cluster): chain for node, chain in tombstones.items()}
+        _fill_part(run, part, filling, mine, hops, apply=apply)
+    if apply and filling.struck:
+        run.rewrite_ledger(run.ledger.changed(Changes(filled=filling.struck)))
+    # By the caller's coordinates, which name no cluster.
+    return {replace(own, cluster=""): filling.found(own) for own in filling.counts}
+
+
+def _fill_part(
+    run: Run,
+    flow: Flow[Any],
+    filling: "_Filling",
+    records: Sequence[Record],
+    hops: Mapping[Node, tuple[Hop, ...]],
+    *,
+    apply: bool,
+) -> None:
+    """Fill the holes of records that one part of the flow reads."""
+
+    def rows(table: str, keys: Sequence[bytes]) -> Mapping[bytes, Row]:
+        return current_rows(run.stores[table], run.ref, table, keys)
+
     loop = MessageLoop(
-        flow=flow, ledger=run.ledger, topic_ids=run.topic_ids, collector=filling, report=Report(), batch=run.batch
+        flow=flow,
+        ledger=run.ledger,
+        topic_ids=run.topic_ids,
+        collector=filling,
+        report=Report(),
+        batch=run.batch,
+        tables=rows,
     )
     applied = loop.read(records)
-    hops = {replace(node, cluster=cluster): chain for node, chain in tombstones.items()}
     applied.elements = [one if one.chain else replace(one, chain=hops.get(one.own, ())) for one in applied.elements]
     filling.counts |= {element.own: 0 for element in applied.elements}
     for stage in flow.stages:
@@ -71,10 +102,6 @@ def fill_holes(
         applied = loop.onward(stage, fold_stage(stage.aggregate, loaded, passing, batch=run.batch))
     for element in applied.elements:
         filling.strike(element.own, filling.entries(END_OF_FLOW, element))
-    if apply and filling.struck:
-        run.rewrite_ledger(run.ledger.changed(Changes(filled=filling.struck)))
-    # By the caller's coordinates, which name no cluster.
-    return {replace(own, cluster=""): filling.found(own) for own in filling.counts}
 
 
 class _Filling:
@@ -84,6 +111,7 @@ class _Filling:
         counts: Number of holes and entries by coordinates.
         errors: Errors with which the flow's steps reject a record, or an item of it.
         struck: Entries to remove from the ledger.
+        part: The part of the flow that reads the records.
     """
 
     def __init__(self, run: Run, *, apply: bool) -> None:
@@ -92,6 +120,7 @@ class _Filling:
         self.counts: dict[Node, int] = {}
         self.errors: dict[Node, EnvelopeError] = {}
         self.struck: set[Entry] = set()
+        self.part: Flow[Any] = run.flow
         self._met: set[Node] = set()
 
     def found(self, own: Node) -> int | EnvelopeError:
@@ -114,7 +143,7 @@ class _Filling:
             return
         if error is not None:
             self.errors[own] = error
-        entry = Entry(self._run.flow.stage_names[0], died_in(own), (own.offset,))
+        entry = Entry(self.part.stage_names[0], died_in(own), (own.offset,))
         listed = () if self._run.ledger.missing_from([entry]) else (entry,)
         self.strike(own, listed)
         self.published(one._replace(stage=outputs_before(one.stage)) for one in listed)
@@ -124,7 +153,7 @@ class _Filling:
         element = rejection.element
         self.errors[element.own] = EnvelopeError(rejection.reason, rejection.detail)
         redrive = element.lineage.redrive
-        listed_at = redrive.stage if redrive and redrive.stage else self._run.flow.stage_names[0]
+        listed_at = redrive.stage if redrive and redrive.stage else self.part.stage_names[0]
         self.strike(element.own, self.entries(listed_at, element))
         self.published(self.entries(outputs_before(listed_at), element))
 
@@ -142,7 +171,7 @@ class _Filling:
         """Ledger entries of an element before a stage."""
         run = self._run
         lineage = element.lineage.resolved(run.topic_ids)
-        standing = standing_of(element, lineage, run.flow.siblings)
+        standing = standing_of(element, lineage, self.part.siblings)
         return run.ledger.entries(stage, standing, lineage.redriven, element.indices, whole=True)
 
     def fill(self, stage: Stage, loaded: dict[bytes, KeyState], arrivals: Sequence[Arrival]) -> None:

@@ -11,7 +11,9 @@ from typing import Any
 
 from aggregations.definition.element import Record
 from aggregations.definition.flow import Flow, Stage
+from aggregations.definition.lookups import Row
 from aggregations.per_message.dead_letters import DeadLetterCollector
+from aggregations.per_message.lookups import rows_before
 from aggregations.per_message.loop import MessageLoop
 from aggregations.per_message.stage import KeyState, StageOutcome
 from aggregations.per_message.steps import OutputMessage
@@ -27,6 +29,7 @@ from aggregations.run.risks import check_accept
 from aggregations.run.run import Run
 from aggregations.run.snapshots import snapshots_of
 from aggregations.run.states import load_states, save_states
+from aggregations.run.turns import begin_batch, check_turn, part_to_finish
 from envelope import TopicPartition
 from envelope.limits import MAX_OFFSET
 from persistence.commit.faults import DEAD_LETTER, effect
@@ -130,24 +133,39 @@ class MemoryRunner:
         """
         self._failed = True
         found = effect(CommitStep.FETCH, lambda: {(one.topic, one.partition, one.offset): one for one in records})
-        self._look(found)
+        first = part_to_finish(self.run)
+        report = Report()
+        for part in sorted(
+            self.flow.parts, key=lambda part: first is None or part.topics.keys() != first.topics.keys()
+        ):
+            mine = {place: one for place, one in found.items() if len(self.flow.parts) == 1 or place[0] in part.topics}
+            if mine or len(self.flow.parts) == 1:
+                report.add(self._commit(part, mine))
+        self._failed = False
+        return report
+
+    def _commit(self, part: Flow[Any], found: dict[tuple[str, int, int], Record]) -> Report:
+        """Fold and commit the records of one part of the flow."""
+        check_turn(self.run, part)
+        begin_batch(self.run, _ends_of(found))
+        self._look(part, found)
         read = {TopicPartition(topic, partition) for topic, partition, _ in found}
         idle = self._idle.look({*self.run.start, *read}, read, self._clock())
         self.run.check_progress()
         consumed = self._consumed_ids(found.values())
         incarnations = self.run.incarnations({**self.topic_ids, **consumed})
-        batch = self._fold(found, incarnations, consumed)
+        batch = self._fold(part, found, incarnations, consumed)
         while unlisted := batch.collector.unlisted():
             self.run.list_dead(unlisted)
             # Redriven copies of listed dead letters may be in the same batch.
-            batch = self._fold(found, incarnations, consumed)
+            batch = self._fold(part, found, incarnations, consumed)
         ends = {TopicPartition(topic, partition): 0 for topic, whole in self._whole.items() for partition in whole()}
-        ends |= {TopicPartition(record.topic, record.partition): record.offset + 1 for record in batch.records.values()}
+        ends |= _ends_of(found)
         manifest = self.run.following(ends, consumed, incarnations.merged(), batch.collector.changes)
         manifest = with_closing(self.run, manifest, idle)
         commit(
             lambda: self._publish(batch),
-            [(stage.name, lambda stage=stage: self._persist(stage, batch)) for stage in self.flow.stages],  # type: ignore[misc]
+            [(stage.name, lambda stage=stage: self._persist(stage, batch)) for stage in part.stages],  # type: ignore[misc]
             [
                 (name, lambda name=name: self.run.save_manifest(name, manifest))  # type: ignore[misc]
                 for name, _ in self.run.distinct_stores()
@@ -161,7 +179,6 @@ class MemoryRunner:
         batch.report.log_raised(_LOG)
         batch.report.add_copies(batch.collector.copies)
         self.report.add(batch.report)
-        self._failed = False
         return batch.report
 
     def states(self, stage: str) -> dict[bytes, KeyState]:
@@ -187,10 +204,14 @@ class MemoryRunner:
         self.run.close()
 
     def _fold(
-        self, found: dict[tuple[str, int, int], Record], incarnations: Incarnations, consumed: Mapping[str, str]
+        self,
+        flow: Flow[Any],
+        found: dict[tuple[str, int, int], Record],
+        incarnations: Incarnations,
+        consumed: Mapping[str, str],
     ) -> _Batch:
         """Load and fold a batch, stage by stage, in memory."""
-        run, flow = self.run, self.flow
+        run = self.run
         if self._ends is None:
             run.doubted(
                 {TopicPartition(*place): MAX_OFFSET for place in {(topic, partition) for topic, partition, _ in found}}
@@ -213,6 +234,7 @@ class MemoryRunner:
             outputs=batch.outputs,
             times=times_in(run.manifest, consumed),
             removed=self._retirement.removed,
+            tables=self._rows,
         )
         applied = loop.read(found.values())
         collector.changes.seen, collector.changes.times = loop.seen, loop.times
@@ -226,11 +248,15 @@ class MemoryRunner:
         loop.leave(applied)
         return batch
 
-    def _look(self, records: Mapping[tuple[str, int, int], Record]) -> None:
+    def _rows(self, table: str, keys: Sequence[bytes]) -> Mapping[bytes, Row]:
+        run = self.run
+        return rows_before(run.stores[table], run.ref, table, keys, epoch=run.epoch, batch=run.batch)
+
+    def _look(self, part: Flow[Any], records: Mapping[tuple[str, int, int], Record]) -> None:
         """Detect partitions that were added to a topic, also before it was first read."""
         keys: dict[tuple[str, bytes], set[int]] = defaultdict(set)
         for record in records.values():
-            if record.key is not None and all(one.aggregate.co_partitioned for one in self.flow.stages[:1]):
+            if record.key is not None and all(one.aggregate.co_partitioned for one in part.stages[:1]):
                 keys[record.topic, record.key].add(record.partition)
         for topic in self.run.sources:
             seen = {partition for name, partition, _ in records if name == topic} | self.run.positions(topic).keys()
@@ -257,3 +283,8 @@ class MemoryRunner:
         """Topic ids of the consumed topics, if known: a record's own topic id takes precedence over `topic_ids`."""
         given = {topic: topic_id for topic, topic_id in self.topic_ids.items() if topic in self.flow.topics}
         return given | {record.topic: record.topic_id for record in records if record.topic_id}
+
+
+def _ends_of(found: Mapping[tuple[str, int, int], Record]) -> dict[TopicPartition, int]:
+    """Next offset after these records, which are in order of offsets, by partition."""
+    return {TopicPartition(record.topic, record.partition): record.offset + 1 for record in found.values()}

@@ -17,7 +17,7 @@ from envelope import TopicPartition
 from persistence.commit.faults import EPOCH, FINISH, LEDGER, effect
 from persistence.commit.order import store_order
 from persistence.growth import METADATA_MAX_AGE_SECONDS, Ends
-from persistence.manifest import Growth, Manifest, Progress, with_progress_of
+from persistence.manifest import Growth, Manifest, Progress, unread, with_progress_of
 from persistence.marks import Bucket, KnownMarks
 from persistence.protocol import FlowRef, StageRef, StateStore
 from persistence.times import Committed, committed
@@ -211,6 +211,7 @@ class Run:
             growth=dict(self.growths),
             starting_offsets=given,
             closing_us=before.closing_us if before else None,
+            unfinished=unread(before.unfinished, positions) if before else {},
         )
 
     def definitions(self) -> dict[str, str]:
@@ -295,16 +296,16 @@ class Run:
             partition: Progress(offset, read.get(partition, Progress(0)).time_us)
             for partition, offset in starts.items()
         }
-        kept = {
-            name: at
-            for name, at in before.starting_offsets.items()
-            if name in before.positions and not (again and name == topic)
-        }
+        kept = {name: at for name, at in before.starting_offsets.items() if name in before.positions}
+        left = {name: at for name, at in before.unfinished.items() if not (again and name == topic)}
+        if again:
+            kept.pop(topic, None)
         self.manifest = msgspec.structs.replace(
             before,
             positions={**before.positions, topic: begun},
             growth=dict(self.growths),
             starting_offsets={**kept, **({topic: starting_offsets} if starting_offsets else {})},
+            unfinished=left,
         )
         if again:
             self._former.setdefault(topic, before)
@@ -328,7 +329,7 @@ class Run:
         assert self.manifest is not None
         if all(growth == self.manifest.growth.get(topic) for topic, growth in self.growths.items()):
             return
-        self._note(self.noting())
+        self.note(self.noting())
 
     def noting(self) -> Manifest:
         """The manifest with the growth that was detected since, between two batches."""
@@ -387,9 +388,9 @@ class Run:
 
     def rewrite_ledger(self, ledger: Ledger) -> None:
         """Write another ledger into every store, without changing the flow's progress."""
-        self._note(self.changed(**ledger.fields()))
+        self.note(self.changed(**ledger.fields()))
 
-    def _note(self, manifest: Manifest) -> None:
+    def note(self, manifest: Manifest) -> None:
         """Write a manifest with unchanged progress into every store, and continue from it."""
         for name, _ in reversed(self.distinct_stores()):
             effect(LEDGER, lambda name=name: self.save_manifest(name, manifest, commits=False))  # type: ignore[misc]

@@ -106,10 +106,12 @@ def checked_starts(starts: Starts, topics: Collection[str]) -> Starts:
     return {topic: checked(start) for topic, start in named.items()}
 
 
-def start_of(starts: Starts, topic: str) -> Start:
-    """The start position of a topic."""
+def start_of(starts: Starts, topic: str, *, table: bool = False) -> Start:
+    """The start position of a topic. That of a table is its beginning, unless its name is given."""
     named = _by_topic(starts)
-    return cast("Start", starts) if named is None else named.get(topic, EARLIEST)
+    if named is None:
+        return EARLIEST if table else cast("Start", starts)
+    return named.get(topic, EARLIEST)
 
 
 def _by_topic(starts: Starts) -> Mapping[str, Start] | None:

@@ -61,14 +61,14 @@ class Action:
             return TaskReport(), [lost(text or "")]
 
     def _execute(self, job: Job) -> tuple[TaskReport, list[Exception]]:
-        stages = self._flow.stages
+        stages = job.flow.stages
         self._spark.setJobGroup(self._group, f"{self._flow.name}, batch {job.batch}")
         tasks = len(job.tasks)
         placed = self._placement.tasks([slot.number for slot in job.tasks])
         chain = Chain(placed.mapPartitions(reading(job)), tasks, self.routes)
         for stage in stages[1:] if job.folds_while_reading else stages:
             chain = chain.then(folding(job, stage))
-        if not self._flow.scatters:
+        if not job.flow.scatters:
             if job.holds_outputs:
                 chain = chain.then(publishing(job))
             at_once = not job.holds_outputs and not (len(stages) == 1 and job.may_share_keys)

@@ -10,6 +10,7 @@ from tests.spark import (
     test_engine_dead_letters,
     test_engine_discard,
     test_engine_growth,
+    test_engine_lookups,
     test_engine_outputs,
     test_engine_relay,
     test_engine_run,
@@ -48,11 +49,14 @@ def _arguments(function: Any) -> tuple[str, ...]:
     return code.co_varnames[: code.co_argcount]
 
 
+table = test_engine_lookups.table
+
 for one in (
     test_engine,
     test_engine_dead_letters,
     test_engine_discard,
     test_engine_growth,
+    test_engine_lookups,
     test_engine_outputs,
     test_engine_relay,
     test_engine_run,

@@ -3,7 +3,7 @@
 import json
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 
@@ -11,16 +11,17 @@ from aggregations.definition.element import Record
 from aggregations.definition.flow import Flow, Stage
 from aggregations.engine.columnar import ColumnarPath
 from aggregations.engine.job import Job
-from aggregations.engine.path import Work
-from aggregations.engine.rows import Rows
+from aggregations.engine.messages import MessagePath
+from aggregations.engine.path import Path, Work
 from aggregations.per_message.times import times_in
-from aggregations.report import DeadLetter
+from aggregations.report import DeadLetter, Report
 from aggregations.run.begin import begin
 from aggregations.run.binding import bind
 from aggregations.run.closing import with_closing
 from aggregations.run.memory import MemoryRunner
 from aggregations.run.retire import Retirement, with_dues
 from aggregations.run.states import load_states
+from aggregations.run.turns import begin_batch
 from envelope import Hop, Reason, TopicPartition
 from envelope.deadletter import DeadLetterHeaders, Form
 from jobs.dead_letters.redrive import redriven
@@ -46,7 +47,7 @@ class Both:
     """
 
     def __init__(self, flow: Flow[Any], stores: tuple[str, str] | None = None, *, accept: Sequence[str] = ()) -> None:
-        assert flow.is_columnar
+        assert flow.parts[-1].is_columnar
         self.flow = flow
         self.topic_ids = dict.fromkeys(flow.topics, TOPIC_ID)
         self.stores = stores or (fresh_store(), fresh_store())
@@ -63,20 +64,27 @@ class Both:
         """Fold one batch on both paths and compare verdicts, dead letters, states and histories."""
         before, sent = len(self.memory.dead_letters), len(self.memory.outputs)
         report = self.memory.process(records)
-        work = self._vectorised(records)
+        works = [
+            self._vectorised(part, mine) for part in self.flow.parts if (mine := self._of(part, records)) is not None
+        ]
+        assert self.run.ledger == self.memory.run.ledger
         new = self.memory.dead_letters[before:]
         self.dead_letters += new
         assert {
             (one.record.node, one.stage): (one.reason, one.detail, one.hole, one.items, one.raised) for one in new
         } == {
             at: (dead.reason, dead.detail, dead.hole, dead.items, dead.raised)
+            for work in works
             for at, dead in work.collector.dead.items()
         }
-        assert sorted(map(repr, work.outputs)) == sorted(map(repr, self.memory.outputs[sent:]))
-        counts = work.report.counts
-        counts.add_copies(work.collector.copies)
+        outputs = [output for work in works for output in work.outputs]
+        assert sorted(map(repr, outputs)) == sorted(map(repr, self.memory.outputs[sent:]))
+        counts = Report()
+        for work in works:
+            counts.add(work.report.counts)
+            counts.add_copies(work.collector.copies)
         verdicts = {**{stage.name: Counter() for stage in self.flow.stages}, **counts.verdicts}
-        assert verdicts == dict(report.verdicts)
+        assert verdicts == {**{stage.name: Counter() for stage in self.flow.stages}, **report.verdicts}
         assert (counts.records, counts.filtered) == (report.records, report.filtered)
         assert counts.removed == report.removed
         ours, theirs = self.memory.run.ledger, self.run.ledger
@@ -121,10 +129,17 @@ class Both:
         value = redriven(record.key, record.value, (), letter, Hop("dead", 0, offset, topic_id="D"))
         return Record(record.topic, record.partition, offset, record.key, value, record.timestamp_ms, (), TOPIC_ID)
 
-    def _vectorised(self, records: Sequence[Record]) -> Work:
+    def _of(self, part: Flow[Any], records: Sequence[Record]) -> Sequence[Record] | None:
+        """The records that a part of the flow reads; None if it has no batch."""
+        if len(self.flow.parts) == 1:
+            return records
+        return [one for one in records if one.topic in part.topics] or None
+
+    def _vectorised(self, part: Flow[Any], records: Sequence[Record]) -> Work:
         run = self.run
+        begin_batch(run, {TopicPartition(one.topic, one.partition): one.offset + 1 for one in records})
         while True:
-            work, writes = self._folded(records)
+            work, writes = self._folded(records, part)
             if not (unlisted := work.collector.unlisted()):
                 break
             run.list_dead(unlisted)
@@ -137,7 +152,6 @@ class Both:
             run.save_manifest(name, manifest)
         run.advanced(manifest)
         work.report.counts.removed = self._retirement.remove()
-        assert run.ledger == self.memory.run.ledger
         return work
 
     def _chunks(self, records: Sequence[Record]) -> list[pa.RecordBatch]:
@@ -147,10 +161,13 @@ class Both:
             found += table.to_batches(max_chunksize=3)
         return found
 
-    def _folded(self, records: Sequence[Record]) -> tuple[Work, list[tuple[Stage, list[Write]]]]:
-        run, path = self.run, ColumnarPath()
+    def _folded(
+        self, records: Sequence[Record], part: Flow[Any] | None = None
+    ) -> tuple[Work, list[tuple[Stage, list[Write]]]]:
+        part = part or self.flow
+        run, path = self.run, cast("Path", ColumnarPath() if part.is_columnar else MessagePath())
         job = Job(
-            self.flow,
+            part,
             run.ref,
             self._urls,
             run.epoch,
@@ -168,9 +185,9 @@ class Both:
             removed=self._retirement.removed,
         )
         work = Work(job)
-        tasks: list[Rows] = [path.read(work, self._chunks(records))]
+        tasks: list[Any] = [path.read(work, self._chunks(records))]
         writes = []
-        for stage in self.flow.stages:
+        for stage in part.stages:
             folded = [path.fold(work, stage, arrivals) for arrivals in tasks]
             writes.append((stage, [write for part, _ in folded for write in part]))
             sent = [path.pack(work, following, self._routes) for _, following in folded if following is not None]

@@ -229,3 +229,15 @@ def emitting(source: str) -> Flow[Any]:
     """Totals per aircraft, which emits an item for each carrier that sold the leg, then totals per carrier."""
     flow: Flow[Any] = Flow("emitting").source(Topic(source, payload=Leg))
     return flow.aggregate("aircraft", tail, Totals(), emit=sold).aggregate("carrier", carrier, Totals())
+
+
+def spending(topic: str, table: str, missing: str = "null") -> Flow[Any]:
+    """Payments per category of the merchant, which is looked up behind the stage of the cards."""
+    merchants = Topic(table, Json({"category": str}), envelope=False)
+    return (
+        Flow("spending")
+        .source(Topic(topic, Json({"card": str, "merchant": str, "cents": int}), envelope=False))
+        .aggregate("card", "card", Fields(n=count()))
+        .lookup("merchant", merchants, "merchant", missing=missing)
+        .aggregate("category", pl.col("category").fill_null("unknown"), Fields(n=count(), cents=total("cents")))
+    )

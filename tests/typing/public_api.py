@@ -139,6 +139,8 @@ assert_type(numbers.branch("large", lambda amount: amount.value > 9, lambda flow
 assert_type(numbers.via(lambda flow: flow.map(lambda amount: str(amount.value))), Flow[str])
 numbers.publish(lambda amount: f"amounts.{amount.value % 2}", topics=["amounts.0", "amounts.1"])
 numbers.branch("large", "amount > 9")  # type: ignore[call-arg]
+assert_type(numbers.lookup("rates", Topic("rates", Json({"rate": float})), "currency"), Flow[Mapping[str, Any]])
+numbers.lookup("rates", "rates", "currency")  # type: ignore[arg-type]
 
 assert_type(Flow("both").source(Topic("orders"), Topic("returns")), Flow[Mapping[str, Any]])
 assert_type(orders.merge(numbers), Flow[Mapping[str, Any] | int])

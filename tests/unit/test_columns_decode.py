@@ -13,6 +13,7 @@ from aggregations.definition.source import RecordDecoder, Topic
 from envelope import Envelope, EnvelopeError, Hop, Limits, Reason, Route, Siblings, Standing, Tombstones, encode
 from envelope import envelope_pb2 as pb
 from tests.messages import Leg
+from tests.support.pure import table_of
 
 HOP = Hop("raw", 1, 3, via="r", index=2, topic_id="i")
 
@@ -241,3 +242,15 @@ def test_tombstones_are_skipped_and_counted_or_rejected_as_the_policy_says(envel
     assert (rejecting.skipped, refused) == (0, [(row, Reason.EMPTY) for row in (1, 2, 4)])
     for decoded in (skipping, rejecting):
         assert decoded.frame.get_column("_row").to_list() == [0, 3]
+
+
+def test_a_declared_time_needs_no_event_time_in_the_envelope(monkeypatch: pytest.MonkeyPatch) -> None:
+    topic = Topic("timed", Json({"at": pl.Int64}), time="at")
+    hop = Hop("raw", 0, 7, via="kit", index=0, topic_id="R")
+    records = [Record("timed", 0, n, b"k", encode(Envelope(b'{"at": 5}', (hop,))), topic_id="T") for n in range(3)]
+
+    def one_by_one(*_: object) -> None:
+        raise AssertionError("a record was read by itself")
+
+    monkeypatch.setattr(RecordDecoder, "decode", one_by_one)
+    assert Decoder(topic, {"timed": "T"}, timed=True).decode(table_of(records)).frame.height == len(records)
