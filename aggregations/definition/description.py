@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from aggregations.definition.emit import Emit
 from aggregations.definition.expressions import name_of, text_of
 from aggregations.definition.fields import Fields
+from aggregations.definition.judging import Judging
 from aggregations.definition.operators import (
     Aggregate,
     Branch,
@@ -93,6 +94,8 @@ def _lines(
 def _method(step: Step | Aggregate | PublishStates) -> str:
     if isinstance(step, Branch):
         return "also_to" if step.when is None else "branch"
+    if isinstance(step, Aggregate) and step.rule is not None:
+        return "deduplicate"
     return _METHODS[type(step)]
 
 
@@ -108,6 +111,8 @@ def _content(step: Step | Aggregate | PublishStates) -> str:
             return topic
         case Branch(name=name, when=when):
             return name if when is None else f"{name} when {text_of(when)}"
+        case Aggregate(name=name, fold=Judging() as judging):
+            return f"{name}: {judging.describe()}"
         case Aggregate(name=name, key=key, fold=fold, emit=emit, window=window):
             by = text_of(key) if window is None else f"{text_of(key)}, {window}"
             text = f"{name} by {by}: {fold.describe() if isinstance(fold, Fields) else name_of(type(fold))}"

@@ -6,6 +6,7 @@ import polars as pl
 
 from aggregations.definition.expressions import parsed
 from aggregations.definition.fields import Fields
+from aggregations.definition.judging import Judging
 from aggregations.definition.operators import (
     Aggregate,
     Branch,
@@ -52,6 +53,8 @@ def calls_of(step: Step | Aggregate) -> str:
         case Branch(when=when):
             called = {"its function": when is not None and not is_columnar(when)}
             return ", ".join([name for name, calls in called.items() if calls] + ["its steps"] * _calls(step.steps))
+        case Aggregate(fold=Judging() as judging):
+            return "" if judging.is_known else "its filter"
         case Aggregate(key=key, fold=fold):
             called = {"its key": not is_columnar(key), "its fold": not isinstance(fold, Fields), "emit": step.makes}
             return ", ".join(name for name, calls in called.items() if calls)

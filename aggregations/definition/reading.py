@@ -4,6 +4,7 @@ from functools import cached_property
 
 from aggregations.definition.expressions import columns_of
 from aggregations.definition.inputs import Input, SiblingPolicy
+from aggregations.definition.judging import Judging
 from aggregations.definition.operators import Aggregate, PublishStates, Step, publishes
 from aggregations.definition.paths import expressions_of, is_vectorised
 from aggregations.definition.source import Topic
@@ -99,6 +100,12 @@ class Reading:
     def system_lists(self) -> frozenset[str]:
         """Those of the columns `_headers` and `_chain` that expressions of the flow read."""
         return self._read & LISTS
+
+    @cached_property
+    def reads_stamps(self) -> bool:
+        """Whether a step may read what an envelope says about its producer."""
+        folds = [step.fold for step in self.every_step if isinstance(step, Aggregate)]
+        return any(isinstance(fold, Judging) and fold.reads_stamps for fold in folds)
 
     @property
     def reads_headers(self) -> bool:
