@@ -69,7 +69,9 @@ class Judging:
     @property
     def is_known(self) -> bool:
         """Whether the columns that the filter reads are known: it calls no function of the user."""
-        return is_built_in(self.rule) and all(isinstance(one, _READ) or one is envelope_stamp for one in self.extractors)
+        return is_built_in(self.rule) and all(
+            isinstance(one, _READ) or one is envelope_stamp for one in self.extractors
+        )
 
     @property
     def reads_envelope(self) -> bool:

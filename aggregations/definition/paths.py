@@ -39,6 +39,12 @@ def keeps_columns(step: Step | Aggregate) -> bool:
             return True
 
 
+def calls_fold(stage: Aggregate) -> bool:
+    """Whether the fold of a stage reads elements, and not only the columns of `Aggregate.inputs`."""
+    fold = stage.fold
+    return not fold.is_known if isinstance(fold, Judging) else not isinstance(fold, Fields)
+
+
 def calls_of(step: Step | Aggregate) -> str:
     """What a step calls for each element in Python, as text; empty for a vectorised step."""
     match step:

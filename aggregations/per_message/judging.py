@@ -74,8 +74,8 @@ def judge_stage(
         else:
             by_key[arrival.key].append(i)
     found: dict[bytes, _Judged] = {}
-    for key, rows in sorted(by_key.items()):
-        rows = [rows[n] for n in reading_order([_place(judged[i]) for i in rows])]
+    for key, arrived in sorted(by_key.items()):
+        rows = [arrived[n] for n in reading_order([_place(judged[i]) for i in arrived])]
         policies = siblings if isinstance(siblings, Siblings) else [siblings[arrivals[i].element.topic] for i in rows]
         try:
             found[key] = _judge_key(
@@ -196,8 +196,10 @@ def verdict_of(position: Verdict, ruling: Ruling, incarnation: Verdict | None = 
     """
     late = position is Verdict.REDRIVEN
     if ruling.verdict is Verdict.ACCEPTED or (late and (ruling.forward or ruling.verdict in _UNCERTAIN)):
-        return incarnation if incarnation is not None and position in _FIRST_SEEN else position
-    return ruling.verdict
+        found = position
+    else:
+        found = ruling.verdict
+    return incarnation if incarnation is not None and found in _FIRST_SEEN else found
 
 
 def reading_order(places: Sequence[tuple[str, int, int, int]]) -> list[int]:

@@ -202,9 +202,7 @@ class MessageLoop:
                 self.failures.add(stage.index, one.arrival.element.own, cause, hole=True)
         return outcome
 
-    def _folded(
-        self, stage: Stage, loaded: Mapping[bytes, KeyState], arrivals: Sequence[Arrival]
-    ) -> StageOutcome:
+    def _folded(self, stage: Stage, loaded: Mapping[bytes, KeyState], arrivals: Sequence[Arrival]) -> StageOutcome:
         if stage.aggregate.rule is not None:
             return judge_stage(
                 stage.aggregate,
