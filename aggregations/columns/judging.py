@@ -20,7 +20,7 @@ from aggregations.columns.records import StoredStates, Texts
 from aggregations.per_message.cause import Cause
 from aggregations.per_message.judging import ruled
 from envelope import EnvelopeError, Verdict
-from envelope.filters.arrival import Filter, FromValue
+from envelope.filters.arrival import Filter, FromValue, Scope
 from envelope.filters.sequence import (
     KEYED,
     Decreasing,
@@ -79,6 +79,8 @@ def rulings_of(
         codes: Number of each row's state; the rows of one state together, in the order in which they are judged.
         stored: The states before.
     """
+    if not len(codes):
+        return Rulings(np.empty(0, np.uint8), np.empty(0, np.bool_), Values.of(1, len(stored.exists)))
     if type(rule) is SequenceFilter and isinstance(rule.sequence, FromValue) and rule.sequence.name in inputs.columns:
         numbers = inputs.get_column(rule.sequence.name)
         if numbers.dtype in _INTEGERS and numbers.min() != _LOWEST:
@@ -117,7 +119,11 @@ def _one_by_one(rule: Filter[Any], subjects: Sequence[Any], codes: Ints, stored:
 
 def _sequences(rule: SequenceFilter, numbers: pl.Series, keys: pl.Series, codes: Ints, stored: StoredStates) -> Rulings:
     """`SequenceFilter.judge` over a column of integers: a running maximum for each state."""
-    usable = (numbers.is_not_null() & (numbers <= (1 << 63) - 1)).fill_null(value=False)
+    usable = numbers.is_not_null()
+    if numbers.dtype == pl.UInt64:
+        usable &= (numbers <= (1 << 63) - 1).fill_null(value=False)
+    scoped = np.ones(len(codes), np.bool_) if rule.scope_by is Scope.PARTITION else keys.is_not_null().to_numpy()
+    usable &= pl.Series(scoped)
     own = np.unique(codes)
     before = {int(code): _state(rule, int(code), stored) for code in own}
     seen = np.full(len(stored.exists), _LOWEST, np.int64)
@@ -142,12 +148,14 @@ def _sequences(rule: SequenceFilter, numbers: pl.Series, keys: pl.Series, codes:
     verdicts[lower] = _CODES[Verdict.BELOW_FLOOR]
     values = Values.of(1, len(stored.exists))
     found = Rulings(verdicts, new, values)
+    unidentified = ~scoped
     if rule.unusable is Unusable.FORWARD:
-        verdicts[~has_number] = _CODES[Verdict.UNIDENTIFIED]
-        found.forward = new | ~has_number
+        unidentified = ~has_number
     else:
-        for row in np.flatnonzero(~has_number).tolist():
+        for row in np.flatnonzero(scoped & ~has_number).tolist():
             found.rejected[row] = _unusable(numbers[row])
+    verdicts[unidentified] = _CODES[Verdict.UNIDENTIFIED]
+    found.forward = new | unidentified
     if rule.decreasing is Decreasing.REJECT:
         for row in np.flatnonzero(lower).tolist():
             ruling = decreased(int(value[row]), int(last[row]))

@@ -30,7 +30,7 @@ BUILT_IN: Final = (
 """Filters whose parameters are known: what they read, and which records share a state."""
 
 _READ: Final = (FromEnvelope, FromHeader, FromValue)
-_PLACE: Final = pl.format("{}:{}", pl.col(TOPIC), pl.col(PARTITION))
+_PLACE: Final = pl.concat_str(pl.col(TOPIC), pl.col(PARTITION), separator=":")
 
 Scoped: TypeAlias = Expression | Callable[[Element[Any]], bytes]
 

@@ -139,7 +139,7 @@ class ColumnarJudging(ColumnarFold):
 
     def _inputs_of(self, rows: Ints) -> pl.DataFrame:
         """The columns that the filter reads, by name; none if functions made the values."""
-        if self.rows.values is not None or not self._rule.is_known:
+        if self.rows.values is not None or not self._rule.inputs():
             return pl.DataFrame()
         return self.frame.select(pl.col(f"{INPUT}{name}").alias(name) for name in self._rule.inputs())[rows]
 

@@ -73,7 +73,8 @@ def named(rule: Any) -> str:
 def flow_of(rule: Any, *, envelope: bool = False) -> Flow[Any]:
     source = Topic("events", payload=COLUMNS, envelope=envelope)
     flow = Flow("filtered").source(source).filter(pl.col("name").ne_missing("removed")).map(small=SMALL, big=BIG)
-    return flow.deduplicate(rule, name="filter").aggregate(
+    by_key = getattr(rule, "scope_by", None) is Scope.KEY
+    return flow.deduplicate(rule, name="filter", co_partitioned=not by_key).aggregate(
         "key", key=pl.col("_key").fill_null(b"none"), fold=Fields(events=count())
     )
 

@@ -138,7 +138,9 @@ def test_whatever_crashes_and_wherever_batches_end_what_the_filter_passes_on_is_
     for seed in range(30):
         draw = random.Random(seed)
         records = log_of(draw)
-        injected = [Fault(draw.choice(POINTS), draw.choice(list(FaultOutcome)), draw.randrange(1, 12)) for _ in range(3)]
+        injected = [
+            Fault(draw.choice(POINTS), draw.choice(list(FaultOutcome)), draw.randrange(1, 12)) for _ in range(3)
+        ]
         folded, crashed = run(rule, records, injected, draw)
         wanted = expected(rule, records)
         assert len(folded) == len(set(folded)), seed

@@ -308,7 +308,10 @@ BAD: dict[str, tuple[Any, str]] = {
     "no envelopes": (lambda flow: flow.deduplicate(ProducerFilter()), "topic legs has none"),
     "no such column": (lambda flow: flow.deduplicate(SequenceFilter(from_value("m"))), "no column m"),
     "after flat_map": (lambda flow: flow.flat_map(pl.col("k").str.split("+")).deduplicate(NUMBERS), "flat_map"),
-    "after a stage": (lambda flow: flow.aggregate("k", "k", Fields(n=count())).deduplicate(NUMBERS), "before aggregate"),
+    "after a stage": (
+        lambda flow: flow.aggregate("k", "k", Fields(n=count())).deduplicate(NUMBERS),
+        "before aggregate",
+    ),
     "in a branch": (lambda flow: flow.also_to("b", lambda side: side.deduplicate(NUMBERS).publish("x")), "branch 'b'"),
     "twice": (lambda flow: flow.deduplicate(NUMBERS).deduplicate(NUMBERS), "already has a stage 'sequence'"),
     "a name": (lambda flow: flow.deduplicate(NUMBERS, name="a b"), "not a valid stage name"),
