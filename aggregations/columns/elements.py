@@ -161,7 +161,7 @@ class _RowElement(Element[Any]):
     @property
     def chained(self) -> bool:
         source = getattr(self, "_source", None)
-        return bool(self.chain) if source is None else source.chained(self._row)
+        return bool(self.chain) if source is None else bool(source.chained(self._row))
 
     def of(self, value: Any) -> Element[Any]:
         """The element with another value, its other attributes still unread."""

@@ -31,6 +31,17 @@ class Subject:
         "topic",
         "value",
     )
+    topic: str
+    partition: int
+    offset: int
+    key: bytes | None
+    value: dict[str, Any]
+    timestamp_ms: int
+    headers: tuple[tuple[str, bytes | None], ...]
+    stamp: Stamp | None
+    chained: bool
+    event_id: str
+    event_time_us: int
 
 
 def subjects_of(frame: pl.DataFrame, signatures: Sequence[Signature]) -> list[Any]:

@@ -26,7 +26,6 @@ class Deduplicating(Generic[T]):
         rule: Filter[Any],
         *,
         name: str = "",
-        co_partitioned: bool = True,
         history: int | None = None,
         lanes: int = LANES,
         store: str = "",
@@ -35,13 +34,11 @@ class Deduplicating(Generic[T]):
 
         It is a stage: its states are in a store, written in the order of the commit, and fenced. What the filter rejects
         goes to the dead-letter topic. It judges records, in the order of their offsets, so it comes before `flat_map` and
-        `aggregate`.
+        `aggregate`. The records of one of its states must be in one partition.
 
         Args:
             rule: The filter. All its parameters but its name are part of the definition of this stage and of later ones.
             name: Name of the stage; that of the filter when empty.
-            co_partitioned: The records of one scope are in one partition. Always true of a filter by partition, and never
-                of one that spreads ids over `partitions=` states; so it matters by key, and for a filter of your own.
             history: As for `aggregate`.
             lanes: As for `aggregate`.
             store: URL of the store if no other is bound at run time.
@@ -53,7 +50,6 @@ class Deduplicating(Generic[T]):
         check_name("stage", name)
         judging = Judging(rule)
         with located(f"filter {name!r}"):
-            check_type("co_partitioned=", co_partitioned, bool, "True or False")
             check_positive("history=", 1 if history is None else history)
             check_positive("lanes=", lanes)
             check_type("store=", store, str, "the URL of a store")
@@ -69,9 +65,7 @@ class Deduplicating(Generic[T]):
                 raise FlowError(f"it reads envelopes, and topic {bare[0]} has none: extract from a header or a column")
         if name == "end" or any(isinstance(step, Aggregate) and step.name == name for step in flow.steps):
             raise FlowError(f"flow {flow.name!r} already has a stage {name!r}; pass another name=")
-        stage = Aggregate(
-            name, judging.scope(), judging, co_partitioned and not judging.spans, history, lanes, None, store
-        )
+        stage = Aggregate(name, judging.scope(), judging, history=history, lanes=lanes, store=store)
         return flow._with(f"filter {name!r}", stage)
 
 
@@ -84,6 +78,11 @@ def _check_rule(rule: object) -> None:
     lacking = [method for method in _METHODS if not callable(getattr(rule, method, None))]
     if isinstance(rule, type) or lacking or not isinstance(getattr(rule, "name", None), str):
         raise FlowError(f"it takes a filter, such as SequenceFilter(from_value('id')); got {rule!r}")
+    if getattr(rule, "partitions", 0):
+        raise FlowError(
+            "it looks for ids over all partitions. No order is certain between partitions, so after a crash a flow might "
+            "pass on both of two duplicates: look for ids in the partition or with the key, or use a StoredFilter"
+        )
     if isinstance(rule, ProducerFilter) and rule.gaps is Gaps.HOLD:
         raise FlowError(
             "gaps=Gaps.HOLD holds records back from batch to batch, which a flow does not: use Gaps.REPORT or Gaps.REFUSE, "

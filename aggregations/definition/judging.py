@@ -62,8 +62,9 @@ class Judging:
     @property
     def extractors(self) -> Iterator[Any]:
         """What the filter extracts values with."""
-        if is_dataclass(self.rule):
-            found = (getattr(self.rule, one.name) for one in fields(self.rule))
+        rule: object = self.rule
+        if is_dataclass(rule):
+            found = (getattr(rule, one.name) for one in fields(rule))
             yield from (one for one in found if callable(one) and not isinstance(one, type))
 
     @property
@@ -85,9 +86,9 @@ class Judging:
         return not self.is_known or envelope_stamp in self.extractors or not STAMPED.keys().isdisjoint(named)
 
     @property
-    def spans(self) -> bool:
-        """Whether the records of one state come from several partitions."""
-        return bool(getattr(self.rule, "partitions", 0))
+    def by_key(self) -> bool:
+        """Whether its states are those of keys: the records of a key must stay in order when partitions are added."""
+        return not is_built_in(self.rule) or getattr(self.rule, "scope_by", Scope.PARTITION) is Scope.KEY
 
     @property
     def columns(self) -> list[str]:
@@ -105,18 +106,16 @@ class Judging:
         Elements without a scope have the key of their partition. They are passed on, and their positions are remembered
         there.
         """
-        by = getattr(self.rule, "scope_by", Scope.PARTITION)
-        if not is_built_in(self.rule) or self.spans:
+        if not is_built_in(self.rule):
             return Scopes(self.rule)
-        return _PLACE if by is Scope.PARTITION else pl.coalesce(pl.col(KEY), _PLACE.cast(pl.Binary))
+        return _PLACE if not self.by_key else pl.coalesce(pl.col(KEY), _PLACE.cast(pl.Binary))
 
     def describe(self) -> str:
         """The filter in a few words."""
-        by = getattr(self.rule, "scope_by", Scope.PARTITION)
         name = name_of(type(self.rule))
         if not is_built_in(self.rule):
             return name
-        return f"{name} by {'id' if self.spans else by.value}"
+        return f"{name} by {(Scope.KEY if self.by_key else Scope.PARTITION).value}"
 
 
 @dataclass(frozen=True, slots=True)

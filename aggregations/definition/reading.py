@@ -82,6 +82,12 @@ class Reading:
         return publishes(self.every_step)
 
     @cached_property
+    def keeps_order(self) -> bool:
+        """Whether the records of one key must stay in order when partitions are added: it publishes, or filters by key."""
+        folds = [step.fold for step in self.every_step if isinstance(step, Aggregate)]
+        return self.publishes or any(isinstance(fold, Judging) and fold.by_key for fold in folds)
+
+    @cached_property
     def is_columnar(self) -> bool:
         """Whether Spark reads, judges and passes on its records in columns: every element of the source has columns."""
         return not self.tombstone_topics

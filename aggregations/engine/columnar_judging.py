@@ -30,7 +30,7 @@ from aggregations.engine.rows import INPUT, Rows
 from aggregations.per_message.arrivals import passed_on
 from aggregations.per_message.cause import Cause
 from aggregations.per_message.dead_letters import RejectedRecord
-from aggregations.per_message.judging import judge_stage, reading_order
+from aggregations.per_message.judging import judge_stage
 from aggregations.per_message.stage import StageOutcome
 from aggregations.run.states import writes_of
 from envelope import Route, Verdict
@@ -38,7 +38,6 @@ from persistence.protocol import Stored
 
 _ACCEPTED: Final = VERDICTS.index(Verdict.ACCEPTED)
 _DUPLICATE_IN_BATCH: Final = VERDICTS.index(Verdict.DUPLICATE_IN_BATCH)
-_PLACE: Final = (schema.TOPIC, schema.PARTITION, schema.OFFSET, schema.TIMESTAMP)
 
 
 def columnar_fold(
@@ -120,22 +119,8 @@ class ColumnarJudging(ColumnarFold):
 
     def _in_reading_order(self, rows: Ints) -> Ints:
         """Rows by state, those of a state in the order in which they are judged."""
-        rows = rows[np.argsort(self.codes[rows], kind="stable")]
-        if not len(rows):
-            return rows
-        codes = self.codes[rows]
-        begins = np.flatnonzero(np.diff(codes, prepend=-1))
-        places = self.frame.select(schema.TOPIC, schema.PARTITION)[rows].select(pl.struct(pl.all()).rank("dense"))
-        place = places.to_series().to_numpy().astype(np.int64)
-        offset = self.frame.get_column(schema.OFFSET).to_numpy()[rows]
-        same = np.diff(codes) == 0
-        broken = same & ((np.diff(place) != 0) | (np.diff(offset) < 0))
-        for code in np.unique(codes[1:][broken]).tolist():
-            first = int(begins[np.searchsorted(codes[begins], code)])
-            last = int(np.searchsorted(codes, code, side="right"))
-            mine = rows[first:last]
-            rows[first:last] = mine[reading_order(list(self.frame[mine].select(_PLACE).iter_rows()))]
-        return rows
+        partition, offset = (self.frame.get_column(name).to_numpy()[rows] for name in (schema.PARTITION, schema.OFFSET))
+        return rows[np.lexsort((offset, partition, self.codes[rows]))]
 
     def _inputs_of(self, rows: Ints) -> pl.DataFrame:
         """The columns that the filter reads, by name; none if functions made the values."""

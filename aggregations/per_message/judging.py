@@ -75,7 +75,9 @@ def judge_stage(
             by_key[arrival.key].append(i)
     found: dict[bytes, _Judged] = {}
     for key, arrived in sorted(by_key.items()):
-        rows = [arrived[n] for n in reading_order([_place(judged[i]) for i in arrived])]
+        # In this order, as in every runner: if partitions were added, a key's later records are in a partition of a higher
+        # number.
+        rows = sorted(arrived, key=lambda i: (judged[i].partition, judged[i].offset))
         policies = siblings if isinstance(siblings, Siblings) else [siblings[arrivals[i].element.topic] for i in rows]
         try:
             found[key] = _judge_key(
@@ -200,28 +202,3 @@ def verdict_of(position: Verdict, ruling: Ruling, incarnation: Verdict | None = 
     else:
         found = ruling.verdict
     return incarnation if incarnation is not None and found in _FIRST_SEEN else found
-
-
-def reading_order(places: Sequence[tuple[str, int, int, int]]) -> list[int]:
-    """The order in which the records of one state are judged: those of a partition by offset.
-
-    Partitions are merged by their timestamps, as if each had been read up to the same time. The order depends only on
-    the records of the batch.
-
-    Args:
-        places: Topic, partition, offset and timestamp of each record.
-
-    Returns:
-        Numbers of the records.
-    """
-    in_partition = sorted(range(len(places)), key=lambda i: places[i][:3])
-    latest: dict[tuple[str, int], int] = {}
-    reached = {}
-    for i in in_partition:
-        topic, partition, _, timestamp = places[i]
-        reached[i] = latest[topic, partition] = max(timestamp, latest.get((topic, partition), timestamp))
-    return in_partition if len(latest) < 2 else sorted(in_partition, key=lambda i: reached[i])
-
-
-def _place(subject: Any) -> tuple[str, int, int, int]:
-    return subject.topic, subject.partition, subject.offset, subject.timestamp_ms

@@ -14,7 +14,6 @@ from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Flow
 from aggregations.definition.source import Json, Topic
 from aggregations.errors import DefinitionChangedError, FlowError, RunRefusedError
-from aggregations.per_message.judging import reading_order
 from envelope import Envelope, Reason, Verdict, decode, encode
 from envelope.filters import (
     Arrival,
@@ -135,25 +134,18 @@ def test_filters_read_the_envelope_from_which_an_element_was_made(rule: Any) -> 
     assert run.results("k") == {b"K": {"n": 3}}
 
 
-def test_ids_that_arrive_over_several_partitions_share_a_state() -> None:
-    rule = deduplicate(from_value("n"), MINUTE, partitions=1)
-    flow = counted(rule)
-    assert not flow.stages[0].aggregate.co_partitioned
-    run = runner(flow)
-    run.process([order(0, 7, partition=0, ms=5000), order(0, 7, partition=1, ms=1000), order(1, 8, partition=1)])
-    assert run.results("k") == {b"K": {"n": 2}}
+def test_a_filter_by_key_keeps_the_order_of_keys_when_partitions_are_added() -> None:
+    assert counted(SequenceFilter(from_value("n"), scope_by=Scope.KEY)).keeps_order
+    assert not counted(NUMBERS).keeps_order
 
 
-def test_partitions_are_merged_by_time_and_each_keeps_the_order_of_its_offsets() -> None:
-    places = [("t", 0, 1, 10), ("t", 0, 2, 50), ("t", 0, 3, 20), ("t", 1, 8, 5), ("t", 1, 9, 45)]
-    assert [places[i] for i in reading_order(places)] == [
-        ("t", 1, 8, 5),
-        ("t", 0, 1, 10),
-        ("t", 1, 9, 45),
-        ("t", 0, 2, 50),
-        ("t", 0, 3, 20),
-    ]
-    assert reading_order([("t", 0, 2, 5), ("t", 0, 1, 9)]) == [1, 0]
+def test_a_key_that_is_found_in_two_partitions_is_judged_in_the_order_of_partitions() -> None:
+    run = runner(counted(SequenceFilter(from_value("n"), scope_by=Scope.KEY)))
+    report = run.process([order(0, 7, partition=1), order(0, 6, partition=0)])
+    assert report.verdicts["sequence"] == {"accepted": 1, "new_lane": 1}
+        "accepted": 2
+    }
+    assert run.results("sequence") == {b"K": {"seen": 7}}
 
 
 def test_a_filter_of_ones_own_is_a_step_too() -> None:
@@ -304,6 +296,7 @@ def test_states_of_another_filter_are_not_continued() -> None:
 BAD: dict[str, tuple[Any, str]] = {
     "no filter": (lambda flow: flow.deduplicate("id"), "takes a filter"),
     "the class": (lambda flow: flow.deduplicate(SequenceFilter), "takes a filter"),
+    "over all partitions": (lambda flow: flow.deduplicate(deduplicate(from_value("n"), MINUTE)), "over all partitions"),
     "held back": (lambda flow: flow.deduplicate(ProducerFilter(gaps=Gaps.HOLD)), "Gaps.HOLD"),
     "no envelopes": (lambda flow: flow.deduplicate(ProducerFilter()), "topic legs has none"),
     "no such column": (lambda flow: flow.deduplicate(SequenceFilter(from_value("m"))), "no column m"),
@@ -330,7 +323,6 @@ def test_describe_shows_filters_and_their_path() -> None:
     assert "deduplicate    sequence: SequenceFilter by partition              vectorised" in flow.describe()
     own = counted(SequenceFilter(lambda element: element["n"]))
     assert "with Python for its filter" in own.describe()
-    assert "by id" in counted(deduplicate(from_value("n"), MINUTE)).describe()
     assert "deduplicate" in flow.describe_svg()
 
 
