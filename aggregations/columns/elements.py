@@ -79,7 +79,7 @@ class Elements:
 
     def chained(self, row: int) -> bool:
         """Whether the record has a chain."""
-        return self._signatures[self._columns[schema.SIGNATURE][row]].chained
+        return bool(self._signatures[self._columns[schema.SIGNATURE][row]].chained)
 
     def stamp(self, row: int) -> Stamp | None:
         """What the record's envelope says about its producer."""

@@ -20,7 +20,7 @@ from aggregations.columns.records import StoredStates, Texts
 from aggregations.per_message.cause import Cause
 from aggregations.per_message.judging import ruled
 from envelope import EnvelopeError, Verdict
-from envelope.filters.arrival import Filter, FromValue, Scope
+from envelope.filters.arrival import Filter, FromEnvelope, FromValue, Scope
 from envelope.filters.sequence import (
     KEYED,
     Decreasing,
@@ -38,6 +38,11 @@ _INTEGERS: Final = frozenset(
 )
 _LOWEST: Final = -(1 << 63)
 _NUMBER, _SEEN, _CODE, _KEY = "number", "seen", "code", "key"
+
+
+def stamped(name: str) -> str:
+    """Name of an envelope's field among the columns that a filter reads; not valid as the name of a payload's column."""
+    return f"_{name}"
 
 
 @dataclass(slots=True)
@@ -81,8 +86,9 @@ def rulings_of(
     """
     if not len(codes):
         return Rulings(np.empty(0, np.uint8), np.empty(0, np.bool_), Values.of(1, len(stored.exists)))
-    if type(rule) is SequenceFilter and isinstance(rule.sequence, FromValue) and rule.sequence.name in inputs.columns:
-        numbers = inputs.get_column(rule.sequence.name)
+    if type(rule) is SequenceFilter and isinstance(rule.sequence, FromValue | FromEnvelope):
+        name = rule.sequence.name if isinstance(rule.sequence, FromValue) else stamped(rule.sequence.name)
+        numbers = inputs.get_column(name) if name in inputs.columns else pl.Series(dtype=pl.Null)
         if numbers.dtype in _INTEGERS and numbers.min() != _LOWEST:
             return _sequences(rule, numbers, keys, codes, stored)
     return _one_by_one(rule, subjects(), codes, stored)

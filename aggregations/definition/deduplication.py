@@ -7,6 +7,7 @@ from aggregations.definition.judging import Judging
 from aggregations.definition.operators import Aggregate, FlatMap
 from aggregations.errors import FlowError
 from envelope.dedup.eviction import LANES
+from envelope.dedup.history import WIDE
 from envelope.filters.arrival import Filter
 from envelope.filters.producers import Gaps, ProducerFilter
 
@@ -39,7 +40,7 @@ class Deduplicating(Generic[T]):
         Args:
             rule: The filter. All its parameters but its name are part of the definition of this stage and of later ones.
             name: Name of the stage; that of the filter when empty.
-            history: As for `aggregate`.
+            history: Positions remembered per lane of a state; None for 1,024, or 32 of a filter by key.
             lanes: As for `aggregate`.
             store: URL of the store if no other is bound at run time.
         """
@@ -65,6 +66,8 @@ class Deduplicating(Generic[T]):
                 raise FlowError(f"it reads envelopes, and topic {bare[0]} has none: extract from a header or a column")
         if name == "end" or any(isinstance(step, Aggregate) and step.name == name for step in flow.steps):
             raise FlowError(f"flow {flow.name!r} already has a stage {name!r}; pass another name=")
+        if history is None and not judging.by_key:
+            history = WIDE  # a state has the disorder of all keys of a partition
         stage = Aggregate(name, judging.scope(), judging, history=history, lanes=lanes, store=store)
         return flow._with(f"filter {name!r}", stage)
 

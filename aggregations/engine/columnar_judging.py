@@ -17,7 +17,7 @@ from aggregations.columns.arrays import Ints, Mask
 from aggregations.columns.batch import indices_of, redriven, standing
 from aggregations.columns.fold import Folded
 from aggregations.columns.judge import VERDICTS, HistoryLimits, Judged, judge
-from aggregations.columns.judging import rulings_of
+from aggregations.columns.judging import rulings_of, stamped
 from aggregations.columns.lane_names import known_names
 from aggregations.columns.records import StoredStates, form_of
 from aggregations.columns.subjects import subjects_of
@@ -124,9 +124,14 @@ class ColumnarJudging(ColumnarFold):
 
     def _inputs_of(self, rows: Ints) -> pl.DataFrame:
         """The columns that the filter reads, by name; none if functions made the values."""
-        if self.rows.values is not None or not self._rule.inputs():
-            return pl.DataFrame()
-        return self.frame.select(pl.col(f"{INPUT}{name}").alias(name) for name in self._rule.inputs())[rows]
+        found = (
+            []
+            if self.rows.values is not None
+            else [pl.col(f"{INPUT}{name}").alias(name) for name in self._rule.inputs()]
+        )
+        if schema.STAMP in self.frame.columns:
+            found.append(pl.col(schema.STAMP).struct.field("sequence").alias(stamped("sequence")))
+        return self.frame.select(found)[rows] if found else pl.DataFrame()
 
     def _subjects(self, frame: pl.DataFrame) -> Sequence[Any]:
         """Rows as the filter judges them."""

@@ -90,11 +90,12 @@ def test_a_newer_run_fences_the_states_of_a_filter() -> None:
 
 
 def test_dropped_records_are_remembered_so_that_the_floor_rises_and_the_state_stays_small() -> None:
-    run = runner(counted(NUMBERS))
+    run = runner(counted(NUMBERS, history=32))
     run.process([order(offset, 1) for offset in range(100)])
     [state] = run.states("sequence").values()
     [history] = state.histories.lanes.values()
     assert (len(history.held), history.floor) == (32, (67,))
+    assert counted(NUMBERS).stages[0].aggregate.history == 1024
 
 
 def test_two_filters_follow_each_other() -> None:
