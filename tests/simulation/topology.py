@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import cached_property
 from typing import Any
 
@@ -9,6 +10,7 @@ from aggregations.definition.aggregates import count, total
 from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Flow
 from aggregations.definition.source import Json, Topic
+from envelope.filters import EventIdFilter, from_value
 from tests.simulation.functions import (
     OUT,
     Aside,
@@ -30,6 +32,7 @@ FINAL = "t"
 SECOND = "u"
 """A second source of the flow, in some worlds: a topic of plain payloads that producers write."""
 FLOW = "simulated"
+IDS = EventIdFilter(from_value("id"), horizon=timedelta(days=365), name="ids")
 COLUMNS = {"id": str, "k": str, "g": str, "h": str, "x": int, "bad": str, "fixed": str}
 
 
@@ -171,6 +174,7 @@ class Spec:
         revives: Records that republishers reject are redriven to them.
         second: The flow also reads `SECOND`.
         sessions: The stages have sessions.
+        deduplicates: Producers write some events twice. A filter by their ids comes before all stages of the flow.
         mends: From some moment on the flow accepts what it rejected: a copy may fill a hole before the redriven record.
         aside: What it publishes before a stage is published by a branch; if a filter fails before that stage, in it.
         folds: False for a flow without a stage: its only `stages` entry, `end`, names what its steps make of an element.
@@ -197,6 +201,7 @@ class Spec:
     aside: bool = False
     second: bool = False
     sessions: bool = False
+    deduplicates: bool = False
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -217,6 +222,8 @@ class Spec:
         flow: Flow[Any] = Flow(FLOW).source(*sources)
         if self.filters:
             flow = flow.filter(kept_element)
+        if self.deduplicates:
+            flow = flow.deduplicate(IDS, history=self.history, lanes=self.lanes)
         for stage in self.stages:
             refuse, bad = Refuse(stage.bad_in_front), Marked(stage.bad_in_front)
             if stage.flat:
