@@ -17,6 +17,7 @@ from aggregations.columns.arrays import Ints, Mask
 from aggregations.columns.judge import VERDICTS
 from aggregations.columns.record_text import Values
 from aggregations.columns.records import StoredStates, Texts
+from aggregations.definition.judging import Judging
 from aggregations.per_message.cause import Cause
 from aggregations.per_message.judging import ruled
 from envelope import EnvelopeError, Verdict
@@ -102,13 +103,13 @@ def _one_by_one(rule: Filter[Any], subjects: Sequence[Any], codes: Ints, stored:
     values = Values.of(1, len(stored.exists))
     found = Rulings(np.empty(len(codes), np.uint8), np.empty(len(codes), np.bool_), values)
     texts, rulings = Texts(values), []
-    current, state = -1, None
+    current, state, scoped = -1, None, not Judging(rule).by_key
     for row, code in enumerate(codes.tolist()):
         if code != current:
             if current >= 0:
                 texts.put(0, current, rule.dump(state))
             current, state = code, _state(rule, code, stored)
-        ruling, state = ruled(rule, state, subjects[row])
+        ruling, state = ruled(rule, state, subjects[row], scoped=scoped)
         rulings.append(ruling)
         if ruling.verdict is Verdict.REJECTED:
             assert ruling.reason is not None

@@ -178,10 +178,17 @@ def _judge_key(
     return found
 
 
-def ruled(rule: Filter[Any], state: Any, subject: Any) -> tuple[Ruling, Any]:
-    """The ruling of a filter on an element, and the next state of its scope."""
+def ruled(rule: Filter[Any], state: Any, subject: Any, *, scoped: bool = False) -> tuple[Ruling, Any]:
+    """The ruling of a filter on an element, and the next state of its scope.
+
+    Args:
+        rule: The filter.
+        state: The state of the element's scope.
+        subject: The element.
+        scoped: Every element has a scope.
+    """
     try:
-        if rule.scope(subject) is None:
+        if not scoped and rule.scope(subject) is None:
             return UNIDENTIFIED, state
         return rule.judge(state, subject)
     except EnvelopeError as error:

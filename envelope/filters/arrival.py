@@ -19,6 +19,7 @@ Extractor: TypeAlias = Callable[[Any], Any]
 """Takes what is judged, an `Arrival` or anything with its attributes, and returns a value of it; None for no value."""
 
 INT64 = 1 << 63
+MILLISECOND: Final = timedelta(milliseconds=1)
 
 STAMPED: Final = {
     "producer": "producer",
@@ -195,7 +196,7 @@ def milliseconds(name: str, duration: timedelta) -> int:
     """
     if not isinstance(duration, timedelta):
         raise TypeError(f"{name} is of type {type(duration).__name__}: use a datetime.timedelta")
-    whole, rest = divmod(duration, timedelta(milliseconds=1))
+    whole, rest = divmod(duration, MILLISECOND)
     if whole < 0 or rest:
         raise ValueError(f"{name}={duration}: use a duration of whole milliseconds, not below 0")
     return whole
@@ -245,7 +246,7 @@ class FromEnvelope:
     name: str
 
     def __call__(self, arrival: Any) -> Any:
-        if not hasattr(arrival, "stamp"):
+        if not hasattr(arrival, "stamp"):  # a record; an element of a flow was read from an envelope
             found = getattr(decode(arrival.value), self.name)
         elif self.name in STAMPED:
             found = getattr(arrival.stamp, STAMPED[self.name], None)

@@ -20,6 +20,7 @@ from envelope.filters.arrival import (
     ACCEPTED,
     DUPLICATE,
     INT64,
+    MILLISECOND,
     UNIDENTIFIED,
     Extractor,
     Ruling,
@@ -223,7 +224,7 @@ class ProducerFilter:
     def _forget(self, state: ProducerState, now: int, arriving: str | None) -> tuple[int, ...]:
         """Forget producers; what was held back for them is released."""
         released: list[int] = []
-        oldest = now - milliseconds("expiry", self.expiry)
+        oldest = now - self.expiry // MILLISECOND
         while state.producers:
             name, known = next(iter(state.producers.items()))
             needed = len(state.producers) + (arriving is not None and arriving not in state.producers)
