@@ -255,6 +255,19 @@ class Spec:
             )
         return flow.publish(OUT, key="g") if self.publishes and not self.publishes_before else flow
 
+    def urls(self, name: str) -> dict[str, str]:
+        """URL of the store by stage: of that name, or after the split of a second one."""
+        found = {IDS.name: name} if self.deduplicates else {}
+        return found | {stage.name: name if i < self.split else f"{name}.down" for i, stage in enumerate(self.stages)}
+
+    def key_of(self, payload: Payload) -> bytes | None:
+        """Key of an event as its producer writes it."""
+        return None if self.keyless else payload["k"].encode()
+
+    def twice(self, payload: Payload) -> bool:
+        """Whether a producer writes an event twice."""
+        return self.deduplicates and digest(payload["id"], "twice") % 3 == 0
+
     def is_raw(self, topic: str) -> bool:
         """Whether a topic contains payloads without envelopes."""
         return topic == SECOND or any(processor.raw and processor.source == topic for processor in self.processors)
