@@ -1,6 +1,7 @@
 """Bugs of filters that are steps of the flow."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from aggregations.per_message import judging
@@ -25,7 +26,7 @@ def _forgets_the_last(self: TimeIndex) -> Any:
 def _as_first_written(*arguments: Any, **options: Any) -> Any:
     made, before = _judge_key(*arguments, **options), arguments[1]
     if made.state is not None and before.folded:
-        made.state = judging.replace(made.state, fold=before.fold)
+        made.state = replace(made.state, fold=before.fold)
     return made
 
 
