@@ -10,6 +10,7 @@ import polars as pl
 
 from aggregations.definition.element import Element
 from aggregations.definition.expressions import Expression, name_of
+from aggregations.definition.fields import Fields
 from aggregations.definition.fingerprint import describe_callable, describe_object
 from aggregations.definition.system import HEADERS, KEY, PARTITION, TOPIC
 from envelope.filters.arrival import STAMPED, Filter, FromEnvelope, FromHeader, FromValue, Scope, place_of
@@ -127,6 +128,13 @@ class Scopes:
     def __call__(self, element: Element[Any]) -> bytes:
         scope = self.rule.scope(element)
         return place_of(element).encode() if scope is None else scope
+
+
+def describe_fold(fold: Any) -> str:
+    """Canonical text of the fold of a stage."""
+    if isinstance(fold, Judging):
+        return fold.definition
+    return fold.describe() if isinstance(fold, Fields) else describe_object(fold)
 
 
 def is_built_in(rule: object) -> bool:

@@ -11,10 +11,10 @@ from aggregations.definition.element import Element
 from aggregations.definition.emit import CONDITION, NEW, OLD, Emit, Emitting
 from aggregations.definition.expressions import Expression, columns_of, describe_expression, parsed, text_of
 from aggregations.definition.fields import Fields
-from aggregations.definition.fingerprint import describe_callable, describe_object
+from aggregations.definition.fingerprint import describe_callable
 from aggregations.definition.folds import Fold, check_state
 from aggregations.definition.integers import select_exact
-from aggregations.definition.judging import Judging
+from aggregations.definition.judging import Judging, describe_fold
 from aggregations.definition.sessions import SessionWindow
 from aggregations.definition.system import SYSTEM_COLUMNS
 from aggregations.definition.windows import Window
@@ -115,13 +115,8 @@ class Aggregate:
 
     def __post_init__(self) -> None:
         # Once, where the flow is written: a worker that gets it pickled may not have the source.
-        if isinstance(self.fold, Judging):
-            fold = self.fold.definition
-        else:
-            fold = self.fold.describe() if isinstance(self.fold, Fields) else describe_object(self.fold)
-        window = "" if self.window is None else f"\n{self.window.definition}"
-        whole = fold if self.rule is not None else f"{_described(self.key)}\n{fold}{window}"
-        object.__setattr__(self, "definition", whole)
+        fold, window = describe_fold(self.fold), "" if self.window is None else f"\n{self.window.definition}"
+        object.__setattr__(self, "definition", fold if self.rule else f"{_described(self.key)}\n{fold}{window}")
         # The emitted values may depend on the state.
         if isinstance(self.emit, Emit):
             assert isinstance(self.fold, Fields)
