@@ -26,6 +26,7 @@ from aggregations.definition.inputs import siblings_of
 from aggregations.definition.judging import Judging
 from aggregations.engine.columnar_fold import ColumnarFold
 from aggregations.engine.path import Work
+from aggregations.engine.row_arrivals import arrival_of
 from aggregations.engine.rows import INPUT, Rows
 from aggregations.per_message.arrivals import passed_on
 from aggregations.per_message.cause import Cause
@@ -158,7 +159,7 @@ class ColumnarJudging(ColumnarFold):
 
     def _fold_rows(self, frame: pl.DataFrame) -> StageOutcome:
         job = self.work.job
-        arrivals = [self._arrival(row) for row in frame.iter_rows(named=True)]
+        arrivals = [arrival_of(self.work, self.stage, self.rows, row) for row in frame.iter_rows(named=True)]
         found = {one.key: self.stored[one.key] for one in arrivals if one.key in self.stored}
         return judge_stage(
             self.aggregate,
