@@ -56,6 +56,7 @@ class Report:
         keyless: Count per stage of messages that were republished without a key: a copy may arrive over any
             partition.
         batches: Batches committed.
+        warnings: Signs that a filter is used wrongly, and in how many states.
     """
 
     records: int = 0
@@ -69,6 +70,7 @@ class Report:
     removed: Counter[str] = field(default_factory=Counter)
     keyless: Counter[str] = field(default_factory=Counter)
     batches: int = 0
+    warnings: Counter[str] = field(default_factory=Counter)
 
     def add_copies(self, copies: Mapping[str, int]) -> None:
         """Count redriven copies that were dropped before their key was known, by stage."""
@@ -89,9 +91,12 @@ class Report:
         self.removed.update(other.removed)
         self.keyless.update(other.keyless)
         self.batches += other.batches
+        self.warnings.update(other.warnings)
 
     def log_raised(self, log: logging.Logger) -> None:
-        """Log what user code raised; the exceptions' texts are only in the dead letters."""
+        """Log what user code raised, and warnings; the exceptions' texts are only in the dead letters."""
+        for warning in self.warnings:
+            log.warning("%s", warning)
         for cause, count in self.raised.most_common(_SHOWN):
             log.warning("%d dead letter%s of %s", count, "s" * (count != 1), cause)
         if len(self.raised) > _SHOWN:

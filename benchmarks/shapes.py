@@ -1,4 +1,4 @@
-"""Other shapes of work beside the plain one: two stages, two sources, windows, sketches, a table, and larger messages.
+"""Other shapes of work beside the plain one: several stages or sources, windows, a table, filters, larger messages.
 
     python benchmarks/shapes.py [--events 2000000] [--keys 10000] [--batch 500000] [--rounds 3] [--store lmdb|sqlite] [--json]
 
@@ -6,7 +6,8 @@ Each shape has a topic of its own on one broker. Shapes take turns, round by rou
 are compared with the plain shape: one stage, envelopes of one hop, 5 % sent again. `replay` folds the plain topic, then
 the same records once more at new offsets; only the second run counts. `two sources` divides the events over two topics,
 `windows` are of an hour, `sketches` are quantiles and a distinct count. `lookup` finds the carrier of the second stage in
-a table of all keys, whose batches do not count. The sum of every run's states must be the number
+a table of all keys, whose batches do not count. Before a filter, envelopes have no hop: the filter alone drops what is sent
+again, and its largest state is in the result. The sum of every run's states must be the number
 of unique inputs. All batches but the first and the last are warm.
 """
 
@@ -15,6 +16,7 @@ import json
 import statistics
 import tempfile
 import time
+from datetime import timedelta
 from itertools import pairwise
 
 import polars as pl
@@ -31,12 +33,29 @@ from aggregations.spark import run_flow
 from aggregations.spark.session import session
 from benchmarks.engine import FOLDS, flow_of, spent
 from benchmarks.workload import PARTITIONS, Workload, fill, name
+from envelope.filters import (
+    EventIdFilter,
+    ProducerFilter,
+    Scope,
+    SequenceFilter,
+    deduplicate_by_key_value,
+    from_envelope,
+)
 from jobs import stack
 from jobs.demo.leg_pb2 import Leg
 from persistence.kafka import AcknowledgedProducer, KafkaSettings, Topics
 from persistence.protocol import FlowRef
 from persistence.registry import open_store
 
+HOUR = timedelta(hours=1)
+NUMBERS = from_envelope("sequence")
+FILTERS = {
+    "sequence filter": SequenceFilter(NUMBERS),
+    "sequence filter by key": SequenceFilter(NUMBERS, scope_by=Scope.KEY),
+    "producer filter": ProducerFilter(),
+    "event id filter": EventIdFilter(from_envelope("event_id"), horizon=HOUR, limit=20_000),
+    "interval filter": deduplicate_by_key_value(from_envelope("event_id"), timedelta(seconds=2)),
+}
 SHAPES = {
     "plain": {},
     "two sources": {},
@@ -48,6 +67,7 @@ SHAPES = {
     "2 hops": {"hops": 2},
     "8 hops": {"hops": 8},
     "payload of 1 KiB": {"payload": 1024},
+    **{shape: {"hops": 0, "numbered": True} for shape in FILTERS},
 }
 
 
@@ -58,6 +78,10 @@ def made(shape, topic):
     """The flow of a shape."""
     flow = flow_of(topic)
     legs = Fields(legs=count())
+    if shape in FILTERS:
+        [aggregate] = flow.steps
+        source = Flow(flow.name).source(flow.topic).deduplicate(FILTERS[shape], name="filter")
+        return source.aggregate(aggregate.name, aggregate.key, aggregate.fold)
     match shape:
         case "two sources":
             both = Flow("bench").source(Topic(topic, payload=Leg), Topic(f"{topic}b", payload=Leg))
@@ -93,7 +117,12 @@ def fill_beside(shape, topic, settings, topics, keys, filled):
 
 
 def fold(shape, topic, settings, servers, url, batch):
-    """Drain a topic; return (events per second, CPU seconds per million) of each warm batch, and the folded events."""
+    """Drain a topic.
+
+    Returns:
+        (events per second, CPU seconds per million) of each warm batch, the folded events, and the bytes of the largest
+        state of a filter.
+    """
     flow = made(shape, topic)
     marks = []
 
@@ -113,10 +142,13 @@ def fold(shape, topic, settings, servers, url, batch):
     stage = FlowRef("bench").stage(flow.stages[-1].name)
     store = open_store(url)
     folded = sum(state_of(stored, stage, key).fold["legs"] for key, stored in store.scan(stage))
+    filtered = FlowRef("bench").stage("filter")
+    sizes = [len(stored.value) for _, stored in store.scan(filtered)] if shape in FILTERS else []
     store.close()
     first = next(number for number, (_, _, rows) in enumerate(marks) if rows)
     warm = list(pairwise(marks[first:]))[:-1]
-    return [(rows / (t1 - t0), (c1 - c0) * 1e6 / rows) for (t0, c0, _), (t1, c1, rows) in warm], folded
+    figures = [(rows / (t1 - t0), (c1 - c0) * 1e6 / rows) for (t0, c0, _), (t1, c1, rows) in warm]
+    return figures, folded, max(sizes, default=0)
 
 
 def main():
@@ -130,7 +162,7 @@ def main():
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     shapes = args.shapes.split(",")
-    figures = {shape: [] for shape in shapes}
+    figures, states = {shape: [] for shape in shapes}, {}
     with stack.ephemeral(kafka=True, heap_mb=1024) as servers, session("bench", conf={"spark.driver.memory": "2g"}):
         settings = KafkaSettings(servers.kafka)
         topics = Topics(settings)
@@ -159,7 +191,7 @@ def main():
                         unique[shape] = filled(shape, topic)
                         fold(shape, topic, settings, pids, url, args.batch)
                         filled(shape, topic)
-                    found, folded = fold(shape, topic, settings, pids, url, args.batch)
+                    found, folded, states[shape] = fold(shape, topic, settings, pids, url, args.batch)
                     assert folded == unique[shape], f"{shape}: folded {folded} of {unique[shape]}"
                 figures[shape] += found
                 if not args.json:
@@ -171,7 +203,9 @@ def main():
         }
         for shape, found in figures.items()
     }
-    for one in result.values():
+    for shape, one in result.items():
+        if shape in FILTERS:
+            one["largest_state_bytes"] = states[shape]
         if "plain" in result:
             one["by_plain"] = round(one["events_per_second"] / result["plain"]["events_per_second"], 2)
     told = {"events": args.events, "keys": args.keys, "exact": True, "shapes": result}

@@ -33,6 +33,7 @@ class Workload:
         seed: Seed of the draw.
         hops: Number of republish hops of each record.
         payload: Least size of a payload in bytes, made up by a longer name of the carrier.
+        numbered: Envelopes have an event id, and the name and sequence number of a producer.
     """
 
     events: int
@@ -41,6 +42,7 @@ class Workload:
     seed: int = 7
     hops: int = 1
     payload: int = 0
+    numbered: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +146,8 @@ def _message(workload: Workload, topic: str, key: int, minutes: int, delay: int,
     carrier = f"C{key % 16:02d}".ljust(workload.payload, ".")
     leg = Leg(tail=tail, carrier=carrier, arr_delay=delay, air_minutes=minutes)
     raw = tail.encode()
-    value = encode(Envelope(leg.SerializeToString(), key=raw, destination=topic))
+    stamp = {"event_id": f"e{number}", "producer": "bench", "sequence": number} if workload.numbered else {}
+    value = encode(Envelope(leg.SerializeToString(), key=raw, destination=topic, **stamp))
     partition = sum(raw) % PARTITIONS
     for hop in range(workload.hops):
         source, topic_id = (f"step{hop}", "BBBB") if hop else ("raw", "AAAA")

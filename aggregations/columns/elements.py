@@ -12,6 +12,7 @@ from aggregations.definition.element import Element
 from aggregations.definition.source import Topic
 from envelope import Hop, Node, Route, decode
 from envelope.codec import redriven_payload
+from envelope.filters.producers import Stamp
 
 _new = object.__new__
 _set = object.__setattr__
@@ -75,6 +76,15 @@ class Elements:
         if not self._signatures[self._columns[schema.SIGNATURE][row]].chained:
             return ()
         return chain_of(self._columns[schema.VALUE][row], self._topics(self._columns[schema.TOPIC][row]))
+
+    def chained(self, row: int) -> bool:
+        """Whether the record has a chain."""
+        return bool(self._signatures[self._columns[schema.SIGNATURE][row]].chained)
+
+    def stamp(self, row: int) -> Stamp | None:
+        """What the record's envelope says about its producer."""
+        found = self.optional(schema.STAMP, row)
+        return None if found is None else Stamp(**found)
 
     def headers(self, row: int) -> tuple[tuple[str, bytes | None], ...]:
         """The record's headers."""
@@ -148,6 +158,11 @@ class _RowElement(Element[Any]):
         cells = self._cells
         return Element.__getitem__(self, column) if cells is None else cells[column][self._row]
 
+    @property
+    def chained(self) -> bool:
+        source = getattr(self, "_source", None)
+        return bool(self.chain) if source is None else bool(source.chained(self._row))
+
     def of(self, value: Any) -> Element[Any]:
         """The element with another value, its other attributes still unread."""
         return _with_value(self, value)
@@ -209,6 +224,7 @@ _READ: Final[Mapping[str, Callable[[Elements, int], Any]]] = {
     "timestamp_ms": lambda rows, row: rows.cell(schema.TIMESTAMP, row),
     "time_us": lambda rows, row: rows.optional(schema.TIME, row),
     "before_us": lambda rows, row: rows.optional(schema.BEFORE, row),
+    "stamp": Elements.stamp,
 }
 _set_source = _RowElement.__dict__["_source"].__set__
 _set_row = _RowElement.__dict__["_row"].__set__

@@ -41,6 +41,17 @@ TIME: Final = "_time"
 BEFORE: Final = "_before"
 """`Element.before_us`. Int64; present in a flow with windows."""
 
+STAMP: Final = "_stamp"
+"""`Element.stamp`. Struct of `STAMP_FIELDS`, null without one; present if a filter of the flow reads it."""
+STAMP_FIELDS: Final[dict[str, pl.DataType]] = {
+    "producer": pl.String(),
+    "sequence": pl.Int64(),
+    "last": pl.Int64(),
+    "epoch": pl.Int64(),
+    "contiguous": pl.Boolean(),
+}
+STAMP_NAMES: Final = tuple(STAMP_FIELDS)
+
 ITEM: Final = "_i"
 """The index in each flat-map that the row went through: `_i0`, `_i1`, … UInt32; present after a flat-map."""
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from aggregations.definition.emit import Emit
 from aggregations.definition.expressions import name_of, text_of
 from aggregations.definition.fields import Fields
+from aggregations.definition.judging import Judging
 from aggregations.definition.lookups import Lookup
 from aggregations.definition.operators import (
     Aggregate,
@@ -102,6 +103,8 @@ def _lines(
 def _method(step: Step | Aggregate | PublishStates) -> str:
     if isinstance(step, Branch):
         return "also_to" if step.when is None else "branch"
+    if isinstance(step, Aggregate) and step.rule is not None:
+        return "deduplicate"
     return _METHODS[type(step)]
 
 
@@ -120,6 +123,8 @@ def _content(step: Step | Aggregate | PublishStates) -> str:
         case Lookup(table, _, key, columns, missing):
             added = ", ".join(name if name == of else f"{name}={of}" for name, of in columns.items())
             return f"{added} of {table} by {text_of(key)}, missing {missing}"
+        case Aggregate(name=name, fold=Judging() as judging):
+            return f"{name}: {judging.describe()}"
         case Aggregate(name=name, key=key, fold=fold, emit=emit, window=window, expiry=expiry):
             by = text_of(key) if window is None else f"{text_of(key)}, {window}"
             by += "" if expiry is None else f", expires after {expiry}"

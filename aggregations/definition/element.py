@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 from envelope import Hop, Lineage, Node, Route
+from envelope.filters.producers import Stamp
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -61,6 +62,8 @@ class Element(Generic[T]):
         time_us: The event time that decides its windows, in microseconds since 1970: the same in every delivery of its
             event. None if it has no valid one, or if the flow has no windows.
         before_us: The latest event time in the log of its partition before its record; None if there is none.
+        stamp: What its envelope says about its producer: name, session and sequence number. None without a number, and
+            in a flow without a filter that reads it.
     """
 
     value: T
@@ -77,6 +80,7 @@ class Element(Generic[T]):
     timestamp_ms: int = 0
     time_us: int | None = None
     before_us: int | None = None
+    stamp: Stamp | None = None
 
     @property
     def topic(self) -> str:
@@ -92,6 +96,11 @@ class Element(Generic[T]):
     def offset(self) -> int:
         """Offset of the record."""
         return self.own.offset
+
+    @property
+    def chained(self) -> bool:
+        """Whether it has a chain: its record was republished."""
+        return bool(self.chain)
 
     @property
     def lineage(self) -> Lineage:

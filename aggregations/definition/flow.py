@@ -14,6 +14,7 @@ from aggregations.definition.arguments import (
     topic_name,
 )
 from aggregations.definition.branches import Branching, check_topics
+from aggregations.definition.deduplication import Deduplicating
 from aggregations.definition.description import text_of_flow
 from aggregations.definition.element import Element
 from aggregations.definition.emit import Emitting, check_emit
@@ -79,7 +80,7 @@ END_OF_FLOW = "end"
 
 
 @dataclass(frozen=True)
-class Flow(Branching[T], Joining[T], Reading, Generic[T]):
+class Flow(Branching[T], Deduplicating[T], Joining[T], Reading, Generic[T]):
     """Sources, steps and keyed aggregations, in order, or only steps. Every method returns a new flow.
 
     Supported: column names and polars expressions (vectorised), and plain callables on `Element`
@@ -315,7 +316,7 @@ class Flow(Branching[T], Joining[T], Reading, Generic[T]):
                 before, begins, leading = [], i + 1, ()
             else:
                 before.append(step)
-        if not stages and not self.publishes:
+        if all(stage.aggregate.rule is not None for stage in stages) and not self.publishes:
             raise FlowError(
                 f"flow {self.name!r} does nothing with its elements: it needs an aggregate() or a publish()"
             )

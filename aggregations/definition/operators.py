@@ -12,9 +12,10 @@ from aggregations.definition.emit import CONDITION, NEW, OLD, Emit, Emitting
 from aggregations.definition.expiry import Expiry
 from aggregations.definition.expressions import Expression, columns_of, describe_expression, parsed, text_of
 from aggregations.definition.fields import Fields
-from aggregations.definition.fingerprint import describe_callable, describe_object
+from aggregations.definition.fingerprint import describe_callable
 from aggregations.definition.folds import Fold, check_state
 from aggregations.definition.integers import select_exact
+from aggregations.definition.judging import Judging, describe_fold
 from aggregations.definition.lookups import Lookup
 from aggregations.definition.sessions import SessionWindow
 from aggregations.definition.system import SYSTEM_COLUMNS
@@ -22,6 +23,7 @@ from aggregations.definition.windows import Window
 from aggregations.errors import FlowError
 from envelope import EnvelopeError
 from envelope.dedup.eviction import LANES
+from envelope.filters.arrival import Filter as FilterRule
 
 Predicate: TypeAlias = Expression | Callable[[Element[Any]], bool]
 Key: TypeAlias = Expression | Callable[[Element[Any]], str | bytes | int | None]
@@ -89,7 +91,7 @@ class Aggregate:
     Attributes:
         name: Name of the stage.
         key: Key of its states.
-        fold: `Fields(...)` or an instance of a class with `zero` and `fold`.
+        fold: `Fields(...)` or an instance of a class with `zero` and `fold`; in a stage of `deduplicate` a `Judging`.
         co_partitioned: Records of one key are in one partition of the topic: no shuffle is needed. First stage only.
         history: Positions remembered per lane of a state; None for 32, or 1,024 on a lane with records without a key.
         lanes: Lanes with a history per state.
@@ -117,9 +119,8 @@ class Aggregate:
 
     def __post_init__(self) -> None:
         # Once, where the flow is written: a worker that gets it pickled may not have the source.
-        fold = self.fold.describe() if isinstance(self.fold, Fields) else describe_object(self.fold)
-        times = "" if self.times is None else f"\n{self.times.definition}"
-        object.__setattr__(self, "definition", f"{_described(self.key)}\n{fold}{times}")
+        fold, times = describe_fold(self.fold), "" if self.times is None else f"\n{self.times.definition}"
+        object.__setattr__(self, "definition", fold if self.rule else f"{_described(self.key)}\n{fold}{times}")
         # The emitted values may depend on the state.
         if isinstance(self.emit, Emit):
             assert isinstance(self.fold, Fields)
@@ -127,6 +128,11 @@ class Aggregate:
         else:
             emitted = _described(self.emit)
         object.__setattr__(self, "emitting", f"{self.definition}\nemit {emitted}" if emitted else "")
+
+    @property
+    def rule(self) -> FilterRule[Any] | None:
+        """The filter that decides which elements are passed on; None in a stage that aggregates."""
+        return self.fold.rule if isinstance(self.fold, Judging) else None
 
     @property
     def times(self) -> Window | SessionWindow | Expiry | None:
@@ -149,7 +155,7 @@ class Aggregate:
 
     def inputs(self) -> dict[str, pl.Expr]:
         """Expressions to evaluate per element: those of `Fields.inputs`, and the columns that `Emit` reads."""
-        wanted = self.fold.inputs() if isinstance(self.fold, Fields) else {}
+        wanted = self.fold.inputs() if isinstance(self.fold, Fields | Judging) else {}
         emit = self.emit
         return (
             {**wanted, **{emit_input(name): pl.col(name) for name in emit.read}} if isinstance(emit, Emit) else wanted
@@ -163,6 +169,8 @@ class Aggregate:
     @property
     def passing(self) -> str:
         """Canonical text of what determines which elements are passed on, and with which value; empty for all, unchanged."""
+        if self.rule is not None:
+            return self.definition
         if self.emitting or self.times is None:
             return self.emitting
         return self.times.definition
@@ -333,6 +341,8 @@ def check_columns(step: Step | Aggregate, schema: Mapping[str, pl.DataType]) -> 
         case Aggregate(key=key, fold=fold):
             if isinstance(key, str | pl.Expr):
                 _check_key(key, schema)
+            if isinstance(fold, Judging):
+                types_of(fold.inputs(), schema)
             if isinstance(fold, Fields):
                 for name, dtype in types_of(fold.conditions(), schema).items():
                     if dtype not in (pl.Boolean, pl.Null):

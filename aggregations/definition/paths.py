@@ -6,6 +6,7 @@ import polars as pl
 
 from aggregations.definition.expressions import parsed
 from aggregations.definition.fields import Fields
+from aggregations.definition.judging import Judging
 from aggregations.definition.lookups import Lookup
 from aggregations.definition.operators import (
     Aggregate,
@@ -39,6 +40,12 @@ def keeps_columns(step: Step | Aggregate) -> bool:
             return True
 
 
+def calls_fold(stage: Aggregate) -> bool:
+    """Whether the fold of a stage reads elements, and not only the columns of `Aggregate.inputs`."""
+    fold = stage.fold
+    return not fold.is_known if isinstance(fold, Judging) else not isinstance(fold, Fields)
+
+
 def calls_of(step: Step | Aggregate) -> str:
     """What a step calls for each element in Python, as text; empty for a vectorised step."""
     match step:
@@ -55,6 +62,8 @@ def calls_of(step: Step | Aggregate) -> str:
         case Branch(when=when):
             called = {"its function": when is not None and not is_columnar(when)}
             return ", ".join([name for name, calls in called.items() if calls] + ["its steps"] * _calls(step.steps))
+        case Aggregate(fold=Judging() as judging):
+            return "" if judging.is_known else "its filter"
         case Aggregate(key=key, fold=fold):
             called = {"its key": not is_columnar(key), "its fold": not isinstance(fold, Fields), "emit": step.makes}
             return ", ".join(name for name, calls in called.items() if calls)

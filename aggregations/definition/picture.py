@@ -37,7 +37,10 @@ _HEAD: Final = (
     '<defs><marker id="to" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
     '<path class="head" d="M0 0 8 4 0 8z"/></marker></defs>'
 )
-_KINDS: Final = {"aggregate": "stage", "branch": "fork", "also_to": "fork", "via": "piece"}
+_STAGES: Final = ("aggregate", "deduplicate")
+_KEEPING: Final = (*_STAGES, "table")
+"""Lines of what has states."""
+_KINDS: Final = {**dict.fromkeys(_STAGES, "stage"), "branch": "fork", "also_to": "fork", "via": "piece"}
 
 
 class _Box(NamedTuple):
@@ -113,7 +116,7 @@ def _boxes(flow: "Flow[Any]", stores: Mapping[str, str]) -> Iterator[_Box]:
         depth = line.branch.count("/") + bool(line.branch)
         text = _wrapped(line.what, _CHARS)
         topics = next(targets) if line.step == "publish" else [line.what] * (line.step == "publish_states")
-        keeps = line.step in ("aggregate", "table") if flow.stages else number == 0
+        keeps = line.step in _KEEPING if flow.stages else number == 0
         name = next(stages) if keeps else ""
         store = [name, *_wrapped(stores.get(name, ""), _STORE_CHARS)] if keeps else []
         box = _Box(line, depth, left + depth * (WIDTH + _ASIDE), y, _height(["", *text]), text, topics, store)

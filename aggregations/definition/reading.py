@@ -5,6 +5,7 @@ from typing import Any
 
 from aggregations.definition.expressions import columns_of
 from aggregations.definition.inputs import Input, SiblingPolicy
+from aggregations.definition.judging import Judging
 from aggregations.definition.operators import Aggregate, PublishStates, Step, publishes
 from aggregations.definition.paths import expressions_of, is_vectorised
 from aggregations.definition.source import Topic
@@ -88,6 +89,12 @@ class Reading:
         return publishes(self.every_step)
 
     @cached_property
+    def keeps_order(self) -> bool:
+        """Whether the records of one key must stay in order when partitions are added: it publishes, or filters by key."""
+        folds = [step.fold for step in self.every_step if isinstance(step, Aggregate)]
+        return self.publishes or any(isinstance(fold, Judging) and fold.by_key for fold in folds)
+
+    @cached_property
     def is_columnar(self) -> bool:
         """Whether Spark reads, judges and passes on its records in columns: every element of the source has columns."""
         return not self.tombstone_topics
@@ -106,6 +113,12 @@ class Reading:
     def system_lists(self) -> frozenset[str]:
         """Those of the columns `_headers` and `_chain` that expressions of the flow read."""
         return self._read & LISTS
+
+    @cached_property
+    def reads_stamps(self) -> bool:
+        """Whether a step may read what an envelope says about its producer."""
+        folds = [step.fold for step in self.every_step if isinstance(step, Aggregate)]
+        return any(isinstance(fold, Judging) and fold.reads_stamps for fold in folds)
 
     @property
     def reads_headers(self) -> bool:

@@ -28,6 +28,7 @@ from aggregations.definition.windows import duration
 from aggregations.errors import FlowError
 from envelope import Envelope, EnvelopeError, Hop, Limits, Lineage, Node, Reason, Siblings, Tombstones, decode
 from envelope.codec import redriven_payload
+from envelope.filters.producers import Stamp, stamp_of
 from envelope.framing import strip_frame
 from envelope.limits import DEFAULT_LIMITS
 
@@ -183,6 +184,7 @@ class Decoded:
         identity: Event id for `Lineage.standing`: empty unless the source's policy uses event ids.
         time_us: The event time that is the same in every delivery: the envelope's, or else the timestamp of the root;
             None if neither is known.
+        stamp: What the envelope says about its producer, if that is read.
     """
 
     columns: dict[str, object] | None
@@ -193,6 +195,7 @@ class Decoded:
     event_time_us: int
     identity: str
     time_us: int | None
+    stamp: Stamp | None = None
 
     def element(self, record: Record, *, again: bool = False) -> Element[dict[str, object] | None]:
         """The element that enters the flow from this record; `again` when it may be a copy."""
@@ -206,6 +209,7 @@ class Decoded:
             headers=record.headers,
             again=again,
             timestamp_ms=record.timestamp_ms,
+            stamp=self.stamp,
         )
 
 
@@ -216,10 +220,12 @@ class RecordDecoder:
         topic: The source.
         columns: The columns needed; None for all. Both runners of a flow must pass the same columns: a field that no
             column needs is not read, so an invalid value in it is not detected.
+        stamps: Read what envelopes say about their producers, too.
     """
 
-    def __init__(self, topic: Topic, columns: frozenset[str] | None = None) -> None:
+    def __init__(self, topic: Topic, columns: frozenset[str] | None = None, *, stamps: bool = False) -> None:
         self.topic = topic
+        self._stamps = stamps
         self._read = topic.payload.reader(columns)
         self._payload_type = topic.payload.type.full_name if isinstance(topic.payload, Protobuf) else ""
 
@@ -268,6 +274,7 @@ class RecordDecoder:
             event_time_us=_micros(record.timestamp_ms) if message.event_time_us is None else message.event_time_us,
             identity=message.event_id if self.topic.siblings is Siblings.EVENT_ID else "",
             time_us=_time_us(message, record),
+            stamp=stamp_of(message) if self._stamps else None,
         )
 
     def _bare(self, record: Record) -> Decoded:

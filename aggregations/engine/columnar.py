@@ -18,11 +18,10 @@ from aggregations.columns.values import apply_all, with_values
 from aggregations.definition.element import Element
 from aggregations.definition.emit import Emit
 from aggregations.definition.expressions import Expression, columns_of, expression
-from aggregations.definition.fields import Fields
 from aggregations.definition.flow import END_OF_FLOW, Stage, Step
 from aggregations.definition.inputs import merged_schema, siblings_of
-from aggregations.definition.paths import expressions_of, is_vectorised
-from aggregations.engine.columnar_fold import ColumnarFold
+from aggregations.definition.paths import calls_fold, expressions_of, is_vectorised
+from aggregations.engine.columnar_judging import columnar_fold
 from aggregations.engine.columnar_read import read_topics
 from aggregations.engine.job import Exclusion, Job, dumps, loads, shared_key
 from aggregations.engine.path import Work, route_of
@@ -49,7 +48,7 @@ from persistence.commit.faults import effect
 from persistence.commit.steps import CommitStep
 from persistence.protocol import Write
 
-_SYSTEM = frozenset({*schema.SYSTEM, schema.AGAIN, schema.LATE, schema.MADE, schema.TIME, schema.BEFORE})
+_SYSTEM = frozenset({*schema.SYSTEM, schema.AGAIN, schema.LATE, schema.MADE, schema.TIME, schema.BEFORE, schema.STAMP})
 _RECORD = frozenset({schema.VALUE, schema.HEADERS, schema.CHAIN})
 _OWN = (schema.TOPIC, schema.PARTITION, schema.OFFSET)
 _NULL_KEY = Cause(Reason.NULL_KEY, "the stage's key is null")
@@ -98,7 +97,7 @@ class ColumnarPath:
         with work.timed("load"):
             stored = effect(CommitStep.LOAD.of(stage.name), lambda: job.stored(stage, keys))
         with work.timed("fold"):
-            folded = effect(CommitStep.FOLD, lambda: ColumnarFold(work, stage, arrivals, codes, keys, stored).run())
+            folded = effect(CommitStep.FOLD, lambda: columnar_fold(work, stage, arrivals, codes, keys, stored).run())
             work.outputs += job.snapshots_of(stage, folded.states)
         with work.timed("steps"):
             return folded.writes, _onward(work, stage, folded.onward())
@@ -329,7 +328,7 @@ def _further(job: Job, stage: Stage, frame: pl.DataFrame) -> list[str]:
     if isinstance(stage.aggregate.emit, Emit):
         # Its columns replace those of the payload.
         return [name for name in frame.columns if name in _RECORD]
-    if isinstance(stage.aggregate.fold, Fields) and all(map(is_vectorised, steps)) and not stage.aggregate.makes:
+    if not calls_fold(stage.aggregate) and all(map(is_vectorised, steps)) and not stage.aggregate.makes:
         needed = columns_of(one for step in steps for one in expressions_of(step))
         further = sorted(needed.intersection(frame.columns))
     else:

@@ -88,7 +88,7 @@ class Engine:
             progress=progress,
             stop=stop,
         )
-        self._sources = [Source(opening.topics, topic, widens=not flow.publishes) for topic in opening.run.sources]
+        self._sources = [Source(opening.topics, topic, widens=not flow.keeps_order) for topic in opening.run.sources]
         self._turns = Turns(opening.run)
         self._stop = stop
         self._looked = 0.0
@@ -215,7 +215,7 @@ class Engine:
     def _idle(self, began: float) -> None:
         """What is done when there is nothing to read."""
         self._offsets.repeat(began)
-        if self.flow.publishes and time.monotonic() - self._looked > _LOOK_SECONDS:
+        if self.flow.keeps_order and time.monotonic() - self._looked > _LOOK_SECONDS:
             self._looked = time.monotonic()
             with suppress(BrokerUnavailable, StoppedError):
                 if [one for one in self._watches.values() if one.look(self.run.positions(one.topic))]:

@@ -139,7 +139,7 @@ def open_run(
             given = partial(offsets, begin_at, source, broker.marks, partial(topics.offsets_at, source))
             decided = plan(
                 *(flow.name, run.manifest, run.manifests, broker),
-                publishes=flow.publishes,
+                publishes=flow.keeps_order,
                 starting_offsets=None if begin_at == EARLIEST else given,
             )
             plans.append(decided)

@@ -72,14 +72,14 @@ class PartitionWatch:
         growth = run.growths.get(topic)
         if changed:
             _LOG.warning("%s", describe(topic, growth) if growth else f"growth of topic {topic} is over")
-        if run.flow.publishes and growth is not None and growth.partitions_now > len(run.positions(topic)):
+        if run.flow.keeps_order and growth is not None and growth.partitions_now > len(run.positions(topic)):
             self._keep_order(before, growth)
         return changed
 
     def widened(self) -> dict[int, int]:
         """Start offsets including the waiting partitions that became readable; empty when there are none."""
         run, topic = self._run, self.topic
-        if not self.widens and run.flow.publishes:
+        if not self.widens and run.flow.keeps_order:
             self.look(run.positions(topic))
         if not self.widens:
             return {}

@@ -92,7 +92,11 @@ class DeadLetterCollector:
         self._add(RejectedRecord(own, "", error.reason, error.detail))
         self._add_entries(Entry(self.first, died_in(own), (own.offset,)))
 
-    def rejected(self, stage: str, rejection: RejectedElement) -> None:
+    def turned_away(self, stage: str, rejection: RejectedElement) -> None:
+        """Collect an element that a filter rejected: what the steps before the filter published of it is not missing."""
+        self.rejected(stage, rejection, arrived=True)
+
+    def rejected(self, stage: str, rejection: RejectedElement, *, arrived: bool = False) -> None:
         """Collect an element that a step before a stage rejected or diverted; an empty stage means it was not read."""
         element = rejection.element
         lineage = element.lineage.resolved(self.topic_ids)
@@ -109,6 +113,7 @@ class DeadLetterCollector:
             proven=element.route is Route.MISSING or (element.route is Route.PLAIN and not element.again),
             late=element.route is not Route.PLAIN,
             whole=rejection.whole,
+            arrived=arrived,
         )
 
     def lost(
@@ -121,6 +126,7 @@ class DeadLetterCollector:
         proven: bool,
         late: bool = False,
         whole: bool = True,
+        arrived: bool = False,
     ) -> None:
         """Collect a dead letter without a hole: it is listed, unless it was redriven and is already listed or a hole.
 
@@ -132,6 +138,7 @@ class DeadLetterCollector:
             proven: It is the first delivery of its event.
             late: An earlier stage has folded it late.
             whole: All items of its record were rejected with it.
+            arrived: It reached the stage, which is a filter: its outputs before the stage are not missing.
         """
         if redriven is not None and not late:
             redrive = redriven.redrive
@@ -156,7 +163,7 @@ class DeadLetterCollector:
             entry = self._list(
                 dead.stage or self.first, dead.own, standing, redriven, indices, proven=proven, whole=whole
             )
-            entries = self._add_entries(entry)
+            entries = {entry} if arrived else self._add_entries(entry)
             if late:
                 self.changes.again |= entries
             elif self.first == END_OF_FLOW and self.changes.filled:

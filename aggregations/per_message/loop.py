@@ -13,6 +13,7 @@ from aggregations.per_message.arrivals import Arrival, arrive, marking_before, m
 from aggregations.per_message.cause import Cause
 from aggregations.per_message.dead_letters import BEYOND_END
 from aggregations.per_message.emitting import emitted_types
+from aggregations.per_message.judging import judge_stage
 from aggregations.per_message.ledger import Doubt, Entry, Ledger, Reading, outputs_before
 from aggregations.per_message.lookups import Tables, no_tables
 from aggregations.per_message.merging import merged
@@ -36,6 +37,10 @@ class Collector(Protocol):
 
     def rejected(self, stage: str, rejection: RejectedElement) -> None:
         """An element that a step before a stage rejects, or that the flow diverts."""
+        ...
+
+    def turned_away(self, stage: str, rejection: RejectedElement) -> None:
+        """An element that a filter rejects."""
         ...
 
     def decided(self, stage: str, decided: Iterable[Decided]) -> None:
@@ -122,7 +127,8 @@ class MessageLoop:
         for record in records:
             self.report.records += 1
             if (decoder := decoders.get(record.topic)) is None:
-                decoder = decoders[record.topic] = RecordDecoder(flow.source_of(record.topic), flow.columns)
+                source = flow.source_of(record.topic)
+                decoder = decoders[record.topic] = RecordDecoder(source, flow.columns, stamps=flow.reads_stamps)
             if decoder.skips(record):
                 self.report.tombstones += 1
                 continue
@@ -188,30 +194,43 @@ class MessageLoop:
         """Load, judge and fold one stage."""
         keys = list(dict.fromkeys(arrival.key for arrival in arrivals))
         loaded = effect(CommitStep.LOAD.of(stage.name), lambda: load(stage, keys))
-        outcome = effect(
-            CommitStep.FOLD,
-            lambda: fold_stage(
-                stage.aggregate,
-                loaded,
-                arrivals,
-                batch=self.batch,
-                siblings=self.flow.siblings,
-                excluded=self.failures.at(stage.index, hole=True),
-                evict=self.evict,
-                replays=self.replays,
-                types=emitted_types(stage),
-                holes=not stage.looks_up,
-            ),
-        )
+        outcome = effect(CommitStep.FOLD, lambda: self._folded(stage, loaded, arrivals))
         self.report.verdicts.setdefault(stage.name, Counter()).update(outcome.verdicts)
         self.report.retired += outcome.retired
         self.report.keyless += Counter({stage.name: outcome.keyless})
+        self.report.warnings.update(outcome.warnings)
         self.collector.decided(stage.name, outcome.decided)
+        for i, cause in outcome.rejected.items():
+            self.collector.turned_away(stage.name, RejectedElement.because(arrivals[i].element, cause))
         for one in outcome.decided:
             if one.failed and one.reason is not None:
                 cause = Cause(one.reason, one.detail, one.raised)
                 self.failures.add(stage.index, one.arrival.element.own, cause, hole=one.hole)
         return outcome
+
+    def _folded(self, stage: Stage, loaded: Mapping[bytes, KeyState], arrivals: Sequence[Arrival]) -> StageOutcome:
+        if stage.aggregate.rule is not None:
+            return judge_stage(
+                stage.aggregate,
+                loaded,
+                arrivals,
+                batch=self.batch,
+                siblings=self.flow.siblings,
+                evict=self.evict,
+                replays=self.replays,
+            )
+        return fold_stage(
+            stage.aggregate,
+            loaded,
+            arrivals,
+            batch=self.batch,
+            siblings=self.flow.siblings,
+            excluded=self.failures.at(stage.index, hole=True),
+            evict=self.evict,
+            replays=self.replays,
+            types=emitted_types(stage),
+            holes=not stage.looks_up,
+        )
 
     def onward(self, stage: Stage, outcome: StageOutcome) -> Applied:
         """The elements that a stage passes on, in order of arrival."""

@@ -120,12 +120,16 @@ class StageOutcome:
         decided: One per arrival, in the order of arrival.
         retired: Lanes retired to their floor.
         failed: Records that could not be folded, or must not be.
+        rejected: Of a filter: the arrivals that it rejects, by number, with the cause. They leave no hole.
+        warnings: Of a filter: signs that it is used wrongly.
     """
 
     states: Mapping[bytes, KeyState]
     decided: Sequence[Decided]
     retired: int = 0
     failed: Collection[Node] = ()
+    rejected: Mapping[int, Cause] = field(default_factory=dict)
+    warnings: Sequence[str] = ()
 
     @property
     def verdicts(self) -> Counter[str]:

@@ -160,6 +160,9 @@ class _Filling:
     def decided(self, stage: str, decided: Iterable[Decided]) -> None:
         """Nothing is folded."""
 
+    def turned_away(self, stage: str, rejection: RejectedElement) -> None:
+        """Nothing is judged by a filter."""
+
     def published(self, filled: Iterable[Entry]) -> None:
         """Remove entries of outputs, which belong to a dead letter that is counted already."""
         self.struck.update(filled)

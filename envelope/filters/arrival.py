@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
-from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from envelope.codec import decode
 from envelope.dedup.verdict import Verdict
@@ -19,6 +19,16 @@ Extractor: TypeAlias = Callable[[Any], Any]
 """Takes what is judged, an `Arrival` or anything with its attributes, and returns a value of it; None for no value."""
 
 INT64 = 1 << 63
+MILLISECOND: Final = timedelta(milliseconds=1)
+
+STAMPED: Final = {
+    "producer": "producer",
+    "sequence": "sequence",
+    "last_sequence": "last",
+    "producer_epoch": "epoch",
+    "sequence_per_partition": "contiguous",
+}
+"""Fields of an envelope that `Stamp` has, with their names there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +196,7 @@ def milliseconds(name: str, duration: timedelta) -> int:
     """
     if not isinstance(duration, timedelta):
         raise TypeError(f"{name} is of type {type(duration).__name__}: use a datetime.timedelta")
-    whole, rest = divmod(duration, timedelta(milliseconds=1))
+    whole, rest = divmod(duration, MILLISECOND)
     if whole < 0 or rest:
         raise ValueError(f"{name}={duration}: use a duration of whole milliseconds, not below 0")
     return whole
@@ -206,25 +216,53 @@ def time_of(time: Extractor | None, arrival: Any) -> int:
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class FromHeader:
+    """Extracts the last header of this name."""
+
+    name: str
+
+    def __call__(self, arrival: Any) -> Any:
+        return next((value for found, value in reversed(arrival.headers) if found == self.name), None)
+
+
+@dataclass(frozen=True, slots=True)
+class FromValue:
+    """Extracts a field of the value."""
+
+    name: str
+
+    def __call__(self, arrival: Any) -> Any:
+        value = arrival.value
+        if isinstance(value, bytes):
+            value = json.loads(value)
+        return value.get(self.name) if isinstance(value, Mapping) else None
+
+
+@dataclass(frozen=True, slots=True)
+class FromEnvelope:
+    """Extracts a field of the envelope. The elements of a flow were read from one, and have its fields."""
+
+    name: str
+
+    def __call__(self, arrival: Any) -> Any:
+        if not hasattr(arrival, "stamp"):  # a record; an element of a flow was read from an envelope
+            found = getattr(decode(arrival.value), self.name)
+        elif self.name in STAMPED:
+            found = getattr(arrival.stamp, STAMPED[self.name], None)
+        else:
+            found = getattr(arrival, self.name)
+        return None if found == "" else found
+
+
 def from_header(name: str) -> Extractor:
     """Extract the last header of this name; None without one."""
-
-    def header(arrival: Any) -> Any:
-        return next((value for found, value in reversed(arrival.headers) if found == name), None)
-
-    return header
+    return FromHeader(name)
 
 
 def from_value(name: str) -> Extractor:
     """Extract a field of the value: a column, or a member of a JSON object in bytes; None without it."""
-
-    def field(arrival: Any) -> Any:
-        value = arrival.value
-        if isinstance(value, bytes):
-            value = json.loads(value)
-        return value.get(name) if isinstance(value, Mapping) else None
-
-    return field
+    return FromValue(name)
 
 
 def from_envelope(name: str) -> Extractor:
@@ -235,9 +273,4 @@ def from_envelope(name: str) -> Extractor:
     """
     if name not in Envelope.__dataclass_fields__:
         raise ValueError(f"an envelope has no field {name!r}")
-
-    def field(arrival: Any) -> Any:
-        found = getattr(decode(arrival.value), name)
-        return None if found == "" else found
-
-    return field
+    return FromEnvelope(name)

@@ -15,6 +15,7 @@ from envelope.errors import EnvelopeError, Reason
 from envelope.filters.arrival import (
     ACCEPTED,
     DUPLICATE,
+    MILLISECOND,
     UNIDENTIFIED,
     Extractor,
     Ruling,
@@ -127,7 +128,7 @@ class EventIdFilter:
         if state.floor_ms is not None and time <= state.floor_ms:
             return _BEYOND[self.beyond], state
         state.ids.add(identity, time)
-        forgotten = state.ids.purge(now - milliseconds("horizon", self.horizon), self.limit)
+        forgotten = state.ids.purge(now - self.horizon // MILLISECOND, self.limit)
         if forgotten is not None:
             state.floor_ms = forgotten  # above the floor before, as every remembered id
         return (ACCEPTED if before is None or time >= before else _LATE), state

@@ -57,26 +57,27 @@ class TimeIndex:
 
     def dump(self) -> list[list[Any]]:
         """The ids in the order of their times: `[time, facts..., id]`."""
-        return [[*self._facts[identity], to_json(identity)] for _, _, identity in sorted(self._by_time, key=_order)]
+        facts = self._facts  # two entries differ in their number at the latest, so no ids are compared
+        return [
+            [*facts[identity], identity if type(identity) is str else to_json(identity)]
+            for _, _, identity in sorted(self._by_time)
+        ]
 
     @classmethod
     def load(cls, entries: Any) -> "TimeIndex":
         """The index that `dump` returned this list for."""
         made = cls()
-        for *facts, identity in entries:
-            found = from_json(identity)
-            made._facts[found] = tuple(facts)
-            made._by_time.append((facts[0], made._added, found))
-            made._added += 1
+        ids = [entry[-1] if type(entry[-1]) is str else from_json(entry[-1]) for entry in entries]
+        made._facts = {found: tuple(entry[:-1]) for found, entry in zip(ids, entries, strict=True)}
+        made._by_time = [
+            (entry[0], number, found) for number, (found, entry) in enumerate(zip(ids, entries, strict=True))
+        ]
+        made._added = len(ids)
         heapify(made._by_time)
         return made
 
     def __iter__(self) -> Iterator[Id]:
         return iter(self._facts)
-
-
-def _order(entry: tuple[int, int, Id]) -> tuple[int, int]:
-    return entry[:2]
 
 
 def identity_of(found: Any) -> Id:
@@ -87,11 +88,12 @@ def identity_of(found: Any) -> Id:
     """
     kind = type(found)
     if kind is str:
-        try:
-            found.encode()
-        except UnicodeEncodeError:
-            raise EnvelopeError(Reason.TRANSFORM_FAILED, "the id contains an unpaired surrogate") from None
-        return str(found)
+        if not found.isascii():
+            try:
+                found.encode()
+            except UnicodeEncodeError:
+                raise EnvelopeError(Reason.TRANSFORM_FAILED, "the id contains an unpaired surrogate") from None
+        return found  # type: ignore[no-any-return]
     if kind is bytes or (kind is int and -INT64 <= found < INT64):
         return found  # type: ignore[no-any-return]
     if kind is tuple:

@@ -20,6 +20,7 @@ from envelope.filters.arrival import (
     ACCEPTED,
     DUPLICATE,
     INT64,
+    MILLISECOND,
     UNIDENTIFIED,
     Extractor,
     Ruling,
@@ -29,6 +30,7 @@ from envelope.filters.arrival import (
     rejected,
     time_of,
 )
+from envelope.message import Envelope
 
 PRODUCERS: Final = 10_000
 """Producers that a partition remembers; Pulsar's `brokerDeduplicationMaxNumberOfProducers` has this default."""
@@ -127,8 +129,16 @@ def envelope_stamp(arrival: Any) -> Stamp | None:
     A republished message is in another partition and another order than its producer's, and several messages may be made
     of one. Its lineage recognises its copies.
     """
+    if hasattr(arrival, "stamp"):  # an element of a flow was read from an envelope
+        stamp: Stamp | None = arrival.stamp
+        return None if stamp is None or not stamp.producer or arrival.chained else stamp
     message = decode(arrival.value)
-    if not message.producer or message.sequence is None or message.chain:
+    return None if not message.producer or message.chain else stamp_of(message)
+
+
+def stamp_of(message: Envelope) -> Stamp | None:
+    """What an envelope says about its producer; None without a sequence number."""
+    if message.sequence is None:
         return None
     return Stamp(
         message.producer,
@@ -214,7 +224,7 @@ class ProducerFilter:
     def _forget(self, state: ProducerState, now: int, arriving: str | None) -> tuple[int, ...]:
         """Forget producers; what was held back for them is released."""
         released: list[int] = []
-        oldest = now - milliseconds("expiry", self.expiry)
+        oldest = now - self.expiry // MILLISECOND
         while state.producers:
             name, known = next(iter(state.producers.items()))
             needed = len(state.producers) + (arriving is not None and arriving not in state.producers)

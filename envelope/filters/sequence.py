@@ -96,15 +96,14 @@ class SequenceFilter:
         except EnvelopeError as error:
             return (UNIDENTIFIED if self.unusable is Unusable.FORWARD else rejected(error)), state
         if state.seen is None or number > state.seen:
-            keyed = _keyed(state.keyed, arrival.key, number)
+            keyed = keyed_after(state.keyed, arrival.key, number)
             if keyed == KEYED > state.keyed:
-                return Ruling(Verdict.ACCEPTED, forward=True, warning=_warning(self.name)), LastSeen(number, keyed)
+                return Ruling(Verdict.ACCEPTED, forward=True, warning=keyed_warning(self.name)), LastSeen(number, keyed)
             return ACCEPTED, LastSeen(number, keyed)
         if number == state.seen:
             return DUPLICATE, state
         if self.decreasing is Decreasing.REJECT:
-            detail = f"sequence number {number} follows {state.seen}"
-            return Ruling(Verdict.REJECTED, forward=False, reason=Reason.OUT_OF_SEQUENCE, detail=detail), state
+            return decreased(number, state.seen), state
         return _BELOW, state
 
     def dump(self, state: LastSeen) -> Any:
@@ -112,6 +111,12 @@ class SequenceFilter:
 
     def load(self, value: Any) -> LastSeen:
         return LastSeen(value["seen"], value.get("keyed", 0))
+
+
+def decreased(number: int, seen: int) -> Ruling:
+    """The ruling for a number that is lower than the last one, if such records are rejected."""
+    detail = f"sequence number {number} follows {seen}"
+    return Ruling(Verdict.REJECTED, forward=False, reason=Reason.OUT_OF_SEQUENCE, detail=detail)
 
 
 def sequence_number(found: Any) -> int:
@@ -135,7 +140,7 @@ def sequence_number(found: Any) -> int:
     return number
 
 
-def _keyed(before: int, key: bytes | None, number: int) -> int:
+def keyed_after(before: int, key: bytes | None, number: int) -> int:
     """Records in a row whose key contains their sequence number, this one included."""
     if before == KEYED:
         return before
@@ -143,7 +148,8 @@ def _keyed(before: int, key: bytes | None, number: int) -> int:
     return before + 1 if key is not None and digits in _DIGITS.findall(key) else 0
 
 
-def _warning(name: str) -> str:
+def keyed_warning(name: str) -> str:
+    """What the filter warns of if keys contain the numbers of their records."""
     return (
         f"filter {name}: the keys of the last {KEYED} records contain their sequence numbers. Records with different keys "
         "go to different partitions, and their order is lost. Use the id of what the records belong to as key, and put "

@@ -6,8 +6,8 @@ from datetime import timedelta
 
 import pytest
 
-from aggregations import Record
-from envelope import Envelope, Reason, Verdict, encode
+from aggregations import Fields, Flow, Json, MemoryRunner, Record, Topic, bind, count
+from envelope import Envelope, Reason, Verdict, decode, encode
 from envelope.filters import (
     Arrival,
     Decreasing,
@@ -23,6 +23,7 @@ from envelope.filters import (
     from_value,
 )
 from envelope.filters.sequence import KEYED, LastSeen, sequence_number
+from tests.support.pure import fresh_store
 
 # The article's "The Problem": incident, id, data. After the failure the producer sends ids 4 to 7 again.
 BEFORE_THE_FAILURE = [
@@ -273,3 +274,30 @@ def test_with_the_sequence_number_as_key_the_order_is_lost_and_so_are_records() 
     out = [n for n in read if states.passes(Arrival("input", n % 2, n, b"%d" % n, n))]
     assert sorted(out) == list(range(1, 11))  # every duplicate could be found,
     assert out != sorted(out)  # and the order is that of the partitions
+
+
+def counting(rule: SequenceFilter) -> Flow:
+    """The article's pipeline as one flow, with a count for each incident behind the filter."""
+    source = Topic("incidents", payload=Json({"id": int, "data": str}), envelope=False)
+    return Flow("incidents").source(source).deduplicate(rule).aggregate("incident", "_key", Fields(messages=count()))
+
+
+@pytest.mark.parametrize("scope", list(Scope))
+@pytest.mark.parametrize("partitions", [1, 2, 3])
+def test_the_example_as_a_flow_input_filter_count_gives_4_4_and_3_messages(partitions: int, scope: Scope) -> None:
+    flow = counting(SequenceFilter(from_value("id"), scope_by=scope))
+    runner = MemoryRunner(flow, bind(flow, {}, fresh_store()))
+    records = incidents(lambda incident: "ABC".index(incident) % partitions)
+    for start in range(0, len(records), 4):
+        runner.process(records[start : start + 4])
+    counts = {key: state["messages"] for key, state in runner.results("incident").items()}
+    assert counts == {b"A": 4, b"B": 4, b"C": 3}
+    assert len(runner.results("sequence")) == (partitions if scope is Scope.PARTITION else 3)
+
+
+def test_the_pipeline_input_filter_output_as_a_flow_without_an_aggregation() -> None:
+    source = Topic("incidents", payload=Json({"id": int, "data": str}), envelope=False)
+    flow = Flow("pipeline").source(source).deduplicate(SequenceFilter(from_value("id"))).publish("output")
+    runner = MemoryRunner(flow, bind(flow, {}, fresh_store()))
+    runner.process(incidents(lambda _: 0))
+    assert [json.loads(decode(one.value).payload)["id"] for one in runner.outputs] == list(range(1, 12))

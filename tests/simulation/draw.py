@@ -93,6 +93,19 @@ def draw_relay(random: Random, spec: Spec) -> Spec:
     )
 
 
+def draw_filter(random: Random, spec: Spec) -> Spec:
+    """Put a filter before the stages of some worlds, with draws of its own, and let their producers write events twice.
+
+    Both are in one partition: the filter looks for copies there. A second flow that reads what the filter reads would
+    fold both.
+    """
+    scattered = spec.growth not in ("", "drained") or spec.keyless or spec.recreates or spec.audit not in ("", OUT)
+    plain = all(not (one.spread or one.foreign or one.retries or one.refusing) for one in spec.processors)
+    if scattered or not plain or not spec.folds or spec.sessions or random.random() < 0.4:
+        return spec
+    return replace(spec, deduplicates=True)
+
+
 def _draw_audit(random: Random, spec: Spec) -> str:
     topics = [FINAL, *{processor.source: 0 for processor in spec.processors}, *([OUT] * 5 if spec.publishes else [])]
     audited = spec.growth in ("", "drained") and random.random() < (0.9 if spec.publishes else 0.4)

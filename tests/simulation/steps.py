@@ -10,7 +10,7 @@ from persistence.manifest import minimum
 from persistence.names import FlowRef
 from tests.simulation.audit import AUDIT
 from tests.simulation.changes import Change
-from tests.simulation.draw import draw, draw_outputs, draw_relay, draw_second, draw_sessions
+from tests.simulation.draw import draw, draw_filter, draw_outputs, draw_relay, draw_second, draw_sessions
 from tests.simulation.driver import METADATA_MAX_AGE
 from tests.simulation.faults import ENDS, End, Script
 from tests.simulation.functions import OUT, OUTAGE
@@ -55,6 +55,7 @@ def draw_world(seed: int, steps: int = 80) -> tuple[Spec, list[Step]]:
     spec = draw_relay(Random(f"relay {seed}"), spec)
     spec = draw_second(Random(f"second {seed}"), spec)
     spec = draw_sessions(Random(f"sessions {seed}"), spec)
+    spec = draw_filter(Random(f"filter {seed}"), spec)
     possible = {
         "grow": bool(spec.growth),
         "recreate": spec.recreates,
@@ -62,6 +63,8 @@ def draw_world(seed: int, steps: int = 80) -> tuple[Spec, list[Step]]:
         "share": any(processor.members > 1 for processor in spec.processors),
         "audit": bool(spec.audit),
         "mend": spec.mends,
+        # A filter whose states are lost passes on what it passed on before, at the place of a later copy.
+        "back": not spec.deduplicates,
         # If a flow that lost its stores publishes a message again, and an operator asserts it is new, its readers fold it.
         **dict.fromkeys(["snapshot", "restore"], spec.audit != OUT),
     }

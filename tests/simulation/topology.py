@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import cached_property
 from typing import Any
 
@@ -9,6 +10,7 @@ from aggregations.definition.aggregates import count, total
 from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Flow
 from aggregations.definition.source import Json, Topic
+from envelope.filters import EventIdFilter, from_value
 from tests.simulation.functions import (
     OUT,
     Aside,
@@ -30,6 +32,7 @@ FINAL = "t"
 SECOND = "u"
 """A second source of the flow, in some worlds: a topic of plain payloads that producers write."""
 FLOW = "simulated"
+IDS = EventIdFilter(from_value("id"), horizon=timedelta(days=365), name="ids")
 COLUMNS = {"id": str, "k": str, "g": str, "h": str, "x": int, "bad": str, "fixed": str}
 
 
@@ -171,6 +174,7 @@ class Spec:
         revives: Records that republishers reject are redriven to them.
         second: The flow also reads `SECOND`.
         sessions: The stages have sessions.
+        deduplicates: Producers write some events twice. A filter by their ids comes before all stages of the flow.
         mends: From some moment on the flow accepts what it rejected: a copy may fill a hole before the redriven record.
         aside: What it publishes before a stage is published by a branch; if a filter fails before that stage, in it.
         folds: False for a flow without a stage: its only `stages` entry, `end`, names what its steps make of an element.
@@ -197,6 +201,7 @@ class Spec:
     aside: bool = False
     second: bool = False
     sessions: bool = False
+    deduplicates: bool = False
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -217,6 +222,8 @@ class Spec:
         flow: Flow[Any] = Flow(FLOW).source(*sources)
         if self.filters:
             flow = flow.filter(kept_element)
+        if self.deduplicates:
+            flow = flow.deduplicate(IDS, history=self.history, lanes=self.lanes)
         for stage in self.stages:
             refuse, bad = Refuse(stage.bad_in_front), Marked(stage.bad_in_front)
             if stage.flat:
@@ -247,6 +254,19 @@ class Spec:
                 window=WINDOW if self.sessions else None,
             )
         return flow.publish(OUT, key="g") if self.publishes and not self.publishes_before else flow
+
+    def urls(self, name: str) -> dict[str, str]:
+        """URL of the store by stage: of that name, or after the split of a second one."""
+        found = {IDS.name: name} if self.deduplicates else {}
+        return found | {stage.name: name if i < self.split else f"{name}.down" for i, stage in enumerate(self.stages)}
+
+    def key_of(self, payload: Payload) -> bytes | None:
+        """Key of an event as its producer writes it."""
+        return None if self.keyless else payload["k"].encode()
+
+    def twice(self, payload: Payload) -> bool:
+        """Whether a producer writes an event twice."""
+        return self.deduplicates and digest(payload["id"], "twice") % 3 == 0
 
     def is_raw(self, topic: str) -> bool:
         """Whether a topic contains payloads without envelopes."""

@@ -79,7 +79,7 @@ class World:
             Service(processor, self.cluster, self.deliver, spec.reorders, accept) for processor in spec.processors
         ]
         name = f"{SCHEME}://w{next(_names)}"
-        self.urls = {stage.name: name if i < spec.split else f"{name}.down" for i, stage in enumerate(spec.stages)}
+        self.urls = spec.urls(name)
         self.stores: dict[str, SimulatedStore] = {url: open_store(url) for url in dict.fromkeys(self.urls.values())}
         self.oracle = Oracle(spec)
         self.watch = Watch(spec, self.oracle, [self.stores[self.urls[stage.name]] for stage in spec.stages])
@@ -216,16 +216,18 @@ class World:
         assert dead.value is not None
         return self.cluster.produce("dead", dead.key, dead.value, headers=dead.headers)
 
-    def produce(self, topic: str, payload: Payload) -> None:
-        """Let a producer write an event."""
-        self.oracle.rooted(topic, payload)
-        key = None if self.spec.keyless else payload["k"].encode()
-        self.deliver(Outgoing(topic, key, rooted(payload, raw=self.spec.is_raw(topic))))
+    def produce(self, topic: str, payload: Payload, *, again: bool = False) -> None:
+        """Let a producer write an event, or write it again."""
+        if not again:
+            self.oracle.rooted(topic, payload)
+        self.deliver(Outgoing(topic, self.spec.key_of(payload), rooted(payload, raw=self.spec.is_raw(topic))))
 
     def write(self, topic: str, count: int) -> None:
         """Let a producer write the next events of the world."""
         for _ in range(count):
-            self.produce(topic, event(self.spec, f"e{len(self.oracle.events)}"))
+            made = event(self.spec, f"e{len(self.oracle.events)}")
+            for again in range(1 + self.spec.twice(made)):
+                self.produce(topic, made, again=bool(again))
 
     def under(self, script: Script, work: Callable[[], None]) -> None:
         """Run a part of the engine or of a service with a script of faults."""

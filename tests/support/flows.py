@@ -8,8 +8,9 @@ import select
 import signal
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from datetime import timedelta
 from pathlib import Path as File
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import polars as pl
 
@@ -19,6 +20,17 @@ from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Flow
 from aggregations.definition.source import Json, Topic
 from envelope.dedup.history import HISTORY
+from envelope.filters import (
+    EventIdFilter,
+    ProducerFilter,
+    Scope,
+    SequenceFilter,
+    TimeWindows,
+    deduplicate_by_key_value,
+    distinct,
+    from_envelope,
+    from_value,
+)
 from tests.messages import Leg
 
 Path = Literal["columns", "messages"]
@@ -241,3 +253,28 @@ def spending(topic: str, table: str, missing: str = "null") -> Flow[Any]:
         .lookup("merchant", merchants, "merchant", missing=missing)
         .aggregate("category", pl.col("category").fill_null("unknown"), Fields(n=count(), cents=total("cents")))
     )
+
+
+def incident_number(element: Element[Any]) -> Any:
+    return element["id"]
+
+
+FILTERS: Final[Mapping[str, Any]] = {
+    "sequence": SequenceFilter(from_envelope("sequence")),
+    "sequence by key": SequenceFilter(from_envelope("sequence"), scope_by=Scope.KEY),
+    "producer": ProducerFilter(),
+    "event id": EventIdFilter(from_envelope("event_id"), horizon=timedelta(days=1)),
+    "interval": deduplicate_by_key_value(from_envelope("event_id"), timedelta(days=1)),
+    "window": distinct(TimeWindows(timedelta(days=3650))),
+    "own": SequenceFilter(incident_number),
+    "column": SequenceFilter(from_value("id")),
+}
+"""Filters of flows; all but the last two read envelopes."""
+BARE: Final = ("own", "column")
+
+
+def filtered(source: str, kind: str = "column", target: str = "") -> Flow[Any]:
+    """Messages per incident behind a filter; with a target topic, they are published instead."""
+    topic = Topic(source, payload=Json({"id": int}), envelope=kind not in BARE)
+    flow = Flow("filtered").source(topic).deduplicate(FILTERS[kind], name="filter")
+    return flow.publish(target) if target else flow.aggregate("incident", "_key", Fields(messages=count()))

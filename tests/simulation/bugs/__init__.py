@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
-from tests.simulation.bugs import commit, growth, letters, processes, routes, rule, sources, stages, stores
+from tests.simulation.bugs import commit, filters, growth, letters, processes, routes, rule, sources, stages, stores
 from tests.simulation.functions import OUT
 from tests.simulation.patch import Patch
 from tests.simulation.topology import Spec
@@ -11,6 +11,7 @@ BUGS: Mapping[str, tuple[str, Sequence[Patch]]] = {
     **rule.BUGS,
     **stages.BUGS,
     **commit.BUGS,
+    **filters.BUGS,
     **growth.BUGS,
     **letters.BUGS,
     **processes.BUGS,
@@ -23,6 +24,7 @@ BUGS: Mapping[str, tuple[str, Sequence[Patch]]] = {
 MATTERS: Mapping[str, Callable[[Spec], bool]] = {
     **{name: lambda spec: bool(spec.processors) for name in BUGS if name.startswith("service-")},
     **dict.fromkeys(growth.BUGS, lambda spec: spec.growth == "lagging"),
+    **dict.fromkeys(filters.BUGS, lambda spec: spec.deduplicates),
     **dict.fromkeys(sources.BUGS, lambda spec: spec.second),
     "outputs-not-marked": lambda spec: spec.audit == OUT,
     "outputs-before-a-stage-not-listed": lambda spec: bool(spec.publishes_before),

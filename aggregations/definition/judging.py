@@ -1,0 +1,158 @@
+"""A filter as the fold of a stage: its state is that of a scope, and it decides which elements are passed on."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, fields, is_dataclass
+from datetime import timedelta
+from enum import Enum
+from typing import Any, Final, TypeAlias
+
+import polars as pl
+
+from aggregations.definition.element import Element
+from aggregations.definition.expressions import Expression, name_of
+from aggregations.definition.fields import Fields
+from aggregations.definition.fingerprint import describe_callable, describe_object
+from aggregations.definition.system import HEADERS, KEY, PARTITION, TOPIC
+from envelope.filters.arrival import STAMPED, Filter, FromEnvelope, FromHeader, FromValue, Scope, place_of
+from envelope.filters.distinct import DistinctSession, DistinctTumbling
+from envelope.filters.event_ids import EventIdFilter
+from envelope.filters.interval import IntervalFilter
+from envelope.filters.producers import ProducerFilter, envelope_stamp
+from envelope.filters.sequence import SequenceFilter
+
+BUILT_IN: Final = (
+    DistinctSession,
+    DistinctTumbling,
+    EventIdFilter,
+    IntervalFilter,
+    ProducerFilter,
+    SequenceFilter,
+)
+"""Filters whose parameters are known: what they read, and which records share a state."""
+
+_READ: Final = (FromEnvelope, FromHeader, FromValue)
+_PLACE: Final = pl.concat_str(pl.col(TOPIC), pl.col(PARTITION), separator=":")
+
+Scoped: TypeAlias = Expression | Callable[[Element[Any]], bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Judging:
+    """A filter as a fold. Its states are JSON values, as `dump` of the filter returns them.
+
+    Attributes:
+        rule: The filter.
+        definition: Canonical text of the filter and its parameters, without its name.
+    """
+
+    rule: Filter[Any]
+    definition: str = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        # Once, where the flow is written: a worker that gets it pickled may not have the source.
+        object.__setattr__(self, "definition", f"deduplicate {_text_of(self.rule)}")
+
+    def zero(self) -> Any:
+        """The state of a scope before its first element."""
+        return self.rule.dump(self.rule.zero())
+
+    def fold(self, state: Any, element: Element[Any]) -> Any:
+        """The state after one more element."""
+        return self.rule.dump(self.rule.judge(self.rule.load(state), element)[1])
+
+    @property
+    def extractors(self) -> Iterator[Any]:
+        """What the filter extracts values with."""
+        rule: object = self.rule
+        if is_dataclass(rule):
+            found = (getattr(rule, one.name) for one in fields(rule))
+            yield from (one for one in found if callable(one) and not isinstance(one, type))
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the columns that the filter reads are known: it calls no function of the user."""
+        return is_built_in(self.rule) and all(
+            isinstance(one, _READ) or one is envelope_stamp for one in self.extractors
+        )
+
+    @property
+    def reads_envelope(self) -> bool:
+        """Whether the filter reads fields of envelopes."""
+        return any(isinstance(one, FromEnvelope) or one is envelope_stamp for one in self.extractors)
+
+    @property
+    def reads_stamps(self) -> bool:
+        """Whether the filter may read `Element.stamp`."""
+        named = (one.name for one in self.extractors if isinstance(one, FromEnvelope))
+        return not self.is_known or envelope_stamp in self.extractors or not STAMPED.keys().isdisjoint(named)
+
+    @property
+    def by_key(self) -> bool:
+        """Whether its states are those of keys: the records of a key must stay in order when partitions are added."""
+        return not is_built_in(self.rule) or getattr(self.rule, "scope_by", Scope.PARTITION) is Scope.KEY
+
+    @property
+    def columns(self) -> list[str]:
+        """Columns of the payload that the filter reads, if they are known."""
+        return sorted({one.name for one in self.extractors if isinstance(one, FromValue)}) if self.is_known else []
+
+    def inputs(self) -> dict[str, pl.Expr]:
+        """Columns that the filter reads, if they are known."""
+        headers = [HEADERS] * (self.is_known and any(isinstance(one, FromHeader) for one in self.extractors))
+        return {name: pl.col(name) for name in [*self.columns, *headers]}
+
+    def scope(self) -> Scoped:
+        """The key of the state that judges an element, as the key of a stage.
+
+        Elements without a scope have the key of their partition. They are passed on, and their positions are remembered
+        there.
+        """
+        if not is_built_in(self.rule):
+            return Scopes(self.rule)
+        return _PLACE if not self.by_key else pl.coalesce(pl.col(KEY), _PLACE.cast(pl.Binary))
+
+    def describe(self) -> str:
+        """The filter in a few words."""
+        name = name_of(type(self.rule))
+        if not is_built_in(self.rule):
+            return name
+        return f"{name} by {(Scope.KEY if self.by_key else Scope.PARTITION).value}"
+
+
+@dataclass(frozen=True, slots=True)
+class Scopes:
+    """Returns the key of the state that judges an element."""
+
+    rule: Filter[Any]
+
+    def __call__(self, element: Element[Any]) -> bytes:
+        scope = self.rule.scope(element)
+        return place_of(element).encode() if scope is None else scope
+
+
+def describe_fold(fold: Any) -> str:
+    """Canonical text of the fold of a stage."""
+    if isinstance(fold, Judging):
+        return fold.definition
+    return fold.describe() if isinstance(fold, Fields) else describe_object(fold)
+
+
+def is_built_in(rule: object) -> bool:
+    """Whether a filter is one of headwater's own; a subclass may decide otherwise."""
+    return type(rule) in BUILT_IN
+
+
+def _text_of(rule: object) -> str:
+    """Canonical text of a filter. That of a filter of the user contains its code."""
+    if not is_dataclass(rule) or not is_built_in(rule):
+        return describe_object(rule)
+    given = [(one.name, getattr(rule, one.name)) for one in fields(rule) if one.name != "name"]
+    return f"{type(rule).__name__}({', '.join(f'{name}={_value_of(value)}' for name, value in given)})"
+
+
+def _value_of(value: Any) -> str:
+    if isinstance(value, Enum):
+        return str(value.value)
+    if value is None or isinstance(value, (timedelta, int, str, *_READ)):
+        return repr(value)
+    return envelope_stamp.__name__ if value is envelope_stamp else describe_callable(value)

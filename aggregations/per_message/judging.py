@@ -1,0 +1,211 @@
+"""One stage that is a filter, message by message. Pure; the reference for the vectorised path.
+
+Positions are judged as in every stage: a replay, or a copy with the same lineage, is dropped before the filter sees it.
+Everything else of a state is judged by the filter in the order in which it was read, and its position is remembered,
+whether it is passed on or not. What the filter rejects is listed in the ledger, not as a hole: a state of a filter may
+be that of a whole partition, and has no room for all of its dead letters.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from aggregations.definition.element import Element
+from aggregations.definition.inputs import SiblingPolicy
+from aggregations.definition.judging import Judging
+from aggregations.definition.operators import Aggregate
+from aggregations.per_message.arrivals import Arrival, passed_on
+from aggregations.per_message.cause import Cause
+from aggregations.per_message.stage import Decided, KeyState, StageOutcome
+from envelope import Decision, EnvelopeError, Position, Reason, Siblings, Standing, Verdict
+from envelope.dedup.eviction import GrowthFullError
+from envelope.dedup.room import Room
+from envelope.filters.arrival import UNIDENTIFIED, Filter, Ruling, rejected
+
+_FIRST_SEEN: Final = frozenset({Verdict.ACCEPTED, Verdict.LATE, Verdict.NEW_LANE})
+_UNCERTAIN: Final = frozenset({Verdict.BELOW_FLOOR, Verdict.BEYOND_HORIZON})
+
+
+@dataclass(slots=True)
+class _Judged:
+    """One key after the batch; its state is None when it did not change."""
+
+    state: KeyState | None = None
+    decisions: dict[int, Decision] = field(default_factory=dict)
+    emitted: dict[int, tuple[Element[Any], ...]] = field(default_factory=dict)
+    rejected: dict[int, Cause] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+    retired: int = 0
+
+
+def judge_stage(
+    stage: Aggregate,
+    loaded: Mapping[bytes, KeyState],
+    arrivals: Sequence[Arrival],
+    *,
+    batch: int,
+    siblings: SiblingPolicy = Siblings.EVENT_ID,
+    evict: bool = True,
+    replays: bool = False,
+    subjects: Sequence[Any] | None = None,
+) -> StageOutcome:
+    """Judge one batch.
+
+    Args:
+        stage: The stage; its fold is a `Judging`.
+        loaded: States by key; keys without a state may be missing.
+        arrivals: The batch.
+        batch: Number of the batch, for the age of lanes.
+        siblings: Policy for equal positions without index and id.
+        evict: False while the consumed topic grows; see `Histories.folding`.
+        replays: A crashed run may have folded the next messages; see `Histories.folding`.
+        subjects: What the filter judges for each arrival; the elements when None.
+
+    Raises:
+        GrowthFullError: A key has more positions than a state remembers while the topic grows.
+    """
+    judged = [one.element for one in arrivals] if subjects is None else subjects
+    by_key: dict[bytes, list[int]] = defaultdict(list)
+    passing: dict[int, Decided] = {}
+    for i, arrival in enumerate(arrivals):
+        if arrival.transit:  # redriven to a later stage, and held here
+            passing[i] = Decided(arrival, Decision(Verdict.REDRIVEN, fold=False), emitted=(arrival.element,))
+        else:
+            by_key[arrival.key].append(i)
+    found: dict[bytes, _Judged] = {}
+    for key, arrived in sorted(by_key.items()):
+        # In this order, as in every runner: if partitions were added, a key's later records are in a partition of a higher
+        # number.
+        rows = sorted(arrived, key=lambda i: (judged[i].partition, judged[i].offset))
+        policies = siblings if isinstance(siblings, Siblings) else [siblings[arrivals[i].element.topic] for i in rows]
+        try:
+            found[key] = _judge_key(
+                stage,
+                loaded.get(key, KeyState()),
+                {i: arrivals[i] for i in rows},
+                {i: judged[i] for i in rows},
+                policies,
+                batch=batch,
+                evict=evict,
+                replays=replays,
+            )
+        except GrowthFullError as error:
+            own = arrivals[rows[0]].element.own
+            raise GrowthFullError(f"stage {stage.name}, {own}: {error} (--accept growth-full)") from None
+    decided = []
+    for i, arrival in enumerate(arrivals):
+        if i in passing:
+            decided.append(passing[i])
+            continue
+        mine = found[arrival.key]
+        decision = mine.decisions[i]
+        reason = Reason.UNPROVEN if decision.verdict is Verdict.UNPROVEN else None
+        decided.append(Decided(arrival, decision, reason, emitted=mine.emitted.get(i, ())))
+    return StageOutcome(
+        {key: one.state for key, one in found.items() if one.state is not None},
+        decided,
+        sum(one.retired for one in found.values()),
+        rejected={i: cause for one in found.values() for i, cause in one.rejected.items()},
+        warnings=[text for one in found.values() for text in one.warnings],
+    )
+
+
+def _judge_key(
+    stage: Aggregate,
+    before: KeyState,
+    arrivals: Mapping[int, Arrival],
+    subjects: Mapping[int, Any],
+    siblings: Siblings | Sequence[Siblings],
+    *,
+    batch: int,
+    evict: bool,
+    replays: bool,
+) -> _Judged:
+    """Judge one key; its arrivals are in the order in which they are judged."""
+    assert isinstance(stage.fold, Judging)
+    rule: Filter[Any] = stage.fold.rule
+    standings = [one.standing for one in arrivals.values()]
+    decisions = dict(zip(arrivals, before.histories.judge(standings, siblings), strict=True))
+    state = rule.load(before.fold) if before.folded else rule.zero()
+    found, folded = _Judged(), list[Standing]()
+    taken, refused = set[tuple[str, Position]](), set[tuple[str, Position]]()
+    room = Room(before.histories)
+
+    def judge(i: int, decision: Decision) -> None:
+        nonlocal state
+        arrival, standing = arrivals[i], arrivals[i].standing
+        if (full := room.take(standing)) is not None:
+            ruling = Ruling(Verdict.REJECTED, forward=False, reason=full[0], detail=full[1])
+        else:
+            ruling, state = ruled(rule, state, subjects[i])
+        if ruling.warning:
+            found.warnings.append(ruling.warning)
+        if ruling.verdict is Verdict.REJECTED:
+            assert ruling.reason is not None
+            found.rejected[i] = Cause(ruling.reason, ruling.detail)
+            found.decisions[i] = Decision(Verdict.REJECTED, fold=False)
+            refused.add((standing.group, standing.position))
+            return
+        late = decision.verdict is Verdict.REDRIVEN
+        forward = ruling.forward or (late and ruling.verdict in _UNCERTAIN)
+        found.decisions[i] = Decision(verdict_of(decision.verdict, ruling, arrival.incarnation), fold=True)
+        if forward:
+            element = arrival.element
+            if late:
+                element = replace(element, route=passed_on(standing.route, arrival.redriven))
+            found.emitted[i] = (element,)
+        folded.append(standing)
+        taken.add((standing.group, standing.position))
+
+    for i, decision in decisions.items():
+        if decision.fold:
+            judge(i, decision)
+        else:
+            found.decisions[i] = decision
+    for i, decision in decisions.items():
+        standing = arrivals[i].standing
+        at = (standing.group, standing.position)
+        if decision.verdict is Verdict.DUPLICATE_IN_BATCH and at in refused and at not in taken:
+            # It is no copy of what was passed on: the filter rejected the other one.
+            [alone] = before.histories.judge([standing])
+            judge(i, alone)
+    if folded:
+        histories, retired = before.histories.folding(
+            folded, size=stage.history, lanes=stage.lanes, batch=batch, evict=evict, replays=replays
+        )
+        found.state, found.retired = KeyState(rule.dump(state), histories, before.version), len(retired)
+    return found
+
+
+def ruled(rule: Filter[Any], state: Any, subject: Any, *, scoped: bool = False) -> tuple[Ruling, Any]:
+    """The ruling of a filter on an element, and the next state of its scope.
+
+    Args:
+        rule: The filter.
+        state: The state of the element's scope.
+        subject: The element.
+        scoped: Every element has a scope.
+    """
+    try:
+        if not scoped and rule.scope(subject) is None:
+            return UNIDENTIFIED, state
+        return rule.judge(state, subject)
+    except EnvelopeError as error:
+        return rejected(error), state
+
+
+def verdict_of(position: Verdict, ruling: Ruling, incarnation: Verdict | None = None) -> Verdict:
+    """The verdict that is counted: that of the filter, unless it accepts what its position makes special.
+
+    Args:
+        position: The verdict on the position; the element is judged by the filter.
+        ruling: The filter's ruling.
+        incarnation: Verdict when its root topic was created again.
+    """
+    late = position is Verdict.REDRIVEN
+    if ruling.verdict is Verdict.ACCEPTED or (late and (ruling.forward or ruling.verdict in _UNCERTAIN)):
+        found = position
+    else:
+        found = ruling.verdict
+    return incarnation if incarnation is not None and found in _FIRST_SEEN else found
