@@ -13,6 +13,7 @@ from jobs.cli.options import (
     DeadLetters,
     FlowName,
     Generation,
+    JournalTopic,
     Json,
     KafkaFile,
     Root,
@@ -69,6 +70,7 @@ def explain(
         ),
     ] = _SEARCH,
     dead_letters: DeadLetters = None,
+    journal: JournalTopic = None,
     store: Stores = None,
     generation: Generation = None,
     bootstrap: Bootstrap = None,
@@ -97,7 +99,9 @@ def explain(
         raise UsageError("give TOPIC:PARTITION:OFFSET or --event-id ID, and not both")
     place = None if record is None else place_of(record)
     found, here = load_flow(flow), Directory.load()
-    chosen = settings.of_flow(found, store, dead_letters=dead_letters, generation=generation, directory=here)
+    chosen = settings.of_flow(
+        found, store, dead_letters=dead_letters, journal=journal, generation=generation, directory=here
+    )
     kafka = settings.kafka(bootstrap, root, kafka_settings, directory=here)
     if ranges and place is not None and place.topic in found.topics:
         raise UsageError(f"--range: {place} is one record; give --event-id, or a record of an earlier topic")
@@ -108,6 +112,7 @@ def explain(
             kafka=kafka,
             stores=chosen.stores,
             dead_letters=chosen.dead_letters,
+            journal=chosen.journal,
             generation=chosen.generation,
             search=search,
             ranges=ranges or (),

@@ -2,14 +2,14 @@
 
 from array import array
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from aggregations.definition.element import Record
 from aggregations.definition.flow import Flow
 from envelope import Lineage, Position
-from envelope.redrive import HEALED, LATE
-from jobs.explaining.copies import Events, Read, kind_of, resend_of
+from jobs.explaining.copies import Events, Read, Resend, hops_of, resend_of
 from jobs.explaining.log import Reader, Span
 from jobs.explaining.ranges import spans_of
 from jobs.tracing import Place
@@ -130,19 +130,18 @@ def blame(
         UsageError: A range is invalid.
         BrokerError: Kafka does not answer, or refuses a request.
     """
-    reader = Reader(kafka)
-    spans = spans_of(ranges, list(flow.topics), reader)
-    ids = {topic: reader.log(topic).topic_id for topic in flow.topics}
-    events = Events(flow, reader.topic_ids(ids))
-    count, total, done = _Count(), sum(span.last - span.first for span in spans), 0
-    expired = 0
-    for span in spans:
-        expired += max(min(span.last, reader.log(span.topic).low[span.partition]) - span.first, 0)
-        for record in reader.records(span):
-            count.add(record, events.of(record))
-            if progress is not None:
-                progress(done + record.offset + 1 - span.first, total)
-        done += span.last - span.first
+    with closing(Reader(kafka)) as reader:
+        spans = spans_of(ranges, list(flow.topics), reader)
+        ids = {topic: reader.log(topic).topic_id for topic in flow.topics}
+        events = Events(flow, reader.topic_ids(ids))
+        count, total, done, expired = _Count(), sum(span.last - span.first for span in spans), 0, 0
+        for span in spans:
+            expired += max(min(span.last, reader.log(span.topic).low[span.partition]) - span.first, 0)
+            for record in reader.records(span):
+                count.add(record, events.of(record))
+                if progress is not None:
+                    progress(done + record.offset + 1 - span.first, total)
+            done += span.last - span.first
     hops = sorted(count.hops.values(), key=lambda one: (-one.resent, -one.records, one.passage))
     return Blame(spans, hops, count.records, count.resent, count.unread, expired, count.first_ms, count.last_ms)
 
@@ -168,10 +167,8 @@ class _Count:
             self.unread += 1
             return
         (group, position), lineage = read.event, read.lineage
-        for i, edge in enumerate(lineage.edges):
-            if edge.via not in (HEALED, LATE):  # marks before the hop itself
-                passage = Passage(edge.via, lineage.nodes[i].topic, lineage.nodes[i + 1].topic, kind_of(edge))
-                self._hop(passage).records += 1
+        for one in hops_of(lineage):
+            self._hop(_passage(one)).records += 1
         seen = self._seen.setdefault(group, {})
         if (known := seen.get(position)) is None:
             seen[position] = lineage if lineage.pass_through else _flat(lineage)
@@ -180,7 +177,7 @@ class _Count:
         first = known if isinstance(known, Lineage) else _lineage(known, lineage.reduced())
         if (resend := resend_of(first, lineage)) is None:
             return
-        passage = Passage(resend.via, resend.read.topic, resend.target, resend.kind)
+        passage = _passage(resend)
         place = Place(record.topic, record.partition, record.offset)
         again = (passage, group, position)
         self._hop(passage).add(place, at, again=again in self._again)
@@ -188,6 +185,10 @@ class _Count:
 
     def _hop(self, passage: Passage) -> Resent:
         return self.hops.setdefault(passage, Resent(passage))
+
+
+def _passage(hop: Resend) -> Passage:
+    return Passage(hop.via, hop.read.topic, hop.target, hop.kind)
 
 
 def _flat(lineage: Lineage) -> tuple[int, ...]:

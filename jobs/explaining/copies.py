@@ -1,8 +1,8 @@
 """Which records of a topic are the same event, and which hop sent the event again."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from aggregations.definition.element import Record
 from aggregations.definition.flow import Flow
@@ -12,6 +12,9 @@ from envelope.dedup.lineage import Edge, position_order
 from envelope.redrive import HEALED, LATE, VIA, read_via
 from jobs.explaining.log import Reader, Span
 from jobs.tracing import Place
+
+_MARKS: Final = (HEALED, LATE)
+"""Names of marks before a hop, which read the record that the hop reads."""
 
 
 class Event(NamedTuple):
@@ -179,14 +182,34 @@ def resend_of(first: Lineage, later: Lineage) -> Resend | None:
     made = later if len(later.nodes) > same else first
     if not same or len(made.nodes) <= same:
         return None
-    read, target, edges = made.nodes[same - 1], made.nodes[same].topic, made.edges[same - 1 :]
-    edge = next(edge for edge in edges if edge.via not in (HEALED, LATE))  # marks before the hop itself
-    return Resend(edge.via, read, target, kind_of(edge))
+    at = next(i for i in range(same - 1, len(made.edges)) if made.edges[i].via not in _MARKS)
+    return _hop(made, at)
+
+
+def hops_of(lineage: Lineage) -> Iterator[Resend]:
+    """The hops of a lineage, as if each had sent it again. A redrive, which adds two hops, is one."""
+    for at, edge in enumerate(lineage.edges):
+        before = lineage.edges[at - 1] if at else None
+        second = before is not None and before.pass_through and before.via not in _MARKS and edge.pass_through
+        if edge.via not in _MARKS and not second:
+            yield _hop(lineage, at)
+
+
+def _hop(lineage: Lineage, at: int) -> Resend:
+    edges, last, edge = lineage.edges, at, lineage.edges[at]
+    while (
+        edge.pass_through
+        and last + 1 < len(edges)
+        and edges[last + 1].pass_through
+        and edges[last + 1].via not in _MARKS
+    ):
+        last += 1
+    return Resend(edge.via, lineage.nodes[at], lineage.nodes[last + 1].topic, kind_of(edge))
 
 
 def kind_of(edge: Edge) -> str:
     """What made a record of another one: a republisher, a redrive or a retry topic."""
-    if not edge.pass_through or edge.via in (HEALED, LATE):
+    if not edge.pass_through or edge.via in _MARKS:
         return "republisher"
     return "redrive" if edge.via == VIA or read_via(edge.via) is not None else "retry"
 

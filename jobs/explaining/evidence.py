@@ -4,11 +4,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from aggregations.per_message.ledger import Ledger
-from envelope import Node, Standing
+from envelope import Node, Position, Standing
 from envelope.dedup.lineage import died_in
 from envelope.redrive_notes import Notes
 from jobs.dead_letters.letters import Letters, StoredDeadLetter
 from jobs.explaining.copies import Copy
+from jobs.explaining.journal import Journaled
 from jobs.explaining.outcome import InBatch
 from jobs.tracing import Place
 from persistence.times import Committed
@@ -79,6 +80,7 @@ class Evidence:
         searched: Number of offsets before it that were searched.
         times: When batches were committed.
         has_letters: The flow's dead-letter topic was read.
+        journaled: What the journal says about it; None without a journal, or if it does not have the record's batch.
     """
 
     copies: tuple[Copy, ...] = ()
@@ -90,6 +92,7 @@ class Evidence:
     searched: int = 0
     times: tuple[Committed, ...] = ()
     has_letters: bool = False
+    journaled: Journaled | None = None
 
     def by_batch(self, batch: int) -> InBatch:
         """A batch as the latest that may have read the record, with the time at which that batch was committed."""
@@ -111,7 +114,7 @@ def is_listed(ledger: Ledger, own: Node, standing: Standing | None) -> bool:
         own: Coordinates of the record, with its topic id.
         standing: Where it stands; None if it cannot be read.
     """
-    places = [(died_in(own), (own.offset,))]
+    places: list[tuple[str, Position]] = [(died_in(own), (own.offset,))]
     if standing is not None:
         places.append((standing.group, standing.position))
     return any(

@@ -5,7 +5,7 @@ these states are asked for its position. Nothing is folded, published or written
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any, Final
@@ -23,6 +23,7 @@ from jobs.explaining.copies import Events, Near, Read, around, letter_of
 from jobs.explaining.elements import Elements
 from jobs.explaining.evidence import DeadLetters, Evidence, Progress, is_listed
 from jobs.explaining.find import find_records
+from jobs.explaining.journal import Journaled, journaled
 from jobs.explaining.log import Reader
 from jobs.explaining.outcome import SEVEREST, AtStage, Explanation, Fate, Letter, Outcome
 from jobs.tracing import Found, Place
@@ -49,6 +50,7 @@ def explain(
     kafka: KafkaSettings,
     stores: Mapping[str, str],
     dead_letters: str | None = None,
+    journal: str | None = None,
     generation: int = 1,
     search: int = SEARCH,
     ranges: Sequence[str] = (),
@@ -67,6 +69,7 @@ def explain(
         kafka: Settings of the Kafka cluster.
         stores: URL of the store by stage name, from `bind`.
         dead_letters: The flow's dead-letter topic, which is read whole; None if it has none.
+        journal: The flow's journal; None if it has none.
         generation: Generation of the states.
         search: Number of offsets before a record, and after it, among which other records of its event are searched.
         ranges: Where records are searched; see `jobs.explaining.ranges.spans_of`.
@@ -81,24 +84,25 @@ def explain(
         BrokerError: Kafka does not answer, or refuses a request.
         StoreError: A store does not answer, or a state is damaged.
     """
-    reader = Reader(kafka)
-    if isinstance(record, Place) and record.topic in flow.topics:
-        places = [record]
-    else:
-        places = find_records(flow, record, reader, ranges, progress)
-    return [
-        explained(
-            flow,
-            place,
-            reader,
-            stores,
-            dead_letters=dead_letters,
-            generation=generation,
-            search=search,
-            progress=progress,
-        )
-        for place in places[:limit]
-    ]
+    with closing(Reader(kafka)) as reader:
+        if isinstance(record, Place) and record.topic in flow.topics:
+            places = [record]
+        else:
+            places = find_records(flow, record, reader, ranges, progress)
+        return [
+            explained(
+                flow,
+                place,
+                reader,
+                stores,
+                dead_letters=dead_letters,
+                journal=journal,
+                generation=generation,
+                search=search,
+                progress=progress,
+            )
+            for place in places[:limit]
+        ]
 
 
 def explained(
@@ -108,6 +112,7 @@ def explained(
     stores: Mapping[str, str],
     *,
     dead_letters: str | None = None,
+    journal: str | None = None,
     generation: int = 1,
     search: int = SEARCH,
     progress: Progress | None = None,
@@ -140,7 +145,11 @@ def explained(
         if dead_letters is not None and not dead.by_place:
             places = {place, *(copy.place for copy in near.copies)}
             dead = DeadLetters.read(reader.letters(dead_letters), by_flow, places, ids, progress)
-        case.evidence = _evidence(case, read, near, dead, search, known=dead_letters is not None, low=log.low)
+        noted = None
+        if journal is not None:
+            noted = journaled(reader, journal, by_flow, place, ids[place.topic])
+        known = dead_letters is not None
+        case.evidence = replace(_evidence(case, read, near, dead, search, known=known, low=log.low), journaled=noted)
         return case.explained(record, read, found)
 
 
@@ -214,6 +223,9 @@ class Case:
             if letters:
                 why = "retention has deleted it since it became a dead letter, and the dead letter is trimmed"
                 return Explanation(self.place, Outcome.DEAD_LETTER, why, letters=letters)
+            if (noted := evidence.journaled) is not None and (dropped := self._dropped(noted)):
+                why = "the journal lists it; retention has deleted the record since"
+                return Explanation(self.place, Outcome.DROPPED, why, stages=dropped)
             why = "the flow has read it, and retention has deleted it since: its keys are not known any more"
             return Explanation(self.place, Outcome.EXPIRED, why)
         elements = Elements(self.flow, self.run, self.place, self.roots, self.evidence)
@@ -232,6 +244,15 @@ class Case:
             copies=evidence.copies,
             outputs=outputs,
             **_facts(record, read),
+        )
+
+    def _dropped(self, noted: Journaled) -> tuple[AtStage, ...]:
+        """The stages that dropped an element of the record, according to the journal."""
+        found = ((stage.name, noted.verdict(stage.name)) for stage in self.flow.stages)
+        return tuple(
+            AtStage(stage, Outcome.DROPPED, "the journal lists it", verdict=verdict, batch=noted.batch)
+            for stage, verdict in found
+            if verdict is not None
         )
 
     def _letters(self, rows: Sequence[AtStage], standing: Standing | None) -> tuple[Letter, ...]:

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -19,7 +18,7 @@ from persistence.kafka.errors import broker_error, passes
 from persistence.kafka.reading import assign
 
 _SECONDS: Final = 10.0
-_WAIT_SECONDS: Final = 0.1
+_WAIT_SECONDS: Final = 0.02
 _MOST: Final = 10_000
 """Records that are taken from the client at a time."""
 
@@ -70,6 +69,7 @@ class Reader:
         self._settings = settings
         self._topics = Topics(settings)
         self._logs: dict[str, Log] = {}
+        self._reads: Consumer | None = None
 
     def log(self, topic: str) -> Log:
         """A topic as it was when it was first asked for.
@@ -108,7 +108,7 @@ class Reader:
         return next(self.records(Span(place.topic, place.partition, place.offset, place.offset + 1)), None)
 
     def records(self, span: Span) -> Iterator[Record]:
-        """The records of a range that the log has now, in order of offsets.
+        """The records of a range that the log has now, in order of offsets. One range is read at a time.
 
         Raises:
             BrokerError: Kafka does not answer, or refuses a request.
@@ -118,31 +118,44 @@ class Reader:
         last = min(span.last, log.high.get(span.partition, 0))
         if first >= last:
             return
-        options = {"group_id": "headwater-explain", "enable_auto_commit": False, "enable_partition_eof": True}
-        with closing(Consumer(self._settings.client(**options) | {"isolation.level": "read_committed"})) as consumer:
-            assign(consumer, [Part(span.topic, span.partition, first)])
-            for message in _messages(consumer, f"{span.topic}:{span.partition}", last - first):
-                if message.offset() >= last:
-                    return
+        consumer = self._consumer()
+        assign(consumer, [Part(span.topic, span.partition, first)])
+        for message in _messages(consumer, (span.topic, span.partition), last - first):
+            if first <= message.offset() < last:
                 yield _record(message, log.topic_id)
-                if message.offset() + 1 == last:
-                    return
+            if message.offset() + 1 >= last:
+                return
+
+    def close(self) -> None:
+        """Release the connections."""
+        if self._reads is not None:
+            self._reads.close()
+            self._reads = None
+
+    def _consumer(self) -> Consumer:
+        if self._reads is None:
+            options: dict[str, Any] = {"enable_auto_commit": False, "enable_partition_eof": True}
+            config = self._settings.client(group_id="headwater-explain", **options)
+            self._reads = Consumer(config | {"isolation.level": "read_committed"})
+        return self._reads
 
 
-def _messages(consumer: Consumer, place: str, most: int) -> Iterator[Any]:
+def _messages(consumer: Consumer, place: tuple[str, int], most: int) -> Iterator[Any]:
     """What a consumer of one partition reads, up to the end of the partition."""
-    deadline = time.monotonic() + _SECONDS
+    deadline, what = time.monotonic() + _SECONDS, f"reading {place[0]}:{place[1]}"
     while True:
         for message in consumer.consume(min(most, _MOST), _WAIT_SECONDS):
+            if (message.topic(), message.partition()) != place:
+                continue  # of the range before
             if (error := message.error()) is None:
                 deadline = time.monotonic() + _SECONDS
                 yield message
             elif error.name() == "_PARTITION_EOF":
                 return
             elif not passes(error):
-                raise broker_error(error, f"reading {place}")
+                raise broker_error(error, what)
         if time.monotonic() > deadline:
-            raise BrokerUnavailable(f"reading {place}: no answer", "Run the command again; that is safe")
+            raise BrokerUnavailable(f"{what}: no answer", "Run the command again; that is safe")
 
 
 def place_of(text: str) -> Place:

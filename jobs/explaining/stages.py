@@ -1,6 +1,6 @@
 """What became of an element at a stage: what the history of its state, and what else is known, shows."""
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from aggregations.definition.flow import Stage
 from aggregations.definition.inputs import SiblingPolicy, siblings_of
@@ -10,6 +10,11 @@ from envelope import Histories, Standing, Verdict
 from envelope.dedup.lanes import group_of, healed_lane
 from jobs.explaining.evidence import Evidence
 from jobs.explaining.outcome import AtStage, Outcome
+
+_HELD: Final = (Verdict.DUPLICATE, Verdict.BELOW_FLOOR)
+"""Verdicts also of a record that an earlier attempt at its batch had folded."""
+_FOLDED: Final = (*_HELD, Verdict.AMBIGUOUS, Verdict.COPY)
+"""Verdicts of a record now that was folded: its position is held, or below the floor."""
 
 
 class _Found(NamedTuple):
@@ -34,8 +39,9 @@ def at_stage(
     """
     standing, histories = arrival.standing, state.histories
     found = _decide(stage, arrival, state, siblings, evidence, closed_us)
-    batch = None
-    if found.outcome is Outcome.FOLDED and (used := _used(histories, standing)):
+    noted = evidence.journaled
+    batch = None if noted is None else noted.batch
+    if batch is None and found.outcome is Outcome.FOLDED and (used := _used(histories, standing)):
         batch = evidence.by_batch(used)
     reason = None
     if found.outcome is Outcome.DEAD_LETTER:
@@ -64,6 +70,15 @@ def _decide(
     if arrival.entries:
         return _Found(Outcome.DEAD_LETTER, "the ledger lists it as a dead letter", waits=True)
     [decision] = histories.judge([standing], siblings_of(siblings, arrival.element.topic))
+    noted = evidence.journaled
+    # A record has one entry, and a flat-map makes several elements of it.
+    if noted is not None and not arrival.element.indices and not evidence.letters:
+        verdict = noted.verdict(stage.name)
+        if verdict is not None and not (noted.entry.again and verdict in _HELD):
+            by = "" if evidence.taken_by is None else f"; {evidence.taken_by.place} is the same event and came first"
+            return _Found(Outcome.DROPPED, f"the journal lists it{by}", verdict)
+        if verdict is None and noted.is_whole(stage.name) and decision.verdict in _FOLDED:
+            return _Found(Outcome.FOLDED, "the journal does not list it among what was dropped")
     match decision.verdict:
         case Verdict.DUPLICATE | Verdict.AMBIGUOUS:
             return _held(stage, arrival, histories, evidence)
