@@ -1,72 +1,30 @@
 """What became of a record: real flows and stores, with topics in memory."""
 
 import json
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 import pytest
 
-from aggregations.definition.aggregates import count, total
+from aggregations.definition.aggregates import count
 from aggregations.definition.element import Element
 from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Flow
 from aggregations.definition.source import Json, Topic
 from aggregations.definition.windows import tumbling
-from envelope import Envelope, Hop, Reason, Verdict, encode
+from envelope import Envelope, Hop, Verdict, encode
 from jobs.environment import UsageError
 from jobs.explaining.find import find_records
-from jobs.explaining.outcome import AtStage, Explanation, Fate, Outcome
+from jobs.explaining.outcome import Fate, Outcome
 from jobs.tracing import Place
+from tests.support.explained import FOLDS, LEGS, Sum, flow, keys, mend, outcomes, send
 from tests.support.topics import InMemory
-
-LEGS = Topic("legs", Json({"k": str, "c": str, "v": int}))
-FOLDS = Fields(n=count(), sum=total("v"))
-
-
-class Sum:
-    """Rejects 5000 as long as it is broken."""
-
-    broken = True
-
-    def zero(self) -> dict[str, int]:
-        return {"n": 0, "sum": 0}
-
-    def fold(self, state: dict[str, int], element: Element[Any]) -> dict[str, int]:
-        if element["v"] == 5000 and self.broken:
-            raise ValueError
-        return {"n": state["n"] + 1, "sum": state["sum"] + element["v"]}
 
 
 @pytest.fixture(autouse=True)
 def broken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Sum, "broken", True)
-
-
-def mend() -> None:
-    Sum.broken = False
-
-
-def flow(*, fold: Any = FOLDS, **options: Any) -> Flow[Any]:
-    """Per `k`, then per `c`; legs of v = 0 are filtered out, negative ones diverted."""
-    made: Flow[Any] = Flow("fleet").source(LEGS).filter(pl.col("v") != 0).divert(pl.col("v") < 0)
-    return made.aggregate("first", "k", fold, **options).aggregate("second", "c", FOLDS)
-
-
-def send(world: InMemory, root: int, *, v: int = 1, c: str = "UA", k: str = "K", via: str = "wrap", **at: Any) -> Place:
-    """A republished leg: sent again with the same root, it is the same event."""
-    chain = (Hop("raw", 0, root, via=via, index=0, count=1, topic_id="R"),)
-    body = json.dumps({"k": k, "c": c, "v": v}).encode()
-    return world.send(k.encode(), encode(Envelope(body, chain, k.encode(), event_id=f"e{root}")), **at)
-
-
-def outcomes(found: Explanation) -> list[tuple[str, Outcome]]:
-    return [(one.stage, one.outcome) for one in found.stages]
-
-
-def keys(rows: Iterable[AtStage]) -> list[bytes | None]:
-    return [one.key for one in rows]
 
 
 @pytest.fixture
@@ -185,96 +143,6 @@ def test_a_record_that_nobody_has_read_says_what_is_read_next(world: InMemory) -
     found = world.explain(after)
     assert (found.outcome, found.why) == (Outcome.NOT_READ, "the flow reads offset 1 of this partition next")
     assert (found.event_id, found.stages) == ("e2", ())
-
-
-def test_a_dead_letter_waits_until_it_is_redriven_and_folded(tmp_path: Path) -> None:
-    world = InMemory(flow(fold=Sum()), tmp_path)
-    send(world, 1)
-    place = send(world, 2, v=5000)
-    world.run()
-    found = world.explain(place)
-    assert (found.outcome, outcomes(found)) == (Outcome.DEAD_LETTER, [("first", Outcome.DEAD_LETTER)])
-    assert found.stages[0].waits
-    [letter] = found.letters
-    assert (letter.fate, letter.reason, letter.stage, letter.place) == (
-        Fate.WAITING,
-        Reason.FOLD_FAILED,
-        "first",
-        Place("dead", 0, 0),
-    )
-    back = world.redrive(0)
-    [letter] = world.explain(place).letters
-    assert (letter.fate, letter.redriven) == (Fate.SENT, back)
-    mend()
-    world.run()
-    found = world.explain(place)
-    [letter] = found.letters
-    assert (found.outcome, letter.fate, letter.redriven) == (Outcome.DEAD_LETTER, Fate.REDRIVEN, back)
-    assert outcomes(found) == [("first", Outcome.FOLDED), ("second", Outcome.FOLDED)]
-    redriven = world.explain(back)
-    assert (redriven.outcome, redriven.taken_by) == (Outcome.FOLDED, None)
-    [copy] = redriven.copies
-    assert copy.resend is not None
-    assert (copy.place, copy.resend.kind) == (place, "redrive")
-
-
-@pytest.mark.parametrize("noted", [True, False], ids=["with its note", "without a note"])
-def test_a_dead_letter_redriven_twice_names_the_first_redriven_record(tmp_path: Path, noted: bool) -> None:
-    world = InMemory(flow(fold=Sum()), tmp_path)
-    place = send(world, 1, v=5000)
-    send(world, 2)
-    world.run()
-    mend()
-    one, other = world.redrive(0, noted=noted), world.redrive(0, noted=noted)
-    world.run()
-    assert world.explain(one).outcome is Outcome.FOLDED
-    found = world.explain(other)
-    assert (found.outcome, found.taken_by and found.taken_by.place) == (Outcome.DROPPED, one)
-    assert world.explain(place).letters[0].fate is Fate.REDRIVEN
-
-
-def test_a_copy_that_fills_a_hole_is_what_became_of_the_letter(tmp_path: Path) -> None:
-    world = InMemory(flow(fold=Sum()), tmp_path)
-    place = send(world, 1, v=5000)
-    world.run()
-    mend()
-    again = send(world, 1, v=5000)
-    world.run()
-    found = world.explain(place)
-    assert (found.outcome, found.letters[0].fate) == (Outcome.DEAD_LETTER, Fate.FILLED)
-    filled = world.explain(again)
-    assert (filled.outcome, filled.taken_by) == (Outcome.FOLDED, None)
-
-
-def test_a_diverted_record_is_a_dead_letter_that_the_ledger_lists(world: InMemory) -> None:
-    place = send(world, 1, v=-1)
-    world.run()
-    found = world.explain(place)
-    [letter] = found.letters
-    assert (found.outcome, letter.fate, letter.reason) == (Outcome.DEAD_LETTER, Fate.WAITING, Reason.DIVERTED)
-    assert found.stages[0].reason is Reason.DIVERTED
-
-
-def test_a_record_that_cannot_be_read_is_a_dead_letter(world: InMemory) -> None:
-    place = world.send(b"K", b"not an envelope")
-    world.run()
-    found = world.explain(place)
-    [letter] = found.letters
-    assert (found.outcome, letter.fate) == (Outcome.DEAD_LETTER, Fate.WAITING)
-    assert found.lineage == ""
-
-
-def test_an_expired_record_is_explained_from_its_dead_letter(tmp_path: Path) -> None:
-    world = InMemory(flow(fold=Sum()), tmp_path)
-    place = send(world, 1, v=5000)
-    kept = send(world, 2)
-    world.run()
-    world.expire(kept)
-    found = world.explain(place)
-    assert (found.outcome, found.letters[0].fate) == (Outcome.DEAD_LETTER, Fate.WAITING)
-    assert "retention has deleted the record since" in found.why
-    expired = world.explain(kept)
-    assert (expired.outcome, "read it" in expired.why) == (Outcome.EXPIRED, True)
 
 
 def test_a_record_that_expired_before_it_was_read_is_lost(world: InMemory) -> None:
