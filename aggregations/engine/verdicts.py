@@ -33,7 +33,8 @@ def _note(work: Work, stage: str, rows: Rows, judged: Judged, dropped: Mask) -> 
     where = np.flatnonzero(dropped)
     if not len(where):
         return
-    frame, verdicts = rows.frame[where], judged.verdicts[where]
+    frame = rows.frame.select(schema.TOPIC, schema.PARTITION, schema.OFFSET)[where]
+    verdicts = judged.verdicts[where]
     partitions = frame.get_column(schema.PARTITION).to_numpy().astype(np.int64)
     offsets, topics = frame.get_column(schema.OFFSET).to_numpy(), frame.get_column(schema.TOPIC)
     for topic in topics.unique(maintain_order=True).to_list():

@@ -154,13 +154,14 @@ def around(reader: Reader, record: Record, search: int) -> list[Span]:
     Args:
         reader: Reads the topic.
         record: The record.
-        search: Number of offsets before it, and after it, in its partition; in the others around its timestamp.
+        search: Number of offsets before it, and after it, in its partition, and in the others together around its timestamp.
     """
-    log = reader.log(record.topic)
-    at = {record.partition: record.offset}
-    if len(log.high) > 1 and record.timestamp_ms >= 0:
-        at = reader.offsets_at(record.topic, record.timestamp_ms) | at
-    return [Span(record.topic, part, max(offset - search, 0), offset + search + 1) for part, offset in at.items()]
+    spans = [Span(record.topic, record.partition, max(record.offset - search, 0), record.offset + search + 1)]
+    others = reader.log(record.topic).high.keys() - {record.partition}
+    if others and record.timestamp_ms >= 0:
+        at, each = reader.offsets_at(record.topic, record.timestamp_ms), max(search // len(others), 1)
+        spans += [Span(record.topic, part, max(at[part] - each, 0), at[part] + each + 1) for part in sorted(others)]
+    return spans
 
 
 def resend_of(first: Lineage, later: Lineage) -> Resend | None:
