@@ -78,6 +78,7 @@ class Evidence:
         given_up: It is a dead letter, and nothing shows that its event was folded: it was not redriven, and no other record
             of its event came later.
         searched: Number of offsets before it that were searched.
+        is_whole: These are all, from the one at which the flow began.
         times: When batches were committed.
         has_letters: The flow's dead-letter topic was read.
         journaled: What the journal says about it; None without a journal, or if it does not have the record's batch.
@@ -90,6 +91,7 @@ class Evidence:
     is_first: bool = False
     given_up: bool = False
     searched: int = 0
+    is_whole: bool = False
     times: tuple[Committed, ...] = ()
     has_letters: bool = False
     journaled: Journaled | None = None

@@ -301,6 +301,7 @@ def _evidence(
 ) -> Evidence:
     place, copies = case.place, sorted(near.copies, key=lambda copy: (copy.place.partition, copy.place.offset))
     first = max(place.offset - search, low.get(place.partition, 0))
+    whole = search > 0 and first <= case.start
     # A record that became a dead letter took nobody's place; nor did one that the flow did not read.
     rejected = {*dead.by_place, None if read is None else _died_at(read.lineage)}
     mine = [copy for copy in copies if copy.place.partition == place.partition and copy.place not in rejected]
@@ -311,7 +312,8 @@ def _evidence(
         earlier[0] if earlier else None,
         dead.by_place.get(place, ()),
         dead,
-        is_first=first <= case.start and search > 0 and not (earlier or elsewhere or near.overtaken),
+        is_first=whole and not (earlier or elsewhere or near.overtaken),
+        is_whole=whole,
         searched=place.offset - first,
         times=case.times,
         has_letters=known,

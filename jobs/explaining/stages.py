@@ -108,6 +108,8 @@ def _held(stage: Stage, arrival: Arrival, histories: Histories, evidence: Eviden
         why += "; its dead letter is no longer missing"
     elif others and others[0].place.partition != arrival.element.partition:
         why += f"; {others[0].place} is the same event, and the one that was read first is folded"
+    elif not evidence.is_whole:
+        why += f"; no other record of its event is among the {evidence.searched:,} offsets before it"
     return _Found(Outcome.FOLDED, why)
 
 

@@ -236,6 +236,28 @@ def test_the_journal_names_the_batch_and_every_dropped_record(world: World, topi
     world.check(flow)
 
 
+@pytest.mark.parametrize("noted", [True, False], ids=["with its entries", "which left no entry"])
+def test_a_record_that_a_killed_run_had_folded_is_not_taken_for_a_copy(
+    world: World, topic: Callable[..., str], noted: bool
+) -> None:
+    journal, manifests = topic(name="journal"), list[bytes]()
+    sent, flow = [leg for leg in legs(30) if leg.minutes], fleet(world.topic)
+    world.send(republished(sent))
+    world.run(
+        flow,
+        max_records=8,
+        journal=journal if noted else None,
+        progress=lambda _: manifests.append(world.manifest(flow)),
+    )
+    world.restore(flow, manifests[0])
+    world.run(flow, journal=journal)
+    for place in places(world):
+        for options in ({"journal": journal}, {}):
+            found = one(world, flow, place, **options)
+            assert outcomes(found) == [("aircraft", Outcome.FOLDED), ("carrier", Outcome.FOLDED)]
+    world.check(flow)
+
+
 def test_a_journal_that_does_not_exist_is_refused_and_one_that_breaks_ends_no_run(
     world: World, topic: Callable[..., str], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -29,14 +29,14 @@ class InMemory(Reader):
 
     Attributes:
         flow: The flow.
-        directory: Directory of the store.
+        directory: Directory of the store; None for one in memory.
         topics: Records by topic and partition; an offset is an index, None where nothing is stored.
         low: First offset by topic and partition, if it is not 0.
         ids: Id by topic.
     """
 
     flow: Flow[Any]
-    directory: Path
+    directory: Path | None = None
     topics: dict[str, dict[int, list[Record | None]]] = field(default_factory=dict)
     low: dict[tuple[str, int], int] = field(default_factory=dict)
     ids: dict[str, str] = field(default_factory=dict)
@@ -45,7 +45,9 @@ class InMemory(Reader):
     read: dict[tuple[str, int], int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.stores = bind(self.flow, {}, f"sqlite:///{self.directory}/{uuid.uuid4().hex}.db?synchronous=off")
+        name = uuid.uuid4().hex
+        file = f"sqlite:///{self.directory}/{name}.db?synchronous=off"
+        self.stores = bind(self.flow, {}, f"memory://{name}" if self.directory is None else file)
         for topic in self.flow.topics:
             self.topics.setdefault(topic, {0: []})
             self.ids.setdefault(topic, f"id-{topic}")
