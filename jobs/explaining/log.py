@@ -136,7 +136,8 @@ class Reader:
         if self._reads is None:
             options: dict[str, Any] = {"enable_auto_commit": False, "enable_partition_eof": True}
             config = self._settings.client(group_id="headwater-explain", **options)
-            self._reads = Consumer(config | {"isolation.level": "read_committed"})
+            # A fetch at the end of a log would hold up the next range for half a second.
+            self._reads = Consumer(config | {"isolation.level": "read_committed", "fetch.wait.max.ms": 10})
         return self._reads
 
 
