@@ -4,6 +4,7 @@ from typing import Final, NamedTuple
 
 from aggregations.definition.flow import Stage
 from aggregations.definition.inputs import SiblingPolicy, siblings_of
+from aggregations.definition.sessions import SessionWindow
 from aggregations.per_message.arrivals import Arrival
 from aggregations.per_message.stage import KeyState
 from envelope import Histories, Standing, Verdict
@@ -135,18 +136,26 @@ def _absent(stage: Stage, arrival: Arrival, state: KeyState, evidence: Evidence,
     """The state does not hold the position, which is above the floor, or has no history of the lane."""
     if _rejected_here(stage, evidence):
         return _Found(Outcome.DEAD_LETTER, "it is in the dead-letter topic, and left no hole")
-    window = stage.aggregate.window
-    if window is not None and closed_us is not None:
-        start = int(window.split(arrival.key).start.timestamp())
-        if closed_us >= window.closes_us(start):
-            if state.version:
-                return _Found(
-                    Outcome.DROPPED, "its window is closed, and the state does not hold it", Verdict.WINDOW_CLOSED
-                )
-            return _Found(Outcome.UNDECIDED, "its window is closed, and has no state")
+    closes_us = _closes_us(stage, arrival)
+    if closes_us is not None and closed_us is not None and closed_us >= closes_us:
+        if state.version:
+            return _Found(
+                Outcome.DROPPED, "its window is closed, and the state does not hold it", Verdict.WINDOW_CLOSED
+            )
+        return _Found(Outcome.UNDECIDED, "its window is closed, and has no state")
     if not state.version:
         return _Found(Outcome.MISSING, "the store has no state of its key")
     return _Found(Outcome.MISSING, "the state of its key does not hold its position")
+
+
+def _closes_us(stage: Stage, arrival: Arrival) -> int | None:
+    """Event time at which the window of an arrival closes, in microseconds since 1970; None without windows."""
+    window, time_us = stage.aggregate.window, arrival.element.time_us
+    if window is None or time_us is None:
+        return None
+    if isinstance(window, SessionWindow):
+        return window.closes_us(time_us)
+    return window.closes_us(int(window.split(arrival.key).start.timestamp()))
 
 
 def _rejected_here(stage: Stage, evidence: Evidence) -> bool:

@@ -11,6 +11,7 @@ from aggregations.definition.aggregates import count
 from aggregations.definition.element import Element
 from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Flow
+from aggregations.definition.sessions import session
 from aggregations.definition.source import Json, Topic
 from aggregations.definition.windows import tumbling
 from envelope import Envelope, Hop, Verdict, encode
@@ -212,19 +213,21 @@ def test_a_flow_without_a_stage_names_where_it_published(tmp_path: Path) -> None
     assert world.explain(gone).outcome is Outcome.REMOVED
 
 
-def test_a_closed_window_without_the_record_dropped_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("window", [tumbling("1m"), session("1m")], ids=str)
+def test_a_closed_window_without_the_record_dropped_it(tmp_path: Path, window: Any) -> None:
     made: Flow[Any] = Flow("fleet").source(Topic("legs", Json({"k": str, "at": int}), time="at"))
-    world = InMemory(made.aggregate("minutes", "k", Fields(n=count()), window=tumbling("1m")), tmp_path)
+    world = InMemory(made.aggregate("minutes", "k", Fields(n=count()), window=window), tmp_path)
 
     def at(root: int, seconds: int) -> Place:
         body = json.dumps({"k": "K", "at": seconds * 1000}).encode()
         hop = Hop("raw", 0, root, via="wrap", index=0, topic_id="R")
         return world.send(b"K", encode(Envelope(body, (hop,), b"K")), timestamp_ms=10_000_000)
 
-    on_time, _, late = at(1, 10), at(2, 100), at(3, 20)
+    on_time, _, late = at(1, 10), at(2, 200), at(3, 20)
     world.run()
     found = world.explain(on_time)
-    assert (found.outcome, keys(found.stages)) == (Outcome.FOLDED, [b"K@1970-01-01T00:00:00Z"])
+    key = b"K@1970-01-01T00:00:00Z" if window == tumbling("1m") else b"K"
+    assert (found.outcome, keys(found.stages)) == (Outcome.FOLDED, [key])
     dropped = world.explain(late)
     assert (dropped.outcome, dropped.stages[0].verdict) == (Outcome.DROPPED, Verdict.WINDOW_CLOSED)
 
