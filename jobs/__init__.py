@@ -9,15 +9,38 @@ from typing import TYPE_CHECKING, Final
 from persistence.lazy import lazy
 
 if TYPE_CHECKING:
+    from jobs.explaining.blame import Blame, blame
+    from jobs.explaining.explain import explain
+    from jobs.explaining.outcome import Explanation, Fate, Outcome
     from jobs.settings import kafka
     from jobs.submit import run
     from jobs.table.source import StatesSource
     from jobs.tracing import Found, Place, Step, trace
     from jobs.views import States, View, states
 
-__all__ = ["Found", "Place", "States", "StatesSource", "Step", "View", "kafka", "run", "states", "trace"]
+__all__ = [
+    "Blame",
+    "Explanation",
+    "Fate",
+    "Found",
+    "Outcome",
+    "Place",
+    "States",
+    "StatesSource",
+    "Step",
+    "View",
+    "blame",
+    "explain",
+    "kafka",
+    "run",
+    "states",
+    "trace",
+]
 
 _MODULES: Final = {
+    "explaining.blame": ("Blame", "blame"),
+    "explaining.explain": ("explain",),
+    "explaining.outcome": ("Explanation", "Fate", "Outcome"),
     "settings": ("kafka",),
     "submit": ("run",),
     "table.source": ("StatesSource",),

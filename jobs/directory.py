@@ -9,6 +9,7 @@ bootstrap = "broker:9092"
 [flows.fleet]                             # by the flow's name
 generation = 2
 dead_letters = "fleet.dead"
+journal = "fleet.journal"
 stores.carrier = "cassandra://a,b/fleet"  # of one stage; `store` is for all stages of the flow
 ```
 """
@@ -24,7 +25,13 @@ from urllib.parse import urlsplit
 from jobs.environment import UsageError
 
 FILE: Final = "headwater.toml"
-_FLOW: Final[Mapping[str, type]] = {"store": str, "stores": dict, "dead_letters": str, "generation": int}
+_FLOW: Final[Mapping[str, type]] = {
+    "store": str,
+    "stores": dict,
+    "dead_letters": str,
+    "journal": str,
+    "generation": int,
+}
 
 
 class DirectoryError(UsageError):
@@ -39,11 +46,13 @@ class FlowDefaults:
         stores: URL of the store by stage name; the empty name is for all other stages.
         dead_letters: The dead-letter topic.
         generation: Generation of the states.
+        journal: Topic of the journal.
     """
 
     stores: Mapping[str, str] = field(default_factory=dict)
     dead_letters: str | None = None
     generation: int | None = None
+    journal: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +97,7 @@ class Directory:
         """Settings of a flow in the file."""
         found = self._flows.get(flow, FlowDefaults())
         stores = {"": self._store, **found.stores} if self._store else found.stores
-        return FlowDefaults(stores, found.dead_letters, found.generation)
+        return FlowDefaults(stores, found.dead_letters, found.generation, found.journal)
 
 
 class _Reader:
@@ -108,7 +117,7 @@ class _Reader:
             self._refuse("a generation is 1 or greater", "flows", name, "generation")
         if url := self.url(table, "store", "flows", name):
             urls = {"": url, **urls}
-        return FlowDefaults(urls, table.get("dead_letters"), generation)
+        return FlowDefaults(urls, table.get("dead_letters"), generation, table.get("journal"))
 
     def check(self, table: Mapping[str, Any], known: Mapping[str, type], *path: str) -> None:
         """Refuse unknown keys, and values of another type."""

@@ -100,13 +100,15 @@ class FlowSettings:
         stores: URL of the store by stage name.
         dead_letters: The dead-letter topic; None when there is none.
         generation: Generation of the states.
-        origins: Origin of each setting, by `store of STAGE`, `dead letters`, `generation`.
+        origins: Origin of each setting, by `store of STAGE`, `dead letters`, `journal`, `generation`.
+        journal: Topic of the journal; None when there is none.
     """
 
     stores: dict[str, str]
     dead_letters: str | None
     generation: int
     origins: Mapping[str, str]
+    journal: str | None = None
 
     def shown(self) -> list[tuple[str, str, str]]:
         """Name, value and origin of each setting; URLs are shown without secrets."""
@@ -114,6 +116,8 @@ class FlowSettings:
         shown["generation"] = str(self.generation)
         if self.dead_letters is not None:
             shown["dead letters"] = self.dead_letters
+        if self.journal is not None:
+            shown["journal"] = self.journal
         return [(name, value, self.origins[name]) for name, value in shown.items()]
 
     def lines(self) -> list[str]:
@@ -131,22 +135,25 @@ def of_flow(
     store: Sequence[str] | None = None,
     *,
     dead_letters: str | None = None,
+    journal: str | None = None,
     generation: int | None = None,
     env: Mapping[str, str] = os.environ,
     directory: Directory | None = None,
 ) -> FlowSettings:
     """Return the settings of a flow: each from the first of these sources, its most specific entry first.
 
-    1. The command line: `--store STAGE=URL`, `--store URL`, `--dead-letters`, `--generation`.
+    1. The command line: `--store STAGE=URL`, `--store URL`, `--dead-letters`, `--journal`, `--generation`.
     2. The environment: `HEADWATER_STORE`.
     3. `headwater.toml` of the current directory.
     4. The flow's definition: `aggregate(..., store=URL)`.
-    5. The default: the LMDB store in `.headwater/states`, no dead-letter topic, generation 1.
+    5. The default: the LMDB store in `.headwater/states`, no dead-letter topic, no journal,
+       generation 1.
 
     Args:
         flow: The flow.
         store: Values of `--store`: `URL` for all stages, `STAGE=URL` for one.
         dead_letters: Value of `--dead-letters`.
+        journal: Value of `--journal`.
         generation: Value of `--generation`.
         env: Environment.
         directory: Content of `headwater.toml`, if it was read already.
@@ -187,8 +194,9 @@ def of_flow(
         )
         urls[name] = url or default
     letters = first("dead letters", ("--dead-letters", dead_letters), (FILE, file.dead_letters))
+    entries = first("journal", ("--journal", journal), (FILE, file.journal))
     number = first("generation", ("--generation", generation), (FILE, file.generation), (DEFAULT, 1))
-    return FlowSettings(bind(flow, urls), letters, number or 1, origins)
+    return FlowSettings(bind(flow, urls), letters, number or 1, origins, entries)
 
 
 def _given(texts: Sequence[str]) -> dict[str, str]:

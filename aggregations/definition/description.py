@@ -147,3 +147,8 @@ def _path(step: Step | Aggregate | PublishStates, *, columnar: bool) -> str:
     calls = calls_of(step)
     merging = ", merging sessions per message" if isinstance(step, Aggregate) and step.sessions is not None else ""
     return (f"vectorised, with Python for {calls}" if calls else "vectorised") + merging
+
+
+def line_of(step: Step | Aggregate | PublishStates) -> str:
+    """One step: the method of `Flow` that adds it, and its content."""
+    return f"{_method(step)}({_content(step)})"

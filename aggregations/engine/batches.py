@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from aggregations.definition.flow import Flow
 from aggregations.engine.job import Exclusion, Job, RecordAtStage, TaskReport, newly_failed
+from aggregations.engine.journal import Dropped, Journal, entry_of
 from aggregations.engine.opening import Opening
 from aggregations.engine.partition_watch import PartitionWatch
 from aggregations.engine.ranges import Slot
@@ -72,6 +73,7 @@ class Batches:
         dead_letters: Dead-letter topic; None if a record that cannot be used ends the run.
         progress: Called after each batch with its report.
         stop: Set to end the run: a batch that waits for a retry is left to the next run.
+        journal: The flow's journal; None if it has none.
 
     Attributes:
         total: What the tasks of all committed batches reported.
@@ -90,6 +92,7 @@ class Batches:
         dead_letters: str | None,
         progress: Callable[[Report], None] | None,
         stop: threading.Event,
+        journal: Journal | None = None,
     ) -> None:
         self.total = TaskReport()
         self._flow = flow
@@ -110,18 +113,34 @@ class Batches:
         self._id = str(uuid.uuid4())
         self._jobs = count(1)
         self._warned = False
+        self._journal = journal
+        self._tries = 0
 
     def commit_batch(self, tasks: Sequence[Slot], ends: Mapping[TopicPartition, int]) -> None:
         """Fold and persist what these slots read, and write its manifest into every store."""
         self._part = self._flow.part_of(tasks[0].ranges[0].topic) if tasks else self._part
         self._begin(tasks)
-        report = self.fold(tasks, ends)
         run = self._run
+        replays = run.replays
+        report = self.fold(tasks, ends)
         for stage, marks in report.marks:
             run.known.note(stage, marks)
         incarnations = merge_incarnations(run.manifest.incarnations if run.manifest else {}, report.seen)
         manifest = run.following(ends, self._opening.topic_ids, incarnations, report.changes)
         self.advance(with_closing(run, manifest, self.idle))
+        if self._journal is not None:
+            self._journal.write(
+                entry_of(
+                    run.ref,
+                    *run.times[-1],
+                    self._opening.topic_ids,
+                    ends,
+                    [one for slot in tasks for one in slot.ranges],
+                    report.dropped,
+                    again=replays or self._tries > 1,
+                )
+            )
+            report.dropped = Dropped()
         report.counts.batches = 1
         report.counts.removed = self.remove()
         self.total.add(report)
@@ -184,8 +203,9 @@ class Batches:
     def fold(self, tasks: Sequence[Slot], ends: Mapping[TopicPartition, int]) -> TaskReport:
         """Fold and persist a batch; the next attempt completes a half-written batch and repeats no completed write."""
         excluded: dict[RecordAtStage, Exclusion] = {}
-        attempt, doubt, again = 1, dict(self._run.doubt), False
+        attempt, doubt, again, self._tries = 1, dict(self._run.doubt), False, 0
         while True:
+            self._tries += 1
             report, failures = self._try(tasks, ends, attempt, excluded, doubt, again=again)
             again = bool(failures)
             if not failures:
@@ -323,4 +343,5 @@ class Batches:
             replays=self._run.replays,
             times=times_in(self._run.manifest, self._opening.topic_ids),
             removed=dict(self._retirement.removed),
+            journaled=self._journal is not None,
         )

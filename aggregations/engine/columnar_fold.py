@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
 from aggregations.columns import schema
@@ -21,7 +20,7 @@ from aggregations.columns.batch import positions_at_stage
 from aggregations.columns.elements import plain_element
 from aggregations.columns.emitting import Emitted, emit_columns
 from aggregations.columns.fold import Folded, fold_fields, kinds_of, unfit_rows
-from aggregations.columns.judge import VERDICTS, HistoryLimits, Judged, judge
+from aggregations.columns.judge import HistoryLimits, Judged, judge
 from aggregations.columns.lane_names import LaneNames, known_names
 from aggregations.columns.made import made_inputs
 from aggregations.columns.order import positions_of
@@ -41,8 +40,9 @@ from aggregations.definition.operators import emit_input
 from aggregations.engine.job import Exclusion
 from aggregations.engine.path import Work
 from aggregations.engine.python_fold import fold_elements
-from aggregations.engine.row_arrivals import arrival_of, incarnation_of
+from aggregations.engine.row_arrivals import arrival_of
 from aggregations.engine.rows import BROKEN, INPUT, REKEYED, Rows, closed_rows
+from aggregations.engine.verdicts import count_verdicts
 from aggregations.errors import FlowError
 from aggregations.per_message.arrivals import passed_on
 from aggregations.per_message.emitting import emitted_types
@@ -51,8 +51,6 @@ from aggregations.per_message.stage import KeyState, StageOutcome, fold_stage
 from aggregations.run.states import state_of, writes_of
 from envelope import Node, Verdict
 from persistence.protocol import Stored, Write
-
-_FIRST_SEEN = tuple(VERDICTS.index(one) for one in (Verdict.ACCEPTED, Verdict.LATE, Verdict.NEW_LANE))
 
 
 class _Input(NamedTuple):
@@ -152,7 +150,7 @@ class ColumnarFold:
             self._emit(fold, self.aggregate.emit, kinds, inputs, entering, groups, apart)
         elif apart.any():
             self._one_by_one(apart)
-        self._count(judged.verdicts, ~apart[self.codes])
+        count_verdicts(self.work, self.stage.name, self.rows, judged.verdicts, ~judged.fold, ~apart[self.codes])
         self._write(form, names, judged, folded, apart)
         return self
 
@@ -252,15 +250,6 @@ class ColumnarFold:
         stage = self.work.job.ref.stage(self.stage.name)
         return replace(state_of(Stored(0, 0, 0, write.value), stage, write.key), version=write.expected)
 
-    def _count(self, verdicts: npt.NDArray[np.uint8], mask: Mask) -> None:
-        """Count verdicts; first deliveries of a topic that was created again have their own verdict."""
-        signature = self.frame.get_column(schema.SIGNATURE).to_numpy()
-        incarnation = np.array([incarnation_of(self.work, one) for one in self.rows.signatures], np.int64)[signature]
-        named = np.where((incarnation >= 0) & np.isin(verdicts, _FIRST_SEEN), incarnation, verdicts)
-        counts = np.bincount(named[mask], minlength=len(VERDICTS))
-        mine = self.work.report.counts.verdicts.setdefault(self.stage.name, Counter())
-        mine.update({VERDICTS[i].value: int(count) for i, count in enumerate(counts) if count})
-
     def _one_by_one(self, apart: Mask) -> None:
         """Fold some keys by the pure code, and with them all keys that have an item of a record that fails there.
 
@@ -280,7 +269,7 @@ class ColumnarFold:
         counts = self.work.report.counts
         counts.verdicts.setdefault(self.stage.name, Counter()).update(outcome.verdicts)
         counts.retired += outcome.retired
-        self.work.collector.decided(self.stage.name, outcome.decided)
+        self.work.decided(self.stage.name, outcome.decided)
         for row, one in zip(rows, outcome.decided, strict=True):
             self.accepted[row] = one.decision.fold or one.arrival.transit
             if self.aggregate.emit is not None:

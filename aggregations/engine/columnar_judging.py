@@ -28,6 +28,7 @@ from aggregations.engine.columnar_fold import ColumnarFold
 from aggregations.engine.path import Work
 from aggregations.engine.row_arrivals import arrival_of
 from aggregations.engine.rows import INPUT, Rows
+from aggregations.engine.verdicts import count_verdicts
 from aggregations.per_message.arrivals import passed_on
 from aggregations.per_message.cause import Cause
 from aggregations.per_message.dead_letters import RejectedRecord
@@ -107,7 +108,7 @@ class ColumnarJudging(ColumnarFold):
         self.work.report.counts.warnings.update(rulings.warnings)
         if apart.any():
             self._one_by_one(apart)
-        self._count(verdicts, ~apart[self.codes])
+        count_verdicts(self.work, self.stage.name, self.rows, verdicts, ~self.accepted, ~apart[self.codes])
         self._write(
             form, names, judged, Folded(rulings.values, rulings.texts, np.zeros(len(self.keys), np.bool_)), apart
         )

@@ -11,6 +11,7 @@ from typing import Any
 from aggregations.definition.flow import Flow
 from aggregations.engine.batches import Batches, Executor
 from aggregations.engine.group_offsets import GroupOffsets
+from aggregations.engine.journal import Journal
 from aggregations.engine.opening import Opening
 from aggregations.engine.partition_watch import PartitionWatch
 from aggregations.engine.ranges import Range, Source, before, slots_of, within
@@ -59,6 +60,7 @@ class Engine:
         progress: Called after each batch with its report.
         stop: Set to end the run.
         metadata_max_age: Seconds for which producers may not know of new partitions.
+        journal: Topic of the flow's journal; None if it has none.
     """
 
     def __init__(
@@ -73,10 +75,12 @@ class Engine:
         progress: Callable[[Report], None] | None,
         stop: threading.Event,
         metadata_max_age: float,
+        journal: str | None = None,
     ) -> None:
         self.flow = flow
         self.run = opening.run
         self._watches = {plan.topic: PartitionWatch(opening, plan, metadata_max_age) for plan in opening.plans}
+        self._journal = None if journal is None else Journal(kafka, journal)
         self._offsets = GroupOffsets(group, opening.topics, opening.run)
         self.batches = Batches(
             flow,
@@ -87,6 +91,7 @@ class Engine:
             dead_letters=dead_letters,
             progress=progress,
             stop=stop,
+            journal=self._journal,
         )
         self._sources = [Source(opening.topics, topic, widens=not flow.keeps_order) for topic in opening.run.sources]
         self._turns = Turns(opening.run)
@@ -117,6 +122,9 @@ class Engine:
             if self._stop.is_set():  # the signal that stopped the run ended its JVM as well
                 return total.counts
             raise
+        finally:
+            if self._journal is not None:
+                self._journal.close()
         if not self._offsets.written_at:
             self._offsets.write_reached()
         finish(self.run)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from aggregations.definition.flow import Flow, Stage
 from aggregations.definition.operators import publishes
 from aggregations.engine.clients import store_of
+from aggregations.engine.journal import Dropped
 from aggregations.engine.ranges import Slot
 from aggregations.engine.roots import EndsByIncarnation
 from aggregations.errors import SharedKeyError
@@ -81,6 +82,7 @@ class Job:
         replays: A crashed run may have folded records that this run has not committed yet.
         times: Latest event time read, by topic and partition; empty in a flow without windows.
         removed: Due time up to which states have left the store, by stage, in seconds since 1970.
+        journaled: Tasks note which records they drop.
     """
 
     flow: Flow[Any]
@@ -112,6 +114,7 @@ class Job:
     replays: bool = False
     times: Times = field(default_factory=dict)
     removed: Mapping[str, int] = field(default_factory=dict)
+    journaled: bool = False
 
     @property
     def folds_while_reading(self) -> bool:
@@ -228,6 +231,7 @@ class TaskReport:
         changes: Changes to the ledger.
         seconds: CPU seconds per phase.
         marks: Marks that saves returned: (stage, marks).
+        dropped: For the journal, the records that were dropped.
     """
 
     counts: Report = field(default_factory=Report)
@@ -236,6 +240,7 @@ class TaskReport:
     changes: Changes = field(default_factory=Changes)
     seconds: dict[str, float] = field(default_factory=dict)
     marks: list[tuple[str, Marks]] = field(default_factory=list)
+    dropped: Dropped = field(default_factory=Dropped)
 
     def add(self, other: "TaskReport") -> None:
         """Add another task's report."""
@@ -247,6 +252,7 @@ class TaskReport:
                 self.failed[place] = cause
         self.changes.add(other.changes)
         self.marks += other.marks
+        self.dropped.add(other.dropped)
         for phase, spent in other.seconds.items():
             self.seconds[phase] = self.seconds.get(phase, 0.0) + spent
 

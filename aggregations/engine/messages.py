@@ -63,6 +63,8 @@ class MessagePath:
 
         with work.timed("fold"):
             outcome = loop.fold(stage, arrivals, load)
+            if job.journaled:
+                work.report.dropped.decided(stage.name, outcome.decided)
             work.outputs += job.snapshots_of(stage, outcome.states)
             writes = writes_of(outcome.states, stage.definition, stage.aggregate.expiry)
             passed_on = loop.onward(stage, outcome)

@@ -46,7 +46,12 @@ class Opening:
 
 
 def check_arguments(
-    flow: Flow[Any], stores: Mapping[str, str], accept: Sequence[str], *, dead_letters: str | None = None
+    flow: Flow[Any],
+    stores: Mapping[str, str],
+    accept: Sequence[str],
+    *,
+    dead_letters: str | None = None,
+    journal: str | None = None,
 ) -> None:
     """Refuse invalid combinations that need no answer from a server.
 
@@ -55,10 +60,11 @@ def check_arguments(
         stores: URL of the store by stage name.
         accept: Names of accepted risks.
         dead_letters: Dead-letter topic.
+        journal: Topic of the flow's journal.
 
     Raises:
         FlowError: States would end with the process, a risk does not exist, or the flow reads or publishes to the
-            dead-letter topic.
+            dead-letter topic or the journal.
     """
     if dead_letters in flow.topics:
         raise FlowError(
@@ -69,6 +75,10 @@ def check_arguments(
         raise FlowError(
             f"flow {flow.name}: --dead-letters {dead_letters} is a topic that the flow publishes to, so its readers would "
             "receive dead letters; use a separate topic"
+        )
+    if journal is not None and journal in {*flow.topics, *outputs_of(flow), dead_letters}:
+        raise FlowError(
+            f"flow {flow.name}: --journal {journal} is a topic that the flow reads or writes; use a separate topic"
         )
     for name, url in stores.items():
         if url.startswith("memory:"):
@@ -95,6 +105,7 @@ def open_run(
     kafka: KafkaSettings,
     stores: Mapping[str, str],
     dead_letters: str | None,
+    journal: str | None = None,
     group: str,
     generation: int,
     accept: Sequence[str],
@@ -115,7 +126,7 @@ def open_run(
     """
     sources, topics = list(flow.topics), Topics(kafka)
     facts = topics.describe(sources)
-    topics.check_rights(read=sources, write=[*outputs_of(flow), *([dead_letters] if dead_letters else [])])
+    topics.check_rights(read=sources, write=[*outputs_of(flow), *filter(None, (dead_letters, journal))])
     streams = list(flow.parts[-1].topics)  # of a table, compaction keeps what is needed
     for found in (compaction(topics.cleanup_policies(streams)), *map(preflight, dict.fromkeys(stores.values()))):
         refuse(found, accept)

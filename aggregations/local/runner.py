@@ -25,6 +25,7 @@ def run_local(
     kafka: KafkaSettings,
     stores: Mapping[str, str],
     dead_letters: str | None = None,
+    journal: str | None = None,
     group: str | None = None,
     generation: int = 1,
     accept: Sequence[str] = (),
@@ -47,6 +48,7 @@ def run_local(
         kafka: Settings of the Kafka cluster with its source, outputs and dead letters.
         stores: URL of the store by stage name, as for `aggregations.run.binding.bind`.
         dead_letters: Dead-letter topic. Without one the first record that cannot be used ends the run.
+        journal: Topic that gets an entry for each batch, for `headwater explain`; None for none.
         group: Consumer group whose offsets show the flow's progress to lag tools; the flow's name when None.
         generation: Generation of the states.
         accept: Names of accepted risks; see `aggregations.run.risks.Risk`.
@@ -73,13 +75,14 @@ def run_local(
     stores = bind(flow, stores)
     check_type("kafka=", kafka, KafkaSettings, 'KafkaSettings, such as KafkaSettings("localhost:9092")')
     start = checked_starts(start, flow.topics)
-    check_arguments(flow, stores, accept, dead_letters=dead_letters)
+    check_arguments(flow, stores, accept, dead_letters=dead_letters, journal=journal)
     group = group or flow.name
     opening = open_run(
         flow,
         kafka=kafka,
         stores=stores,
         dead_letters=dead_letters,
+        journal=journal,
         group=group,
         generation=generation,
         accept=accept,
@@ -99,5 +102,6 @@ def run_local(
             progress=progress,
             stop=stop or threading.Event(),
             metadata_max_age=metadata_max_age,
+            journal=journal,
         )
         return engine.stream(until_caught_up=until_caught_up, trigger_seconds=trigger_seconds, max_records=max_records)

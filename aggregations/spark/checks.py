@@ -22,6 +22,7 @@ def check_given(
     *,
     conf: Mapping[str, str] | None = None,
     dead_letters: str | None = None,
+    journal: str | None = None,
 ) -> None:
     """Refuse invalid combinations that need no answer from a server.
 
@@ -32,10 +33,11 @@ def check_given(
         master: Spark's master.
         conf: Spark settings.
         dead_letters: Dead-letter topic.
+        journal: Topic of the flow's journal.
 
     Raises:
         FlowError: Workers cannot reach a store, a risk does not exist, a Spark setting conflicts with the engine, or
-            the flow reads or publishes to the dead-letter topic.
+            the flow reads or publishes to the dead-letter topic or the journal.
     """
     for name, value in (conf or {}).items():
         check_type(f"conf {name}", value, str, "text")
@@ -47,7 +49,7 @@ def check_given(
                 f"stage {name!r}: {url} is a file of this machine, and Spark's workers ({master}) may run on others; "
                 "use Redis or Cassandra, or --master local[N]"
             )
-    check_arguments(flow, stores, accept, dead_letters=dead_letters)
+    check_arguments(flow, stores, accept, dead_letters=dead_letters, journal=journal)
 
 
 def plan_flow(

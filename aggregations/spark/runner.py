@@ -28,6 +28,7 @@ def run_flow(
     kafka: KafkaSettings,
     stores: Mapping[str, str],
     dead_letters: str | None = None,
+    journal: str | None = None,
     group: str | None = None,
     generation: int = 1,
     accept: Sequence[str] = (),
@@ -50,6 +51,7 @@ def run_flow(
         kafka: Settings of the Kafka cluster with its source, outputs and dead letters.
         stores: URL of the store by stage name, as for `aggregations.run.binding.bind`.
         dead_letters: Dead-letter topic. Without one the first record that cannot be used ends the run.
+        journal: Topic that gets an entry for each batch, for `headwater explain`; None for none.
         group: Consumer group whose offsets show the flow's progress to lag tools; the flow's name when None.
         generation: Generation of the states.
         accept: Names of accepted risks; see `aggregations.run.risks.Risk`.
@@ -84,7 +86,9 @@ def run_flow(
     check_type("kafka=", kafka, KafkaSettings, 'KafkaSettings, such as KafkaSettings("localhost:9092")')
     start = checked_starts(start, flow.topics)
     settings = {**(conf or {}), **submitted()}
-    check_given(flow, stores, accept, master_of(master, settings), conf=settings, dead_letters=dead_letters)
+    check_given(
+        flow, stores, accept, master_of(master, settings), conf=settings, dead_letters=dead_letters, journal=journal
+    )
     group = group or flow.name
     stop = stop or threading.Event()
     with jvm_ahead(master, conf or {}):
@@ -93,6 +97,7 @@ def run_flow(
             kafka=kafka,
             stores=stores,
             dead_letters=dead_letters,
+            journal=journal,
             group=group,
             generation=generation,
             accept=accept,
@@ -111,6 +116,7 @@ def run_flow(
                     progress=progress,
                     stop=stop,
                     metadata_max_age=metadata_max_age,
+                    journal=journal,
                 )
                 return engine.stream(
                     until_caught_up=until_caught_up,

@@ -20,6 +20,7 @@ from jobs.cli import (
     copying,
     demo,
     discard,
+    explaining,
     faults,
     new,
     plan,
@@ -62,6 +63,8 @@ for command in (
     discard.discard,
     views.inspect,
     tracing.trace,
+    explaining.explain,
+    explaining.blame,
     faults.faults,
 ):
     app.command()(command)

@@ -83,6 +83,16 @@ DeadLetters: TypeAlias = Annotated[
         callback=filled,
     ),
 ]
+JournalTopic: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--journal",
+        metavar="TOPIC",
+        help="Topic with an entry for each batch: what it read and dropped. Without it: headwater.toml; without both, none.",
+        show_default=False,
+        callback=filled,
+    ),
+]
 Generation: TypeAlias = Annotated[
     int | None,
     typer.Option(

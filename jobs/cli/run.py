@@ -21,6 +21,7 @@ from jobs.cli.options import (
     FlowName,
     Generation,
     Group,
+    JournalTopic,
     Json,
     KafkaFile,
     MetadataMaxAge,
@@ -51,6 +52,7 @@ def run(
         bool, typer.Option("--until-caught-up", help="Stop at the current ends of the partitions.")
     ] = False,
     dead_letters: DeadLetters = None,
+    journal: JournalTopic = None,
     trigger: Annotated[
         str,
         typer.Option(
@@ -114,7 +116,9 @@ def run(
     found = load_flow(flow)
     here = Directory.load()
     kafka = settings.kafka(bootstrap, root, kafka_settings, directory=here)
-    chosen = settings.of_flow(found, store, dead_letters=dead_letters, generation=generation, directory=here)
+    chosen = settings.of_flow(
+        found, store, dead_letters=dead_letters, journal=journal, generation=generation, directory=here
+    )
     seconds = settings.seconds(trigger, "--trigger")
     max_age = settings.seconds(metadata_max_age, "--metadata-max-age")
     execute: Callable[..., Report]
@@ -139,6 +143,7 @@ def run(
             kafka=kafka,
             stores=chosen.stores,
             dead_letters=chosen.dead_letters,
+            journal=chosen.journal,
             group=group,
             generation=chosen.generation,
             accept=accept or (),
@@ -192,7 +197,9 @@ def _check_spark(
 
     if not IS_SUBMITTED:  # `run_flow` also checks this
         at = master_of(master, conf)
-        check_given(flow, chosen.stores, accept, at, conf=conf, dead_letters=chosen.dead_letters)
+        check_given(
+            flow, chosen.stores, accept, at, conf=conf, dead_letters=chosen.dead_letters, journal=chosen.journal
+        )
         java()
 
 

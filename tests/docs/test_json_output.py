@@ -11,12 +11,15 @@ import pytest
 from aggregations.definition.windows import tumbling
 from aggregations.report import Report
 from aggregations.run.plan import PartitionPlan, Plan
-from envelope import Histories
+from envelope import Histories, Node
 from jobs.cli.dead_letters import show
 from jobs.cli.run import as_json, show_plan
 from jobs.copying import CopyStatistics
 from jobs.dead_letters.discard import Discarded
 from jobs.dead_letters.letters import Handled
+from jobs.explaining.blame import Passage, Resent
+from jobs.explaining.copies import Copy, Resend
+from jobs.explaining.outcome import AtStage, Explanation, Fate, InBatch, Letter, Outcome
 from jobs.republish.counts import Statistics, TopicGrowth
 from jobs.stack.state import ServerState
 from jobs.tracing import Found, Place, Step
@@ -76,6 +79,24 @@ def test_the_lines_of_trace() -> None:
     step = Step(Place("legs", 0, 1), Found.FOUND, None, b"\xff").as_json()
     other = Step(Place("legs", 0, 1), Found.FOUND, None).as_json()
     assert named("Lines of trace") == {*step, *other, *Found}
+
+
+def test_the_lines_of_explain() -> None:
+    place = Place("legs", 0, 1)
+    copy = Copy(place, 1, Resend("wrap", Node("raw", 0, 7), "legs", "republisher"))
+    stages = [AtStage("first", Outcome.FOLDED, "", key, batch=InBatch(1)) for key in (b"a", b"\xff")]
+    letter = Letter(place, "first", None, "", None, Fate.WAITING)
+    whole = Explanation(
+        place, Outcome.FOLDED, "", taken_by=copy, stages=tuple(stages), letters=(letter,), copies=(copy,)
+    )
+    found = {*whole.as_json(), *copy.as_json(), *letter.as_json(), *InBatch(1).as_json()}
+    found |= {name for stage in stages for name in stage.as_json()}
+    assert named("Lines of explain") == found | {*Outcome} | {*Fate} | {"flat_map"}
+
+
+def test_the_lines_of_blame() -> None:
+    hop = Resent(Passage("wrap", "raw", "legs", "republisher"))
+    assert named("Lines of blame") == {*hop.as_json(), "republisher", "redrive", "retry"}
 
 
 def test_the_lines_of_the_stack() -> None:

@@ -14,6 +14,8 @@ from envelope.event_ids import EventIds
 from jobs.copying import CopyStatistics
 from jobs.dead_letters.discard import Discarded
 from jobs.dead_letters.letters import Handled
+from jobs.explaining.blame import Blame, Passage, Resent
+from jobs.explaining.outcome import Explanation, Outcome
 from jobs.republish.counts import Statistics
 from jobs.republish.source import Wrapping
 from jobs.stack import StackState
@@ -115,6 +117,7 @@ COMMANDS = {
             "store": STORE,
             "until_caught_up": Option("--until-caught-up", {"until_caught_up": True}),
             "dead_letters": Option("--dead-letters dead", {"dead_letters": "dead"}),
+            "journal": Option("--journal notes", {"journal": "notes"}),
             "trigger": Option("--trigger 250ms", {"trigger_seconds": 0.25}),
             "max_records": Option("--max-records 7", {"max_records": 7}),
             "metadata_max_age": Option("--metadata-max-age 1m", {"metadata_max_age": 60.0}),
@@ -292,6 +295,44 @@ COMMANDS = {
             "json": JSON,
         },
     ),
+    "headwater explain": Command(
+        f"explain {FLOW} flights.legs:0:1 --bootstrap b:1",
+        "jobs.explaining.explain.explain",
+        [Explanation(Place("flights.legs", 0, 1), Outcome.FOLDED, "stage aircraft: the state holds its position")],
+        {
+            "flow": Option("tests.support.pure_flow:flow", {"flow.name": "fleet"}, without=FLOW),
+            "record": Option("raw:2:3", {"record": Place("raw", 2, 3)}, without="flights.legs:0:1"),
+            "event_id": Option("--event-id b", {"record": "b"}, without="flights.legs:0:1"),
+            "search": Option("--search 7", {"search": 7}),
+            "dead_letters": Option("--dead-letters dead", {"dead_letters": "dead"}),
+            "journal": Option("--journal notes", {"journal": "notes"}),
+            "store": STORE,
+            "generation": Option("--generation 3", {"generation": 3}),
+            "bootstrap": BOOTSTRAP,
+            "kafka_settings": FILE,
+            "root": ROOT,
+            "json": JSON,
+        },
+    ),
+    "headwater explain (search)": Command(
+        f"explain {FLOW} --event-id a --bootstrap b:1",
+        "jobs.explaining.explain.explain",
+        [Explanation(Place("flights.legs", 0, 1), Outcome.FOLDED, "stage aircraft: the state holds its position")],
+        {"ranges": Option("--range flights.legs:0 --range TIME/", {"ranges": ["flights.legs:0", "TIME/"]})},
+    ),
+    "headwater blame": Command(
+        f"blame {FLOW} --bootstrap b:1",
+        "jobs.explaining.blame.blame",
+        Blame((), [Resent(Passage("wrap", "raw", "legs", "republisher"), 3, 1, 1)], 3, 1),
+        {
+            "flow": Option("tests.support.pure_flow:flow", {"flow.name": "fleet"}, without=FLOW),
+            "ranges": Option("--range flights.legs:0", {"ranges": ["flights.legs:0"]}),
+            "bootstrap": BOOTSTRAP,
+            "kafka_settings": FILE,
+            "root": ROOT,
+            "json": JSON,
+        },
+    ),
     "headwater demo": Command(
         "demo",
         "jobs.demo.play.play",
@@ -348,6 +389,8 @@ ELSEWHERE = {
     # `test_json_lines_in_a_file_are_those_of_standard_output` and `test_parquet_has_typed_fields_and_the_histories` of
     # `tests/unit/test_cli_inspect_selection.py`.
     "headwater inspect": {"output"},
+    # `test_the_re_sends_are_drawn` of `tests/unit/test_blame.py`.
+    "headwater blame": {"svg"},
     # What stays of a demo: `tests/unit/test_demo.py`.
     "headwater demo": {"keep", "json"},
     # They call nothing that could be recorded: `tests/unit/test_cli.py`, `tests/unit/test_cli_results.py`, and for the

@@ -1,0 +1,94 @@
+"""Finds the entry of a record's batch in a flow's journal, by bisection."""
+
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any, Final, cast
+
+from aggregations.engine.journal import Entry, decode_entry
+from envelope import Verdict
+from jobs.explaining.log import Reader, Span
+from jobs.explaining.outcome import InBatch
+from jobs.tracing import Place
+
+_FEW: Final = 500
+"""Entries that are read one after the other instead of by bisection."""
+
+
+@dataclass(frozen=True, slots=True)
+class Journaled:
+    """What the journal says about a record.
+
+    Attributes:
+        place: Coordinates of the record.
+        entry: The entry of the batch that read it.
+    """
+
+    place: Place
+    entry: Entry
+
+    @property
+    def batch(self) -> InBatch:
+        """The batch that read the record."""
+        entry = self.entry
+        return InBatch(entry.batch, entry.epoch, entry.time_ms, exact=not entry.again)
+
+    def verdict(self, stage: str) -> Verdict | None:
+        """The verdict with which a stage dropped the record; None if it did not, or if it is not listed."""
+        return self.entry.verdict(stage, self.place.topic, self.place.partition, self.place.offset)
+
+    def is_whole(self, stage: str) -> bool:
+        """Whether the entry lists everything that a stage dropped, and nothing that an earlier attempt had folded."""
+        return not self.entry.again and not self.entry.unlisted.get(stage)
+
+
+def journaled(reader: Reader, topic: str, flow: tuple[str, int], place: Place, topic_id: str) -> Journaled | None:
+    """The entry of the batch that read a record; None if the journal does not have it.
+
+    Args:
+        reader: Reads the journal.
+        topic: The journal.
+        flow: Name and generation of the flow.
+        place: Coordinates of the record.
+        topic_id: Current id of its topic.
+    """
+
+    def is_after(entry: Entry) -> bool:
+        """Whether an entry is that of the record, or of a later batch."""
+        _, following = entry.read.get(place.topic, {}).get(place.partition, (0, 0))
+        return entry.topic_ids.get(place.topic) == topic_id and following > place.offset
+
+    log = reader.log(topic)
+    for partition, high in log.high.items():
+        found = _first(reader, Span(topic, partition, log.low[partition], high), flow, is_after)
+        if found is not None and found.read[place.topic][place.partition][0] <= place.offset:
+            return Journaled(place, found)
+    return None
+
+
+def _first(reader: Reader, span: Span, flow: tuple[str, int], is_after: Callable[[Entry], bool]) -> Entry | None:
+    """The first entry of a flow for which `is_after` is true: it is true for every later entry of the flow."""
+    low, high, found = span.first, span.last, None
+    while high - low > _FEW:
+        middle = (low + high) // 2
+        at, entry = _next(reader, Span(span.topic, span.partition, middle, high), flow)
+        if entry is None:
+            high = middle
+        elif is_after(entry):
+            high, found = middle, entry
+        else:
+            low = at + 1
+    _, earlier = _next(reader, Span(span.topic, span.partition, low, high), flow, is_after)
+    return earlier or found
+
+
+def _next(
+    reader: Reader, span: Span, flow: tuple[str, int], wanted: Callable[[Entry], bool] = lambda _: True
+) -> tuple[int, Entry | None]:
+    """The first entry of a flow in a range for which `wanted` is true, with its offset; None if there is none."""
+    with closing(cast("Any", reader.records(span))) as records:
+        for record in records:
+            entry = decode_entry(record.value)
+            if entry is not None and (entry.flow, entry.generation) == flow and wanted(entry):
+                return record.offset, entry
+    return span.last, None
