@@ -34,19 +34,17 @@ from aggregations.definition.operators import (
     Predicate,
     Publish,
     PublishStates,
-    Schema,
     Step,
-    check_columns,
     check_fold,
     flattened,
     is_columnar,
     publishes,
-    schema_after,
     source_definition,
 )
 from aggregations.definition.paths import keeps_columns
 from aggregations.definition.picture import picture
 from aggregations.definition.reading import Reading
+from aggregations.definition.schemas import Schema, check_columns, schema_after
 from aggregations.definition.sessions import SessionWindow, check_window
 from aggregations.definition.source import Topic, check_source
 from aggregations.definition.stages import Stage, definition_of_sources
@@ -316,19 +314,7 @@ class Flow(Branching[T], Deduplicating[T], Joining[T], Reading, Generic[T]):
                 before, begins, leading = [], i + 1, ()
             else:
                 before.append(step)
-        if all(stage.aggregate.rule is not None for stage in stages) and not self.publishes:
-            raise FlowError(
-                f"flow {self.name!r} does nothing with its elements: it needs an aggregate() or a publish()"
-            )
-        if not stages and self.merges:
-            raise FlowError(
-                f"flow {self.name!r} has several sources and no aggregate(): define a flow for each source instead"
-            )
-        if not self.calls_functions and (elements := self.tombstone_topics):
-            raise FlowError(
-                f"topic {elements[0]} passes tombstones to the flow as None, and all steps of the flow read columns: key "
-                "the first stage by a function, or set tombstones='skip' or 'dead_letter'"
-            )
+        self._check_whole(aggregates=any(one.aggregate.rule is None for one in stages), stages=bool(stages))
         return tuple(stages)
 
     @cached_property

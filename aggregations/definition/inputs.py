@@ -11,8 +11,9 @@ from typing import TypeAlias
 import polars as pl
 
 from aggregations.definition.expressions import columns_of, parsed
-from aggregations.definition.operators import Aggregate, Divert, Filter, FlatMap, Map, Schema, Step, schema_after
+from aggregations.definition.operators import Aggregate, Divert, Filter, FlatMap, Map, Step
 from aggregations.definition.paths import expressions_of
+from aggregations.definition.schemas import Schema, schema_after
 from aggregations.definition.source import Topic
 from aggregations.errors import FlowError
 from envelope import Siblings

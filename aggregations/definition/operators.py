@@ -8,17 +8,15 @@ from typing import Any, TypeAlias
 import polars as pl
 
 from aggregations.definition.element import Element
-from aggregations.definition.emit import CONDITION, NEW, OLD, Emit, Emitting
+from aggregations.definition.emit import Emit, Emitting
 from aggregations.definition.expiry import Expiry
-from aggregations.definition.expressions import Expression, columns_of, describe_expression, parsed, text_of
+from aggregations.definition.expressions import Expression, describe_expression, parsed
 from aggregations.definition.fields import Fields
 from aggregations.definition.fingerprint import describe_callable
 from aggregations.definition.folds import Fold, check_state
-from aggregations.definition.integers import select_exact
 from aggregations.definition.judging import Judging, describe_fold
 from aggregations.definition.lookups import Lookup
 from aggregations.definition.sessions import SessionWindow
-from aggregations.definition.system import SYSTEM_COLUMNS
 from aggregations.definition.windows import Window
 from aggregations.errors import FlowError
 from envelope import EnvelopeError
@@ -286,94 +284,6 @@ def publishes(steps: Iterable[object]) -> bool:
     return any(isinstance(step, Publish) for step in flattened(steps))
 
 
-Schema: TypeAlias = Mapping[str, pl.DataType] | None
-"""Columns and their types; None when a callable determines the value."""
-
-
-def schema_after(step: object, schema: Schema) -> Schema:
-    """The columns after a step, given the columns `schema` before it.
-
-    Raises:
-        FlowError: A column is missing, or types do not fit.
-    """
-    match step:
-        case Map(columns, None) if schema is not None:
-            new = types_of({name: parsed(of) for name, of in columns.items()}, schema)
-            return {**schema, **new}
-        case FlatMap(str() | pl.Expr() as items) if schema is not None:
-            return {**schema, step.column: _item_type(items, schema)}
-        case Lookup() if schema is not None:
-            return {**schema, **step.types}
-        case Map() | FlatMap():
-            return None
-        case Aggregate(emit=Emit() as emit) if schema is not None:
-            wanted = {name: parsed(of) for name, of in emit.columns.items()}
-            return types_of(wanted, emit_types(step, schema))
-        case Aggregate(emit=emit) if emit is not None:
-            return None
-        case _:
-            return schema
-
-
-def check_columns(step: Step | Aggregate, schema: Mapping[str, pl.DataType]) -> None:
-    """Plan a step's expressions, so that missing columns and wrong types are reported when the flow is defined.
-
-    Raises:
-        FlowError: A column is missing, types do not fit, or an aggregate does not accept the type of a field's input.
-    """
-    match step:
-        case Filter(argument) | Divert(argument) | Branch(when=argument) if isinstance(argument, str | pl.Expr):
-            dtype = types_of({"": parsed(argument)}, schema)[""]
-            if dtype not in (pl.Boolean, pl.Null):
-                raise FlowError(f"{text_of(argument)} is of type {dtype}, not Boolean")
-        case Map(_, None) | FlatMap(str() | pl.Expr()):
-            schema_after(step, schema)
-        case Lookup(key=key):
-            step.check_free(schema)
-            _check_key(key, schema)
-        case Publish(topic, key):
-            if isinstance(key, str | pl.Expr):
-                _check_key(key, schema)
-            if step.topics and isinstance(topic, str | pl.Expr):
-                dtype = types_of({"": parsed(topic)}, schema)[""]
-                if dtype not in (pl.String, pl.Null):
-                    raise FlowError(f"{text_of(topic)} is of type {dtype}, not String")
-        case Aggregate(key=key, fold=fold):
-            if isinstance(key, str | pl.Expr):
-                _check_key(key, schema)
-            if isinstance(fold, Judging):
-                types_of(fold.inputs(), schema)
-            if isinstance(fold, Fields):
-                for name, dtype in types_of(fold.conditions(), schema).items():
-                    if dtype not in (pl.Boolean, pl.Null):
-                        raise FlowError(f"where= of field {name!r} is of type {dtype}, not Boolean")
-                fold.check(types_of(fold.inputs(), schema))
-            if isinstance(step.emit, Emit):
-                dtype = types_of(step.emit.wanted(), emit_types(step, schema)).get(CONDITION, pl.Boolean())
-                if dtype not in (pl.Boolean, pl.Null):
-                    raise FlowError(f"emit=: when() is of type {dtype}, not Boolean")
-
-
-def emit_types(stage: Aggregate, schema: Mapping[str, pl.DataType]) -> dict[str, pl.DataType]:
-    """Types of the columns that the `Emit` of a stage reads, given the columns `schema` that arrive there.
-
-    Raises:
-        FlowError: A column is missing, or has a name of a column of the state.
-    """
-    emit, fold = stage.emit, stage.fold
-    assert isinstance(emit, Emit)
-    assert isinstance(fold, Fields)
-    if clashing := sorted(name for name in schema if name.startswith((OLD, NEW))):
-        raise FlowError(f"emit=: column {clashing[0]} has a name of the state's columns; rename it before the stage")
-    inputs = types_of(fold.inputs(), schema)
-    types = types_of({name: pl.col(name) for name in emit.read}, schema)
-    for name in emit.fields:
-        dtype = fold.fields[name].result_type(inputs.get(name, pl.Boolean()))
-        assert dtype is not None
-        types |= {OLD + name: dtype, NEW + name: dtype}
-    return types
-
-
 def check_fold(fold: object) -> None:
     """Check that a stage can use a fold, and that a fold in plain Python starts from a state.
 
@@ -392,33 +302,3 @@ def check_fold(fold: object) -> None:
     except Exception as error:  # user code may raise anything
         detail = error.detail if isinstance(error, EnvelopeError) else type(error).__name__
         raise FlowError(f"zero() of its fold does not return a state: {detail}") from error
-
-
-def types_of(wanted: Mapping[str, pl.Expr], schema: Mapping[str, pl.DataType]) -> dict[str, pl.DataType]:
-    """Result types of expressions over the columns of `schema`.
-
-    Raises:
-        FlowError: A column is missing, or types do not fit.
-    """
-    missing = columns_of(wanted.values()) - set(schema) - SYSTEM_COLUMNS.keys()
-    if missing:
-        raise FlowError(f"no column {', '.join(sorted(missing))}; the columns are {', '.join(sorted(schema))}")
-    try:
-        return dict(select_exact(pl.DataFrame(schema={**schema, **SYSTEM_COLUMNS}), wanted)[0].schema)
-    except FlowError:
-        raise
-    except (Exception, pl.exceptions.PanicException) as error:
-        raise FlowError(f"an expression does not fit the columns: {type(error).__name__}: {error}") from error
-
-
-def _item_type(items: Expression, schema: Mapping[str, pl.DataType]) -> pl.DataType:
-    dtype = types_of({"": parsed(items)}, schema)[""]
-    if not isinstance(dtype, pl.List):
-        raise FlowError(f"{text_of(items)} is of type {dtype}, not a list")
-    return pl.Series(dtype=dtype).explode().dtype
-
-
-def _check_key(key: Expression, schema: Mapping[str, pl.DataType]) -> None:
-    dtype = types_of({"": parsed(key)}, schema)[""]
-    if not (dtype.is_integer() or dtype in (pl.String, pl.Binary, pl.Null)):
-        raise FlowError(f"the key is of type {dtype}; use text, bytes or an integer")

@@ -104,6 +104,26 @@ class Reading:
         """Whether a step calls Python for each element."""
         return not all(is_vectorised(step) for step in self.every_step if not isinstance(step, PublishStates))
 
+    def _check_whole(self, *, aggregates: bool, stages: bool) -> None:
+        """Check that the flow does something with its elements, and can read them.
+
+        Raises:
+            FlowError: It does not, or cannot.
+        """
+        if not aggregates and not self.publishes:
+            raise FlowError(
+                f"flow {self.name!r} does nothing with its elements: it needs an aggregate() or a publish()"
+            )
+        if not stages and self.merges:
+            raise FlowError(
+                f"flow {self.name!r} has several sources and no aggregate(): define a flow for each source instead"
+            )
+        if not self.calls_functions and (elements := self.tombstone_topics):
+            raise FlowError(
+                f"topic {elements[0]} passes tombstones to the flow as None, and all steps of the flow read columns: key "
+                "the first stage by a function, or set tombstones='skip' or 'dead_letter'"
+            )
+
     @cached_property
     def columns(self) -> frozenset[str] | None:
         """Payload columns that the flow reads; None when a callable may read any of them."""

@@ -21,8 +21,8 @@ from aggregations.definition.expressions import (
     parsed,
     text_of,
 )
-from aggregations.definition.operators import types_of
 from aggregations.definition.payloads import Json, Payload, Protobuf, Raw, payload_of
+from aggregations.definition.schemas import types_of
 from aggregations.definition.system import SYSTEM_COLUMNS
 from aggregations.definition.windows import duration
 from aggregations.errors import FlowError

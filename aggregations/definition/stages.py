@@ -8,16 +8,8 @@ import polars as pl
 
 from aggregations.definition.fields import Fields
 from aggregations.definition.inputs import Input
-from aggregations.definition.operators import (
-    Aggregate,
-    FlatMap,
-    Schema,
-    Step,
-    definition_of,
-    publishes,
-    schema_after,
-    types_of,
-)
+from aggregations.definition.operators import Aggregate, FlatMap, Step, definition_of, publishes
+from aggregations.definition.schemas import Schema, schema_after, types_of
 
 _BETWEEN: Final = "+"
 

@@ -12,7 +12,7 @@ from aggregations.columns.fold import Folded
 from aggregations.columns.record_text import Values
 from aggregations.columns.records import States, Texts
 from aggregations.definition.folds import Fold, is_state
-from aggregations.per_message.stage import copied
+from aggregations.per_message.folding import copied
 
 
 def fold_elements(fold: Fold[Any], elements: Elements, codes: Ints, stored: States) -> Folded:

@@ -9,7 +9,7 @@ from aggregations.definition.expressions import key_bytes
 from aggregations.definition.fields import Fields
 from aggregations.definition.flow import END_OF_FLOW, Aggregate
 from aggregations.definition.inputs import SiblingPolicy, siblings_of
-from aggregations.definition.operators import Schema
+from aggregations.definition.schemas import Schema
 from aggregations.errors import FlowError
 from aggregations.per_message.ledger import Entry, Ledger, outputs_before
 from aggregations.per_message.rows import evaluate_elements

@@ -8,7 +8,8 @@ import polars as pl
 from aggregations.definition.emit import CONDITION, NEW, OLD, Emit
 from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Stage
-from aggregations.definition.operators import Aggregate, Schema, emit_input, emit_types, schema_after
+from aggregations.definition.operators import Aggregate, emit_input
+from aggregations.definition.schemas import Schema, emit_types, schema_after
 from aggregations.definition.values import INT64
 from aggregations.per_message.rows import evaluate_values
 from envelope import EnvelopeError, Reason

@@ -14,7 +14,7 @@ import polars as pl
 from aggregations.definition.element import Element
 from aggregations.definition.expressions import CANNOT, Expression, columns_of, is_mapping, parsed
 from aggregations.definition.integers import LEFT_64_BITS, select_exact
-from aggregations.definition.operators import Schema
+from aggregations.definition.schemas import Schema
 from aggregations.definition.system import SYSTEM_COLUMNS, system_values
 from envelope import EnvelopeError, Reason
 

@@ -5,23 +5,20 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import msgspec
-
 from aggregations.definition.element import Element
 from aggregations.definition.emit import Emit
-from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Aggregate
-from aggregations.definition.folds import check_state
 from aggregations.definition.inputs import SiblingPolicy, siblings_of
-from aggregations.definition.operators import Schema
+from aggregations.definition.schemas import Schema
 from aggregations.per_message.arrivals import Arrival, passed_on
 from aggregations.per_message.cause import Cause, refusal
 from aggregations.per_message.closed import has_expired, judge_closed, reason_of, taken_by
 from aggregations.per_message.emitting import emitted_row
+from aggregations.per_message.folding import copied, fold_one, inputs_of, time_of
 from aggregations.per_message.ledger import Entry
-from aggregations.per_message.sessions import fold_in_session, state_at
+from aggregations.per_message.sessions import state_at
 from aggregations.per_message.times import latest
-from envelope import Decision, EnvelopeError, Histories, Node, Reason, Route, Siblings, Standing, Verdict
+from envelope import Decision, Histories, Node, Reason, Route, Siblings, Standing, Verdict
 from envelope.dedup.eviction import GrowthFullError
 from envelope.dedup.histories import HolesFullError, in_order
 from envelope.dedup.room import Room
@@ -270,7 +267,7 @@ def _fold_key(
         kept = copied(state) if careful else None
         try:
             base = stage.fold.zero() if has_expired(stage, time_us, arrival) else state
-            state, emitted = _fold_one(stage, base, arrival, types)
+            state, emitted = fold_one(stage, base, arrival, types)
         except Exception as error:  # user code may raise anything
             result.failures.append((i, _cause(stage, error)))
             if not careful:
@@ -310,9 +307,9 @@ def _pass(stage: Aggregate, loaded: Mapping[bytes, KeyState], arrival: Arrival, 
     state = stage.zero() if state is None else copied(state)
     try:
         if stage.sessions is not None:
-            state = state_at(stage, state, _time_of(element))
+            state = state_at(stage, state, time_of(element))
         if isinstance(stage.emit, Emit):
-            values = [emitted_row(stage, _inputs(arrival), state, state, types, always=True)]
+            values = [emitted_row(stage, inputs_of(arrival), state, state, types, always=True)]
         else:
             values = list(stage.emit(element, state))
     except Exception as error:  # user code may raise anything
@@ -320,47 +317,8 @@ def _pass(stage: Aggregate, loaded: Mapping[bytes, KeyState], arrival: Arrival, 
     return Decided(arrival, decision, emitted=tuple(element.nth(n, value) for n, value in enumerate(values)))
 
 
-def copied(state: Any) -> Any:
-    """A copy of a state, as it would be after it was stored and loaded."""
-    return msgspec.json.decode(msgspec.json.encode(state))
-
-
 def _cause(stage: Aggregate, error: Exception) -> Cause:
     return Cause.of(refusal(error, Reason.FOLD_FAILED, f"the fold of stage {stage.name}"))
-
-
-def _inputs(arrival: Arrival) -> Mapping[str, Any]:
-    if isinstance(arrival.values, EnvelopeError):
-        raise arrival.values
-    return arrival.values
-
-
-def _time_of(element: Element[Any]) -> int:
-    assert element.time_us is not None  # `enter_windows` rejects others
-    return element.time_us
-
-
-def _fold_one(stage: Aggregate, state: Any, arrival: Arrival, types: Schema) -> tuple[Any, tuple[Element[Any], ...]]:
-    if stage.sessions is None:
-        return _fold_into(stage, state, arrival, types)
-    time_us = _time_of(arrival.element)
-    return fold_in_session(stage, state, time_us, lambda before: _fold_into(stage, before, arrival, types))
-
-
-def _fold_into(stage: Aggregate, before: Any, arrival: Arrival, types: Schema) -> tuple[Any, tuple[Element[Any], ...]]:
-    element, state, inputs = arrival.element, before, _inputs(arrival)
-    if isinstance(stage.fold, Fields):
-        state = stage.fold.add(before, inputs, (arrival.standing.position, arrival.standing.lane))
-    else:
-        state = stage.fold.fold(state, element)
-        check_state(state)
-    if stage.emit is None:
-        return state, (element,)
-    if isinstance(stage.emit, Emit):
-        row = emitted_row(stage, inputs, before, state, types)
-        return state, () if row is None else (element.nth(0, row),)
-    # Also by value: emitted elements must not change when the state changes later.
-    return state, tuple(element.nth(n, value) for n, value in enumerate(stage.emit(element, copied(state))))
 
 
 def _outcome(

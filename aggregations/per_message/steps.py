@@ -11,7 +11,8 @@ from aggregations.definition.element import Element
 from aggregations.definition.expressions import Expression, key_bytes
 from aggregations.definition.flow import Divert, Filter, FlatMap, Map, Predicate, Publish, Step
 from aggregations.definition.lookups import Lookup
-from aggregations.definition.operators import Branch, Schema, schema_after
+from aggregations.definition.operators import Branch
+from aggregations.definition.schemas import Schema, schema_after
 from aggregations.per_message.cause import Cause, refusal
 from aggregations.per_message.lookups import Tables, look_up, no_tables
 from aggregations.per_message.rows import evaluate_elements

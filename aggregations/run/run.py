@@ -33,8 +33,7 @@ class Run:
         stores: Open store by stage name.
         urls: URL by stage name.
         epoch: Epoch of this run.
-        manifest: Progress of the run; None for a flow that never ran. Partitions that it does not name start at their
-            beginning.
+        manifest: Progress; None for a flow that never ran. Partitions that it does not name start at their beginning.
         accept_definition: Continue states of any other definition if their shape fits.
         earlier: Earlier definitions by stage whose states are continued; see `Manifest.earlier`.
         accept_disorder: Read new partitions immediately although the order of published messages is lost.
@@ -89,8 +88,8 @@ class Run:
 
     def positions(self, topic: str) -> dict[int, int]:
         """Next offset by partition of a consumed topic, from the manifest."""
-        parts = self.manifest.positions.get(topic, {}) if self.manifest else {}
-        return {partition: progress.next_offset for partition, progress in parts.items()}
+        found = self.manifest.positions.get(topic, {}) if self.manifest else {}
+        return {partition: progress.next_offset for partition, progress in found.items()}
 
     def look(
         self,

@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 from aggregations.definition.description import line_of
 from aggregations.definition.element import Element
 from aggregations.definition.flow import Flow
-from aggregations.definition.operators import Branch, Schema, Step
+from aggregations.definition.operators import Branch, Step
+from aggregations.definition.schemas import Schema
 from aggregations.per_message.merging import merged
 from aggregations.per_message.steps import Applied
 

@@ -390,11 +390,7 @@ class Topics:
                 time.sleep(_PAUSE_SECONDS)
 
     def _renew(self) -> None:
-        """Begin with a new client after a request without an answer.
-
-        A client that is told of no brokers, because the only one was suspended and is not yet trusted again, forgets
-        them all and never finds one again (librdkafka's issue 5301, versions 2.10 to 2.16).
-        """
+        # A client that is told of no brokers, as by one that was suspended, never finds one again: librdkafka issue 5301.
         self._admin.poll(0)  # serves `_on_error`: why nobody answers
         with suppress(KafkaException):
             self._admin = self._client()
