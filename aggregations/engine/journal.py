@@ -20,6 +20,8 @@ from aggregations.columns.arrays import Ints
 from aggregations.engine.ranges import Range
 from aggregations.per_message.stage import Decided
 from envelope import TopicPartition, Verdict
+from persistence.commit.faults import JOURNAL, effect
+from persistence.errors import Transient
 from persistence.kafka import AcknowledgedProducer, BrokerError, KafkaSettings
 from persistence.protocol import FlowRef
 
@@ -237,8 +239,8 @@ class Journal:
     def write(self, entry: Entry) -> None:
         """Queue an entry. An error is logged, once in a row: the batch is committed, and `explain` knows less of it."""
         try:
-            self._producer.send(self._topic, encode_entry(entry), entry.flow.encode())
-        except BrokerError as error:
+            effect(JOURNAL, lambda: self._producer.send(self._topic, encode_entry(entry), entry.flow.encode()))
+        except (BrokerError, Transient) as error:
             self._warn(error)
         else:
             self._failed = False
@@ -246,12 +248,12 @@ class Journal:
     def close(self) -> None:
         """Wait a moment for the acknowledgement of what is queued."""
         try:
-            self._producer.flush(_FLUSH_SECONDS)
-        except BrokerError as error:
+            effect(JOURNAL, lambda: self._producer.flush(_FLUSH_SECONDS))
+        except (BrokerError, Transient) as error:
             self._warn(error)
         self._producer.close()
 
-    def _warn(self, error: BrokerError) -> None:
+    def _warn(self, error: BrokerError | Transient) -> None:
         if not self._failed:
             _LOG.warning(
                 "journal %s: %s. The run continues; `headwater explain` lacks these batches", self._topic, error

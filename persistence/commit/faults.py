@@ -41,6 +41,7 @@ FENCE = "fence"
 DEAD_LETTER = "dead_letter"
 LEDGER = "ledger"
 FINISH = "finish"
+JOURNAL = "journal"
 REPUBLISH_PRODUCE = "republish:produce"
 REPUBLISH_FLUSH = "republish:flush"
 REPUBLISH_DEAD_LETTER = "republish:dead_letter"
@@ -81,6 +82,7 @@ _POINTS = {
     removal_of("STAGE"): "states of a stage that are due are removed, after the manifests",
     CommitStep.RETURN: CommitStep.RETURN.text,
     CommitStep.OFFSETS: CommitStep.OFFSETS.text,
+    JOURNAL: "what a batch read and dropped is sent to the journal, or acknowledged; advisory, for `headwater explain`",
     FINISH: "a run that ends cleanly notes this in the manifests",
     REPUBLISH_PRODUCE: "a republisher hands a batch of outputs to its producer",
     REPUBLISH_FLUSH: "a republisher waits until its outputs are acknowledged",

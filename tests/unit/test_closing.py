@@ -148,7 +148,7 @@ def test_it_stays_while_a_topic_grows() -> None:
     runner = MemoryRunner(made, bind(made, {}, fresh_store()), whole=lambda: {0: 9, 1: 9})
     runner.process([at(0, 3), at(0, 2, partition=1, screw="t")])
     runner.run.growths["screws"] = Growth(2, 4, 0)
-    runner._look = lambda _records: None  # type: ignore[method-assign]
+    runner._look = lambda _part, _records: None  # type: ignore[method-assign]
     runner.process([at(1, 30), at(1, 30, partition=1, screw="t")])
     assert minute(runner.run.manifest) == 2
 
