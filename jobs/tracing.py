@@ -13,8 +13,8 @@ from jobs.environment import UsageError
 from jobs.table.view import key_as_json
 from persistence.kafka import BrokerUnavailable, KafkaSettings, TopicMissing, Topics
 from persistence.kafka.errors import broker_error, passes
+from persistence.kafka.facts import TopicFacts, Watermarks
 from persistence.kafka.reading import assign
-from persistence.kafka.topics import TopicFacts, Watermarks
 
 _SECONDS: Final = 10.0
 

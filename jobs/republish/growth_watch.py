@@ -10,7 +10,7 @@ from jobs.republish.absence import Unsafe
 from jobs.republish.counts import Statistics, TopicGrowth
 from jobs.republish.growth import Committed, Note, Readable, judge
 from persistence.growth import GROWN_UNDRAINED, Ends, undrained
-from persistence.kafka.topics import TopicFacts
+from persistence.kafka.facts import TopicFacts
 
 _LOG = logging.getLogger("headwater.republish")
 

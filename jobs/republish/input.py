@@ -22,7 +22,7 @@ from jobs.republish.place import INSTANCE, SESSION_MS
 from persistence.commit.faults import REPUBLISH_NOTE, effect
 from persistence.kafka import BrokerRefused, BrokerUnavailable, KafkaSettings, Topics
 from persistence.kafka.errors import UNREACHABLE_REMEDY, broker_error, connection_trouble
-from persistence.kafka.topics import TopicFacts
+from persistence.kafka.facts import TopicFacts
 
 _LOG = logging.getLogger("headwater.republish")
 

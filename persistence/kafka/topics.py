@@ -4,7 +4,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 import confluent_kafka
@@ -32,12 +31,14 @@ from persistence.kafka.errors import (
     STALE_EPOCH,
     BrokerError,
     BrokerRefused,
+    BrokerUnavailable,
     TopicMissing,
     broker_error,
     connection_trouble,
     is_any,
     unreachable,
 )
+from persistence.kafka.facts import TopicFacts, Watermarks
 from persistence.kafka.settings import KafkaSettings, SettingsError
 
 T = TypeVar("T")
@@ -46,34 +47,6 @@ MAX_MESSAGE_BYTES: Final = 1_048_588
 """Kafka's own default of max.message.bytes."""
 _URL_SAFE: Final = str.maketrans("+/", "-_")
 _PAUSE_SECONDS: Final = 0.05
-
-
-@dataclass(frozen=True, slots=True)
-class TopicFacts:
-    """A topic as the broker describes it.
-
-    Attributes:
-        name: Its name.
-        topic_id: Its id in URL-safe base64, as `kafka-topics --describe` prints it; a topic created again has another.
-        partitions: Number of its partitions.
-    """
-
-    name: str
-    topic_id: str
-    partitions: int
-
-
-@dataclass(frozen=True, slots=True)
-class Watermarks:
-    """The ends of one partition's log.
-
-    Attributes:
-        low: First offset in the log.
-        high: Offset that the next record will get, or the first offset of an open transaction.
-    """
-
-    low: int
-    high: int
 
 
 class Topics:
@@ -171,10 +144,17 @@ class Topics:
         wanted = list(dict.fromkeys(names))
         if not wanted:
             return {}
-        futures = self._admin.describe_topics(TopicCollection(wanted))
+        try:
+            return self._describe(wanted, self._timeout / 2)
+        except BrokerUnavailable as error:
+            if not isinstance(error.__cause__, TimeoutError):
+                raise
+            return self._describe(wanted, self._timeout / 2)  # by a new client
+
+    def _describe(self, names: list[str], patience: float) -> dict[str, TopicFacts]:
         facts = {}
-        for name, future in futures.items():
-            topic = self._result(future, f"topic {name}")
+        for name, future in self._admin.describe_topics(TopicCollection(names)).items():
+            topic = self._result(future, f"topic {name}", patience)
             facts[name] = TopicFacts(name, str(topic.topic_id).rstrip("=").translate(_URL_SAFE), len(topic.partitions))
         return facts
 
@@ -364,9 +344,9 @@ class Topics:
         for future in futures.values():
             self._result(future, doing)
 
-    def _result(self, future: "Future[Any]", doing: str) -> Any:
+    def _result(self, future: "Future[Any]", doing: str, patience: float | None = None) -> Any:
         try:
-            return future.result(self._timeout)
+            return future.result(patience or self._timeout)
         except TimeoutError as error:
             self._renew()
             hint = f" ({self._connection})" if self._connection else ""

@@ -15,8 +15,8 @@ from jobs import stack
 from jobs.dead_letters.redrive import redrive
 from persistence.kafka import AcknowledgedProducer, BrokerRefused, KafkaSettings, Topics
 from persistence.kafka import Message as Outgoing
+from persistence.kafka.facts import Watermarks
 from persistence.kafka.reading import assign
-from persistence.kafka.topics import Watermarks
 
 pytestmark = pytest.mark.integration
 

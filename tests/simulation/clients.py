@@ -18,7 +18,7 @@ from jobs.republish.place import SESSION_MS
 from persistence.commit.faults import effect
 from persistence.errors import Transient
 from persistence.kafka import producer as producing
-from persistence.kafka.topics import TopicFacts, Watermarks
+from persistence.kafka.facts import TopicFacts, Watermarks
 from tests.simulation.consumer import SimulatedConsumer
 from tests.simulation.kafka import CLOCK
 from tests.simulation.life import Life, Place, Sent, SimulatedReport, demand

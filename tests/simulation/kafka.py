@@ -9,7 +9,7 @@ from typing import NamedTuple
 from aggregations.definition.element import Record
 from envelope.headers import Headers
 from jobs.republish.growth import Note
-from persistence.kafka.topics import Watermarks
+from persistence.kafka.facts import Watermarks
 
 _BEGIN_NS = 1_000_000_000 * 10**9
 _MARKED = 7  # one in this many offsets is not a record

@@ -26,7 +26,7 @@ from aggregations.run.binding import bind
 from envelope import Reason, TopicPartition
 from persistence.errors import Conflict, Corrupt, Fenced, Transient
 from persistence.kafka import BrokerRefused, BrokerUnavailable, KafkaSettings
-from persistence.kafka.topics import Watermarks
+from persistence.kafka.facts import Watermarks
 from tests.support.pure import fresh_store
 
 ENDS = {TopicPartition("legs", 0): 5, TopicPartition("legs", 1): 7}

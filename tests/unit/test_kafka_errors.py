@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
+from confluent_kafka.admin import AdminClient
 
 from jobs.republish.client_watch import ClientLost, ClientWatch
 from persistence.kafka import (
@@ -206,6 +207,19 @@ def test_a_request_without_an_answer_is_followed_by_a_new_client() -> None:
         with pytest.raises(BrokerUnavailable, match="no answer from Kafka"):
             ask()
         assert topics._admin is not before
+
+
+def test_a_topic_is_described_by_a_second_client_if_the_first_is_not_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    topics, made = Topics(KafkaSettings("127.0.0.1:1"), timeout=0.2), []
+
+    def client() -> AdminClient:
+        made.append(Topics._client(topics))
+        return made[-1]
+
+    monkeypatch.setattr(topics, "_client", client)
+    with pytest.raises(BrokerUnavailable, match=r"within 0\.2 s"):
+        topics.describe(["t"])
+    assert len(made) == 2, "one for the second attempt, and one for the next call"
 
 
 def test_a_consumer_that_reaches_no_broker_twice_in_a_row_while_others_do_is_lost() -> None:

@@ -37,7 +37,7 @@ from envelope import TopicPartition
 from persistence.commit.faults import NoFaults, use
 from persistence.errors import Fenced
 from persistence.kafka import KafkaSettings
-from persistence.kafka.topics import Watermarks
+from persistence.kafka.facts import Watermarks
 from tests.support.pure import batches_of, fresh_store
 from tests.unit.test_scattered_items import BROKEN, FLOWS, letter, order
 

@@ -10,7 +10,7 @@ from jobs.republish import Statistics
 from jobs.republish.growth_watch import GrowthWatch
 from jobs.republish.offsets import MemberFenced, commit_offsets, is_of_another_topic
 from persistence.kafka import BrokerError
-from persistence.kafka.topics import TopicFacts
+from persistence.kafka.facts import TopicFacts
 
 PARTS = [TopicPartition("in", 0, 7), TopicPartition("in", 1, 9)]
 
