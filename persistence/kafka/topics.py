@@ -144,12 +144,7 @@ class Topics:
         wanted = list(dict.fromkeys(names))
         if not wanted:
             return {}
-        try:
-            return self._describe(wanted, self._timeout / 2)
-        except BrokerUnavailable as error:
-            if not isinstance(error.__cause__, TimeoutError):
-                raise
-            return self._describe(wanted, self._timeout / 2)  # by a new client
+        return self._twice(lambda patience: self._describe(wanted, patience))
 
     def _describe(self, names: list[str], patience: float) -> dict[str, TopicFacts]:
         facts = {}
@@ -186,9 +181,14 @@ class Topics:
         if not wanted:
             return
         asked = TopicCollection(list(dict.fromkeys(name for name, _ in wanted)))
-        futures = self._admin.describe_topics(asked, include_authorized_operations=True)
+
+        def ask(patience: float) -> dict[str, Any]:
+            futures = self._admin.describe_topics(asked, include_authorized_operations=True)
+            return {name: self._result(one, f"topic {name}", patience) for name, one in futures.items()}
+
+        found = self._twice(ask)
         for name, right in wanted:
-            granted = self._result(futures[name], f"topic {name}").authorized_operations
+            granted = found[name].authorized_operations
             if granted is not None and right not in granted:
                 verb = right.name.capitalize()
                 raise BrokerRefused(
@@ -238,17 +238,21 @@ class Topics:
 
     def _settings_of(self, names: Iterable[str], setting: str) -> dict[str, str | None]:
         """One setting of each topic, its own or the broker's default; None if this user may not read it."""
-        found: dict[str, str | None] = dict.fromkeys(names)
-        asked = [ConfigResource(ResourceType.TOPIC, name) for name in found]
-        for resource, future in self._admin.describe_configs(asked).items() if asked else ():
-            try:
-                config = self._result(future, f"settings of topic {resource.name}")
-            except BrokerRefused as error:
-                if not is_any(error, KafkaError.TOPIC_AUTHORIZATION_FAILED):
-                    raise
-            else:
-                found[resource.name] = str(config[setting].value)
-        return found
+        asked = [ConfigResource(ResourceType.TOPIC, name) for name in dict.fromkeys(names)]
+
+        def ask(patience: float) -> dict[str, str | None]:
+            found: dict[str, str | None] = {one.name: None for one in asked}
+            for resource, future in self._admin.describe_configs(asked).items():
+                try:
+                    config = self._result(future, f"settings of topic {resource.name}", patience)
+                except BrokerRefused as error:
+                    if not is_any(error, KafkaError.TOPIC_AUTHORIZATION_FAILED):
+                        raise
+                else:
+                    found[resource.name] = str(config[setting].value)
+            return found
+
+        return self._twice(ask) if asked else {}
 
     def group_offsets(self, group: str, topics: Iterable[str] | None = None) -> dict[TopicPartition, int]:
         """Return the committed offsets of a consumer group; empty for one that has none.
@@ -332,17 +336,29 @@ class Topics:
             return {}
         asked = {confluent_kafka.TopicPartition(topic, part): at for topic, part in parts}
         isolation = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
-        futures = self._admin.list_offsets(asked, isolation_level=isolation)
-        return {
-            TopicPartition(part.topic, part.partition): self._result(
-                future, f"the end of {part.topic}:{part.partition}"
-            ).offset
-            for part, future in futures.items()
-        }
+
+        def ask(patience: float) -> dict[TopicPartition, int]:
+            return {
+                TopicPartition(part.topic, part.partition): self._result(
+                    future, f"the end of {part.topic}:{part.partition}", patience
+                ).offset
+                for part, future in self._admin.list_offsets(asked, isolation_level=isolation).items()
+            }
+
+        return self._twice(ask)
 
     def _done(self, futures: Mapping[Any, "Future[Any]"], doing: str) -> None:
         for future in futures.values():
             self._result(future, doing)
+
+    def _twice(self, ask: Callable[[float], T]) -> T:
+        """Ask for at most half of the timeout, and then by a new client. For requests that change nothing."""
+        try:
+            return ask(self._timeout / 2)
+        except BrokerUnavailable as error:
+            if not isinstance(error.__cause__, TimeoutError):
+                raise
+            return ask(self._timeout / 2)
 
     def _result(self, future: "Future[Any]", doing: str, patience: float | None = None) -> Any:
         try:
