@@ -99,7 +99,7 @@ def enter_windows(
     closes = (starts + window.size + window.lateness) * MICROS
     closed = _reached(stepped.frame, closes)
     if removed is not None:
-        closed |= pl.Series(starts + window.stays <= removed)
+        closed |= pl.Series(starts + window.size <= removed)
     return InWindows(keys, keys + ends, closed)
 
 
