@@ -155,6 +155,20 @@ def test_a_state_is_the_same_wherever_a_batch_ends_if_lanes_meet_in_a_partition(
     assert counts(apart) == {"s": 1} == counts(together)
 
 
+def test_another_time_that_is_accepted_also_holds_for_the_states_in_the_store() -> None:
+    both = Both(flow("10m"))
+    both.process([at(0, 0), at(1, 9, screw="u")])
+    both.memory.close()
+    longer = Both(flow("30m"), both.stores, accept=["definition"])
+    longer.process([at(2, 20, screw="u")])
+    longer.process([at(3, 21)])
+    assert counts(longer) == {"s": 2, "u": 2}
+    longer.memory.close()
+    shorter = Both(flow("10m"), both.stores, accept=["definition"])
+    shorter.process([at(4, 40, screw="t")])
+    assert counts(shorter) == {"t": 1}
+
+
 def test_an_event_without_a_time_is_a_dead_letter() -> None:
     both = Both(flow())
     both.process([at(0, None), at(1, 1)])
