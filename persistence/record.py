@@ -32,6 +32,7 @@ class _Record(msgspec.Struct, omit_defaults=True, gc=False):
     retired: Retired = {}
     holes: dict[str, list[list[int | str]]] = {}
     time: int | None = None
+    hole: int | None = None
 
 
 class _Schema(msgspec.Struct, gc=False):
@@ -46,12 +47,14 @@ class StateRecord(msgspec.Struct, frozen=True):
         state: State of the fold as a JSON value; None when there are only holes.
         histories: Histories and holes.
         time_us: Latest event time that was folded, in microseconds since 1970; None in a stage whose states do not expire.
+        hole_us: Latest event time of a hole in a stage whose states expire; the state stays as long as for a folded one.
     """
 
     definition: str
     state: Any
     histories: Histories
     time_us: int | None = None
+    hole_us: int | None = None
 
 
 _encoder = msgspec.json.Encoder()
@@ -63,9 +66,8 @@ def encode_record(record: StateRecord) -> bytes:
     """Serialize a state record, checksum included."""
     active, retired = packed(record.histories.lanes)
     holes = {name: [list(one) for one in sorted(positions)] for name, positions in record.histories.holes.items()}
-    return seal(
-        _encoder.encode(_Record(SCHEMA, record.definition, record.state, active, retired, holes, record.time_us))
-    )
+    times = record.time_us, record.hole_us
+    return seal(_encoder.encode(_Record(SCHEMA, record.definition, record.state, active, retired, holes, *times)))
 
 
 def decode_record(value: bytes, ref: StageRef, key: bytes) -> StateRecord:
@@ -85,4 +87,4 @@ def decode_record(value: bytes, ref: StageRef, key: bytes) -> StateRecord:
     except (DamagedError, msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Corrupt(f"the state cannot be read: {error}", ref=ref, key=key) from error
     holes = {name: frozenset(tuple(one) for one in positions) for name, positions in record.holes.items()}
-    return StateRecord(record.definition, record.state, Histories(histories, holes), record.time)
+    return StateRecord(record.definition, record.state, Histories(histories, holes), record.time, record.hole)

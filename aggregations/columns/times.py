@@ -99,7 +99,7 @@ def enter_windows(
     closes = (starts + window.size + window.lateness) * MICROS
     closed = _reached(stepped.frame, closes)
     if removed is not None:
-        closed |= pl.Series(starts + window.stays <= removed)
+        closed |= pl.Series(starts + window.size <= removed)
     return InWindows(keys, keys + ends, closed)
 
 
@@ -129,9 +129,9 @@ def enter_expiring(stepped: Stepped, keys: pl.Series, expiry: Expiry, removed: i
     missing = stepped.frame.get_column(schema.TIME).is_null().to_numpy()
     kept = stepped.reject(missing.astype(np.uint8), [_NO_TIME])
     keys = keys if kept.all() else keys.filter(pl.Series(kept))
-    ends = stepped.frame.get_column(schema.TIME) + expiry.seconds * MICROS
-    late = (ends <= stepped.frame.get_column(schema.BEFORE)).fill_null(value=False)
-    return InWindows(keys, keys, late if removed is None else late | (ends <= removed * MICROS))
+    times = stepped.frame.get_column(schema.TIME)
+    late = (times + expiry.seconds * MICROS <= stepped.frame.get_column(schema.BEFORE)).fill_null(value=False)
+    return InWindows(keys, keys, late if removed is None else late | (times <= removed * MICROS))
 
 
 def _declared(frame: pl.DataFrame, topic: Topic) -> pl.Series:

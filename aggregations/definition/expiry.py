@@ -34,9 +34,10 @@ class Expiry:
         """Event time at which a state with this latest event time has expired, in microseconds since 1970."""
         return time_us + self.seconds * MICROS
 
-    def due(self, time_us: int) -> int:
-        """The same in whole seconds, rounded up: when the state may leave the store."""
-        return -(-self.ends_us(time_us) // MICROS)
+    @staticmethod
+    def due(time_us: int) -> int:
+        """The due time of a state with this latest event time: the same in seconds, rounded up, whatever the expiry."""
+        return -(-time_us // MICROS)
 
     def due_until(self, closing_us: int) -> int:
         """The latest due time of a state that leaves the store, in seconds since 1970.
@@ -45,16 +46,17 @@ class Expiry:
             closing_us: The closing watermark, in microseconds since 1970.
         """
         step = max(self.seconds // _STEPS, 1)
-        return closing_us // MICROS // step * step
+        return (closing_us // MICROS - self.seconds) // step * step
 
-    def is_removed(self, time_us: int, removed: int | None) -> bool:
+    @staticmethod
+    def is_removed(time_us: int, removed: int | None) -> bool:
         """Whether an event with this time may belong to a state that has left the store.
 
         Args:
             time_us: Its event time, in microseconds since 1970.
             removed: Due time up to which states have left, in seconds since 1970; None if none has.
         """
-        return removed is not None and self.ends_us(time_us) <= removed * MICROS
+        return removed is not None and time_us <= removed * MICROS
 
     def __str__(self) -> str:
         return length_text(self.seconds)

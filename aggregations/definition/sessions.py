@@ -20,7 +20,7 @@ MOST_SESSIONS: Final = 1_000
 TOO_MANY: Final = f"its key has {MOST_SESSIONS:,} sessions, the most that a state holds; use a longer gap"
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_SPAN: Final = re.compile(rb"@([^@/]{20,27})/([^@/]{20,27})\Z")
+_SPAN: Final = re.compile(rb"@([0-9T:.-]{19,26}Z)/([0-9T:.-]{19,26}Z)\Z")
 _MEMBERS: Final = 3
 
 Sessions: TypeAlias = list[Any]
@@ -89,7 +89,10 @@ class SessionWindow:
         found = _SPAN.search(key)
         if found is None:
             return None
-        start, end = (datetime.fromisoformat(text.decode()) for text in found.groups())
+        try:
+            start, end = (datetime.fromisoformat(text.decode()) for text in found.groups())
+        except ValueError:
+            return None
         return WindowKey(key[: found.start()], start, end)
 
     @staticmethod

@@ -106,14 +106,9 @@ class Window:
         """
         return (start + self.size + self.lateness) * MICROS
 
-    @property
-    def stays(self) -> int:
-        """Seconds of event time from the start of a window until its state leaves the store."""
-        return self.size + self.lateness + self.retention
-
     def due(self, key: bytes) -> int:
-        """Event time at which the state of a key leaves the store, in seconds since 1970."""
-        return _start_of(key[-_START_BYTES:]) + self.stays
+        """End of the window of a state, in seconds since 1970: its due time, whatever the lateness and the retention."""
+        return _start_of(key[-_START_BYTES:]) + self.size
 
     def due_until(self, closing_us: int) -> int:
         """The latest due time of a state that leaves the store.
@@ -122,9 +117,10 @@ class Window:
             closing_us: The closing watermark, in microseconds since 1970.
 
         Returns:
-            Seconds since 1970. It rises only when the watermark passes the due time of a window.
+            Seconds since 1970. It rises only when the watermark passes the time at which a window leaves.
         """
-        return (closing_us // MICROS - self.stays) // self.slide * self.slide + self.stays
+        latest_end = closing_us // MICROS - self.lateness - self.retention
+        return (latest_end - self.size) // self.slide * self.slide + self.size
 
     def is_removed(self, start: int, removed: int | None) -> bool:
         """Whether the state of a window has left the store, or would have.
@@ -133,7 +129,7 @@ class Window:
             start: Start of the window, in seconds since 1970.
             removed: Due time up to which states have left; None if none has.
         """
-        return removed is not None and start + self.stays <= removed
+        return removed is not None and start + self.size <= removed
 
     def key_at(self, key: bytes, start: datetime) -> bytes:
         """The key of the state of one window.

@@ -38,12 +38,14 @@ class KeyState:
         histories: Positions that it holds.
         version: Version that was loaded; 0 when the store had none.
         time_us: Latest event time that was folded, in microseconds since 1970, in a stage whose states expire.
+        hole_us: Latest event time of a hole in such a stage.
     """
 
     fold: Any = None
     histories: Histories = field(default_factory=Histories)
     version: int = 0
     time_us: int | None = None
+    hole_us: int | None = None
 
     @property
     def folded(self) -> bool:
@@ -251,7 +253,11 @@ def _fold_key(
     result = _Folded()
     folded: list[Standing] = []
     room, time_us = Room(before.histories), before.time_us
-    for place in in_order(standings):
+    order = in_order(standings)
+    if stage.expiry is not None:
+        # In the order of their partition's log, whatever their lanes: it must not matter where a batch ends.
+        order.sort(key=lambda place: arrivals[rows[place]].reached_us or 0)
+    for place in order:
         i, decision = rows[place], decided[place]
         arrival = arrivals[i]
         if decision.fold and arrival.incarnation is not None and decision.verdict in _FIRST_SEEN:
@@ -291,7 +297,7 @@ def _fold_key(
             own = arrivals[rows[0]].element.own
             raise GrowthFullError(f"stage {stage.name}, {own}: {error} (--accept growth-full)") from None
         kept_us = None if stage.expiry is None else time_us
-        result.state, result.retired = KeyState(state, histories, before.version, kept_us), len(retired)
+        result.state, result.retired = KeyState(state, histories, before.version, kept_us, before.hole_us), len(retired)
     return result
 
 
@@ -363,8 +369,8 @@ def _outcome(
             state = states.get(key, before)
             try:
                 states[key] = replace(state, histories=state.histories.leaving_hole(standing))
-                if stage.expiry is not None and state.time_us is None:
-                    states[key] = replace(states[key], time_us=arrivals[i].time_us)
+                if stage.expiry is not None:
+                    states[key] = replace(states[key], hole_us=latest(state.hole_us, arrivals[i].time_us))
             except HolesFullError as error:
                 raise HolesFullError(
                     f"stage {stage.name}, {own} ({cause[0].value}): {error} (fix the flow and start it again, or "

@@ -6,6 +6,7 @@ from aggregations.definition.expiry import Expiry
 from aggregations.definition.flow import Stage
 from aggregations.errors import DefinitionChangedError
 from aggregations.per_message.stage import KeyState
+from aggregations.per_message.times import latest
 from aggregations.run.retire import with_dues
 from aggregations.run.run import Run
 from aggregations.run.shapes import continued
@@ -56,13 +57,13 @@ def _state_of(stored: Stored, ref: StageRef, key: bytes, stage: Stage, earlier: 
                 "continue with --accept definition"
             )
         state = continued(stage, state, ref, key)
-    return KeyState(state, record.histories, stored.version, record.time_us)
+    return KeyState(state, record.histories, stored.version, record.time_us, record.hole_us)
 
 
 def state_of(stored: Stored, ref: StageRef, key: bytes) -> KeyState:
     """Read one stored state unchanged, of any definition."""
     record = decode_record(stored.value, ref, key)
-    return KeyState(record.state, record.histories, stored.version, record.time_us)
+    return KeyState(record.state, record.histories, stored.version, record.time_us, record.hole_us)
 
 
 def save_states(run: Run, stage: Stage, states: Mapping[bytes, KeyState]) -> None:
@@ -86,13 +87,14 @@ def writes_of(states: Mapping[bytes, KeyState], definition: str, expiry: Expiry 
     """The conditional writes of changed states."""
 
     def due(state: KeyState) -> int | None:
-        return None if expiry is None or state.time_us is None else expiry.due(state.time_us)
+        time_us = latest(state.time_us, state.hole_us)
+        return None if expiry is None or time_us is None else expiry.due(time_us)
 
     return [
         Write(
             key,
             state.version,
-            encode_record(StateRecord(definition, state.fold, state.histories, state.time_us)),
+            encode_record(StateRecord(definition, state.fold, state.histories, state.time_us, state.hole_us)),
             due(state),
         )
         for key, state in states.items()

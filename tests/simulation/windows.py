@@ -132,7 +132,8 @@ class WindowWorld:
             held |= wanted(log, self._window)[0]
         closing_us = runner.run.manifest.closing_us if runner.run.manifest else None
         # A store that is set back lowers the watermark; what has left does not return.
-        self._gone |= {key for key in held if closing_us and self._window.due(key) * 1_000_000 <= closing_us}
+        until = self._window.due_until(closing_us) if closing_us else None
+        self._gone |= {key for key in held if until is not None and self._window.due(key) <= until}
         due, found = self._gone, runner.results("attempts")
         for key, state in found.items():
             events = held.get(key, set())

@@ -1,18 +1,21 @@
 """States that have been idle leave the store: what counts as idle, and what becomes of events that come later."""
 
+import json
 from typing import Any
 
 import pytest
 
 from aggregations.definition.aggregates import count
+from aggregations.definition.element import Record
 from aggregations.definition.emit import Emit
 from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Flow
+from aggregations.definition.source import Json, Topic
 from aggregations.definition.windows import tumbling
 from aggregations.errors import FlowError
-from envelope import Reason
-from tests.support.both import Both
-from tests.unit.test_windows import SCREWS, at
+from envelope import Envelope, Hop, Reason, encode
+from tests.support.both import TOPIC_ID, Both
+from tests.unit.test_windows import MINUTE, NOW, SCREWS, at
 
 COUNT = Fields(n=count())
 
@@ -108,6 +111,62 @@ def test_a_redriven_letter_whose_hole_may_have_left_is_unproven() -> None:
     assert set(both.memory.states("screw")) == {b"s"}
     both.process([both.redriven(both.dead_letters[0], 3)])
     assert both.reasons()[1:] == [(3, Reason.UNPROVEN)]
+
+
+def test_a_hole_stays_as_long_as_its_event_may_be_redriven() -> None:
+    class Picky:
+        refuses = True
+
+        def zero(self) -> dict[str, int]:
+            return {"n": 0}
+
+        def fold(self, state: dict[str, int], element: Any) -> dict[str, int]:
+            if self.refuses and element.offset in (1, 2):
+                raise ValueError
+            return {"n": state["n"] + 1}
+
+    fold = Picky()
+    both = Both(Flow("fastening").source(SCREWS).aggregate("screw", "screw", fold, expire_after="10m"))
+    both.process([at(0, 0)])
+    both.process([at(1, 9)])  # its state's latest event is older
+    both.process([at(2, 1, screw="t")])
+    both.process([at(3, 12, screw="u")])
+    assert set(both.memory.states("screw")) == {b"s", b"u"}
+    fold.refuses = False
+    both.process([both.redriven(both.dead_letters[0], 4)])
+    assert counts(both) == {"s": 1, "u": 1}
+    assert both.memory.report.verdicts["screw"]["redriven"] == 1
+
+
+def test_a_state_is_the_same_wherever_a_batch_ends_if_lanes_meet_in_a_partition() -> None:
+    topic = Topic("screws", Json({"screw": str, "at": int}), time="at")
+    made = Flow("fastening").source(topic).aggregate("screw", "screw", COUNT, expire_after="10m")
+
+    def sent(offset: int, root: Hop, minute: int) -> Record:
+        payload = json.dumps({"screw": "s", "at": NOW + minute * MINUTE}).encode()
+        value = encode(Envelope(payload, chain=(root,)))
+        return Record("screws", 0, offset, b"s", value, NOW + 60 * MINUTE, (), TOPIC_ID)
+
+    events = [sent(0, Hop("raw", 1, 7, topic_id="R"), 0), sent(1, Hop("raw", 0, 3, topic_id="R"), 40)]
+    apart, together = Both(made), Both(made)
+    for one in events:
+        apart.process([one])
+    together.process(events)
+    assert counts(apart) == {"s": 1} == counts(together)
+
+
+def test_another_time_that_is_accepted_also_holds_for_the_states_in_the_store() -> None:
+    both = Both(flow("10m"))
+    both.process([at(0, 0), at(1, 9, screw="u")])
+    both.memory.close()
+    longer = Both(flow("30m"), both.stores, accept=["definition"])
+    longer.process([at(2, 20, screw="u")])
+    longer.process([at(3, 21)])
+    assert counts(longer) == {"s": 2, "u": 2}
+    longer.memory.close()
+    shorter = Both(flow("10m"), both.stores, accept=["definition"])
+    shorter.process([at(4, 40, screw="t")])
+    assert counts(shorter) == {"t": 1}
 
 
 def test_an_event_without_a_time_is_a_dead_letter() -> None:

@@ -143,6 +143,28 @@ def test_an_idle_partition_finds_the_windows_removed_closed_for_its_records() ->
     assert verdicts(runner)["window_closed"] == 2
 
 
+@pytest.mark.parametrize(("first", "then"), [("0s", "1h"), ("1h", "0s")])
+def test_a_window_that_has_left_does_not_come_back_with_another_retention(first: str, then: str) -> None:
+    seconds, url = [0.0], fresh_store()
+    topic = Topic("screws", Json({"screw": str, "at": int}), envelope=False, time="at", idle="5m", ahead="3d")
+
+    def runner(retention: str) -> MemoryRunner:
+        made = flow(tumbling("5m", retention=retention), topic)
+        return MemoryRunner(made, bind(made, {}, url), clock=lambda: seconds[0])
+
+    before = runner(first)
+    before.process([at(0, 1), at(0, 1, partition=1, screw="t"), at(1, 2, partition=1, screw="t")])
+    seconds[0] = 300.0
+    before.process([at(1, 20)])
+    before.close()
+    after = runner(then)
+    if then == "0s":
+        assert windows(after) == {"T16:20:00Z"}, "a shorter retention holds for the windows in the store, too"
+    after.process([at(2, 1, partition=1, screw="t")])
+    assert set(counts(after)) == {"s@2025-11-24T16:20:00Z"}
+    assert verdicts(after) == {"window_closed": 1}
+
+
 @pytest.mark.parametrize("outcome", list(FaultOutcome))
 @pytest.mark.parametrize("nth", [1, 2, 3])
 @pytest.mark.parametrize("point", ["remove:screw", "write:screw"])

@@ -332,6 +332,16 @@ def test_the_key_of_a_session_is_divided_whatever_the_stages_key_contains() -> N
     assert str(session("5m", lateness="90s")) == "session 5m, 90s late"
 
 
+@pytest.mark.parametrize(
+    "end", [b"2026-13-24T06:01:00Z", b"aaaaaaaaaaaaaaaaaaaa", b"\xff" * 20, b"2026-11-24T06:01:00.0", b"-" * 20 + b"Z"]
+)
+def test_a_key_that_only_looks_like_that_of_a_session_is_none(end: bytes) -> None:
+    window = session("5m")
+    assert window.find(b"s@2026-11-24T06:01:00Z/" + end) is None
+    with pytest.raises(ValueError, match="does not end"):
+        window.split(b"s@" + end + b"/2026-11-24T06:01:00Z")
+
+
 def test_an_element_joins_the_sessions_within_the_gap_of_it() -> None:
     held = [[0, 10], [30, 40], [60, 60]]
     assert [near(held, time, 9) for time in (-10, -9, 19, 20, 21, 25, 50, 51, 70)] == [
