@@ -58,6 +58,7 @@ def merchant(offset: int, name: str, category: str | None, *, partition: int = 0
         (lambda: cards().lookup("card", MERCHANTS, "merchant"), "a stage has this name"),
         (lambda: cards().lookup("m", PAYMENTS, "merchant"), "reads payments as a source"),
         (lambda: cards().lookup("m", MERCHANTS, "shop"), "no column shop"),
+        (lambda: cards().lookup("m", MERCHANTS, "merchant", columns=[["fee"]]), "names as text"),  # type: ignore[list-item]
         (lambda: cards().lookup("m", MERCHANTS, pl.col("cents") > 1), "the key is of type Boolean"),
         (lambda: cards().lookup("m", MERCHANTS, "merchant", columns=["tags"]), "columns= names 'tags'"),
         (lambda: cards().lookup("m", MERCHANTS, "merchant", columns={"card": "category"}), "already has a column card"),
