@@ -312,3 +312,15 @@ def test_describe_shows_the_table_and_the_lookup() -> None:
     assert "category of merchant by merchant, missing null" in text
     picture = by_category().describe_svg({"merchant": "redis://tables"})
     assert "redis://tables" in picture
+
+
+def test_a_row_that_lacks_a_column_looked_up_since_refuses_the_run() -> None:
+    store = fresh_store()
+    first = MemoryRunner(by_category(), bind(by_category(), {}, store))
+    first.process([merchant(0, "m", "food")])
+    first.close()
+    looked = cards().lookup("merchant", MERCHANTS, "merchant", columns=["category", "fee"])
+    more = looked.aggregate("category", pl.col("category").fill_null("unknown"), COUNT)
+    second = MemoryRunner(more, bind(more, {}, store), accept=["definition"])
+    with pytest.raises(RunRefusedError, match=r"rows without fee.*Rebuild into a new generation"):
+        second.process([paid(0, "m")])
