@@ -61,10 +61,17 @@ class Deduplicating(Generic[T]):
                 raise FlowError("it judges records, not the items of a flat_map(): deduplicate before it")
             if any(isinstance(step, Aggregate) and step.rule is None for step in steps):
                 raise FlowError("it judges records, not what a stage passes on: deduplicate before aggregate()")
+            if judging.shares_topics and len(flow.topics) > 1:
+                raise FlowError(
+                    "its states are those of keys, and the flow reads several topics. No order is certain between topics, so "
+                    "after a crash a flow might pass on both of two duplicates: use a filter by partition, or publish to one "
+                    "topic that another flow filters"
+                )
             bare = [topic for topic, source in flow.topics.items() if not source.envelope]
             if judging.reads_envelope and bare:
                 raise FlowError(f"it reads envelopes, and topic {bare[0]} has none: extract from a header or a column")
-        if name == "end" or any(isinstance(step, Aggregate) and step.name == name for step in flow.steps):
+        names = {step.name for step in flow.steps if isinstance(step, Aggregate)}
+        if name in {"end", *names, *flow.tables}:
             raise FlowError(f"flow {flow.name!r} already has a stage {name!r}; pass another name=")
         if history is None and not judging.by_key:
             history = WIDE  # a state has the disorder of all keys of a partition

@@ -92,6 +92,11 @@ class Judging:
         return not is_built_in(self.rule) or getattr(self.rule, "scope_by", Scope.PARTITION) is Scope.KEY
 
     @property
+    def shares_topics(self) -> bool:
+        """Whether records of several topics have one state; that of a filter of the user names its topic if it must."""
+        return self.by_key and is_built_in(self.rule)
+
+    @property
     def columns(self) -> list[str]:
         """Columns of the payload that the filter reads, if they are known."""
         return sorted({one.name for one in self.extractors if isinstance(one, FromValue)}) if self.is_known else []

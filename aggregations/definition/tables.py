@@ -155,6 +155,8 @@ def _columns(topic: Topic, columns: object) -> dict[str, str]:
     else:
         check_type("columns=", columns, list | tuple, "a list of columns, or columns by new name")  # type: ignore[arg-type]
         assert isinstance(columns, Sequence)
+        for name in columns:
+            check_type("columns=", name, str, "names as text")
         found = {name: name for name in columns}
     for name, of in found.items():
         check_type("columns=", name, str, "names as text")

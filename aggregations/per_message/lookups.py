@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from aggregations.definition.expressions import is_mapping, key_bytes
 from aggregations.definition.lookups import LatestRow, Lookup, Missing, Row
-from aggregations.errors import FlowError
+from aggregations.errors import FlowError, RunRefusedError
 from aggregations.per_message.cause import Cause
 from envelope import EnvelopeError, Reason
 from persistence.commit.faults import effect
@@ -88,7 +88,16 @@ def look_up(applied: "Applied", step: Lookup) -> None:
 
 
 def new_columns(step: Lookup, row: Row | None) -> dict[str, Any]:
-    """The columns that a lookup adds."""
+    """The columns that a lookup adds.
+
+    Raises:
+        RunRefusedError: The row was stored when the flow looked up other columns.
+    """
+    if row is not None and (lacking := sorted({*step.columns.values()} - row.keys())):
+        raise RunRefusedError(
+            f"table {step.table} has rows without {', '.join(lacking)}: an earlier definition of the flow did not look it up. "
+            "Rebuild into a new generation (--generation)"
+        )
     return {name: None if row is None else row[of] for name, of in step.columns.items()}
 
 

@@ -36,6 +36,7 @@ from persistence.errors import Fenced
 from tests.support.letters import back, runner, url
 
 ORDERS = Topic("legs", Json({"k": str, "n": int}), envelope=False)
+CODES = Topic("codes", Json({"code": int}), envelope=False)
 MESSAGES = Topic("legs", Json({"k": str, "n": int}))
 NUMBERS = SequenceFilter(from_value("n"))
 MINUTE = timedelta(minutes=1)
@@ -64,6 +65,22 @@ def test_a_filter_and_a_publish_step_are_a_flow() -> None:
     run = runner(flow)
     run.process([order(offset, n) for offset, n in enumerate([4, 4, 5])])
     assert [decode(one.value).chain[-1].offset for one in run.outputs] == [0, 2]
+
+
+def test_a_filter_by_key_of_several_topics_is_refused_because_they_have_no_order() -> None:
+    # Two copies of an event in two topics: a crash may change which of them is read first, and both would be passed on.
+    several = Flow("counted").source(ORDERS, Topic("more", Json({"k": str, "n": int}), envelope=False))
+    with pytest.raises(FlowError, match="No order is certain between topics"):
+        several.deduplicate(SequenceFilter(from_value("n"), scope_by=Scope.KEY))
+    with pytest.raises(FlowError, match="No order is certain between topics"):
+        several.deduplicate(EventIdFilter(from_value("n"), horizon=MINUTE, scope_by=Scope.KEY))
+    several.deduplicate(NUMBERS).aggregate("k", "k", Fields(n=count()))
+
+
+def test_a_filter_cannot_have_the_name_of_a_table() -> None:
+    looked = Flow("counted").source(ORDERS).deduplicate(NUMBERS).lookup("codes", CODES, "k")
+    with pytest.raises(FlowError, match="already has a stage 'codes'"):
+        looked.deduplicate(NUMBERS, name="codes")
 
 
 def test_a_filter_without_anything_after_it_is_refused() -> None:

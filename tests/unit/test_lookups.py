@@ -58,6 +58,7 @@ def merchant(offset: int, name: str, category: str | None, *, partition: int = 0
         (lambda: cards().lookup("card", MERCHANTS, "merchant"), "a stage has this name"),
         (lambda: cards().lookup("m", PAYMENTS, "merchant"), "reads payments as a source"),
         (lambda: cards().lookup("m", MERCHANTS, "shop"), "no column shop"),
+        (lambda: cards().lookup("m", MERCHANTS, "merchant", columns=[["fee"]]), "names as text"),  # type: ignore[list-item]
         (lambda: cards().lookup("m", MERCHANTS, pl.col("cents") > 1), "the key is of type Boolean"),
         (lambda: cards().lookup("m", MERCHANTS, "merchant", columns=["tags"]), "columns= names 'tags'"),
         (lambda: cards().lookup("m", MERCHANTS, "merchant", columns={"card": "category"}), "already has a column card"),
@@ -311,3 +312,15 @@ def test_describe_shows_the_table_and_the_lookup() -> None:
     assert "category of merchant by merchant, missing null" in text
     picture = by_category().describe_svg({"merchant": "redis://tables"})
     assert "redis://tables" in picture
+
+
+def test_a_row_that_lacks_a_column_looked_up_since_refuses_the_run() -> None:
+    store = fresh_store()
+    first = MemoryRunner(by_category(), bind(by_category(), {}, store))
+    first.process([merchant(0, "m", "food")])
+    first.close()
+    looked = cards().lookup("merchant", MERCHANTS, "merchant", columns=["category", "fee"])
+    more = looked.aggregate("category", pl.col("category").fill_null("unknown"), COUNT)
+    second = MemoryRunner(more, bind(more, {}, store), accept=["definition"])
+    with pytest.raises(RunRefusedError, match=r"rows without fee.*Rebuild into a new generation"):
+        second.process([paid(0, "m")])
