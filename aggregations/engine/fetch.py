@@ -142,8 +142,8 @@ class Fetcher:
 
     def _renew(self) -> None:
         """Begin with a new client: this one may have forgotten all brokers; see `Topics`."""
-        self._client.close()
-        self._client = self._open()
+        before, self._client = self._client, self._open()
+        before.close()
         self._next, self._reached, self._ahead, self._paused = {}, {}, {}, set()
 
     def _table(self, batches: list[pa.RecordBatch]) -> pa.Table:
